@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# compare.sh SLIPWAY [SECONDS]: our client on our server beside libnfs's client on NFS-Ganesha, in one run.
+#
+# Both servers export the same tmpfs, and ours its memory backend, too. Both clients use one connection and one thread, under
+# the same congestion control (CONGESTION, default cubic: bbr paces even on loopback). Rounds (ROUNDS, default 3) alternate
+# between the two, and the median counts. Everything happens in a network namespace of its own, so nothing else listens or is disturbed.
+# Prints a table in Markdown; needs root, libnfs-dev, nfs-ganesha-vfs, rpcbind, gcc and python3.
+# `cargo xtask compare` installs these, builds Slipway for release and runs this.
+set -euo pipefail
+
+slipway=$(realpath "${1:?usage: compare.sh SLIPWAY [SECONDS]}")
+seconds=${2:-5}
+congestion=${CONGESTION:-cubic}
+rounds=${ROUNDS:-3}
+
+[ "$(id -u)" = 0 ] || { echo "compare.sh: must be root, for a network namespace and NFS-Ganesha" >&2; exit 1; }
+if [ -z "${IN_NAMESPACE:-}" ]; then
+  # A namespace may choose among the allowed ones; the machine's own choice stays as it is.
+  allowed=$(sysctl -n net.ipv4.tcp_allowed_congestion_control)
+  case " $allowed " in
+    *" $congestion "*) ;;
+    *) sysctl -qw net.ipv4.tcp_allowed_congestion_control="$allowed $congestion" ;;
+  esac
+  IN_NAMESPACE=1 exec unshare --net --mount "${BASH_SOURCE[0]}" "$slipway" "$seconds"
+fi
+sysctl -qw net.ipv4.tcp_congestion_control="$congestion"
+
+here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
+work=$(mktemp -d)
+children=()
+cleanup() {
+  for child in "${children[@]}"; do kill "$child" 2>/dev/null || true; done
+  wait || true
+  umount "$work/export" 2>/dev/null || true
+  rm -rf "$work"
+}
+trap cleanup EXIT
+ip link set lo up
+cc -O2 -o "$work/nfsbench" "$here/libnfs/nfsbench.c" -lnfs
+
+mkdir "$work/export"
+mount -t tmpfs -o size=2g export "$work/export"
+cat > "$work/ganesha.conf" <<C
+NFS_CORE_PARAM { NFS_Port = 12049; MNT_Port = 12050; Protocols = 3; Enable_NLM = false; Enable_RQUOTA = false; }
+EXPORT { Export_Id = 1; Path = $work/export; Pseudo = /bench; Protocols = 3; Transports = TCP; Access_Type = RW;
+         Squash = None; SecType = sys; FSAL { Name = VFS; } }
+LOG { Default_Log_Level = CRIT; }
+C
+rpcbind -f >/dev/null 2>&1 & children+=($!)
+sleep 0.5
+ganesha.nfsd -F -f "$work/ganesha.conf" -L "$work/ganesha.log" -p "$work/ganesha.pid" >/dev/null 2>&1 & ganesha=$!
+children+=("$ganesha")
+for _ in {1..100}; do
+  if ss -ltn | grep -q :12049; then break; fi
+  sleep 0.1
+done
+
+theirs() { "$work/nfsbench" 127.0.0.1 12049 12050 "$work/export" "$ganesha" "$seconds" "$@"; }
+ours() { "$slipway" bench --backend "$1" "${@:2}" --transport tcp,rdma --seconds "$seconds" --runs 1 --json; }
+
+# name, nfsbench's test, block and in flight, `slipway bench`'s words
+cat > "$work/plan" <<'P'
+READ 128 KiB × 8|read 131072 8|read --block 128K --in-flight 8
+WRITE 128 KiB × 8|write 131072 8|write --block 128K --in-flight 8
+READ 1 MiB × 8|read 1048576 8|read --block 1M --in-flight 8
+random READ 4 KiB × 16|randread 4096 16|read --random --block 4K --in-flight 16
+GETATTR × 16|getattr 0 16|getattr --in-flight 16
+CREATE+REMOVE × 16|create 0 16|create --in-flight 16
+P
+for round in $(seq "$rounds"); do
+  while IFS='|' read -r name their_words our_words; do
+    echo "round $round: $name" >&2
+    # shellcheck disable=SC2086 # words
+    printf '%s\t%s\t%s\t%s\n' "$name" "$(theirs $their_words </dev/null)" "$(ours "dir:$work/export" $our_words </dev/null)" \
+      "$(ours memory $our_words </dev/null)" >> "$work/results"
+  done < "$work/plan"
+done
+echo "Linux $(uname -r), $(nproc) cores, congestion control $(sysctl -n net.ipv4.tcp_congestion_control), $seconds s × $rounds rounds;" \
+  "libnfs $(dpkg-query -W -f '${Version}' libnfs13), NFS-Ganesha $(dpkg-query -W -f '${Version}' nfs-ganesha)"
+python3 "$here/table.py" "$work/results"

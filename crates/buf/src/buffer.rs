@@ -1,0 +1,181 @@
+//! [`Buffer`]: uniquely owned, always initialised memory.
+
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+
+use crate::pool::Chunk;
+
+/// A contiguous, uniquely owned piece of memory, to be filled and then frozen or given back.
+///
+/// `len` bytes are visible; up to [`capacity`](Self::capacity) can be made so by
+/// [`set_len`](Self::set_len). All of the capacity is initialised memory at all times, though what
+/// it holds is unspecified: code that shows a buffer to a peer must have written it first.
+pub struct Buffer {
+    storage: Storage,
+    len: usize,
+}
+
+enum Storage {
+    Pooled(Chunk),
+    Heap(Vec<u8>),
+}
+
+impl Buffer {
+    /// A zeroed buffer of `len` bytes from the ordinary heap, of no pool.
+    pub fn zeroed(len: usize) -> Self {
+        Self::from(vec![0; len])
+    }
+
+    pub(crate) fn from_chunk(chunk: Chunk, len: usize) -> Self {
+        assert!(len <= chunk.capacity());
+        Self { storage: Storage::Pooled(chunk), len }
+    }
+
+    /// Bytes that the buffer can hold.
+    pub fn capacity(&self) -> usize {
+        match &self.storage {
+            Storage::Pooled(chunk) => chunk.capacity(),
+            Storage::Heap(vec) => vec.len(),
+        }
+    }
+
+    /// Makes exactly the first `len` bytes visible.
+    ///
+    /// # Panics
+    /// If `len` exceeds the capacity.
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity(), "set_len {len} beyond capacity {}", self.capacity());
+        self.len = len;
+    }
+
+    /// The visible bytes as shared, immutable memory. No byte is copied.
+    pub fn freeze(self) -> Bytes {
+        if self.len == 0 {
+            return Bytes::new();
+        }
+        Bytes::from_owner(self)
+    }
+}
+
+/// A filled [`Buffer`] that is read through [`Bytes`] and can become a `Buffer` again.
+///
+/// A transport that has placed a reply's payload in the caller's own buffer shows it in the
+/// message this way, and the caller takes the buffer back when the message has been read.
+#[derive(Clone, Debug)]
+pub struct SharedBuffer(Arc<Buffer>);
+
+impl SharedBuffer {
+    /// The visible bytes. No byte is copied.
+    pub fn bytes(&self) -> Bytes {
+        if self.0.is_empty() {
+            return Bytes::new();
+        }
+        Bytes::from_owner(self.clone())
+    }
+
+    /// Whether `bytes` lie in this buffer.
+    pub fn holds(&self, bytes: &[u8]) -> bool {
+        self.0.as_ptr_range().contains(&bytes.as_ptr())
+    }
+
+    /// The buffer, once nothing else refers to it.
+    ///
+    /// # Errors
+    /// Bytes of it are still held.
+    pub fn into_buffer(self) -> Result<Buffer, Self> {
+        Arc::try_unwrap(self.0).map_err(Self)
+    }
+}
+
+impl From<Buffer> for SharedBuffer {
+    fn from(buffer: Buffer) -> Self {
+        Self(Arc::new(buffer))
+    }
+}
+
+impl AsRef<[u8]> for SharedBuffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl From<Vec<u8>> for Buffer {
+    fn from(vec: Vec<u8>) -> Self {
+        Self { len: vec.len(), storage: Storage::Heap(vec) }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match &self.storage {
+            Storage::Pooled(chunk) => &chunk.bytes()[..self.len],
+            Storage::Heap(vec) => &vec[..self.len],
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match &mut self.storage {
+            Storage::Pooled(chunk) => &mut chunk.bytes_mut()[..self.len],
+            Storage::Heap(vec) => &mut vec[..self.len],
+        }
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let pooled = matches!(self.storage, Storage::Pooled(_));
+        write!(f, "Buffer {{ len: {}, capacity: {}, pooled: {pooled} }}", self.len, self.capacity())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_len_shows_and_hides_bytes_within_the_capacity() {
+        let mut buffer = Buffer::from(vec![1, 2, 3, 4]);
+        buffer.set_len(2);
+        assert_eq!(&*buffer, [1, 2]);
+        buffer.set_len(4);
+        assert_eq!(&*buffer, [1, 2, 3, 4]);
+    }
+
+    #[test]
+    #[should_panic(expected = "beyond capacity")]
+    fn set_len_refuses_more_than_the_capacity() {
+        Buffer::zeroed(4).set_len(5);
+    }
+
+    #[test]
+    fn a_shared_buffer_comes_back_when_its_bytes_are_dropped() {
+        let shared = SharedBuffer::from(Buffer::from(vec![1, 2, 3]));
+        let bytes = shared.bytes();
+        assert!(shared.holds(&bytes) && !shared.holds(&[1, 2, 3]));
+        let shared = shared.into_buffer().expect_err("bytes still refer to it");
+        drop(bytes);
+        assert_eq!(&*shared.into_buffer().unwrap(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn freeze_shares_the_same_memory() {
+        let buffer = Buffer::from(vec![7; 100]);
+        let before = buffer.as_ptr();
+        let frozen = buffer.freeze();
+        assert_eq!(frozen.as_ptr(), before);
+        assert_eq!(frozen, vec![7; 100]);
+    }
+}

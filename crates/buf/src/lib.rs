@@ -1,0 +1,26 @@
+//! Memory that moves: buffers, pools of them, and gather lists.
+//!
+//! Every layer passes file data as these types, so that a byte is written once, where it is
+//! wanted, and never copied between layers.
+//!
+//! - [`Buffer`]: memory with one owner, to be filled. It *moves* into an operation (a receive, an
+//!   RDMA Read, a client's read) and comes home with its completion.
+//! - [`bytes::Bytes`]: memory that is shared and immutable. [`Buffer::freeze`] makes one without a
+//!   copy; its storage returns to its pool when the last clone is dropped.
+//! - [`Pool`]: where buffers come from. Its memory is page-aligned, allocated in large slabs and
+//!   never unmapped while the pool lives, so an adapter can register it once.
+//! - [`Rope`]: a gather list of [`Piece`]s: memory, or a range of an open file that a socket can
+//!   send without its bytes passing through user memory.
+//! - [`SendQueue`] and [`RecvStage`]: ropes to and from a stream socket, with few system calls.
+//!
+//! On error nothing is lost: an operation that fails gives its buffer back.
+
+mod buffer;
+mod pool;
+mod rope;
+mod stream;
+
+pub use buffer::{Buffer, SharedBuffer};
+pub use pool::{Pool, PoolOptions, PoolStats};
+pub use rope::{FileRange, Piece, Rope};
+pub use stream::{Received, RecvStage, SendQueue};

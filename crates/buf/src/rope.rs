@@ -1,0 +1,272 @@
+//! [`Rope`]: a gather list.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsFd, unix::fs::FileExt},
+    sync::Arc,
+};
+
+use bytes::{Bytes, BytesMut};
+use smallvec::SmallVec;
+
+/// One contiguous part of a [`Rope`].
+#[derive(Clone, Debug)]
+pub enum Piece {
+    /// Bytes in memory.
+    Memory(Bytes),
+    /// Bytes of an open file.
+    File(FileRange),
+}
+
+/// `len` bytes of `file` from `offset`.
+///
+/// The range was inside the file when the piece was made. If the file has shrunk since, what is
+/// missing reads as zeros: the length is a promise already made to the peer.
+#[derive(Clone, Debug)]
+pub struct FileRange {
+    /// The open file.
+    pub file: Arc<File>,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// A sequence of bytes, held as a list of pieces. Cheap to clone and to slice.
+#[derive(Clone, Debug, Default)]
+pub struct Rope {
+    pieces: SmallVec<[Piece; 1]>,
+    len: usize,
+}
+
+impl Piece {
+    /// Bytes in the piece.
+    pub fn len(&self) -> usize {
+        match self {
+            Piece::Memory(bytes) => bytes.len(),
+            Piece::File(range) => range.len,
+        }
+    }
+
+    /// Whether the piece has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Removes and returns the first `at` bytes.
+    ///
+    /// # Panics
+    /// If `at` exceeds the length.
+    pub fn split_to(&mut self, at: usize) -> Piece {
+        match self {
+            Piece::Memory(bytes) => Piece::Memory(bytes.split_to(at)),
+            Piece::File(range) => {
+                assert!(at <= range.len);
+                let head = FileRange { file: range.file.clone(), offset: range.offset, len: at };
+                range.offset += at as u64;
+                range.len -= at;
+                Piece::File(head)
+            }
+        }
+    }
+}
+
+impl FileRange {
+    /// Reads the range into `into`, which must be of its length. Zeros stand for what the file no longer has.
+    ///
+    /// # Errors
+    /// What `pread` says.
+    pub fn read(&self, into: &mut [u8]) -> io::Result<()> {
+        assert_eq!(into.len(), self.len);
+        let mut done = 0;
+        while done < into.len() {
+            match self.file.read_at(&mut into[done..], self.offset + done as u64) {
+                Ok(0) => {
+                    into[done..].fill(0);
+                    break;
+                }
+                Ok(n) => done += n,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Rope {
+    /// No bytes.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The pieces in order; none is empty.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// Appends a piece; an empty one is dropped.
+    pub fn push(&mut self, piece: Piece) {
+        if !piece.is_empty() {
+            self.len += piece.len();
+            self.pieces.push(piece);
+        }
+    }
+
+    /// Appends all of `other`.
+    pub fn append(&mut self, other: Rope) {
+        self.len += other.len;
+        self.pieces.extend(other.pieces);
+    }
+
+    /// The bytes `start .. start + len` as a rope of their own; nothing is copied.
+    ///
+    /// # Panics
+    /// If the range is not inside the rope.
+    pub fn slice(&self, start: usize, len: usize) -> Rope {
+        assert!(start.checked_add(len).is_some_and(|end| end <= self.len), "slice beyond the rope");
+        let mut out = Rope::new();
+        let (mut skip, mut left) = (start, len);
+        for piece in &self.pieces {
+            if left == 0 {
+                break;
+            }
+            if skip >= piece.len() {
+                skip -= piece.len();
+                continue;
+            }
+            let mut piece = piece.clone();
+            piece.split_to(skip);
+            skip = 0;
+            let take = left.min(piece.len());
+            out.push(piece.split_to(take));
+            left -= take;
+        }
+        out
+    }
+
+    /// Copies the bytes into `into`, which must be of the rope's length.
+    ///
+    /// # Errors
+    /// A file piece that cannot be read.
+    pub fn copy_to(&self, into: &mut [u8]) -> io::Result<()> {
+        assert_eq!(into.len(), self.len);
+        let mut at = 0;
+        for piece in &self.pieces {
+            let target = &mut into[at..at + piece.len()];
+            match piece {
+                Piece::Memory(bytes) => target.copy_from_slice(bytes),
+                Piece::File(range) => range.read(target)?,
+            }
+            at += piece.len();
+        }
+        Ok(())
+    }
+
+    /// The bytes as one contiguous piece of memory; free of copies when they already are.
+    ///
+    /// # Errors
+    /// A file piece that cannot be read.
+    pub fn to_bytes(&self) -> io::Result<Bytes> {
+        match self.pieces.as_slice() {
+            [] => Ok(Bytes::new()),
+            [Piece::Memory(bytes)] => Ok(bytes.clone()),
+            _ => {
+                let mut out = BytesMut::zeroed(self.len);
+                self.copy_to(&mut out)?;
+                Ok(out.freeze())
+            }
+        }
+    }
+}
+
+impl From<Bytes> for Rope {
+    fn from(bytes: Bytes) -> Self {
+        let mut rope = Rope::new();
+        rope.push(Piece::Memory(bytes));
+        rope
+    }
+}
+
+impl From<FileRange> for Rope {
+    fn from(range: FileRange) -> Self {
+        let mut rope = Rope::new();
+        rope.push(Piece::File(range));
+        rope
+    }
+}
+
+impl FromIterator<Bytes> for Rope {
+    fn from_iter<I: IntoIterator<Item = Bytes>>(iter: I) -> Self {
+        let mut rope = Rope::new();
+        iter.into_iter().for_each(|bytes| rope.push(Piece::Memory(bytes)));
+        rope
+    }
+}
+
+impl IntoIterator for Rope {
+    type Item = Piece;
+    type IntoIter = smallvec::IntoIter<[Piece; 1]>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.pieces.into_iter()
+    }
+}
+
+/// Equality of content. A file piece is read; one that cannot be read equals nothing.
+impl PartialEq for Rope {
+    fn eq(&self, other: &Self) -> bool {
+        self.len == other.len && matches!((self.to_bytes(), other.to_bytes()), (Ok(a), Ok(b)) if a == b)
+    }
+}
+
+impl Eq for Rope {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(parts: &[&'static [u8]]) -> Rope {
+        parts.iter().map(|part| Bytes::from_static(part)).collect()
+    }
+
+    #[test]
+    fn every_slice_of_a_rope_is_the_slice_of_its_bytes() {
+        let rope = rope(&[b"abc", b"", b"d", b"efgh"]);
+        let flat = rope.to_bytes().unwrap();
+        assert_eq!(&flat[..], b"abcdefgh");
+        for start in 0..=8 {
+            for end in start..=8 {
+                let slice = rope.slice(start, end - start);
+                assert_eq!(slice.to_bytes().unwrap(), flat.slice(start..end));
+                assert!(slice.pieces().iter().all(|piece| !piece.is_empty()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_shrank_reads_as_zeros_where_it_ends() {
+        let path = std::env::temp_dir().join(format!("slipway-rope-{}", std::process::id()));
+        std::fs::write(&path, b"0123456789").unwrap();
+        let file = Arc::new(File::open(&path).unwrap());
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(6).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let rope = Rope::from(FileRange { file, offset: 4, len: 5 });
+        assert_eq!(&rope.to_bytes().unwrap()[..], b"45\0\0\0");
+        assert_eq!(&rope.slice(1, 2).to_bytes().unwrap()[..], b"5\0");
+    }
+}

@@ -1,0 +1,283 @@
+//! [`SendQueue`] and [`RecvStage`]: between ropes and a non-blocking stream socket.
+//!
+//! Both do as much as one system call can: a send gathers many messages, and leaves file ranges to
+//! `sendfile`; a receive fills the place where the data is wanted and, with the same call, reads a
+//! little ahead. Neither waits: `WouldBlock` is the caller's cue to wait for readiness.
+
+use std::{
+    collections::VecDeque,
+    io::{self, IoSlice, IoSliceMut},
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use bytes::Bytes;
+use rustix::{
+    io::Errno,
+    net::{SendAncillaryBuffer, SendFlags},
+};
+use smallvec::SmallVec;
+
+use crate::{FileRange, Piece, Rope};
+
+/// Pieces that wait to be sent, in order.
+#[derive(Debug, Default)]
+pub struct SendQueue {
+    pieces: VecDeque<Piece>,
+    len: usize,
+}
+
+impl SendQueue {
+    /// An empty queue.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes that wait.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds one piece at the end.
+    pub fn push(&mut self, piece: Piece) {
+        if !piece.is_empty() {
+            self.len += piece.len();
+            self.pieces.push_back(piece);
+        }
+    }
+
+    /// Adds all of `rope` at the end.
+    pub fn append(&mut self, rope: Rope) {
+        rope.into_iter().for_each(|piece| self.push(piece));
+    }
+
+    /// Writes to a non-blocking stream socket until the queue is empty.
+    ///
+    /// # Errors
+    /// `WouldBlock` when the socket takes no more now (what it took has left the queue), or what the socket says.
+    pub fn write_to(&mut self, socket: impl AsFd) -> io::Result<()> {
+        let socket = socket.as_fd();
+        while let Some(front) = self.pieces.front() {
+            let sent = match front {
+                Piece::Memory(_) => self.send_memory(socket),
+                Piece::File(range) => match send_file(socket, range) {
+                    Ok(0) => {
+                        self.zero_front();
+                        continue;
+                    }
+                    sent => sent,
+                },
+            };
+            match sent {
+                Ok(sent) => self.consume(sent),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn send_memory(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<usize> {
+        let slices: SmallVec<[IoSlice<'_>; GATHER_MAX]> = self
+            .pieces
+            .iter()
+            .map_while(|piece| match piece {
+                Piece::Memory(bytes) => Some(IoSlice::new(bytes)),
+                Piece::File(_) => None,
+            })
+            .take(GATHER_MAX)
+            .collect();
+        let more = if slices.len() < self.pieces.len() { SendFlags::MORE } else { SendFlags::empty() };
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT | more;
+        rustix::net::sendmsg(socket, &slices, &mut SendAncillaryBuffer::default(), flags)
+    }
+
+    fn consume(&mut self, mut sent: usize) {
+        self.len -= sent;
+        while sent > 0 {
+            let front = self.pieces.front_mut().expect("no more was sent than was queued");
+            if sent < front.len() {
+                front.split_to(sent);
+                return;
+            }
+            sent -= front.len();
+            self.pieces.pop_front();
+        }
+    }
+
+    /// The file at the front has shrunk: zeros take the place of its missing bytes.
+    fn zero_front(&mut self) {
+        let Some(Piece::File(FileRange { len: mut missing, .. })) = self.pieces.pop_front() else { unreachable!() };
+        while missing > 0 {
+            let zeros = Bytes::from_static(&ZEROS).slice(..missing.min(ZEROS.len()));
+            missing -= zeros.len();
+            self.pieces.push_front(Piece::Memory(zeros));
+        }
+    }
+}
+
+fn send_file(socket: BorrowedFd<'_>, range: &FileRange) -> rustix::io::Result<usize> {
+    let mut offset = range.offset;
+    rustix::fs::sendfile(socket, range.fd(), Some(&mut offset), range.len)
+}
+
+/// What one [`RecvStage::receive`] brought. Nothing at all means that the peer has closed its side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes put into the caller's place.
+    pub direct: usize,
+    /// Bytes staged behind them.
+    pub staged: usize,
+}
+
+/// A small buffer in front of a stream socket: headers are parsed from it, bulk data passes it by.
+#[derive(Debug)]
+pub struct RecvStage {
+    memory: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+impl RecvStage {
+    /// A stage of `capacity` bytes: the longest header that can be looked at whole.
+    pub fn new(capacity: usize) -> Self {
+        Self { memory: vec![0; capacity].into(), start: 0, end: 0 }
+    }
+
+    /// The staged bytes that are not consumed yet.
+    pub fn bytes(&self) -> &[u8] {
+        &self.memory[self.start..self.end]
+    }
+
+    /// Drops the first `len` staged bytes.
+    ///
+    /// # Panics
+    /// If fewer are staged.
+    pub fn consume(&mut self, len: usize) {
+        assert!(len <= self.end - self.start);
+        self.start += len;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Moves staged bytes to the front of `into`; returns how many.
+    pub fn take_into(&mut self, into: &mut [u8]) -> usize {
+        let len = into.len().min(self.bytes().len());
+        into[..len].copy_from_slice(&self.bytes()[..len]);
+        self.consume(len);
+        len
+    }
+
+    /// Receives once: first into `direct`, then up to `ahead` bytes into the stage.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing is there, or what the socket says.
+    ///
+    /// # Panics
+    /// If `direct` is given while bytes that precede it are still staged.
+    pub fn receive(&mut self, socket: impl AsFd, direct: &mut [u8], ahead: usize) -> io::Result<Received> {
+        assert!(direct.is_empty() || self.bytes().is_empty(), "staged bytes come before direct ones");
+        if self.start > 0 && self.memory.len() - self.end < ahead {
+            self.memory.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let wanted = direct.len();
+        let room = (self.end + ahead).min(self.memory.len());
+        let stage = &mut self.memory[self.end..room];
+        assert!(wanted + stage.len() > 0, "nothing to receive into");
+        let received = loop {
+            let slices = &mut [IoSliceMut::new(direct), IoSliceMut::new(stage)];
+            match rustix::io::readv(&socket, slices) {
+                Err(Errno::INTR) => {}
+                received => break received?,
+            }
+        };
+        let direct = received.min(wanted);
+        let staged = received - direct;
+        self.end += staged;
+        Ok(Received { direct, staged })
+    }
+}
+
+const GATHER_MAX: usize = 64;
+static ZEROS: [u8; 4096] = [0; 4096];
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::unix::net::UnixStream, sync::Arc};
+
+    use super::*;
+
+    fn pair() -> (UnixStream, UnixStream) {
+        let (a, b) = UnixStream::pair().unwrap();
+        a.set_nonblocking(true).unwrap();
+        b.set_nonblocking(true).unwrap();
+        (a, b)
+    }
+
+    #[test]
+    fn memory_and_files_arrive_in_order_through_a_socket_that_fills_up() {
+        let path = std::env::temp_dir().join(format!("slipway-stream-{}", std::process::id()));
+        let content: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+        std::fs::write(&path, &content).unwrap();
+        let file = Arc::new(File::open(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+
+        let mut queue = SendQueue::new();
+        let mut expected = Vec::new();
+        for i in 0..200usize {
+            queue.push(Piece::Memory(Bytes::from(vec![i as u8; 1000])));
+            expected.extend(vec![i as u8; 1000]);
+        }
+        queue.push(Piece::File(FileRange { file: file.clone(), offset: 1000, len: 200_000 }));
+        expected.extend(&content[1000..201_000]);
+        queue.push(Piece::File(FileRange { file, offset: 299_990, len: 9000 }));
+        expected.extend(&content[299_990..]);
+        expected.extend(vec![0; 8990]);
+        queue.push(Piece::Memory(Bytes::from_static(b"end")));
+        expected.extend(b"end");
+        assert_eq!(queue.len(), expected.len());
+
+        let (tx, rx) = pair();
+        let mut stage = RecvStage::new(512);
+        let mut got: Vec<u8> = Vec::new();
+        while got.len() < expected.len() {
+            match queue.write_to(&tx) {
+                Ok(()) => assert!(queue.is_empty()),
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+            let mut direct = [0; 700];
+            match stage.receive(&rx, &mut direct, 300) {
+                Ok(Received { direct: n, staged }) => {
+                    assert!(n > 0);
+                    got.extend(&direct[..n]);
+                    got.extend(stage.bytes());
+                    stage.consume(staged);
+                }
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+        assert_eq!(got, expected);
+    }
+
+    #[test]
+    fn the_stage_keeps_what_is_not_consumed_and_makes_room() {
+        let (tx, rx) = pair();
+        let mut stage = RecvStage::new(8);
+        rustix::io::write(&tx, b"abcdefgh").unwrap();
+        assert_eq!(stage.receive(&rx, &mut [], 6).unwrap(), Received { direct: 0, staged: 6 });
+        stage.consume(4);
+        assert_eq!(stage.receive(&rx, &mut [], 6).unwrap().staged, 2);
+        assert_eq!(stage.bytes(), b"efgh");
+        let mut into = [0; 3];
+        assert_eq!(stage.take_into(&mut into), 3);
+        assert_eq!((&into, stage.bytes()), (b"efg", &b"h"[..]));
+        drop(tx);
+        assert_eq!(stage.receive(&rx, &mut [], 4).unwrap(), Received { direct: 0, staged: 0 });
+    }
+}

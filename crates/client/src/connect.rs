@@ -1,0 +1,364 @@
+//! From a URL to a mount: which addresses, ports and transports, and which part of the path is the export.
+//!
+//! - **Ports.** A port in the URL is that of NFS. Without one it is 20049 for `rdma` (RFC 8267 §4.4), else what rpcbind says,
+//!   else 2049.
+//! - **MOUNT** is where `mountport` says. Otherwise it is tried on the connection of NFS, where Slipway's server answers it,
+//!   and then where rpcbind says; the other way round if rpcbind has been asked already. So a server that has no MOUNT on RDMA
+//!   is asked by TCP.
+//! - **The export** is the longest part of the path that the server mounts; the rest is walked.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use nfs::{
+    MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT,
+    mount::{MountOk, Mountstat3},
+    v3::{DATA_BOUND, FsInfoOk},
+};
+use rpc::{
+    AcceptStat, AuthStat, BoxFuture, ClientError, RawOptions, RejectStat, Switch, TransportKind,
+    rpcbind::{self, Netid},
+};
+use tokio::time::timeout;
+
+use crate::{
+    Error, ErrorKind, Mount, MountClient, MountOptions, NfsUrl, Result, UrlError, V3,
+    mount::Inner,
+    program::{Link, Program},
+};
+
+/// Where MOUNT was found: an open connection that it shares with NFS, or the way to one.
+pub(crate) enum Mountd {
+    Shared(MountClient),
+    At(Box<Site>, Arc<dyn TransportKind>, SocketAddr),
+}
+
+/// A server, as a URL names it.
+#[derive(Clone)]
+pub(crate) struct Site {
+    server: Arc<str>,
+    url: NfsUrl,
+    switch: Switch,
+}
+
+/// Something to be done at an address of a server.
+type Attempt<T> = for<'a> fn(&'a Site, IpAddr) -> BoxFuture<'a, Result<T>>;
+
+/// Something to be asked of what may be a MOUNT service.
+type Probe<T> = for<'a> fn(&'a Site, MountClient) -> BoxFuture<'a, Result<T>>;
+
+pub(crate) async fn mount(url: &NfsUrl, switch: &Switch) -> Result<Mount> {
+    Site::new(url, switch).each_address(|site, ip| Box::pin(site.mount_at(ip))).await
+}
+
+pub(crate) async fn mountd(url: &NfsUrl, switch: &Switch) -> Result<MountClient> {
+    Site::new(url, switch).each_address(|site, ip| Box::pin(site.mountd_at(ip))).await
+}
+
+/// What is known of ports before anything is connected.
+struct Ports {
+    nfs: u16,
+    /// Of MOUNT, by rpcbind; `None` if it was not asked or does not know.
+    mount: Option<u16>,
+    /// rpcbind has been asked.
+    asked: bool,
+}
+
+impl Site {
+    fn new(url: &NfsUrl, switch: &Switch) -> Self {
+        Self { server: url.authority().into(), url: url.clone(), switch: switch.clone() }
+    }
+
+    fn options(&self) -> &MountOptions {
+        &self.url.options
+    }
+
+    /// Tries the addresses of the host in turn while there is no connection to be had.
+    async fn each_address<T>(&self, attempt: Attempt<T>) -> Result<T> {
+        let mut last = None;
+        for ip in self.resolve().await? {
+            match attempt(self, ip).await {
+                Err(error) if matches!(error.kind(), ErrorKind::Rpc(_) | ErrorKind::Timeout { .. }) => {
+                    last = Some(error)
+                }
+                result => return result.map_err(|error| error.on(&self.server)),
+            }
+        }
+        Err(last.expect("a host has addresses").on(&self.server))
+    }
+
+    async fn resolve(&self) -> Result<Vec<IpAddr>> {
+        let failed = |problem: String| Error::new(ErrorKind::Resolve(problem), "connect").on(&self.server);
+        let found = timeout(self.options().deadline, tokio::net::lookup_host((self.url.host.as_str(), 0)));
+        let found = found.await.map_err(|_| failed("the name service does not answer".to_owned()))?;
+        let mut addresses = Vec::new();
+        for address in found.map_err(|error| failed(error.to_string()))? {
+            if !addresses.contains(&address.ip()) {
+                addresses.push(address.ip());
+            }
+        }
+        if addresses.is_empty() { Err(failed("it has no address".to_owned())) } else { Ok(addresses) }
+    }
+
+    async fn mount_at(&self, ip: IpAddr) -> Result<Mount> {
+        let ports = self.ports(ip).await?;
+        let link = self.nfs_link(ip, &ports).await?;
+        let export: Probe<_> = |site, client| Box::pin(site.longest_export(client));
+        let (mountd, (mounted, ok)) = self.find_mountd(ip, &ports, Some(&link), export).await?;
+        let path = clean(&self.url.path);
+        let v3 =
+            V3::new(Program::new(link, NFS_PROGRAM, nfs::v3::VERSION, self.server.clone(), self.options().deadline));
+        let info = v3.fsinfo(&ok.fhandle).await.map_err(|error| error.at(&path))?;
+        let message_max = v3.program().message_max();
+        let start = path.slice(mounted.len()..);
+        let start = start.slice(start.iter().take_while(|&&byte| byte == b'/').count()..);
+        let inner = Inner {
+            url: self.url.clone(),
+            start,
+            root: ok.fhandle,
+            read_size: transfer_size(self.options().read_size, info.rtmax, message_max),
+            write_size: transfer_size(self.options().write_size, info.wtmax, message_max),
+            page_size: page_size(&info, message_max),
+            info,
+            mounted,
+            mountd,
+        };
+        Ok(Mount::new(v3, inner))
+    }
+
+    async fn mountd_at(&self, ip: IpAddr) -> Result<MountClient> {
+        let ports = self.ports(ip).await?;
+        let nfs = self.nfs_link(ip, &ports).await;
+        let null: Probe<()> = |_, client| Box::pin(async move { client.null().await });
+        match self.find_mountd(ip, &ports, nfs.as_ref().ok(), null).await {
+            Ok((mountd, ())) => mountd.client().await,
+            Err(error) => Err(nfs.err().unwrap_or(error)),
+        }
+    }
+
+    /// Mounts the URL's path or the longest part of it that the server will mount; returns that part.
+    async fn longest_export(&self, client: MountClient) -> Result<(Bytes, MountOk)> {
+        let path = clean(&self.url.path);
+        let mut refused = None;
+        let mut len = path.len();
+        loop {
+            let part = path.slice(..len.max(1));
+            match client.mnt(&part).await {
+                Ok(ok) if !takes_auth_sys(&ok.auth_flavors) => {
+                    let denied = RejectStat::AuthError(AuthStat::TooWeak);
+                    return Err(Error::new(ErrorKind::Rpc(ClientError::Denied(denied)), "MNT").at(&part));
+                }
+                Ok(ok) => return Ok((part, ok)),
+                Err(error) if len > 1 && is_below_an_export(&error) => {
+                    len = path[..len].iter().rposition(|&byte| byte == b'/').expect("a path starts with a slash");
+                    refused.get_or_insert(error);
+                }
+                Err(error) => return Err(refused.unwrap_or(error)),
+            }
+        }
+    }
+
+    async fn ports(&self, ip: IpAddr) -> Result<Ports> {
+        if let Some(nfs) = self.url.port {
+            return Ok(Ports { nfs, mount: None, asked: false });
+        }
+        if self.options().proto == "rdma" {
+            return Ok(Ports { nfs: NFS_RDMA_PORT, mount: None, asked: false });
+        }
+        let nfs = self.ask_rpcbind(ip, NFS_PROGRAM, nfs::v3::VERSION, &self.options().proto).await;
+        let mount = match self.options().mount_port {
+            None => self.ask_rpcbind(ip, MOUNT_PROGRAM, nfs::mount::VERSION, self.mount_proto()).await,
+            given => given,
+        };
+        Ok(Ports { nfs: nfs.unwrap_or(NFS_PORT), mount, asked: true })
+    }
+
+    async fn nfs_link(&self, ip: IpAddr, ports: &Ports) -> Result<Link> {
+        let kind = self.kind(&self.options().proto, &self.options().transport)?;
+        Link::connect(kind, SocketAddr::new(ip, ports.nfs), self.options()).await
+    }
+
+    /// Runs `first` against each place where MOUNT can be, until one of them speaks MOUNT.
+    async fn find_mountd<T>(
+        &self,
+        ip: IpAddr,
+        ports: &Ports,
+        nfs: Option<&Link>,
+        first: Probe<T>,
+    ) -> Result<(Mountd, T)> {
+        let given = self.options().mount_port;
+        if given.is_none()
+            && !(ports.asked && ports.mount.is_some())
+            && let Some(link) = nfs
+        {
+            let client = MountClient::new(self.mount_program(link.clone()));
+            match first(self, client.clone()).await {
+                Err(error) if elsewhere(&error) => tracing::debug!(%error, "MOUNT is not where NFS is"),
+                result => return result.map(|value| (Mountd::Shared(client), value)),
+            }
+        }
+        let found = match given.or(ports.mount) {
+            None if !ports.asked => self.ask_rpcbind(ip, MOUNT_PROGRAM, nfs::mount::VERSION, self.mount_proto()).await,
+            port => port,
+        };
+        let Some(port) = found else {
+            let problem = format!(
+                "no MOUNT service found: not on the connection of NFS, and rpcbind on {ip} names none; \
+                 give its port as mountport=…"
+            );
+            return Err(Error::new(ErrorKind::Resolve(problem), "MOUNT"));
+        };
+        let kind = self.kind(self.mount_proto(), &RawOptions::new())?;
+        let mountd = Mountd::At(Box::new(self.clone()), kind, SocketAddr::new(ip, port));
+        let value = first(self, mountd.client().await?).await?;
+        Ok((mountd, value))
+    }
+
+    fn mount_program(&self, link: Link) -> Program {
+        Program::new(link, MOUNT_PROGRAM, nfs::mount::VERSION, self.server.clone(), self.options().deadline)
+    }
+
+    /// The transport of MOUNT: a server on RDMA has it on TCP.
+    fn mount_proto(&self) -> &str {
+        match (&self.options().mount_proto, self.options().proto.as_str()) {
+            (Some(proto), _) => proto,
+            (None, "udp") => "udp",
+            (None, _) => "tcp",
+        }
+    }
+
+    async fn ask_rpcbind(&self, ip: IpAddr, program: u32, version: u32, proto: &str) -> Option<u16> {
+        let kind = self.switch.find("tcp")?;
+        let address = SocketAddr::new(ip, rpcbind::PORT);
+        let netid = Netid::new(proto, address);
+        let lookup = rpcbind::lookup(kind, address, program, version, &netid);
+        match timeout(self.options().deadline.min(RPCBIND_PATIENCE), lookup).await {
+            Ok(Ok(found)) => Some(found.port()),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "rpcbind does not help");
+                None
+            }
+            Err(_) => {
+                tracing::debug!(%address, "rpcbind does not answer");
+                None
+            }
+        }
+    }
+
+    fn kind(&self, proto: &str, transport: &RawOptions) -> Result<Arc<dyn TransportKind>> {
+        let wrong = |problem| UrlError { url: self.url.to_string(), problem };
+        let Some(kind) = self.switch.find(proto) else {
+            let names: Vec<_> = self.switch.names().collect();
+            return Err(wrong(format!("no transport '{proto}'; possible: {}", names.join(", "))).into());
+        };
+        kind.with_options(transport).map_err(|error| {
+            let ours = MountOptions::KEYS.join(", ");
+            wrong(format!("{error}; options that are not the transport's: {ours}")).into()
+        })
+    }
+}
+
+impl Mountd {
+    /// A connection to it.
+    pub async fn client(&self) -> Result<MountClient> {
+        match self {
+            Mountd::Shared(client) => Ok(client.clone()),
+            Mountd::At(site, kind, address) => {
+                let link = Link::connect(kind.clone(), *address, site.options()).await?;
+                Ok(MountClient::new(site.mount_program(link)))
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Mountd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Mountd::Shared(_) => write!(f, "with NFS"),
+            Mountd::At(_, kind, address) => write!(f, "{} {address}", kind.name()),
+        }
+    }
+}
+
+/// RFC 1813 appendix I: the flavours that the export takes; some servers name none.
+fn takes_auth_sys(flavors: &[u32]) -> bool {
+    flavors.is_empty() || flavors.iter().any(|flavor| [AUTH_NONE, AUTH_SYS].contains(flavor))
+}
+
+/// Whether a refused path can still lie in an export: it may be a file, be yet to be made, or be hidden.
+fn is_below_an_export(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Mount(Mountstat3::NoEnt | Mountstat3::NotDir | Mountstat3::Acces | Mountstat3::Inval)
+    )
+}
+
+/// Whether an error says that MOUNT is not served here.
+fn elsewhere(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::Rpc(ClientError::NotExecuted(AcceptStat::ProgUnavail | AcceptStat::ProgMismatch { .. }))
+    )
+}
+
+/// The path with one slash before each name and none at the end; the root is one slash.
+fn clean(path: &[u8]) -> Bytes {
+    let names = path.split(|&byte| byte == b'/').filter(|name| !name.is_empty());
+    let clean = names.fold(Vec::new(), |mut clean, name| {
+        clean.push(b'/');
+        clean.extend_from_slice(name);
+        clean
+    });
+    if clean.is_empty() { Bytes::from_static(b"/") } else { clean.into() }
+}
+
+fn transfer_size(wanted: Option<u32>, server_max: u32, message_max: usize) -> usize {
+    let wanted = wanted.map_or(TRANSFER_DEFAULT, |wanted| wanted as usize);
+    // A server that says nothing gets what every server takes.
+    let server_max = if server_max == 0 { TRANSFER_SAFE } else { server_max as usize };
+    wanted.min(server_max).min(message_max.saturating_sub(HEADERS_MAX)).clamp(TRANSFER_MIN, DATA_BOUND)
+}
+
+fn page_size(info: &FsInfoOk, message_max: usize) -> u32 {
+    let most = message_max.saturating_sub(HEADERS_MAX).min(PAGE_MAX);
+    (info.dtpref as usize).max(PAGE_MIN).min(most) as u32
+}
+
+/// A firewall that drops packets to rpcbind must not cost the whole deadline.
+const RPCBIND_PATIENCE: Duration = Duration::from_secs(5);
+// RFC 5531 §8.2.
+const AUTH_NONE: u32 = 0;
+const AUTH_SYS: u32 = 1;
+const TRANSFER_DEFAULT: usize = 1 << 20;
+const TRANSFER_SAFE: usize = 8 << 10;
+const TRANSFER_MIN: usize = 512;
+const PAGE_MIN: usize = 32 << 10;
+const PAGE_MAX: usize = 256 << 10;
+/// Bytes of a READ's reply or a WRITE's call that are not data.
+const HEADERS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_cleaned() {
+        for (path, expected) in [("/", "/"), ("", "/"), ("//a//b/", "/a/b"), ("/a", "/a")] {
+            assert_eq!(clean(path.as_bytes()), expected);
+        }
+    }
+
+    #[test]
+    fn sizes_respect_the_server_the_transport_and_the_user() {
+        assert_eq!(transfer_size(None, 1 << 20, 2 << 20), 1 << 20);
+        assert_eq!(transfer_size(None, 65536, 2 << 20), 65536);
+        assert_eq!(transfer_size(Some(4096), 65536, 2 << 20), 4096);
+        assert_eq!(transfer_size(None, 1 << 20, 65_000), 65_000 - 1024);
+        assert_eq!(transfer_size(None, 0, 2 << 20), 8192);
+        assert_eq!(transfer_size(Some(4 << 20), u32::MAX, usize::MAX), 4 << 20);
+    }
+}

@@ -1,0 +1,158 @@
+//! [`Dir`]: the entries of a directory.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use nfs::v3::{Cookieverf3, EntryPlus3, Fattr3, NfsFh3, Nfsstat3, ReadDirOk};
+
+use crate::{Error, ErrorKind, Mount, Result};
+
+/// An entry of a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    /// Its name: neither empty, `.` nor `..`, and without slashes and zero bytes, whatever the server says.
+    pub name: Bytes,
+    /// The number of the object in its file system.
+    pub fileid: u64,
+    /// The object's attributes, if the server gave them.
+    pub attr: Option<Fattr3>,
+    /// The object's handle, if the server gave it.
+    pub handle: Option<NfsFh3>,
+}
+
+/// Reads a directory, page by page, with attributes and handles where the server gives them.
+///
+/// ```no_run
+/// # async fn example(mount: client::Mount) -> client::Result<()> {
+/// let mut dir = mount.read_dir("src").await?;
+/// while let Some(entry) = dir.next().await? {
+///     println!("{}", entry.name.escape_ascii());
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Dir {
+    mount: Mount,
+    handle: NfsFh3,
+    path: Bytes,
+    /// READDIRPLUS, until the server says that it has none.
+    plus: bool,
+    cookie: u64,
+    verifier: Cookieverf3,
+    /// Bytes of one reply.
+    page: u32,
+    entries: VecDeque<DirEntry>,
+    eof: bool,
+}
+
+impl Dir {
+    /// The directory of this handle; `path` is for messages only.
+    pub fn new(mount: Mount, handle: NfsFh3, path: impl Into<Bytes>) -> Self {
+        let page = mount.page_size();
+        Self {
+            mount,
+            handle,
+            path: path.into(),
+            plus: true,
+            cookie: 0,
+            verifier: [0; 8],
+            page,
+            entries: VecDeque::new(),
+            eof: false,
+        }
+    }
+
+    /// Asks for names only, which is cheaper for the server.
+    pub fn names_only(mut self) -> Self {
+        self.plus = false;
+        self
+    }
+
+    /// The directory's handle.
+    pub fn handle(&self) -> &NfsFh3 {
+        &self.handle
+    }
+
+    /// The next entry; `None` at the end.
+    ///
+    /// # Errors
+    /// READDIRPLUS or READDIR failed, or the server gave a name that cannot be one.
+    pub async fn next(&mut self) -> Result<Option<DirEntry>> {
+        while self.entries.is_empty() && !self.eof {
+            self.fetch().await.map_err(|error| error.at(&self.path))?;
+        }
+        Ok(self.entries.pop_front())
+    }
+
+    /// All entries that are left.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub async fn collect(mut self) -> Result<Vec<DirEntry>> {
+        let mut all = Vec::new();
+        while let Some(entry) = self.next().await? {
+            all.push(entry);
+        }
+        Ok(all)
+    }
+
+    async fn fetch(&mut self) -> Result<()> {
+        let v3 = self.mount.v3();
+        let result = if self.plus {
+            v3.readdirplus(&self.handle, self.cookie, self.verifier, self.page, self.page).await
+        } else {
+            v3.readdir(&self.handle, self.cookie, self.verifier, self.page).await.map(plus)
+        };
+        let ok = match result {
+            Err(error) if self.plus && error.status() == Some(Nfsstat3::NotSupp) => {
+                self.plus = false;
+                return Ok(());
+            }
+            // One entry can be larger than a page: its name, attributes and handle.
+            Err(error) if error.status() == Some(Nfsstat3::TooSmall) && self.page < PAGE_ENOUGH => {
+                self.page = PAGE_ENOUGH;
+                return Ok(());
+            }
+            result => result?,
+        };
+        self.verifier = ok.cookieverf;
+        self.eof = ok.reply.eof;
+        if ok.reply.entries.is_empty() && !ok.reply.eof {
+            return Err(protocol("a page of a directory without entries".to_owned()));
+        }
+        if ok.reply.entries.last().is_some_and(|last| last.cookie == self.cookie) {
+            return Err(protocol("a directory that goes in circles".to_owned()));
+        }
+        for entry in ok.reply.entries {
+            self.cookie = entry.cookie;
+            let name = entry.name.0;
+            if name == "." || name == ".." {
+                continue;
+            }
+            if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
+                return Err(protocol(format!("a file name '{}'", name.escape_ascii())));
+            }
+            let (attr, handle) = (entry.name_attributes, entry.name_handle);
+            self.entries.push_back(DirEntry { name, fileid: entry.fileid, attr, handle });
+        }
+        Ok(())
+    }
+}
+
+fn plus(ok: ReadDirOk<nfs::v3::Entry3>) -> ReadDirOk<EntryPlus3> {
+    let entries = ok.reply.entries.into_iter().map(|entry| EntryPlus3 {
+        fileid: entry.fileid,
+        name: entry.name,
+        cookie: entry.cookie,
+        name_attributes: None,
+        name_handle: None,
+    });
+    let reply = nfs::v3::Dirlist3 { entries: xdr::List(entries.collect()), eof: ok.reply.eof };
+    ReadDirOk { dir_attributes: ok.dir_attributes, cookieverf: ok.cookieverf, reply }
+}
+
+fn protocol(problem: String) -> Error {
+    Error::new(ErrorKind::Protocol(problem), "READDIR")
+}
+
+const PAGE_ENOUGH: u32 = 64 << 10;

@@ -1,0 +1,499 @@
+//! [`Mount`]: a mounted tree, and operations on its paths.
+//!
+//! A path is bytes with slashes between names. It starts at what the URL names, whether it begins with a slash or not.
+//! Symbolic links are followed here, not by the server, and lead nowhere but into the mount: `..` stays at its root and an
+//! absolute link starts there. Whoever has handles uses [`Mount::v3`] and saves the walking.
+
+use std::{sync::Arc, time::Duration};
+
+use buf::Pool;
+use bytes::Bytes;
+use nfs::v3::*;
+use rpc::Switch;
+
+use crate::{
+    Dir, Error, ErrorKind, File, MountOptions, NfsUrl, Result, V3, connect,
+    walk::{End, Node, Step, Walk, split_last},
+};
+
+/// A mounted tree. Cheap to clone; usable from any task of any runtime.
+///
+/// ```no_run
+/// # async fn example(switch: rpc::Switch) -> client::Result<()> {
+/// let mount = client::Mount::connect(&"nfs://server/export".parse()?, &switch).await?;
+/// mount.mkdir("notes", 0o755).await?;
+/// mount.write("notes/today", &b"it works"[..]).await?;
+/// assert_eq!(mount.stat("notes/today").await?.size, 8);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Mount {
+    v3: V3,
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub url: NfsUrl,
+    /// The path that was mounted: the URL's, or what of it the server would mount.
+    pub mounted: Bytes,
+    /// The rest of the URL's path: where paths start.
+    pub start: Bytes,
+    pub root: NfsFh3,
+    pub info: FsInfoOk,
+    pub read_size: usize,
+    pub write_size: usize,
+    pub page_size: u32,
+    /// Where MOUNT is spoken, to take leave there.
+    pub mountd: connect::Mountd,
+}
+
+/// An object that a path leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// Its handle.
+    pub handle: NfsFh3,
+    /// Its attributes.
+    pub attr: Fattr3,
+}
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// Make the file if there is none, with this mode.
+    pub create: Option<u32>,
+    /// With `create`: a file that is there already is an error. It is decided by the server, exactly once.
+    pub exclusive: bool,
+    /// Cut a file that is there to nothing.
+    pub truncate: bool,
+}
+
+impl Mount {
+    /// Mounts what `url` names: connects by the transport that it asks for, finds MOUNT, and mounts the URL's path or, where
+    /// the server refuses that, the longest part of it that it will mount.
+    ///
+    /// # Errors
+    /// The host or transport is not known, no server answers, or it does not export the path to this client.
+    pub async fn connect(url: &NfsUrl, switch: &Switch) -> Result<Self> {
+        connect::mount(url, switch).await
+    }
+
+    pub(crate) fn new(v3: V3, inner: Inner) -> Self {
+        Self { v3, inner: Arc::new(inner) }
+    }
+
+    /// The same mount, but each call may take so long.
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        Self { v3: self.v3.with_deadline(deadline), inner: self.inner.clone() }
+    }
+
+    /// Tells the server that the mount is over, which it may list. The connection ends with the last clone.
+    ///
+    /// # Errors
+    /// The server cannot be told; it does not matter to anything but its list.
+    pub async fn unmount(self) -> Result<()> {
+        self.inner.mountd.client().await?.umnt(&self.inner.mounted).await
+    }
+
+    /// The procedures, by handles.
+    pub fn v3(&self) -> &V3 {
+        &self.v3
+    }
+
+    /// The handle of the directory that was mounted; nothing leads above it.
+    pub fn root(&self) -> &NfsFh3 {
+        &self.inner.root
+    }
+
+    /// The URL.
+    pub fn url(&self) -> &NfsUrl {
+        &self.inner.url
+    }
+
+    /// The options of the URL.
+    pub fn options(&self) -> &MountOptions {
+        &self.inner.url.options
+    }
+
+    /// What the server says of its limits.
+    pub fn fsinfo(&self) -> &FsInfoOk {
+        &self.inner.info
+    }
+
+    /// Bytes of the largest READ.
+    pub fn read_size(&self) -> usize {
+        self.inner.read_size
+    }
+
+    /// Bytes of the largest WRITE.
+    pub fn write_size(&self) -> usize {
+        self.inner.write_size
+    }
+
+    /// Where buffers for reading and writing should come from: memory that the transport knows.
+    pub fn pool(&self) -> &Pool {
+        self.v3.program().pool()
+    }
+
+    pub(crate) fn page_size(&self) -> u32 {
+        self.inner.page_size
+    }
+
+    /// The object that `path` leads to, through a symbolic link at its end too.
+    ///
+    /// # Errors
+    /// `NoEnt`, `NotDir`, `Acces`, …; or too many symbolic links.
+    pub async fn resolve(&self, path: impl AsRef<[u8]>) -> Result<Object> {
+        self.object(path.as_ref(), true).await
+    }
+
+    /// The object that `path` names, which can be a symbolic link.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub async fn resolve_link(&self, path: impl AsRef<[u8]>) -> Result<Object> {
+        self.object(path.as_ref(), false).await
+    }
+
+    /// The attributes of what `path` leads to.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub async fn stat(&self, path: impl AsRef<[u8]>) -> Result<Fattr3> {
+        self.resolve(path).await.map(|object| object.attr)
+    }
+
+    /// The attributes of what `path` names, which can be a symbolic link.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub async fn stat_link(&self, path: impl AsRef<[u8]>) -> Result<Fattr3> {
+        self.resolve_link(path).await.map(|object| object.attr)
+    }
+
+    /// Sets attributes of what `path` leads to.
+    ///
+    /// # Errors
+    /// `Perm`, …, and as [`resolve`](Self::resolve).
+    pub async fn set_attr(&self, path: impl AsRef<[u8]>, set: Sattr3) -> Result<()> {
+        let path = path.as_ref();
+        let handle = self.object(path, true).await?.handle;
+        self.v3.setattr(&handle, set, None).await.map(drop).map_err(self.at(path))
+    }
+
+    /// Sets the permission bits.
+    ///
+    /// # Errors
+    /// As [`set_attr`](Self::set_attr).
+    pub async fn chmod(&self, path: impl AsRef<[u8]>, mode: u32) -> Result<()> {
+        self.set_attr(path, Sattr3 { mode: Some(mode), ..Sattr3::default() }).await
+    }
+
+    /// Sets the owner, the group, or both.
+    ///
+    /// # Errors
+    /// As [`set_attr`](Self::set_attr).
+    pub async fn chown(&self, path: impl AsRef<[u8]>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
+        self.set_attr(path, Sattr3 { uid, gid, ..Sattr3::default() }).await
+    }
+
+    /// Cuts a file to `size` bytes, or extends it by a hole.
+    ///
+    /// # Errors
+    /// As [`set_attr`](Self::set_attr).
+    pub async fn truncate(&self, path: impl AsRef<[u8]>, size: u64) -> Result<()> {
+        self.set_attr(path, Sattr3 { size: Some(size), ..Sattr3::default() }).await
+    }
+
+    /// Sets the times of last access and last change of the data.
+    ///
+    /// # Errors
+    /// As [`set_attr`](Self::set_attr).
+    pub async fn set_times(&self, path: impl AsRef<[u8]>, atime: SetTime, mtime: SetTime) -> Result<()> {
+        self.set_attr(path, Sattr3 { atime, mtime, ..Sattr3::default() }).await
+    }
+
+    /// Which of the `wanted` rights (`ACCESS3_…`) the caller has.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub async fn access(&self, path: impl AsRef<[u8]>, wanted: u32) -> Result<u32> {
+        let path = path.as_ref();
+        let handle = self.object(path, true).await?.handle;
+        self.v3.access(&handle, wanted).await.map(|ok| ok.access).map_err(self.at(path))
+    }
+
+    /// The text of the symbolic link at `path`.
+    ///
+    /// # Errors
+    /// `Inval` if it is none, and as [`resolve`](Self::resolve).
+    pub async fn readlink(&self, path: impl AsRef<[u8]>) -> Result<Bytes> {
+        let path = path.as_ref();
+        let handle = self.object(path, false).await?.handle;
+        self.v3.readlink(&handle).await.map_err(self.at(path))
+    }
+
+    /// Opens a file that is there.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub async fn open(&self, path: impl AsRef<[u8]>) -> Result<File> {
+        self.open_with(path, OpenOptions::default()).await
+    }
+
+    /// Makes a file with this mode, or cuts one that is there to nothing.
+    ///
+    /// # Errors
+    /// `Acces`, `NoSpc`, …, and as [`resolve`](Self::resolve).
+    pub async fn create(&self, path: impl AsRef<[u8]>, mode: u32) -> Result<File> {
+        self.open_with(path, OpenOptions { create: Some(mode), exclusive: false, truncate: true }).await
+    }
+
+    /// Opens or makes a file.
+    ///
+    /// # Errors
+    /// `Exist`, `Acces`, `NoSpc`, …, and as [`resolve`](Self::resolve).
+    pub async fn open_with(&self, path: impl AsRef<[u8]>, options: OpenOptions) -> Result<File> {
+        let path = path.as_ref();
+        let file = |handle| File::new(self.clone(), handle, Bytes::copy_from_slice(path));
+        let handle = match options.create {
+            Some(mode) if options.exclusive => {
+                let (dir, name) = self.parent(path).await?;
+                self.create_exclusive(&dir, &name, mode).await
+            }
+            Some(mode) => match self.walk(path, true).await? {
+                End::Missing { dir, name } => {
+                    let size = options.truncate.then_some(0);
+                    let set = Sattr3 { mode: Some(mode), size, ..Sattr3::default() };
+                    self.create_at(&dir, &name, CreateHow3::Unchecked(set)).await
+                }
+                End::Object(node) => return self.opened(file(node.handle), options).await,
+            },
+            None => return self.opened(file(self.object(path, true).await?.handle), options).await,
+        };
+        handle.map(file).map_err(self.at(path))
+    }
+
+    async fn opened(&self, file: File, options: OpenOptions) -> Result<File> {
+        if options.truncate {
+            file.set_len(0).await?;
+        }
+        Ok(file)
+    }
+
+    /// Makes the regular file `name` in a directory; returns its handle.
+    ///
+    /// # Errors
+    /// `Exist`, `Acces`, `NoSpc`, …
+    pub async fn create_at(&self, dir: &NfsFh3, name: &[u8], how: CreateHow3) -> Result<NfsFh3> {
+        match self.v3.create(dir, name, how).await?.obj {
+            Some(handle) => Ok(handle),
+            None => Ok(self.v3.lookup(dir, name).await?.object),
+        }
+    }
+
+    async fn create_exclusive(&self, dir: &NfsFh3, name: &[u8], mode: u32) -> Result<NfsFh3> {
+        let set = Sattr3 { mode: Some(mode), ..Sattr3::default() };
+        let handle = match self.create_at(dir, name, CreateHow3::Exclusive(rand::random())).await {
+            Err(error) if error.status() == Some(Nfsstat3::NotSupp) => {
+                return self.create_at(dir, name, CreateHow3::Guarded(set)).await;
+            }
+            result => result?,
+        };
+        // RFC 1813 §3.3.8: the server may keep the verifier in the times, and has set no attributes.
+        let (atime, mtime) = (SetTime::ToServerTime, SetTime::ToServerTime);
+        self.v3.setattr(&handle, Sattr3 { atime, mtime, ..set }, None).await?;
+        Ok(handle)
+    }
+
+    /// The whole content of a file.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), or a READ failed.
+    pub async fn read(&self, path: impl AsRef<[u8]>) -> Result<Bytes> {
+        self.open(path).await?.read_bytes(0, usize::MAX).await
+    }
+
+    /// Makes a file of this content (mode 0644 where it is new); it is on stable storage when this returns.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create), or a WRITE failed.
+    pub async fn write(&self, path: impl AsRef<[u8]>, data: impl Into<Bytes>) -> Result<()> {
+        self.create(path, 0o644).await?.write_at(0, data.into()).await
+    }
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// `Exist`, `Acces`, …
+    pub async fn mkdir(&self, path: impl AsRef<[u8]>, mode: u32) -> Result<()> {
+        let path = path.as_ref();
+        let (dir, name) = self.parent(path).await?;
+        let set = Sattr3 { mode: Some(mode), ..Sattr3::default() };
+        self.v3.mkdir(&dir, &name, set).await.map(drop).map_err(self.at(path))
+    }
+
+    /// Makes a device, socket or pipe.
+    ///
+    /// # Errors
+    /// `Perm`, `NotSupp`, …
+    pub async fn mknod(&self, path: impl AsRef<[u8]>, node: MkNodData3) -> Result<()> {
+        let path = path.as_ref();
+        let (dir, name) = self.parent(path).await?;
+        self.v3.mknod(&dir, &name, node).await.map(drop).map_err(self.at(path))
+    }
+
+    /// Makes a symbolic link at `path` whose text is `text`.
+    ///
+    /// # Errors
+    /// `Exist`, `Acces`, …
+    pub async fn symlink(&self, text: impl AsRef<[u8]>, path: impl AsRef<[u8]>) -> Result<()> {
+        let (text, path) = (Bytes::copy_from_slice(text.as_ref()), path.as_ref());
+        let (dir, name) = self.parent(path).await?;
+        self.v3.symlink(&dir, &name, text, Sattr3::default()).await.map(drop).map_err(self.at(path))
+    }
+
+    /// Gives the object at `existing`, itself and not what a link there leads to, the further name `new`.
+    ///
+    /// # Errors
+    /// `Exist`, `IsDir`, `MLink`, …
+    pub async fn link(&self, existing: impl AsRef<[u8]>, new: impl AsRef<[u8]>) -> Result<()> {
+        let new = new.as_ref();
+        let object = self.object(existing.as_ref(), false).await?;
+        let (dir, name) = self.parent(new).await?;
+        self.v3.link(&object.handle, &dir, &name).await.map(drop).map_err(self.at(new))
+    }
+
+    /// Removes a name that is not a directory's.
+    ///
+    /// # Errors
+    /// `NoEnt`, `IsDir`, `Acces`, …
+    pub async fn remove(&self, path: impl AsRef<[u8]>) -> Result<()> {
+        let path = path.as_ref();
+        let (dir, name) = self.parent(path).await?;
+        self.v3.remove(&dir, &name).await.map(drop).map_err(self.at(path))
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `NotEmpty`, `NotDir`, …
+    pub async fn rmdir(&self, path: impl AsRef<[u8]>) -> Result<()> {
+        let path = path.as_ref();
+        let (dir, name) = self.parent(path).await?;
+        self.v3.rmdir(&dir, &name).await.map(drop).map_err(self.at(path))
+    }
+
+    /// Moves a name, replacing what is at the target if it can be.
+    ///
+    /// # Errors
+    /// `NoEnt`, `NotEmpty`, …
+    pub async fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
+        let from = from.as_ref();
+        let (from_dir, from_name) = self.parent(from).await?;
+        let (to_dir, to_name) = self.parent(to.as_ref()).await?;
+        let result = self.v3.rename(&from_dir, &from_name, &to_dir, &to_name).await;
+        result.map(drop).map_err(self.at(from))
+    }
+
+    /// The entries of a directory.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub async fn read_dir(&self, path: impl AsRef<[u8]>) -> Result<Dir> {
+        let path = path.as_ref();
+        let handle = self.object(path, true).await?.handle;
+        Ok(Dir::new(self.clone(), handle, Bytes::copy_from_slice(path)))
+    }
+
+    /// Space and objects of the file system at `path`, total and free.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub async fn statfs(&self, path: impl AsRef<[u8]>) -> Result<FsStatOk> {
+        let path = path.as_ref();
+        let handle = self.object(path, true).await?.handle;
+        self.v3.fsstat(&handle).await.map_err(self.at(path))
+    }
+
+    /// The limits of the file system at `path`.
+    ///
+    /// # Errors
+    /// As [`resolve`](Self::resolve).
+    pub async fn pathconf(&self, path: impl AsRef<[u8]>) -> Result<PathConfOk> {
+        let path = path.as_ref();
+        let handle = self.object(path, true).await?.handle;
+        self.v3.pathconf(&handle).await.map_err(self.at(path))
+    }
+
+    /// The directory that holds the last name of `path`, and that name.
+    ///
+    /// # Errors
+    /// The path does not end in a name, and as [`resolve`](Self::resolve).
+    pub async fn parent(&self, path: &[u8]) -> Result<(NfsFh3, Bytes)> {
+        let full = self.full(path);
+        let bad = |problem| Error::new(ErrorKind::Path(problem), "walk");
+        let (parent, name) = split_last(&full).map_err(bad).map_err(self.at(path))?;
+        let node = self.walk_full(parent, true).await.and_then(existing).map_err(self.at(path))?;
+        Ok((node.handle, Bytes::copy_from_slice(name)))
+    }
+
+    async fn object(&self, path: &[u8], follow: bool) -> Result<Object> {
+        let node = self.walk(path, follow).await.and_then(existing).map_err(self.at(path))?;
+        let attr = match node.attr {
+            Some(attr) => attr,
+            None => self.v3.getattr(&node.handle).await.map_err(self.at(path))?,
+        };
+        Ok(Object { handle: node.handle, attr })
+    }
+
+    async fn walk(&self, path: &[u8], follow: bool) -> Result<End> {
+        self.walk_full(&self.full(path), follow).await.map_err(self.at(path))
+    }
+
+    /// Says in an error where it happened.
+    fn at(&self, path: &[u8]) -> impl Fn(Error) -> Error {
+        move |error| error.on(self.v3.program().server()).at(path)
+    }
+
+    /// `path` behind the URL's.
+    fn full(&self, path: &[u8]) -> Vec<u8> {
+        match (&self.inner.start[..], path) {
+            (b"", path) => path.to_vec(),
+            (start, b"") => start.to_vec(),
+            (start, path) => [start, b"/", path].concat(),
+        }
+    }
+
+    async fn walk_full(&self, path: &[u8], follow: bool) -> Result<End> {
+        let mut walk = Walk::new(self.inner.root.clone(), path, follow);
+        loop {
+            match walk.step().map_err(|problem| Error::new(ErrorKind::Path(problem), "walk"))? {
+                Step::Done(end) => return Ok(end),
+                Step::ReadLink(link) => walk.link_text(&self.v3.readlink(&link).await?),
+                Step::Lookup { dir, name } => match self.v3.lookup(&dir, &name).await {
+                    Ok(ok) => {
+                        let attr = match ok.obj_attributes {
+                            Some(attr) => attr,
+                            None => self.v3.getattr(&ok.object).await?,
+                        };
+                        walk.found(Node { handle: ok.object, attr: Some(attr) });
+                    }
+                    Err(error) if error.is_not_found() => {
+                        if !walk.missing() {
+                            return Err(error);
+                        }
+                    }
+                    Err(error) => return Err(error),
+                },
+            }
+        }
+    }
+}
+
+fn existing(end: End) -> Result<Node> {
+    match end {
+        End::Object(node) => Ok(node),
+        End::Missing { .. } => Err(Error::new(ErrorKind::Nfs(Nfsstat3::NoEnt), "LOOKUP")),
+    }
+}

@@ -1,0 +1,129 @@
+//! [`Link`] and [`Program`]: RPC calls, with errors that say what was called where.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use buf::{Pool, SharedBuffer};
+use rpc::{
+    Answer, AuthSys, CallFailed, CallOptions, Client, ClientError, ClientOptions, Credential, ReplyPlan, TransportKind,
+};
+use tokio::time::{Instant, timeout};
+use xdr::{Decode, Encode};
+
+use crate::{Error, ErrorKind, MountOptions, Result};
+
+/// A connection to a server, made again when it is lost. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Link {
+    client: Client,
+    /// Of the transport; a connection that is made again has the same.
+    pool: Pool,
+    message_max: usize,
+}
+
+impl Link {
+    pub async fn connect(kind: Arc<dyn TransportKind>, server: SocketAddr, options: &MountOptions) -> Result<Self> {
+        // Program and version are set with each use.
+        let client_options = ClientOptions { credential: credential(options), ..ClientOptions::new(0, 0) };
+        let connected = timeout(options.deadline, Client::connect(kind, server, client_options)).await;
+        let failed = |kind| Error::new(kind, "connect").on(&server.to_string().into());
+        let client = match connected {
+            Err(_) => return Err(failed(ErrorKind::Timeout { after: options.deadline, last: None })),
+            Ok(Err(error)) => return Err(failed(ErrorKind::Rpc(error))),
+            Ok(Ok(client)) => client,
+        };
+        let (pool, message_max) = match client.transport() {
+            Some(transport) => (transport.pool().clone(), transport.caps().message_max),
+            None => return Err(failed(ErrorKind::Rpc(ClientError::Transport(lost())))),
+        };
+        Ok(Self { client, pool, message_max })
+    }
+}
+
+fn lost() -> rpc::TransportError {
+    rpc::TransportError::Lost("right after it was made".to_owned())
+}
+
+/// One program of a server, called with a deadline.
+#[derive(Clone)]
+pub(crate) struct Program {
+    link: Link,
+    number: u32,
+    server: Arc<str>,
+    timeout: Duration,
+}
+
+impl Program {
+    pub fn new(link: Link, number: u32, version: u32, server: Arc<str>, timeout: Duration) -> Self {
+        let link = Link { client: link.client.with_program(number, version), ..link };
+        Self { link, number, server, timeout }
+    }
+
+    pub fn with_deadline(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
+    }
+
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The server's name, for messages.
+    pub fn server(&self) -> &Arc<str> {
+        &self.server
+    }
+
+    pub fn pool(&self) -> &Pool {
+        &self.link.pool
+    }
+
+    pub fn message_max(&self) -> usize {
+        self.link.message_max
+    }
+
+    /// When a call that begins now must end.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    /// Calls `procedure`. The sink of `plan` comes back, unless the transport still has it at the deadline.
+    pub async fn call<A: Encode, R: Decode>(
+        &self,
+        procedure: u32,
+        name: &'static str,
+        arguments: &A,
+        plan: ReplyPlan,
+        deadline: Instant,
+    ) -> (Result<R>, Option<SharedBuffer>) {
+        let options = CallOptions { deadline: Some(deadline.saturating_duration_since(Instant::now())) };
+        match self.link.client.call(procedure, arguments, plan, options).await {
+            Ok(Answer { results, sink }) => (Ok(results), sink),
+            Err(CallFailed { error, sink }) => (Err(self.error(error, name)), sink.map(SharedBuffer::from)),
+        }
+    }
+
+    fn error(&self, error: ClientError, name: &'static str) -> Error {
+        let kind = match error {
+            ClientError::Deadline(passed) => ErrorKind::Timeout { after: self.timeout, last: passed.last },
+            ClientError::Decode(error) => ErrorKind::Protocol(error.to_string()),
+            error => ErrorKind::Rpc(error),
+        };
+        Error::new(kind, name).on(&self.server)
+    }
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "program {} on {}", self.number, self.server)
+    }
+}
+
+fn credential(options: &MountOptions) -> Credential {
+    let own = AuthSys::of_process();
+    // Whoever acts as another user has not that user's groups.
+    let other = options.uid.is_some_and(|uid| uid != own.uid);
+    let gids = match &options.gids {
+        Some(gids) => gids.iter().copied().collect(),
+        None if other => Default::default(),
+        None => own.gids,
+    };
+    Credential::Sys(AuthSys { uid: options.uid.unwrap_or(own.uid), gid: options.gid.unwrap_or(own.gid), gids, ..own })
+}

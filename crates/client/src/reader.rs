@@ -1,0 +1,128 @@
+//! [`Reader`]: a file in order, read ahead.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes};
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use nfs::v3::ReadOk;
+use rpc::BoxFuture;
+use tokio::io::{AsyncRead, ReadBuf};
+
+use crate::{
+    Error, ErrorKind, File, Result,
+    read_ahead::{Answer, ReadAhead, Request},
+    v3::pieces,
+};
+
+/// Reads a file in order, asking for what comes next before it is wanted.
+///
+/// [`next`](Self::next) gives the data in the memory that the transport received it into; nothing is copied. Through
+/// [`AsyncRead`] it is copied once. Requests are in flight only while the reader lives: dropping it gives them up.
+///
+/// ```no_run
+/// # async fn example(file: client::File) -> client::Result<()> {
+/// let mut reader = file.reader();
+/// while let Some(bytes) = reader.next().await? {
+///     println!("{} bytes", bytes.len());
+/// }
+/// # Ok(()) }
+/// ```
+pub struct Reader {
+    file: Arc<File>,
+    ahead: ReadAhead<Error>,
+    running: FuturesUnordered<BoxFuture<'static, (Request, Result<ReadOk>)>>,
+    /// What is left of a chunk that `AsyncRead` has begun.
+    chunk: Bytes,
+}
+
+impl Reader {
+    pub(crate) fn new(file: File, start: u64, end: u64) -> Self {
+        let ahead = ReadAhead::new(start, end, file.mount().read_size(), file.mount().options().read_ahead);
+        Self { file: Arc::new(file), ahead, running: FuturesUnordered::new(), chunk: Bytes::new() }
+    }
+
+    /// Asks for the whole window at once, for a caller who is known to want it all.
+    pub(crate) fn eager(mut self) -> Self {
+        self.ahead = self.ahead.eager();
+        self
+    }
+
+    /// The next bytes, in pieces of the server's choice; `None` at the end.
+    ///
+    /// Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// A READ that failed. The reader is then of no more use.
+    pub async fn next(&mut self) -> Result<Option<Bytes>> {
+        std::future::poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// As [`next`](Self::next).
+    ///
+    /// # Errors
+    /// As `next`.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>>> {
+        if !self.chunk.is_empty() {
+            return Poll::Ready(Ok(Some(std::mem::take(&mut self.chunk))));
+        }
+        loop {
+            if let Some(data) = self.ahead.take() {
+                // Taking has made room: what comes next leaves now, not when the caller comes back.
+                self.drive(cx);
+                return Poll::Ready(data.map(Some));
+            }
+            if self.ahead.is_done() {
+                return Poll::Ready(Ok(None));
+            }
+            if !self.drive(cx) {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Sends what is due and takes in what has come; returns whether anything has.
+    fn drive(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut any = false;
+        loop {
+            while let Some(request) = self.ahead.next_request() {
+                let file = self.file.clone();
+                self.running.push(Box::pin(async move {
+                    let answer = file.mount().v3().read(file.handle(), request.offset, request.len as u32).await;
+                    (request, answer)
+                }));
+            }
+            let Poll::Ready(Some((request, answer))) = self.running.poll_next_unpin(cx) else { return any };
+            any = true;
+            if let Err(error) = self.take_in(request, answer) {
+                self.ahead.fail(request, self.file.annotate(error));
+            }
+        }
+    }
+
+    fn take_in(&mut self, request: Request, answer: Result<ReadOk>) -> Result<()> {
+        let ok = answer?;
+        let protocol = |problem: &str| Error::new(ErrorKind::Protocol(problem.to_owned()), "READ");
+        let size = ok.file_attributes.as_ref().map(|attr| attr.size);
+        let data = pieces(ok.data.0)?;
+        self.ahead.answer(request, Answer { data, eof: ok.eof, size }).map_err(protocol)
+    }
+}
+
+impl AsyncRead for Reader {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        if self.chunk.is_empty() {
+            match ready!(self.poll_next(cx))? {
+                Some(chunk) => self.chunk = chunk,
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+        let len = self.chunk.len().min(into.remaining());
+        into.put_slice(&self.chunk[..len]);
+        self.chunk.advance(len);
+        Poll::Ready(Ok(()))
+    }
+}

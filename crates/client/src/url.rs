@@ -1,0 +1,325 @@
+//! [`NfsUrl`]: where a mount is and how to reach it, parsed once.
+//!
+//! `nfs://host[:port]/export/path?proto=rdma&rsize=1M&…`. The path is percent-decoded to bytes, as file names are
+//! bytes. Keys of the query that are not ours belong to the transport, which refuses what it does not know.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use bytes::Bytes;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+use rpc::RawOptions;
+
+/// The address of a directory or file on an NFS server, and how it is to be mounted.
+///
+/// ```
+/// let url: client::NfsUrl = "nfs://[::1]:2049/srv/a%20b?proto=tcp&rsize=256K&timeo=300".parse().unwrap();
+/// assert_eq!(url.host, "::1");
+/// assert_eq!(url.port, Some(2049));
+/// assert_eq!(&url.path[..], b"/srv/a b");
+/// assert_eq!(url.options.read_size, Some(256 << 10));
+/// assert_eq!(url.options.deadline.as_secs(), 30); // timeo counts tenths of a second, as in nfs(5)
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NfsUrl {
+    /// Host name or address; an IPv6 address without its brackets.
+    pub host: String,
+    /// The port of NFS; without one it is found out.
+    pub port: Option<u16>,
+    /// The path on the server, decoded; starts with a slash.
+    pub path: Bytes,
+    /// What the query says.
+    pub options: MountOptions,
+}
+
+/// How to mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// `proto`: the transport, by its name in the switch.
+    pub proto: String,
+    /// `mountport`: the port of MOUNT; without one it is found out.
+    pub mount_port: Option<u16>,
+    /// `mountproto`: the transport of MOUNT, where it is not that of NFS.
+    pub mount_proto: Option<String>,
+    /// `timeo`: how long one operation may take in all, retransmissions included. In the URL a number is in
+    /// tenths of a second, as in nfs(5); `ms` and `s` can be written behind it.
+    pub deadline: Duration,
+    /// `uid`: the user to act as; else that of the process.
+    pub uid: Option<u32>,
+    /// `gid`: the group to act as; else that of the process.
+    pub gid: Option<u32>,
+    /// `gids`: further groups, by commas; else those of the process.
+    pub gids: Option<Vec<u32>>,
+    /// `rsize`: largest READ in bytes; else the server's largest, up to 1 MiB.
+    pub read_size: Option<u32>,
+    /// `wsize`: largest WRITE in bytes; else the server's largest, up to 1 MiB.
+    pub write_size: Option<u32>,
+    /// `readahead`: most bytes that a reader asks for before they are wanted.
+    pub read_ahead: usize,
+    /// `writebehind`: most bytes that a writer holds that are not on stable storage.
+    pub write_behind: usize,
+    /// Options of the transport.
+    pub transport: RawOptions,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            proto: "tcp".to_owned(),
+            mount_port: None,
+            mount_proto: None,
+            deadline: Duration::from_secs(60),
+            uid: None,
+            gid: None,
+            gids: None,
+            read_size: None,
+            write_size: None,
+            read_ahead: 8 << 20,
+            write_behind: 16 << 20,
+            transport: RawOptions::new(),
+        }
+    }
+}
+
+/// What is wrong with a URL.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UrlError {
+    /// The URL.
+    pub url: String,
+    /// What is wrong with it, and what is possible.
+    pub problem: String,
+}
+
+impl fmt::Display for UrlError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "'{}': {}", self.url, self.problem)
+    }
+}
+
+impl std::error::Error for UrlError {}
+
+impl FromStr for NfsUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        parse(text).map_err(|problem| UrlError { url: text.to_owned(), problem })
+    }
+}
+
+impl NfsUrl {
+    /// `host` or `host:port`, with an IPv6 address in brackets.
+    pub fn authority(&self) -> String {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        self.port.map_or_else(|| host.clone(), |port| format!("{host}:{port}"))
+    }
+
+    /// The same, but for another path: bytes, not percent-encoded.
+    pub fn with_path(&self, path: impl Into<Bytes>) -> Self {
+        Self { path: path.into(), ..self.clone() }
+    }
+}
+
+/// The URL without its options.
+impl fmt::Display for NfsUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "nfs://{}{}", self.authority(), percent_encode(&self.path, ENCODED))
+    }
+}
+
+fn parse(text: &str) -> Result<NfsUrl, String> {
+    let url = url::Url::parse(text).map_err(|error| format!("not a URL ({error}); expected {SHAPE}"))?;
+    if url.scheme() != "nfs" {
+        return Err(format!("scheme '{}'; expected {SHAPE}", url.scheme()));
+    }
+    if url.fragment().is_some() {
+        return Err("'#' in a path is written %23".to_owned());
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("NFS knows no user name or password; to act as a user write ?uid=…&gid=…".to_owned());
+    }
+    let host = match url.host() {
+        Some(url::Host::Ipv6(address)) => address.to_string(),
+        Some(host) if !host.to_string().is_empty() => host.to_string(),
+        _ => return Err(format!("no host; expected {SHAPE}")),
+    };
+    let mut path: Vec<u8> = percent_decode_str(url.path()).collect();
+    if path.is_empty() {
+        path.push(b'/');
+    }
+    if path.contains(&0) {
+        return Err("a path has no zero bytes".to_owned());
+    }
+    let mut options = MountOptions::default();
+    let mut seen = Vec::new();
+    for (key, value) in url.query_pairs() {
+        if seen.contains(&key) {
+            return Err(format!("option '{key}' stands there twice"));
+        }
+        options.set(&key, &value).map_err(|problem| format!("option '{key}={value}': {problem}"))?;
+        seen.push(key);
+    }
+    Ok(NfsUrl { host, port: url.port(), path: path.into(), options })
+}
+
+impl MountOptions {
+    /// The keys of the query that are not the transport's.
+    pub const KEYS: &[&str] = &[
+        "proto",
+        "vers",
+        "mountport",
+        "mountproto",
+        "timeo",
+        "uid",
+        "gid",
+        "gids",
+        "rsize",
+        "wsize",
+        "readahead",
+        "writebehind",
+    ];
+
+    /// Sets what a key of a URL's query sets; a key that is not one of [`KEYS`](Self::KEYS) is the transport's.
+    ///
+    /// # Errors
+    /// What is wrong with the value, and what is possible.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key {
+            "proto" => self.proto = name(value)?,
+            "vers" if value == "3" => {}
+            "vers" => return Err("possible: 3".to_owned()),
+            "mountport" => self.mount_port = Some(number(value)?),
+            "mountproto" => self.mount_proto = Some(name(value)?),
+            "timeo" => self.deadline = duration(value)?,
+            "uid" => self.uid = Some(number(value)?),
+            "gid" => self.gid = Some(number(value)?),
+            "gids" => self.gids = Some(groups(value)?),
+            "rsize" => self.read_size = Some(size(value, 512, nfs::v3::DATA_BOUND)? as u32),
+            "wsize" => self.write_size = Some(size(value, 512, nfs::v3::DATA_BOUND)? as u32),
+            "readahead" => self.read_ahead = size(value, 0, WINDOW_MAX)?,
+            "writebehind" => self.write_behind = size(value, 0, WINDOW_MAX)?,
+            _ => {
+                self.transport.insert(key.to_owned(), value.to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn name(value: &str) -> Result<String, String> {
+    if value.is_empty() { Err("the name of a transport is missing".to_owned()) } else { Ok(value.to_owned()) }
+}
+
+fn number<T: FromStr>(value: &str) -> Result<T, String> {
+    let bits = 8 * size_of::<T>() as u32;
+    value.parse().map_err(|_| format!("expected a number from 0 to {}", u64::MAX >> (64 - bits)))
+}
+
+fn groups(value: &str) -> Result<Vec<u32>, String> {
+    let gids = value.split(',').filter(|gid| !gid.is_empty()).map(number).collect::<Result<Vec<u32>, _>>()?;
+    // RFC 5531 appendix A: gids<16>.
+    if gids.len() > 16 { Err("AUTH_SYS carries at most 16 groups".to_owned()) } else { Ok(gids) }
+}
+
+fn size(value: &str, min: usize, max: usize) -> Result<usize, String> {
+    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let shift = match value[digits.len()..].to_ascii_lowercase().as_str() {
+        "" => Some(0),
+        "k" | "kib" => Some(10),
+        "m" | "mib" => Some(20),
+        "g" | "gib" => Some(30),
+        _ => None,
+    };
+    let bytes = shift.and_then(|shift| digits.parse::<usize>().ok()?.checked_mul(1 << shift));
+    bytes
+        .filter(|bytes| (min..=max).contains(bytes))
+        .ok_or_else(|| format!("expected bytes from {min} to {max}; K, M and G can be written behind the number"))
+}
+
+fn duration(value: &str) -> Result<Duration, String> {
+    let digits = value.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit_ms = match &value[digits.len()..] {
+        "" => Some(100),
+        "ms" => Some(1),
+        "s" => Some(1000),
+        _ => None,
+    };
+    let ms = unit_ms.and_then(|unit_ms: u64| digits.parse::<u64>().ok()?.checked_mul(unit_ms));
+    ms.filter(|ms| (1..=TIMEO_MAX_MS).contains(ms))
+        .map(Duration::from_millis)
+        .ok_or_else(|| "expected tenths of a second, or a number with 'ms' or 's' behind it, up to a day".to_owned())
+}
+
+const SHAPE: &str = "nfs://host[:port]/export/path[?proto=tcp&…]";
+const WINDOW_MAX: usize = 1 << 30;
+const TIMEO_MAX_MS: u64 = 24 * 3600 * 1000;
+/// What [`NfsUrl`]'s `Display` encodes: everything but slashes and what RFC 3986 §2.3 calls unreserved.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(text: &str) -> String {
+        text.parse::<NfsUrl>().expect_err(text).problem
+    }
+
+    #[test]
+    fn the_shortest_url_has_defaults() {
+        let url: NfsUrl = "nfs://server".parse().unwrap();
+        assert_eq!(
+            url,
+            NfsUrl {
+                host: "server".into(),
+                port: None,
+                path: Bytes::from_static(b"/"),
+                options: MountOptions::default()
+            }
+        );
+        assert_eq!(url.options.proto, "tcp");
+    }
+
+    #[test]
+    fn every_option_is_taken_and_others_go_to_the_transport() {
+        let url: NfsUrl =
+            "nfs://10.0.0.1:20049/e?proto=rdma&vers=3&mountport=20048&mountproto=tcp&timeo=5s&uid=1&gid=2\
+                           &gids=3,4&rsize=64k&wsize=1M&readahead=4M&writebehind=0&inline=8192"
+                .parse()
+                .unwrap();
+        let options = &url.options;
+        assert_eq!((url.host.as_str(), url.port), ("10.0.0.1", Some(20049)));
+        assert_eq!((options.proto.as_str(), options.mount_proto.as_deref()), ("rdma", Some("tcp")));
+        assert_eq!((options.mount_port, options.deadline), (Some(20048), Duration::from_secs(5)));
+        assert_eq!((options.uid, options.gid, options.gids.as_deref()), (Some(1), Some(2), Some(&[3, 4][..])));
+        assert_eq!((options.read_size, options.write_size), (Some(65536), Some(1 << 20)));
+        assert_eq!((options.read_ahead, options.write_behind), (4 << 20, 0));
+        assert_eq!(options.transport.iter().collect::<Vec<_>>(), [(&"inline".to_owned(), &"8192".to_owned())]);
+    }
+
+    #[test]
+    fn paths_are_bytes_and_come_back_the_same() {
+        let url: NfsUrl = "nfs://[fe80::1]:7/a%ff%20b/c+d%23%3F".parse().unwrap();
+        assert_eq!(&url.path[..], b"/a\xff b/c+d#?");
+        assert_eq!(url.to_string(), "nfs://[fe80::1]:7/a%FF%20b/c%2Bd%23%3F");
+        assert_eq!(url.to_string().parse::<NfsUrl>().unwrap(), url);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        assert!(problem("server:/export").contains("expected nfs://host"));
+        assert!(problem("/local/path").contains("expected nfs://host"));
+        assert!(problem("http://h/e").contains("scheme 'http'"));
+        assert!(problem("nfs:///e").contains("host"));
+        assert!(problem("nfs://h/a#b").contains("%23"));
+        assert!(problem("nfs://me@h/a").contains("uid="));
+        assert!(problem("nfs://h/a%00b").contains("zero bytes"));
+        assert!(problem("nfs://h:99999/").contains("port"));
+        assert!(problem("nfs://h/?vers=4").contains("possible: 3"));
+        assert!(problem("nfs://h/?uid=-1").contains("4294967295"));
+        assert!(problem("nfs://h/?mountport=65536").contains("65535"));
+        assert!(problem("nfs://h/?rsize=9G").contains("'rsize=9G'"));
+        assert!(problem("nfs://h/?rsize=1x").contains("K, M and G"));
+        assert!(problem("nfs://h/?timeo=0").contains("tenths"));
+        assert!(problem("nfs://h/?proto=").contains("transport"));
+        assert!(problem("nfs://h/?uid=1&uid=2").contains("twice"));
+        assert!(problem("nfs://h/?gids=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17").contains("at most 16"));
+    }
+}

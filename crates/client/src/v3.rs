@@ -1,0 +1,415 @@
+//! [`V3`]: the procedures of NFS version 3, one function each (RFC 1813 §3.3).
+//!
+//! Arguments and results are those of the RFC. A server that answers JUKEBOX, which means "later", is asked again until the
+//! deadline. On error, what the reply said of attributes is dropped.
+
+use std::time::Duration;
+
+use buf::{Buffer, Piece, Rope, SharedBuffer};
+use bytes::Bytes;
+use nfs::v3::*;
+use rpc::{ReplyHeader, ReplyPlan};
+use smallvec::SmallVec;
+use tokio::time::Instant;
+use xdr::{Decode, Located, Message};
+
+use crate::{Error, ErrorKind, Result, program::Program};
+
+/// NFS version 3 on one server, by file handles. Cheap to clone; usable from any task.
+///
+/// Every call ends by the deadline, and dropping its future gives it up.
+#[derive(Clone, Debug)]
+pub struct V3 {
+    program: Program,
+}
+
+/// What [`V3::read_into`] read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadInfo {
+    /// Bytes in the buffer.
+    pub len: usize,
+    /// Whether they reach the end of the file.
+    pub eof: bool,
+    /// The file's attributes.
+    pub attr: PostOpAttr,
+}
+
+impl V3 {
+    pub(crate) fn new(program: Program) -> Self {
+        Self { program }
+    }
+
+    /// The same, but each call may take so long.
+    pub fn with_deadline(&self, deadline: Duration) -> Self {
+        Self { program: self.program.with_deadline(deadline) }
+    }
+
+    /// How calls are made; what is below NFS.
+    pub(crate) fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// NULL: asks whether the server answers.
+    ///
+    /// # Errors
+    /// It does not.
+    pub async fn null(&self) -> Result<()> {
+        let plan = ReplyPlan { inline_max: RESULT_MAX, ..ReplyPlan::default() };
+        self.program.call(Proc3::Null as u32, Proc3::Null.name(), &(), plan, self.program.deadline()).await.0
+    }
+
+    /// GETATTR: the attributes of an object.
+    ///
+    /// # Errors
+    /// `Stale`, and what can fail with any call.
+    pub async fn getattr(&self, object: &NfsFh3) -> Result<Fattr3> {
+        self.call::<GetAttr, _, _>(&GetAttrArgs { object: object.clone() }, 0, 0).await
+    }
+
+    /// SETATTR: sets attributes; with `guard`, only if that is the object's ctime.
+    ///
+    /// # Errors
+    /// `NotSync` if the guard is not, `Perm`, …
+    pub async fn setattr(&self, object: &NfsFh3, set: Sattr3, guard: Option<Nfstime3>) -> Result<WccData> {
+        let args = SetAttrArgs { object: object.clone(), new_attributes: set, guard };
+        self.call::<SetAttr, _, _>(&args, 0, 0).await
+    }
+
+    /// LOOKUP: the object of a name.
+    ///
+    /// # Errors
+    /// `NoEnt`, `NotDir`, …
+    pub async fn lookup(&self, dir: &NfsFh3, name: &[u8]) -> Result<LookupOk> {
+        self.call::<Lookup, _, _>(&LookupArgs { what: dirop(dir, name)? }, 0, 0).await
+    }
+
+    /// ACCESS: which of the wanted rights (`ACCESS3_…`) the caller has.
+    ///
+    /// # Errors
+    /// `Stale`, …
+    pub async fn access(&self, object: &NfsFh3, wanted: u32) -> Result<AccessOk> {
+        self.call::<Access, _, _>(&AccessArgs { object: object.clone(), access: wanted }, 0, 0).await
+    }
+
+    /// READLINK: the text of a symbolic link.
+    ///
+    /// # Errors
+    /// `Inval` if it is none.
+    pub async fn readlink(&self, symlink: &NfsFh3) -> Result<Bytes> {
+        let args = ReadLinkArgs { symlink: symlink.clone() };
+        let ok = self.call::<ReadLink, _, _>(&args, 0, NAME_BOUND).await?;
+        ok.data.0.to_bytes().map_err(|_| unreadable("READLINK"))
+    }
+
+    /// READ: up to `count` bytes, in the memory that the transport received them into.
+    ///
+    /// # Errors
+    /// `IsDir`, `Acces`, …
+    pub async fn read(&self, file: &NfsFh3, offset: u64, count: u32) -> Result<ReadOk> {
+        let args = ReadArgs { file: file.clone(), offset, count };
+        let ok = self.call::<Read, _, _>(&args, 0, count as usize).await?;
+        check_read(&ok, count as usize).map(|()| ok)
+    }
+
+    /// READ into all visible bytes of `buffer`, which the transport fills itself where it can. A buffer of that
+    /// visible length comes back whatever happens; it is the same, unless the transport still had it at the deadline.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); what the buffer holds is then unspecified.
+    pub async fn read_into(&self, file: &NfsFh3, offset: u64, buffer: Buffer) -> (Result<ReadInfo>, Buffer) {
+        let wanted = buffer.len();
+        let Ok(count) = u32::try_from(wanted) else {
+            return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), buffer);
+        };
+        let args = ReadArgs { file: file.clone(), offset, count };
+        let deadline = self.program.deadline();
+        let (mut buffer, mut backoff) = (buffer, Backoff::new());
+        loop {
+            let plan = ReplyPlan { sink: Some(buffer), ..plan::<Read>(0, wanted) };
+            let (result, sink) =
+                self.program.call::<_, ReadRes>(Proc3::Read as u32, "READ", &args, plan, deadline).await;
+            // At a deadline the transport may still have it; it goes home from there.
+            let sink = sink.unwrap_or_else(|| self.program.pool().take(wanted).into());
+            let result = result.and_then(|res| self.status::<Read, _, _>(res));
+            let result = result.and_then(|ok| check_read(&ok, wanted).map(|()| ok));
+            match result {
+                Ok(ok) => {
+                    let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof, attr: ok.file_attributes };
+                    return match settle(ok.data.0, sink, wanted) {
+                        Ok(buffer) => (Ok(info), buffer),
+                        Err(buffer) => (Err(unreadable("READ")), buffer),
+                    };
+                }
+                Err(error) => {
+                    buffer = reclaim(sink, wanted);
+                    if !backoff.retries(&error, deadline).await {
+                        return (Err(error), buffer);
+                    }
+                }
+            }
+        }
+    }
+
+    /// WRITE: writes `data` at `offset`; the server may write less.
+    ///
+    /// # Errors
+    /// `NoSpc`, `FBig`, `Acces`, …
+    pub async fn write(&self, file: &NfsFh3, offset: u64, data: impl Into<Rope>, stable: StableHow) -> Result<WriteOk> {
+        let data = data.into();
+        if data.len() > DATA_BOUND {
+            return Err(Error::new(ErrorKind::Invalid("a WRITE of more than 4 MiB"), "WRITE"));
+        }
+        let args = WriteArgs { file: file.clone(), offset, count: data.len() as u32, stable, data: data.into() };
+        self.call::<Write, _, _>(&args, 0, 0).await
+    }
+
+    /// CREATE: makes a regular file, or finds one as `how` allows.
+    ///
+    /// # Errors
+    /// `Exist`, `Acces`, …
+    pub async fn create(&self, dir: &NfsFh3, name: &[u8], how: CreateHow3) -> Result<NewObjectOk> {
+        self.call::<Create, _, _>(&CreateArgs { what: dirop(dir, name)?, how }, 0, 0).await
+    }
+
+    /// MKDIR: makes a directory.
+    ///
+    /// # Errors
+    /// `Exist`, `Acces`, …
+    pub async fn mkdir(&self, dir: &NfsFh3, name: &[u8], attributes: Sattr3) -> Result<NewObjectOk> {
+        self.call::<MkDir, _, _>(&MkDirArgs { what: dirop(dir, name)?, attributes }, 0, 0).await
+    }
+
+    /// SYMLINK: makes a symbolic link.
+    ///
+    /// # Errors
+    /// `Exist`, `Acces`, …
+    pub async fn symlink(&self, dir: &NfsFh3, name: &[u8], text: Bytes, set: Sattr3) -> Result<NewObjectOk> {
+        if text.len() > NAME_BOUND {
+            return Err(Error::new(ErrorKind::Nfs(Nfsstat3::NameTooLong), "SYMLINK"));
+        }
+        let args = SymLinkArgs { what: dirop(dir, name)?, symlink_attributes: set, symlink_data: text.into() };
+        self.call::<SymLink, _, _>(&args, 0, 0).await
+    }
+
+    /// MKNOD: makes a device, socket or pipe.
+    ///
+    /// # Errors
+    /// `Perm`, `NotSupp`, …
+    pub async fn mknod(&self, dir: &NfsFh3, name: &[u8], data: MkNodData3) -> Result<NewObjectOk> {
+        self.call::<MkNod, _, _>(&MkNodArgs { what: dirop(dir, name)?, data }, 0, 0).await
+    }
+
+    /// REMOVE: removes a name that is not a directory's.
+    ///
+    /// # Errors
+    /// `NoEnt`, `Acces`, …
+    pub async fn remove(&self, dir: &NfsFh3, name: &[u8]) -> Result<WccData> {
+        self.call::<Remove, _, _>(&RemoveArgs { object: dirop(dir, name)? }, 0, 0).await
+    }
+
+    /// RMDIR: removes an empty directory.
+    ///
+    /// # Errors
+    /// `NotEmpty`, `NoEnt`, …
+    pub async fn rmdir(&self, dir: &NfsFh3, name: &[u8]) -> Result<WccData> {
+        self.call::<RmDir, _, _>(&RemoveArgs { object: dirop(dir, name)? }, 0, 0).await
+    }
+
+    /// RENAME: moves a name, replacing what is at the target if it can be.
+    ///
+    /// # Errors
+    /// `NoEnt`, `XDev`, `NotEmpty`, …
+    pub async fn rename(&self, from_dir: &NfsFh3, from: &[u8], to_dir: &NfsFh3, to: &[u8]) -> Result<RenameWcc> {
+        self.call::<Rename, _, _>(&RenameArgs { from: dirop(from_dir, from)?, to: dirop(to_dir, to)? }, 0, 0).await
+    }
+
+    /// LINK: gives an object a further name.
+    ///
+    /// # Errors
+    /// `Exist`, `MLink`, …
+    pub async fn link(&self, file: &NfsFh3, dir: &NfsFh3, name: &[u8]) -> Result<LinkWcc> {
+        self.call::<Link, _, _>(&LinkArgs { file: file.clone(), link: dirop(dir, name)? }, 0, 0).await
+    }
+
+    /// READDIR: entries behind `cookie`, in up to `count` bytes.
+    ///
+    /// # Errors
+    /// `BadCookie`, `TooSmall`, …
+    pub async fn readdir(
+        &self,
+        dir: &NfsFh3,
+        cookie: u64,
+        cookieverf: Cookieverf3,
+        count: u32,
+    ) -> Result<ReadDirOk<Entry3>> {
+        let args = ReadDirArgs { dir: dir.clone(), cookie, cookieverf, count };
+        self.call::<ReadDir, _, _>(&args, count as usize, 0).await
+    }
+
+    /// READDIRPLUS: entries behind `cookie` with attributes and handles, in up to `maxcount` bytes.
+    ///
+    /// # Errors
+    /// `BadCookie`, `TooSmall`, `NotSupp`, …
+    pub async fn readdirplus(
+        &self,
+        dir: &NfsFh3,
+        cookie: u64,
+        cookieverf: Cookieverf3,
+        dircount: u32,
+        maxcount: u32,
+    ) -> Result<ReadDirOk<EntryPlus3>> {
+        let args = ReadDirPlusArgs { dir: dir.clone(), cookie, cookieverf, dircount, maxcount };
+        self.call::<ReadDirPlus, _, _>(&args, maxcount as usize, 0).await
+    }
+
+    /// FSSTAT: space and objects of the file system, total and free.
+    ///
+    /// # Errors
+    /// `Stale`, …
+    pub async fn fsstat(&self, fsroot: &NfsFh3) -> Result<FsStatOk> {
+        self.call::<FsStat, _, _>(&FsStatArgs { fsroot: fsroot.clone() }, 0, 0).await
+    }
+
+    /// FSINFO: the server's limits.
+    ///
+    /// # Errors
+    /// `Stale`, …
+    pub async fn fsinfo(&self, fsroot: &NfsFh3) -> Result<FsInfoOk> {
+        self.call::<FsInfo, _, _>(&FsInfoArgs { fsroot: fsroot.clone() }, 0, 0).await
+    }
+
+    /// PATHCONF: the file system's limits.
+    ///
+    /// # Errors
+    /// `Stale`, …
+    pub async fn pathconf(&self, object: &NfsFh3) -> Result<PathConfOk> {
+        self.call::<PathConf, _, _>(&PathConfArgs { object: object.clone() }, 0, 0).await
+    }
+
+    /// COMMIT: makes unstable writes to the range durable; `count` 0 means to the end. Data is safe if the verifier is
+    /// the one that its WRITE returned.
+    ///
+    /// # Errors
+    /// `Io`, …
+    pub async fn commit(&self, file: &NfsFh3, offset: u64, count: u32) -> Result<CommitOk> {
+        self.call::<Commit, _, _>(&CommitArgs { file: file.clone(), offset, count }, 0, 0).await
+    }
+
+    /// Calls, and calls again while the server says JUKEBOX.
+    async fn call<P, T, F>(&self, args: &P::Args, listing_max: usize, payload_max: usize) -> Result<T>
+    where
+        P: Procedure3<Res = Res3<T, F>>,
+        T: Decode,
+        F: Decode,
+    {
+        let deadline = self.program.deadline();
+        let mut backoff = Backoff::new();
+        loop {
+            let plan = plan::<P>(listing_max, payload_max);
+            let (result, _) =
+                self.program.call::<_, P::Res>(P::NUMBER as u32, P::NUMBER.name(), args, plan, deadline).await;
+            match result.and_then(|res| self.status::<P, _, _>(res)) {
+                Err(error) if backoff.retries(&error, deadline).await => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn status<P: Procedure3, T, F>(&self, res: Res3<T, F>) -> Result<T> {
+        res.into_result()
+            .map_err(|(status, _)| Error::new(ErrorKind::Nfs(status), P::NUMBER.name()).on(self.program.server()))
+    }
+}
+
+/// Waits longer each time that a server says "later".
+struct Backoff {
+    delay: Duration,
+}
+
+impl Backoff {
+    fn new() -> Self {
+        Self { delay: JUKEBOX_FIRST }
+    }
+
+    /// Whether to call again after this error; waits before it says yes.
+    async fn retries(&mut self, error: &Error, deadline: Instant) -> bool {
+        let at = Instant::now() + self.delay;
+        if error.status() != Some(Nfsstat3::Jukebox) || at >= deadline {
+            return false;
+        }
+        tokio::time::sleep_until(at).await;
+        self.delay = (self.delay * 2).min(JUKEBOX_MOST);
+        true
+    }
+}
+
+/// The data of a READ piece by piece, as it was received.
+pub(crate) fn pieces(data: Rope) -> Result<SmallVec<[Bytes; 1]>> {
+    let pieces = data.into_iter().map(|piece| match piece {
+        Piece::Memory(bytes) => Ok(bytes),
+        Piece::File(range) => Rope::from(range).to_bytes().map_err(|_| unreadable("READ")),
+    });
+    pieces.collect()
+}
+
+fn plan<P: Procedure3>(listing_max: usize, payload_max: usize) -> ReplyPlan {
+    // RFC 8166 §3.4.1: only a reply whose item may be placed directly has a payload.
+    let locate = (payload_max > 0).then_some(locate::<P::Res> as fn(&Bytes) -> Option<Located>);
+    ReplyPlan { inline_max: RESULT_MAX + listing_max, payload_max, sink: None, locate }
+}
+
+fn locate<R: Decode>(prefix: &Bytes) -> Option<Located> {
+    Message::locate::<R>(prefix, |decoder| ReplyHeader::decode(decoder).map(drop))
+}
+
+fn dirop(dir: &NfsFh3, name: &[u8]) -> Result<Diropargs3> {
+    if name.len() > NAME_BOUND {
+        return Err(Error::new(ErrorKind::Nfs(Nfsstat3::NameTooLong), "name"));
+    }
+    Ok(Diropargs3 { dir: dir.clone(), name: Bytes::copy_from_slice(name).into() })
+}
+
+fn check_read(ok: &ReadOk, wanted: usize) -> Result<()> {
+    let len = ok.data.0.len();
+    let problem = if len > wanted {
+        "more data than was asked for"
+    } else if len != ok.count as usize {
+        "a count that is not the data's length"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::Protocol(problem.to_owned()), "READ"))
+}
+
+/// The sink with the data in its first bytes, wherever the transport has put them.
+fn settle(data: Rope, sink: SharedBuffer, wanted: usize) -> std::result::Result<Buffer, Buffer> {
+    let start = sink.as_ref().as_ptr();
+    let placed = matches!(data.pieces(), [Piece::Memory(bytes)] if bytes.as_ptr() == start);
+    if placed || data.is_empty() {
+        drop(data);
+        return Ok(reclaim(sink, wanted));
+    }
+    let mut buffer = reclaim(sink, wanted);
+    let result = data.copy_to(&mut buffer[..data.len()]);
+    if result.is_ok() { Ok(buffer) } else { Err(buffer) }
+}
+
+/// The caller's buffer, as long as it was.
+fn reclaim(sink: SharedBuffer, wanted: usize) -> Buffer {
+    let mut buffer = sink.into_buffer().unwrap_or_else(|shared| {
+        // The transport holds on to it for another moment: its bytes are worth a copy.
+        Buffer::from(shared.as_ref().to_vec())
+    });
+    buffer.set_len(wanted);
+    buffer
+}
+
+fn unreadable(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Protocol("its data cannot be read".to_owned()), operation)
+}
+
+/// Bytes of the longest reply without payload and listing: the header of RFC 5531 §9 with a verifier, and the results of
+/// RENAME, CREATE or LOOKUP.
+const RESULT_MAX: usize = 512;
+const JUKEBOX_FIRST: Duration = Duration::from_millis(100);
+const JUKEBOX_MOST: Duration = Duration::from_secs(5);

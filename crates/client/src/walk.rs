@@ -1,0 +1,258 @@
+//! [`Walk`]: follows a path through directories and symbolic links. No I/O.
+//!
+//! A path starts at the directory that the mount names. `..` takes back a step and stays at the root, and an absolute link
+//! leads from the root: no path leaves the mount, and the server is never asked for `..`.
+
+use bytes::Bytes;
+use nfs::v3::{Fattr3, Ftype3, NfsFh3};
+
+/// What must be found out next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Look up `name` in `dir`; then [`Walk::found`] or [`Walk::missing`].
+    Lookup { dir: NfsFh3, name: Bytes },
+    /// Read the link; then [`Walk::link_text`].
+    ReadLink(NfsFh3),
+    /// The end of the path.
+    Done(End),
+}
+
+/// Where a path ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// At this object.
+    Object(Node),
+    /// In a directory that has no such name.
+    Missing { dir: NfsFh3, name: Bytes },
+}
+
+/// An object on the way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub handle: NfsFh3,
+    /// `None` for the root, until somebody asks.
+    pub attr: Option<Fattr3>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Walk {
+    /// The way from the root to the current object, which is the last.
+    nodes: Vec<Node>,
+    /// Names still to be walked, the next one last.
+    names: Vec<Bytes>,
+    /// Whether a link at the end of the path is followed.
+    follow: bool,
+    links: u32,
+    missing: Option<Bytes>,
+}
+
+impl Walk {
+    /// Starts at `root` with the components of `path`.
+    pub fn new(root: NfsFh3, path: &[u8], follow: bool) -> Self {
+        let mut walk = Self {
+            nodes: vec![Node { handle: root, attr: None }],
+            names: Vec::new(),
+            // A slash behind a name asks for a directory: a link is followed (POSIX, path resolution).
+            follow: follow || path.ends_with(b"/"),
+            links: 0,
+            missing: None,
+        };
+        walk.push_path(path);
+        walk
+    }
+
+    /// What to do next.
+    ///
+    /// # Errors
+    /// Too many symbolic links, or `..` behind a file.
+    pub fn step(&mut self) -> Result<Step, &'static str> {
+        if let Some(name) = &self.missing {
+            return Ok(Step::Done(End::Missing { dir: self.current().handle.clone(), name: name.clone() }));
+        }
+        if self.current().is(Ftype3::Lnk) && (self.follow || !self.names.is_empty()) {
+            self.links += 1;
+            if self.links > LINKS_MAX {
+                return Err("too many levels of symbolic links");
+            }
+            return Ok(Step::ReadLink(self.current().handle.clone()));
+        }
+        while self.names.last().is_some_and(|name| name == "..") {
+            if self.current().attr.as_ref().is_some_and(|attr| attr.ftype != Ftype3::Dir) {
+                return Err("what stands before '..' is not a directory");
+            }
+            self.names.pop();
+            if self.nodes.len() > 1 {
+                self.nodes.pop();
+            }
+        }
+        Ok(match self.names.last() {
+            Some(name) => Step::Lookup { dir: self.current().handle.clone(), name: name.clone() },
+            None => Step::Done(End::Object(self.current().clone())),
+        })
+    }
+
+    /// The name of the last [`Step::Lookup`] is this object's.
+    pub fn found(&mut self, node: Node) {
+        self.names.pop();
+        self.nodes.push(node);
+    }
+
+    /// The directory has no such name. Returns whether that is the end of the path rather than a fault on the way.
+    pub fn missing(&mut self) -> bool {
+        self.missing = self.names.pop();
+        self.names.is_empty()
+    }
+
+    /// The text of the link of the last [`Step::ReadLink`].
+    pub fn link_text(&mut self, text: &[u8]) {
+        self.nodes.pop();
+        if text.starts_with(b"/") {
+            self.nodes.truncate(1);
+        }
+        self.push_path(text);
+    }
+
+    fn push_path(&mut self, path: &[u8]) {
+        let names = path.split(|&byte| byte == b'/').rev();
+        let names = names.filter(|name| !name.is_empty() && *name != b".");
+        self.names.extend(names.map(Bytes::copy_from_slice));
+    }
+
+    fn current(&self) -> &Node {
+        self.nodes.last().expect("the root is never left")
+    }
+}
+
+impl Node {
+    fn is(&self, ftype: Ftype3) -> bool {
+        self.attr.as_ref().is_some_and(|attr| attr.ftype == ftype)
+    }
+}
+
+/// Splits a path into that of the parent directory and the last name, for operations that make or remove a name.
+///
+/// # Errors
+/// It does not end in a name.
+pub(crate) fn split_last(path: &[u8]) -> Result<(&[u8], &[u8]), &'static str> {
+    let end = path.iter().rposition(|&byte| byte != b'/').map_or(0, |at| at + 1);
+    let start = path[..end].iter().rposition(|&byte| byte == b'/').map_or(0, |at| at + 1);
+    match &path[start..end] {
+        b"" | b"." | b".." => Err("the path does not end in a name"),
+        name => Ok((&path[..start], name)),
+    }
+}
+
+const LINKS_MAX: u32 = 40;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+
+    /// A tree by paths; a handle is the path, a value is a link's text.
+    struct Tree(HashMap<&'static str, Option<&'static str>>);
+
+    impl Tree {
+        fn sample() -> Self {
+            let dirs = ["/a", "/a/b", "/a/b/file", "/d"].map(|path| (path, None));
+            let links = [
+                ("/a/up", "../d"),
+                ("/a/abs", "/a/b"),
+                ("/a/out", "../../../d"),
+                ("/d/loop", "loop"),
+                ("/d/dangling", "../a/new"),
+                ("/d/twice", "../a/abs/file"),
+            ];
+            Self(dirs.into_iter().chain(links.map(|(path, text)| (path, Some(text)))).collect())
+        }
+
+        fn walk(&self, path: &str, follow: bool) -> Result<String, String> {
+            let mut walk = Walk::new("".into(), path.as_bytes(), follow);
+            loop {
+                match walk.step()? {
+                    Step::Lookup { dir, name } => {
+                        assert!(name != ".." && name != "." && !name.is_empty());
+                        let dir = std::str::from_utf8(&dir).unwrap().to_owned();
+                        let path = format!("{dir}/{}", std::str::from_utf8(&name).unwrap());
+                        match self.0.get(path.as_str()) {
+                            Some(text) => {
+                                let ftype = match text {
+                                    Some(_) => Ftype3::Lnk,
+                                    None if path.ends_with("file") => Ftype3::Reg,
+                                    None => Ftype3::Dir,
+                                };
+                                walk.found(Node { handle: path.as_str().into(), attr: Some(attr(ftype)) });
+                            }
+                            None if walk.missing() => {}
+                            None => return Err(format!("{path} on the way")),
+                        }
+                    }
+                    Step::ReadLink(link) => {
+                        let text = self.0[std::str::from_utf8(&link).unwrap()].unwrap();
+                        walk.link_text(text.as_bytes());
+                    }
+                    Step::Done(End::Object(node)) => return Ok(String::from_utf8(node.handle.to_vec()).unwrap()),
+                    Step::Done(End::Missing { dir, name }) => return Ok(format!("no {name:?} in {dir:?}")),
+                }
+            }
+        }
+    }
+
+    fn attr(ftype: Ftype3) -> Fattr3 {
+        Fattr3 {
+            ftype,
+            mode: 0,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            used: 0,
+            rdev: Default::default(),
+            fsid: 0,
+            fileid: 0,
+            atime: Default::default(),
+            mtime: Default::default(),
+            ctime: Default::default(),
+        }
+    }
+
+    #[test]
+    fn paths_lead_where_they_should() {
+        let tree = Tree::sample();
+        for (path, end) in [
+            ("", ""),
+            ("/", ""),
+            ("a/b", "/a/b"),
+            ("//a/./b//", "/a/b"),
+            ("a/b/../b/file", "/a/b/file"),
+            ("a/up", "/d"),
+            ("a/abs/file", "/a/b/file"),
+            ("d/twice", "/a/b/file"),
+            ("../../a", "/a"),
+            ("a/out", "/d"),
+            ("a/none", "no b\"none\" in \"/a\""),
+            ("d/dangling", "no b\"new\" in \"/a\""),
+        ] {
+            assert_eq!(tree.walk(path, true).as_deref(), Ok(end), "{path}");
+        }
+        assert_eq!(tree.walk("a/none/b", true), Err("/a/none on the way".to_owned()));
+        assert!(tree.walk("a/b/file/../file", true).is_err());
+        assert_eq!(tree.walk("d/loop", true), Err("too many levels of symbolic links".to_owned()));
+    }
+
+    #[test]
+    fn a_link_at_the_end_is_followed_on_request_only() {
+        let tree = Tree::sample();
+        assert_eq!(tree.walk("a/up", false).as_deref(), Ok("/a/up"));
+        assert_eq!(tree.walk("a/up/", false).as_deref(), Ok("/d"));
+        assert_eq!(tree.walk("a/up/twice", false).as_deref(), Ok("/d/twice"));
+    }
+
+    #[test]
+    fn the_last_name_is_split_off() {
+        assert_eq!(split_last(b"a/b//"), Ok((&b"a/"[..], &b"b"[..])));
+        assert_eq!(split_last(b"b"), Ok((&b""[..], &b"b"[..])));
+        assert!(split_last(b"/").is_err() && split_last(b"").is_err() && split_last(b"a/..").is_err());
+    }
+}

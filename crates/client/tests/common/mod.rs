@@ -1,0 +1,103 @@
+//! A server in the same process, over the loopback.
+#![allow(dead_code)] // Each test file uses its part.
+
+pub mod faulty;
+pub mod proxy;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use buf::Pool;
+use bytes::Bytes;
+use client::{Mount, NfsUrl};
+use rdma::iwarp::{Iwarp, IwarpOptions};
+use rpc::{Drain, ServerBuilder, Service, Switch, TcpKind, TcpOptions, TransportKind, UdpKind, UdpOptions};
+use rpcrdma::RdmaKind;
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
+use vfs::{
+    Vfs,
+    memory::{Memory, MemoryOptions},
+};
+
+/// A server, and the transports to reach it by.
+pub struct Server {
+    pub address: SocketAddr,
+    pub switch: Switch,
+}
+
+impl Server {
+    pub async fn memory() -> Self {
+        Self::start(Arc::new(memory())).await
+    }
+
+    /// Memory over the transport of this name.
+    pub async fn over(proto: &str) -> Self {
+        Self::serving(&*switch().find(proto).unwrap(), nfs_server(Arc::new(memory())).services()).await
+    }
+
+    pub async fn start(vfs: Arc<dyn Vfs>) -> Self {
+        Self::serving(&*tcp(), nfs_server(vfs).services()).await
+    }
+
+    /// These programs over this transport.
+    pub async fn serving(kind: &dyn TransportKind, services: Vec<Arc<dyn Service>>) -> Self {
+        let server = services.into_iter().fold(rpc::Server::builder(), ServerBuilder::shared).build();
+        let mut listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr();
+        tokio::spawn(async move {
+            while let Ok(incoming) = listener.accept().await {
+                let server = server.clone();
+                tokio::spawn(async move {
+                    if let Ok(transport) = incoming().await {
+                        server.serve(transport, Drain::never()).await;
+                    }
+                });
+            }
+        });
+        Self { address, switch: switch() }
+    }
+
+    /// Mounts the export, as root unless the query says otherwise.
+    pub async fn mount(&self, query: &str) -> Mount {
+        self.mount_path("", query).await.unwrap_or_else(|error| panic!("mounting: {error}"))
+    }
+
+    pub async fn mount_path(&self, path: &str, query: &str) -> client::Result<Mount> {
+        let user = if query.contains("uid=") { "" } else { "&uid=0&gid=0" };
+        let query = format!("{query}{user}");
+        let url: NfsUrl = format!("nfs://{}/m{path}?{}", self.address, query.trim_start_matches('&')).parse()?;
+        Mount::connect(&url, &self.switch).await
+    }
+}
+
+/// A server of one export, `/m`.
+pub fn nfs_server(vfs: Arc<dyn Vfs>) -> NfsServer {
+    let options = ExportOptions { squash: Squash::None, ..Default::default() };
+    let export = Export::new("/m", ExportId::unique(), vfs, options).unwrap();
+    NfsServer::new(export, HandleKey::random())
+}
+
+pub fn switch() -> Switch {
+    let mut switch = Switch::new();
+    switch.register(tcp());
+    switch.register(udp());
+    switch.register(Arc::new(RdmaKind::new(Arc::new(Iwarp::new(IwarpOptions::default())), Default::default())));
+    switch
+}
+
+pub fn memory() -> Memory {
+    Memory::new(MemoryOptions::default())
+}
+
+/// Bytes in which every part looks different.
+pub fn pattern(len: usize) -> Bytes {
+    let word = |i: usize| (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
+    (0..len.div_ceil(8)).flat_map(word).take(len).collect()
+}
+
+pub fn tcp() -> Arc<dyn TransportKind> {
+    Arc::new(TcpKind::new(TcpOptions::default(), Pool::default()))
+}
+
+pub fn udp() -> Arc<dyn TransportKind> {
+    Arc::new(UdpKind::new(UdpOptions::default(), Pool::default()))
+}

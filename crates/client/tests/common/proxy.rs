@@ -1,0 +1,80 @@
+//! TCP proxies: one cuts connections after so many bytes, one stops on command.
+
+use std::net::SocketAddr;
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+
+/// Listens, and passes on to `server`. Each of the first `cuts` connections is cut after a random number of bytes below
+/// `most`, of both directions together; later ones live.
+pub async fn start(server: SocketAddr, seed: u64, cuts: usize, most: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut rng = StdRng::seed_from_u64(seed);
+        for connection in 0.. {
+            let Ok((client, _)) = listener.accept().await else { return };
+            let budget = if connection < cuts { rng.random_range(1..most) } else { usize::MAX };
+            tokio::spawn(async move {
+                if let Ok(server) = TcpStream::connect(server).await {
+                    pass(client, server, budget, watch::channel(true).1).await;
+                }
+            });
+        }
+    });
+    address
+}
+
+/// Whether a proxy passes anything on.
+pub struct Gate(watch::Sender<bool>);
+
+impl Gate {
+    pub fn open(&self) {
+        self.0.send_replace(true);
+    }
+
+    pub fn close(&self) {
+        self.0.send_replace(false);
+    }
+}
+
+/// Listens, and passes on to `server` while the gate is open. Nothing is lost while it is closed.
+pub async fn gate(server: SocketAddr) -> (Gate, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (sender, receiver) = watch::channel(true);
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let receiver = receiver.clone();
+            tokio::spawn(async move {
+                if let Ok(server) = TcpStream::connect(server).await {
+                    pass(client, server, usize::MAX, receiver).await;
+                }
+            });
+        }
+    });
+    (Gate(sender), address)
+}
+
+async fn pass(mut client: TcpStream, mut server: TcpStream, mut budget: usize, mut gate: watch::Receiver<bool>) {
+    let (mut up, mut down) = (vec![0; 65536], vec![0; 65536]);
+    while budget > 0 {
+        let (data, read, to) = tokio::select! {
+            read = client.read(&mut up) => (&up, read, &mut server),
+            read = server.read(&mut down) => (&down, read, &mut client),
+        };
+        let Some(len) = read.ok().filter(|&len| len > 0) else { return };
+        if gate.wait_for(|open| *open).await.is_err() {
+            return;
+        }
+        let len = len.min(budget);
+        if to.write_all(&data[..len]).await.is_err() {
+            return;
+        }
+        budget -= len;
+    }
+}

@@ -1,0 +1,63 @@
+//! The client over RPC-over-RDMA, on iWARP in user space.
+
+mod common;
+
+use std::sync::Arc;
+
+use client::{Mount, MountClient};
+use common::{Server, pattern};
+use nfs::v3::*;
+
+async fn mount() -> (Server, Mount) {
+    let server = Server::over("rdma").await;
+    let mount = server.mount("proto=rdma").await;
+    (server, mount)
+}
+
+#[tokio::test]
+async fn data_of_any_size_goes_both_ways() {
+    let (_server, mount) = mount().await;
+    assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 1 << 20));
+    for len in [0, 1, 3, 100, 1000, 4095, 4096, 5001, 70_000, (1 << 20) + 1, 9_999_999] {
+        let data = pattern(len);
+        mount.write("f", data.clone()).await.unwrap();
+        assert_eq!(mount.read("f").await.unwrap(), data, "{len} bytes");
+        let file = mount.open("f").await.unwrap();
+        let buffer = mount.pool().take(len + 7);
+        let at = buffer.as_ptr();
+        let (read, buffer) = file.read_at(0, buffer).await;
+        assert_eq!((read.unwrap(), buffer.as_ptr()), (len, at), "{len} bytes");
+        assert_eq!(&buffer[..len], &data[..]);
+    }
+}
+
+#[tokio::test]
+async fn replies_that_fit_no_send_come_in_a_reply_chunk() {
+    let (_server, mount) = mount().await;
+    let text = "t/".repeat(2000);
+    mount.symlink(&text, "long").await.unwrap();
+    assert_eq!(mount.readlink("long").await.unwrap(), text);
+    let name = "n".repeat(255);
+    for i in 0..700 {
+        mount.mkdir(format!("{i:03}{}", &name[3..]), 0o755).await.unwrap();
+    }
+    let listed = mount.read_dir("").await.unwrap().collect().await.unwrap();
+    assert_eq!(listed.len(), 701);
+    assert_eq!(mount.read_dir("").await.unwrap().names_only().collect().await.unwrap().len(), 701);
+    let longest = mount.resolve(format!("699{}", &name[3..])).await.unwrap();
+    assert_eq!(longest.attr.ftype, Ftype3::Dir);
+}
+
+/// As the Linux kernel's server: no MOUNT on RDMA.
+#[tokio::test]
+async fn mount_is_found_on_tcp_when_rdma_has_none() {
+    let programs = common::nfs_server(Arc::new(common::memory()));
+    let kind = common::switch().find("rdma").unwrap();
+    let nfs = Server::serving(&*kind, vec![Arc::new(programs.nfs3())]).await;
+    let mountd = Server::serving(&*common::tcp(), vec![Arc::new(programs.mount3())]).await;
+    let mount = nfs.mount(&format!("proto=rdma&mountport={}", mountd.address.port())).await;
+    mount.write("f", &b"by rdma"[..]).await.unwrap();
+    assert_eq!(mount.read("f").await.unwrap(), "by rdma");
+    let exports = MountClient::connect(mount.url(), &nfs.switch).await.unwrap().exports().await.unwrap();
+    assert_eq!(exports.len(), 1);
+}

@@ -1,0 +1,15 @@
+//! NFS protocol data: what goes over the wire, and nothing of what it does.
+//!
+//! Names are the RFCs', in Rust's case. Read RFC 1813 for [`v3`] and [`mount`].
+
+pub mod mount;
+pub mod v3;
+
+/// The NFS program number.
+pub const NFS_PROGRAM: u32 = 100_003;
+/// The MOUNT program number.
+pub const MOUNT_PROGRAM: u32 = 100_005;
+/// The TCP and UDP port of NFS.
+pub const NFS_PORT: u16 = 2049;
+/// The port of NFS over RDMA (RFC 8267 §4).
+pub const NFS_RDMA_PORT: u16 = 20049;

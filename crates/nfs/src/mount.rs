@@ -1,0 +1,142 @@
+//! MOUNT version 3, RFC 1813 appendix I.
+
+use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, List, Opaque};
+
+use crate::v3::NfsFh3;
+
+/// The version number.
+pub const VERSION: u32 = 3;
+
+/// The procedures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum MountProc3 {
+    /// Do nothing.
+    Null = 0,
+    /// Get the handle of an export's root.
+    Mnt = 1,
+    /// List who has mounted what.
+    Dump = 2,
+    /// Forget one mount of the caller.
+    Umnt = 3,
+    /// Forget all mounts of the caller.
+    UmntAll = 4,
+    /// List the exports.
+    Export = 5,
+}
+
+impl MountProc3 {
+    /// The procedure of this number.
+    pub fn from_number(number: u32) -> Option<Self> {
+        use MountProc3::*;
+        [Null, Mnt, Dump, Umnt, UmntAll, Export].get(number as usize).copied()
+    }
+
+    /// Its name in RFC 1813.
+    pub fn name(self) -> &'static str {
+        match self {
+            MountProc3::Null => "NULL",
+            MountProc3::Mnt => "MNT",
+            MountProc3::Dump => "DUMP",
+            MountProc3::Umnt => "UMNT",
+            MountProc3::UmntAll => "UMNTALL",
+            MountProc3::Export => "EXPORT",
+        }
+    }
+}
+
+/// A path on the server.
+pub type Dirpath = Opaque<1024>;
+/// A host or group name.
+pub type Name = Opaque<255>;
+
+/// Status codes (appendix I, `mountstat3`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs)] // The names say it.
+#[repr(u32)]
+pub enum Mountstat3 {
+    Ok = 0,
+    Perm = 1,
+    NoEnt = 2,
+    Io = 5,
+    Acces = 13,
+    NotDir = 20,
+    Inval = 22,
+    NameTooLong = 63,
+    NotSupp = 10004,
+    ServerFault = 10006,
+}
+
+/// A successful MNT.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct MountOk {
+    /// The export's root.
+    pub fhandle: NfsFh3,
+    /// RPC authentication flavours that it takes.
+    pub auth_flavors: Vec<u32>,
+}
+
+/// MNT results.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MountRes {
+    /// Here it is.
+    Ok(MountOk),
+    /// No.
+    Fail(Mountstat3),
+}
+
+impl Encode for MountRes {
+    fn encode(&self, encoder: &mut Encoder) {
+        match self {
+            MountRes::Ok(ok) => {
+                Mountstat3::Ok.encode(encoder);
+                ok.encode(encoder);
+            }
+            MountRes::Fail(status) => status.encode(encoder),
+        }
+    }
+}
+
+impl Decode for MountRes {
+    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+        match Mountstat3::decode(decoder)? {
+            Mountstat3::Ok => MountOk::decode(decoder).map(MountRes::Ok),
+            status => Ok(MountRes::Fail(status)),
+        }
+    }
+}
+
+/// One mount, as DUMP lists them.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct MountEntry {
+    /// Who.
+    pub hostname: Name,
+    /// What.
+    pub directory: Dirpath,
+}
+
+/// One export, as EXPORT lists them.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ExportEntry {
+    /// Its path.
+    pub dir: Dirpath,
+    /// Who may mount it; nobody named means everybody.
+    pub groups: List<Name>,
+}
+
+#[cfg(test)]
+mod tests {
+    use xdr::Message;
+
+    use super::*;
+
+    #[test]
+    fn export_lists_nest() {
+        let exports = List(vec![
+            ExportEntry { dir: "/a".into(), groups: List(vec!["h1".into(), "h2".into()]) },
+            ExportEntry { dir: "/b".into(), groups: List::default() },
+        ]);
+        let message = Message::encode(&exports);
+        assert_eq!(message.decode::<List<ExportEntry>>().unwrap(), exports);
+    }
+}

@@ -1,0 +1,378 @@
+//! How iWARP connections are made: TCP, then the MPA handshake (RFC 5044 §7.1, RFC 6581 §9).
+
+use std::{
+    future::Future,
+    io,
+    net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream},
+    sync::Arc,
+};
+
+use buf::{Buffer, SendQueue};
+use bytes::Bytes;
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, TcpKeepalive, Type};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpSocket, TcpStream},
+};
+
+use super::{
+    IwarpOptions,
+    mpa::{self, Enhanced, Handshake},
+    pcap::Tap,
+    qp::{IwarpQp, Negotiated},
+    rdmap::{ErrorCode, Terminate},
+};
+use crate::{BoxFuture, ConnectRequest, Connected, Listener, QpOptions, QueuePair, WorkId};
+
+pub(super) struct IwarpListener {
+    options: Arc<IwarpOptions>,
+    local: SocketAddr,
+    socket: ListenSocket,
+}
+
+enum ListenSocket {
+    /// Not yet known to any runtime.
+    Unregistered(Option<StdListener>),
+    Registered(TcpListener),
+}
+
+/// A connection whose handshake is to come. Until used it belongs to no runtime.
+struct IwarpRequest {
+    options: Arc<IwarpOptions>,
+    peer: SocketAddr,
+    state: RequestState,
+    tap: Option<Tap>,
+}
+
+enum RequestState {
+    Fresh(StdStream),
+    Asked(TcpStream, Handshake),
+    Gone,
+}
+
+impl IwarpListener {
+    pub(super) fn bind(options: &Arc<IwarpOptions>, local: SocketAddr) -> io::Result<Self> {
+        let socket = Socket::new(Domain::for_address(local), Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        set_options(SockRef::from(&socket), options)?;
+        socket.bind(&SockAddr::from(local))?;
+        socket.listen(i32::try_from(options.backlog).unwrap_or(i32::MAX))?;
+        let listener = StdListener::from(socket);
+        let local = listener.local_addr()?;
+        Ok(Self { options: options.clone(), local, socket: ListenSocket::Unregistered(Some(listener)) })
+    }
+
+    fn registered(&mut self) -> io::Result<&TcpListener> {
+        if let ListenSocket::Unregistered(listener) = &mut self.socket {
+            let listener = listener.take().ok_or(io::ErrorKind::NotConnected)?;
+            self.socket = ListenSocket::Registered(TcpListener::from_std(listener)?);
+        }
+        let ListenSocket::Registered(listener) = &self.socket else { unreachable!("just registered") };
+        Ok(listener)
+    }
+}
+
+impl Listener for IwarpListener {
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ConnectRequest>>> {
+        Box::pin(async {
+            let options = self.options.clone();
+            let listener = self.registered()?;
+            loop {
+                let (stream, peer) = match listener.accept().await {
+                    Ok(accepted) => accepted,
+                    // The peer gave up, or descriptors are short: the listener itself is well.
+                    Err(error) if is_passing(&error) => {
+                        tracing::warn!(%error, "a connection could not be accepted");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                };
+                let state = RequestState::Fresh(stream.into_std()?);
+                return Ok(Box::new(IwarpRequest { options, peer, state, tap: None }) as Box<dyn ConnectRequest>);
+            }
+        })
+    }
+}
+
+impl IwarpRequest {
+    /// Reads the request frame, if that has not been done.
+    async fn ask(&mut self) -> io::Result<&Handshake> {
+        if let RequestState::Fresh(_) = self.state {
+            let RequestState::Fresh(stream) = std::mem::replace(&mut self.state, RequestState::Gone) else {
+                unreachable!("just seen")
+            };
+            let mut stream = TcpStream::from_std(stream)?;
+            stream.set_nodelay(true)?;
+            self.tap = tap(&self.options, &stream, false)?;
+            let frame = timed(&self.options, read_frame(&mut stream, false, self.tap.as_ref())).await?;
+            if frame.markers {
+                // RFC 5044 §7.1.1: what we cannot do is refused in the reply.
+                let reply = Handshake { markers: false, ..reply_to(&frame, true) };
+                write_frame(&mut stream, &reply, self.tap.as_ref()).await?;
+                return Err(io::Error::new(io::ErrorKind::Unsupported, "the peer demands MPA markers"));
+            }
+            self.state = RequestState::Asked(stream, frame);
+        }
+        match &self.state {
+            RequestState::Asked(_, frame) => Ok(frame),
+            _ => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+impl ConnectRequest for IwarpRequest {
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>> {
+        Box::pin(async { Ok(self.ask().await?.private_data.clone()) })
+    }
+
+    fn accept<'a>(
+        mut self: Box<Self>,
+        options: &'a QpOptions,
+        private_data: &'a [u8],
+        recvs: Vec<(WorkId, Buffer)>,
+    ) -> BoxFuture<'a, io::Result<Box<dyn QueuePair>>> {
+        Box::pin(async move {
+            check_private_data(private_data)?;
+            self.ask().await?;
+            let RequestState::Asked(mut stream, request) = std::mem::replace(&mut self.state, RequestState::Gone)
+            else {
+                unreachable!("asked just now")
+            };
+            let (inbound_reads, outbound_reads) = match &request.enhanced {
+                Some(theirs) => {
+                    (options.inbound_reads.min(theirs.outbound_reads), options.outbound_reads.min(theirs.inbound_reads))
+                }
+                None => (options.inbound_reads, options.outbound_reads),
+            };
+            let enhanced = request.enhanced.map(|theirs| Enhanced {
+                peer_to_peer: theirs.peer_to_peer,
+                rtr_send: false,
+                rtr_write: theirs.peer_to_peer && (theirs.rtr_write || !theirs.rtr_read),
+                rtr_read: theirs.peer_to_peer && theirs.rtr_read && !theirs.rtr_write,
+                inbound_reads,
+                outbound_reads,
+            });
+            let crc = request.crc || self.options.crc;
+            let private_data = Bytes::copy_from_slice(private_data);
+            let reply = Handshake { crc, enhanced, private_data, ..reply_to(&request, false) };
+            timed(&self.options, write_frame(&mut stream, &reply, self.tap.as_ref())).await?;
+            // A read as the ready-to-receive indication needs a place even where no reads were agreed on.
+            let inbound_reads = inbound_reads.max(u16::from(enhanced.is_some_and(|ours| ours.rtr_read)));
+            // RFC 5044 §7.1.2: the responder sends nothing until the first FPDU has come.
+            let negotiated = Negotiated { crc, inbound_reads, outbound_reads, hold: true };
+            let queue = SendQueue::new();
+            let qp = IwarpQp::new(stream, self.peer, &self.options, options, negotiated, queue, self.tap.take(), recvs);
+            Ok(Box::new(qp) as Box<dyn QueuePair>)
+        })
+    }
+}
+
+impl Drop for IwarpRequest {
+    /// Rejects, if the peer has asked and was not answered: a frame this short fits any fresh socket.
+    fn drop(&mut self) {
+        if let RequestState::Asked(stream, request) = &self.state {
+            let reply = reply_to(request, true).encode();
+            if stream.try_write(&reply).is_ok_and(|len| len == reply.len())
+                && let Some(tap) = &self.tap
+            {
+                tap.sent(&reply);
+            }
+        }
+        if let Some(tap) = &self.tap {
+            tap.closed();
+        }
+    }
+}
+
+pub(super) async fn connect(
+    iwarp: &Arc<IwarpOptions>,
+    remote: SocketAddr,
+    options: &QpOptions,
+    private_data: &[u8],
+    recvs: Vec<(WorkId, Buffer)>,
+) -> io::Result<Connected> {
+    check_private_data(private_data)?;
+    let socket = if remote.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    set_options(SockRef::from(&socket), iwarp)?;
+    let mut stream = timed(iwarp, socket.connect(remote)).await?;
+    stream.set_nodelay(true)?;
+    let tap = tap(iwarp, &stream, true)?;
+    let request = request(iwarp, options, private_data);
+    let exchange = async {
+        write_frame(&mut stream, &request, tap.as_ref()).await?;
+        read_frame(&mut stream, true, tap.as_ref()).await
+    };
+    let reply = timed(iwarp, exchange).await?;
+    check_reply(&reply)?;
+
+    let mut negotiated = Negotiated {
+        crc: request.crc || reply.crc,
+        inbound_reads: options.inbound_reads,
+        outbound_reads: options.outbound_reads,
+        hold: false,
+    };
+    let mut refusal = None;
+    let mut ready = false;
+    if let (Some(ours), Some(theirs)) = (request.enhanced, reply.enhanced) {
+        negotiated.outbound_reads = options.outbound_reads.min(theirs.inbound_reads);
+        // RFC 6581 §9.1: the responder must not want more than we said we can take.
+        if theirs.outbound_reads > ours.inbound_reads && theirs.outbound_reads != mpa::READS_UNSAID {
+            refusal = Some(ErrorCode::MPA_READS);
+        }
+        if ours.peer_to_peer && theirs.peer_to_peer {
+            ready = theirs.rtr_write;
+            if !ready {
+                refusal = Some(ErrorCode::MPA_RTR);
+            }
+        }
+    }
+    let queue = SendQueue::new();
+    let mut qp = IwarpQp::new(stream, remote, iwarp, options, negotiated, queue, tap, recvs);
+    if let Some(error) = refusal {
+        qp.refuse(Terminate { error, segment: None, read_request: None });
+        return Err(io::Error::new(io::ErrorKind::InvalidData, error.to_string()));
+    }
+    if ready {
+        qp.send_ready();
+    }
+    Ok(Connected { qp: Box::new(qp), private_data: reply.private_data })
+}
+
+fn request(iwarp: &IwarpOptions, options: &QpOptions, private_data: &[u8]) -> Handshake {
+    let enhanced = (iwarp.revision >= 2).then(|| Enhanced {
+        peer_to_peer: iwarp.peer_to_peer,
+        rtr_send: false,
+        rtr_write: iwarp.peer_to_peer,
+        rtr_read: false,
+        inbound_reads: options.inbound_reads.min(mpa::READS_UNSAID - 1),
+        outbound_reads: options.outbound_reads.min(mpa::READS_UNSAID - 1),
+    });
+    Handshake {
+        reply: false,
+        markers: false,
+        crc: iwarp.crc,
+        rejected: false,
+        revision: iwarp.revision.clamp(1, 2),
+        reserved: 0,
+        enhanced,
+        private_data: Bytes::copy_from_slice(private_data),
+    }
+}
+
+/// A reply of the peer's revision that agrees to nothing yet.
+fn reply_to(request: &Handshake, rejected: bool) -> Handshake {
+    Handshake {
+        reply: true,
+        markers: false,
+        crc: request.crc,
+        rejected,
+        revision: request.revision,
+        reserved: 0,
+        enhanced: request.enhanced.map(|_| Enhanced::default()),
+        private_data: Bytes::new(),
+    }
+}
+
+fn check_reply(reply: &Handshake) -> io::Result<()> {
+    if reply.rejected {
+        return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the peer rejected the connection"));
+    }
+    if reply.markers {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "the peer demands MPA markers"));
+    }
+    Ok(())
+}
+
+/// Reads one frame and not a byte more.
+async fn read_frame(stream: &mut TcpStream, reply: bool, tap: Option<&Tap>) -> io::Result<Handshake> {
+    let mut bytes = Vec::with_capacity(mpa::HEADER_LEN + mpa::PRIVATE_DATA_MAX);
+    let mut wanted = mpa::HEADER_LEN;
+    loop {
+        while bytes.len() < wanted {
+            let missing = (wanted - bytes.len()) as u64;
+            if (&mut *stream).take(missing).read_buf(&mut bytes).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            // A peer that speaks something else is found out at its first bytes.
+            if let Some((frame, len)) = parse(&bytes, reply)? {
+                debug_assert_eq!(len, bytes.len());
+                if let Some(tap) = tap {
+                    tap.received(&bytes);
+                }
+                return Ok(frame);
+            }
+        }
+        // The header is complete, the private data is not: the last two bytes of the header say how much it is.
+        wanted = mpa::HEADER_LEN + usize::from(u16::from_be_bytes([bytes[18], bytes[19]]));
+    }
+}
+
+fn parse(bytes: &[u8], reply: bool) -> io::Result<Option<(Handshake, usize)>> {
+    Handshake::parse(bytes, reply).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+async fn write_frame(stream: &mut TcpStream, frame: &Handshake, tap: Option<&Tap>) -> io::Result<()> {
+    let bytes = frame.encode();
+    stream.write_all(&bytes).await?;
+    if let Some(tap) = tap {
+        tap.sent(&bytes);
+    }
+    Ok(())
+}
+
+async fn timed<T>(options: &IwarpOptions, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    match tokio::time::timeout(options.handshake_timeout, step).await {
+        Ok(done) => done,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+fn tap(options: &IwarpOptions, stream: &TcpStream, initiator: bool) -> io::Result<Option<Tap>> {
+    let Some(pcap) = &options.pcap else { return Ok(None) };
+    Ok(Some(pcap.tap(stream.local_addr()?, stream.peer_addr()?, initiator)))
+}
+
+/// Set before listening and connecting, as TCP's window scale depends on the buffer sizes; accepted sockets inherit them.
+fn set_options(socket: SockRef<'_>, options: &IwarpOptions) -> io::Result<()> {
+    let keepalive = TcpKeepalive::new().with_time(options.keepalive).with_interval(options.keepalive / 6);
+    socket.set_tcp_keepalive(&keepalive)?;
+    if let Some(name) = &options.congestion {
+        let set = socket.set_tcp_congestion(name.as_bytes());
+        set.map_err(|error| io::Error::new(error.kind(), format!("TCP congestion control {name:?}: {error}")))?;
+    }
+    if let Some(bytes) = options.send_buffer {
+        socket.set_send_buffer_size(bytes)?;
+    }
+    if let Some(bytes) = options.recv_buffer {
+        socket.set_recv_buffer_size(bytes)?;
+    }
+    Ok(())
+}
+
+fn check_private_data(private_data: &[u8]) -> io::Result<()> {
+    if private_data.len() > mpa::PRIVATE_DATA_MAX - mpa::ENHANCED_LEN {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data too long"));
+    }
+    Ok(())
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
+    ) || matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::PROTO))
+}
+
+const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);

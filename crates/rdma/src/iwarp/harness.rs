@@ -1,0 +1,117 @@
+//! An established stream without a socket, for fuzzing and for comparing it with captures.
+
+use buf::{Buffer, SendQueue};
+
+use super::{
+    receiver::{Event, Fault, Receiver},
+    sender::{Sender, SenderOptions, payload_max},
+};
+use crate::{Completion, CompletionKind, Memory, Region, Status, WorkId, WorkRequest};
+
+/// Both halves of a stream. Bytes of the peer are fed to it; what it sends is taken away and counted.
+pub struct StreamHarness {
+    receiver: Receiver,
+    sender: Sender,
+    events: Vec<Event>,
+    completions: Vec<Completion>,
+    posted: usize,
+    sent: u64,
+}
+
+impl StreamHarness {
+    /// A stream with `recvs` receives of 4096 bytes.
+    pub fn new(crc: bool, inbound_reads: u16, recvs: usize) -> Self {
+        let posted = (0..recvs).map(|id| (WorkId(id as u64), Buffer::zeroed(4096))).collect();
+        let options =
+            SenderOptions { crc, send_queue: 1024, outbound_reads: 2, payload_max: payload_max(0), tap: None };
+        Self {
+            receiver: Receiver::new(crc, inbound_reads, 64, posted),
+            sender: Sender::new(options),
+            events: Vec::new(),
+            completions: Vec::new(),
+            posted: recvs,
+            sent: 0,
+        }
+    }
+
+    /// Exposes memory.
+    pub fn register(&mut self, memory: Memory) -> Option<Region> {
+        self.receiver.regions.register(memory, 0).ok()
+    }
+
+    /// Posts to the send queue.
+    pub fn post(&mut self, request: WorkRequest) {
+        self.posted += 1;
+        self.sender.post(request);
+        self.send();
+    }
+
+    /// Feeds all of `bytes`, `step` at a time, by way of the stage or straight into their place as a socket would.
+    ///
+    /// # Errors
+    /// What the peer would be told, or has told.
+    pub fn feed(&mut self, bytes: &[u8], step: usize, direct: bool) -> Result<(), String> {
+        self.feed_all(bytes, step, direct).map_err(|fault| match fault {
+            Fault::Peer(terminate) => {
+                self.sender.form_terminate(&terminate, &mut SendQueue::new());
+                terminate.error.to_string()
+            }
+            Fault::Terminated(terminate) => format!("the peer says: {}", terminate.error),
+        })
+    }
+
+    fn feed_all(&mut self, mut bytes: &[u8], step: usize, direct: bool) -> Result<(), Fault> {
+        let mut staged: Vec<u8> = Vec::new();
+        while !bytes.is_empty() {
+            let mut chunk = &bytes[..step.clamp(1, bytes.len())];
+            bytes = &bytes[chunk.len()..];
+            if direct && staged.is_empty() {
+                let place = self.receiver.place()?;
+                let len = place.len().min(chunk.len());
+                place[..len].copy_from_slice(&chunk[..len]);
+                self.receiver.placed(len)?;
+                chunk = &chunk[len..];
+            }
+            staged.extend_from_slice(chunk);
+            let fed = self.receiver.feed(&staged, &mut self.events);
+            self.completions.extend(self.events.drain(..).filter_map(|event| self.sender.take(event)));
+            self.send();
+            staged.drain(..fed?);
+            assert!(staged.len() < 64, "what is left is at most an incomplete header or trailer");
+        }
+        Ok(())
+    }
+
+    /// Sends all that can be sent.
+    fn send(&mut self) {
+        while !self.sender.is_idle() {
+            let mut queue = SendQueue::new();
+            self.sender.form(&mut queue, &mut self.receiver).expect("no file is read");
+            self.sent += queue.len() as u64;
+        }
+        self.sender.complete(0, &mut self.completions);
+    }
+
+    /// Receives completed so far.
+    pub fn received(&self) -> usize {
+        let done = |completion: &&Completion| matches!(completion.kind, CompletionKind::Receive { .. });
+        self.completions.iter().filter(done).count()
+    }
+
+    /// Bytes sent so far.
+    pub fn sent(&self) -> u64 {
+        self.sent
+    }
+
+    /// Ends the stream.
+    ///
+    /// # Panics
+    /// If not everything posted comes home, once.
+    pub fn end(mut self) -> Vec<Completion> {
+        self.sender.flush(&mut self.receiver, &mut self.completions);
+        self.receiver.flush(&mut self.completions);
+        assert_eq!(self.completions.len(), self.posted, "everything posted comes home once");
+        assert!(self.completions.iter().all(|done| done.status != Status::LocalAccess));
+        self.completions
+    }
+}

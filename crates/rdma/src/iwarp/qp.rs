@@ -1,0 +1,412 @@
+//! A queue pair on a TCP socket: drives the receiver and the sender.
+//!
+//! All I/O happens in [`QueuePair::poll_completions`]: it reads until the socket is empty or a fair
+//! budget is used up, then writes until the socket is full or nothing is left to send.
+//!
+//! On a fault of the peer the Terminate is sent, as far as the peer still takes it within
+//! [`IwarpOptions::linger`], and then everything posted comes home flushed.
+
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use buf::{Buffer, RecvStage, SendQueue};
+use socket2::SockRef;
+use tokio::{
+    io::Interest,
+    net::TcpStream,
+    time::{Instant, Sleep, sleep_until},
+};
+
+use super::{
+    IwarpOptions,
+    pcap::Tap,
+    rdmap::Terminate,
+    receiver::{Event, Fault, Receiver, STAGE_LEN},
+    sender::{Sender, SenderOptions, payload_max},
+};
+use crate::{Completion, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag, WorkId, WorkRequest};
+
+/// What the handshake has agreed on.
+pub(super) struct Negotiated {
+    pub(super) crc: bool,
+    pub(super) inbound_reads: u16,
+    pub(super) outbound_reads: u16,
+    /// Send nothing before the first FPDU of the peer.
+    pub(super) hold: bool,
+}
+
+pub(super) struct IwarpQp {
+    stream: Option<TcpStream>,
+    peer: SocketAddr,
+    caps: QpCaps,
+    receiver: Receiver,
+    stage: RecvStage,
+    events: Vec<Event>,
+    sender: Sender,
+    queue: SendQueue,
+    hold: bool,
+    phase: Phase,
+    linger: std::time::Duration,
+    tap: Option<Tap>,
+}
+
+enum Phase {
+    Open,
+    /// What is queued still goes out, then our side is closed, then the peer's.
+    Closing {
+        error: QpError,
+        /// Whether work posted before is still sent, and what arrives still counts.
+        orderly: bool,
+        shut: bool,
+        timer: Pin<Box<Sleep>>,
+    },
+    Ended(QpError),
+}
+
+/// How far one round of I/O came.
+#[derive(PartialEq, Eq)]
+enum Progress {
+    /// The socket has no more, or takes no more; its readiness wakes the task.
+    Blocked,
+    /// There is more to do.
+    More,
+}
+
+impl IwarpQp {
+    #[expect(clippy::too_many_arguments, reason = "one caller on each side of the handshake")]
+    pub(super) fn new(
+        stream: TcpStream,
+        peer: SocketAddr,
+        iwarp: &IwarpOptions,
+        options: &QpOptions,
+        negotiated: Negotiated,
+        queue: SendQueue,
+        tap: Option<Tap>,
+        recvs: Vec<(WorkId, Buffer)>,
+    ) -> Self {
+        let Negotiated { crc, inbound_reads, outbound_reads, hold } = negotiated;
+        let file_ranges = !crc && tap.is_none();
+        let sender = SenderOptions {
+            crc,
+            send_queue: options.send_queue,
+            outbound_reads,
+            payload_max: payload_max(iwarp.fpdu_max),
+            tap: tap.clone(),
+        };
+        Self {
+            stream: Some(stream),
+            peer,
+            caps: QpCaps { outbound_reads, region_max: u32::MAX as usize, file_ranges },
+            receiver: Receiver::new(crc, inbound_reads, iwarp.regions_max, recvs),
+            stage: RecvStage::new(STAGE_LEN),
+            events: Vec::new(),
+            sender: Sender::new(sender),
+            queue,
+            hold,
+            phase: Phase::Open,
+            linger: iwarp.linger,
+            tap,
+        }
+    }
+
+    /// Queues the ready-to-receive indication.
+    pub(super) fn send_ready(&mut self) {
+        self.sender.form_ready(&mut self.queue);
+    }
+
+    /// Tells the peer that there will be no connection.
+    pub(super) fn refuse(&mut self, terminate: Terminate) {
+        self.sender.form_terminate(&terminate, &mut self.queue);
+        if let Some(stream) = &self.stream {
+            // A fresh socket takes a few bytes; if not, the peer sees the connection close.
+            let _ = stream.try_io(Interest::WRITABLE, || self.queue.write_to(stream));
+        }
+    }
+
+    /// One round of reading, at most [`READ_BUDGET`] bytes.
+    fn read(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> Progress {
+        let mut budget = READ_BUDGET;
+        while budget > 0 {
+            let Some(stream) = &self.stream else { return Progress::Blocked };
+            match stream.poll_read_ready(cx) {
+                Poll::Pending => return Progress::Blocked,
+                Poll::Ready(Err(error)) => {
+                    self.end(QpError::Io(error.kind()));
+                    return Progress::Blocked;
+                }
+                Poll::Ready(Ok(())) => {}
+            }
+            match self.read_once(completions) {
+                Ok(len) => budget = budget.saturating_sub(len),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    self.end(QpError::Io(error.kind()));
+                    return Progress::Blocked;
+                }
+            }
+        }
+        Progress::More
+    }
+
+    /// One system call, and what it brought.
+    fn read_once(&mut self, completions: &mut Vec<Completion>) -> io::Result<usize> {
+        let discard = matches!(self.phase, Phase::Closing { orderly: false, .. });
+        if discard {
+            let staged = self.stage.bytes().len();
+            self.stage.consume(staged);
+        }
+        let stream = self.stream.as_ref().expect("checked by the caller");
+        let ahead = self.receiver.look_ahead();
+        let direct: &mut [u8] = match self.receiver.place() {
+            _ if discard => &mut [],
+            Ok(direct) => direct,
+            Err(fault) => {
+                self.fault(fault);
+                return Ok(0);
+            }
+        };
+        let wanted = direct.len() + ahead;
+        let mut received = None;
+        let outcome = stream.try_io(Interest::READABLE, || {
+            let got = self.stage.receive(stream, direct, ahead)?;
+            received = Some(got);
+            // A short read has emptied the socket: forget its readiness without asking it again.
+            if got.direct + got.staged < wanted { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+        });
+        let Some(got) = received else { return outcome.map(|()| 0) };
+        if got.direct + got.staged == 0 {
+            self.peer_closed();
+            return Ok(0);
+        }
+        if let Some(tap) = &self.tap {
+            tap.received(&direct[..got.direct]);
+            let staged = self.stage.bytes();
+            tap.received(&staged[staged.len() - got.staged..]);
+        }
+        if !discard {
+            self.take_in(got.direct, completions);
+        }
+        Ok(got.direct + got.staged)
+    }
+
+    /// Gives what was received to the receiver.
+    fn take_in(&mut self, direct: usize, completions: &mut Vec<Completion>) {
+        let fed = self.receiver.placed(direct).and_then(|()| {
+            let taken = self.receiver.feed(self.stage.bytes(), &mut self.events)?;
+            self.stage.consume(taken);
+            Ok(())
+        });
+        completions.extend(self.events.drain(..).filter_map(|event| self.sender.take(event)));
+        if let Err(fault) = fed {
+            self.fault(fault);
+        }
+    }
+
+    /// One round of writing.
+    fn write(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> Progress {
+        self.hold &= self.receiver.fpdus() == 0;
+        let mut budget = WRITE_BUDGET;
+        while budget > 0 {
+            let forms = matches!(self.phase, Phase::Open | Phase::Closing { orderly: true, shut: false, .. });
+            if forms
+                && !self.hold
+                && let Err(error) = self.sender.form(&mut self.queue, &mut self.receiver)
+            {
+                self.end(QpError::Io(error.kind()));
+            }
+            let Some(stream) = &self.stream else { return Progress::Blocked };
+            if self.queue.is_empty() {
+                return Progress::Blocked;
+            }
+            match stream.poll_write_ready(cx) {
+                Poll::Pending => return Progress::Blocked,
+                Poll::Ready(Err(error)) => {
+                    self.end(QpError::Io(error.kind()));
+                    return Progress::Blocked;
+                }
+                Poll::Ready(Ok(())) => {}
+            }
+            let before = self.queue.len();
+            match stream.try_io(Interest::WRITABLE, || self.queue.write_to(stream)) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    self.write_failed(&error, completions);
+                    return Progress::Blocked;
+                }
+            }
+            budget = budget.saturating_sub(before - self.queue.len());
+        }
+        Progress::More
+    }
+
+    /// The peer takes nothing more; it may have said why, which matters more than that it did.
+    fn write_failed(&mut self, error: &io::Error, completions: &mut Vec<Completion>) {
+        while !matches!(self.phase, Phase::Ended(_)) {
+            if self.read_once(completions).is_err() || matches!(self.phase, Phase::Closing { .. }) {
+                break;
+            }
+        }
+        match &self.phase {
+            Phase::Closing { error, .. } => self.end(error.clone()),
+            Phase::Open => self.end(QpError::Io(error.kind())),
+            Phase::Ended(_) => {}
+        }
+    }
+
+    fn fault(&mut self, fault: Fault) {
+        match fault {
+            Fault::Peer(terminate) => {
+                tracing::debug!(peer = %self.peer, error = %terminate.error, "terminating");
+                self.sender.form_terminate(&terminate, &mut self.queue);
+                self.close(QpError::Protocol(terminate.error.to_string()), false);
+            }
+            Fault::Terminated(terminate) => {
+                tracing::debug!(peer = %self.peer, error = %terminate.error, "terminated by the peer");
+                // RFC 5040 §4.8: a protection error that carries a Read Request is about that read of ours.
+                if (terminate.error.layer, terminate.error.kind) == (0, 1)
+                    && let Some(request) = terminate.read_request
+                    && let Some(index) = self.receiver.reads.iter().position(|read| read.sink == request.sink_stag)
+                {
+                    self.sender.read_refused(index);
+                }
+                self.end(QpError::Terminated(terminate.error.to_string()));
+            }
+        }
+    }
+
+    fn peer_closed(&mut self) {
+        match &self.phase {
+            Phase::Closing { error, .. } => self.end(error.clone()),
+            Phase::Open if self.receiver.between_fpdus() && self.stage.bytes().is_empty() => {
+                self.end(QpError::Disconnected);
+            }
+            Phase::Open => self.end(QpError::Io(io::ErrorKind::UnexpectedEof)),
+            Phase::Ended(_) => {}
+        }
+    }
+
+    fn close(&mut self, error: QpError, orderly: bool) {
+        if matches!(self.phase, Phase::Open | Phase::Closing { orderly: true, .. }) {
+            let timer = Box::pin(sleep_until(Instant::now() + self.linger));
+            self.phase = Phase::Closing { error, orderly, shut: false, timer };
+        }
+    }
+
+    /// Goes on with closing; when our side is closed what is left is to wait for the peer's.
+    fn poll_close(&mut self, cx: &mut Context<'_>) {
+        let Phase::Closing { error, orderly, shut, timer } = &mut self.phase else { return };
+        if timer.as_mut().poll(cx).is_ready() {
+            let error = error.clone();
+            return self.end(error);
+        }
+        let all_sent = self.queue.is_empty() && (!*orderly || self.sender.is_idle());
+        if all_sent && !*shut {
+            *shut = true;
+            if let Some(stream) = &self.stream {
+                // A socket that cannot be shut down is gone already, as the next read will say.
+                let _ = SockRef::from(stream).shutdown(std::net::Shutdown::Write);
+            }
+        }
+    }
+
+    fn end(&mut self, error: QpError) {
+        if !matches!(self.phase, Phase::Ended(_)) {
+            tracing::debug!(peer = %self.peer, %error, "connection ended");
+            self.phase = Phase::Ended(error);
+            self.stream = None;
+            if let Some(tap) = self.tap.take() {
+                tap.closed();
+            }
+        }
+    }
+
+    /// Takes back everything posted.
+    fn flush(&mut self, completions: &mut Vec<Completion>) {
+        self.queue = SendQueue::new();
+        self.sender.flush(&mut self.receiver, completions);
+        self.receiver.flush(completions);
+    }
+}
+
+impl QueuePair for IwarpQp {
+    fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+        self.receiver.regions.register(memory, 0)
+    }
+
+    fn post_recv(&mut self, id: WorkId, buffer: Buffer) {
+        self.receiver.recvs.push_back((id, buffer));
+    }
+
+    fn post(&mut self, request: WorkRequest) -> Result<(), PostError> {
+        if self.sender.is_full() {
+            return Err(PostError::QueueFull(request));
+        }
+        self.sender.post(request);
+        Ok(())
+    }
+
+    fn poll_completions(
+        &mut self,
+        cx: &mut Context<'_>,
+        completions: &mut Vec<Completion>,
+    ) -> Poll<Result<(), QpError>> {
+        let before = completions.len();
+        let read = self.read(cx, completions);
+        let written = self.write(cx, completions);
+        self.poll_close(cx);
+        self.sender.complete(self.queue.len(), completions);
+        if let Phase::Ended(_) = self.phase {
+            self.flush(completions);
+        }
+        if completions.len() > before {
+            return Poll::Ready(Ok(()));
+        }
+        if let Phase::Ended(error) = &self.phase {
+            return Poll::Ready(Err(error.clone()));
+        }
+        if read == Progress::More || written == Progress::More {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    fn reclaim(&mut self, stag: Stag) -> Option<Memory> {
+        match self.phase {
+            Phase::Ended(_) => self.receiver.remove(stag),
+            _ => None,
+        }
+    }
+
+    fn disconnect(&mut self) {
+        if matches!(self.phase, Phase::Open) {
+            self.close(QpError::Disconnected, true);
+        }
+    }
+
+    fn abort(&mut self) {
+        if let Some(stream) = &self.stream {
+            // The peer is to see a reset, whatever is still on its way; a socket that refuses is gone already.
+            let _ = SockRef::from(stream).set_linger(Some(std::time::Duration::ZERO));
+        }
+        self.end(QpError::Io(io::ErrorKind::ConnectionReset));
+    }
+}
+
+/// Bytes read before others get their turn.
+const READ_BUDGET: usize = 2 << 20;
+/// Bytes written before others get their turn.
+const WRITE_BUDGET: usize = 4 << 20;

@@ -1,0 +1,327 @@
+//! RDMAP: operation codes, the RDMA Read Request, and Terminate (RFC 5040 §4).
+//!
+//! Pure codecs.
+
+use bytes::BufMut;
+
+use super::ddp;
+use crate::{Stag, regions::AccessFault};
+
+/// What a message does (RFC 5040 §4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Opcode {
+    /// RDMA Write; tagged.
+    Write = 0,
+    /// RDMA Read Request; untagged, queue 1.
+    ReadRequest = 1,
+    /// RDMA Read Response; tagged.
+    ReadResponse = 2,
+    /// Send; untagged, queue 0, as are its variants.
+    Send = 3,
+    /// Send with Invalidate.
+    SendInvalidate = 4,
+    /// Send with Solicited Event.
+    SendSolicited = 5,
+    /// Send with Solicited Event and Invalidate.
+    SendSolicitedInvalidate = 6,
+    /// Terminate; untagged, queue 2.
+    Terminate = 7,
+}
+
+impl Opcode {
+    /// Parses the RDMAP byte of a DDP header.
+    ///
+    /// # Errors
+    /// The code to terminate with.
+    pub fn parse(ulp: u8) -> Result<Self, ErrorCode> {
+        if ulp & MASK_VERSION != VERSION {
+            return Err(ErrorCode::RDMAP_VERSION);
+        }
+        Ok(match ulp & 0x0f {
+            0 => Opcode::Write,
+            1 => Opcode::ReadRequest,
+            2 => Opcode::ReadResponse,
+            3 => Opcode::Send,
+            4 => Opcode::SendInvalidate,
+            5 => Opcode::SendSolicited,
+            6 => Opcode::SendSolicitedInvalidate,
+            7 => Opcode::Terminate,
+            _ => return Err(ErrorCode::UNEXPECTED_OPCODE),
+        })
+    }
+
+    /// The RDMAP byte of a DDP header.
+    pub fn ulp(self) -> u8 {
+        VERSION | self as u8
+    }
+
+    /// The Send with these properties.
+    pub fn send(invalidate: bool, solicited: bool) -> Self {
+        match (invalidate, solicited) {
+            (false, false) => Opcode::Send,
+            (true, false) => Opcode::SendInvalidate,
+            (false, true) => Opcode::SendSolicited,
+            (true, true) => Opcode::SendSolicitedInvalidate,
+        }
+    }
+
+    /// Whether it invalidates a region on its way.
+    pub fn invalidates(self) -> bool {
+        matches!(self, Opcode::SendInvalidate | Opcode::SendSolicitedInvalidate)
+    }
+
+    /// Whether it asks for an event.
+    pub fn solicits(self) -> bool {
+        matches!(self, Opcode::SendSolicited | Opcode::SendSolicitedInvalidate)
+    }
+}
+
+/// The payload of an RDMA Read Request (RFC 5040 §4.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRequest {
+    /// Where the response goes.
+    pub sink_stag: Stag,
+    /// Likewise.
+    pub sink_offset: u64,
+    /// Bytes to read.
+    pub size: u32,
+    /// Where they are.
+    pub source_stag: Stag,
+    /// Likewise.
+    pub source_offset: u64,
+}
+
+impl ReadRequest {
+    /// Parses the payload.
+    pub fn parse(bytes: &[u8; READ_REQUEST_LEN]) -> Self {
+        let word = |at: usize| u32::from_be_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let long = |at: usize| u64::from(word(at)) << 32 | u64::from(word(at + 4));
+        Self {
+            sink_stag: Stag(word(0)),
+            sink_offset: long(4),
+            size: word(12),
+            source_stag: Stag(word(16)),
+            source_offset: long(20),
+        }
+    }
+
+    /// Writes the payload.
+    pub fn encode(&self, out: &mut impl BufMut) {
+        out.put_u32(self.sink_stag.0);
+        out.put_u64(self.sink_offset);
+        out.put_u32(self.size);
+        out.put_u32(self.source_stag.0);
+        out.put_u64(self.source_offset);
+    }
+}
+
+/// Why a stream ends: layer, error type and error code (RFC 5040 §4.8, RFC 5041 §8.2, RFC 5044 §8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ErrorCode {
+    /// 0 RDMAP, 1 DDP, 2 the layer below (MPA).
+    pub layer: u8,
+    /// Of the layer.
+    pub kind: u8,
+    /// Of the kind.
+    pub code: u8,
+}
+
+impl ErrorCode {
+    /// A region is not to be invalidated by the peer, or is not there.
+    pub const CANNOT_INVALIDATE: Self = Self::new(0, 1, 0x09);
+    /// Another RDMAP version.
+    pub const RDMAP_VERSION: Self = Self::new(0, 2, 0x05);
+    /// An operation that has no place here.
+    pub const UNEXPECTED_OPCODE: Self = Self::new(0, 2, 0x06);
+    /// This end of the stream cannot go on.
+    pub const CATASTROPHIC_STREAM: Self = Self::new(0, 2, 0x07);
+    /// An operation that is malformed in no listed way.
+    pub const UNSPECIFIED: Self = Self::new(0, 2, 0xff);
+    /// No region has the steering tag of a tagged segment.
+    pub const TAGGED_STAG: Self = Self::new(1, 1, 0x00);
+    /// A tagged segment leaves its region.
+    pub const TAGGED_BOUNDS: Self = Self::new(1, 1, 0x01);
+    /// A tagged offset wraps.
+    pub const TAGGED_WRAP: Self = Self::new(1, 1, 0x03);
+    /// Another DDP version, in a tagged segment.
+    pub const TAGGED_VERSION: Self = Self::new(1, 1, 0x04);
+    /// There is no such queue.
+    pub const UNTAGGED_QUEUE: Self = Self::new(1, 2, 0x01);
+    /// No buffer is there for the message.
+    pub const UNTAGGED_NO_BUFFER: Self = Self::new(1, 2, 0x02);
+    /// The message number is not the next.
+    pub const UNTAGGED_MSN: Self = Self::new(1, 2, 0x03);
+    /// The message offset is not the next.
+    pub const UNTAGGED_OFFSET: Self = Self::new(1, 2, 0x04);
+    /// The message is longer than its buffer.
+    pub const UNTAGGED_TOO_LONG: Self = Self::new(1, 2, 0x05);
+    /// Another DDP version, in an untagged segment.
+    pub const UNTAGGED_VERSION: Self = Self::new(1, 2, 0x06);
+    /// The CRC does not match.
+    pub const MPA_CRC: Self = Self::new(2, 0, 0x02);
+    /// The length of an FPDU cannot be.
+    pub const MPA_LENGTH: Self = Self::new(2, 0, 0x03);
+    /// The peer takes fewer reads than we must have.
+    pub const MPA_READS: Self = Self::new(2, 0, 0x06);
+    /// The peer chose a ready-to-receive indication that we did not offer.
+    pub const MPA_RTR: Self = Self::new(2, 0, 0x07);
+
+    const fn new(layer: u8, kind: u8, code: u8) -> Self {
+        Self { layer, kind, code }
+    }
+
+    /// For an RDMA Write that was refused.
+    pub(crate) fn of_write(fault: AccessFault) -> Self {
+        match fault {
+            AccessFault::Stag => Self::TAGGED_STAG,
+            AccessFault::Bounds => Self::TAGGED_BOUNDS,
+            AccessFault::Wrap => Self::TAGGED_WRAP,
+            // RFC 5040 §8.1: DDP knows no rights.
+            AccessFault::Rights => Self::new(0, 1, 0x02),
+        }
+    }
+
+    /// For an RDMA Read that was refused.
+    pub(crate) fn of_read(fault: AccessFault) -> Self {
+        let code = match fault {
+            AccessFault::Stag => 0x00,
+            AccessFault::Bounds => 0x01,
+            AccessFault::Rights => 0x02,
+            AccessFault::Wrap => 0x04,
+        };
+        Self::new(0, 1, code)
+    }
+}
+
+impl std::fmt::Display for ErrorCode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = match (self.layer, self.kind, self.code) {
+            (0, 0, _) => "RDMAP: local catastrophic error",
+            (0, 1, 0x00) => "RDMAP: invalid steering tag",
+            (0, 1, 0x01) => "RDMAP: base or bounds violation",
+            (0, 1, 0x02) => "RDMAP: access rights violation",
+            (0, 1, 0x03) => "RDMAP: steering tag of another stream",
+            (0, 1, 0x04) => "RDMAP: tagged offset wraps",
+            (0, 1 | 2, 0x09) => "RDMAP: steering tag cannot be invalidated",
+            (0, 2, 0x05) => "RDMAP: invalid version",
+            (0, 2, 0x06) => "RDMAP: unexpected operation",
+            (0, 2, 0x07) => "RDMAP: catastrophic error of this stream",
+            (0, 2, 0x08) => "RDMAP: catastrophic error, global",
+            (0, 1 | 2, 0xff) => "RDMAP: unspecified error",
+            (1, 0, _) => "DDP: local catastrophic error",
+            (1, 1, 0x00) => "DDP: invalid steering tag",
+            (1, 1, 0x01) => "DDP: base or bounds violation",
+            (1, 1, 0x02) => "DDP: steering tag of another stream",
+            (1, 1, 0x03) => "DDP: tagged offset wraps",
+            (1, 1, 0x04) | (1, 2, 0x06) => "DDP: invalid version",
+            (1, 2, 0x01) => "DDP: invalid queue number",
+            (1, 2, 0x02) => "DDP: no buffer for the message",
+            (1, 2, 0x03) => "DDP: message number out of range",
+            (1, 2, 0x04) => "DDP: invalid message offset",
+            (1, 2, 0x05) => "DDP: message too long for its buffer",
+            (2, 0, 0x01) => "MPA: connection lost",
+            (2, 0, 0x02) => "MPA: CRC error",
+            (2, 0, 0x03) => "MPA: length or marker mismatch",
+            (2, 0, 0x04) => "MPA: invalid handshake frame",
+            (2, 0, 0x05) => "MPA: local catastrophic error",
+            (2, 0, 0x06) => "MPA: insufficient inbound reads",
+            (2, 0, 0x07) => "MPA: no matching ready-to-receive indication",
+            _ => "unknown error",
+        };
+        write!(f, "{text} ({}/{}/{:#04x})", self.layer, self.kind, self.code)
+    }
+}
+
+/// The payload of a Terminate message (RFC 5040 §4.8).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terminate {
+    /// Why.
+    pub error: ErrorCode,
+    /// M and D: the length (of the DDP segment) and DDP header of the message that was wrong.
+    pub segment: Option<(u16, ddp::Header)>,
+    /// R: its Read Request, if it was one.
+    pub read_request: Option<ReadRequest>,
+}
+
+impl Terminate {
+    /// Parses the payload. What is missing of the optional parts is taken as absent: the stream ends in any case.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let (&[first, code, flags, _], mut rest) = bytes.split_first_chunk()?;
+        let error = ErrorCode { layer: first >> 4, kind: first & 0x0f, code };
+        let mut terminate = Self { error, segment: None, read_request: None };
+        let mut len = 0;
+        if flags & FLAG_M != 0 {
+            let Some((&length, after)) = rest.split_first_chunk() else { return Some(terminate) };
+            (len, rest) = (u16::from_be_bytes(length), after);
+        }
+        if flags & FLAG_D != 0 {
+            let Ok(Some(header)) = ddp::Header::parse(rest) else { return Some(terminate) };
+            rest = &rest[header.encoded_len()..];
+            terminate.segment = Some((len, header));
+        }
+        if flags & FLAG_R != 0 {
+            terminate.read_request = rest.first_chunk().map(ReadRequest::parse);
+        }
+        Some(terminate)
+    }
+
+    /// Writes the payload.
+    pub fn encode(&self, out: &mut impl BufMut) {
+        out.put_u8(self.error.layer << 4 | self.error.kind & 0x0f);
+        out.put_u8(self.error.code);
+        let headers = if self.segment.is_some() { FLAG_M | FLAG_D } else { 0 };
+        out.put_u8(headers | if self.read_request.is_some() { FLAG_R } else { 0 });
+        out.put_u8(0);
+        if let Some((len, header)) = &self.segment {
+            out.put_u16(*len);
+            header.encode(out);
+        }
+        if let Some(request) = &self.read_request {
+            request.encode(out);
+        }
+    }
+}
+
+/// Bytes of the payload of an RDMA Read Request.
+pub const READ_REQUEST_LEN: usize = 28;
+/// Most bytes of the payload of a Terminate.
+pub const TERMINATE_MAX: usize = 4 + 2 + ddp::UNTAGGED_LEN + READ_REQUEST_LEN;
+
+const MASK_VERSION: u8 = 0xc0;
+const VERSION: u8 = 0x40;
+const FLAG_M: u8 = 0x80;
+const FLAG_D: u8 = 0x40;
+const FLAG_R: u8 = 0x20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_survives_a_round_trip_and_others_are_refused() {
+        for code in 0..8 {
+            assert_eq!(Opcode::parse(0x40 | code).unwrap().ulp(), 0x40 | code);
+        }
+        assert_eq!(Opcode::parse(0x48), Err(ErrorCode::UNEXPECTED_OPCODE));
+        assert_eq!(Opcode::parse(0x03), Err(ErrorCode::RDMAP_VERSION));
+    }
+
+    #[test]
+    fn a_terminate_carries_what_was_wrong_and_bears_truncation() {
+        let request =
+            ReadRequest { sink_stag: Stag(1), sink_offset: 2, size: 3, source_stag: Stag(4), source_offset: u64::MAX };
+        let header = ddp::Header::Untagged { last: true, ulp: 0x41, ulp_word: 0, queue: 1, msn: 9, offset: 0 };
+        let error = ErrorCode::of_read(AccessFault::Rights);
+        let full = Terminate { error, segment: Some((46, header)), read_request: Some(request) };
+        let mut bytes = Vec::new();
+        full.encode(&mut bytes);
+        assert_eq!(bytes.len(), TERMINATE_MAX);
+        assert_eq!(&bytes[..6], [0x01, 0x02, 0xe0, 0x00, 0x00, 46]);
+        assert_eq!(Terminate::parse(&bytes), Some(full));
+        for cut in 0..bytes.len() {
+            let parsed = Terminate::parse(&bytes[..cut]);
+            assert_eq!(parsed.map(|terminate| terminate.error), (cut >= 4).then_some(error));
+        }
+    }
+}

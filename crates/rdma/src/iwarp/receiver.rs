@@ -1,0 +1,414 @@
+//! The receiving half of a stream: bytes in, placed data and events out. No I/O.
+//!
+//! Read RFC 5041 §5–§7 (placement, delivery, what is checked) and RFC 5040 §5. The caller hands over
+//! staged bytes with [`Receiver::feed`]; while the payload of a segment is due it may also read
+//! straight into [`Receiver::place`], the destination itself, and say so with [`Receiver::placed`].
+//!
+//! The receiver owns what the peer can fill: posted receives, registered regions and the buffers of
+//! outstanding reads. Every segment is checked before its first byte is placed, and a region is
+//! looked up anew whenever more bytes arrive, so an invalidation takes effect within a segment.
+//!
+//! On error: a [`Fault`], after which the stream is dead; the buffers stay here until flushed.
+
+use std::collections::VecDeque;
+
+use buf::Buffer;
+use bytes::Bytes;
+
+use super::{
+    ddp::{self, Header},
+    mpa,
+    rdmap::{ErrorCode, Opcode, READ_REQUEST_LEN, ReadRequest, TERMINATE_MAX, Terminate},
+};
+use crate::{Completion, CompletionKind, Memory, Stag, Status, WorkId, regions::Regions};
+
+/// What has happened.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A message has filled a receive.
+    Received(Completion),
+    /// The oldest outstanding read is complete.
+    ReadDone(Buffer),
+    /// The peer reads `data` of ours.
+    ReadRequested { request: ReadRequest, data: Bytes },
+}
+
+/// Why the stream is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The peer broke the protocol; this is to be told to it.
+    Peer(Box<Terminate>),
+    /// The peer says that we did.
+    Terminated(Box<Terminate>),
+}
+
+/// An RDMA Read whose response is awaited.
+#[derive(Debug)]
+pub(crate) struct PendingRead {
+    pub(crate) sink: Stag,
+    pub(crate) into: Buffer,
+    /// Bytes placed so far.
+    pub(crate) placed: usize,
+}
+
+pub(crate) struct Receiver {
+    crc: bool,
+    inbound_reads: u16,
+    pub(crate) regions: Regions,
+    pub(crate) recvs: VecDeque<(WorkId, Buffer)>,
+    /// Outstanding reads, oldest first: responses come in this order (RFC 5040 §5.5).
+    pub(crate) reads: VecDeque<PendingRead>,
+    /// Read requests taken in whose responses have not left.
+    pub(crate) reads_owed: u16,
+    /// Messages complete so far on queues 0, 1 and 2.
+    done: [u32; 3],
+    /// Bytes that the incomplete message at the front of `recvs` has.
+    filled: usize,
+    control: Control,
+    state: State,
+    running_crc: u32,
+    fpdus: u64,
+    /// FPDUs since the last with bulk data.
+    small_run: u32,
+}
+
+/// A Read Request or Terminate that is being received.
+struct Control {
+    bytes: [u8; TERMINATE_MAX],
+    len: usize,
+}
+
+#[derive(Clone, Copy)]
+enum State {
+    /// The next bytes are a length and a DDP header.
+    Header,
+    /// The next bytes are the payload of a segment; some of it is missing.
+    Payload(Segment),
+    /// The next bytes are padding and CRC.
+    Trailer(Segment),
+}
+
+#[derive(Clone, Copy)]
+struct Segment {
+    header: Header,
+    opcode: Opcode,
+    /// Of the ULPDU.
+    len: u16,
+    payload: usize,
+    done: usize,
+}
+
+impl Receiver {
+    pub(crate) fn new(crc: bool, inbound_reads: u16, regions_max: usize, recvs: Vec<(WorkId, Buffer)>) -> Self {
+        Self {
+            crc,
+            inbound_reads,
+            regions: Regions::new(regions_max),
+            recvs: recvs.into(),
+            reads: VecDeque::new(),
+            reads_owed: 0,
+            done: [0; 3],
+            filled: 0,
+            control: Control { bytes: [0; TERMINATE_MAX], len: 0 },
+            state: State::Header,
+            running_crc: 0,
+            fpdus: 0,
+            small_run: 0,
+        }
+    }
+
+    /// Whole FPDUs received.
+    pub(crate) fn fpdus(&self) -> u64 {
+        self.fpdus
+    }
+
+    /// Whether the stream may end here: not inside an FPDU.
+    pub(crate) fn between_fpdus(&self) -> bool {
+        matches!(self.state, State::Header)
+    }
+
+    /// Takes in bytes; returns how many. Those left are too few to go on with.
+    pub(crate) fn feed(&mut self, bytes: &[u8], events: &mut Vec<Event>) -> Result<usize, Fault> {
+        let mut at = 0;
+        loop {
+            let rest = &bytes[at..];
+            at += match self.state {
+                State::Header => match self.start_segment(rest)? {
+                    0 => return Ok(at),
+                    taken => taken,
+                },
+                State::Payload(_) if rest.is_empty() => return Ok(at),
+                State::Payload(_) => {
+                    let place = self.place()?;
+                    let len = place.len().min(rest.len());
+                    place[..len].copy_from_slice(&rest[..len]);
+                    self.placed(len)?;
+                    len
+                }
+                State::Trailer(segment) => {
+                    let pad = mpa::pad_len(segment.len.into());
+                    let Some(trailer) = rest.get(..pad + mpa::CRC_LEN) else { return Ok(at) };
+                    self.end_segment(segment, &trailer[..pad], &trailer[pad..], events)?;
+                    trailer.len()
+                }
+            };
+        }
+    }
+
+    /// Where the rest of the current payload goes; empty when no payload is due.
+    pub(crate) fn place(&mut self) -> Result<&mut [u8], Fault> {
+        let State::Payload(segment) = self.state else { return Ok(&mut []) };
+        let left = segment.payload - segment.done;
+        match segment.header {
+            Header::Tagged { stag, offset, .. } if segment.opcode == Opcode::Write => {
+                // No overflow: the whole segment was checked when it began.
+                let place = self.regions.for_write(stag, offset + segment.done as u64, left);
+                place.map_err(|fault| peer(ErrorCode::of_write(fault), &segment))
+            }
+            Header::Tagged { .. } => {
+                let read = self.reads.front_mut().expect("checked when the segment began");
+                Ok(&mut read.into[read.placed..][..left])
+            }
+            Header::Untagged { queue: 0, .. } => {
+                let (_, buffer) = self.recvs.front_mut().expect("checked when the segment began");
+                Ok(&mut buffer[self.filled..][..left])
+            }
+            Header::Untagged { .. } => Ok(&mut self.control.bytes[self.control.len..][..left]),
+        }
+    }
+
+    /// Says that the first `len` bytes of [`place`](Self::place) have been filled.
+    pub(crate) fn placed(&mut self, len: usize) -> Result<(), Fault> {
+        if self.crc {
+            let crc = self.running_crc;
+            self.running_crc = crc32c::crc32c_append(crc, &self.place()?[..len]);
+        }
+        let State::Payload(segment) = &mut self.state else {
+            assert_eq!(len, 0, "bytes placed where none were due");
+            return Ok(());
+        };
+        segment.done += len;
+        let segment = *segment;
+        match segment.header {
+            Header::Tagged { .. } if segment.opcode == Opcode::Write => {}
+            Header::Tagged { .. } => self.reads[0].placed += len,
+            Header::Untagged { queue: 0, .. } => self.filled += len,
+            Header::Untagged { .. } => self.control.len += len,
+        }
+        if segment.done == segment.payload {
+            self.state = State::Trailer(segment);
+        }
+        Ok(())
+    }
+
+    /// How many bytes beyond [`place`](Self::place) are worth reading at once.
+    ///
+    /// Much while FPDUs are small, to have many with one system call; little among bulk data, since what is staged
+    /// of it has to be copied.
+    pub(crate) fn look_ahead(&self) -> usize {
+        match self.state {
+            _ if self.small_run >= SMALL_RUN => AHEAD_FAR,
+            // Behind bulk data the next header is wanted, and little of the next bulk data.
+            State::Payload(segment) if segment.payload - segment.done > AHEAD => AHEAD_NEAR,
+            _ => AHEAD,
+        }
+    }
+
+    fn start_segment(&mut self, bytes: &[u8]) -> Result<usize, Fault> {
+        let Some((&length, rest)) = bytes.split_first_chunk() else { return Ok(0) };
+        let len = u16::from_be_bytes(length);
+        if usize::from(len) < ddp::TAGGED_LEN {
+            return Err(peer_unseen(ErrorCode::MPA_LENGTH));
+        }
+        let header = Header::parse(rest).map_err(|version| {
+            peer_unseen(if version.tagged { ErrorCode::TAGGED_VERSION } else { ErrorCode::UNTAGGED_VERSION })
+        })?;
+        let Some(header) = header else { return Ok(0) };
+        let header_len = header.encoded_len();
+        let Some(payload) = usize::from(len).checked_sub(header_len) else {
+            return Err(peer_unseen(ErrorCode::MPA_LENGTH));
+        };
+        let mut segment = Segment { header, opcode: Opcode::Terminate, len, payload, done: 0 };
+        segment.opcode = Opcode::parse(header.ulp()).map_err(|error| peer(error, &segment))?;
+        self.check(&segment)?;
+        let taken = mpa::LENGTH_LEN + header_len;
+        if self.crc {
+            self.running_crc = crc32c::crc32c(&bytes[..taken]);
+        }
+        self.state = if payload > 0 { State::Payload(segment) } else { State::Trailer(segment) };
+        Ok(taken)
+    }
+
+    /// Everything that can be wrong with a segment (RFC 5041 §7, RFC 5040 §5–§7), before any of it is placed.
+    fn check(&mut self, segment: &Segment) -> Result<(), Fault> {
+        let fault = |error| Err(peer(error, segment));
+        match (segment.opcode, segment.header) {
+            (Opcode::Write, Header::Tagged { stag, offset, .. }) => {
+                // A Write of no bytes touches no region; some peers begin with one (RFC 6581 §9.2).
+                if segment.payload > 0 {
+                    let place = self.regions.for_write(stag, offset, segment.payload);
+                    place.map_err(|error| peer(ErrorCode::of_write(error), segment))?;
+                }
+                Ok(())
+            }
+            (Opcode::ReadResponse, Header::Tagged { stag, offset, last, .. }) => {
+                let Some(read) = self.reads.front().filter(|read| read.sink == stag) else {
+                    return fault(ErrorCode::TAGGED_STAG);
+                };
+                let left = read.into.len() - read.placed;
+                if offset != read.placed as u64 || segment.payload > left || (last && segment.payload < left) {
+                    return fault(ErrorCode::TAGGED_BOUNDS);
+                }
+                Ok(())
+            }
+            (opcode, Header::Untagged { queue, msn, offset, .. }) => {
+                let Some(done) = self.done.get(queue as usize) else { return fault(ErrorCode::UNTAGGED_QUEUE) };
+                let expected_queue = match opcode {
+                    Opcode::Write | Opcode::ReadResponse => return fault(ErrorCode::UNEXPECTED_OPCODE),
+                    Opcode::ReadRequest => 1,
+                    Opcode::Terminate => 2,
+                    _ => 0,
+                };
+                if queue != expected_queue {
+                    return fault(ErrorCode::UNEXPECTED_OPCODE);
+                }
+                if msn != done.wrapping_add(1) {
+                    return fault(ErrorCode::UNTAGGED_MSN);
+                }
+                self.check_untagged(segment, queue, offset)
+            }
+            _ => fault(ErrorCode::UNEXPECTED_OPCODE),
+        }
+    }
+
+    fn check_untagged(&mut self, segment: &Segment, queue: u32, offset: u32) -> Result<(), Fault> {
+        let (filled, room) = match queue {
+            0 => match self.recvs.front() {
+                Some((_, buffer)) => (self.filled, buffer.len()),
+                None => return Err(peer(ErrorCode::UNTAGGED_NO_BUFFER, segment)),
+            },
+            // RFC 5040 §6.6: the queue of read requests has as many buffers as reads were agreed on.
+            1 if self.reads_owed >= self.inbound_reads => {
+                return Err(peer(ErrorCode::UNTAGGED_NO_BUFFER, segment));
+            }
+            1 => (self.control.len, READ_REQUEST_LEN),
+            _ => (self.control.len, TERMINATE_MAX),
+        };
+        if offset as usize != filled {
+            return Err(peer(ErrorCode::UNTAGGED_OFFSET, segment));
+        }
+        if segment.payload > room - filled {
+            return Err(peer(ErrorCode::UNTAGGED_TOO_LONG, segment));
+        }
+        // Messages of queues 1 and 2 fit any segment; kept whole, they need only one place to wait in.
+        if queue > 0 && !segment.header.last() {
+            return Err(peer(ErrorCode::UNSPECIFIED, segment));
+        }
+        Ok(())
+    }
+
+    fn end_segment(&mut self, segment: Segment, pad: &[u8], crc: &[u8], events: &mut Vec<Event>) -> Result<(), Fault> {
+        if self.crc && mpa::crc_field(crc32c::crc32c_append(self.running_crc, pad)) != crc {
+            return Err(peer_unseen(ErrorCode::MPA_CRC));
+        }
+        self.state = State::Header;
+        self.fpdus += 1;
+        self.small_run = if segment.payload > SMALL_MAX { 0 } else { self.small_run.saturating_add(1) };
+        if !segment.header.last() {
+            return Ok(());
+        }
+        match segment.header {
+            Header::Tagged { .. } if segment.opcode == Opcode::Write => {}
+            Header::Tagged { .. } => {
+                let read = self.reads.pop_front().expect("checked when the segment began");
+                events.push(Event::ReadDone(read.into));
+            }
+            Header::Untagged { queue, ulp_word, .. } => {
+                self.done[queue as usize] = self.done[queue as usize].wrapping_add(1);
+                match queue {
+                    0 => events.push(self.end_send(&segment, Stag(ulp_word))?),
+                    1 => events.push(self.end_read_request(&segment)?),
+                    _ => return Err(self.end_terminate(&segment)),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end_send(&mut self, segment: &Segment, stag: Stag) -> Result<Event, Fault> {
+        let invalidated = if segment.opcode.invalidates() {
+            let memory = self.regions.remove(stag);
+            Some((stag, memory.ok_or_else(|| peer(ErrorCode::CANNOT_INVALIDATE, segment))?))
+        } else {
+            None
+        };
+        let (id, mut buffer) = self.recvs.pop_front().expect("checked when the segment began");
+        buffer.set_len(std::mem::take(&mut self.filled));
+        let kind = CompletionKind::Receive { buffer, invalidated, solicited: segment.opcode.solicits() };
+        Ok(Event::Received(Completion { id, status: Status::Ok, kind }))
+    }
+
+    fn end_read_request(&mut self, segment: &Segment) -> Result<Event, Fault> {
+        let len = std::mem::take(&mut self.control.len);
+        let Some(bytes) = self.control.bytes[..len].first_chunk() else {
+            return Err(peer(ErrorCode::UNSPECIFIED, segment));
+        };
+        let request = ReadRequest::parse(bytes);
+        let data = match request.size {
+            0 => Ok(Bytes::new()),
+            size => self.regions.for_read(request.source_stag, request.source_offset, size as usize),
+        };
+        match data {
+            Ok(data) => {
+                self.reads_owed += 1;
+                Ok(Event::ReadRequested { request, data })
+            }
+            Err(fault) => Err(Fault::Peer(Box::new(Terminate {
+                error: ErrorCode::of_read(fault),
+                segment: Some((segment.len, segment.header)),
+                read_request: Some(request),
+            }))),
+        }
+    }
+
+    fn end_terminate(&mut self, segment: &Segment) -> Fault {
+        match Terminate::parse(&self.control.bytes[..self.control.len]) {
+            Some(terminate) => Fault::Terminated(Box::new(terminate)),
+            None => peer(ErrorCode::UNSPECIFIED, segment),
+        }
+    }
+
+    /// Takes back all posted receives, as flushed.
+    pub(crate) fn flush(&mut self, completions: &mut Vec<Completion>) {
+        completions.extend(std::mem::take(&mut self.recvs).into_iter().map(|(id, buffer)| Completion {
+            id,
+            status: Status::Flushed,
+            kind: CompletionKind::Receive { buffer, invalidated: None, solicited: false },
+        }));
+    }
+
+    /// Takes out the memory of a region.
+    pub(crate) fn remove(&mut self, stag: Stag) -> Option<Memory> {
+        self.regions.remove(stag)
+    }
+}
+
+fn peer(error: ErrorCode, segment: &Segment) -> Fault {
+    let segment = Some((segment.len, segment.header));
+    Fault::Peer(Box::new(Terminate { error, segment, read_request: None }))
+}
+
+/// A fault in bytes that are no segment.
+fn peer_unseen(error: ErrorCode) -> Fault {
+    Fault::Peer(Box::new(Terminate { error, segment: None, read_request: None }))
+}
+
+const AHEAD_FAR: usize = 64 << 10;
+const AHEAD: usize = 4096;
+const AHEAD_NEAR: usize = 256;
+/// So many FPDUs in a row without bulk data make it likely that the next has none, too.
+const SMALL_RUN: u32 = 16;
+/// An FPDU with more payload is bulk data.
+const SMALL_MAX: usize = 16 << 10;
+/// Room that a stage needs for what [`Receiver::look_ahead`] asks for, behind an incomplete header.
+pub(crate) const STAGE_LEN: usize = AHEAD_FAR + 64;

@@ -1,0 +1,29 @@
+//! RDMA verbs behind one interface.
+//!
+//! Read RFC 5040 §1.2 and §3 for the model. This crate knows nothing of RPC.
+//!
+//! A [`Provider`] opens connections; a [`QueuePair`] is one end of a connection. Work is posted as
+//! [`WorkRequest`]s and comes back as [`Completion`]s, exactly one for each, in the order posted on
+//! that queue. **A buffer moves into its work request and comes home in the completion**, flushed
+//! or not; while a region is registered its memory belongs to the queue pair, so a peer can never
+//! write into memory that the application sees.
+//!
+//! Only the owner of a queue pair calls it (`&mut self`); a provider may use threads of its own.
+//! A software provider makes progress only inside [`QueuePair::poll_completions`].
+//!
+//! On error: a fault of the connection is reported once by `poll_completions`, after every posted
+//! request has completed with [`Status::Flushed`]. Later posts complete as flushed, too.
+
+pub mod hook;
+pub mod iwarp;
+mod memory;
+mod provider;
+mod regions;
+pub mod sim;
+mod work;
+
+pub use memory::{Access, Memory, Region, RemoteSegment, Stag};
+pub use provider::{
+    BoxFuture, ConnectRequest, Connected, Listener, Provider, ProviderCaps, QpCaps, QpError, QpOptions, QueuePair,
+};
+pub use work::{Completion, CompletionKind, PostError, Status, WorkId, WorkRequest};

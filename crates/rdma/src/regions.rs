@@ -1,0 +1,192 @@
+//! The table of registered regions that the software providers check every access against.
+//!
+//! RFC 5041 §7.2 and RFC 5040 §8 say what must be checked: that the steering tag is valid, that the
+//! bytes lie inside the region (without overflow), and that the peer has the right. A tag is the
+//! index of a slot and a key that changes with each registration, so a stale tag finds nothing.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+#[cfg(test)]
+use crate::Access;
+use crate::{Memory, Region, Stag};
+
+/// Why an access by the peer was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AccessFault {
+    /// No region has this steering tag (now).
+    Stag,
+    /// Not all of the bytes lie in the region.
+    Bounds,
+    /// The region is there, but not for this use.
+    Rights,
+    /// Offset and length overflow.
+    Wrap,
+}
+
+impl AccessFault {
+    /// What a person reads.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            AccessFault::Stag => "invalid steering tag",
+            AccessFault::Bounds => "access beyond the bounds of a region",
+            AccessFault::Rights => "access without the right to it",
+            AccessFault::Wrap => "tagged offset wraps",
+        }
+    }
+}
+
+/// Registered regions, by steering tag.
+#[derive(Debug)]
+pub(crate) struct Regions {
+    slots: Vec<Slot>,
+    /// Free slots, the longest free first, so that a stale tag stays stale for long.
+    free: VecDeque<u32>,
+    max: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    key: u8,
+    entry: Option<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    memory: Memory,
+    base: u64,
+}
+
+impl Regions {
+    /// A table of at most `max` regions.
+    pub(crate) fn new(max: usize) -> Self {
+        Self { slots: Vec::new(), free: VecDeque::new(), max: max.min(INDEX_MAX) }
+    }
+
+    /// Enters `memory`, whose first byte has the tagged offset `base`; `None` gives it back when the table is full.
+    pub(crate) fn register(&mut self, memory: Memory, base: u64) -> Result<Region, Memory> {
+        let Ok(len) = u32::try_from(memory.len()) else { return Err(memory) };
+        if base.checked_add(u64::from(len)).is_none() {
+            return Err(memory);
+        }
+        // Grow while young: a slot is reused only when there is some choice.
+        let index = if self.slots.len() < self.max && self.free.len() < FREE_MIN {
+            self.slots.push(Slot { key: 0, entry: None });
+            self.slots.len() as u32 - 1
+        } else if let Some(index) = self.free.pop_front() {
+            index
+        } else {
+            return Err(memory);
+        };
+        let slot = &mut self.slots[index as usize];
+        slot.key = slot.key.wrapping_add(1);
+        slot.entry = Some(Entry { memory, base });
+        // Tag 0 is never given: index 0 stands as 1 in the upper bits.
+        Ok(Region { stag: Stag((index + 1) << 8 | u32::from(slot.key)), offset: base, len })
+    }
+
+    /// Removes a region and returns its memory.
+    pub(crate) fn remove(&mut self, stag: Stag) -> Option<Memory> {
+        let index = self.index(stag)?;
+        let entry = self.slots[index].entry.take()?;
+        self.free.push_back(index as u32);
+        Some(entry.memory)
+    }
+
+    /// Whether there is such a region.
+    #[cfg(test)]
+    pub(crate) fn contains(&self, stag: Stag) -> bool {
+        self.entry(stag).is_ok()
+    }
+
+    /// The bytes that an RDMA Write of the peer may fill.
+    pub(crate) fn for_write(&mut self, stag: Stag, offset: u64, len: usize) -> Result<&mut [u8], AccessFault> {
+        let entry = self.entry_mut(stag)?;
+        let Memory::Write(buffer) = &mut entry.memory else { return Err(AccessFault::Rights) };
+        let start = start(entry.base, buffer.len(), offset, len)?;
+        Ok(&mut buffer[start..start + len])
+    }
+
+    /// The bytes that an RDMA Read of the peer may see.
+    pub(crate) fn for_read(&self, stag: Stag, offset: u64, len: usize) -> Result<Bytes, AccessFault> {
+        let entry = self.entry(stag)?;
+        let Memory::Read(bytes) = &entry.memory else { return Err(AccessFault::Rights) };
+        let start = start(entry.base, bytes.len(), offset, len)?;
+        Ok(bytes.slice(start..start + len))
+    }
+
+    /// The right that the peer has to a region.
+    #[cfg(test)]
+    pub(crate) fn access(&self, stag: Stag) -> Option<Access> {
+        self.entry(stag).ok().map(|entry| entry.memory.access())
+    }
+
+    fn index(&self, stag: Stag) -> Option<usize> {
+        let index = (stag.0 >> 8).checked_sub(1)? as usize;
+        let slot = self.slots.get(index)?;
+        (slot.key == stag.0 as u8 && slot.entry.is_some()).then_some(index)
+    }
+
+    fn entry(&self, stag: Stag) -> Result<&Entry, AccessFault> {
+        let index = self.index(stag).ok_or(AccessFault::Stag)?;
+        self.slots[index].entry.as_ref().ok_or(AccessFault::Stag)
+    }
+
+    fn entry_mut(&mut self, stag: Stag) -> Result<&mut Entry, AccessFault> {
+        let index = self.index(stag).ok_or(AccessFault::Stag)?;
+        self.slots[index].entry.as_mut().ok_or(AccessFault::Stag)
+    }
+}
+
+fn start(base: u64, size: usize, offset: u64, len: usize) -> Result<usize, AccessFault> {
+    offset.checked_add(len as u64).ok_or(AccessFault::Wrap)?;
+    let start = offset.checked_sub(base).ok_or(AccessFault::Bounds)?;
+    let end = start.checked_add(len as u64).ok_or(AccessFault::Wrap)?;
+    if end > size as u64 {
+        return Err(AccessFault::Bounds);
+    }
+    Ok(start as usize)
+}
+
+/// The upper 24 bits of a tag hold the index, plus one.
+const INDEX_MAX: usize = (1 << 24) - 1;
+const FREE_MIN: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use buf::Buffer;
+
+    use super::*;
+
+    #[test]
+    fn every_access_outside_a_region_is_refused_with_its_reason() {
+        let mut regions = Regions::new(10);
+        let base = u64::MAX - 100;
+        let write = regions.register(Memory::Write(Buffer::zeroed(100)), base).unwrap();
+        let read = regions.register(Memory::Read(Bytes::from(vec![7; 100])), 0).unwrap();
+        assert_eq!(regions.for_write(write.stag, base, 100).map(|bytes| bytes.len()), Ok(100));
+        assert_eq!(regions.for_write(write.stag, base + 100, 0).map(|bytes| bytes.len()), Ok(0));
+        assert_eq!(regions.for_write(write.stag, base + 1, 100), Err(AccessFault::Wrap));
+        assert_eq!(regions.for_write(write.stag, base - 1, 1), Err(AccessFault::Bounds));
+        assert_eq!(regions.for_read(read.stag, 1, 100), Err(AccessFault::Bounds));
+        assert_eq!(regions.for_read(read.stag, u64::MAX, 2), Err(AccessFault::Wrap));
+        assert_eq!(regions.for_write(read.stag, 0, 1), Err(AccessFault::Rights));
+        assert_eq!(regions.for_read(write.stag, base, 1), Err(AccessFault::Rights));
+        assert_eq!(regions.for_read(Stag(0), 0, 0), Err(AccessFault::Stag));
+        assert_eq!(regions.for_read(Stag(u32::MAX), 0, 0), Err(AccessFault::Stag));
+        assert_eq!(regions.access(read.stag), Some(Access::RemoteRead));
+    }
+
+    #[test]
+    fn a_stale_tag_finds_nothing_and_a_full_table_gives_the_memory_back() {
+        let mut regions = Regions::new(1);
+        let old = regions.register(Memory::Read(Bytes::from_static(b"x")), 0).unwrap();
+        assert_eq!(regions.register(Memory::Read(Bytes::from_static(b"yy")), 0).unwrap_err().len(), 2);
+        assert!(regions.remove(old.stag).is_some());
+        assert!(regions.remove(old.stag).is_none());
+        let new = regions.register(Memory::Read(Bytes::from_static(b"z")), 0).unwrap();
+        assert_eq!(old.stag.0 >> 8, new.stag.0 >> 8, "the same slot");
+        assert!(!regions.contains(old.stag) && regions.contains(new.stag));
+    }
+}

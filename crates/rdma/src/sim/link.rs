@@ -1,0 +1,501 @@
+//! One connection of a [`Sim`]: two ends and what is under way between them.
+//!
+//! An end acts only when its owner polls it: it starts what was posted, and takes in what has
+//! arrived by now. So a caller that forgets to poll after posting hangs here as with any provider.
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use buf::Buffer;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::{Cut, MessageKind, Sim};
+use crate::{
+    Completion, CompletionKind, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, RemoteSegment, Stag,
+    Status, WorkId, WorkRequest,
+    regions::{AccessFault, Regions},
+};
+
+pub(super) struct Link {
+    ends: [End; 2],
+}
+
+pub(super) struct End {
+    local: SocketAddr,
+    caps: QpCaps,
+    send_queue: usize,
+    regions: Regions,
+    recvs: VecDeque<(WorkId, Buffer)>,
+    /// Posted, not started.
+    posted: VecDeque<WorkRequest>,
+    /// Started, not completed; in the order posted.
+    started: VecDeque<Started>,
+    reads_outstanding: u16,
+    inbox: VecDeque<Packet>,
+    waker: Option<Waker>,
+    closing: bool,
+    ended: Option<QpError>,
+}
+
+struct Started {
+    id: WorkId,
+    status: Status,
+    state: State,
+}
+
+enum State {
+    /// A Send or Write, given back when its bytes have been handed over.
+    Sending {
+        kind: CompletionKind,
+        until: Instant,
+    },
+    /// An RDMA Read that waits for its response.
+    Reading(Buffer),
+    Done(CompletionKind),
+}
+
+struct Packet {
+    due: Instant,
+    body: Body,
+}
+
+enum Body {
+    Send {
+        data: Bytes,
+        invalidate: Option<Stag>,
+        solicited: bool,
+    },
+    Write {
+        data: Bytes,
+        to: RemoteSegment,
+    },
+    ReadRequest {
+        from: RemoteSegment,
+        len: usize,
+    },
+    ReadResponse(Bytes),
+    /// The peer's end is over, and this is what this end says of it.
+    Ended {
+        error: QpError,
+        read_refused: bool,
+    },
+}
+
+/// Which end; the client is 0.
+type Side = usize;
+
+pub(super) struct SimQp {
+    sim: Sim,
+    link: Arc<Mutex<Link>>,
+    side: Side,
+    caps: QpCaps,
+    peer: SocketAddr,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl End {
+    pub(super) fn new(
+        local: SocketAddr,
+        options: &QpOptions,
+        outbound_reads: u16,
+        regions_max: usize,
+        recvs: Vec<(WorkId, Buffer)>,
+    ) -> Self {
+        Self {
+            local,
+            caps: QpCaps { outbound_reads, region_max: u32::MAX as usize, file_ranges: false },
+            send_queue: options.send_queue,
+            regions: Regions::new(regions_max),
+            recvs: recvs.into(),
+            posted: VecDeque::new(),
+            started: VecDeque::new(),
+            reads_outstanding: 0,
+            inbox: VecDeque::new(),
+            waker: None,
+            closing: false,
+            ended: None,
+        }
+    }
+
+    fn end(&mut self, error: QpError) {
+        self.ended.get_or_insert(error);
+        self.inbox.clear();
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// Takes back everything posted, as flushed.
+    fn flush(&mut self, completions: &mut Vec<Completion>) {
+        let flushed = |id, kind| Completion { id, status: Status::Flushed, kind };
+        for Started { id, status, state } in std::mem::take(&mut self.started) {
+            completions.push(match state {
+                State::Done(kind) => Completion { id, status, kind },
+                State::Sending { kind, .. } => flushed(id, kind),
+                State::Reading(into) if status == Status::Ok => flushed(id, CompletionKind::Read(into)),
+                State::Reading(into) => Completion { id, status, kind: CompletionKind::Read(into) },
+            });
+        }
+        for request in std::mem::take(&mut self.posted) {
+            completions.push(request.flushed(|stag| self.regions.remove(stag)));
+        }
+        for (id, buffer) in std::mem::take(&mut self.recvs) {
+            completions.push(flushed(id, CompletionKind::Receive { buffer, invalidated: None, solicited: false }));
+        }
+        self.reads_outstanding = 0;
+    }
+
+    /// Gives out what has completed, in the order posted.
+    fn complete(&mut self, now: Instant, completions: &mut Vec<Completion>) {
+        while let Some(front) = self.started.front() {
+            match &front.state {
+                State::Sending { until, .. } if *until > now => return,
+                State::Reading(_) => return,
+                State::Sending { .. } | State::Done(_) => {}
+            }
+            let Some(Started { id, status, state: State::Sending { kind, .. } | State::Done(kind) }) =
+                self.started.pop_front()
+            else {
+                unreachable!("just seen")
+            };
+            completions.push(Completion { id, status, kind });
+        }
+    }
+
+    /// When something happens here after `now`, if nobody does anything.
+    fn next_event(&self, now: Instant) -> Option<Instant> {
+        let arrival = self.inbox.front().map(|packet| packet.due);
+        self.sending_until().filter(|until| *until > now).chain(arrival).min()
+    }
+
+    fn sending_until(&self) -> impl Iterator<Item = Instant> {
+        self.started.iter().filter_map(|started| match &started.state {
+            State::Sending { until, .. } => Some(*until),
+            _ => None,
+        })
+    }
+
+    /// Whether what was posted has been handed over, as an orderly end wants.
+    fn is_closed(&self, now: Instant) -> bool {
+        self.closing && self.sending_until().all(|until| until <= now)
+    }
+}
+
+impl Link {
+    pub(super) fn shared(ends: [End; 2]) -> Arc<Mutex<Self>> {
+        Arc::new(Mutex::new(Self { ends }))
+    }
+
+    pub(super) fn has_end_at(&self, local: SocketAddr) -> bool {
+        self.ends.iter().any(|end| end.local == local)
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.ends.iter().all(|end| end.ended.is_none())
+    }
+
+    /// Both ends are over at once, and what is under way is lost.
+    pub(super) fn cut(&mut self, error: QpError) {
+        self.ends.iter_mut().for_each(|end| end.end(error.clone()));
+    }
+
+    fn send(&mut self, sim: &Sim, from: Side, body: Body) {
+        let inbox = &mut self.ends[1 - from].inbox;
+        let due = sim.arrival(inbox.back().map(|packet| packet.due));
+        inbox.push_back(Packet { due, body });
+        self.ends[1 - from].wake();
+    }
+
+    /// The end at `side` is over because of `error`; the peer learns `told`.
+    fn fail(&mut self, sim: &Sim, side: Side, error: QpError, told: QpError, read_refused: bool) {
+        if self.ends[side].ended.is_none() {
+            self.ends[side].end(error);
+            if self.ends[1 - side].ended.is_none() {
+                self.send(sim, side, Body::Ended { error: told, read_refused });
+            }
+        }
+    }
+
+    /// The peer of `side` broke the protocol.
+    fn protocol_fault(&mut self, sim: &Sim, side: Side, what: &str, read_refused: bool) {
+        self.fail(sim, side, QpError::Protocol(what.into()), QpError::Terminated(what.into()), read_refused);
+    }
+
+    /// Starts what was posted at `side`, as far as the limit of reads allows.
+    fn start(&mut self, sim: &Sim, side: Side) {
+        while self.ends[side].ended.is_none() {
+            let end = &mut self.ends[side];
+            let Some(next) = end.posted.front() else { return };
+            let reads_max = end.caps.outbound_reads;
+            if matches!(next, WorkRequest::Read { .. }) && reads_max > 0 && end.reads_outstanding >= reads_max {
+                return;
+            }
+            let request = end.posted.pop_front().expect("just seen");
+            self.start_one(sim, side, request);
+        }
+    }
+
+    fn start_one(&mut self, sim: &Sim, side: Side, request: WorkRequest) {
+        let id = request.id();
+        let (body, state, status) = match request {
+            WorkRequest::Send { data, invalidate, solicited, .. } => match data.to_bytes() {
+                Ok(data) => {
+                    (Some(Body::Send { data, invalidate, solicited }), sending(sim, CompletionKind::Send), Status::Ok)
+                }
+                Err(error) => return self.unreadable(sim, side, id, CompletionKind::Send, &error),
+            },
+            WorkRequest::Write { data, to, .. } => match data.to_bytes() {
+                Ok(data) => (Some(Body::Write { data, to }), sending(sim, CompletionKind::Write), Status::Ok),
+                Err(error) => return self.unreadable(sim, side, id, CompletionKind::Write, &error),
+            },
+            // With no reads at all agreed on, it would wait for ever.
+            WorkRequest::Read { into, .. } if self.ends[side].caps.outbound_reads == 0 => {
+                (None, State::Done(CompletionKind::Read(into)), Status::LocalAccess)
+            }
+            WorkRequest::Read { into, from, .. } => {
+                self.ends[side].reads_outstanding += 1;
+                (Some(Body::ReadRequest { from, len: into.len() }), State::Reading(into), Status::Ok)
+            }
+            WorkRequest::Invalidate { stag, .. } => {
+                let memory = self.ends[side].regions.remove(stag);
+                let status = if memory.is_some() { Status::Ok } else { Status::LocalAccess };
+                (None, State::Done(CompletionKind::Invalidate(memory)), status)
+            }
+        };
+        self.ends[side].started.push_back(Started { id, status, state });
+        if let Some(body) = body {
+            self.send(sim, side, body);
+        }
+    }
+
+    /// A file piece cannot be read: the request fails and the connection with it, for the peer waits for the bytes.
+    fn unreadable(&mut self, sim: &Sim, side: Side, id: WorkId, kind: CompletionKind, error: &io::Error) {
+        self.ends[side].started.push_back(Started { id, status: Status::LocalAccess, state: State::Done(kind) });
+        self.fail(sim, side, QpError::Io(error.kind()), QpError::Io(io::ErrorKind::ConnectionReset), false);
+    }
+
+    /// Takes in what has arrived at `side` by `now`.
+    fn deliver(&mut self, sim: &Sim, side: Side, now: Instant, completions: &mut Vec<Completion>) {
+        while self.ends[side].ended.is_none() && self.ends[side].inbox.front().is_some_and(|packet| packet.due <= now) {
+            let body = self.ends[side].inbox.pop_front().expect("just seen").body;
+            let cut = body.kind().and_then(|kind| sim.count_message(kind));
+            if cut != Some(Cut::Before) {
+                self.deliver_one(sim, side, body, completions);
+            }
+            if cut.is_some() {
+                self.cut(QpError::Io(io::ErrorKind::ConnectionReset));
+            }
+        }
+    }
+
+    fn deliver_one(&mut self, sim: &Sim, side: Side, body: Body, completions: &mut Vec<Completion>) {
+        let end = &mut self.ends[side];
+        match body {
+            Body::Send { data, invalidate, solicited } => {
+                if let Err(what) = end.receive(&data, invalidate, solicited, completions) {
+                    self.protocol_fault(sim, side, what, false);
+                }
+            }
+            Body::Write { data, to } => match end.regions.for_write(to.stag, to.offset, data.len()) {
+                Ok(place) => place.copy_from_slice(&data),
+                // RFC 5040 §5.2: a Write of no bytes touches no region.
+                Err(_) if data.is_empty() => {}
+                Err(fault) => self.protocol_fault(sim, side, fault.text(), false),
+            },
+            Body::ReadRequest { from, len } => {
+                let read = match end.regions.for_read(from.stag, from.offset, len) {
+                    Err(_) if len == 0 => Ok(Bytes::new()),
+                    read => read,
+                };
+                match read {
+                    Ok(data) => self.send(sim, side, Body::ReadResponse(data)),
+                    Err(fault) => self.protocol_fault(sim, side, fault.text(), true),
+                }
+            }
+            Body::ReadResponse(data) => end.finish_read(&data),
+            Body::Ended { error, read_refused } => {
+                if read_refused && let Some(read) = end.oldest_read() {
+                    read.status = Status::RemoteAccess;
+                }
+                end.end(error);
+            }
+        }
+    }
+}
+
+impl End {
+    fn receive(
+        &mut self,
+        data: &[u8],
+        invalidate: Option<Stag>,
+        solicited: bool,
+        completions: &mut Vec<Completion>,
+    ) -> Result<(), &'static str> {
+        let (id, mut buffer) = self.recvs.pop_front().ok_or("a Send with no receive posted")?;
+        if data.len() > buffer.len() {
+            self.recvs.push_front((id, buffer));
+            return Err("a Send longer than the receive posted");
+        }
+        let invalidated = match invalidate {
+            None => None,
+            Some(stag) => match self.regions.remove(stag) {
+                Some(memory) => Some((stag, memory)),
+                None => {
+                    self.recvs.push_front((id, buffer));
+                    return Err(AccessFault::Stag.text());
+                }
+            },
+        };
+        buffer.set_len(data.len());
+        buffer.copy_from_slice(data);
+        let kind = CompletionKind::Receive { buffer, invalidated, solicited };
+        completions.push(Completion { id, status: Status::Ok, kind });
+        Ok(())
+    }
+
+    fn oldest_read(&mut self) -> Option<&mut Started> {
+        self.started.iter_mut().find(|started| matches!(started.state, State::Reading(_)))
+    }
+
+    /// Responses arrive in the order of the requests (RFC 5040 §5.5).
+    fn finish_read(&mut self, data: &[u8]) {
+        self.reads_outstanding -= 1;
+        let read = self.oldest_read().expect("a response follows its request");
+        let State::Reading(into) = &mut read.state else { unreachable!("oldest_read finds only reads") };
+        let mut into = std::mem::replace(into, Buffer::from(Vec::new()));
+        into.copy_from_slice(data);
+        read.state = State::Done(CompletionKind::Read(into));
+    }
+}
+
+impl Body {
+    fn kind(&self) -> Option<MessageKind> {
+        match self {
+            Body::Send { .. } => Some(MessageKind::Send),
+            Body::Write { .. } => Some(MessageKind::Write),
+            Body::ReadRequest { .. } => Some(MessageKind::ReadRequest),
+            Body::ReadResponse(_) => Some(MessageKind::ReadResponse),
+            Body::Ended { .. } => None,
+        }
+    }
+}
+
+impl SimQp {
+    pub(super) fn pair(sim: &Sim, link: &Arc<Mutex<Link>>) -> [Self; 2] {
+        [0, 1].map(|side| {
+            let guard = link.lock();
+            let caps = guard.ends[side].caps.clone();
+            let peer = guard.ends[1 - side].local;
+            Self { sim: sim.clone(), link: link.clone(), side, caps, peer, timer: None }
+        })
+    }
+}
+
+impl QueuePair for SimQp {
+    fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+        let base = self.sim.region_base();
+        self.link.lock().ends[self.side].regions.register(memory, base)
+    }
+
+    fn post_recv(&mut self, id: WorkId, buffer: Buffer) {
+        self.link.lock().ends[self.side].recvs.push_back((id, buffer));
+    }
+
+    fn post(&mut self, request: WorkRequest) -> Result<(), PostError> {
+        let end = &mut self.link.lock().ends[self.side];
+        if end.posted.len() + end.started.len() >= end.send_queue {
+            return Err(PostError::QueueFull(request));
+        }
+        end.posted.push_back(request);
+        Ok(())
+    }
+
+    fn poll_completions(
+        &mut self,
+        cx: &mut Context<'_>,
+        completions: &mut Vec<Completion>,
+    ) -> Poll<Result<(), QpError>> {
+        let before = completions.len();
+        let mut link = self.link.lock();
+        loop {
+            let now = Instant::now();
+            link.deliver(&self.sim, self.side, now, completions);
+            link.start(&self.sim, self.side);
+            link.ends[self.side].complete(now, completions);
+            if link.ends[self.side].is_closed(now) {
+                link.fail(&self.sim, self.side, QpError::Disconnected, QpError::Disconnected, false);
+            }
+            let end = &mut link.ends[self.side];
+            if end.ended.is_some() {
+                end.flush(completions);
+            }
+            if completions.len() > before {
+                return Poll::Ready(Ok(()));
+            }
+            if let Some(error) = &end.ended {
+                return Poll::Ready(Err(error.clone()));
+            }
+            end.waker = Some(cx.waker().clone());
+            let Some(next) = end.next_event(now) else { return Poll::Pending };
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(next)));
+            if timer.deadline() != next {
+                timer.as_mut().reset(next);
+            }
+            if timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn reclaim(&mut self, stag: Stag) -> Option<Memory> {
+        let end = &mut self.link.lock().ends[self.side];
+        end.ended.as_ref()?;
+        end.regions.remove(stag)
+    }
+
+    fn disconnect(&mut self) {
+        let end = &mut self.link.lock().ends[self.side];
+        end.closing = true;
+        end.wake();
+    }
+
+    fn abort(&mut self) {
+        self.link.lock().cut(QpError::Io(io::ErrorKind::ConnectionReset));
+    }
+}
+
+impl Drop for SimQp {
+    fn drop(&mut self) {
+        let mut link = self.link.lock();
+        link.fail(&self.sim, self.side, QpError::Disconnected, QpError::Disconnected, false);
+        // The link lives on with the other end; this end's buffers go home now.
+        let end = &mut link.ends[self.side];
+        end.flush(&mut Vec::new());
+        end.regions = Regions::new(0);
+    }
+}
+
+fn sending(sim: &Sim, kind: CompletionKind) -> State {
+    State::Sending { kind, until: sim.arrival(None) }
+}

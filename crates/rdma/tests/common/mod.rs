@@ -1,0 +1,229 @@
+//! Two connected ends, driven together.
+
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use std::{future::poll_fn, net::SocketAddr, sync::Arc, task::Poll, time::Duration};
+
+use buf::{Buffer, Rope};
+use bytes::Bytes;
+use rdma::{
+    Completion, CompletionKind, ConnectRequest, Memory, Provider, QpError, QpOptions, QueuePair, Region, RemoteSegment,
+    Stag, Status, WorkId, WorkRequest,
+};
+
+/// A provider and where it listens.
+pub struct Fabric {
+    pub provider: Arc<dyn Provider>,
+    /// The client's, if it is not the same.
+    pub connector: Arc<dyn Provider>,
+    pub listen: SocketAddr,
+}
+
+pub struct End {
+    pub qp: Box<dyn QueuePair>,
+    pub done: Vec<Completion>,
+    pub error: Option<QpError>,
+    next_id: u64,
+}
+
+pub struct Pair {
+    pub client: End,
+    pub server: End,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Side {
+    Client,
+    Server,
+}
+
+impl Fabric {
+    pub fn new(provider: impl Provider) -> Self {
+        let provider: Arc<dyn Provider> = Arc::new(provider);
+        Self { connector: provider.clone(), provider, listen: "127.0.0.1:0".parse().unwrap() }
+    }
+
+    pub async fn pair(&self) -> Pair {
+        self.pair_with(&QpOptions::default(), &QpOptions::default(), 0).await
+    }
+
+    /// Connects; each end starts with `recvs` receives of 4096 bytes, whose ids begin with 1000.
+    pub async fn pair_with(&self, client: &QpOptions, server: &QpOptions, recvs: u64) -> Pair {
+        let posted = || (0..recvs).map(|id| (WorkId(1000 + id), Buffer::zeroed(4096))).collect();
+        let mut listener = self.provider.listen(self.listen).unwrap();
+        let at = listener.local_addr();
+        let accept = async {
+            let request = listener.accept().await.unwrap();
+            request.accept(server, b"", posted()).await.unwrap()
+        };
+        let (connected, server) = tokio::join!(self.connector.connect(at, client, b"", posted()), accept);
+        Pair { client: End::new(connected.unwrap().qp), server: End::new(server) }
+    }
+
+    /// A connection attempt that meets `answer` on the other side.
+    pub async fn attempt<T, F: Future<Output = T>>(
+        &self,
+        private_data: &[u8],
+        answer: impl FnOnce(Box<dyn ConnectRequest>) -> F,
+    ) -> (std::io::Result<rdma::Connected>, T) {
+        let mut listener = self.provider.listen(self.listen).unwrap();
+        let at = listener.local_addr();
+        let options = QpOptions::default();
+        let accept = async { answer(listener.accept().await.unwrap()).await };
+        tokio::join!(self.connector.connect(at, &options, private_data, Vec::new()), accept)
+    }
+}
+
+impl End {
+    pub fn new(qp: Box<dyn QueuePair>) -> Self {
+        Self { qp, done: Vec::new(), error: None, next_id: 1 }
+    }
+
+    pub fn id(&mut self) -> WorkId {
+        self.next_id += 1;
+        WorkId(self.next_id)
+    }
+
+    pub fn send(&mut self, data: impl Into<Rope>) -> WorkId {
+        let id = self.id();
+        self.qp.post(WorkRequest::Send { id, data: data.into(), invalidate: None, solicited: false }).unwrap();
+        id
+    }
+
+    pub fn send_invalidate(&mut self, data: impl Into<Rope>, stag: Stag, solicited: bool) -> WorkId {
+        let id = self.id();
+        self.qp.post(WorkRequest::Send { id, data: data.into(), invalidate: Some(stag), solicited }).unwrap();
+        id
+    }
+
+    pub fn write(&mut self, data: impl Into<Rope>, stag: Stag, offset: u64) -> WorkId {
+        let id = self.id();
+        let to = RemoteSegment { stag, offset };
+        self.qp.post(WorkRequest::Write { id, data: data.into(), to }).unwrap();
+        id
+    }
+
+    pub fn read(&mut self, len: usize, stag: Stag, offset: u64) -> WorkId {
+        let id = self.id();
+        let from = RemoteSegment { stag, offset };
+        self.qp.post(WorkRequest::Read { id, into: Buffer::zeroed(len), from }).unwrap();
+        id
+    }
+
+    pub fn invalidate(&mut self, stag: Stag) -> WorkId {
+        let id = self.id();
+        self.qp.post(WorkRequest::Invalidate { id, stag }).unwrap();
+        id
+    }
+
+    pub fn recv(&mut self, len: usize) -> WorkId {
+        let id = self.id();
+        self.qp.post_recv(id, Buffer::zeroed(len));
+        id
+    }
+
+    pub fn expose_for_write(&mut self, len: usize) -> Region {
+        self.qp.register(Memory::Write(Buffer::zeroed(len))).unwrap()
+    }
+
+    pub fn expose_for_read(&mut self, data: &[u8]) -> Region {
+        self.qp.register(Memory::Read(Bytes::copy_from_slice(data))).unwrap()
+    }
+
+    pub fn find(&self, id: WorkId) -> Option<&Completion> {
+        self.done.iter().find(|done| done.id == id)
+    }
+
+    /// The completion of `id`, which must be there and well.
+    pub fn ok(&self, id: WorkId) -> &CompletionKind {
+        let done = self.find(id).unwrap_or_else(|| panic!("{id:?} has not completed"));
+        assert_eq!(done.status, Status::Ok);
+        &done.kind
+    }
+
+    pub fn received(&self, id: WorkId) -> &[u8] {
+        match self.ok(id) {
+            CompletionKind::Receive { buffer, .. } => buffer,
+            other => panic!("not a receive: {other:?}"),
+        }
+    }
+
+    pub fn read_result(&self, id: WorkId) -> &[u8] {
+        match self.ok(id) {
+            CompletionKind::Read(buffer) => buffer,
+            other => panic!("not a read: {other:?}"),
+        }
+    }
+
+    pub fn has(&self, ids: &[WorkId]) -> bool {
+        ids.iter().all(|&id| self.find(id).is_some())
+    }
+
+    pub fn statuses(&self) -> Vec<(WorkId, Status)> {
+        self.done.iter().map(|done| (done.id, done.status)).collect()
+    }
+}
+
+impl Pair {
+    pub fn end(&mut self, side: Side) -> &mut End {
+        match side {
+            Side::Client => &mut self.client,
+            Side::Server => &mut self.server,
+        }
+    }
+
+    /// Polls both ends until `done`.
+    pub async fn until(&mut self, done: impl Fn(&Pair) -> bool) {
+        let polling = poll_fn(|cx| {
+            loop {
+                let mut progress = false;
+                for end in [&mut self.client, &mut self.server] {
+                    if end.error.is_some() {
+                        continue;
+                    }
+                    match end.qp.poll_completions(cx, &mut end.done) {
+                        Poll::Ready(Ok(())) => progress = true,
+                        Poll::Ready(Err(error)) => {
+                            end.error = Some(error);
+                            progress = true;
+                        }
+                        Poll::Pending => {}
+                    }
+                }
+                if done(self) {
+                    return Poll::Ready(true);
+                }
+                if !progress {
+                    let ended = self.client.error.is_some() && self.server.error.is_some();
+                    return if ended { Poll::Ready(false) } else { Poll::Pending };
+                }
+            }
+        });
+        if tokio::time::timeout(LIMIT, polling).await != Ok(true) {
+            let state = |end: &End| format!("{:?} {:?}", end.statuses(), end.error);
+            panic!("stuck: client {}; server {}", state(&self.client), state(&self.server));
+        }
+    }
+
+    /// Polls both ends until both have ended; their errors.
+    pub async fn until_ended(&mut self) -> (QpError, QpError) {
+        self.until(|pair| pair.client.error.is_some() && pair.server.error.is_some()).await;
+        (self.client.error.clone().unwrap(), self.server.error.clone().unwrap())
+    }
+}
+
+/// Bytes in which a misplaced piece shows.
+pub fn pattern(seed: u64, len: usize) -> Bytes {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        out.extend(state.to_le_bytes());
+    }
+    out.truncate(len);
+    out.into()
+}
+
+const LIMIT: Duration = Duration::from_secs(60);

@@ -1,0 +1,512 @@
+//! What is particular to iWARP: the handshake with other peers, Terminate on the wire, captures.
+
+mod common;
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use buf::Buffer;
+use bytes::{BufMut, Bytes, BytesMut};
+use common::{End, Fabric, pattern};
+use rdma::{
+    Memory, Provider, QpError, QpOptions, Stag, WorkId,
+    iwarp::{
+        Iwarp, IwarpOptions, Pcap,
+        ddp::Header,
+        mpa::{self, Enhanced, Handshake},
+        rdmap::{ErrorCode, Opcode, ReadRequest, Terminate},
+    },
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+fn fabric(options: IwarpOptions) -> Fabric {
+    Fabric::new(Iwarp::new(options))
+}
+
+/// A peer made of bytes: connects to an [`Iwarp`] listener, whose end is driven beside it.
+struct RawPeer {
+    stream: TcpStream,
+    reply: Handshake,
+}
+
+impl RawPeer {
+    async fn read_fpdu(&mut self) -> Option<(Header, Vec<u8>)> {
+        let len = self.stream.read_u16().await.ok()? as usize;
+        let mut rest = vec![0; mpa::fpdu_len(len) - 2];
+        self.stream.read_exact(&mut rest).await.unwrap();
+        let header = Header::parse(&rest[..len]).unwrap().unwrap();
+        Some((header, rest[header.encoded_len()..len].to_vec()))
+    }
+
+    async fn terminate(&mut self) -> Terminate {
+        loop {
+            let (header, payload) = self.read_fpdu().await.expect("a Terminate before the end");
+            if header.ulp() == Opcode::Terminate.ulp() {
+                assert!(matches!(header, Header::Untagged { queue: 2, msn: 1, offset: 0, last: true, .. }));
+                let terminate = Terminate::parse(&payload).unwrap();
+                assert!(self.read_fpdu().await.is_none(), "nothing follows a Terminate");
+                return terminate;
+            }
+        }
+    }
+}
+
+fn request(private_data: &'static [u8]) -> Handshake {
+    Handshake {
+        reply: false,
+        markers: false,
+        crc: false,
+        rejected: false,
+        revision: 2,
+        reserved: 0,
+        enhanced: Some(Enhanced { inbound_reads: 128, outbound_reads: 2, ..Enhanced::default() }),
+        private_data: Bytes::from_static(private_data),
+    }
+}
+
+async fn raw_connect(at: SocketAddr, request: &Handshake) -> io::Result<RawPeer> {
+    let mut stream = TcpStream::connect(at).await?;
+    stream.write_all(&request.encode()).await?;
+    let mut bytes = Vec::new();
+    loop {
+        if stream.read_buf(&mut bytes).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if let Some((reply, len)) = Handshake::parse(&bytes, true).unwrap() {
+            assert_eq!(len, bytes.len(), "the responder waits for our first FPDU");
+            return Ok(RawPeer { stream, reply });
+        }
+    }
+}
+
+/// A raw peer and the end that it talks to.
+async fn with_raw(iwarp: &Iwarp, request: &Handshake, recvs: u64) -> (RawPeer, End) {
+    let mut listener = iwarp.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let at = listener.local_addr();
+    let accept = async {
+        let posted = (0..recvs).map(|id| (WorkId(1000 + id), Buffer::zeroed(100))).collect();
+        listener.accept().await.unwrap().accept(&QpOptions::default(), b"", posted).await.unwrap()
+    };
+    let (raw, qp) = tokio::join!(raw_connect(at, request), accept);
+    (raw.unwrap(), End::new(qp))
+}
+
+fn fpdu(header: Header, payload: &[u8]) -> Vec<u8> {
+    let mut out = BytesMut::new();
+    let len = header.encoded_len() + payload.len();
+    out.put_u16(len as u16);
+    header.encode(&mut out);
+    out.put_slice(payload);
+    out.put_bytes(0, mpa::pad_len(len) + mpa::CRC_LEN);
+    out.to_vec()
+}
+
+fn untagged(opcode: Opcode, queue: u32, msn: u32, offset: u32) -> Header {
+    Header::Untagged { last: true, ulp: opcode.ulp(), ulp_word: 0, queue, msn, offset }
+}
+
+fn tagged(opcode: Opcode, stag: u32, offset: u64) -> Header {
+    Header::Tagged { last: true, ulp: opcode.ulp(), stag: Stag(stag), offset }
+}
+
+fn read_request(size: u32, source_stag: u32, source_offset: u64) -> Vec<u8> {
+    let mut out = Vec::new();
+    let source_stag = Stag(source_stag);
+    ReadRequest { sink_stag: Stag(1), sink_offset: 0, size, source_stag, source_offset }.encode(&mut out);
+    out
+}
+
+/// Polls `end` while `peer` does its part.
+async fn beside<T>(end: &mut End, peer: impl Future<Output = T>) -> T {
+    let mut peer = Box::pin(peer);
+    let both = std::future::poll_fn(|cx| {
+        while end.error.is_none() {
+            match end.qp.poll_completions(cx, &mut end.done) {
+                std::task::Poll::Ready(Ok(())) => {}
+                std::task::Poll::Ready(Err(error)) => end.error = Some(error),
+                std::task::Poll::Pending => break,
+            }
+        }
+        peer.as_mut().poll(cx)
+    });
+    tokio::time::timeout(Duration::from_secs(60), both).await.expect("stuck")
+}
+
+#[tokio::test]
+async fn every_error_of_a_peer_is_answered_with_its_terminate() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let old_ddp = |header: Header| {
+        let mut bytes = fpdu(header, b"x");
+        bytes[2] ^= 3;
+        bytes
+    };
+    let mut old_rdmap = fpdu(untagged(Opcode::Send, 0, 1, 0), b"x");
+    old_rdmap[3] = 0x03;
+    let mut unknown = fpdu(untagged(Opcode::Send, 0, 1, 0), b"x");
+    unknown[3] = 0x4b;
+    let many_reads: Vec<u8> = (1..=3)
+        .flat_map(|msn| fpdu(untagged(Opcode::ReadRequest, 1, msn, 0), &read_request(5_000_000, 0x201, 0)))
+        .collect();
+    let mut in_parts = untagged(Opcode::ReadRequest, 1, 1, 0);
+    if let Header::Untagged { last, .. } = &mut in_parts {
+        *last = false;
+    }
+    let cases = [
+        ("tagged version", old_ddp(tagged(Opcode::Write, 0x101, 0)), (1, 1, 4)),
+        ("untagged version", old_ddp(untagged(Opcode::Send, 0, 1, 0)), (1, 2, 6)),
+        ("RDMAP version", old_rdmap, (0, 2, 5)),
+        ("unknown operation", unknown, (0, 2, 6)),
+        ("no such region", fpdu(tagged(Opcode::Write, 0x555, 0), b"x"), (1, 1, 0)),
+        ("beyond the region", fpdu(tagged(Opcode::Write, 0x101, 100), b"x"), (1, 1, 1)),
+        ("wrapping offset", fpdu(tagged(Opcode::Write, 0x101, u64::MAX), b"xx"), (1, 1, 3)),
+        ("no right to write", fpdu(tagged(Opcode::Write, 0x201, 0), b"x"), (0, 1, 2)),
+        ("unasked response", fpdu(tagged(Opcode::ReadResponse, 0x101, 0), b"x"), (1, 1, 0)),
+        ("tagged Send", fpdu(tagged(Opcode::Send, 0x101, 0), b"x"), (0, 2, 6)),
+        ("untagged Write", fpdu(untagged(Opcode::Write, 0, 1, 0), b"x"), (0, 2, 6)),
+        ("no such queue", fpdu(untagged(Opcode::Send, 3, 1, 0), b"x"), (1, 2, 1)),
+        ("Send on another queue", fpdu(untagged(Opcode::Send, 1, 1, 0), b"x"), (0, 2, 6)),
+        ("message number", fpdu(untagged(Opcode::Send, 0, 2, 0), b"x"), (1, 2, 3)),
+        ("message offset", fpdu(untagged(Opcode::Send, 0, 1, 4), b"x"), (1, 2, 4)),
+        ("too long", fpdu(untagged(Opcode::Send, 0, 1, 0), &[0; 101]), (1, 2, 5)),
+        ("read of no region", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(9, 0x555, 0)), (0, 1, 0)),
+        ("read beyond", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(9, 0x201, 1 << 30)), (0, 1, 1)),
+        ("read without right", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(9, 0x101, 0)), (0, 1, 2)),
+        ("read that wraps", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(9, 0x201, u64::MAX)), (0, 1, 4)),
+        ("more reads than agreed", many_reads, (1, 2, 2)),
+        ("short read request", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &[0; 27]), (0, 2, 0xff)),
+        ("long read request", fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &[0; 29]), (1, 2, 5)),
+        ("read request in parts", fpdu(in_parts, &[0; 14]), (0, 2, 0xff)),
+        ("FPDU too short", vec![0, 13, 0xc1, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], (2, 0, 3)),
+    ];
+    for (case, bytes, (layer, kind, code)) in cases {
+        let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 1).await;
+        assert_eq!(end.qp.register(Memory::Write(Buffer::zeroed(100))).unwrap().stag, Stag(0x101));
+        assert_eq!(end.qp.register(Memory::Read(pattern(1, 5_000_000))).unwrap().stag, Stag(0x201));
+        let terminate = beside(&mut end, async {
+            raw.stream.write_all(&bytes).await.unwrap();
+            raw.terminate().await
+        })
+        .await;
+        assert_eq!(terminate.error, ErrorCode { layer, kind, code }, "{case}");
+        assert_eq!(terminate.read_request.is_some(), case.starts_with("read ") && layer == 0 && kind == 1, "{case}");
+        drop(raw);
+        beside(&mut end, std::future::ready(())).await;
+        while end.error.is_none() {
+            let _ = std::future::poll_fn(|cx| end.qp.poll_completions(cx, &mut end.done)).await.map_err(|error| {
+                end.error = Some(error);
+            });
+        }
+        assert_eq!(end.error, Some(QpError::Protocol(terminate.error.to_string())), "{case}");
+    }
+}
+
+#[tokio::test]
+async fn a_send_without_a_receive_is_answered_with_its_terminate() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 0).await;
+    let terminate = beside(&mut end, async {
+        raw.stream.write_all(&fpdu(untagged(Opcode::Send, 0, 1, 0), b"x")).await.unwrap();
+        raw.terminate().await
+    })
+    .await;
+    assert_eq!(terminate.error, ErrorCode::UNTAGGED_NO_BUFFER);
+}
+
+#[tokio::test]
+async fn a_wrong_crc_is_answered_with_its_terminate() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let (mut raw, mut end) = with_raw(&iwarp, &Handshake { crc: true, ..request(b"") }, 1).await;
+    assert!(raw.reply.crc, "who asks for CRCs gets them");
+    let terminate = beside(&mut end, async {
+        raw.stream.write_all(&fpdu(untagged(Opcode::Send, 0, 1, 0), b"x")).await.unwrap();
+        raw.terminate().await
+    })
+    .await;
+    assert_eq!(terminate.error, ErrorCode::MPA_CRC);
+    assert!(end.done.iter().all(|done| done.status == rdma::Status::Flushed), "nothing was delivered");
+}
+
+#[tokio::test]
+async fn the_numbers_of_reads_are_negotiated() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let (raw, end) = with_raw(&iwarp, &request(b""), 0).await;
+    let enhanced = raw.reply.enhanced.unwrap();
+    assert_eq!((enhanced.inbound_reads, enhanced.outbound_reads), (2, 32));
+    assert!(!enhanced.peer_to_peer);
+    assert_eq!(end.qp.caps().outbound_reads, 32);
+    assert_eq!(raw.reply.revision, 2);
+
+    let first = Handshake { revision: 1, enhanced: None, ..request(b"old") };
+    let (raw, end) = with_raw(&iwarp, &first, 0).await;
+    assert_eq!((raw.reply.revision, raw.reply.enhanced), (1, None));
+    assert_eq!(end.qp.caps().outbound_reads, 32);
+
+    // "Not said" binds nobody.
+    let unsaid = Enhanced { inbound_reads: mpa::READS_UNSAID, outbound_reads: mpa::READS_UNSAID, ..Default::default() };
+    let (raw, _) = with_raw(&iwarp, &Handshake { enhanced: Some(unsaid), ..request(b"") }, 0).await;
+    let enhanced = raw.reply.enhanced.unwrap();
+    assert_eq!((enhanced.inbound_reads, enhanced.outbound_reads), (32, 32));
+}
+
+#[tokio::test]
+async fn the_responder_waits_for_the_first_fpdu_and_takes_each_ready_indication() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let p2p =
+        |rtr_write, rtr_read| Enhanced { peer_to_peer: true, rtr_write, rtr_read, ..request(b"").enhanced.unwrap() };
+    let write = fpdu(tagged(Opcode::Write, 0, 0), b"");
+    let read = fpdu(untagged(Opcode::ReadRequest, 1, 1, 0), &read_request(0, 0, 0));
+    for (asked, chosen, indication) in [
+        (p2p(true, true), (true, false), &write),
+        (p2p(true, false), (true, false), &write),
+        (p2p(false, true), (false, true), &read),
+    ] {
+        let ask = Handshake { enhanced: Some(asked), ..request(b"") };
+        let (mut raw, mut end) = with_raw(&iwarp, &ask, 0).await;
+        let enhanced = raw.reply.enhanced.unwrap();
+        assert_eq!((enhanced.rtr_write, enhanced.rtr_read), chosen);
+        assert!(enhanced.peer_to_peer);
+        end.send(Bytes::from_static(b"first"));
+        let (early, got) = beside(&mut end, async {
+            let wait = Duration::from_millis(20);
+            let early = tokio::time::timeout(wait, raw.stream.readable()).await.is_ok();
+            raw.stream.write_all(indication).await.unwrap();
+            let mut got = Vec::new();
+            while got.len() < 1 + usize::from(chosen.1) {
+                got.push(raw.read_fpdu().await.unwrap());
+            }
+            (early, got)
+        })
+        .await;
+        assert!(!early, "the responder spoke before its turn");
+        assert!(got.iter().any(|(header, payload)| header.ulp() == Opcode::Send.ulp() && payload == b"first"));
+        assert_eq!(got.iter().any(|(header, _)| header.ulp() == Opcode::ReadResponse.ulp()), chosen.1);
+    }
+}
+
+#[tokio::test]
+async fn the_acceptor_may_speak_first_in_peer_to_peer_mode() {
+    let mut pair = fabric(IwarpOptions::default()).pair_with(&QpOptions::default(), &QpOptions::default(), 1).await;
+    pair.server.send(Bytes::from_static(b"welcome"));
+    pair.until(|pair| pair.client.has(&[WorkId(1000)])).await;
+    assert_eq!(pair.client.received(WorkId(1000)), b"welcome");
+}
+
+#[tokio::test]
+async fn revision_1_connects_without_negotiation() {
+    let options = IwarpOptions { revision: 1, ..IwarpOptions::default() };
+    let mut pair = fabric(options).pair_with(&QpOptions::default(), &QpOptions::default(), 1).await;
+    let source = pair.server.expose_for_read(b"read over revision 1");
+    let read = pair.client.read(4, source.stag, source.offset);
+    pair.until(|pair| pair.client.has(&[read])).await;
+    assert_eq!(pair.client.read_result(read), b"read");
+}
+
+#[tokio::test]
+async fn a_peer_that_demands_markers_is_refused() {
+    let fabric = fabric(IwarpOptions::default());
+    let mut listener = fabric.provider.listen(fabric.listen).unwrap();
+    let at = listener.local_addr();
+    let ask = Handshake { markers: true, ..request(b"") };
+    let accept = async { listener.accept().await.unwrap().private_data().await };
+    let (raw, asked) = tokio::join!(raw_connect(at, &ask), accept);
+    let reply = raw.unwrap().reply;
+    assert!(reply.rejected && !reply.markers);
+    assert_eq!(asked.unwrap_err().kind(), io::ErrorKind::Unsupported);
+}
+
+#[tokio::test]
+async fn what_is_no_mpa_ends_the_handshake() {
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"MPA ID Req Frame\x10\x03\0\0", b"MPA ID Req Frame\0\x01\xff\xff"] {
+        let fabric = fabric(IwarpOptions::default());
+        let mut listener = fabric.provider.listen(fabric.listen).unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr()).await.unwrap();
+        stream.write_all(bytes).await.unwrap();
+        let error = listener.accept().await.unwrap().private_data().await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_peer_that_says_nothing_does_not_wait_for_ever() {
+    let fabric = fabric(IwarpOptions { handshake_timeout: Duration::from_millis(50), ..IwarpOptions::default() });
+    let mut listener = fabric.provider.listen(fabric.listen).unwrap();
+    let _silent = TcpStream::connect(listener.local_addr()).await.unwrap();
+    let error = listener.accept().await.unwrap().private_data().await.unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+
+    let deaf = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = deaf.local_addr().unwrap();
+    let error = fabric.provider.connect(at, &QpOptions::default(), b"", Vec::new()).await.err().unwrap();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+}
+
+/// Connects to a responder made of bytes; what comes of it, and the Terminate that it gets, if any.
+async fn answered(enhanced: Enhanced) -> (io::Result<rdma::Connected>, Option<Terminate>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let options = QpOptions::default();
+    let respond = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut bytes = [0; mpa::HEADER_LEN + mpa::ENHANCED_LEN];
+        stream.read_exact(&mut bytes).await.unwrap();
+        let (asked, _) = Handshake::parse(&bytes, false).unwrap().unwrap();
+        let reply = Handshake { reply: true, enhanced: Some(enhanced), ..asked };
+        stream.write_all(&reply.encode()).await.unwrap();
+        RawPeer { stream, reply }
+    };
+    let (connected, mut raw) = tokio::join!(iwarp.connect(at, &options, b"", Vec::new()), respond);
+    let terminate = if connected.is_err() { Some(raw.terminate().await) } else { None };
+    (connected, terminate)
+}
+
+#[tokio::test]
+async fn a_reply_that_cannot_be_lived_with_is_answered_with_its_terminate() {
+    let good =
+        Enhanced { peer_to_peer: true, rtr_write: true, inbound_reads: 7, outbound_reads: 32, ..Default::default() };
+    let (connected, _) = answered(good).await;
+    assert_eq!(connected.unwrap().qp.caps().outbound_reads, 7);
+    let (connected, terminate) = answered(Enhanced { outbound_reads: 33, ..good }).await;
+    assert!(connected.is_err());
+    assert_eq!(terminate.unwrap().error, ErrorCode::MPA_READS);
+    let (_, terminate) = answered(Enhanced { rtr_write: false, rtr_read: true, ..good }).await;
+    assert_eq!(terminate.unwrap().error, ErrorCode::MPA_RTR);
+}
+
+#[tokio::test]
+async fn a_terminate_of_the_peer_is_told_in_words() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 1).await;
+    let mut payload = Vec::new();
+    Terminate { error: ErrorCode::UNTAGGED_TOO_LONG, segment: None, read_request: None }.encode(&mut payload);
+    let bytes = fpdu(untagged(Opcode::Terminate, 2, 1, 0), &payload);
+    beside(&mut end, async {
+        raw.stream.write_all(&bytes).await.unwrap();
+        assert!(raw.read_fpdu().await.is_none(), "a Terminate is not answered");
+    })
+    .await;
+    assert_eq!(end.error, Some(QpError::Terminated("DDP: message too long for its buffer (1/2/0x05)".into())));
+}
+
+/// The last words of a peer count even when it has gone before they are read.
+#[tokio::test]
+async fn what_a_peer_said_before_it_was_gone_is_heard() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    for _ in 0..20 {
+        let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 1).await;
+        let mut payload = Vec::new();
+        Terminate { error: ErrorCode::CATASTROPHIC_STREAM, segment: None, read_request: None }.encode(&mut payload);
+        let mut bytes = fpdu(untagged(Opcode::Send, 0, 1, 0), b"last words");
+        bytes.extend(fpdu(untagged(Opcode::Terminate, 2, 1, 0), &payload));
+        // Ours is on its way and never read, so that the socket of the peer answers with a reset.
+        beside(&mut end, raw.stream.write_all(&fpdu(tagged(Opcode::Write, 0, 0), b""))).await.unwrap();
+        let send = end.send(pattern(1, 8 << 20));
+        beside(&mut end, raw.stream.readable()).await.unwrap();
+        raw.stream.write_all(&bytes).await.unwrap();
+        drop(raw);
+        while end.error.is_none() {
+            if let Err(error) = std::future::poll_fn(|cx| end.qp.poll_completions(cx, &mut end.done)).await {
+                end.error = Some(error);
+            }
+        }
+        assert_eq!(end.received(WorkId(1000)), b"last words");
+        assert!(end.has(&[send]));
+        assert_eq!(end.error, Some(QpError::Terminated(ErrorCode::CATASTROPHIC_STREAM.to_string())));
+    }
+}
+
+/// An invalidation takes effect even while a segment for the region is arriving.
+#[tokio::test]
+async fn a_region_that_goes_away_in_the_middle_of_a_segment_takes_no_more_of_it() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 1).await;
+    let region = end.expose_for_write(50_000);
+    let bytes = fpdu(tagged(Opcode::Write, region.stag.0, region.offset), &[9; 50_000]);
+    let (first, rest) = bytes.split_at(20_000);
+    let ready = fpdu(untagged(Opcode::Send, 0, 1, 0), b"x");
+    beside(&mut end, async {
+        raw.stream.write_all(&ready).await.unwrap();
+        raw.stream.write_all(first).await.unwrap();
+    })
+    .await;
+    let id = end.invalidate(region.stag);
+    while !end.has(&[id]) {
+        std::future::poll_fn(|cx| end.qp.poll_completions(cx, &mut end.done)).await.unwrap();
+    }
+    let terminate = beside(&mut end, async {
+        raw.stream.write_all(rest).await.unwrap();
+        raw.terminate().await
+    })
+    .await;
+    assert_eq!(terminate.error, ErrorCode::TAGGED_STAG);
+}
+
+#[tokio::test]
+async fn a_connection_cut_in_the_middle_of_a_message_is_an_error_of_the_network() {
+    let iwarp = Iwarp::new(IwarpOptions::default());
+    let bytes = fpdu(untagged(Opcode::Send, 0, 1, 0), b"some message");
+    for cut in 1..bytes.len() {
+        let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 1).await;
+        beside(&mut end, async {
+            raw.stream.write_all(&bytes[..cut]).await.unwrap();
+            raw.stream.shutdown().await.unwrap();
+            while raw.read_fpdu().await.is_some() {}
+        })
+        .await;
+        assert_eq!(end.error, Some(QpError::Io(io::ErrorKind::UnexpectedEof)), "cut at {cut}");
+        assert_eq!(end.statuses(), [(WorkId(1000), rdma::Status::Flushed)]);
+    }
+}
+
+/// tshark finds nothing to complain about in our own traffic; where it is not installed that is said.
+#[tokio::test]
+async fn wireshark_dissects_our_traffic() {
+    for crc in [false, true] {
+        let path = std::env::temp_dir().join(format!("slipway-iwarp-{}-{crc}.pcap", std::process::id()));
+        let pcap = Pcap::create(&path).unwrap();
+        // One end records; both would show everything twice.
+        let client = Iwarp::new(IwarpOptions { crc, pcap: Some(pcap.clone()), ..IwarpOptions::default() });
+        all_kinds_of_messages(Fabric { connector: Arc::new(client), ..fabric(IwarpOptions::default()) }).await;
+        pcap.flush().unwrap();
+        let tshark = std::process::Command::new("tshark")
+            .arg("-r")
+            .arg(&path)
+            .args(["-V", "-o", "tcp.check_checksum:TRUE", "-o", "ip.check_checksum:TRUE"])
+            .output();
+        std::fs::remove_file(&path).unwrap();
+        match tshark {
+            Err(error) => println!("SKIPPED: tshark: {error}"),
+            Ok(output) => check_dissection(&String::from_utf8_lossy(&output.stdout), crc),
+        }
+    }
+}
+
+fn check_dissection(text: &str, crc: bool) {
+    for bad in ["Malformed", "Bad CRC", "etransmission", "incorrect", "Unreassembled", "previous segment"] {
+        assert!(!text.contains(bad), "{bad}: {text}");
+    }
+    for opcode in ["Write (0x0)", "Read Request (0x1)", "Read Response (0x2)", "Send (0x3)", "(0x6)", "Terminate (0x7)"]
+    {
+        assert!(text.contains(opcode), "no {opcode}: {text}");
+    }
+    assert_eq!(text.contains("Good CRC32"), crc);
+    assert!(text.contains("Error Types for RDMA layer: Remote Protection Error"));
+}
+
+async fn all_kinds_of_messages(fabric: Fabric) {
+    let mut pair = fabric.pair_with(&QpOptions::default(), &QpOptions::default(), 3).await;
+    let data = pattern(1, 200_000);
+    let target = pair.client.expose_for_write(data.len());
+    let source = pair.client.expose_for_read(&data);
+    // Long enough to be told from what Wireshark knows to travel over RDMA.
+    pair.client.send(pattern(2, 100));
+    let read = pair.server.read(data.len(), source.stag, source.offset);
+    pair.server.write(data.clone(), target.stag, target.offset);
+    pair.server.send_invalidate(pattern(3, 100), target.stag, true);
+    pair.until(|pair| pair.server.has(&[read]) && pair.client.has(&[WorkId(1000)])).await;
+    // And a Terminate with all its headers.
+    pair.server.read(10, Stag(0x9999), 0);
+    pair.until_ended().await;
+}

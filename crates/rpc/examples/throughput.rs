@@ -1,0 +1,124 @@
+//! What RPC itself costs: calls of one size over one connection, client and server in this process.
+//!
+//! ```text
+//! cargo run --release -p slipway-rpc --example throughput -- [BYTES [IN_FLIGHT [SECONDS [TRANSPORT [read|write]]]]]
+//! ```
+//!
+//! Each call returns (or takes) a payload of so many bytes. The processor time counts both sides.
+
+use std::{
+    ops::RangeInclusive,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use buf::Buffer;
+use bytes::Bytes;
+use rpc::{
+    AcceptError, BoxFuture, Call, CallOptions, Client, ClientOptions, Procedure, ReplyHeader, ReplyPlan, Server,
+    Service, Switch, TcpKind, UdpKind, WorkerOptions, Workers,
+};
+use rustix::time::{ClockId, clock_gettime};
+use xdr::{Decode, Located, Message, Payload};
+
+type Data = Payload<{ 1 << 20 }>;
+
+/// Returns the same bytes to everyone, and takes any.
+struct Source(Bytes);
+
+impl Service for Source {
+    fn program(&self) -> u32 {
+        PROGRAM
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        1..=1
+    }
+
+    fn procedure(&self, _: u32, procedure: u32) -> Option<Procedure> {
+        let name = [None, Some("READ"), Some("WRITE")].get(procedure as usize).copied().flatten()?;
+        Some(Procedure { name, idempotent: true })
+    }
+
+    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        Box::pin(async move {
+            if call.procedure == WRITE {
+                let data = Data::decode(&mut call.arguments)?;
+                return Ok(call.reply(&(data.0.len() as u32)));
+            }
+            call.arguments.finish()?;
+            Ok(call.reply(&Data::from(self.0.clone())))
+        })
+    }
+}
+
+fn locate(prefix: &Bytes) -> Option<Located> {
+    Message::locate::<Data>(prefix, |decoder| ReplyHeader::decode(decoder).map(drop))
+}
+
+async fn read_until(client: Client, size: usize, end: Instant) -> u64 {
+    let mut calls = 0;
+    let mut sink = Some(Buffer::zeroed(size));
+    while Instant::now() < end {
+        let plan = ReplyPlan { inline_max: 64, payload_max: size, sink, locate: Some(locate) };
+        let answer = client.call::<Data>(READ, &(), plan, CallOptions::default()).await.expect("an answer");
+        drop(answer.results);
+        sink = answer.sink.and_then(|sink| sink.into_buffer().ok());
+        calls += 1;
+    }
+    calls
+}
+
+async fn write_until(client: Client, size: usize, end: Instant) -> u64 {
+    let mut calls = 0;
+    let data = Data::from(Bytes::from(vec![7; size]));
+    while Instant::now() < end {
+        let answer = client.call::<u32>(WRITE, &data, ReplyPlan::default(), CallOptions::default()).await;
+        assert_eq!(answer.expect("an answer").results as usize, size);
+        calls += 1;
+    }
+    calls
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() {
+    let argument = |at, default: u64| std::env::args().nth(at).map_or(default, |text| text.parse().expect("a number"));
+    let (size, in_flight, seconds) = (argument(1, 0) as usize, argument(2, 16), argument(3, 3));
+    let mut switch = Switch::new();
+    switch.register(Arc::new(TcpKind::default()));
+    switch.register(Arc::new(UdpKind::default()));
+    let kind = switch.find(&std::env::args().nth(4).unwrap_or("tcp".into())).expect("tcp or udp");
+
+    let server = Server::builder().service(Source(vec![7; size].into())).build();
+    let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).expect("a thread");
+    let listener = kind.listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let address = listener.local_addr();
+    workers.listen(server.clone(), listener);
+
+    let client = Client::connect(kind, address, ClientOptions::new(PROGRAM, 1)).await.expect("a connection");
+    let (start, cpu) = (Instant::now(), clock_gettime(ClockId::ProcessCPUTime));
+    let end = start + Duration::from_secs(seconds);
+    let write = std::env::args().nth(5).is_some_and(|what| what == "write");
+    let caller = |client| match write {
+        true => tokio::spawn(write_until(client, size, end)),
+        false => tokio::spawn(read_until(client, size, end)),
+    };
+    let callers: Vec<_> = (0..in_flight).map(|_| caller(client.clone())).collect();
+    let mut calls = 0;
+    for caller in callers {
+        calls += caller.await.expect("no panic");
+    }
+    let (took, used) = (start.elapsed().as_secs_f64(), clock_gettime(ClockId::ProcessCPUTime));
+    let used = (used.tv_sec - cpu.tv_sec) as f64 + (used.tv_nsec - cpu.tv_nsec) as f64 / 1e9;
+    let bytes = calls as f64 * size as f64;
+    println!("{:.0} calls/s, {:.2} GB/s", calls as f64 / took, bytes / took / 1e9);
+    print!("{:.2} CPU µs per call", used / calls as f64 * 1e6);
+    match size {
+        0 => println!(),
+        _ => println!(", {:.3} CPU s per GB", used / (bytes / 1e9)),
+    }
+}
+
+const PROGRAM: u32 = 0x2000_0002;
+const READ: u32 = 1;
+const WRITE: u32 = 2;

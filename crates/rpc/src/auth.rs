@@ -1,0 +1,246 @@
+//! Credentials and verifiers: the flavours that are understood, and why a caller is refused.
+//!
+//! Read RFC 5531 §8.2, §9 (`auth_stat`) and appendix A. AUTH_NONE and AUTH_SYS are spoken; every
+//! other flavour is refused with AUTH_REJECTEDCRED, and what is malformed with AUTH_BADCRED or
+//! AUTH_BADVERF.
+
+use std::fmt;
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
+
+use crate::{AuthSys, Credential};
+
+/// A flavour and its body, not yet interpreted (RFC 5531 §8.2, `opaque_auth`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OpaqueAuth {
+    /// The flavour.
+    pub flavor: u32,
+    /// At most 400 bytes.
+    pub body: Bytes,
+}
+
+impl OpaqueAuth {
+    /// AUTH_NONE with no body.
+    pub const NONE: OpaqueAuth = OpaqueAuth { flavor: AUTH_NONE, body: Bytes::new() };
+}
+
+impl Encode for OpaqueAuth {
+    fn encode(&self, encoder: &mut Encoder) {
+        assert!(self.body.len() <= AUTH_BODY_MAX, "an authentication body of {} bytes", self.body.len());
+        encoder.u32(self.flavor);
+        encoder.opaque(&self.body);
+    }
+}
+
+impl Decode for OpaqueAuth {
+    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+        Ok(Self { flavor: decoder.u32()?, body: decoder.opaque(AUTH_BODY_MAX)? })
+    }
+}
+
+/// Why a caller is refused (RFC 5531 §9, `auth_stat`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum AuthStat {
+    /// No error.
+    #[xdr(0)]
+    Ok,
+    /// The credential is malformed.
+    #[xdr(1)]
+    BadCred,
+    /// The caller must begin a new session.
+    #[xdr(2)]
+    RejectedCred,
+    /// The verifier is malformed.
+    #[xdr(3)]
+    BadVerf,
+    /// The verifier has expired or was replayed.
+    #[xdr(4)]
+    RejectedVerf,
+    /// Refused for security reasons.
+    #[xdr(5)]
+    TooWeak,
+    /// The response's verifier is wrong.
+    #[xdr(6)]
+    InvalidResp,
+    /// For a reason that is not known.
+    #[xdr(7)]
+    Failed,
+    /// Kerberos: a generic error.
+    #[xdr(8)]
+    KerbGeneric,
+    /// Kerberos: the credential has expired.
+    #[xdr(9)]
+    TimeExpire,
+    /// Kerberos: a problem with the ticket file.
+    #[xdr(10)]
+    TktFile,
+    /// Kerberos: the authenticator cannot be decoded.
+    #[xdr(11)]
+    Decode,
+    /// Kerberos: the ticket is for another address.
+    #[xdr(12)]
+    NetAddr,
+    /// RPCSEC_GSS: no credentials for the user.
+    #[xdr(13)]
+    GssCredProblem,
+    /// RPCSEC_GSS: a problem with the context.
+    #[xdr(14)]
+    GssCtxProblem,
+    /// A value that RFC 5531 does not name.
+    #[xdr(default)]
+    Other(u32),
+}
+
+impl fmt::Display for AuthStat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            AuthStat::Ok => "AUTH_OK",
+            AuthStat::BadCred => "AUTH_BADCRED: the credential is malformed",
+            AuthStat::RejectedCred => "AUTH_REJECTEDCRED: the credential is not accepted",
+            AuthStat::BadVerf => "AUTH_BADVERF: the verifier is malformed",
+            AuthStat::RejectedVerf => "AUTH_REJECTEDVERF: the verifier has expired or was replayed",
+            AuthStat::TooWeak => "AUTH_TOOWEAK: the server wants a stronger flavour, or a port below 1024",
+            AuthStat::InvalidResp => "AUTH_INVALIDRESP: the response's verifier is wrong",
+            AuthStat::Failed => "AUTH_FAILED",
+            AuthStat::KerbGeneric => "AUTH_KERB_GENERIC",
+            AuthStat::TimeExpire => "AUTH_TIMEEXPIRE",
+            AuthStat::TktFile => "AUTH_TKT_FILE",
+            AuthStat::Decode => "AUTH_DECODE",
+            AuthStat::NetAddr => "AUTH_NET_ADDR",
+            AuthStat::GssCredProblem => "RPCSEC_GSS_CREDPROBLEM",
+            AuthStat::GssCtxProblem => "RPCSEC_GSS_CTXPROBLEM",
+            AuthStat::Other(value) => return write!(f, "auth_stat {value}"),
+        })
+    }
+}
+
+impl Credential {
+    /// As it stands in a call header, flavour and length included.
+    pub fn to_opaque(&self) -> OpaqueAuth {
+        match self {
+            Credential::None => OpaqueAuth::NONE,
+            Credential::Sys(sys) => OpaqueAuth { flavor: AUTH_SYS, body: Message::encode(sys).stream },
+        }
+    }
+
+    /// The caller that a credential and its verifier stand for.
+    ///
+    /// # Errors
+    /// The flavour is not spoken, or the bytes are not of its form: what to tell the caller.
+    pub fn authenticate(credential: &OpaqueAuth, verifier: &OpaqueAuth) -> Result<Self, AuthStat> {
+        let caller = match credential.flavor {
+            AUTH_NONE => Credential::None,
+            AUTH_SYS => {
+                let body = Message::from(credential.body.clone());
+                Credential::Sys(body.decode().map_err(|_| AuthStat::BadCred)?)
+            }
+            _ => return Err(AuthStat::RejectedCred),
+        };
+        // RFC 5531 appendix A: the verifier of both flavours is AUTH_NONE.
+        if verifier.flavor != AUTH_NONE || !verifier.body.is_empty() {
+            return Err(AuthStat::BadVerf);
+        }
+        Ok(caller)
+    }
+}
+
+impl AuthSys {
+    /// The user and groups of this process, on this host.
+    pub fn of_process() -> Self {
+        let own = rustix::process::getgroups().unwrap_or_default();
+        let gids = own.into_iter().map(rustix::process::Gid::as_raw).take(GIDS_MAX).collect();
+        let name = rustix::system::uname();
+        let machine = name.nodename().to_bytes();
+        Self {
+            stamp: 0,
+            machine: Bytes::copy_from_slice(&machine[..machine.len().min(MACHINE_MAX)]),
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            gids,
+        }
+    }
+}
+
+impl Encode for AuthSys {
+    fn encode(&self, encoder: &mut Encoder) {
+        assert!(self.machine.len() <= MACHINE_MAX, "a machine name of {} bytes", self.machine.len());
+        assert!(self.gids.len() <= GIDS_MAX, "{} groups in AUTH_SYS", self.gids.len());
+        encoder.u32(self.stamp);
+        encoder.opaque(&self.machine);
+        encoder.u32(self.uid);
+        encoder.u32(self.gid);
+        encoder.length(self.gids.len());
+        self.gids.iter().for_each(|&gid| encoder.u32(gid));
+    }
+}
+
+impl Decode for AuthSys {
+    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+        let (stamp, machine) = (decoder.u32()?, decoder.opaque(MACHINE_MAX)?);
+        let (uid, gid) = (decoder.u32()?, decoder.u32()?);
+        let gids = (0..decoder.length(GIDS_MAX)?).map(|_| decoder.u32()).collect::<Result<SmallVec<_>, _>>()?;
+        Ok(Self { stamp, machine, uid, gid, gids })
+    }
+}
+
+pub(crate) const AUTH_NONE: u32 = 0;
+pub(crate) const AUTH_SYS: u32 = 1;
+/// RFC 5531 §8.2.
+pub(crate) const AUTH_BODY_MAX: usize = 400;
+const MACHINE_MAX: usize = 255;
+const GIDS_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sys() -> AuthSys {
+        let gids = (0..16).collect();
+        AuthSys { stamp: 7, machine: Bytes::from_static(b"mars"), uid: 1000, gid: 100, gids }
+    }
+
+    #[test]
+    fn auth_sys_survives_the_wire() {
+        let caller = Credential::Sys(sys());
+        assert_eq!(Credential::authenticate(&caller.to_opaque(), &OpaqueAuth::NONE), Ok(caller));
+        assert_eq!(Credential::authenticate(&OpaqueAuth::NONE, &OpaqueAuth::NONE), Ok(Credential::None));
+    }
+
+    #[test]
+    fn a_malformed_or_unknown_credential_is_refused_with_its_reason() {
+        let good = Credential::Sys(sys()).to_opaque();
+        for len in 0..good.body.len() {
+            let cut = OpaqueAuth { flavor: AUTH_SYS, body: good.body.slice(..len) };
+            assert_eq!(Credential::authenticate(&cut, &OpaqueAuth::NONE), Err(AuthStat::BadCred), "{len} bytes");
+        }
+        let gss = OpaqueAuth { flavor: 6, body: Bytes::new() };
+        assert_eq!(Credential::authenticate(&gss, &OpaqueAuth::NONE), Err(AuthStat::RejectedCred));
+        let verifier = OpaqueAuth { flavor: AUTH_NONE, body: Bytes::from_static(&[0; 4]) };
+        assert_eq!(Credential::authenticate(&good, &verifier), Err(AuthStat::BadVerf));
+    }
+
+    #[test]
+    fn seventeen_groups_and_a_long_machine_name_are_refused() {
+        let mut encoder = Encoder::default();
+        [0, 0, 0, 0, 17].into_iter().chain(0..17).for_each(|word| encoder.u32(word));
+        let groups = OpaqueAuth { flavor: AUTH_SYS, body: encoder.finish().stream };
+        assert_eq!(Credential::authenticate(&groups, &OpaqueAuth::NONE), Err(AuthStat::BadCred));
+        let mut encoder = Encoder::default();
+        encoder.u32(0);
+        encoder.opaque(&[b'm'; 256]);
+        [0, 0, 0].into_iter().for_each(|word| encoder.u32(word));
+        let name = OpaqueAuth { flavor: AUTH_SYS, body: encoder.finish().stream };
+        assert_eq!(Credential::authenticate(&name, &OpaqueAuth::NONE), Err(AuthStat::BadCred));
+    }
+
+    #[test]
+    fn every_auth_stat_survives_the_wire() {
+        for value in 0..20u32 {
+            let stat: AuthStat = Message::from(Bytes::copy_from_slice(&value.to_be_bytes())).decode().unwrap();
+            assert_eq!(matches!(stat, AuthStat::Other(_)), value > 14);
+            assert_eq!(&Message::encode(&stat).stream[..], value.to_be_bytes());
+        }
+    }
+}

@@ -1,0 +1,526 @@
+//! [`Client`]: calls, over a connection that is made again when it is lost.
+//!
+//! One task per client connects, drives the transport and, when the connection is lost, makes a new one with
+//! exponential backoff. A call that has no answer by then is sent again with the same XID, so that the server's
+//! duplicate request cache knows it. Over a transport that loses messages, it is also sent again by a timer. Whoever
+//! calls sees none of this: a result, or an error at the call's deadline.
+//!
+//! Who owns the bytes: the encoded call is kept (its pieces are shared, not copied) until the answer
+//! is there; the caller's sink comes back with the answer or the error. Only if the deadline passes
+//! while the transport holds the sink, it does not come back, but goes to where it came from.
+
+use std::{
+    fmt,
+    future::Future,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use buf::{Buffer, SharedBuffer};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::{
+    sync::{Notify, Semaphore, oneshot, watch},
+    time::{Instant, sleep, timeout, timeout_at},
+};
+use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
+
+use crate::{
+    AcceptStat, Credential, Drain, OpaqueAuth, RejectStat, Reply, ReplyBody, ReplyHeader, ReplyPlan, Server, Transport,
+    TransportError, TransportKind,
+    msg::{CALL, RPC_VERSION},
+};
+
+/// How a [`Client`] calls.
+#[derive(Clone)]
+pub struct ClientOptions {
+    /// The program.
+    pub program: u32,
+    /// Its version.
+    pub version: u32,
+    /// Who calls.
+    pub credential: Credential,
+    /// How long a call may take, unless its [`CallOptions`] say otherwise. One minute by default.
+    pub deadline: Duration,
+    /// Over a transport that loses messages: when a call is sent again for the first time. It doubles from then on.
+    pub retransmit: Duration,
+    /// Pause after the first failed attempt to connect.
+    pub backoff_min: Duration,
+    /// Longest such pause; they double.
+    pub backoff_max: Duration,
+    /// Most calls outstanding at a time; more of them wait.
+    pub calls_max: Option<usize>,
+    /// What answers calls of the server to this client, on the same connection.
+    pub callbacks: Option<Arc<Server>>,
+}
+
+impl ClientOptions {
+    /// Calls to this program with AUTH_NONE, and defaults for the rest.
+    pub fn new(program: u32, version: u32) -> Self {
+        Self {
+            program,
+            version,
+            credential: Credential::None,
+            deadline: Duration::from_secs(60),
+            retransmit: Duration::from_millis(700),
+            backoff_min: Duration::from_millis(50),
+            backoff_max: Duration::from_secs(5),
+            calls_max: None,
+            callbacks: None,
+        }
+    }
+}
+
+/// What is particular to one call.
+#[derive(Clone, Debug, Default)]
+pub struct CallOptions {
+    /// How long it may take; the client's default if absent.
+    pub deadline: Option<Duration>,
+}
+
+/// The results of a call, and the caller's buffer.
+#[derive(Debug)]
+pub struct Answer<R> {
+    /// The results. A payload in them that was placed in the sink is a view of it.
+    pub results: R,
+    /// The sink of the [`ReplyPlan`]; a [`Buffer`] again when the results are dropped.
+    pub sink: Option<SharedBuffer>,
+}
+
+/// A call without results, and the caller's buffer.
+#[derive(Debug)]
+pub struct CallFailed {
+    /// Why.
+    pub error: ClientError,
+    /// The sink of the [`ReplyPlan`], its content unspecified. Absent if the transport still had it at the deadline.
+    pub sink: Option<Buffer>,
+}
+
+impl From<CallFailed> for ClientError {
+    fn from(failed: CallFailed) -> Self {
+        failed.error
+    }
+}
+
+/// Why a call has no results.
+#[derive(Clone, Debug)]
+pub enum ClientError {
+    /// No answer in time. The call may have been executed.
+    Deadline(Box<DeadlinePassed>),
+    /// The first connection could not be made, or the call cannot travel on this transport.
+    Transport(TransportError),
+    /// The server denied it.
+    Denied(RejectStat),
+    /// The server accepted, but did not execute it.
+    NotExecuted(AcceptStat),
+    /// The server's answer makes no sense.
+    Decode(DecodeError),
+}
+
+/// Which call was not answered in time.
+#[derive(Clone, Debug)]
+pub struct DeadlinePassed {
+    /// The server.
+    pub server: SocketAddr,
+    /// The transport's name.
+    pub transport: &'static str,
+    /// Program, version and procedure.
+    pub procedure: (u32, u32, u32),
+    /// How long it took.
+    pub after: Duration,
+    /// What the transport said last, if the connection was lost meanwhile.
+    pub last: Option<TransportError>,
+}
+
+impl fmt::Display for ClientError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ClientError::Deadline(passed) => {
+                let DeadlinePassed { server, transport, procedure: (program, version, procedure), after, last } =
+                    &**passed;
+                write!(f, "no answer from {server} over {transport} in {after:?}")?;
+                write!(f, " (program {program}, version {version}, procedure {procedure})")?;
+                if let Some(last) = last { write!(f, ": {last}") } else { Ok(()) }
+            }
+            ClientError::Transport(error) => error.fmt(f),
+            ClientError::Denied(stat) => write!(f, "the server denied the call: {stat}"),
+            ClientError::NotExecuted(stat) => write!(f, "the server did not execute the call: {stat}"),
+            ClientError::Decode(error) => write!(f, "the server's answer makes no sense: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for ClientError {}
+
+/// Calls the procedures of a program. Clones share the connection, which closes with the last of them.
+///
+/// ```
+/// # use std::sync::Arc;
+/// use rpc::{CallOptions, Client, ClientError, ClientOptions, ReplyPlan, TcpKind};
+///
+/// # async fn run() -> Result<(), ClientError> {
+/// let client = Client::connect(
+///     Arc::new(TcpKind::default()),
+///     ([127, 0, 0, 1], 2049).into(),
+///     ClientOptions::new(100_003, 3),
+/// )
+/// .await?;
+/// let null = client.call::<()>(0, &(), ReplyPlan::default(), CallOptions::default()).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    link: Arc<Link>,
+    program: u32,
+    version: u32,
+    /// Credential and verifier as they stand in a call.
+    auth: Bytes,
+    _stop: Arc<StopOnDrop>,
+}
+
+struct Link {
+    kind: Arc<dyn TransportKind>,
+    server: SocketAddr,
+    options: ClientOptions,
+    next_xid: AtomicU32,
+    current: watch::Sender<Current>,
+    /// Calls that wait for a connection.
+    waiting: AtomicUsize,
+    wanted: Notify,
+    /// Whether the current connection has brought an answer.
+    answered: AtomicBool,
+    last_error: Mutex<Option<TransportError>>,
+    permits: Option<Semaphore>,
+    /// For transports that lose messages, and more of them the more are under way.
+    lossy_permits: Semaphore,
+}
+
+#[derive(Clone, Default)]
+struct Current {
+    transport: Option<Arc<dyn Transport>>,
+    /// Connections so far.
+    generation: u64,
+}
+
+struct StopOnDrop(watch::Sender<bool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.send_replace(true);
+    }
+}
+
+impl Client {
+    /// Connects to `server`. The connection is driven by a task of the current tokio runtime.
+    ///
+    /// # Errors
+    /// The first connection could not be made. Later ones are tried until the deadline of whoever calls.
+    pub async fn connect(
+        kind: Arc<dyn TransportKind>,
+        server: SocketAddr,
+        options: ClientOptions,
+    ) -> Result<Self, ClientError> {
+        let transport = kind.connect(server).await.map_err(ClientError::Transport)?;
+        Ok(Self::start(kind, server, options, Some(transport)))
+    }
+
+    /// A client that connects when it is first called, and tries until the deadline of whoever calls.
+    pub fn new(kind: Arc<dyn TransportKind>, server: SocketAddr, options: ClientOptions) -> Self {
+        Self::start(kind, server, options, None)
+    }
+
+    fn start(
+        kind: Arc<dyn TransportKind>,
+        server: SocketAddr,
+        options: ClientOptions,
+        transport: Option<Arc<dyn Transport>>,
+    ) -> Self {
+        let (program, version) = (options.program, options.version);
+        let auth = encode_auth(&options.credential);
+        let current = Current { generation: u64::from(transport.is_some()), transport };
+        let link = Arc::new(Link {
+            kind,
+            server,
+            // Unpredictable, and unlike those of this client's former life.
+            next_xid: AtomicU32::new(rand::random()),
+            current: watch::Sender::new(current),
+            waiting: AtomicUsize::new(0),
+            wanted: Notify::new(),
+            answered: AtomicBool::new(false),
+            last_error: Mutex::new(None),
+            permits: options.calls_max.map(Semaphore::new),
+            lossy_permits: Semaphore::new(LOSSY_CALLS_MAX),
+            options,
+        });
+        let (stop, stopped) = watch::channel(false);
+        tokio::spawn(link.clone().run(stopped));
+        Self { link, program, version, auth, _stop: Arc::new(StopOnDrop(stop)) }
+    }
+
+    /// The same connection for another program.
+    pub fn with_program(&self, program: u32, version: u32) -> Self {
+        Self { program, version, ..self.clone() }
+    }
+
+    /// The same connection for another caller.
+    pub fn with_credential(&self, credential: &Credential) -> Self {
+        Self { auth: encode_auth(credential), ..self.clone() }
+    }
+
+    /// The server.
+    pub fn server(&self) -> SocketAddr {
+        self.link.server
+    }
+
+    /// The connection, if there is one now: its pool is where payload buffers should come from.
+    pub fn transport(&self) -> Option<Arc<dyn Transport>> {
+        self.link.current.borrow().transport.clone()
+    }
+
+    /// Calls `procedure`. `plan` says what is known of the reply: see [`ReplyPlan`]. Its default fits replies
+    /// without a payload that are short enough for any transport.
+    ///
+    /// Dropping the future gives up the call.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub async fn call<R: Decode>(
+        &self,
+        procedure: u32,
+        arguments: &impl Encode,
+        plan: ReplyPlan,
+        options: CallOptions,
+    ) -> Result<Answer<R>, CallFailed> {
+        let message = self.encode(procedure, arguments);
+        let Reply { message, sink } = self.exchange(procedure, message, plan, options).await?;
+        let decoded = decode(&message);
+        drop(message);
+        match decoded {
+            Ok(results) => Ok(Answer { results, sink }),
+            Err(error) => Err(CallFailed { error, sink: sink.and_then(|sink| sink.into_buffer().ok()) }),
+        }
+    }
+
+    fn encode(&self, procedure: u32, arguments: &impl Encode) -> Message {
+        let xid = self.link.next_xid.fetch_add(1, Relaxed);
+        let mut encoder = Encoder::with_capacity(256);
+        [xid, CALL, RPC_VERSION, self.program, self.version, procedure].into_iter().for_each(|word| encoder.u32(word));
+        encoder.raw(&self.auth);
+        arguments.encode(&mut encoder);
+        encoder.finish()
+    }
+
+    /// Sends a call until it is answered, or its deadline has passed.
+    async fn exchange(
+        &self,
+        procedure: u32,
+        message: Message,
+        mut plan: ReplyPlan,
+        options: CallOptions,
+    ) -> Result<Reply, CallFailed> {
+        let after = options.deadline.unwrap_or(self.link.options.deadline);
+        let mut last = None;
+        let exchange = self.link.exchange(message, &mut plan, &mut last);
+        let error = match timeout_at(Instant::now() + after, exchange).await {
+            Ok(Ok(reply)) => return Ok(reply),
+            Ok(Err(error)) => ClientError::Transport(error),
+            Err(_) => ClientError::Deadline(Box::new(DeadlinePassed {
+                server: self.link.server,
+                transport: self.link.kind.name(),
+                procedure: (self.program, self.version, procedure),
+                after,
+                last: self.link.last_error.lock().clone().or(last),
+            })),
+        };
+        Err(CallFailed { error, sink: plan.sink })
+    }
+}
+
+fn encode_auth(credential: &Credential) -> Bytes {
+    let mut encoder = Encoder::default();
+    credential.to_opaque().encode(&mut encoder);
+    OpaqueAuth::NONE.encode(&mut encoder);
+    encoder.finish().stream
+}
+
+fn decode<R: Decode>(message: &Message) -> Result<R, ClientError> {
+    let mut decoder = Decoder::new(message);
+    let header = ReplyHeader::decode(&mut decoder).map_err(ClientError::Decode)?;
+    match header.body {
+        ReplyBody::Accepted { stat: AcceptStat::Success, .. } => {}
+        ReplyBody::Accepted { stat, .. } => return Err(ClientError::NotExecuted(stat)),
+        ReplyBody::Denied(stat) => return Err(ClientError::Denied(stat)),
+    }
+    let results = R::decode(&mut decoder).map_err(ClientError::Decode)?;
+    decoder.finish().map_err(ClientError::Decode)?;
+    Ok(results)
+}
+
+impl Link {
+    /// Sends a call on one connection after the other. The plan's sink is there whenever no transport has it.
+    async fn exchange(
+        &self,
+        message: Message,
+        plan: &mut ReplyPlan,
+        last: &mut Option<TransportError>,
+    ) -> Result<Reply, TransportError> {
+        let _permit = match &self.permits {
+            Some(permits) => Some(permits.acquire().await.expect("never closed")),
+            None => None,
+        };
+        let mut failed = 0;
+        loop {
+            let (generation, transport) = self.connected(failed).await;
+            let outcome = match transport.caps().lossy {
+                true => self.call_until_answered(&*transport, &message, plan).await,
+                false => call(&*transport, message.clone(), plan).await,
+            };
+            match outcome {
+                Ok(reply) => {
+                    self.answered.store(true, Relaxed);
+                    return Ok(reply);
+                }
+                Err(error @ (TransportError::TooLong { .. } | TransportError::Refused(_))) => return Err(error),
+                Err(error) => {
+                    *last = Some(error);
+                    failed = generation;
+                }
+            }
+        }
+    }
+
+    /// A connection that is later than the one that `failed`.
+    async fn connected(&self, failed: u64) -> (u64, Arc<dyn Transport>) {
+        let ready = |current: &Current| current.generation > failed && current.transport.is_some();
+        if let Some(now) = self.ready(failed) {
+            return now;
+        }
+        let _waiting = Waiting::new(self);
+        let mut current = self.current.subscribe();
+        loop {
+            current.wait_for(ready).await.expect("the sender is in self");
+            if let Some(now) = self.ready(failed) {
+                return now;
+            }
+        }
+    }
+
+    fn ready(&self, failed: u64) -> Option<(u64, Arc<dyn Transport>)> {
+        let current = self.current.borrow();
+        let transport = current.transport.as_ref().filter(|_| current.generation > failed)?;
+        Some((current.generation, transport.clone()))
+    }
+
+    /// Over a transport that loses messages: calls again, with the same XID, after longer and longer times.
+    async fn call_until_answered(
+        &self,
+        transport: &dyn Transport,
+        message: &Message,
+        plan: &mut ReplyPlan,
+    ) -> Result<Reply, TransportError> {
+        let _permit = self.lossy_permits.acquire().await.expect("never closed");
+        let mut pause = self.options.retransmit;
+        loop {
+            // Giving up a call gives up its sink, so the sink stays here; the results share what was received.
+            let sink = plan.sink.take();
+            let outcome = timeout(pause, call(transport, message.clone(), plan)).await;
+            plan.sink = sink;
+            match outcome {
+                Ok(Ok(reply)) => return Ok(Reply { sink: plan.sink.take().map(SharedBuffer::from), ..reply }),
+                Ok(Err(error)) => return Err(error),
+                Err(_) => pause = (pause * 2).min(RETRANSMIT_MAX),
+            }
+        }
+    }
+
+    /// Keeps the client connected while it is wanted.
+    async fn run(self: Arc<Self>, mut stopped: watch::Receiver<bool>) {
+        let server = self.options.callbacks.clone().unwrap_or_else(|| Server::builder().build());
+        let drain = Drain::when(stopped.clone());
+        let mut backoff = self.options.backoff_min;
+        loop {
+            let connected = self.current.borrow().transport.clone();
+            let outcome = match connected {
+                Some(transport) => {
+                    self.answered.store(false, Relaxed);
+                    let (tell, over) = oneshot::channel();
+                    let (server, drain) = (server.clone(), drain.clone());
+                    // Calls of the server that are in progress when the connection is lost must not delay the next.
+                    tokio::spawn(async move { server.serve_telling(transport, drain, Some(tell)).await });
+                    Err(over.await.unwrap_or_else(|_| TransportError::Lost("the runtime is shutting down".to_owned())))
+                }
+                None => until(&mut stopped, self.connect()).await.unwrap_or(Ok(())),
+            };
+            if *stopped.borrow() {
+                return;
+            }
+            let Err(error) = outcome else { continue };
+            tracing::debug!(server = %self.server, %error, "not connected");
+            *self.last_error.lock() = Some(error);
+            self.current.send_modify(|current| current.transport = None);
+            if self.answered.swap(false, Relaxed) {
+                backoff = self.options.backoff_min;
+                continue;
+            }
+            until(&mut stopped, sleep(backoff)).await;
+            backoff = (backoff * 2).min(self.options.backoff_max);
+        }
+    }
+
+    /// Connects as soon as a call waits for it.
+    async fn connect(&self) -> Result<(), TransportError> {
+        while self.waiting.load(Relaxed) == 0 {
+            self.wanted.notified().await;
+        }
+        let transport = self.kind.connect(self.server).await?;
+        *self.last_error.lock() = None;
+        self.current.send_modify(|current| {
+            current.generation += 1;
+            current.transport = Some(transport);
+        });
+        Ok(())
+    }
+}
+
+async fn call(transport: &dyn Transport, message: Message, plan: &mut ReplyPlan) -> Result<Reply, TransportError> {
+    let ReplyPlan { inline_max, payload_max, locate, .. } = *plan;
+    let attempt = ReplyPlan { inline_max, payload_max, locate, sink: plan.sink.take() };
+    transport.call(message, attempt).await.map_err(|failed| {
+        plan.sink = failed.sink;
+        failed.error
+    })
+}
+
+/// Runs `work` unless it is time to stop.
+async fn until<T>(stopped: &mut watch::Receiver<bool>, work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        done = work => Some(done),
+        _ = stopped.wait_for(|&now| now) => None,
+    }
+}
+
+/// A call that waits for a connection.
+struct Waiting<'a>(&'a Link);
+
+impl<'a> Waiting<'a> {
+    fn new(link: &'a Link) -> Self {
+        link.waiting.fetch_add(1, Relaxed);
+        link.wanted.notify_one();
+        Self(link)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Relaxed);
+    }
+}
+
+const RETRANSMIT_MAX: Duration = Duration::from_secs(10);
+/// Calls under way at a time over a transport that loses messages: what the receive buffer of the other side holds with
+/// room for others.
+const LOSSY_CALLS_MAX: usize = 16;

@@ -1,0 +1,362 @@
+//! [`Drc`]: the duplicate request cache.
+//!
+//! A caller that got no answer sends its call again, on the same connection or a new one. A
+//! procedure that must not be executed twice is looked up here first: while the first copy is
+//! being executed, later ones wait for its reply; afterwards they get the reply that was kept.
+//!
+//! A call is known by its XID, the caller's address (not its port, which changes when it
+//! reconnects), program, version and procedure, and a checksum of its credential, its arguments and their
+//! length: the same XID with another body, or by another user, is another call.
+//!
+//! The cache belongs to the server, so it survives connections. It is bounded by entries, bytes
+//! and age, oldest first; calls in progress are never pushed out.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::{BuildHasher, Hash, Hasher, RandomState},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::oneshot, time::Instant};
+use xdr::Message;
+
+use crate::{CallHeader, Xid};
+
+/// Bounds of a [`Drc`].
+#[derive(Clone, Debug)]
+pub struct DrcOptions {
+    /// Most calls remembered.
+    pub entries_max: usize,
+    /// Most bytes of replies kept.
+    pub bytes_max: usize,
+    /// Longest reply kept; the call of a longer one is forgotten.
+    pub reply_max: usize,
+    /// How long a reply is kept.
+    pub age_max: Duration,
+}
+
+impl Default for DrcOptions {
+    fn default() -> Self {
+        Self { entries_max: 32 << 10, bytes_max: 32 << 20, reply_max: 64 << 10, age_max: Duration::from_secs(180) }
+    }
+}
+
+/// A duplicate request cache, usable from any thread.
+#[derive(Debug)]
+pub struct Drc {
+    options: DrcOptions,
+    hasher: RandomState,
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+/// What tells one call from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DrcKey {
+    xid: Xid,
+    client: IpAddr,
+    program: u32,
+    version: u32,
+    procedure: u32,
+    checksum: u64,
+}
+
+/// What to do with a call.
+#[derive(Debug)]
+pub enum Admission {
+    /// Execute it, and give its reply to the [`Execution`].
+    Execute(Execution),
+    /// It has been executed: this is the reply.
+    Replay(Message),
+    /// It is being executed: the reply comes here, or nothing if it is dropped.
+    Wait(oneshot::Receiver<Message>),
+    /// It is being executed, and enough copies of it wait already: drop this one.
+    Drop,
+}
+
+/// The right to execute a call once. Dropped without a reply, the call is forgotten.
+#[derive(Debug)]
+pub struct Execution {
+    drc: Arc<Drc>,
+    key: DrcKey,
+    finished: bool,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    entries: HashMap<DrcKey, Entry>,
+    /// Kept replies, oldest use first; one whose serial is not its entry's is stale.
+    order: VecDeque<(DrcKey, u64)>,
+    serial: u64,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+enum Entry {
+    InProgress(Vec<oneshot::Sender<Message>>),
+    Done { reply: Message, cost: usize, serial: u64, since: Instant },
+}
+
+impl Drc {
+    /// An empty cache.
+    pub fn new(options: DrcOptions) -> Arc<Self> {
+        Arc::new(Self { options, hasher: RandomState::new(), shards: Default::default() })
+    }
+
+    /// The key of a call. `arguments` are those in the stream, `len` is the length of the whole message.
+    pub fn key(&self, header: &CallHeader, peer: SocketAddr, arguments: &[u8], len: usize) -> DrcKey {
+        let mut hasher = self.hasher.build_hasher();
+        (header.credential.flavor, &header.credential.body).hash(&mut hasher);
+        arguments[..arguments.len().min(CHECKSUM_BYTES)].hash(&mut hasher);
+        len.hash(&mut hasher);
+        let CallHeader { xid, program, version, procedure, .. } = *header;
+        DrcKey { xid, client: peer.ip(), program, version, procedure, checksum: hasher.finish() }
+    }
+
+    /// Decides what to do with a call.
+    pub fn admit(self: &Arc<Self>, key: DrcKey) -> Admission {
+        let now = Instant::now();
+        let mut shard = self.shard(&key).lock();
+        let shard = &mut *shard;
+        shard.expire(now, self.options.age_max);
+        match shard.entries.get_mut(&key) {
+            None => {
+                shard.entries.insert(key, Entry::InProgress(Vec::new()));
+                Admission::Execute(Execution { drc: self.clone(), key, finished: false })
+            }
+            Some(Entry::InProgress(waiters)) if waiters.len() < WAITERS_MAX => {
+                let (sender, receiver) = oneshot::channel();
+                waiters.push(sender);
+                Admission::Wait(receiver)
+            }
+            Some(Entry::InProgress(_)) => Admission::Drop,
+            Some(Entry::Done { reply, serial, .. }) => {
+                let reply = reply.clone();
+                shard.serial += 1;
+                *serial = shard.serial;
+                shard.order.push_back((key, shard.serial));
+                shard.compact();
+                Admission::Replay(reply)
+            }
+        }
+    }
+
+    /// How many calls are remembered or in progress.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().entries.len()).sum()
+    }
+
+    /// Whether no call is remembered or in progress.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn shard(&self, key: &DrcKey) -> &Mutex<Shard> {
+        &self.shards[(self.hasher.hash_one(key) as usize) % SHARDS]
+    }
+
+    fn finish(&self, key: &DrcKey, reply: Option<&Message>) {
+        let mut shard = self.shard(key).lock();
+        let Some(Entry::InProgress(waiters)) = shard.entries.remove(key) else {
+            unreachable!("an execution has its entry")
+        };
+        let Some(reply) = reply else { return };
+        for waiter in waiters {
+            let _ = waiter.send(reply.clone());
+        }
+        let len = reply.len();
+        if len <= self.options.reply_max {
+            shard.keep(*key, reply.clone(), len + ENTRY_COST);
+            shard.shrink(self.options.entries_max / SHARDS, self.options.bytes_max / SHARDS);
+        }
+    }
+}
+
+impl Execution {
+    /// The call has been executed; `None` if there is no reply, and a copy of the call shall be executed.
+    pub fn finish(mut self, reply: Option<&Message>) {
+        self.finished = true;
+        self.drc.finish(&self.key, reply);
+    }
+}
+
+impl Drop for Execution {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.drc.finish(&self.key, None);
+        }
+    }
+}
+
+impl Shard {
+    fn keep(&mut self, key: DrcKey, reply: Message, cost: usize) {
+        self.serial += 1;
+        self.bytes += cost;
+        self.entries.insert(key, Entry::Done { reply, cost, serial: self.serial, since: Instant::now() });
+        self.order.push_back((key, self.serial));
+    }
+
+    /// Drops the oldest kept reply.
+    fn pop(&mut self) {
+        let Some((key, serial)) = self.order.pop_front() else { return };
+        if self.is_current(&key, serial)
+            && let Some(Entry::Done { cost, .. }) = self.entries.remove(&key)
+        {
+            self.bytes -= cost;
+        }
+    }
+
+    fn shrink(&mut self, entries_max: usize, bytes_max: usize) {
+        while !self.order.is_empty() && (self.entries.len() > entries_max || self.bytes > bytes_max) {
+            self.pop();
+        }
+    }
+
+    fn expire(&mut self, now: Instant, age_max: Duration) {
+        while let Some((key, serial)) = self.order.front() {
+            match self.entries.get(key) {
+                Some(Entry::Done { serial: current, since, .. })
+                    if current == serial && now.duration_since(*since) <= age_max =>
+                {
+                    return;
+                }
+                _ => self.pop(),
+            }
+        }
+    }
+
+    /// Replays leave stale places in the order; they must not outgrow the entries.
+    fn compact(&mut self) {
+        if self.order.len() > 2 * self.entries.len() + 16 {
+            let mut order = std::mem::take(&mut self.order);
+            order.retain(|(key, serial)| self.is_current(key, *serial));
+            self.order = order;
+        }
+    }
+
+    fn is_current(&self, key: &DrcKey, serial: u64) -> bool {
+        matches!(self.entries.get(key), Some(Entry::Done { serial: current, .. }) if *current == serial)
+    }
+}
+
+const SHARDS: usize = 16;
+const WAITERS_MAX: usize = 8;
+const CHECKSUM_BYTES: usize = 256;
+/// What an entry takes besides its reply.
+const ENTRY_COST: usize = 256;
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::OpaqueAuth;
+
+    fn key(drc: &Drc, xid: u32, port: u16, body: &[u8]) -> DrcKey {
+        let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
+        let header = CallHeader { xid: Xid(xid), program: 1, version: 1, procedure: 1, credential, verifier };
+        drc.key(&header, SocketAddr::from(([127, 0, 0, 1], port)), body, body.len())
+    }
+
+    fn reply(len: usize) -> Message {
+        Bytes::from(vec![0; len]).into()
+    }
+
+    fn execute(drc: &Arc<Drc>, key: DrcKey, len: usize) {
+        match drc.admit(key) {
+            Admission::Execute(execution) => execution.finish(Some(&reply(len))),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_copy_waits_while_the_first_is_executed_and_is_replayed_afterwards() {
+        let drc = Drc::new(DrcOptions::default());
+        let key = |port| key(&drc, 1, port, b"body");
+        let Admission::Execute(execution) = drc.admit(key(700)) else { panic!() };
+        let Admission::Wait(waiting) = drc.admit(key(701)) else { panic!("another port is the same caller") };
+        execution.finish(Some(&reply(20)));
+        assert_eq!(waiting.await.unwrap().len(), 20);
+        let Admission::Replay(replayed) = drc.admit(key(702)) else { panic!() };
+        assert_eq!(replayed.len(), 20);
+    }
+
+    #[test]
+    fn another_body_is_another_call() {
+        let drc = Drc::new(DrcOptions::default());
+        execute(&drc, key(&drc, 1, 1, b"one"), 4);
+        execute(&drc, key(&drc, 1, 1, b"two"), 4);
+        execute(&drc, key(&drc, 2, 1, b"one"), 4);
+        let mut long = [7; 300];
+        execute(&drc, key(&drc, 3, 1, &long), 4);
+        execute(&drc, key(&drc, 3, 1, &long[..299]), 4);
+        long[299] = 8;
+        let beyond = drc.admit(key(&drc, 3, 1, &long));
+        assert!(matches!(beyond, Admission::Replay(_)), "only the first bytes are looked at");
+    }
+
+    #[test]
+    fn another_user_is_another_caller() {
+        let drc = Drc::new(DrcOptions::default());
+        for user in [&b"one"[..], b"two"] {
+            let credential = OpaqueAuth { flavor: 1, body: Bytes::from_static(user) };
+            let verifier = OpaqueAuth::NONE;
+            let header = CallHeader { xid: Xid(1), program: 1, version: 1, procedure: 1, credential, verifier };
+            execute(&drc, drc.key(&header, ([127, 0, 0, 1], 1).into(), b"", 0), 4);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_execution_that_is_given_up_is_forgotten() {
+        let drc = Drc::new(DrcOptions::default());
+        let key = key(&drc, 1, 1, b"");
+        let execution = drc.admit(key);
+        let Admission::Wait(waiting) = drc.admit(key) else { panic!() };
+        drop(execution);
+        waiting.await.expect_err("nothing to wait for");
+        assert!(drc.is_empty());
+        execute(&drc, key, 4);
+    }
+
+    #[test]
+    fn copies_that_wait_are_bounded() {
+        let drc = Drc::new(DrcOptions::default());
+        let key = key(&drc, 1, 1, b"");
+        let _first = drc.admit(key);
+        let waiting: Vec<_> = (0..WAITERS_MAX).map(|_| drc.admit(key)).collect();
+        assert!(waiting.iter().all(|admission| matches!(admission, Admission::Wait(_))));
+        assert!(matches!(drc.admit(key), Admission::Drop));
+    }
+
+    #[test]
+    fn entries_and_bytes_are_bounded_and_the_last_used_stay() {
+        let entries_max = 64 * SHARDS;
+        let drc = Drc::new(DrcOptions { entries_max, bytes_max: SHARDS << 20, ..DrcOptions::default() });
+        for xid in 0..10_000 {
+            execute(&drc, key(&drc, xid, 1, b""), 100);
+            let first = drc.admit(key(&drc, 0, 1, b""));
+            assert!(matches!(first, Admission::Replay(_)), "used all the time");
+        }
+        assert!(drc.len() <= entries_max);
+        assert!(matches!(drc.admit(key(&drc, 9999, 1, b"")), Admission::Replay(_)));
+        assert!(drc.shards.iter().all(|shard| shard.lock().order.len() <= 2 * 64 + 17));
+        for xid in 10_000..11_000 {
+            execute(&drc, key(&drc, xid, 1, b""), 60_000);
+        }
+        assert!(drc.shards.iter().all(|shard| shard.lock().bytes <= 1 << 20));
+        execute(&drc, key(&drc, 20_000, 1, b""), 100_000);
+        execute(&drc, key(&drc, 20_000, 1, b""), 100_000);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn replies_grow_old() {
+        let drc = Drc::new(DrcOptions { age_max: Duration::from_secs(10), ..DrcOptions::default() });
+        execute(&drc, key(&drc, 1, 1, b""), 4);
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert!(matches!(drc.admit(key(&drc, 1, 1, b"")), Admission::Replay(_)));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        execute(&drc, key(&drc, 1, 1, b""), 4);
+    }
+}

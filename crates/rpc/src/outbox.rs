@@ -1,0 +1,116 @@
+//! [`Outbox`]: messages become records of a byte stream. RFC 5531 §11.
+//!
+//! The sending half of record marking, and as pure as the [receiving](crate::record) one. Small parts that follow each
+//! other, record marks among them, are copied into one piece, for fewer to be gathered; large ones are shared.
+
+use buf::{Piece, SendQueue};
+use bytes::{BufMut, Bytes, BytesMut};
+use xdr::Message;
+
+use crate::record::{ARENA_BYTES, LAST_FRAGMENT, padding};
+
+/// Messages that wait to be sent.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    pieces: Vec<Piece>,
+    arena: BytesMut,
+    len: usize,
+}
+
+impl Outbox {
+    /// Whether nothing waits here.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends `message`, whose length is `len`, as a record of one fragment.
+    ///
+    /// # Panics
+    /// If `len` does not fit 31 bits, or a payload has no position.
+    pub fn push(&mut self, message: Message, len: usize) {
+        debug_assert_eq!(len, message.len());
+        assert!(len < LAST_FRAGMENT as usize, "a record of one fragment has 31 bits of length");
+        self.copy(&(LAST_FRAGMENT | len as u32).to_be_bytes());
+        let (mut at, mut reduced) = (0, 0);
+        for payload in message.payloads {
+            let position = payload.position.expect("a payload to be sent has a position") as usize;
+            let (end, padding) = (position - reduced, padding(payload.data.len()));
+            self.bytes(message.stream.slice(at..end));
+            reduced += payload.data.len() + padding;
+            for piece in payload.data {
+                match piece {
+                    Piece::Memory(bytes) => self.bytes(bytes),
+                    file @ Piece::File(_) => self.piece(file),
+                }
+            }
+            self.copy(&[0; 3][..padding]);
+            at = end;
+        }
+        match at {
+            0 => self.bytes(message.stream),
+            _ => self.bytes(message.stream.slice(at..)),
+        }
+    }
+
+    /// Moves everything to `queue`.
+    pub fn drain_to(&mut self, queue: &mut SendQueue) {
+        self.seal();
+        self.pieces.drain(..).for_each(|piece| queue.push(piece));
+        self.len = 0;
+    }
+
+    #[cfg(test)]
+    pub fn into_pieces(mut self) -> Vec<Piece> {
+        self.seal();
+        self.pieces
+    }
+
+    fn bytes(&mut self, bytes: Bytes) {
+        if bytes.len() <= COPY_MAX { self.copy(&bytes) } else { self.piece(Piece::Memory(bytes)) }
+    }
+
+    fn piece(&mut self, piece: Piece) {
+        self.seal();
+        self.len += piece.len();
+        self.pieces.push(piece);
+    }
+
+    fn copy(&mut self, bytes: &[u8]) {
+        if self.arena.capacity() - self.arena.len() < bytes.len() {
+            self.seal();
+            self.arena.reserve(ARENA_BYTES);
+        }
+        self.arena.put_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    fn seal(&mut self) {
+        if !self.arena.is_empty() {
+            self.pieces.push(Piece::Memory(self.arena.split().freeze()));
+        }
+    }
+}
+
+/// Up to this length copying costs less than one more piece to gather.
+const COPY_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_messages_in_a_row_become_one_piece() {
+        let small = || Message::from(Bytes::from_static(&[0; 100]));
+        let mut outbox = Outbox::default();
+        for _ in 0..10 {
+            outbox.push(small(), 100);
+        }
+        let mut encoder = xdr::Encoder::default();
+        encoder.payload(Bytes::from_static(&[7; 5001]).into());
+        encoder.u32(1);
+        outbox.push(encoder.finish(), 4 + 5004 + 4);
+        outbox.push(small(), 100);
+        let lens: Vec<_> = outbox.into_pieces().iter().map(Piece::len).collect();
+        assert_eq!(lens, [10 * 104 + 4 + 4, 5001, 3 + 4 + 104]);
+    }
+}

@@ -1,0 +1,175 @@
+//! Calls that wait for their replies, as datagram and stream transports keep them.
+//!
+//! Who owns the buffers: the sink of a call lives in the table, not in the caller's future, so that
+//! a caller can go away at any time; the transport takes it out while it fills it.
+
+use std::{
+    collections::HashMap,
+    future::Future,
+    hash::{BuildHasherDefault, Hasher},
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use buf::{Buffer, SharedBuffer};
+use parking_lot::Mutex;
+use xdr::Message;
+
+use crate::{CallError, Reply, ReplyPlan, TransportError, Xid, msg::peek};
+
+/// The table.
+#[derive(Debug, Default)]
+pub(crate) struct PendingCalls {
+    calls: HashMap<Xid, Pending, BuildHasherDefault<XidHasher>>,
+    over: Option<TransportError>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    plan: ReplyPlan,
+    waker: Waker,
+    outcome: Option<Result<Reply, CallError>>,
+}
+
+impl PendingCalls {
+    /// The plan of a call that still waits.
+    pub fn plan(&mut self, xid: Xid) -> Option<&mut ReplyPlan> {
+        self.calls.get_mut(&xid).filter(|pending| pending.outcome.is_none()).map(|pending| &mut pending.plan)
+    }
+
+    /// Hands a reply to its call; a reply that nobody waits for is dropped. `sink` holds its payload, if it was placed.
+    pub fn complete(&mut self, xid: Xid, message: Message, sink: Option<SharedBuffer>) {
+        let Some(pending) = self.calls.get_mut(&xid).filter(|pending| pending.outcome.is_none()) else {
+            tracing::debug!(xid = xid.0, "a reply that nobody waits for");
+            return;
+        };
+        let sink = sink.or_else(|| pending.plan.sink.take().map(SharedBuffer::from));
+        pending.outcome = Some(Ok(Reply { message, sink }));
+        pending.waker.wake_by_ref();
+    }
+
+    /// Ends all calls, those to come included. `abandoned` is a sink that was being filled.
+    pub fn fail_all(&mut self, error: &TransportError, mut abandoned: Option<(Xid, Buffer)>) {
+        for (xid, pending) in &mut self.calls {
+            if pending.outcome.is_none() {
+                let filling = abandoned.take_if(|(filling, _)| filling == xid).map(|(_, sink)| sink);
+                let sink = filling.or_else(|| pending.plan.sink.take());
+                pending.outcome = Some(Err(CallError { error: error.clone(), sink }));
+                pending.waker.wake_by_ref();
+            }
+        }
+        self.over.get_or_insert_with(|| error.clone());
+    }
+
+    /// Whether a call waits.
+    pub fn any(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    /// Why the connection is over, if it is.
+    pub fn over(&self) -> Option<&TransportError> {
+        self.over.as_ref()
+    }
+}
+
+/// What a transport shares between its driver and its callers.
+pub(crate) trait Shared {
+    /// The calls that wait.
+    fn pending(&mut self) -> &mut PendingCalls;
+
+    /// Queues a call and wakes the driver.
+    fn send(&mut self, message: Message) -> Result<(), TransportError>;
+}
+
+/// One call, from before it is queued until its reply is there.
+pub(crate) struct CallFuture<'a, S: Shared> {
+    shared: &'a Mutex<S>,
+    xid: Xid,
+    stage: Stage,
+}
+
+enum Stage {
+    New(Message, ReplyPlan),
+    Waiting,
+    Done,
+}
+
+impl<'a, S: Shared> CallFuture<'a, S> {
+    /// A call that is queued when it is first polled.
+    pub fn new(shared: &'a Mutex<S>, message: Message, plan: ReplyPlan) -> Self {
+        let xid = peek(&message.stream).expect("a call has an XID").0;
+        Self { shared, xid, stage: Stage::New(message, plan) }
+    }
+
+    fn start(&mut self, message: Message, plan: ReplyPlan, cx: &Context<'_>) -> Result<(), CallError> {
+        let mut shared = self.shared.lock();
+        let pending = shared.pending();
+        let problem = match pending.over() {
+            Some(error) => Some(error.clone()),
+            None if pending.calls.contains_key(&self.xid) => {
+                Some(TransportError::Refused(format!("a call of XID {:#010x} is outstanding", self.xid.0)))
+            }
+            None => shared.send(message).err(),
+        };
+        if let Some(error) = problem {
+            return Err(CallError { error, sink: plan.sink });
+        }
+        let call = Pending { plan, waker: cx.waker().clone(), outcome: None };
+        shared.pending().calls.insert(self.xid, call);
+        self.stage = Stage::Waiting;
+        Ok(())
+    }
+}
+
+impl<S: Shared> Future for CallFuture<'_, S> {
+    type Output = Result<Reply, CallError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match std::mem::replace(&mut self.stage, Stage::Done) {
+            Stage::New(message, plan) => match self.start(message, plan, cx) {
+                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(Err(error)),
+            },
+            Stage::Waiting => {
+                let mut shared = self.shared.lock();
+                let calls = &mut shared.pending().calls;
+                let call = calls.get_mut(&self.xid).expect("a call waits in the table");
+                if let Some(outcome) = call.outcome.take() {
+                    calls.remove(&self.xid);
+                    return Poll::Ready(outcome);
+                }
+                call.waker.clone_from(cx.waker());
+                drop(shared);
+                self.stage = Stage::Waiting;
+                Poll::Pending
+            }
+            Stage::Done => panic!("polled after completion"),
+        }
+    }
+}
+
+impl<S: Shared> Drop for CallFuture<'_, S> {
+    fn drop(&mut self) {
+        if matches!(self.stage, Stage::Waiting) {
+            self.shared.lock().pending().calls.remove(&self.xid);
+        }
+    }
+}
+
+/// XIDs are ours, and mostly consecutive: one multiplication spreads them.
+#[derive(Debug, Default)]
+struct XidHasher(u64);
+
+impl Hasher for XidHasher {
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("an XID hashes as a u32")
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.0 = u64::from(value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

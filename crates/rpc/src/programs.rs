@@ -1,0 +1,96 @@
+//! The programs of a server, and how a call finds its procedure.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    AcceptStat, CallHeader, Procedure, Service,
+    counters::{Counters, ProcedureStats},
+};
+
+/// A table of services and their procedures.
+pub(crate) struct Programs {
+    entries: Vec<Entry>,
+    /// One row per name in `rows`.
+    counters: Counters,
+    rows: Vec<Row>,
+}
+
+struct Entry {
+    service: Arc<dyn Service>,
+    program: u32,
+    low: u32,
+    high: u32,
+    /// By version, then procedure.
+    procedures: Vec<Vec<Option<Target>>>,
+}
+
+struct Row {
+    name: &'static str,
+    number: (u32, u32, u32),
+}
+
+/// A procedure that can be called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub procedure: Procedure,
+    row: usize,
+}
+
+impl Programs {
+    pub fn new(services: Vec<Arc<dyn Service>>) -> Self {
+        let mut rows = Vec::new();
+        let entries: Vec<_> = services.into_iter().map(|service| Entry::new(service, &mut rows)).collect();
+        Self { entries, counters: Counters::new(rows.len()), rows }
+    }
+
+    /// Finds what a call calls.
+    ///
+    /// # Errors
+    /// What to tell the caller if there is no such program, version or procedure.
+    pub fn find(&self, call: &CallHeader) -> Result<(&dyn Service, Target), AcceptStat> {
+        let (mut low, mut high) = (u32::MAX, 0);
+        for entry in self.entries.iter().filter(|entry| entry.program == call.program) {
+            if (entry.low..=entry.high).contains(&call.version) {
+                let procedures = &entry.procedures[(call.version - entry.low) as usize];
+                let target = procedures.get(call.procedure as usize).copied().flatten();
+                return target.map(|target| (&*entry.service, target)).ok_or(AcceptStat::ProcUnavail);
+            }
+            (low, high) = (low.min(entry.low), high.max(entry.high));
+        }
+        Err(if low <= high { AcceptStat::ProgMismatch { low, high } } else { AcceptStat::ProgUnavail })
+    }
+
+    pub fn count(&self, target: Target, took: Duration, ok: bool) {
+        self.counters.count(target.row, took, ok);
+    }
+
+    /// What every procedure was called.
+    pub fn stats(&self) -> Vec<ProcedureStats> {
+        self.rows.iter().enumerate().map(|(at, row)| self.counters.read(at, row.name, row.number)).collect()
+    }
+
+    /// Numbers and versions of all programs.
+    pub fn list(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.entries.iter().flat_map(|entry| (entry.low..=entry.high).map(|version| (entry.program, version)))
+    }
+}
+
+impl Entry {
+    fn new(service: Arc<dyn Service>, rows: &mut Vec<Row>) -> Self {
+        let (program, versions) = (service.program(), service.versions());
+        let (low, high) = versions.into_inner();
+        assert!(low <= high && high - low < VERSIONS_MAX, "program {program} has versions {low} to {high}");
+        let mut target = |version, number| {
+            let procedure = service.procedure(version, number)?;
+            rows.push(Row { name: procedure.name, number: (program, version, number) });
+            Some(Target { procedure, row: rows.len() - 1 })
+        };
+        let procedures =
+            (low..=high).map(|version| (0..PROCEDURES_MAX).map(|number| target(version, number)).collect()).collect();
+        Self { program, low, high, procedures, service }
+    }
+}
+
+const VERSIONS_MAX: u32 = 64;
+/// Procedures are numbered from zero; no known program has more.
+const PROCEDURES_MAX: u32 = 256;

@@ -1,0 +1,412 @@
+//! [`Server`]: programs, and the loop that serves them on a connection.
+//!
+//! One task serves one connection: it drives the transport, and polls each call once in place. Most
+//! calls are done then, and their replies leave together when the transport flushes; the others are
+//! polled on beside it. No call has a task of its own.
+//!
+//! On error of the connection, calls in progress are executed to their end, so that a caller that
+//! reconnects finds their replies in the duplicate request cache. A panic in a service ends that
+//! call with SYSTEM_ERR, and nothing else.
+
+use std::{
+    any::Any,
+    future::{Future, poll_fn},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Instant,
+};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use tokio::sync::{oneshot, watch};
+use xdr::{Decoder, Message};
+
+use crate::{
+    AcceptError, AcceptStat, BoxFuture, Call, CallHeader, Credential, IncomingCall, RejectStat, ReplyBody, ReplyHeader,
+    ReplyToken, Service, Transport, TransportError, Xid,
+    counters::ProcedureStats,
+    drc::{Admission, Drc, DrcOptions, Execution},
+    programs::{Programs, Target},
+};
+
+/// Programs that are served, on any number of connections of any transports.
+///
+/// ```
+/// # use rpc::{Server, Service};
+/// # fn run(echo: impl Service, time: impl Service) {
+/// let server = Server::builder().service(echo).service(time).build();
+/// # }
+/// ```
+pub struct Server {
+    programs: Programs,
+    drc: Arc<Drc>,
+    limits: Limits,
+}
+
+/// Bounds of a [`Server`].
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most calls of one connection in progress; beyond, its calls are not read.
+    pub calls_max: usize,
+    /// Most bytes of these calls, likewise.
+    pub bytes_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { calls_max: 512, bytes_max: 64 << 20 }
+    }
+}
+
+/// Collects what a [`Server`] consists of.
+#[derive(Default)]
+pub struct ServerBuilder {
+    services: Vec<Arc<dyn Service>>,
+    drc: DrcOptions,
+    limits: Limits,
+}
+
+impl ServerBuilder {
+    /// Adds a program. Several services may have the same program in different versions.
+    pub fn service(self, service: impl Service) -> Self {
+        self.shared(Arc::new(service))
+    }
+
+    /// Adds a program that others hold, too.
+    pub fn shared(mut self, service: Arc<dyn Service>) -> Self {
+        self.services.push(service);
+        self
+    }
+
+    /// Bounds of the duplicate request cache.
+    pub fn drc(mut self, options: DrcOptions) -> Self {
+        self.drc = options;
+        self
+    }
+
+    /// Bounds of the server.
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// The server.
+    pub fn build(self) -> Arc<Server> {
+        Arc::new(Server { programs: Programs::new(self.services), drc: Drc::new(self.drc), limits: self.limits })
+    }
+}
+
+/// Tells connections that the server is about to end.
+#[derive(Clone, Debug, Default)]
+pub struct Drain(Option<watch::Receiver<bool>>);
+
+impl Drain {
+    /// Never.
+    pub fn never() -> Self {
+        Self(None)
+    }
+
+    /// The other end says when, by `true`, or by going away.
+    pub fn when(told: watch::Receiver<bool>) -> Self {
+        Self(Some(told))
+    }
+
+    /// Waits until it is time.
+    pub async fn wait(&mut self) {
+        match &mut self.0 {
+            Some(told) => drop(told.wait_for(|&now| now).await),
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Server {
+    /// Starts to collect what a server consists of.
+    pub fn builder() -> ServerBuilder {
+        ServerBuilder::default()
+    }
+
+    /// What every procedure was called, in the order in which services were added.
+    pub fn stats(&self) -> Vec<ProcedureStats> {
+        self.programs.stats()
+    }
+
+    /// Numbers and versions of all programs.
+    pub fn programs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.programs.list()
+    }
+
+    /// Serves one connection until it is over; returns why. This is the driver of the transport.
+    ///
+    /// When `drain` says so, no further call is taken, and the connection is closed as soon as those in progress
+    /// are answered.
+    pub async fn serve(&self, transport: Arc<dyn Transport>, drain: Drain) -> TransportError {
+        self.serve_telling(transport, drain, None).await
+    }
+
+    /// Serves, and tells when the connection is over, which calls in progress can outlast.
+    pub(crate) async fn serve_telling(
+        &self,
+        transport: Arc<dyn Transport>,
+        mut drain: Drain,
+        tell: Option<oneshot::Sender<TransportError>>,
+    ) -> TransportError {
+        let transport = &*transport;
+        let mut drained = std::pin::pin!(drain.wait());
+        let mut serving = Serving::new(self, transport, |call| self.execute(transport, call));
+        serving.tell = tell;
+        poll_fn(|cx| {
+            if !serving.draining && drained.as_mut().poll(cx).is_ready() {
+                serving.draining = true;
+            }
+            serving.poll(cx)
+        })
+        .await
+    }
+
+    /// Executes one call, from its header to its reply.
+    async fn execute(&self, transport: &dyn Transport, incoming: IncomingCall) {
+        let started = Instant::now();
+        let IncomingCall { message, token, peer } = incoming;
+        let mut arguments = Decoder::new(&message);
+        let header = match CallHeader::decode(&mut arguments) {
+            Ok(header) => header,
+            Err(error) => {
+                tracing::debug!(%peer, ?error, "a call header that is not understood");
+                return send(transport, token, error.reply());
+            }
+        };
+        let (credential, (service, target)) = match self.admit(&header) {
+            Ok(admitted) => admitted,
+            Err(body) => {
+                tracing::debug!(%peer, program = header.program, version = header.version, procedure = header.procedure,
+                    ?body, "a call that is not executed");
+                return send(transport, token, Some(ReplyHeader { xid: header.xid, body }.to_message()));
+            }
+        };
+        let mut execution = None;
+        if !target.procedure.idempotent {
+            let stream = &message.stream[message.stream.len() - arguments.remaining()..];
+            let key = self.drc.key(&header, peer, stream, message.len());
+            execution = match self.drc.admit(key) {
+                Admission::Execute(execution) => Some(execution),
+                Admission::Replay(reply) => return send(transport, token, Some(reply)),
+                Admission::Wait(reply) => return send(transport, token, reply.await.ok()),
+                Admission::Drop => return,
+            };
+        }
+        let CallHeader { xid, version, procedure, .. } = header;
+        let call = Call { xid, version, procedure, credential: &credential, peer, transport, arguments };
+        let result = Guarded::new(service, call).await.unwrap_or_else(|panic| {
+            tracing::error!(%peer, procedure = target.procedure.name, panic, "a service has panicked");
+            Err(AcceptError::SystemErr)
+        });
+        self.programs.count(target, started.elapsed(), result.is_ok());
+        let reply = result.map_or_else(|error| ReplyHeader::of_error(xid, error), Some);
+        if let Some(execution) = execution {
+            Execution::finish(execution, reply.as_ref());
+        }
+        send(transport, token, reply);
+    }
+
+    /// Who calls, and what; or what to tell the caller.
+    fn admit(&self, header: &CallHeader) -> Result<(Credential, (&dyn Service, Target)), ReplyBody> {
+        let credential = Credential::authenticate(&header.credential, &header.verifier)
+            .map_err(|stat| ReplyBody::Denied(RejectStat::AuthError(stat)))?;
+        let found = self.programs.find(header).map_err(|stat| match stat {
+            // RFC 5531 §12.1: by convention, procedure 0 of every version exists and does nothing.
+            AcceptStat::ProcUnavail if header.procedure == 0 => ReplyBody::accepted(AcceptStat::Success),
+            stat => ReplyBody::accepted(stat),
+        })?;
+        Ok((credential, found))
+    }
+}
+
+fn send(transport: &dyn Transport, token: ReplyToken, reply: Option<Message>) {
+    let Some(reply) = reply else { return };
+    let Xid(xid) = token.xid;
+    if let Err(error) = transport.reply(token, reply) {
+        tracing::debug!(peer = %transport.peer(), xid, %error, "a reply was not sent");
+    }
+}
+
+/// One connection being served. `F` is the future of one call, made by `M`.
+struct Serving<'a, F, M> {
+    server: &'a Server,
+    transport: &'a dyn Transport,
+    execute: M,
+    running: FuturesUnordered<Running<F>>,
+    /// Bytes of the messages of calls in progress.
+    bytes: usize,
+    /// Boxes of finished calls, for those to come.
+    spare: Vec<Slot<F>>,
+    over: Option<TransportError>,
+    tell: Option<oneshot::Sender<TransportError>>,
+    held: bool,
+    draining: bool,
+    closed: bool,
+}
+
+type Slot<F> = Pin<Box<Option<F>>>;
+
+impl<'a, F, M> Serving<'a, F, M>
+where
+    F: Future<Output = ()>,
+    M: Fn(IncomingCall) -> F,
+{
+    fn new(server: &'a Server, transport: &'a dyn Transport, execute: M) -> Self {
+        Self {
+            server,
+            transport,
+            execute,
+            running: FuturesUnordered::new(),
+            bytes: 0,
+            spare: Vec::new(),
+            over: None,
+            tell: None,
+            held: false,
+            draining: false,
+            closed: false,
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TransportError> {
+        let mut turns = 0;
+        loop {
+            self.update_hold();
+            if self.draining && self.running.is_empty() && !self.closed {
+                self.closed = true;
+                self.transport.close();
+            }
+            let called = self.poll_transport(cx);
+            let finished = self.poll_running(cx);
+            if self.running.is_empty()
+                && let Some(error) = &self.over
+            {
+                return Poll::Ready(error.clone());
+            }
+            if !called && !finished {
+                return Poll::Pending;
+            }
+            turns += 1;
+            if turns == TURNS_MAX {
+                // Others on this thread shall have their turn.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Starts calls that have come; false if none had.
+    fn poll_transport(&mut self, cx: &mut Context<'_>) -> bool {
+        for started in 0..CALLS_PER_TURN {
+            if self.over.is_some() {
+                return started > 0;
+            }
+            // Polled even when calls are held: replies leave and come in by it, too.
+            match self.transport.poll_recv(cx) {
+                Poll::Ready(Ok(call)) => {
+                    self.start(call, cx);
+                    self.update_hold();
+                }
+                Poll::Ready(Err(error)) => {
+                    if let Some(tell) = self.tell.take() {
+                        let _ = tell.send(error.clone());
+                    }
+                    self.over = Some(error);
+                }
+                Poll::Pending => return started > 0,
+            }
+        }
+        true
+    }
+
+    fn update_hold(&mut self) {
+        let Limits { calls_max, bytes_max } = self.server.limits;
+        let full = self.draining || self.running.len() >= calls_max || self.bytes >= bytes_max;
+        if full != self.held {
+            self.held = full;
+            self.transport.hold(full);
+        }
+    }
+
+    fn start(&mut self, call: IncomingCall, cx: &mut Context<'_>) {
+        let mut slot = self.spare.pop().unwrap_or_else(|| Box::pin(None));
+        let bytes = call.message.len();
+        slot.set(Some((self.execute)(call)));
+        let mut running = Running { slot: Some(slot), bytes };
+        match Pin::new(&mut running).poll(cx) {
+            Poll::Ready((slot, _)) => self.spare.push(slot),
+            Poll::Pending => {
+                self.bytes += bytes;
+                self.running.push(running);
+            }
+        }
+    }
+
+    /// Goes on with calls in progress; false if none was finished.
+    fn poll_running(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut finished = false;
+        while let Poll::Ready(Some((slot, bytes))) = self.running.poll_next_unpin(cx) {
+            finished = true;
+            self.bytes -= bytes;
+            if self.spare.len() < SPARE_MAX {
+                self.spare.push(slot);
+            }
+        }
+        finished
+    }
+}
+
+/// A call in progress; gives its box back, and the length of its message.
+struct Running<F> {
+    slot: Option<Slot<F>>,
+    bytes: usize,
+}
+
+impl<F: Future<Output = ()>> Future for Running<F> {
+    type Output = (Slot<F>, usize);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let slot = self.slot.as_mut().expect("polled after completion");
+        ready!(slot.as_mut().as_pin_mut().expect("a running call is in its box").poll(cx));
+        slot.set(None);
+        Poll::Ready((self.slot.take().expect("checked above"), self.bytes))
+    }
+}
+
+/// A service's future, whose panics are results.
+struct Guarded<'a>(Result<BoxFuture<'a, Result<Message, AcceptError>>, String>);
+
+impl<'a> Guarded<'a> {
+    fn new(service: &'a dyn Service, call: Call<'a>) -> Self {
+        Self(catch_unwind(AssertUnwindSafe(|| service.call(call))).map_err(describe))
+    }
+}
+
+impl Future for Guarded<'_> {
+    type Output = Result<Result<Message, AcceptError>, String>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Err(panic) => Poll::Ready(Err(std::mem::take(panic))),
+            // Unwind safe: after a panic the future is not polled again, only dropped.
+            Ok(future) => match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+                Ok(polled) => polled.map(Ok),
+                Err(panic) => Poll::Ready(Err(describe(panic))),
+            },
+        }
+    }
+}
+
+fn describe(panic: Box<dyn Any + Send>) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+/// Calls that are started before calls in progress are polled.
+const CALLS_PER_TURN: usize = 64;
+/// Turns before the thread's other tasks are.
+const TURNS_MAX: usize = 8;
+const SPARE_MAX: usize = 64;

@@ -1,0 +1,111 @@
+//! An RPC program on the serving side.
+
+use std::{net::SocketAddr, ops::RangeInclusive};
+
+use bytes::Bytes;
+use xdr::{Decoder, Encoder, Message};
+
+use crate::{BoxFuture, Transport, Xid};
+
+/// An RPC program: some versions of it, each with procedures.
+///
+/// The [crate's documentation](crate) has an example.
+pub trait Service: Send + Sync + 'static {
+    /// The program number.
+    fn program(&self) -> u32;
+
+    /// The versions it speaks.
+    fn versions(&self) -> RangeInclusive<u32>;
+
+    /// What is known of a procedure; `None` if there is no such one.
+    fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure>;
+
+    /// Executes a call. The results are the body of the reply, encoded by [`Call::reply`] or otherwise *behind
+    /// the header that [`Call::encoder`] has begun*, so that payload positions count from the XID.
+    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>>;
+}
+
+/// What is known of a procedure.
+#[derive(Clone, Copy, Debug)]
+pub struct Procedure {
+    /// Its name in the specification, for logs and counters.
+    pub name: &'static str,
+    /// Whether executing it twice is the same as once. Others are remembered in the duplicate request cache.
+    pub idempotent: bool,
+}
+
+/// Who calls: the flavours of RFC 5531 §8.2 and appendix A that are understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Credential {
+    /// AUTH_NONE.
+    None,
+    /// AUTH_SYS.
+    Sys(AuthSys),
+}
+
+/// AUTH_SYS parameters (RFC 5531 appendix A).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuthSys {
+    /// Any number of the caller's choice.
+    pub stamp: u32,
+    /// The caller's host name.
+    pub machine: Bytes,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Further groups; at most 16.
+    pub gids: smallvec::SmallVec<[u32; 16]>,
+}
+
+/// A call whose header has been read.
+pub struct Call<'a> {
+    /// Its XID.
+    pub xid: Xid,
+    /// Program version; one of [`Service::versions`].
+    pub version: u32,
+    /// Procedure; one that [`Service::procedure`] knows.
+    pub procedure: u32,
+    /// Who calls.
+    pub credential: &'a Credential,
+    /// From where.
+    pub peer: SocketAddr,
+    /// The connection it came by.
+    pub transport: &'a dyn Transport,
+    /// Stands at the arguments. Payload positions count from the XID.
+    pub arguments: Decoder<'a>,
+}
+
+/// Why a call was accepted but not executed (RFC 5531 §9, `accept_stat`); the rest is decided before a service sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AcceptError {
+    /// The arguments are not what the procedure takes.
+    GarbageArgs,
+    /// The server cannot execute it: out of memory, or broken.
+    SystemErr,
+    /// No reply at all: the caller shall try again (RFC 1813 §2.7 leaves this to the server).
+    Drop,
+}
+
+impl From<xdr::DecodeError> for AcceptError {
+    fn from(_: xdr::DecodeError) -> Self {
+        AcceptError::GarbageArgs
+    }
+}
+
+impl Call<'_> {
+    /// An encoder in which the header of a successful reply has been written.
+    pub fn encoder(&self) -> Encoder {
+        let mut encoder = Encoder::with_capacity(256);
+        // RFC 5531 §9: xid, REPLY, MSG_ACCEPTED, verifier AUTH_NONE of no bytes, SUCCESS.
+        [self.xid.0, 1, 0, 0, 0, 0].into_iter().for_each(|word| encoder.u32(word));
+        encoder
+    }
+
+    /// A successful reply with these results.
+    pub fn reply(&self, results: &impl xdr::Encode) -> Message {
+        let mut encoder = self.encoder();
+        results.encode(&mut encoder);
+        encoder.finish()
+    }
+}

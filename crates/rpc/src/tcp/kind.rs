@@ -1,0 +1,272 @@
+//! How TCP connections are made and accepted, and their options.
+
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    sync::Arc,
+    time::Duration,
+};
+
+use buf::Pool;
+use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
+
+use super::TcpTransport;
+use crate::{
+    BoxFuture, Incoming, Listener, OptionError, OptionReader, RawOptions, Transport, TransportError, TransportKind,
+};
+
+/// The transport "tcp": connects and listens.
+#[derive(Clone, Debug, Default)]
+pub struct TcpKind {
+    options: TcpOptions,
+    pool: Pool,
+}
+
+/// Options of the transport "tcp".
+#[derive(Clone, Debug)]
+pub struct TcpOptions {
+    /// `nodelay=on|off`: send at once, without waiting to fill a segment. On by default.
+    pub nodelay: bool,
+    /// `congestion=cubic|bbr|reno|…`: congestion control; the system's default if absent.
+    pub congestion: Option<String>,
+    /// `sndbuf=BYTES`: the socket's send buffer; sized by the system if absent.
+    pub send_buffer: Option<usize>,
+    /// `rcvbuf=BYTES`: the socket's receive buffer; sized by the system if absent.
+    pub receive_buffer: Option<usize>,
+    /// `message_max=BYTES`: longest message that is sent or taken. 2 MiB by default.
+    pub message_max: usize,
+    /// `resvport=on|off`: connect from a port below 1024, which some servers ask for. If absent, it is tried as root.
+    pub reserved_port: Option<bool>,
+    /// `connect_timeout=TIME`: how long one attempt to connect may take. 10 s by default.
+    pub connect_timeout: Duration,
+    /// `dead_after=TIME`: a peer that has acknowledged nothing for so long is given up. 30 s by default.
+    pub dead_after: Duration,
+}
+
+impl Default for TcpOptions {
+    fn default() -> Self {
+        Self {
+            nodelay: true,
+            congestion: None,
+            send_buffer: None,
+            receive_buffer: None,
+            message_max: 2 << 20,
+            reserved_port: None,
+            connect_timeout: Duration::from_secs(10),
+            dead_after: Duration::from_secs(30),
+        }
+    }
+}
+
+impl TcpOptions {
+    /// Reads options as they are written; what is absent has its default.
+    ///
+    /// # Errors
+    /// An option is unknown or out of range.
+    pub fn parse(raw: &RawOptions) -> Result<Self, OptionError> {
+        let mut options = OptionReader::new(NAME, raw);
+        let mut parsed = Self::default();
+        parsed.nodelay = options.switch("nodelay")?.unwrap_or(parsed.nodelay);
+        parsed.congestion = options.text("congestion").map(str::to_owned);
+        parsed.send_buffer = options.bytes("sndbuf", BUFFER_MIN..=BUFFER_MAX)?;
+        parsed.receive_buffer = options.bytes("rcvbuf", BUFFER_MIN..=BUFFER_MAX)?;
+        parsed.message_max = options.bytes("message_max", 1024..=MESSAGE_MAX)?.unwrap_or(parsed.message_max);
+        parsed.reserved_port = options.switch("resvport")?;
+        parsed.connect_timeout = options.duration("connect_timeout")?.unwrap_or(parsed.connect_timeout);
+        parsed.dead_after = options.duration("dead_after")?.unwrap_or(parsed.dead_after);
+        if let Some(name) = &parsed.congestion {
+            congestion_available(name).map_err(|problem| options.error("congestion", problem))?;
+        }
+        options.finish()?;
+        Ok(parsed)
+    }
+
+    fn apply(&self, socket: &SockRef<'_>) -> io::Result<()> {
+        socket.set_tcp_nodelay(self.nodelay)?;
+        if let Some(name) = &self.congestion {
+            socket.set_tcp_congestion(name.as_bytes())?;
+        }
+        if let Some(bytes) = self.send_buffer {
+            socket.set_send_buffer_size(bytes)?;
+        }
+        if let Some(bytes) = self.receive_buffer {
+            socket.set_recv_buffer_size(bytes)?;
+        }
+        let interval = (self.dead_after / 6).max(Duration::from_secs(1));
+        let keepalive = TcpKeepalive::new().with_time(self.dead_after).with_interval(interval).with_retries(5);
+        socket.set_tcp_keepalive(&keepalive)?;
+        socket.set_tcp_user_timeout(Some(self.dead_after))
+    }
+}
+
+impl TcpKind {
+    /// Connections with these options, whose large records come from `pool`.
+    pub fn new(options: TcpOptions, pool: Pool) -> Self {
+        Self { options, pool }
+    }
+
+    async fn connect_socket(&self, remote: SocketAddr) -> io::Result<TcpStream> {
+        let (reserved, must) = match self.options.reserved_port {
+            Some(wanted) => (wanted, wanted),
+            None => (rustix::process::geteuid().is_root(), false),
+        };
+        if reserved {
+            let first = rand::random_range(RESERVED_MIN..=RESERVED_MAX);
+            let ports = (first..=RESERVED_MAX).chain(RESERVED_MIN..first).rev();
+            for port in ports {
+                match self.attempt(remote, Some(port)).await {
+                    // Taken by another, or still remembered from a former connection to the same place.
+                    Err(error)
+                        if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) => {}
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !must => break,
+                    done => return done,
+                }
+            }
+            if must {
+                return Err(io::Error::other("no port below 1024 is free"));
+            }
+        }
+        self.attempt(remote, None).await
+    }
+
+    async fn attempt(&self, remote: SocketAddr, port: Option<u16>) -> io::Result<TcpStream> {
+        let socket = Socket::new(Domain::for_address(remote), Type::STREAM.nonblocking().cloexec(), None)?;
+        self.options.apply(&SockRef::from(&socket))?;
+        if let Some(port) = port {
+            socket.bind(&any_address(remote, port).into())?;
+        }
+        let connecting = tokio::net::TcpSocket::from_std_stream(socket.into());
+        connecting.connect(remote).await?.into_std()
+    }
+}
+
+impl TransportKind for TcpKind {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn with_options(&self, options: &RawOptions) -> Result<Arc<dyn TransportKind>, OptionError> {
+        Ok(Arc::new(Self { options: TcpOptions::parse(options)?, pool: self.pool.clone() }))
+    }
+
+    fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
+        Box::pin(async move {
+            let limit = self.options.connect_timeout;
+            let connected = tokio::time::timeout(limit, self.connect_socket(remote)).await;
+            let socket = connected.unwrap_or_else(|_| Err(io::Error::other(format!("no answer in {limit:?}"))));
+            let transport =
+                socket.and_then(|socket| TcpTransport::new(socket, self.options.message_max, self.pool.clone()));
+            match transport {
+                Ok(transport) => Ok(Arc::new(transport) as Arc<dyn Transport>),
+                Err(error) => Err(TransportError::Connect(format!("tcp {remote}: {error}"))),
+            }
+        })
+    }
+
+    fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {
+        let socket = Socket::new(Domain::for_address(local), Type::STREAM.nonblocking().cloexec(), None)?;
+        // A server that is started again takes its port at once.
+        socket.set_reuse_address(true)?;
+        if local.is_ipv6() {
+            socket.set_only_v6(false)?;
+        }
+        self.options.apply(&SockRef::from(&socket))?;
+        socket.bind(&local.into())?;
+        socket.listen(BACKLOG)?;
+        let socket: std::net::TcpListener = socket.into();
+        let local_addr = socket.local_addr()?;
+        Ok(Box::new(TcpListener { local_addr, kind: self.clone(), socket: Some(socket), listening: None }))
+    }
+}
+
+struct TcpListener {
+    local_addr: SocketAddr,
+    kind: TcpKind,
+    /// Before the first `accept`, which decides the runtime.
+    socket: Option<std::net::TcpListener>,
+    listening: Option<tokio::net::TcpListener>,
+}
+
+impl Listener for TcpListener {
+    fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<Incoming>> {
+        Box::pin(async move {
+            if let Some(socket) = self.socket.take() {
+                self.listening = Some(tokio::net::TcpListener::from_std(socket)?);
+            }
+            let listening = self.listening.as_ref().expect("set by the first accept");
+            loop {
+                match listening.accept().await {
+                    Ok((socket, _)) => {
+                        if let Ok(socket) = socket.into_std() {
+                            return Ok(self.kind.incoming(socket));
+                        }
+                    }
+                    Err(error) if is_fatal(&error) => return Err(error),
+                    // The peer has gone already, or descriptors are short for a while.
+                    Err(error) => {
+                        tracing::warn!(%error, "accepting a TCP connection");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                }
+            }
+        })
+    }
+}
+
+impl TcpKind {
+    fn incoming(&self, socket: TcpStream) -> Incoming {
+        let kind = self.clone();
+        Box::new(move || {
+            Box::pin(async move {
+                let applied = kind.options.apply(&SockRef::from(&socket));
+                let transport = applied.and_then(|()| TcpTransport::new(socket, kind.options.message_max, kind.pool));
+                match transport {
+                    Ok(transport) => Ok(Arc::new(transport) as Arc<dyn Transport>),
+                    Err(error) => Err(TransportError::Lost(error.to_string())),
+                }
+            })
+        })
+    }
+}
+
+fn is_fatal(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    let errno = Errno::from_io_error(error);
+    matches!(errno, Some(Errno::BADF | Errno::INVAL | Errno::NOTSOCK | Errno::OPNOTSUPP | Errno::FAULT))
+}
+
+pub(crate) fn any_address(like: SocketAddr, port: u16) -> SocketAddr {
+    match like {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, port).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, port).into(),
+    }
+}
+
+fn congestion_available(name: &str) -> Result<(), String> {
+    let path = "/proc/sys/net/ipv4/tcp_available_congestion_control";
+    let Ok(available) = std::fs::read_to_string(path) else { return Ok(()) };
+    let mut available: Vec<_> = available.split_whitespace().collect();
+    if available.contains(&name) {
+        return Ok(());
+    }
+    // A module that is not loaded yet can still be had; whether it can, only the system knows.
+    let probe = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|error| error.to_string())?;
+    available.sort_unstable();
+    probe
+        .set_tcp_congestion(name.as_bytes())
+        .map_err(|error| format!("'{name}': {error}; this system has {}", available.join(", ")))
+}
+
+const NAME: &str = "tcp";
+const BACKLOG: i32 = 1024;
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+const BUFFER_MIN: usize = 4 << 10;
+const BUFFER_MAX: usize = 1 << 30;
+const MESSAGE_MAX: usize = (1 << 31) - 1;
+/// Below 665 live other services.
+pub(crate) const RESERVED_MIN: u16 = 665;
+pub(crate) const RESERVED_MAX: u16 = 1023;

@@ -1,0 +1,236 @@
+//! Client and server together, over the loopback interface.
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use buf::Buffer;
+use bytes::Bytes;
+use common::{Counter, Host, add, echo};
+use rpc::{
+    AcceptStat, AuthStat, CallOptions, Client, ClientError, ClientOptions, OpaqueAuth, RejectStat, ReplyPlan,
+    TransportError,
+};
+
+#[tokio::test]
+async fn many_calls_at_a_time_get_their_own_answers() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let calls = (0..2000u64).map(|i| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            let len = [0, 1, 100, 3000, 20_000, 300_000][i as usize % 6];
+            let data = Bytes::from(vec![i as u8; len]);
+            let answer = echo(&client, data.clone(), None).await.unwrap();
+            assert!(answer.results.0.to_bytes().unwrap() == data);
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        call.await.unwrap();
+    }
+    let stats = host.server.stats();
+    let echoed = stats.iter().find(|stats| stats.name == "ECHO").unwrap();
+    assert_eq!((echoed.calls, echoed.errors), (2000, 0));
+    assert!(echoed.quantile(0.5) <= echoed.quantile(0.99) && !echoed.total.is_zero());
+}
+
+#[tokio::test]
+async fn a_large_payload_comes_back_in_the_callers_own_buffer() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let mut sink = Buffer::zeroed(1 << 20);
+    for round in 0..20u8 {
+        let data = Bytes::from(vec![round; 1 << 20]);
+        let answer = echo(&client, data.clone(), Some(sink)).await.unwrap();
+        let shared = answer.sink.unwrap();
+        let results = answer.results.0.to_bytes().unwrap();
+        assert!(results == data && shared.holds(&results), "placed, not copied");
+        drop((results, answer.results));
+        sink = shared.into_buffer().unwrap();
+        assert!(sink[..] == data[..]);
+    }
+}
+
+#[tokio::test]
+async fn every_way_to_be_refused_reaches_the_caller() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let call = |client: Client, procedure| async move {
+        client.call::<()>(procedure, &(), ReplyPlan::default(), CallOptions::default()).await.map(drop).unwrap_err()
+    };
+    let stat = |failed: rpc::CallFailed| match failed.error {
+        ClientError::NotExecuted(stat) => stat,
+        other => panic!("{other}"),
+    };
+    let unknown = call(client.with_program(77, 1), 0).await;
+    assert_eq!(stat(unknown), AcceptStat::ProgUnavail);
+    let mismatch = call(client.with_program(Counter::PROGRAM, 9), 0).await;
+    assert_eq!(stat(mismatch), AcceptStat::ProgMismatch { low: 1, high: 2 });
+    assert_eq!(stat(call(client.clone(), 200).await), AcceptStat::ProcUnavail);
+    assert_eq!(stat(call(client.clone(), 99_999).await), AcceptStat::ProcUnavail);
+    assert_eq!(stat(call(client.clone(), common::ADD).await), AcceptStat::GarbageArgs);
+    assert_eq!(stat(call(client.clone(), common::PANIC).await), AcceptStat::SystemErr);
+    assert_eq!(stat(call(client.clone(), common::PANIC_LATER).await), AcceptStat::SystemErr);
+    client.call::<()>(0, &(), ReplyPlan::default(), CallOptions::default()).await.unwrap();
+    assert_eq!(add(&client, 1).await.unwrap(), 1, "the connection has survived all of it");
+    let panics: u64 = host.server.stats().iter().filter(|s| s.name.starts_with("PANIC")).map(|s| s.errors).sum();
+    assert_eq!(panics, 2);
+}
+
+#[tokio::test]
+async fn an_unknown_flavour_is_denied() {
+    let host = Host::start(&[]);
+    let transport = host.kind.connect(host.address).await.unwrap();
+    let driver = transport.clone();
+    tokio::spawn(async move { std::future::poll_fn(|cx| driver.poll_recv(cx)).await.map(drop) });
+    let header = rpc::CallHeader {
+        xid: rpc::Xid(1),
+        program: Counter::PROGRAM,
+        version: 1,
+        procedure: 0,
+        credential: OpaqueAuth { flavor: 6, body: Bytes::from_static(&[1; 20]) },
+        verifier: OpaqueAuth::NONE,
+    };
+    let reply = transport.call(xdr::Message::encode(&header), ReplyPlan::default()).await.unwrap();
+    let reply: rpc::ReplyHeader = reply.message.decode().unwrap();
+    assert_eq!(reply.body, rpc::ReplyBody::Denied(RejectStat::AuthError(AuthStat::RejectedCred)));
+}
+
+#[tokio::test]
+async fn a_slow_call_does_not_hold_up_others_and_has_its_deadline() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let slow = tokio::spawn({
+        let client = client.clone();
+        async move {
+            let options = CallOptions { deadline: Some(Duration::from_millis(300)) };
+            client.call::<()>(common::NEVER, &(), ReplyPlan::default(), options).await.map(drop)
+        }
+    });
+    for n in 1..=100 {
+        assert_eq!(add(&client, 1).await.unwrap(), n);
+    }
+    let failed = slow.await.unwrap().unwrap_err();
+    let text = failed.error.to_string();
+    let procedure = format!("program {}, version 1, procedure {}", Counter::PROGRAM, common::NEVER);
+    assert!(text.contains(&host.address.to_string()) && text.contains("tcp") && text.contains(&procedure), "{text}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_an_error_at_once_or_at_the_deadline() {
+    let host = Host::start(&[]);
+    let (kind, address) = (host.kind.clone(), host.address);
+    drop(host);
+    let refused = Client::connect(kind.clone(), address, ClientOptions::new(1, 1)).await.map(drop).unwrap_err();
+    assert!(matches!(refused, ClientError::Transport(TransportError::Connect(_))), "{refused}");
+    let client = Client::new(kind, address, ClientOptions::new(1, 1));
+    let plan = ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9)), ..ReplyPlan::default() };
+    let options = CallOptions { deadline: Some(Duration::from_millis(400)) };
+    let failed = client.call::<()>(0, &(), plan, options).await.map(drop).unwrap_err();
+    assert_eq!(failed.sink.unwrap().len(), 9);
+    let text = failed.error.to_string();
+    assert!(text.contains("cannot connect") && text.contains("400ms"), "{text}");
+}
+
+#[tokio::test]
+async fn calls_beyond_the_bound_of_a_connection_wait_for_their_turn() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let blocked: Vec<_> = (0..common::CALLS_MAX)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                client.call::<()>(common::GATE, &(), ReplyPlan::default(), CallOptions::default()).await.map(drop)
+            })
+        })
+        .collect();
+    host.counter.wait_for_gate(common::CALLS_MAX).await;
+    let beyond = tokio::spawn({
+        let client = client.clone();
+        async move { add(&client, 1).await }
+    });
+    assert_eq!(add(&host.client().await, 1).await.unwrap(), 1, "another connection is not affected");
+    assert!(!beyond.is_finished());
+    host.counter.open_gate();
+    assert_eq!(beyond.await.unwrap().unwrap(), 2);
+    for call in blocked {
+        call.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_full_connection_still_calls_back_and_hears_the_answer() {
+    let back = Arc::new(Counter::default());
+    let host = Host::start(&[]);
+    let options =
+        ClientOptions { callbacks: Some(rpc::Server::builder().shared(back.clone()).build()), ..host.options() };
+    let client = Client::connect(host.kind.clone(), host.address, options).await.unwrap();
+    // The last call that is taken waits for an answer that comes behind calls that are not.
+    let calls = (1..=3 * common::CALLS_MAX).map(|call| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            let procedure = if call == common::CALLS_MAX { common::CALL_BACK } else { common::GATE };
+            match procedure {
+                common::GATE => {
+                    client.call::<()>(procedure, &(), ReplyPlan::default(), CallOptions::default()).await.map(drop)
+                }
+                _ => client.call::<u64>(procedure, &1u64, ReplyPlan::default(), CallOptions::default()).await.map(drop),
+            }
+        })
+    });
+    let mut calls: Vec<_> = calls.collect();
+    calls.remove(common::CALLS_MAX - 1).await.unwrap().unwrap();
+    assert_eq!(back.value(), 1);
+    host.counter.open_gate();
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn draining_answers_what_has_been_called_and_takes_no_more() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.call::<()>(common::GATE, &(), ReplyPlan::default(), CallOptions::default()).await.map(drop) }
+    });
+    host.counter.wait_for_gate(1).await;
+    let Host { workers, counter, kind, address, .. } = host;
+    let drained = tokio::spawn(workers.drain(Duration::from_secs(60)));
+    // The listener goes first.
+    while kind.connect(address).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!drained.is_finished());
+    counter.open_gate();
+    waiting.await.unwrap().unwrap();
+    assert!(drained.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_dropped_call_disturbs_nobody() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    for round in 0..50u64 {
+        let data = Bytes::from(vec![1; 200_000]);
+        let abandoned =
+            tokio::time::timeout(Duration::from_micros(round * 20), echo(&client, data, Some(Buffer::zeroed(200_000))));
+        drop(abandoned.await);
+        let data = Bytes::from(vec![round as u8; 70_000]);
+        let answer = echo(&client, data.clone(), Some(Buffer::zeroed(70_000))).await.unwrap();
+        assert!(answer.results.0.to_bytes().unwrap() == data);
+    }
+}
+
+#[tokio::test]
+async fn the_server_can_call_back_on_the_same_connection() {
+    let back = Arc::new(Counter::default());
+    let callbacks = rpc::Server::builder().shared(back.clone()).build();
+    let host = Host::start(&[]);
+    let options = ClientOptions { callbacks: Some(callbacks), ..host.options() };
+    let client = Client::connect(host.kind.clone(), host.address, options).await.unwrap();
+    let answer = client.call::<u64>(common::CALL_BACK, &5u64, ReplyPlan::default(), CallOptions::default()).await;
+    assert_eq!(answer.unwrap().results, 5);
+    assert_eq!(back.value(), 5);
+}

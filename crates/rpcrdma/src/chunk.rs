@@ -1,0 +1,335 @@
+//! Chunk lists: what a requester offers of its memory, checked once when they are decoded.
+//!
+//! Read RFC 8166 §3.4 and §4.3. The wire forms (§4.3, XDR in §5):
+//!
+//! | list | form |
+//! |---|---|
+//! | segment | handle, length, offset (64 bits) |
+//! | read list | per segment: 1, position, segment; then 0 |
+//! | write list | per chunk: 1, count, segments; then 0 |
+//! | reply chunk | 0, or 1, count, segments |
+//!
+//! What holds for a decoded list: there are at most [`SEGMENTS_MAX`] segments in a header and
+//! [`CHUNKS_MAX`] chunks in a list; read chunks have distinct positions, ascending, multiples of four; every
+//! segment ends inside the 64-bit address space; every chunk is shorter than 4 GiB.
+//!
+//! Segments of no bytes are kept, because a responder returns what it was given, and skipped when data moves.
+//! Segments may overlap in the requester's memory: only the requester's own data suffers, and its adapter
+//! checks every access.
+
+use rdma::{RemoteSegment, Stag};
+use smallvec::SmallVec;
+use xdr::{Decode, DecodeError, DecodeErrorKind, Decoder, Encode, Encoder};
+
+/// A contiguous piece of registered memory (RFC 8166 §3.4.3, `xdr_rdma_segment`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Names the memory.
+    pub handle: Stag,
+    /// Bytes.
+    pub length: u32,
+    /// Tagged offset of the first byte.
+    pub offset: u64,
+}
+
+/// Segments that together hold one item of data, or receive one (RFC 8166 §3.4.3).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Chunk {
+    segments: SmallVec<[Segment; 1]>,
+}
+
+/// A chunk that the responder reads, and where its data belongs (RFC 8166 §3.4.5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadChunk {
+    /// Offset in the unreduced XDR stream; zero: the chunk *is* the stream.
+    pub position: u32,
+    /// The memory.
+    pub chunk: Chunk,
+}
+
+/// The read chunks of a call, by ascending position.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadList {
+    chunks: SmallVec<[ReadChunk; 1]>,
+}
+
+/// The write chunks of a call, or, with the lengths used, of its reply (RFC 8166 §3.4.6).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WriteList {
+    chunks: SmallVec<[Chunk; 1]>,
+}
+
+/// The three lists of an RDMA_MSG or RDMA_NOMSG header.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lists {
+    /// Read chunks.
+    pub reads: ReadList,
+    /// Write chunks.
+    pub writes: WriteList,
+    /// The reply chunk.
+    pub reply: Option<Chunk>,
+}
+
+impl Segment {
+    /// The part of the peer's memory that starts `skip` bytes into the segment.
+    ///
+    /// # Panics
+    /// If that is beyond the segment.
+    pub fn remote(&self, skip: u32) -> RemoteSegment {
+        assert!(skip <= self.length);
+        RemoteSegment { stag: self.handle, offset: self.offset + u64::from(skip) }
+    }
+}
+
+impl Chunk {
+    /// A chunk of these segments.
+    ///
+    /// # Panics
+    /// If they are more than [`SEGMENTS_MAX`], or hold 4 GiB or more.
+    pub fn new(segments: impl IntoIterator<Item = Segment>) -> Self {
+        let chunk = Self { segments: segments.into_iter().collect() };
+        assert!(chunk.segments.len() <= SEGMENTS_MAX && chunk.total() <= u64::from(u32::MAX));
+        chunk
+    }
+
+    /// Its segments, in order.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Bytes that it holds.
+    pub fn len(&self) -> usize {
+        self.total() as usize
+    }
+
+    /// Whether it holds no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The same chunk with the lengths that say `used` bytes of it were written, from its start
+    /// (RFC 8166 §3.4.6: a chunk that was not used is returned with lengths of zero).
+    ///
+    /// # Panics
+    /// If it is shorter.
+    pub fn used(&self, used: usize) -> Chunk {
+        assert!(used <= self.len(), "{used} bytes used of a chunk of {}", self.len());
+        let mut left = used as u32;
+        let segments = self.segments.iter().map(|segment| {
+            let length = segment.length.min(left);
+            left -= length;
+            Segment { length, ..*segment }
+        });
+        Chunk { segments: segments.collect() }
+    }
+
+    /// How many bytes of this chunk `returned` says were written; `None` unless it is this chunk with shorter
+    /// lengths, each segment full before the next is begun.
+    pub fn used_in(&self, returned: &Chunk) -> Option<usize> {
+        let used = returned.len();
+        (used <= self.len() && *returned == self.used(used)).then_some(used)
+    }
+
+    /// The segments that hold bytes, each with its offset in the chunk.
+    pub fn parts(&self) -> impl Iterator<Item = (usize, Segment)> + '_ {
+        let mut at = 0;
+        let placed = self.segments.iter().map(move |segment| {
+            let start = at;
+            at += segment.length as usize;
+            (start, *segment)
+        });
+        placed.filter(|(_, segment)| segment.length > 0)
+    }
+
+    fn total(&self) -> u64 {
+        self.segments.iter().map(|segment| u64::from(segment.length)).sum()
+    }
+}
+
+impl ReadList {
+    /// Adds one segment at the end of the chunk at `position`.
+    ///
+    /// # Errors
+    /// The list would break what holds for every list.
+    pub fn push(&mut self, position: u32, segment: Segment) -> Result<(), DecodeErrorKind> {
+        if !position.is_multiple_of(4) {
+            // RFC 8166 §3.4.4: a chunk holds a whole item, and XDR items start at multiples of four.
+            return Err(DecodeErrorKind::MisplacedPayload);
+        }
+        // RFC 8166 §3.4.5: segments of one position are one chunk, in the order of the list.
+        match self.chunks.binary_search_by_key(&position, |chunk| chunk.position) {
+            Ok(index) => self.chunks[index].chunk.push(segment),
+            Err(_) if self.chunks.len() == CHUNKS_MAX => Err(too_many(self.chunks.len() + 1, CHUNKS_MAX)),
+            Err(index) => {
+                self.chunks.insert(index, ReadChunk { position, chunk: Chunk::new([segment]) });
+                Ok(())
+            }
+        }
+    }
+
+    /// The chunks, by ascending position.
+    pub fn chunks(&self) -> &[ReadChunk] {
+        &self.chunks
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// The position-zero chunk, which holds the (reduced) stream itself (RFC 8166 §3.5.3), and the others.
+    pub fn split_stream(&self) -> (Option<&Chunk>, &[ReadChunk]) {
+        match self.chunks.split_first() {
+            Some((first, rest)) if first.position == 0 => (Some(&first.chunk), rest),
+            _ => (None, &self.chunks),
+        }
+    }
+
+    /// Bytes that the chunks hold.
+    pub fn total(&self) -> usize {
+        self.chunks.iter().map(|read| read.chunk.len()).sum()
+    }
+}
+
+impl WriteList {
+    /// A list of these chunks.
+    pub fn new(chunks: impl IntoIterator<Item = Chunk>) -> Self {
+        Self { chunks: chunks.into_iter().collect() }
+    }
+
+    /// The chunks, in order.
+    pub fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+}
+
+impl Lists {
+    /// Bytes of the wire form.
+    pub fn wire_len(&self) -> usize {
+        let chunk = |chunk: &Chunk| 8 + 16 * chunk.segments.len();
+        let reads: usize = self.reads.chunks.iter().map(|read| 24 * read.chunk.segments.len()).sum();
+        let writes: usize = self.writes.chunks.iter().map(chunk).sum();
+        reads + 4 + writes + 4 + self.reply.as_ref().map_or(4, chunk)
+    }
+
+    /// A handle of this call that a responder may invalidate: that of the memory it wrote, where it can choose.
+    pub fn handle(&self) -> Option<Stag> {
+        let writes = self.writes.chunks.iter().chain(&self.reply);
+        let mut chunks = writes.chain(self.reads.chunks.iter().map(|read| &read.chunk));
+        chunks.find_map(|chunk| chunk.segments.first().map(|segment| segment.handle))
+    }
+
+    /// Whether nothing is offered.
+    pub fn is_empty(&self) -> bool {
+        self.reads.is_empty() && self.writes.is_empty() && self.reply.is_none()
+    }
+
+    fn segments(&self) -> usize {
+        let chunks = self.reads.chunks.iter().map(|read| &read.chunk).chain(&self.writes.chunks).chain(&self.reply);
+        chunks.map(|chunk| chunk.segments.len()).sum()
+    }
+}
+
+impl Chunk {
+    fn push(&mut self, segment: Segment) -> Result<(), DecodeErrorKind> {
+        if self.segments.len() == SEGMENTS_MAX {
+            return Err(too_many(SEGMENTS_MAX + 1, SEGMENTS_MAX));
+        }
+        if self.total() + u64::from(segment.length) > u64::from(u32::MAX) {
+            return Err(DecodeErrorKind::TooLong { len: u32::MAX, max: u32::MAX });
+        }
+        self.segments.push(segment);
+        Ok(())
+    }
+}
+
+impl Encode for Segment {
+    fn encode(&self, encoder: &mut Encoder) {
+        encoder.u32(self.handle.0);
+        encoder.u32(self.length);
+        encoder.u64(self.offset);
+    }
+}
+
+impl Decode for Segment {
+    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+        let error = decoder.error(DecodeErrorKind::TooLong { len: u32::MAX, max: u32::MAX });
+        let segment = Segment { handle: Stag(decoder.u32()?), length: decoder.u32()?, offset: decoder.u64()? };
+        segment.offset.checked_add(u64::from(segment.length)).ok_or(error)?;
+        Ok(segment)
+    }
+}
+
+impl Encode for Chunk {
+    fn encode(&self, encoder: &mut Encoder) {
+        encoder.length(self.segments.len());
+        self.segments.iter().for_each(|segment| segment.encode(encoder));
+    }
+}
+
+impl Decode for Chunk {
+    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+        let count = decoder.length(SEGMENTS_MAX)?;
+        let mut chunk = Chunk::default();
+        for _ in 0..count {
+            let segment = Segment::decode(decoder)?;
+            chunk.push(segment).map_err(|kind| decoder.error(kind))?;
+        }
+        Ok(chunk)
+    }
+}
+
+impl Encode for Lists {
+    fn encode(&self, encoder: &mut Encoder) {
+        for read in &self.reads.chunks {
+            for segment in &read.chunk.segments {
+                encoder.u32(1);
+                encoder.u32(read.position);
+                segment.encode(encoder);
+            }
+        }
+        encoder.u32(0);
+        for chunk in &self.writes.chunks {
+            encoder.u32(1);
+            chunk.encode(encoder);
+        }
+        encoder.u32(0);
+        self.reply.encode(encoder);
+    }
+}
+
+impl Decode for Lists {
+    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+        let mut lists = Lists::default();
+        while bool::decode(decoder)? {
+            let position = decoder.u32()?;
+            let segment = Segment::decode(decoder)?;
+            lists.reads.push(position, segment).map_err(|kind| decoder.error(kind))?;
+        }
+        while bool::decode(decoder)? {
+            if lists.writes.chunks.len() == CHUNKS_MAX {
+                return Err(decoder.error(too_many(CHUNKS_MAX + 1, CHUNKS_MAX)));
+            }
+            lists.writes.chunks.push(Chunk::decode(decoder)?);
+        }
+        lists.reply = Option::<Chunk>::decode(decoder)?;
+        match lists.segments() {
+            count if count > SEGMENTS_MAX => Err(decoder.error(too_many(count, SEGMENTS_MAX))),
+            _ => Ok(lists),
+        }
+    }
+}
+
+fn too_many(len: usize, max: usize) -> DecodeErrorKind {
+    DecodeErrorKind::TooLong { len: len as u32, max: max as u32 }
+}
+
+/// Most segments in one header: a 1 MiB payload in pages of 4 KiB, and a few.
+pub const SEGMENTS_MAX: usize = 272;
+/// Most read chunks, and most write chunks, in one header.
+pub const CHUNKS_MAX: usize = 16;

@@ -1,0 +1,234 @@
+//! How a call travels: inline, with read chunks, or as a chunk itself; and what its reply is offered.
+//!
+//! Read RFC 8166 §3.5. Nothing here does I/O or registers anything: the outcome is a plan.
+
+use buf::{Piece, Pool, Rope};
+use bytes::Bytes;
+use rpc::TransportError;
+use smallvec::SmallVec;
+use xdr::{Encode, Encoder, Message, PlacedPayload};
+
+use crate::{
+    Role, Settings,
+    header::{Header, PLAIN_LEN},
+};
+
+/// How a call travels.
+#[derive(Debug)]
+pub(crate) struct CallFit {
+    /// What follows the header, for RDMA_MSG.
+    pub inline: Option<Inline>,
+    /// What the responder is to read: XDR position and contiguous pieces, by ascending position. One at zero is the
+    /// stream, for RDMA_NOMSG.
+    pub reads: SmallVec<[(u32, SmallVec<[Bytes; 1]>); 1]>,
+}
+
+/// What a reply is offered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ReplyOffer {
+    /// Bytes of a write chunk for the payload; zero for none.
+    pub write: usize,
+    /// Bytes of a reply chunk; zero for none.
+    pub reply: usize,
+}
+
+impl ReplyOffer {
+    /// What a reply of these sizes needs.
+    pub(crate) fn new(inline_max: usize, payload_max: usize, settings: &Settings) -> Self {
+        let recv_max = settings.recv_max;
+        let padded = payload_max.next_multiple_of(4);
+        // RFC 8167 §5.1: the accepting side exposes no memory.
+        if PLAIN_LEN + inline_max + padded <= recv_max || settings.role == Role::Accepting {
+            return Self::default();
+        }
+        // RFC 8166 §4.3.2: the reply's header returns the chunk.
+        let header = PLAIN_LEN + if payload_max > 0 { WRITE_CHUNK_LEN } else { 0 };
+        if header + inline_max <= recv_max {
+            return Self { write: payload_max, reply: 0 };
+        }
+        // A reply chunk is needed anyway; a small payload takes no further one.
+        match payload_max < settings.options.min_chunk {
+            true => Self { write: 0, reply: inline_max + padded },
+            false => Self { write: payload_max, reply: inline_max },
+        }
+    }
+
+    /// Bytes that it adds to the header of the call, one segment for each.
+    fn wire_len(self) -> usize {
+        let write = if self.write > 0 { WRITE_CHUNK_LEN } else { 0 };
+        write + if self.reply > 0 { REPLY_CHUNK_LEN } else { 0 }
+    }
+}
+
+/// Decides how `message` travels when its reply is offered `offer`. File pieces must have been read.
+///
+/// # Errors
+/// It cannot.
+pub(crate) fn fit_call(
+    message: Message,
+    offer: ReplyOffer,
+    settings: &Settings,
+    pool: &Pool,
+) -> Result<CallFit, TransportError> {
+    let len = message.len();
+    let header = PLAIN_LEN + offer.wire_len();
+    let min_chunk = settings.options.min_chunk;
+    let fits = header + len <= settings.send_max;
+    // RFC 8167 §5.1: a callback has no chunks, for the accepting side exposes no memory.
+    let chunks = settings.role == Role::Connecting;
+    if fits && (!chunks || message.payloads.iter().all(|payload| payload.data.len() < min_chunk)) {
+        return Ok(CallFit { inline: Some(Inline::new(message, |_| true)), reads: SmallVec::new() });
+    }
+    let max = if chunks { settings.options.message_max } else { settings.send_max - header };
+    if !chunks || len > max || message.payloads.len() > PAYLOADS_MAX {
+        return Err(TransportError::TooLong { len, max });
+    }
+    let mut fit = CallFit { inline: None, reads: SmallVec::new() };
+    let all = reads_of(&message.payloads, pool);
+    let segments: usize = all.iter().map(|(_, pieces)| pieces.len()).sum();
+    if header + READ_SEGMENT_LEN * segments + message.stream.len() <= settings.send_max {
+        fit.reads = all;
+        fit.inline = Some(message.stream.into());
+        return Ok(fit);
+    }
+    // A long call (RFC 8166 §3.5.3): the stream is a chunk, too. Small payloads go back into it.
+    let is_small = |payload: &PlacedPayload| payload.data.len() < min_chunk;
+    let large: SmallVec<[_; 1]> = message.payloads.iter().filter(|&payload| !is_small(payload)).cloned().collect();
+    let small: SmallVec<[bool; 4]> = message.payloads.iter().map(is_small).collect();
+    let stream = Inline::new(message, |index| small[index]).into_rope();
+    fit.reads.push((0, contiguous(&stream, pool)));
+    fit.reads.extend(reads_of(&large, pool));
+    let segments: usize = fit.reads.iter().map(|(_, pieces)| pieces.len()).sum();
+    match header + READ_SEGMENT_LEN * segments {
+        header if header <= settings.send_max => Ok(fit),
+        header => Err(TransportError::TooLong { len: header, max: settings.send_max }),
+    }
+}
+
+/// A stream and those of its payloads that travel in it.
+#[derive(Debug)]
+pub(crate) struct Inline {
+    stream: Bytes,
+    /// Where in the (reduced) stream each payload goes, by position.
+    payloads: SmallVec<[(usize, Rope); 1]>,
+    len: usize,
+}
+
+impl Inline {
+    /// Nothing.
+    pub(crate) fn none() -> Self {
+        Bytes::new().into()
+    }
+
+    /// `message` with those payloads in it that `inline` says, by index; the others travel apart.
+    ///
+    /// # Panics
+    /// If a payload has no position.
+    pub(crate) fn new(message: Message, mut inline: impl FnMut(usize) -> bool) -> Self {
+        let mut out = Self::from(message.stream);
+        let mut reduced = 0;
+        for (index, payload) in message.payloads.into_iter().enumerate() {
+            let position = payload.position.expect("a payload to be sent has a position") as usize;
+            let padded = payload.data.len().next_multiple_of(4);
+            if inline(index) {
+                out.len += padded;
+                out.payloads.push((position - reduced, payload.data));
+            }
+            // RFC 8166 §3.4.4: positions count all payloads, wherever they travel.
+            reduced += padded;
+        }
+        out
+    }
+
+    /// Bytes, with padding.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The same as a rope; no byte is copied.
+    pub(crate) fn into_rope(self) -> Rope {
+        let (mut rope, mut at) = (Rope::new(), 0);
+        for (end, data) in self.payloads {
+            let padding = data.len().next_multiple_of(4) - data.len();
+            rope.push(Piece::Memory(self.stream.slice(at..end)));
+            rope.append(data);
+            rope.push(Piece::Memory(Bytes::from_static(&[0; 3]).slice(..padding)));
+            at = end;
+        }
+        rope.push(Piece::Memory(self.stream.slice(at..)));
+        rope
+    }
+
+    /// The same behind `header`, as it is sent. A short one is copied, so that it is one piece.
+    pub(crate) fn behind(self, header: &Header) -> Rope {
+        let header_len = header.wire_len();
+        let in_memory = || {
+            let pieces = self.payloads.iter().flat_map(|(_, data)| data.pieces());
+            pieces.into_iter().all(|piece| matches!(piece, Piece::Memory(_)))
+        };
+        // A stream that is not of whole items would not be XDR, but is not ours to judge.
+        if self.len > COPY_MAX || !self.stream.len().is_multiple_of(4) || !in_memory() {
+            let mut rope = Rope::from(encode_header(header));
+            rope.append(self.into_rope());
+            return rope;
+        }
+        let mut encoder = Encoder::with_capacity(header_len + self.len);
+        header.encode(&mut encoder);
+        let mut at = 0;
+        for (end, data) in self.payloads {
+            encoder.raw(&self.stream[at..end]);
+            encoder.fixed_opaque(&data.to_bytes().expect("in memory"));
+            at = end;
+        }
+        encoder.raw(&self.stream[at..]);
+        encoder.finish().stream.into()
+    }
+}
+
+/// A stream without payloads.
+impl From<Bytes> for Inline {
+    fn from(stream: Bytes) -> Self {
+        Self { len: stream.len(), stream, payloads: SmallVec::new() }
+    }
+}
+
+/// The bytes of a header that stands alone.
+pub(crate) fn encode_header(header: &Header) -> Bytes {
+    let mut encoder = Encoder::with_capacity(header.wire_len());
+    header.encode(&mut encoder);
+    encoder.finish().stream
+}
+
+fn reads_of(payloads: &[PlacedPayload], pool: &Pool) -> SmallVec<[(u32, SmallVec<[Bytes; 1]>); 1]> {
+    let position = |payload: &PlacedPayload| payload.position.expect("a payload to be sent has a position");
+    payloads.iter().map(|payload| (position(payload), contiguous(&payload.data, pool))).collect()
+}
+
+/// The pieces of `rope` as memory; copied together if they are many, for each takes a registration.
+fn contiguous(rope: &Rope, pool: &Pool) -> SmallVec<[Bytes; 1]> {
+    let memory = |piece: &Piece| match piece {
+        Piece::Memory(bytes) => Some(bytes.clone()),
+        Piece::File(_) => None,
+    };
+    if rope.pieces().len() <= PIECES_MAX
+        && let Some(pieces) = rope.pieces().iter().map(memory).collect()
+    {
+        return pieces;
+    }
+    let mut copy = pool.take(rope.len());
+    rope.copy_to(&mut copy).expect("file pieces have been read before");
+    SmallVec::from_iter([copy.freeze()])
+}
+
+/// A read segment in a header.
+const READ_SEGMENT_LEN: usize = 24;
+/// A write chunk of one segment: 1, count, segment.
+const WRITE_CHUNK_LEN: usize = 24;
+/// A reply chunk of one segment, less the zero that stands for none.
+const REPLY_CHUNK_LEN: usize = 20;
+/// Pieces of one payload that are registered each for itself.
+const PIECES_MAX: usize = 8;
+/// Payloads in one call.
+const PAYLOADS_MAX: usize = crate::chunk::CHUNKS_MAX - 1;
+/// Copying this much costs less than more pieces in every layer below.
+const COPY_MAX: usize = 1024;

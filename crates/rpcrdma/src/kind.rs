@@ -1,0 +1,125 @@
+//! [`RdmaKind`]: RPC-over-RDMA as a kind of transport, on any provider.
+//!
+//! Read RFC 8797 §4 for what is told while a connection is made. On error a connection is not made; a peer that
+//! takes too long over it is dropped.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use buf::Pool;
+use rdma::{ConnectRequest, Connected, Provider, QpOptions};
+use rpc::{BoxFuture, Incoming, Listener, OptionError, RawOptions, Transport, TransportError, TransportKind};
+
+use crate::{Connection, Options, RdmaTransport, Role, Settings, private_data::PrivateData};
+
+/// Connects and listens over one provider.
+///
+/// ```
+/// use std::sync::Arc;
+/// use rpc::{RawOptions, Switch, TransportKind};
+/// use rpcrdma::{Options, RdmaKind};
+///
+/// let provider = Arc::new(rdma::sim::Sim::new(Default::default()));
+/// let mut switch = Switch::new();
+/// switch.register(Arc::new(RdmaKind::new(provider, Options::default())));
+/// let raw = RawOptions::from([("credits".to_owned(), "32".to_owned())]);
+/// assert!(switch.find("rdma").unwrap().with_options(&raw).is_ok());
+/// ```
+#[derive(Clone)]
+pub struct RdmaKind {
+    provider: Arc<dyn Provider>,
+    options: Options,
+    qp_options: QpOptions,
+    pool: Pool,
+}
+
+/// Waits for connections over one provider.
+pub struct RdmaListener {
+    kind: RdmaKind,
+    listener: Box<dyn rdma::Listener>,
+}
+
+impl RdmaKind {
+    /// RPC-over-RDMA on `provider`, with a pool of its own.
+    pub fn new(provider: Arc<dyn Provider>, options: Options) -> Self {
+        Self { provider, options, qp_options: QpOptions::default(), pool: Pool::default() }
+    }
+
+    /// The same with buffers from `pool`.
+    pub fn with_pool(self, pool: Pool) -> Self {
+        Self { pool, ..self }
+    }
+
+    fn private_data(&self) -> Vec<u8> {
+        // RFC 8797 §5: private data is optional; a fabric that carries none of this length gets along without.
+        let data = self.options.private_data().encode();
+        if self.provider.caps().private_data_max < data.len() { Vec::new() } else { data.to_vec() }
+    }
+
+    fn transport(&self, qp: Box<dyn rdma::QueuePair>, role: Role, peer: &[u8]) -> Arc<dyn Transport> {
+        let settings = Settings::negotiate(role, self.options.clone(), PrivateData::decode(peer));
+        tracing::debug!(peer = %qp.peer(), send_max = settings.send_max, recv_max = settings.recv_max, ?role, "connected");
+        Arc::new(RdmaTransport::new(qp, settings, self.pool.clone()))
+    }
+
+    async fn connect_to(&self, remote: SocketAddr) -> io::Result<Arc<dyn Transport>> {
+        let recvs = Connection::initial_receives(&self.options, &self.pool);
+        let private_data = self.private_data();
+        let Connected { qp, private_data: peer } =
+            self.provider.connect(remote, &self.qp_options, &private_data, recvs).await?;
+        Ok(self.transport(qp, Role::Connecting, &peer))
+    }
+
+    async fn accept(&self, mut request: Box<dyn ConnectRequest>) -> io::Result<Arc<dyn Transport>> {
+        let peer = request.private_data().await?;
+        let recvs = Connection::initial_receives(&self.options, &self.pool);
+        let qp = request.accept(&self.qp_options, &self.private_data(), recvs).await?;
+        Ok(self.transport(qp, Role::Accepting, &peer))
+    }
+}
+
+impl TransportKind for RdmaKind {
+    fn name(&self) -> &'static str {
+        crate::NAME
+    }
+
+    fn with_options(&self, options: &RawOptions) -> Result<Arc<dyn TransportKind>, OptionError> {
+        Ok(Arc::new(Self { options: self.options.with(options)?, ..self.clone() }))
+    }
+
+    fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
+        Box::pin(async move {
+            let connected = within(self.options.connect_timeout, self.connect_to(remote)).await;
+            connected.map_err(|error| TransportError::Connect(format!("{remote} over {}: {error}", crate::NAME)))
+        })
+    }
+
+    fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {
+        let listener = self.provider.listen(local)?;
+        Ok(Box::new(RdmaListener { kind: self.clone(), listener }))
+    }
+}
+
+impl Listener for RdmaListener {
+    fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<Incoming>> {
+        Box::pin(async {
+            let request = self.listener.accept().await?;
+            let kind = self.kind.clone();
+            let incoming: Incoming = Box::new(move || {
+                Box::pin(async move {
+                    let peer = request.peer();
+                    let accepted = within(kind.options.connect_timeout, kind.accept(request)).await;
+                    accepted.map_err(|error| TransportError::Connect(format!("accepting {peer}: {error}")))
+                })
+            });
+            Ok(incoming)
+        })
+    }
+}
+
+async fn within<T>(limit: Duration, set_up: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    tokio::time::timeout(limit, set_up).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}

@@ -1,0 +1,45 @@
+//! RPC-over-RDMA version 1.
+//!
+//! Read RFC 8166 first, then RFC 8797 (private data) and RFC 8167 (calls in both directions).
+//!
+//! A message's payloads do not travel in the stream. The *requester*, who makes a call, exposes memory:
+//! payloads of the call as read chunks, room for those of the reply as a write chunk, and room for a
+//! reply that is too long to be sent as a reply chunk. The *responder* moves the data with RDMA Read and RDMA
+//! Write, and exposes nothing.
+//!
+//! | file | |
+//! |---|---|
+//! | [`header`], [`chunk`], [`private_data`] | what is on the wire |
+//! | `credits` | flow control |
+//! | [`Connection`] | the protocol, without I/O: completions in, work and events out |
+//! | `requester`, `fit` | calls that we make, and how they travel |
+//! | `recv`, `rw`, `send` | calls that we receive; moving their data; replies |
+//! | [`RdmaTransport`], [`RdmaKind`] | drive a [`rdma::QueuePair`] for [`rpc`] |
+//!
+//! Whose the buffers are: memory that the peer can reach belongs to the queue pair until it is invalidated, so no
+//! caller can see it change. On error: what RFC 8166 §4.5 says for a header or chunks that make no sense;
+//! the connection ends when the peer cannot be trusted to have understood anything.
+
+mod connection;
+mod credits;
+mod fit;
+mod kind;
+mod options;
+mod recv;
+mod requester;
+mod rw;
+mod send;
+mod table;
+mod transport;
+
+pub mod chunk;
+pub mod header;
+pub mod private_data;
+
+pub use connection::{CallId, Connection, Event, Registry, Work};
+pub use kind::{RdmaKind, RdmaListener};
+pub use options::{Options, Role, Settings, receives};
+pub use transport::RdmaTransport;
+
+/// The transport's name in the switch.
+pub const NAME: &str = "rdma";

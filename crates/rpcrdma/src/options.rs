@@ -1,0 +1,190 @@
+//! [`Options`] as a user sets them, and [`Settings`] after the peer had its say.
+
+use std::time::Duration;
+
+use rpc::{OptionError, OptionReader, RawOptions};
+
+use crate::private_data::{INLINE_MAX, PrivateData};
+
+/// How a connection shall behave.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Longest Send that we make, in bytes, if the peer receives as much; a multiple of 1024.
+    pub inline_send: usize,
+    /// Bytes of each receive buffer; a multiple of 1024.
+    pub inline_recv: usize,
+    /// Calls that may be outstanding from connecting to accepting side: asked for there, granted here.
+    pub credits: u32,
+    /// Calls that may be outstanding the other way (RFC 8167); zero for none.
+    pub callback_credits: u32,
+    /// A call's payload of at least this many bytes travels as a read chunk even if it would fit inline.
+    pub min_chunk: usize,
+    /// Longest RPC message, in bytes.
+    pub message_max: usize,
+    /// Bytes of calls that are being read from the peer's memory at once; further calls wait.
+    pub pull_max: usize,
+    /// How long the peer may take for an RDMA Read, or for the reply to a call that its caller gave up.
+    pub peer_timeout: Duration,
+    /// How long setting up a connection may take.
+    pub connect_timeout: Duration,
+    /// Whether the peer may invalidate our memory with its reply (RFC 8797 flag R).
+    pub remote_invalidation: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            inline_send: 4096,
+            inline_recv: 4096,
+            credits: 128,
+            callback_credits: 8,
+            min_chunk: 4096,
+            message_max: (1 << 20) + (64 << 10),
+            pull_max: 32 << 20,
+            peer_timeout: Duration::from_secs(60),
+            connect_timeout: Duration::from_secs(10),
+            remote_invalidation: true,
+        }
+    }
+}
+
+impl Options {
+    /// These options with others in place of some: `inline_send`, `inline_recv`, `min_chunk`, `message_max` and
+    /// `pull_max` in bytes, `credits`, `callback_credits`, `peer_timeout`, `connect_timeout`, and
+    /// `remote_invalidation=on|off`.
+    ///
+    /// # Errors
+    /// An option is unknown or out of range.
+    pub fn with(&self, raw: &RawOptions) -> Result<Self, OptionError> {
+        let mut reader = OptionReader::new(crate::NAME, raw);
+        let mut options = self.clone();
+        for (name, size) in [("inline_send", &mut options.inline_send), ("inline_recv", &mut options.inline_recv)] {
+            if let Some(bytes) = reader.bytes(name, 1024..=INLINE_MAX)? {
+                if !bytes.is_multiple_of(1024) {
+                    // RFC 8797 §4.1: sizes are told in units of 1024 bytes.
+                    return Err(reader.error(name, format!("{bytes} is not a multiple of 1024")));
+                }
+                *size = bytes;
+            }
+        }
+        let credits = |value: u64| value as u32;
+        options.credits = reader.number("credits", 1..=CREDITS_MAX)?.map_or(self.credits, credits);
+        options.callback_credits =
+            reader.number("callback_credits", 0..=CREDITS_MAX)?.map_or(self.callback_credits, credits);
+        options.min_chunk = reader.bytes("min_chunk", 1..=1 << 30)?.unwrap_or(self.min_chunk);
+        options.message_max = reader.bytes("message_max", 4096..=1 << 30)?.unwrap_or(self.message_max);
+        options.pull_max = reader.bytes("pull_max", 1 << 20..=1 << 40)?.unwrap_or(self.pull_max);
+        options.peer_timeout = reader.duration("peer_timeout")?.unwrap_or(self.peer_timeout);
+        options.connect_timeout = reader.duration("connect_timeout")?.unwrap_or(self.connect_timeout);
+        options.remote_invalidation = reader.switch("remote_invalidation")?.unwrap_or(self.remote_invalidation);
+        reader.finish()?;
+        Ok(options)
+    }
+
+    /// What we tell the peer.
+    pub fn private_data(&self) -> PrivateData {
+        PrivateData {
+            remote_invalidation: self.remote_invalidation,
+            send_size: self.inline_send,
+            recv_size: self.inline_recv,
+        }
+    }
+}
+
+/// Which side of the connection this is. Only the connecting side exposes memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It connected: an RPC client, that may take callbacks.
+    Connecting,
+    /// It accepted: an RPC server, that may make callbacks.
+    Accepting,
+}
+
+/// What both sides have agreed.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Our side.
+    pub role: Role,
+    /// Our options.
+    pub options: Options,
+    /// Longest Send that the peer receives and we make.
+    pub send_max: usize,
+    /// Longest Send that the peer makes and we receive.
+    pub recv_max: usize,
+    /// Whether our replies may invalidate the caller's memory.
+    pub invalidate_peer: bool,
+}
+
+impl Settings {
+    /// What `options` and the private data that the peer sent amount to.
+    pub fn negotiate(role: Role, options: Options, peer: Option<PrivateData>) -> Self {
+        let peer = peer.unwrap_or_default();
+        Self {
+            role,
+            send_max: options.inline_send.min(peer.recv_size),
+            recv_max: options.inline_recv.min(peer.send_size),
+            // RFC 8797 §4.1.1: the flag is the requester's; a responder that can, may.
+            invalidate_peer: options.remote_invalidation && peer.remote_invalidation,
+            options,
+        }
+    }
+
+    /// Calls of the peer that may be in progress.
+    pub fn inbound_credits(&self) -> u32 {
+        inbound_credits(self.role, &self.options)
+    }
+
+    /// Calls of ours that may be outstanding, at most.
+    pub fn outbound_credits(&self) -> u32 {
+        match self.role {
+            Role::Connecting => self.options.credits,
+            Role::Accepting => self.options.callback_credits,
+        }
+    }
+}
+
+/// Receives to keep posted: one for each call of either direction (RFC 8167 §4.2), and a few for errors.
+pub fn receives(options: &Options) -> usize {
+    (options.credits + options.callback_credits) as usize + SPARE_RECEIVES
+}
+
+fn inbound_credits(role: Role, options: &Options) -> u32 {
+    match role {
+        Role::Connecting => options.callback_credits,
+        Role::Accepting => options.credits,
+    }
+}
+
+const CREDITS_MAX: u64 = 4096;
+const SPARE_RECEIVES: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(name: &str, value: &str) -> Result<Options, OptionError> {
+        Options::default().with(&RawOptions::from([(name.to_owned(), value.to_owned())]))
+    }
+
+    #[test]
+    fn options_are_read_and_unknown_or_impossible_ones_refused() {
+        assert_eq!(with("credits", "7").unwrap().credits, 7);
+        assert_eq!(with("inline_recv", "8k").unwrap().inline_recv, 8192);
+        assert_eq!(with("peer_timeout", "1500ms").unwrap().peer_timeout, Duration::from_millis(1500));
+        assert!(!with("remote_invalidation", "off").unwrap().remote_invalidation);
+        for (name, value) in [("credits", "0"), ("inline_send", "1000"), ("min_chunk", "x"), ("colour", "1")] {
+            let error = with(name, value).unwrap_err();
+            assert_eq!((error.transport, error.option.as_str()), ("rdma", name));
+        }
+    }
+
+    #[test]
+    fn thresholds_are_the_smaller_of_both_ends_and_1024_when_the_peer_is_silent() {
+        let options = Options { inline_send: 8192, inline_recv: 2048, ..Options::default() };
+        let silent = Settings::negotiate(Role::Connecting, options.clone(), None);
+        assert_eq!((silent.send_max, silent.recv_max, silent.invalidate_peer), (1024, 1024, false));
+        let peer = PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096 };
+        let agreed = Settings::negotiate(Role::Accepting, options, Some(peer));
+        assert_eq!((agreed.send_max, agreed.recv_max, agreed.invalidate_peer), (4096, 2048, true));
+    }
+}

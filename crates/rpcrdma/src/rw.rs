@@ -1,0 +1,114 @@
+//! Moving data of calls that we answer: RDMA Reads of their chunks, RDMA Writes to those of their replies.
+//!
+//! Read RFC 8166 §3.4.2 and §4.4.2. Each segment is one RDMA operation; the queue pair starts no more RDMA
+//! Reads at once than the peer takes. Bytes being read on one connection are bounded: further calls wait in order.
+//!
+//! On error the queue pair says that the connection is ending; nothing is retried.
+
+use std::time::Instant;
+
+use buf::{Buffer, Rope};
+use bytes::Bytes;
+use rdma::WorkRequest;
+
+use crate::{
+    Connection,
+    chunk::{Chunk, ReadList},
+    connection::{Deadline, Name},
+    recv::{Incoming, Stage},
+    table::Key,
+};
+
+/// The read chunks of one call on their way.
+#[derive(Debug)]
+pub(crate) struct Pull {
+    /// The stream, if it was inline.
+    inline: Option<Bytes>,
+    /// What has arrived, one for each segment that holds bytes, in order of position.
+    parts: Vec<Option<Buffer>>,
+    /// How many have not.
+    missing: usize,
+    /// Memory that it takes.
+    bytes: usize,
+}
+
+impl Pull {
+    pub(crate) fn new(inline: Option<Bytes>, reads: &ReadList) -> Self {
+        let segments = || reads.chunks().iter().flat_map(|read| read.chunk.parts());
+        let missing = segments().count();
+        let bytes = segments().map(|(_, segment)| (segment.length as usize).max(BUFFER_MIN)).sum();
+        Self { inline, parts: (0..missing).map(|_| None).collect(), missing, bytes }
+    }
+
+    /// The inline stream, and the parts in order.
+    pub(crate) fn into_parts(self) -> (Option<Bytes>, impl Iterator<Item = Bytes>) {
+        assert_eq!(self.missing, 0);
+        (self.inline, self.parts.into_iter().flatten().map(Buffer::freeze))
+    }
+}
+
+impl Connection {
+    /// Posts the RDMA Reads of the calls that wait, as far as the bound on bytes allows.
+    pub(crate) fn start_pulls(&mut self, now: Instant) {
+        while let Some(&key) = self.to_pull.front() {
+            let Some(Incoming { stage: Stage::Pull(pull), lists, .. }) = self.incoming.get(key) else {
+                unreachable!("a call that waits to be pulled stands")
+            };
+            if self.pulling_bytes > 0 && self.pulling_bytes + pull.bytes > self.settings.options.pull_max {
+                return;
+            }
+            self.to_pull.pop_front();
+            self.pulling_bytes += pull.bytes;
+            let segments = lists.reads.chunks().iter().flat_map(|read| read.chunk.parts());
+            for (part, (_, segment)) in segments.enumerate() {
+                let into = self.pool.take(segment.length as usize);
+                let request = WorkRequest::Read { id: Name::Read(key, part).into(), into, from: segment.remote(0) };
+                self.work.push_back(crate::Work::Post(request));
+            }
+            if pull.missing == 0 {
+                self.pulled(key); // all of its segments are empty
+            } else {
+                self.last_read = Some(now);
+                self.add_deadline(Deadline::Pull(key), now);
+            }
+        }
+    }
+
+    /// One RDMA Read is done.
+    pub(crate) fn handle_read(&mut self, key: Key, part: usize, buffer: Buffer, now: Instant) {
+        let Some(Incoming { stage: Stage::Pull(pull), .. }) = self.incoming.get_mut(key) else {
+            unreachable!("a call stands while it is being read")
+        };
+        let slot = pull.parts[part].replace(buffer);
+        assert!(slot.is_none(), "one completion for each RDMA Read");
+        pull.missing -= 1;
+        self.last_read = Some(now);
+        if pull.missing == 0 {
+            self.pulled(key);
+            self.start_pulls(now);
+        }
+    }
+
+    /// Posts the RDMA Writes that put `data` at the start of `chunk`.
+    ///
+    /// # Panics
+    /// If the chunk is shorter.
+    pub(crate) fn write_chunk(&mut self, chunk: &Chunk, data: Rope) {
+        assert!(data.len() <= chunk.len());
+        for (at, segment) in chunk.parts().take_while(|(at, _)| *at < data.len()) {
+            let len = (segment.length as usize).min(data.len() - at);
+            let part = if len == data.len() { data.clone() } else { data.slice(at, len) };
+            self.post(WorkRequest::Write { id: Name::Write.into(), data: part, to: segment.remote(0) });
+        }
+    }
+
+    fn pulled(&mut self, key: Key) {
+        if let Some(Incoming { stage: Stage::Pull(pull), .. }) = self.incoming.get(key) {
+            self.pulling_bytes -= pull.bytes;
+        }
+        self.handle_pulled(key);
+    }
+}
+
+/// The smallest buffer of a pool.
+const BUFFER_MIN: usize = 4096;

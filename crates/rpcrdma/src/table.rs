@@ -1,0 +1,134 @@
+//! [`Table`]: entries by a key that is never valid for a later entry; [`Map`]: by numbers of our own choice.
+
+use std::{
+    collections::HashMap,
+    hash::{BuildHasherDefault, Hash, Hasher},
+};
+
+/// A map whose keys no peer chooses, so that a cheap hash will do.
+pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
+
+/// Spreads one number over all bits.
+#[derive(Debug, Default)]
+pub(crate) struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(u64::from(byte)));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(u64::from(number));
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0.rotate_left(32)
+    }
+}
+
+/// Names an entry of a [`Table`]: an index in the lowest 20 bits, above it 28 bits that change with each use of the index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key(u64);
+
+#[derive(Debug)]
+pub(crate) struct Table<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    key: Key,
+    entry: Option<T>,
+}
+
+impl Key {
+    pub(crate) fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// The key of these bits; higher bits than a key has are dropped.
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Key(bits & ((1 << KEY_BITS) - 1))
+    }
+
+    fn index(self) -> usize {
+        (self.0 & INDEX_MASK) as usize
+    }
+
+    fn next(self) -> Self {
+        Key::from_bits(self.0 + INDEX_MASK + 1)
+    }
+}
+
+impl<T> Table<T> {
+    pub(crate) fn new() -> Self {
+        Self { slots: Vec::new(), free: Vec::new() }
+    }
+
+    pub(crate) fn insert(&mut self, entry: T) -> Key {
+        let index = self.free.pop().unwrap_or_else(|| {
+            let index = self.slots.len() as u64;
+            assert!(index <= INDEX_MASK, "more than a million calls at once");
+            self.slots.push(Slot { key: Key(index), entry: None });
+            index as u32
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.entry = Some(entry);
+        slot.key
+    }
+
+    pub(crate) fn get(&self, key: Key) -> Option<&T> {
+        self.slots.get(key.index()).filter(|slot| slot.key == key)?.entry.as_ref()
+    }
+
+    pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
+        self.slots.get_mut(key.index()).filter(|slot| slot.key == key)?.entry.as_mut()
+    }
+
+    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+        let slot = self.slots.get_mut(key.index()).filter(|slot| slot.key == key)?;
+        let entry = slot.entry.take()?;
+        slot.key = key.next();
+        self.free.push(key.index() as u32);
+        Some(entry)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (Key, &mut T)> {
+        self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut().map(|entry| (slot.key, entry)))
+    }
+
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        self.slots.iter().filter(|slot| slot.entry.is_some()).map(|slot| slot.key).collect()
+    }
+}
+
+/// Bits of a key.
+pub(crate) const KEY_BITS: u32 = 48;
+const INDEX_MASK: u64 = (1 << 20) - 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_of_a_removed_entry_names_nothing_even_when_its_place_is_used_again() {
+        let mut table = Table::new();
+        let first = table.insert("first");
+        assert_eq!(table.remove(first), Some("first"));
+        let second = table.insert("second");
+        assert_eq!(first.index(), second.index());
+        assert_eq!(table.get(first), None);
+        assert_eq!(table.remove(first), None);
+        assert_eq!(table.get(Key::from_bits(second.to_bits())), Some(&"second"));
+        assert_eq!((table.len(), table.keys()), (1, vec![second]));
+    }
+}

@@ -1,0 +1,324 @@
+//! [`RdmaTransport`]: a [`Connection`] and the queue pair that it works on.
+//!
+//! Read [`rpc::Transport`] for who calls what. There are two locks: callers take the one around the protocol's state,
+//! for as long as it takes to queue something; only the driver takes the one around the queue pair,
+//! and does all I/O under it. Replies that are queued while calls wait to be handed up leave together.
+//!
+//! Buffers: see [`crate`]. On error: the queue pair returns everything, the connection ends every call, and `poll_recv`
+//! tells the driver.
+
+use std::{
+    future::Future,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
+use buf::{Piece, Pool};
+use parking_lot::Mutex;
+use rdma::{Completion, PostError, QueuePair};
+use rpc::{BoxFuture, CallError, IncomingCall, Reply, ReplyPlan, ReplyToken, Transport, TransportCaps, TransportError};
+use smallvec::SmallVec;
+use tokio::time::{Instant, Sleep};
+use xdr::Message;
+
+use crate::{CallId, Connection, Event, Settings, Work, table::Map};
+
+/// RPC-over-RDMA on one queue pair.
+pub struct RdmaTransport {
+    caps: TransportCaps,
+    peer: SocketAddr,
+    pool: Pool,
+    shared: Mutex<Shared>,
+    io: Mutex<Io>,
+}
+
+type Woken = SmallVec<[Waker; 16]>;
+
+/// What callers and the driver share.
+struct Shared {
+    connection: Connection,
+    waiting: Map<CallId, Waiting>,
+    incoming: std::collections::VecDeque<IncomingCall>,
+    /// The driver, if it sleeps.
+    driver: Option<Waker>,
+    over: Option<TransportError>,
+    peer: SocketAddr,
+}
+
+/// A call whose future has not seen its end.
+struct Waiting {
+    waker: Waker,
+    result: Option<Result<Reply, CallError>>,
+}
+
+/// What only the driver touches.
+struct Io {
+    qp: Box<dyn QueuePair>,
+    completions: Vec<Completion>,
+    /// The send queue was full when last posted to.
+    full: bool,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl RdmaTransport {
+    /// A transport on a connection just made, with the receives of [`Connection::initial_receives`] posted.
+    pub fn new(qp: Box<dyn QueuePair>, settings: Settings, pool: Pool) -> Self {
+        let peer = qp.peer();
+        let caps = TransportCaps {
+            name: crate::NAME,
+            message_max: settings.options.message_max,
+            lossy: false,
+            file_ranges: qp.caps().file_ranges,
+        };
+        let shared = Shared {
+            connection: Connection::new(settings, pool.clone()),
+            waiting: Map::default(),
+            incoming: Default::default(),
+            driver: None,
+            over: None,
+            peer,
+        };
+        let io = Io { qp, completions: Vec::new(), full: false, timer: None };
+        Self { caps, peer, pool, shared: Mutex::new(shared), io: Mutex::new(io) }
+    }
+}
+
+impl Transport for RdmaTransport {
+    fn caps(&self) -> &TransportCaps {
+        &self.caps
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn call(&self, message: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
+        Box::pin(CallFuture { transport: self, stage: CallStage::New(message, plan) })
+    }
+
+    fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
+        // Callers are woken when no lock is held.
+        let mut woken = Woken::new();
+        let polled = self.drive(&mut self.io.lock(), &mut woken, cx);
+        woken.into_iter().for_each(Waker::wake);
+        polled
+    }
+
+    fn reply(&self, token: ReplyToken, mut message: Message) -> Result<(), TransportError> {
+        let readable = if self.caps.file_ranges { Ok(()) } else { read_files(&mut message, &self.pool) };
+        let mut shared = self.shared.lock();
+        let replied = match readable {
+            Ok(()) => shared.connection.reply(token, message),
+            Err(error) => shared.connection.refuse_call(token).and(Err(error)),
+        };
+        shared.wake_driver();
+        replied
+    }
+
+    fn close(&self) {
+        let mut shared = self.shared.lock();
+        shared.connection.close();
+        shared.wake_driver();
+    }
+}
+
+impl RdmaTransport {
+    fn drive(
+        &self,
+        io: &mut Io,
+        woken: &mut Woken,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<IncomingCall, TransportError>> {
+        loop {
+            {
+                let mut shared = self.shared.lock();
+                shared.driver = None;
+                if let Some(call) = shared.incoming.pop_front() {
+                    return Poll::Ready(Ok(call));
+                }
+                if let Some(error) = &shared.over {
+                    return Poll::Ready(Err(error.clone()));
+                }
+                io.post_work(&mut shared.connection);
+            }
+            let ended = match io.qp.poll_completions(cx, &mut io.completions) {
+                Poll::Ready(Ok(())) => None,
+                Poll::Ready(Err(error)) => Some(error),
+                Poll::Pending => {
+                    let mut shared = self.shared.lock();
+                    if io.post_work(&mut shared.connection) || io.poll_timer(&mut shared.connection, cx) {
+                        continue; // something was queued while the queue pair was at work
+                    }
+                    shared.driver = Some(cx.waker().clone());
+                    return Poll::Pending;
+                }
+            };
+            io.full = false;
+            let now = Instant::now().into_std();
+            let mut shared = self.shared.lock();
+            for completion in io.completions.drain(..) {
+                shared.connection.handle_completion(completion, now);
+            }
+            if let Some(error) = ended {
+                let error = match error {
+                    rdma::QpError::Protocol(what) => TransportError::Protocol(what),
+                    other => TransportError::Lost(other.to_string()),
+                };
+                shared.connection.handle_disconnect(error, &mut io.qp);
+            }
+            shared.take_events(woken);
+        }
+    }
+}
+
+impl Io {
+    /// Posts what the connection has to do; says whether that was anything.
+    fn post_work(&mut self, connection: &mut Connection) -> bool {
+        let mut posted = false;
+        while !self.full
+            && let Some(work) = connection.poll_work(&mut self.qp)
+        {
+            match work {
+                Work::Receive(id, buffer) => self.qp.post_recv(id, buffer),
+                Work::Disconnect => self.qp.disconnect(),
+                Work::Post(request) => {
+                    if let Err(PostError::QueueFull(request)) = self.qp.post(request) {
+                        connection.put_back(request);
+                        self.full = true;
+                        return posted;
+                    }
+                }
+            }
+            posted = true;
+        }
+        posted
+    }
+
+    /// Whether the connection's time has come.
+    fn poll_timer(&mut self, connection: &mut Connection, cx: &mut Context<'_>) -> bool {
+        let Some(due) = connection.poll_timeout() else { return false };
+        let due = Instant::from_std(due);
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
+        // Deadlines only move out, usually before they are reached: a timer that fires early is set again then.
+        if timer.is_elapsed() {
+            timer.as_mut().reset(due);
+        }
+        if timer.as_mut().poll(cx).is_pending() {
+            return false;
+        }
+        connection.handle_timeout(Instant::now().into_std());
+        true
+    }
+}
+
+impl Shared {
+    fn take_events(&mut self, woken: &mut Woken) {
+        while let Some(event) = self.connection.poll_event() {
+            match event {
+                Event::Call { message, token } => {
+                    self.incoming.push_back(IncomingCall { message, token, peer: self.peer });
+                }
+                Event::Reply { id, result } => {
+                    if let Some(waiting) = self.waiting.get_mut(&id) {
+                        waiting.result = Some(result);
+                        woken.push(waiting.waker.clone());
+                    }
+                }
+                Event::Closed(error) => self.over = Some(error),
+            }
+        }
+    }
+
+    fn wake_driver(&mut self) {
+        if let Some(driver) = self.driver.take() {
+            driver.wake();
+        }
+    }
+}
+
+struct CallFuture<'a> {
+    transport: &'a RdmaTransport,
+    stage: CallStage,
+}
+
+enum CallStage {
+    New(Message, ReplyPlan),
+    Waiting(CallId),
+    Done,
+}
+
+impl CallFuture<'_> {
+    fn start(&mut self, mut message: Message, plan: ReplyPlan, cx: &Context<'_>) -> Result<(), CallError> {
+        if let Err(error) = read_files(&mut message, &self.transport.pool) {
+            return Err(CallError { error, sink: plan.sink });
+        }
+        let mut shared = self.transport.shared.lock();
+        let id = shared.connection.call(message, plan);
+        shared.waiting.insert(id, Waiting { waker: cx.waker().clone(), result: None });
+        self.stage = CallStage::Waiting(id);
+        // A call that could not even be queued has ended already.
+        let mut woken = Woken::new();
+        shared.take_events(&mut woken);
+        shared.wake_driver();
+        drop(shared);
+        woken.into_iter().for_each(Waker::wake);
+        Ok(())
+    }
+}
+
+impl Future for CallFuture<'_> {
+    type Output = Result<Reply, CallError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        match std::mem::replace(&mut self.stage, CallStage::Done) {
+            CallStage::New(message, plan) => match self.start(message, plan, cx) {
+                Ok(()) => Poll::Pending,
+                Err(error) => Poll::Ready(Err(error)),
+            },
+            CallStage::Waiting(id) => {
+                let mut shared = self.transport.shared.lock();
+                let waiting = shared.waiting.get_mut(&id).expect("a call waits until it has ended");
+                if let Some(result) = waiting.result.take() {
+                    shared.waiting.remove(&id);
+                    return Poll::Ready(result);
+                }
+                waiting.waker.clone_from(cx.waker());
+                drop(shared);
+                self.stage = CallStage::Waiting(id);
+                Poll::Pending
+            }
+            CallStage::Done => panic!("polled after completion"),
+        }
+    }
+}
+
+impl Drop for CallFuture<'_> {
+    fn drop(&mut self) {
+        if let CallStage::Waiting(id) = self.stage {
+            let mut shared = self.transport.shared.lock();
+            shared.waiting.remove(&id);
+            shared.connection.cancel(id, Instant::now().into_std());
+            shared.wake_driver();
+        }
+    }
+}
+
+/// Puts the bytes of file pieces into memory, where the peer can be let at them.
+fn read_files(message: &mut Message, pool: &Pool) -> Result<(), TransportError> {
+    for payload in &mut message.payloads {
+        if payload.data.pieces().iter().any(|piece| matches!(piece, Piece::File(_))) {
+            let mut buffer = pool.take(payload.data.len());
+            payload
+                .data
+                .copy_to(&mut buffer)
+                .map_err(|error| TransportError::Refused(format!("reading a file to be sent: {error}")))?;
+            payload.data = buffer.freeze().into();
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,438 @@
+//! A [`Connection`] at each end of a wire made of function calls, with time that stands still.
+//!
+//! Everything that one end posts is done to a [`Peer`]: another [`Node`], or a [`Puppet`] by which a test plays a peer
+//! of its own making.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+pub mod echo;
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use buf::{Buffer, Pool};
+use bytes::Bytes;
+use rdma::{Completion, CompletionKind, Memory, Region, RemoteSegment, Stag, Status, WorkId, WorkRequest};
+use rpc::{CallError, Reply, ReplyPlan, ReplyToken, TransportError};
+use rpcrdma::{
+    CallId, Connection, Event, Options, Registry, Role, Settings, Work,
+    chunk::Lists,
+    header::{Body, Header},
+    private_data::PrivateData,
+};
+use xdr::{Decoder, Encoder, Message};
+
+/// What an end can do to its peer.
+pub trait Peer {
+    fn send(&mut self, data: Bytes, invalidate: Option<Stag>) -> Result<(), &'static str>;
+    fn write(&mut self, data: Bytes, to: RemoteSegment) -> Result<(), &'static str>;
+    fn read(&mut self, into: &mut [u8], from: RemoteSegment) -> Result<(), &'static str>;
+}
+
+/// One end.
+pub struct Node {
+    pub connection: Connection,
+    pub pool: Pool,
+    pub regions: Regions,
+    receives: VecDeque<(WorkId, Buffer)>,
+    pub posted: VecDeque<WorkRequest>,
+    /// Wants to be disconnected.
+    pub disconnecting: bool,
+    pub events: VecDeque<Event>,
+    pub now: Instant,
+    /// Longest Send so far.
+    pub longest_send: usize,
+}
+
+#[derive(Default)]
+pub struct Regions {
+    next: u32,
+    pub entries: BTreeMap<Stag, Memory>,
+    /// How many more can be registered.
+    pub room: Option<usize>,
+}
+
+pub const BASE: u64 = 0xffff_ffff_0000;
+
+impl Registry for Regions {
+    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+        match &mut self.room {
+            Some(0) => return Err(memory),
+            Some(room) => *room -= 1,
+            None => {}
+        }
+        self.next += 1;
+        let region = Region { stag: Stag(self.next), offset: BASE, len: memory.len() as u32 };
+        self.entries.insert(region.stag, memory);
+        Ok(region)
+    }
+
+    fn reclaim(&mut self, stag: Stag) -> Option<Memory> {
+        self.entries.remove(&stag)
+    }
+}
+
+impl Node {
+    pub fn new(role: Role, options: Options, peer: Option<PrivateData>) -> Self {
+        let pool = Pool::default();
+        let receives = Connection::initial_receives(&options, &pool).into();
+        Self {
+            connection: Connection::new(Settings::negotiate(role, options, peer), pool.clone()),
+            pool,
+            regions: Regions::default(),
+            receives,
+            posted: VecDeque::new(),
+            disconnecting: false,
+            events: VecDeque::new(),
+            now: Instant::now(),
+            longest_send: 0,
+        }
+    }
+
+    pub fn server(options: Options) -> Self {
+        let peer = Options::default().private_data();
+        Self::new(Role::Accepting, options, Some(peer))
+    }
+
+    pub fn client(options: Options) -> Self {
+        let peer = Options::default().private_data();
+        Self::new(Role::Connecting, options, Some(peer))
+    }
+
+    /// Takes over what the connection has to say.
+    pub fn pump(&mut self) {
+        while let Some(work) = self.connection.poll_work(&mut self.regions) {
+            match work {
+                Work::Post(request) => self.posted.push_back(request),
+                Work::Receive(id, buffer) => self.receives.push_back((id, buffer)),
+                Work::Disconnect => self.disconnecting = true,
+            }
+        }
+        while let Some(event) = self.connection.poll_event() {
+            self.events.push_back(event);
+        }
+    }
+
+    fn complete(&mut self, id: WorkId, status: Status, kind: CompletionKind) {
+        self.connection.handle_completion(Completion { id, status, kind }, self.now);
+        self.pump();
+    }
+
+    /// Does the oldest posted request; false if there is none.
+    ///
+    /// # Errors
+    /// The peer refused it: the connection is to be cut.
+    pub fn step(&mut self, peer: &mut dyn Peer) -> Result<bool, &'static str> {
+        let Some(request) = self.posted.pop_front() else { return Ok(false) };
+        let (kind, outcome) = match request {
+            WorkRequest::Send { id, data, invalidate, .. } => {
+                self.longest_send = self.longest_send.max(data.len());
+                assert!(data.len() <= self.connection.settings().send_max);
+                ((id, CompletionKind::Send), peer.send(data.to_bytes().unwrap(), invalidate))
+            }
+            WorkRequest::Write { id, data, to } => {
+                ((id, CompletionKind::Write), peer.write(data.to_bytes().unwrap(), to))
+            }
+            WorkRequest::Read { id, mut into, from } => {
+                let outcome = peer.read(&mut into, from);
+                ((id, CompletionKind::Read(into)), outcome)
+            }
+            WorkRequest::Invalidate { id, stag } => {
+                ((id, CompletionKind::Invalidate(self.regions.entries.remove(&stag))), Ok(()))
+            }
+        };
+        let status = if outcome.is_ok() { Status::Ok } else { Status::RemoteAccess };
+        self.complete(kind.0, status, kind.1);
+        outcome.map(|()| true)
+    }
+
+    /// The connection is over: everything comes home.
+    pub fn cut(&mut self) {
+        self.pump();
+        while let Some(request) = self.posted.pop_front() {
+            let id = request.id();
+            let kind = match request {
+                WorkRequest::Send { .. } => CompletionKind::Send,
+                WorkRequest::Write { .. } => CompletionKind::Write,
+                WorkRequest::Read { into, .. } => CompletionKind::Read(into),
+                WorkRequest::Invalidate { stag, .. } => CompletionKind::Invalidate(self.regions.entries.remove(&stag)),
+            };
+            self.complete(id, Status::Flushed, kind);
+        }
+        while let Some((id, buffer)) = self.receives.pop_front() {
+            let kind = CompletionKind::Receive { buffer, invalidated: None, solicited: false };
+            self.complete(id, Status::Flushed, kind);
+        }
+        let lost = TransportError::Lost("cut".into());
+        self.connection.handle_disconnect(lost, &mut self.regions);
+        self.pump();
+        self.receives.clear();
+    }
+
+    pub fn later(&mut self, time: Duration) {
+        self.now += time;
+        self.connection.handle_timeout(self.now);
+        self.pump();
+    }
+
+    pub fn call(&mut self, message: Message, plan: ReplyPlan) -> CallId {
+        let id = self.connection.call(message, plan);
+        self.pump();
+        id
+    }
+
+    pub fn cancel(&mut self, id: CallId) {
+        self.connection.cancel(id, self.now);
+        self.pump();
+    }
+
+    pub fn reply(&mut self, token: ReplyToken, message: Message) -> Result<(), TransportError> {
+        let replied = self.connection.reply(token, message);
+        self.pump();
+        replied
+    }
+
+    /// The next event, which is a call.
+    pub fn next_call(&mut self) -> (Message, ReplyToken) {
+        match self.events.pop_front() {
+            Some(Event::Call { message, token }) => (message, token),
+            other => panic!("not a call: {other:?}"),
+        }
+    }
+
+    /// The next event, which is the end of a call.
+    pub fn next_reply(&mut self) -> Result<Reply, CallError> {
+        match self.events.pop_front() {
+            Some(Event::Reply { result, .. }) => result,
+            other => panic!("not a reply: {other:?}"),
+        }
+    }
+
+    /// Nothing is registered, and every buffer of the pool is back but those of posted receives.
+    pub fn assert_all_home(&mut self) {
+        assert!(self.regions.entries.is_empty(), "regions left: {:?}", self.regions.entries);
+        self.events.clear();
+        let out: usize = self.receives.iter().map(|(_, buffer)| buffer.capacity()).sum();
+        let stats = self.pool.stats();
+        assert_eq!(stats.mapped - stats.free, out, "buffers are missing");
+    }
+
+    pub fn receives_posted(&self) -> usize {
+        self.receives.len()
+    }
+}
+
+impl Peer for Node {
+    fn send(&mut self, data: Bytes, invalidate: Option<Stag>) -> Result<(), &'static str> {
+        let (id, mut buffer) = self.receives.pop_front().ok_or("no receive posted")?;
+        if data.len() > buffer.len() {
+            self.receives.push_front((id, buffer));
+            return Err("a Send longer than the receive");
+        }
+        let invalidated = match invalidate {
+            None => None,
+            Some(stag) => Some((stag, self.regions.entries.remove(&stag).ok_or("no such region to invalidate")?)),
+        };
+        buffer.set_len(data.len());
+        buffer.copy_from_slice(&data);
+        self.complete(id, Status::Ok, CompletionKind::Receive { buffer, invalidated, solicited: false });
+        Ok(())
+    }
+
+    fn write(&mut self, data: Bytes, to: RemoteSegment) -> Result<(), &'static str> {
+        let Some(Memory::Write(buffer)) = self.regions.entries.get_mut(&to.stag) else { return Err("bad stag") };
+        let start = (to.offset - BASE) as usize;
+        buffer.get_mut(start..start + data.len()).ok_or("out of bounds")?.copy_from_slice(&data);
+        Ok(())
+    }
+
+    fn read(&mut self, into: &mut [u8], from: RemoteSegment) -> Result<(), &'static str> {
+        let Some(Memory::Read(bytes)) = self.regions.entries.get(&from.stag) else { return Err("bad stag") };
+        let start = (from.offset - BASE) as usize;
+        into.copy_from_slice(bytes.get(start..start + into.len()).ok_or("out of bounds")?);
+        Ok(())
+    }
+}
+
+/// A peer that only remembers.
+#[derive(Default)]
+pub struct Puppet {
+    pub sent: VecDeque<(Bytes, Option<Stag>)>,
+    /// Memory by steering tag, tagged offset zero.
+    pub memory: BTreeMap<Stag, Vec<u8>>,
+    /// Bytes written.
+    pub written: usize,
+}
+
+impl Peer for Puppet {
+    fn send(&mut self, data: Bytes, invalidate: Option<Stag>) -> Result<(), &'static str> {
+        self.sent.push_back((data, invalidate));
+        Ok(())
+    }
+
+    fn write(&mut self, data: Bytes, to: RemoteSegment) -> Result<(), &'static str> {
+        let memory = self.memory.get_mut(&to.stag).ok_or("bad stag")?;
+        let start = to.offset as usize;
+        memory.get_mut(start..start + data.len()).ok_or("out of bounds")?.copy_from_slice(&data);
+        self.written += data.len();
+        Ok(())
+    }
+
+    fn read(&mut self, into: &mut [u8], from: RemoteSegment) -> Result<(), &'static str> {
+        let memory = self.memory.get(&from.stag).ok_or("bad stag")?;
+        let start = from.offset as usize;
+        into.copy_from_slice(memory.get(start..start + into.len()).ok_or("out of bounds")?);
+        Ok(())
+    }
+}
+
+impl Puppet {
+    /// Sends header and stream to `node`, and does what it then posts.
+    pub fn tell(&mut self, node: &mut Node, header: &Header, stream: &[u8]) {
+        self.tell_bytes(node, [&Message::encode(header).stream[..], stream].concat().into(), None);
+    }
+
+    pub fn tell_bytes(&mut self, node: &mut Node, bytes: Bytes, invalidate: Option<Stag>) {
+        node.send(bytes, invalidate).unwrap();
+        self.run(node);
+    }
+
+    /// Does all that `node` posts; cuts it off if something was refused or it asks for it.
+    pub fn run(&mut self, node: &mut Node) {
+        node.pump();
+        loop {
+            match node.step(self) {
+                Ok(true) => {}
+                Ok(false) if !node.disconnecting => return,
+                Ok(false) | Err(_) => return node.cut(),
+            }
+        }
+    }
+
+    /// What `node` sent next.
+    pub fn heard(&mut self) -> (Header, Bytes, Option<Stag>) {
+        let (bytes, invalidate) = self.sent.pop_front().expect("nothing was sent");
+        let message = Message::from(bytes);
+        let mut decoder = Decoder::new(&message);
+        let header = Header::decode(&mut decoder).unwrap();
+        (header, decoder.take_rest(), invalidate)
+    }
+
+    /// As [`heard`](Self::heard), for RDMA_MSG.
+    pub fn heard_msg(&mut self) -> (Lists, Bytes) {
+        match self.heard() {
+            (Header { body: Body::Msg(lists), .. }, stream, _) => (lists, stream),
+            (header, ..) => panic!("not RDMA_MSG: {header:?}"),
+        }
+    }
+}
+
+/// Two ends that understand each other.
+pub struct Pair {
+    pub nodes: [Node; 2],
+    /// Requests done so far.
+    pub steps: usize,
+    /// The number of the request before which the connection is cut.
+    pub cut_at: Option<usize>,
+    pub is_cut: bool,
+}
+
+pub const CLIENT: usize = 0;
+pub const SERVER: usize = 1;
+
+impl Pair {
+    pub fn new(client: Options, server: Options) -> Self {
+        let peers = [server.private_data(), client.private_data()];
+        let client = Node::new(Role::Connecting, client, Some(peers[0]));
+        let server = Node::new(Role::Accepting, server, Some(peers[1]));
+        Self { nodes: [client, server], steps: 0, cut_at: None, is_cut: false }
+    }
+
+    pub fn client(&mut self) -> &mut Node {
+        &mut self.nodes[CLIENT]
+    }
+
+    pub fn server(&mut self) -> &mut Node {
+        &mut self.nodes[SERVER]
+    }
+
+    /// Does what both ends post until neither has more, letting `answer` reply to calls; `pick` says who goes first.
+    pub fn run(&mut self, mut pick: impl FnMut() -> bool, mut answer: impl FnMut(usize, Message) -> Option<Message>) {
+        self.nodes.iter_mut().for_each(Node::pump);
+        while !self.is_cut {
+            let first = usize::from(pick());
+            let moved = self.step(first) || self.step(1 - first) || self.answer(&mut answer);
+            if !moved && !self.is_cut {
+                return;
+            }
+        }
+    }
+
+    fn step(&mut self, side: usize) -> bool {
+        let [client, server] = &mut self.nodes;
+        let (from, to) = if side == CLIENT { (client, server) } else { (server, client) };
+        if !from.posted.is_empty() {
+            if self.cut_at == Some(self.steps) {
+                self.cut();
+                return true;
+            }
+            self.steps += 1;
+        }
+        match from.step(to) {
+            Ok(moved) if !from.disconnecting && !to.disconnecting => moved,
+            _ => {
+                self.cut();
+                true
+            }
+        }
+    }
+
+    fn answer(&mut self, answer: &mut impl FnMut(usize, Message) -> Option<Message>) -> bool {
+        for (side, node) in self.nodes.iter_mut().enumerate() {
+            if let Some(index) = node.events.iter().position(|event| matches!(event, Event::Call { .. })) {
+                let Some(Event::Call { message, token }) = node.events.remove(index) else { unreachable!() };
+                if let Some(reply) = answer(side, message) {
+                    let _ = node.reply(token, reply);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    pub fn cut(&mut self) {
+        self.is_cut = true;
+        self.nodes.iter_mut().for_each(Node::cut);
+    }
+}
+
+/// A message: XID, direction, words, and a payload if there is one, then one word more.
+pub fn message(xid: u32, direction: u32, words: usize, payload: &[u8]) -> Message {
+    let mut encoder = Encoder::default();
+    [xid, direction].into_iter().for_each(|word| encoder.u32(word));
+    (0..words).for_each(|word| encoder.u32(word as u32));
+    encoder.payload(Bytes::copy_from_slice(payload).into());
+    encoder.u32(0xeeee_eeee);
+    encoder.finish()
+}
+
+/// Reads what [`message`] has made; the payload.
+pub fn payload_of(message: &Message, xid: u32, direction: u32, words: usize) -> Vec<u8> {
+    let mut decoder = Decoder::new(message);
+    let head = (0..words + 2).map(|_| decoder.u32().unwrap());
+    assert!(head.eq([xid, direction].into_iter().chain((0..words).map(|word| word as u32))));
+    let payload = decoder.payload(1 << 30).unwrap();
+    assert_eq!(decoder.u32(), Ok(0xeeee_eeee));
+    decoder.finish().unwrap();
+    payload.to_bytes().unwrap().to_vec()
+}
+
+/// `len` bytes, unlike others of another seed.
+pub fn bytes(seed: u32, len: usize) -> Vec<u8> {
+    (0..len as u32).map(|i| (i.wrapping_mul(31).wrapping_add(seed * 7) >> 3) as u8 ^ i as u8).collect()
+}
+
+pub const CALL: u32 = 0;
+pub const REPLY: u32 = 1;

@@ -1,0 +1,474 @@
+//! The configuration file: TOML, with every key known and every mistake located.
+//!
+//! ```
+//! let config = server::Config::parse(
+//!     r#"
+//!     [server]
+//!     state_dir = "/var/lib/slipway"
+//!
+//!     [[listen]]
+//!     transport = "tcp"
+//!     address = "[::]:2049"
+//!
+//!     [[export]]
+//!     path = "/srv/data"
+//!     clients = ["10.0.0.0/8", "fd00::/8"]
+//!     access = "ro"
+//!
+//!     [[export]]
+//!     name = "/scratch"
+//!     backend = "memory"
+//!     size = "512 MiB"
+//!     "#,
+//! )
+//! .unwrap();
+//! assert_eq!(config.export[1].name, "/scratch");
+//!
+//! let error = server::Config::parse("[[export]]\npath = '/a'\nclient = '*'\n").unwrap_err();
+//! assert_eq!((error.line, error.column), (3, 1));
+//! assert!(error.message.contains("unknown field `client`"));
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    net::SocketAddr,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Deserializer, de};
+
+use crate::export::{Access, Client, ExportOptions, Squash};
+
+/// All that a configuration file says.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The process: `[server]`.
+    pub server: ServerConfig,
+    /// Where it listens: one `[[listen]]` for each address.
+    pub listen: Vec<ListenConfig>,
+    /// What it serves: one `[[export]]` for each tree.
+    pub export: Vec<ExportConfig>,
+}
+
+/// `[server]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// `state_dir`: what survives a restart, such as the key of file handles.
+    pub state_dir: Option<PathBuf>,
+    /// `workers`: threads that serve connections; one for each core if not given.
+    pub workers: Option<NonZeroUsize>,
+    /// `rpcbind`: how clients learn the ports.
+    pub rpcbind: RpcbindMode,
+    /// `log`: a filter of `tracing`, such as `"info,server=debug"`.
+    pub log: Option<String>,
+    /// `log_format`: `"text"` or `"json"`.
+    pub log_format: LogFormat,
+}
+
+/// How clients learn on which ports the programs are (RFC 1833).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RpcbindMode {
+    /// Register with the host's rpcbind if there is one, and nobody else serves the same there; else go on without.
+    #[default]
+    Auto,
+    /// Not at all: clients are told the ports (`port=`, `mountport=`).
+    Off,
+    /// Answer on port 111.
+    Builtin,
+}
+
+/// The form of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object in each line.
+    Json,
+}
+
+/// One `[[listen]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListenConfig {
+    /// `transport`: its name, such as `"tcp"` or `"rdma"`.
+    pub transport: String,
+    /// `address`: `"[::]:2049"`.
+    pub address: SocketAddr,
+    /// `options`: the transport's own; a table of strings, numbers and booleans.
+    #[serde(default, deserialize_with = "options")]
+    pub options: BTreeMap<String, String>,
+}
+
+/// One `[[export]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "RawExport")]
+pub struct ExportConfig {
+    /// `name`: the path that clients mount; `path` if not given.
+    pub name: String,
+    /// What keeps the files.
+    pub backend: BackendConfig,
+    /// To whom it is exported, and how.
+    pub options: ExportOptions,
+}
+
+/// What keeps an export's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackendConfig {
+    /// `backend = "posix"`, the default: a directory of this host.
+    Posix {
+        /// `path`.
+        path: PathBuf,
+    },
+    /// `backend = "memory"`: an empty tree that is gone with the process.
+    Memory {
+        /// `size`: most bytes that it holds.
+        size: u64,
+    },
+}
+
+impl ExportConfig {
+    /// Exports the directory at `path` under that path.
+    ///
+    /// # Errors
+    /// It does not exist, or its path is not UTF-8.
+    pub fn directory(path: &Path, options: ExportOptions) -> io::Result<Self> {
+        let failed = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let path = path.canonicalize().map_err(failed)?;
+        let not_utf8 = || failed(io::Error::new(io::ErrorKind::InvalidInput, "is not UTF-8: give it a name that is"));
+        let name = path.to_str().ok_or_else(not_utf8)?.to_owned();
+        Ok(Self { name, backend: BackendConfig::Posix { path }, options })
+    }
+}
+
+/// The keys of `[[export]]` as they are written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawExport {
+    path: Option<PathBuf>,
+    name: Option<String>,
+    #[serde(default)]
+    backend: Backend,
+    size: Option<ByteSize>,
+    clients: Option<Vec<Client>>,
+    #[serde(default)]
+    access: Access,
+    #[serde(default)]
+    squash: Squash,
+    anonuid: Option<u32>,
+    anongid: Option<u32>,
+    transports: Option<Vec<String>>,
+    insecure: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Backend {
+    #[default]
+    Posix,
+    Memory,
+}
+
+impl TryFrom<RawExport> for ExportConfig {
+    type Error = String;
+
+    fn try_from(raw: RawExport) -> Result<Self, String> {
+        let (name, backend) = match raw.backend {
+            Backend::Posix => {
+                let path = raw.path.ok_or("an export needs `path`, the directory to serve")?;
+                if !path.is_absolute() {
+                    return Err(format!("`path` must be absolute, and '{}' is not", path.display()));
+                }
+                if raw.size.is_some() {
+                    return Err("`size` is for `backend = \"memory\"` alone".to_owned());
+                }
+                let name = raw.name.map_or_else(|| path.to_str().map(str::to_owned), Some);
+                let name = name.ok_or(format!("'{}' is not UTF-8: give a `name`", path.display()))?;
+                (name, BackendConfig::Posix { path })
+            }
+            Backend::Memory => {
+                if raw.path.is_some() {
+                    return Err("a memory export has no `path`; `name` is what clients mount".to_owned());
+                }
+                let name = raw.name.ok_or("a memory export needs `name`, the path that clients mount")?;
+                (name, BackendConfig::Memory { size: raw.size.map_or(MEMORY_DEFAULT, |size| size.0) })
+            }
+        };
+        let default = ExportOptions::default();
+        let options = ExportOptions {
+            clients: raw.clients.unwrap_or(default.clients),
+            access: raw.access,
+            squash: raw.squash,
+            anon_uid: raw.anonuid.unwrap_or(default.anon_uid),
+            anon_gid: raw.anongid.unwrap_or(default.anon_gid),
+            transports: raw.transports,
+            insecure: raw.insecure.unwrap_or(default.insecure),
+        };
+        Ok(Self { name, backend, options })
+    }
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or says something that is not known or not possible.
+    pub fn load(path: &Path) -> io::Result<Self> {
+        let located = |what: &dyn fmt::Display| format!("{}:{what}", path.display());
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| io::Error::new(error.kind(), located(&format_args!(" {error}"))))?;
+        Self::parse(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, located(&error)))
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// It says something that is not known or not possible.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start.min(text.len()));
+            let before = &text.as_bytes()[..at];
+            let line_start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
+            ConfigError {
+                line: before.iter().filter(|&&byte| byte == b'\n').count() + 1,
+                column: String::from_utf8_lossy(&before[line_start..]).chars().count() + 1,
+                message: error.message().to_owned(),
+            }
+        })
+    }
+}
+
+/// A mistake in a configuration file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Its line, from 1.
+    pub line: usize,
+    /// Its column in characters, from 1.
+    pub column: usize,
+    /// What is wrong, and what is possible.
+    pub message: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.line, self.column, self.message)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// Where state is kept unless the configuration says otherwise: `/var/lib/slipway` for root, else `slipway` in
+/// `$XDG_STATE_HOME` or `~/.local/state`.
+pub fn default_state_dir() -> PathBuf {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from("/var/lib/slipway");
+    }
+    let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
+    state.unwrap_or_else(std::env::temp_dir).join("slipway")
+}
+
+/// A number of bytes: `1048576`, `"64 MiB"`, `"2 GB"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteSize(
+    /// Bytes.
+    pub u64,
+);
+
+impl std::str::FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let unit: u64 = match text[digits..].trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kib" => 1 << 10,
+            "m" | "mib" => 1 << 20,
+            "g" | "gib" => 1 << 30,
+            "t" | "tib" => 1 << 40,
+            "kb" => 1_000,
+            "mb" => 1_000_000,
+            "gb" => 1_000_000_000,
+            "tb" => 1_000_000_000_000,
+            _ => return Err(format!("'{text}': a size is a number and a unit such as KiB, MiB, GiB, MB or GB")),
+        };
+        let number: u64 = text[..digits].parse().map_err(|_| format!("'{text}': no number before the unit"))?;
+        number.checked_mul(unit).map(Self).ok_or(format!("'{text}': more than 64 bits"))
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = ByteSize;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of bytes, or a string such as \"64 MiB\"")
+            }
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
+                Ok(ByteSize(bytes))
+            }
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
+                u64::try_from(bytes).map(ByteSize).map_err(|_| E::custom("a size is not negative"))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// Options of a transport, whatever their type in TOML, as the transport takes them: as text.
+fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+    let table = BTreeMap::<String, toml::Value>::deserialize(deserializer)?;
+    let text = |(key, value): (String, toml::Value)| match value {
+        toml::Value::String(text) => Ok((key, text)),
+        toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => Ok((key, value.to_string())),
+        _ => Err(de::Error::custom(format!("option '{key}': must be a string, a number or a boolean"))),
+    };
+    table.into_iter().map(text).collect()
+}
+
+const MEMORY_DEFAULT: u64 = 1 << 30;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> (usize, usize, String) {
+        let error = Config::parse(text).unwrap_err();
+        (error.line, error.column, error.message)
+    }
+
+    #[test]
+    fn every_key_has_its_effect() {
+        let config = Config::parse(
+            r#"
+            [server]
+            state_dir = "/state"
+            workers = 3
+            rpcbind = "builtin"
+            log = "debug"
+            log_format = "json"
+            [[listen]]
+            transport = "rdma"
+            address = "127.0.0.1:20049"
+            options = { provider = "iwarp", credits = 64, crc = true }
+            [[export]]
+            path = "/srv/a"
+            name = "/a"
+            clients = ["10.0.0.0/8", "::1"]
+            access = "ro"
+            squash = "all"
+            anonuid = 1000
+            anongid = 100
+            transports = ["tcp"]
+            insecure = false
+            [[export]]
+            name = "/m"
+            backend = "memory"
+            size = "64 MiB"
+            "#,
+        )
+        .unwrap();
+        let server = &config.server;
+        assert_eq!(server.state_dir.as_deref(), Some(Path::new("/state")));
+        assert_eq!(server.workers, NonZeroUsize::new(3));
+        assert_eq!((server.rpcbind, server.log_format), (RpcbindMode::Builtin, LogFormat::Json));
+        assert_eq!(server.log.as_deref(), Some("debug"));
+        let listen = &config.listen[0];
+        assert_eq!((listen.transport.as_str(), listen.address.port()), ("rdma", 20049));
+        let options: Vec<_> = listen.options.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(options, [("crc", "true"), ("credits", "64"), ("provider", "iwarp")]);
+        let [a, m] = &config.export[..] else { panic!("two exports") };
+        assert_eq!((a.name.as_str(), &a.backend), ("/a", &BackendConfig::Posix { path: "/srv/a".into() }));
+        let options = &a.options;
+        assert_eq!((options.access, options.squash), (Access::ReadOnly, Squash::All));
+        assert_eq!((options.anon_uid, options.anon_gid, options.insecure), (1000, 100, false));
+        assert_eq!(options.transports.as_deref(), Some(&["tcp".to_owned()][..]));
+        assert_eq!(options.clients.iter().map(Client::as_str).collect::<Vec<_>>(), ["10.0.0.0/8", "::1"]);
+        assert_eq!((m.name.as_str(), &m.backend), ("/m", &BackendConfig::Memory { size: 64 << 20 }));
+    }
+
+    #[test]
+    fn what_is_not_said_has_its_default() {
+        let config = Config::parse("[[export]]\npath = '/srv'").unwrap();
+        let export = &config.export[0];
+        assert_eq!(export.name, "/srv");
+        let options = &export.options;
+        assert_eq!((options.access, options.squash), (Access::ReadWrite, Squash::Root));
+        assert_eq!((options.anon_uid, options.anon_gid, options.insecure), (65534, 65534, true));
+        assert!(options.clients[0].is_any() && options.transports.is_none());
+        assert!(config.listen.is_empty() && config.server.workers.is_none());
+    }
+
+    #[test]
+    fn mistakes_are_located_and_explained() {
+        let cases = [
+            ("[server]\n  threads = 3", (2, 3), "unknown field `threads`, expected one of `state_dir`"),
+            ("[exports]\n", (1, 2), "unknown field `exports`, expected one of `server`, `listen`, `export`"),
+            ("[[export]]\npath = '/a'\naccess = 'rx'", (3, 10), "unknown variant `rx`, expected `rw` or `ro`"),
+            ("[[export]]\npath = '/a'\nsquash = 'me'", (3, 10), "expected one of `root`, `all`, `none`"),
+            (
+                "[[export]]\npath = '/a'\nclients = ['10.0.0.0/40']",
+                (3, 11),
+                "prefix length is not a number from 0 to 32",
+            ),
+            ("[[export]]\npath = '/a'\nclients = '*'", (3, 11), "expected a sequence"),
+            ("[[export]]\nsquash = 'all'", (1, 1), "needs `path`"),
+            ("[[export]]\npath = 'a'", (1, 1), "must be absolute"),
+            ("[[export]]\npath = '/a'\nsize = 5", (1, 1), "for `backend = \"memory\"` alone"),
+            ("[[export]]\nbackend = 'memory'", (1, 1), "needs `name`"),
+            ("[[export]]\nbackend = 'memory'\nname = '/m'\nsize = '5 x'", (4, 8), "a size is a number and a unit"),
+            ("[[export]]\nbackend = 'memory'\nname = '/m'\nsize = -1", (4, 8), "not negative"),
+            ("[[listen]]\ntransport = 'tcp'", (1, 1), "missing field `address`"),
+            ("[[listen]]\ntransport = 'tcp'\naddress = '2049'", (3, 11), "invalid socket address"),
+            ("[server]\nworkers = 0", (2, 11), "expected a nonzero"),
+            ("[server]\nworkers = ", (2, 11), ""),
+        ];
+        for (text, place, message) in cases {
+            let (line, column, found) = error(text);
+            assert_eq!((line, column), place, "{text}: {found}");
+            assert!(found.contains(message), "{text}: {found}");
+        }
+    }
+
+    #[test]
+    fn the_documented_example_is_right() {
+        let page = include_str!("../../../docs/configuration.md");
+        let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("an example");
+        // A look-up of a host that may not be there is no part of this.
+        let config = Config::parse(&example.replace(", \"build.example.com\"", "")).unwrap();
+        assert_eq!((config.listen.len(), config.export.len()), (2, 3));
+        for key in ["path", "name", "backend", "size", "clients", "access", "squash", "transports", "insecure"] {
+            assert!(page.contains(&format!("| `{key}` |")), "{key} is not documented");
+        }
+    }
+
+    #[test]
+    fn a_file_is_named_in_its_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("slipway.toml");
+        assert!(Config::load(&path).unwrap_err().to_string().starts_with(path.to_str().unwrap()));
+        std::fs::write(&path, "[server]\nä = 1").unwrap();
+        let text = Config::load(&path).unwrap_err().to_string();
+        assert!(text.starts_with(&format!("{}:2:1: ", path.display())), "{text}");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let size = |text: &str| text.parse::<ByteSize>().map(|size| size.0);
+        assert_eq!(size("5"), Ok(5));
+        assert_eq!(size("2 KiB"), Ok(2048));
+        assert_eq!(size("3G"), Ok(3 << 30));
+        assert_eq!(size("4MB"), Ok(4_000_000));
+        assert!(size("MiB").is_err() && size("1 parsec").is_err() && size("99999999 TiB").is_err());
+    }
+}

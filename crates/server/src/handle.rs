@@ -1,0 +1,231 @@
+//! NFS file handles: opaque to clients, authenticated, and valid across restarts.
+//!
+//! A handle names an object of an export and proves that this server has made it: without the key, which never leaves
+//! the state directory, nobody can name an object that was not shown to them. Read RFC 1813 §2.3.3 first.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0 | version of this layout: 1 |
+//! | 1–7 | [`ExportId`], big-endian |
+//! | 8–23 | SipHash-2-4-128 of bytes 0–7 and 24–end, little-endian |
+//! | 24–end | the [`vfs::Handle`], 0 to 40 bytes |
+//!
+//! On error: what no server of this layout can have made is `BADHANDLE`; what this server has not made, or made with a
+//! key that it no longer has, is `STALE`, so that a client looks the path up again.
+
+use std::{
+    fs::{self, File, OpenOptions, Permissions},
+    io::{self, Write},
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    path::Path,
+};
+
+use bytes::{BufMut, Bytes};
+use nfs::v3::{FHSIZE3, NfsFh3, Nfsstat3};
+use siphasher::sip128::{Hasher128, SipHasher24};
+use smallvec::SmallVec;
+
+/// Names an export in file handles: 56 bits.
+///
+/// It follows from what is exported under which name, so it survives a restart and a change of the other exports; it
+/// differs as soon as the name leads elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ExportId(u64);
+
+impl ExportId {
+    /// The id of an export that is described by `parts`: its name, its backend, where its data is.
+    pub fn of(parts: &[&[u8]]) -> Self {
+        let mut hasher = SipHasher24::new();
+        for part in parts {
+            std::hash::Hasher::write_u64(&mut hasher, part.len() as u64);
+            std::hash::Hasher::write(&mut hasher, part);
+        }
+        Self(hasher.finish128().h1 & ID_MASK)
+    }
+
+    /// An id that no other start of a server has: for data that does not outlive the process.
+    pub fn unique() -> Self {
+        Self(rand::random::<u64>() & ID_MASK)
+    }
+
+    /// The number.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// The secret that authenticates file handles.
+#[derive(Clone)]
+pub struct HandleKey([u8; KEY_LEN]);
+
+impl HandleKey {
+    /// A new key. Handles made with it are stale when it is gone.
+    pub fn random() -> Self {
+        Self(rand::random())
+    }
+
+    /// The key kept in `state_dir`, made at the first use; so is the directory.
+    ///
+    /// # Errors
+    /// It cannot be read or written, is damaged, or others than its owner may read it.
+    pub fn load_or_create(state_dir: &Path) -> io::Result<Self> {
+        let path = state_dir.join(KEY_FILE);
+        match Self::load(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            loaded => return loaded.map_err(|error| at(&path, error)),
+        }
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir).map_err(|error| at(state_dir, error))?;
+        match Self::random().store(&path) {
+            // Another server was faster: both use its key.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            stored => stored.map_err(|error| at(&path, error))?,
+        }
+        Self::load(&path).map_err(|error| at(&path, error))
+    }
+
+    fn load(path: &Path) -> io::Result<Self> {
+        let bytes = fs::read(path)?;
+        if fs::metadata(path)?.permissions().mode() & 0o077 != 0 {
+            return Err(io::Error::other("the key of the file handles can be read by others: chmod 600 it"));
+        }
+        let damaged = || io::Error::other("not a key of 16 bytes: delete it, and clients must mount again");
+        Ok(Self(bytes.try_into().map_err(|_| damaged())?))
+    }
+
+    /// Writes a file that has either the whole key or no name; an existing one stays.
+    fn store(&self, path: &Path) -> io::Result<()> {
+        let temporary = path.with_extension(format!("{:016x}", rand::random::<u64>()));
+        let written = (|| {
+            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+            file.set_permissions(Permissions::from_mode(0o600))?;
+            file.write_all(&self.0)?;
+            file.sync_all()?;
+            fs::hard_link(&temporary, path)
+        })();
+        let _ = fs::remove_file(&temporary);
+        written?;
+        path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    }
+
+    /// The file handle of an object.
+    pub fn seal(&self, export: ExportId, object: &vfs::Handle) -> NfsFh3 {
+        Bytes::copy_from_slice(&self.seal_bytes(export, object)).into()
+    }
+
+    /// As [`seal`](Self::seal), without an allocation.
+    pub(crate) fn seal_bytes(&self, export: ExportId, object: &vfs::Handle) -> SmallVec<[u8; FHSIZE3]> {
+        let head = (u64::from(VERSION) << 56) | export.0;
+        let mut bytes = SmallVec::from_buf_and_len([0; FHSIZE3], HEADER_LEN + object.as_bytes().len());
+        let mut header = &mut bytes[..HEADER_LEN];
+        header.put_u64(head);
+        header.put_u128_le(self.mac(head, object.as_bytes()));
+        bytes[HEADER_LEN..].copy_from_slice(object.as_bytes());
+        bytes
+    }
+
+    /// What a file handle names.
+    ///
+    /// # Errors
+    /// `BADHANDLE` or `STALE`; see above.
+    pub fn open(&self, handle: &[u8]) -> Result<(ExportId, vfs::Handle), Nfsstat3> {
+        let (header, object) = handle.split_first_chunk::<HEADER_LEN>().ok_or(Nfsstat3::BadHandle)?;
+        let (head, mac) = header.split_first_chunk::<8>().expect("a header has more");
+        if head[0] != VERSION || object.len() > vfs::HANDLE_MAX {
+            return Err(Nfsstat3::BadHandle);
+        }
+        let head = u64::from_be_bytes(*head);
+        let mac = u128::from_le_bytes(mac.try_into().expect("the rest of a header is the MAC"));
+        // The difference is one number that is compared as a whole: time says nothing of where it is.
+        if self.mac(head, object) ^ mac != 0 {
+            return Err(Nfsstat3::Stale);
+        }
+        Ok((ExportId(head & ID_MASK), vfs::Handle::new(object)))
+    }
+
+    fn mac(&self, head: u64, object: &[u8]) -> u128 {
+        let mut hasher = SipHasher24::new_with_key(&self.0);
+        std::hash::Hasher::write_u64(&mut hasher, head);
+        std::hash::Hasher::write(&mut hasher, object);
+        hasher.finish128().as_u128()
+    }
+}
+
+impl std::fmt::Debug for HandleKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HandleKey(secret)")
+    }
+}
+
+fn at(path: &Path, error: io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+const VERSION: u8 = 1;
+const KEY_LEN: usize = 16;
+const KEY_FILE: &str = "handle.key";
+const HEADER_LEN: usize = 24;
+const ID_MASK: u64 = (1 << 56) - 1;
+const _: () = assert!(HEADER_LEN + vfs::HANDLE_MAX <= FHSIZE3);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_opens_to_what_it_was_made_of() {
+        let key = HandleKey::random();
+        for len in 0..=vfs::HANDLE_MAX {
+            let object = vfs::Handle::new(&vec![len as u8; len]);
+            let id = ExportId::of(&[b"/a", b"posix"]);
+            let sealed = key.seal(id, &object);
+            assert_eq!(sealed.len(), 24 + len);
+            assert_eq!(key.open(&sealed), Ok((id, object)));
+        }
+    }
+
+    #[test]
+    fn every_changed_bit_and_every_other_length_is_refused() {
+        let key = HandleKey::random();
+        let sealed = key.seal(ExportId::of(&[b"/a"]), &vfs::Handle::new(b"an object of 20 bytes"));
+        for bit in 0..sealed.len() * 8 {
+            let mut altered = sealed.to_vec();
+            altered[bit / 8] ^= 1 << (bit % 8);
+            let expected = if bit < 8 { Nfsstat3::BadHandle } else { Nfsstat3::Stale };
+            assert_eq!(key.open(&altered), Err(expected), "bit {bit}");
+        }
+        for len in 0..sealed.len() {
+            assert!(key.open(&sealed[..len]).is_err(), "the first {len} bytes");
+        }
+        for extra in 1..=64 {
+            let longer = [&sealed[..], &vec![0; extra]].concat();
+            assert!(key.open(&longer).is_err(), "{extra} bytes more");
+        }
+        assert_eq!(HandleKey::random().open(&sealed), Err(Nfsstat3::Stale), "another server's key");
+    }
+
+    #[test]
+    fn ids_tell_apart_where_parts_end() {
+        assert_ne!(ExportId::of(&[b"ab", b"c"]), ExportId::of(&[b"a", b"bc"]));
+        assert_eq!(ExportId::of(&[b"ab", b"c"]), ExportId::of(&[b"ab", b"c"]));
+        assert_ne!(ExportId::unique(), ExportId::unique());
+    }
+
+    #[test]
+    fn the_key_is_made_once_for_its_owner_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("deep/state");
+        let first = HandleKey::load_or_create(&state).unwrap();
+        let again = HandleKey::load_or_create(&state).unwrap();
+        assert_eq!(first.0, again.0);
+        let path = state.join(KEY_FILE);
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "no temporary file is left");
+
+        assert_eq!(HandleKey::random().store(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        assert!(HandleKey::load_or_create(&state).unwrap_err().to_string().contains("chmod 600"));
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        fs::write(&path, b"short").unwrap();
+        assert!(HandleKey::load_or_create(&state).unwrap_err().to_string().contains("not a key"));
+    }
+}

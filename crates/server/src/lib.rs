@@ -1,0 +1,29 @@
+//! The NFS server: exports of [`vfs`] trees, served as the RPC programs NFS and MOUNT.
+//!
+//! [`NfsServer`] is where to begin; [`Config`] is the configuration file. Calls come from [`rpc`], which knows
+//! connections; what they do is decided here, and done by [`vfs`].
+//!
+//! Invariants:
+//! - A file handle is only believed with its MAC, and only used after its export has admitted the caller's address,
+//!   port and transport: on every call, not only when mounting.
+//! - A procedure runs in place and never blocks there; one that would have to has done nothing yet and is run again,
+//!   as a whole, on a thread that may wait.
+//! - File data is not copied: READ attaches what the file system lends or fills, WRITE hands down the call's payload.
+
+mod backend;
+pub mod config;
+mod context;
+mod error;
+mod exec;
+mod export;
+mod handle;
+mod mount;
+mod server;
+mod v3;
+
+pub use config::Config;
+pub use export::{Access, Client, Export, ExportError, ExportOptions, Exports, Squash};
+pub use handle::{ExportId, HandleKey};
+pub use mount::Mount3;
+pub use server::NfsServer;
+pub use v3::Nfs3;

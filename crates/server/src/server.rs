@@ -1,0 +1,77 @@
+//! [`NfsServer`]: from exports to the RPC programs that serve them.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rpc::Service;
+
+use crate::{
+    context::Shared,
+    export::Exports,
+    handle::HandleKey,
+    mount::{Mount3, MountTable},
+    v3::Nfs3,
+};
+
+/// An NFS server: exports, and the RPC programs by which clients reach them.
+///
+/// It neither listens nor owns a thread. Register its [`services`](Self::services) where calls arrive:
+///
+/// ```
+/// use std::{net::SocketAddr, path::Path, time::Duration};
+/// use server::{ExportOptions, NfsServer, config::ExportConfig};
+///
+/// /// Serves a directory over TCP until `stop` ends; `port 0` picks a free port.
+/// async fn serve(dir: &Path, state: &Path, stop: impl Future<Output = ()>) -> std::io::Result<SocketAddr> {
+///     let pool = buf::Pool::default();
+///     let export = ExportConfig::directory(dir, ExportOptions::default())?;
+///     let nfs = NfsServer::open(&[export], state, &pool)?;
+///     let server = nfs.services().into_iter().fold(rpc::Server::builder(), rpc::ServerBuilder::shared).build();
+///
+///     let tcp: &dyn rpc::TransportKind = &rpc::TcpKind::new(Default::default(), pool);
+///     let listener = tcp.listen("127.0.0.1:0".parse().unwrap())?;
+///     let address = listener.local_addr();
+///     let workers = rpc::Workers::new(rpc::WorkerOptions::default())?;
+///     workers.listen(server, listener);
+///     stop.await;
+///     workers.drain(Duration::from_secs(5)).await;
+///     Ok(address)
+/// }
+/// # let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+/// # let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+/// # assert_ne!(runtime.block_on(serve(dir.path(), state.path(), async {})).unwrap().port(), 0);
+/// ```
+///
+/// Any other tree is exported by implementing [`vfs::Vfs`] and giving it to [`Export::new`](crate::Export::new).
+pub struct NfsServer {
+    shared: Arc<Shared>,
+}
+
+impl NfsServer {
+    /// A server of these exports, whose file handles are authenticated by `key`:
+    /// [`HandleKey::load_or_create`] if they shall be valid after a restart, else [`HandleKey::random`].
+    pub fn new(exports: impl Into<Exports>, key: HandleKey) -> Self {
+        let mounts = Mutex::new(MountTable::default());
+        Self { shared: Arc::new(Shared { exports: exports.into(), key, mounts }) }
+    }
+
+    /// What is exported.
+    pub fn exports(&self) -> &Exports {
+        &self.shared.exports
+    }
+
+    /// NFS version 3.
+    pub fn nfs3(&self) -> Nfs3 {
+        Nfs3::new(self.shared.clone())
+    }
+
+    /// MOUNT version 3.
+    pub fn mount3(&self) -> Mount3 {
+        Mount3::new(self.shared.clone())
+    }
+
+    /// All programs.
+    pub fn services(&self) -> Vec<Arc<dyn Service>> {
+        vec![Arc::new(self.nfs3()), Arc::new(self.mount3())]
+    }
+}

@@ -1,0 +1,109 @@
+//! NFS version 3: the 22 procedures of RFC 1813 §3.3, one file for each family of them.
+
+pub(crate) mod attr;
+mod dir;
+mod fsinfo;
+mod io;
+mod object;
+mod readdir;
+
+use std::{ops::RangeInclusive, sync::Arc};
+
+use nfs::v3::{self, Proc3, Procedure3};
+use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
+use xdr::{Encoder, Message};
+
+use crate::{
+    context::{Context, Shared},
+    error::WouldBlock,
+    exec::{self, Answer},
+};
+
+/// The NFS program, version 3.
+pub struct Nfs3 {
+    shared: Arc<Shared>,
+}
+
+impl Nfs3 {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+impl Service for Nfs3 {
+    fn program(&self) -> u32 {
+        nfs::NFS_PROGRAM
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        v3::VERSION..=v3::VERSION
+    }
+
+    fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
+        let procedure = Proc3::from_number(procedure)?;
+        Some(Procedure { name: procedure.name(), idempotent: procedure.is_idempotent() })
+    }
+
+    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        let shared = &self.shared;
+        match Proc3::from_number(call.procedure) {
+            None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
+            Some(Proc3::Null) => exec::run::<v3::Null>(shared, call),
+            Some(Proc3::GetAttr) => exec::run::<v3::GetAttr>(shared, call),
+            Some(Proc3::SetAttr) => exec::run::<v3::SetAttr>(shared, call),
+            Some(Proc3::Lookup) => exec::run::<v3::Lookup>(shared, call),
+            Some(Proc3::Access) => exec::run::<v3::Access>(shared, call),
+            Some(Proc3::ReadLink) => exec::run::<v3::ReadLink>(shared, call),
+            Some(Proc3::Read) => exec::run::<v3::Read>(shared, call),
+            Some(Proc3::Write) => exec::run::<v3::Write>(shared, call),
+            Some(Proc3::Create) => exec::run::<v3::Create>(shared, call),
+            Some(Proc3::MkDir) => exec::run::<v3::MkDir>(shared, call),
+            Some(Proc3::SymLink) => exec::run::<v3::SymLink>(shared, call),
+            Some(Proc3::MkNod) => exec::run::<v3::MkNod>(shared, call),
+            Some(Proc3::Remove) => exec::run::<v3::Remove>(shared, call),
+            Some(Proc3::RmDir) => exec::run::<v3::RmDir>(shared, call),
+            Some(Proc3::Rename) => exec::run::<v3::Rename>(shared, call),
+            Some(Proc3::Link) => exec::run::<v3::Link>(shared, call),
+            Some(Proc3::ReadDir) => exec::run::<v3::ReadDir>(shared, call),
+            Some(Proc3::ReadDirPlus) => exec::run::<v3::ReadDirPlus>(shared, call),
+            Some(Proc3::FsStat) => exec::run::<v3::FsStat>(shared, call),
+            Some(Proc3::FsInfo) => exec::run::<v3::FsInfo>(shared, call),
+            Some(Proc3::PathConf) => exec::run::<v3::PathConf>(shared, call),
+            Some(Proc3::Commit) => exec::run::<v3::Commit>(shared, call),
+        }
+    }
+}
+
+impl Answer for v3::Null {
+    type Args = ();
+    type Status = ();
+    const NAME: &'static str = "NULL";
+
+    fn answer(_: &Context<'_>, (): &(), _: &mut Encoder) -> Result<(), WouldBlock> {
+        Ok(())
+    }
+}
+
+/// Implements [`Answer`] for a procedure by a function of that procedure's arguments.
+macro_rules! answers {
+    ($($procedure:ident => $function:ident),* $(,)?) => {$(
+        impl $crate::exec::Answer for nfs::v3::$procedure {
+            type Args = <nfs::v3::$procedure as nfs::v3::Procedure3>::Args;
+            type Status = nfs::v3::Nfsstat3;
+            const NAME: &'static str = $crate::v3::name_of::<nfs::v3::$procedure>();
+
+            fn answer(
+                cx: &$crate::context::Context<'_>,
+                args: &Self::Args,
+                out: &mut xdr::Encoder,
+            ) -> Result<nfs::v3::Nfsstat3, $crate::error::WouldBlock> {
+                $function(cx, args, out)
+            }
+        }
+    )*};
+}
+pub(crate) use answers;
+
+const fn name_of<P: Procedure3>() -> &'static str {
+    P::NUMBER.name()
+}

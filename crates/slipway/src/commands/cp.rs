@@ -1,0 +1,223 @@
+//! `slipway cp`: copies to, from and between servers.
+
+use std::{fs, path::Path, time::Instant};
+
+use buf::Pool;
+use bytes::Bytes;
+use client::NfsUrl;
+use serde::Serialize;
+
+use crate::{
+    copy::{Copier, Kind, Meta, Node, Options, Remote},
+    exit::{Exit, Failure, Outcome},
+    output,
+    progress::Progress,
+    reach::{self, Location, Reach, local_name},
+};
+
+/// Copy files and trees to, from and between servers.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Holes stay holes. Symbolic links are copied as links inside trees; one that is named here is followed without -r.
+When a copy to a server ends, its data is on stable storage there. An error ends the file it is about, and the rest goes
+on; the exit code is then 1.
+
+Examples:
+  slipway cp notes.txt nfs://server/export/
+  slipway cp -r src nfs://server/export/backup
+  slipway cp -a 'nfs://server/export/src?proto=rdma' .
+  slipway cp -r nfs://one/export/data 'nfs://two/export/data?proto=rdma'")]
+pub struct Args {
+    /// Copy directories with all that is in them
+    #[arg(short, long, visible_short_alias = 'R')]
+    recursive: bool,
+    /// Keep owner (where allowed), mode and times
+    #[arg(short, long)]
+    preserve: bool,
+    /// Keep all that can be kept: -r, -p, and names of one file stay names of one file
+    #[arg(short, long)]
+    archive: bool,
+    /// Small files in flight at once; a large file counts as up to 16
+    #[arg(short, long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    jobs: u32,
+    /// No progress bar, even on a terminal
+    #[arg(short, long)]
+    quiet: bool,
+    /// Print what was copied as one line of JSON at the end
+    #[arg(long)]
+    json: bool,
+    /// What to copy: paths, or nfs://host[:port]/export/path[?proto=tcp|udp|rdma&…]
+    #[arg(value_name = "SOURCE", required = true)]
+    sources: Vec<Location>,
+    /// Where to: a directory, or a new name
+    #[arg(value_name = "TARGET")]
+    target: Location,
+}
+
+/// What was done, for scripts.
+#[derive(Serialize)]
+struct Done {
+    files: u64,
+    bytes: u64,
+    seconds: f64,
+    errors: u64,
+}
+
+/// Copies.
+pub fn run(args: &Args) -> Outcome {
+    reach::run(async {
+        let reach = Reach::new();
+        let target = Target::find(&reach, &args.target).await?;
+        if args.sources.len() > 1 && !matches!(target, Target::Directory(_)) {
+            return Err(Failure::usage("several sources need a directory to be copied into"));
+        }
+        let options = Options {
+            command: "cp",
+            recursive: args.recursive || args.archive,
+            preserve: args.preserve || args.archive,
+            hard_links: args.archive,
+            umask: umask(),
+            jobs: args.jobs,
+        };
+        let pool = target.pool();
+        let progress = Progress::new(!args.quiet);
+        let started = Instant::now();
+        let mut copier = Copier::new(options, pool, progress.clone());
+        let mut unreachable = 0;
+        for source in &args.sources {
+            if let Err(failure) = one(&reach, args, &mut copier, source, &target).await {
+                unreachable += u64::from(failure.exit == Exit::Unreachable);
+                copier.fail(&crate::copy::Error(failure.message));
+            }
+        }
+        let errors = copier.finish().await;
+        if args.json {
+            let seconds = started.elapsed().as_secs_f64();
+            output::json(&Done { files: progress.files(), bytes: progress.bytes(), seconds, errors });
+        }
+        Ok(match errors {
+            0 => Exit::Ok,
+            _ if errors == unreachable => Exit::Unreachable,
+            _ => Exit::Failed,
+        })
+    })
+}
+
+/// Copies one source.
+async fn one(
+    reach: &Reach,
+    args: &Args,
+    copier: &mut Copier,
+    source: &Location,
+    target: &Target,
+) -> Result<(), Failure> {
+    let follow = !(args.recursive || args.archive);
+    let (node, meta, name) = find(reach, source, follow).await?;
+    let (dir, name) = match (target, name) {
+        (Target::Directory(dir), Some(name)) => (dir, name),
+        (Target::Name { dir, name, .. }, _) => (dir, name.clone()),
+        // What has no name, as `.` and an export's root, is copied by its content.
+        (Target::Directory(dir), None) if args.recursive || args.archive => {
+            copier.copy_content(node, dir.clone()).await;
+            return Ok(());
+        }
+        (Target::Directory(_), None) => {
+            return Err(Failure::failed(format!("{}: is a directory (it is copied with -r)", shown(&node))));
+        }
+    };
+    if let Some((there, there_meta)) = dir.child(&name).await.map_err(Failure::failed)? {
+        // Opening the target empties it: that must not be the source.
+        if there.place() == node.place() && there_meta.id == meta.id {
+            return Err(Failure::failed(format!("{} and {} are the same", shown(&node), shown(&there))));
+        }
+        if meta.kind != Kind::Dir && there_meta.kind == Kind::Dir {
+            return Err(Failure::failed(format!("{}: is a directory, and {} is not", shown(&there), shown(&node))));
+        }
+    }
+    copier.copy(node, meta, dir.clone(), name).await;
+    Ok(())
+}
+
+fn shown(node: &Node) -> String {
+    output::name(&node.path())
+}
+
+/// What a source names, and the name that it has.
+async fn find(reach: &Reach, source: &Location, follow: bool) -> Result<(Node, Meta, Option<Bytes>), Failure> {
+    match source {
+        Location::Local(path) => {
+            let node = Node::Local(path.clone());
+            let meta = node.meta(follow).await.map_err(Failure::failed)?;
+            Ok((node, meta, local_name(path)))
+        }
+        Location::Remote(url) => {
+            let (node, meta) = reach.object(url, follow).await?;
+            let name = reach::split(&url.path).map(|(_, name)| name);
+            Ok((Node::Remote(node), meta, name))
+        }
+    }
+}
+
+/// Where copies go.
+enum Target {
+    /// Into a directory, each under its own name.
+    Directory(Node),
+    /// To this name in a directory.
+    Name { dir: Node, name: Bytes },
+}
+
+impl Target {
+    async fn find(reach: &Reach, target: &Location) -> Result<Self, Failure> {
+        match target {
+            Location::Local(path) => Self::local(path).await,
+            Location::Remote(url) => Self::remote(reach, url).await,
+        }
+    }
+
+    async fn local(path: &Path) -> Result<Self, Failure> {
+        if fs::metadata(path).is_ok_and(|meta| meta.is_dir()) {
+            return Ok(Target::Directory(Node::Local(path.to_owned())));
+        }
+        let name = local_name(path).ok_or_else(|| Failure::failed(format!("{}: no such directory", path.display())))?;
+        let dir = match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir,
+            _ => Path::new("."),
+        };
+        if !fs::metadata(dir).is_ok_and(|meta| meta.is_dir()) {
+            return Err(Failure::failed(format!("{}: no such directory to copy into", dir.display())));
+        }
+        Ok(Target::Name { dir: Node::Local(dir.to_owned()), name })
+    }
+
+    async fn remote(reach: &Reach, url: &NfsUrl) -> Result<Self, Failure> {
+        let mount = reach.mount(url).await?;
+        match mount.resolve("").await {
+            Ok(object) => {
+                let node = Remote::new(mount, object.handle, url.path.clone());
+                if Meta::from(&object.attr).kind == Kind::Dir {
+                    return Ok(Target::Directory(Node::Remote(node)));
+                }
+            }
+            Err(error) if error.is_not_found() && !url.path.ends_with(b"/") => {}
+            Err(error) => return Err(reach::failure(url, &error)),
+        }
+        let (dir, name) = reach.parent(url).await?;
+        Ok(Target::Name { dir: Node::Remote(dir), name })
+    }
+
+    /// Where buffers for local data come from: what the transport of the target knows.
+    fn pool(&self) -> Pool {
+        let (Target::Directory(node) | Target::Name { dir: node, .. }) = self;
+        match node {
+            Node::Local(_) => Pool::new(Default::default()),
+            Node::Remote(remote) => remote.mount().pool().clone(),
+        }
+    }
+}
+
+/// The process's umask, without changing it.
+fn umask() -> u32 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    umask.and_then(|text| u32::from_str_radix(text.trim(), 8).ok()).unwrap_or(0o022)
+}

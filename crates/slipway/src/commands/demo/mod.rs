@@ -1,0 +1,214 @@
+//! `slipway demo`: everything once, on this machine, without root: a server in a process of its own, trees copied in and
+//! out by each transport, and every byte checked.
+
+mod material;
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use client::NfsUrl;
+use server::config::ByteSize;
+
+use crate::{
+    child::Server,
+    copy::{Copier, Node, Options, Remote},
+    exit::{Exit, Failure, Outcome},
+    output::{self, Align, Table},
+    process,
+    progress::Progress,
+    reach::{self, Reach},
+};
+use material::{Manifest, Material};
+
+/// Serve a fresh directory, copy trees in and out over tcp and rdma, and check every byte.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+It needs neither root nor a network: the server is a process of its own on 127.0.0.1, RDMA runs in software (iWARP), and
+what is made is removed. The exit code is 1 if anything that comes back differs from what was sent.
+
+Examples:
+  slipway demo
+  slipway demo --size 1G --dir /dev/shm
+  slipway demo --transport rdma --congestion cubic")]
+pub struct Args {
+    /// Transports to use
+    #[arg(short, long, value_delimiter = ',', default_value = "tcp,rdma", value_parser = ["tcp", "udp", "rdma"])]
+    transport: Vec<String>,
+    /// Bytes of the large files, together
+    #[arg(long, default_value = "256M")]
+    size: ByteSize,
+    /// Where temporary directories are made
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// A tree to copy rather than this project's source
+    #[arg(long)]
+    tree: Option<PathBuf>,
+    /// Congestion control of both ends: cubic, bbr, reno, …
+    #[arg(long)]
+    congestion: Option<String>,
+}
+
+/// One copy, and what it cost.
+struct Leg {
+    transport: String,
+    what: &'static str,
+    files: u64,
+    bytes: u64,
+    elapsed: Duration,
+    client_cpu: Duration,
+    server_cpu: Duration,
+}
+
+/// Runs it.
+pub fn run(args: &Args) -> Outcome {
+    let base = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    let room = tempfile::Builder::new().prefix("slipway-demo-").tempdir_in(&base);
+    let room = room.map_err(|error| Failure::failed(format!("{}: {error}", base.display())))?;
+    let served = room.path().join("served");
+    make(&served)?;
+
+    let material = Material::make(&room.path().join("material"), args.tree.as_deref(), args.size.0)?;
+    output::print(&format!(
+        "Copying {} files of {} ({}), and {} of large files, in and out.\n",
+        material.tree.files,
+        output::size(material.tree.bytes),
+        material.origin,
+        output::size(material.large.bytes)
+    ));
+
+    let options: BTreeMap<String, String> =
+        args.congestion.iter().map(|name| ("congestion".to_owned(), name.clone())).collect();
+    let arguments: Vec<OsString> =
+        vec!["--squash".into(), "none".into(), "--state-dir".into(), room.path().join("state").into(), served.into()];
+    let server = Server::start(&args.transport, &options, &arguments)?;
+    let mut legs = Vec::new();
+    let mut different = 0;
+    for transport in &args.transport {
+        let back = room.path().join(format!("back-{transport}"));
+        make(&back)?;
+        let url: NfsUrl =
+            server.url(transport, "", &options).parse().map_err(|error: client::UrlError| Failure::failed(error))?;
+        let tour = Tour { server: &server, transport, url, material: &material, back };
+        legs.extend(reach::run(tour.run())?);
+        different += tour.check()?;
+    }
+    drop(server);
+    output::print(&table(&legs));
+    if different > 0 {
+        return Err(Failure::failed(format!("{different} objects came back different from what was sent")));
+    }
+    let congestion = args.congestion.clone().unwrap_or_else(process::congestion_control);
+    output::print(&format!("All of it came back with the same SHA-256. Congestion control: {congestion}.\n"));
+    Ok(Exit::Ok)
+}
+
+/// One transport's share.
+struct Tour<'a> {
+    server: &'a Server,
+    transport: &'a str,
+    url: NfsUrl,
+    material: &'a Material,
+    back: PathBuf,
+}
+
+impl Tour<'_> {
+    /// In and out, the tree and the large files.
+    async fn run(&self) -> Result<Vec<Leg>, Failure> {
+        let mount = Reach::new().mount(&self.url).await?;
+        let root = Remote::new(mount.clone(), mount.root().clone(), self.url.path.clone());
+        let name = format!("over-{}", self.transport);
+        let there = root.make_dir(name.as_bytes(), 0o755).await.map_err(Failure::failed)?;
+        let mut legs = Vec::new();
+        for (name, inward, outward, manifest) in [
+            ("tree", "tree in", "tree out", &self.material.tree),
+            ("large", "large in", "large out", &self.material.large),
+        ] {
+            let source = Node::Local(self.material.dir.join(name));
+            legs.push(self.leg(inward, manifest, source, Node::Remote(there.clone()), name, &mount).await?);
+            let (source, _) = there
+                .child(name.as_bytes())
+                .await
+                .map_err(Failure::failed)?
+                .ok_or_else(|| Failure::failed(format!("what was copied over {} is not there", self.transport)))?;
+            let target = Node::Local(self.back.clone());
+            legs.push(self.leg(outward, manifest, Node::Remote(source), target, name, &mount).await?);
+        }
+        Ok(legs)
+    }
+
+    async fn leg(
+        &self,
+        what: &'static str,
+        manifest: &Manifest,
+        source: Node,
+        target: Node,
+        name: &str,
+        mount: &client::Mount,
+    ) -> Result<Leg, Failure> {
+        let options =
+            Options { command: "demo", recursive: true, preserve: true, hard_links: true, umask: 0o022, jobs: 64 };
+        let meta = source.meta(true).await.map_err(Failure::failed)?;
+        let (started, client, server) = (Instant::now(), process::cpu_time(), self.server.cpu_time());
+        let mut copier = Copier::new(options, mount.pool().clone(), Progress::new(true));
+        copier.copy(source, meta, target, name.to_owned().into()).await;
+        let errors = copier.finish().await;
+        if errors > 0 {
+            return Err(Failure::failed(format!("{errors} errors over {}, {what}", self.transport)));
+        }
+        Ok(Leg {
+            transport: self.transport.to_owned(),
+            what,
+            files: manifest.files,
+            bytes: manifest.bytes,
+            elapsed: started.elapsed(),
+            client_cpu: process::cpu_time().saturating_sub(client),
+            server_cpu: self.server.cpu_time().saturating_sub(server),
+        })
+    }
+
+    /// Compares what came back; returns how many objects differ.
+    fn check(&self) -> Result<usize, Failure> {
+        let mut different = 0;
+        for (name, sent) in [("tree", &self.material.tree), ("large", &self.material.large)] {
+            for difference in sent.differences(&Manifest::of(&self.back.join(name))?) {
+                eprintln!("slipway demo: over {}: {name}/{difference}", self.transport);
+                different += 1;
+            }
+        }
+        Ok(different)
+    }
+}
+
+fn make(dir: &Path) -> Result<(), Failure> {
+    std::fs::create_dir(dir).map_err(|error| Failure::failed(format!("{}: {error}", dir.display())))
+}
+
+fn table(legs: &[Leg]) -> String {
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("transport", Align::Left),
+        ("copy", Align::Left),
+        ("seconds", right),
+        ("files/s", right),
+        ("GB/s", right),
+        ("client CPU s/GB", right),
+        ("server CPU s/GB", right),
+    ]);
+    for leg in legs {
+        let (seconds, gb) = (leg.elapsed.as_secs_f64(), leg.bytes as f64 / 1e9);
+        table.row(vec![
+            leg.transport.clone(),
+            leg.what.to_owned(),
+            format!("{seconds:.2}"),
+            format!("{:.0}", leg.files as f64 / seconds),
+            format!("{:.3}", gb / seconds),
+            format!("{:.2}", leg.client_cpu.as_secs_f64() / gb),
+            format!("{:.2}", leg.server_cpu.as_secs_f64() / gb),
+        ]);
+    }
+    format!("\n{}\n", table.text())
+}

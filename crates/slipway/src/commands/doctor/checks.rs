@@ -1,0 +1,300 @@
+//! The checks. Each looks at one thing and says what it found; none changes anything.
+
+use std::{
+    fs, io,
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    path::Path,
+    time::Duration,
+};
+
+use rustix::{
+    fs::{Mode, OFlags, ResolveFlags},
+    process::Resource,
+};
+
+use super::Finding;
+use crate::{output, switch};
+
+/// All findings, in the order a reader wants them: who we are, transports, ports, the kernel's part, limits.
+pub fn all() -> Vec<Finding> {
+    let mut findings = vec![identity(), containment()];
+    findings.extend(transports());
+    findings.push(adapters(Path::new("/sys/class/infiniband")));
+    findings.push(checksum_instruction());
+    findings.push(tcp_port("port 2049/tcp", 2049, "nfs"));
+    findings.push(udp_port("port 2049/udp", 2049));
+    findings.push(tcp_port("port 20049/tcp", 20049, "nfs over rdma"));
+    findings.push(rpcbind());
+    findings.push(kernel_client());
+    findings.push(mount_command());
+    findings.push(congestion(&read_line("/proc/sys/net/ipv4/tcp_congestion_control")));
+    findings.push(open_files());
+    findings.push(locked_memory());
+    findings
+}
+
+fn identity() -> Finding {
+    let uid = rustix::process::geteuid();
+    if uid.is_root() {
+        return Finding::ok("identity", "root: each operation runs with its caller's user and groups");
+    }
+    Finding::note(
+        "identity",
+        format!("user {}: every client's operations run as this user", uid.as_raw()),
+        "run `slipway serve` as root to serve many users' files under their own identities",
+    )
+}
+
+/// The posix backend keeps paths inside an export by `openat2` (Linux 5.6); containers' filters sometimes deny it.
+fn containment() -> Finding {
+    let opened = rustix::fs::openat2(
+        rustix::fs::CWD,
+        ".",
+        OFlags::PATH | OFlags::CLOEXEC,
+        Mode::empty(),
+        ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS,
+    );
+    match opened {
+        Ok(_) => Finding::ok("openat2", "works: paths cannot leave an exported directory"),
+        Err(error) => Finding::bad(
+            "openat2",
+            format!("does not work ({error}): directories cannot be served"),
+            "use Linux 5.6 or later; in a container, allow the openat2 system call",
+        ),
+    }
+}
+
+fn transports() -> Vec<Finding> {
+    let switch = switch::all();
+    let names: Vec<_> = switch.names().collect();
+    let providers = switch::PROVIDERS.join(", ");
+    vec![
+        Finding::ok("transports", names.join(", ")),
+        Finding::ok("rdma providers", format!("{providers}: RDMA in software over TCP, needs no adapter and no root")),
+    ]
+}
+
+fn adapters(class: &Path) -> Finding {
+    const CHECK: &str = "rdma adapters";
+    let mut found: Vec<String> = fs::read_dir(class)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let kind = read_line(entry.path().join("node_type"));
+            let state = read_line(entry.path().join("ports/1/state"));
+            format!("{name} ({}, port 1 {})", kind.trim_start_matches(|c: char| !c.is_alphabetic()), state)
+        })
+        .collect();
+    found.sort();
+    if found.is_empty() {
+        return Finding::note(
+            CHECK,
+            "none in /sys/class/infiniband; RDMA runs in software",
+            "none needed. For the kernel's own software RDMA: modprobe siw (or rdma_rxe) and `rdma link add siw0 type siw \
+             netdev lo`",
+        );
+    }
+    Finding::ok(CHECK, format!("{}; peers reach the iwarp provider from iWARP adapters and siw", found.join(", ")))
+}
+
+fn checksum_instruction() -> Finding {
+    #[cfg(target_arch = "x86_64")]
+    let there = std::arch::is_x86_feature_detected!("sse4.2");
+    #[cfg(target_arch = "aarch64")]
+    let there = std::arch::is_aarch64_feature_detected!("crc");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let there = false;
+    if there {
+        Finding::ok("crc32c", "in hardware")
+    } else {
+        Finding::note(
+            "crc32c",
+            "no instruction for it: iWARP with CRC will be slow",
+            "leave CRC off on trusted networks",
+        )
+    }
+}
+
+fn tcp_port(check: &'static str, port: u16, what: &str) -> Finding {
+    let bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).map(drop);
+    port_finding(check, bound, &format!("--listen with another port, and give clients -o port=… ({what})"))
+}
+
+fn udp_port(check: &'static str, port: u16) -> Finding {
+    let bound = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)).map(drop);
+    port_finding(check, bound, "--listen udp://… with another port")
+}
+
+fn port_finding(check: &'static str, bound: io::Result<()>, otherwise: &str) -> Finding {
+    match bound {
+        Ok(()) => Finding::ok(check, "free"),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Finding::note(
+            check,
+            "taken",
+            format!(
+                "see who has it with `ss -lntup`; stop that server (systemctl stop nfs-server), or use {otherwise}"
+            ),
+        ),
+        Err(error) => Finding::note(check, format!("cannot be had: {error}"), format!("use {otherwise}")),
+    }
+}
+
+fn rpcbind() -> Finding {
+    const CHECK: &str = "rpcbind";
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 111));
+    if TcpStream::connect_timeout(&address, Duration::from_millis(500)).is_ok() {
+        return Finding::ok(CHECK, "something answers at 127.0.0.1:111: `--rpcbind auto` registers there");
+    }
+    match TcpListener::bind((Ipv4Addr::UNSPECIFIED, 111)) {
+        Ok(_) => Finding::ok(CHECK, "none runs and port 111 can be had: `--rpcbind builtin` answers as one"),
+        Err(error) => Finding::note(
+            CHECK,
+            format!("none runs, and port 111 cannot be had ({error})"),
+            "not needed: mount with -o port=…,mountport=… as `slipway serve` prints it. Else install and start rpcbind, or \
+             run as root with --rpcbind builtin",
+        ),
+    }
+}
+
+/// Whether this machine's kernel could mount what we serve.
+fn kernel_client() -> Finding {
+    const CHECK: &str = "kernel NFS client";
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let modules = format!("/lib/modules/{release}");
+    let known: String = ["modules.dep", "modules.builtin"]
+        .iter()
+        .filter_map(|file| fs::read_to_string(Path::new(&modules).join(file)).ok())
+        .collect();
+    let filesystems = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    let nfs = filesystems.lines().any(|line| line.ends_with("\tnfs")) || has_module(&known, "nfsv3");
+    let rdma = Path::new("/sys/module/rpcrdma").exists() || has_module(&known, "rpcrdma");
+    let siw = Path::new("/sys/module/siw").exists() || has_module(&known, "siw");
+    match (nfs, rdma && siw) {
+        (true, true) => Finding::ok(CHECK, format!("Linux {release} mounts NFS over tcp, and over rdma with siw")),
+        (true, false) => Finding::note(
+            CHECK,
+            format!("Linux {release} mounts NFS over tcp; modules for rdma (rpcrdma, siw) are not installed"),
+            "install the distribution's full kernel package (linux-modules-extra-…) and modprobe siw rpcrdma",
+        ),
+        (false, _) => Finding::note(
+            CHECK,
+            format!("Linux {release} has no NFS modules: this machine can serve, but not mount"),
+            "not needed to serve, nor for `slipway ls`, `cp` and `cat`. To mount here, install the distribution's full kernel \
+             package",
+        ),
+    }
+}
+
+/// Whether a list of modules, one path a line, has this one, compressed or not.
+fn has_module(list: &str, module: &str) -> bool {
+    list.lines().any(|line| {
+        let path = line.split(':').next().unwrap_or(line);
+        let file = path.rsplit('/').next().unwrap_or(path);
+        file.split('.').next() == Some(module)
+    })
+}
+
+fn mount_command() -> Finding {
+    let found = ["/sbin/mount.nfs", "/usr/sbin/mount.nfs"].into_iter().find(|path| Path::new(path).exists());
+    match found {
+        Some(path) => Finding::ok("mount.nfs", path),
+        None => Finding::note(
+            "mount.nfs",
+            "not installed: `mount -t nfs` will not work on this machine",
+            "not needed to serve. To mount here: apt install nfs-common, or dnf install nfs-utils",
+        ),
+    }
+}
+
+fn congestion(current: &str) -> Finding {
+    const CHECK: &str = "congestion control";
+    match current {
+        "bbr" => Finding::note(
+            CHECK,
+            "bbr, which paces what it sends even on loopback and fast local networks",
+            "give tcp and rdma the option congestion=cubic (`bench --congestion cubic`, `?congestion=cubic` in a URL), or \
+             sysctl net.ipv4.tcp_congestion_control=cubic",
+        ),
+        "" => Finding::note(CHECK, "unknown", "mount /proc"),
+        other => Finding::ok(CHECK, other),
+    }
+}
+
+fn open_files() -> Finding {
+    const CHECK: &str = "open files";
+    let limit = rustix::process::getrlimit(Resource::Nofile);
+    match limit.current {
+        Some(current) if current < 4096 => Finding::note(
+            CHECK,
+            format!("at most {current}: few clients, and few files open at once"),
+            "ulimit -n 65536, or LimitNOFILE=65536 in the systemd unit",
+        ),
+        Some(current) => Finding::ok(CHECK, format!("at most {current}")),
+        None => Finding::ok(CHECK, "no limit"),
+    }
+}
+
+fn locked_memory() -> Finding {
+    const CHECK: &str = "locked memory";
+    let limit = rustix::process::getrlimit(Resource::Memlock);
+    match limit.current {
+        Some(current) if current < 64 << 20 => Finding::note(
+            CHECK,
+            format!(
+                "at most {}: enough for iwarp, which locks none, but an adapter would need more",
+                output::size(current)
+            ),
+            "ulimit -l unlimited, or LimitMEMLOCK=infinity in the systemd unit",
+        ),
+        Some(current) => Finding::ok(CHECK, format!("at most {}", output::size(current))),
+        None => Finding::ok(CHECK, "no limit"),
+    }
+}
+
+fn read_line(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::doctor::State;
+
+    #[test]
+    fn bbr_is_noted_and_has_a_fix() {
+        assert_eq!(congestion("cubic").state, State::Ok);
+        let finding = congestion("bbr");
+        assert_eq!(finding.state, State::Note);
+        assert!(finding.fix.unwrap().contains("congestion=cubic"));
+    }
+
+    #[test]
+    fn a_taken_port_is_found() {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert_eq!(tcp_port("port", port, "test").found, "taken");
+        assert_eq!(port_finding("port", Ok(()), "test").state, State::Ok);
+    }
+
+    #[test]
+    fn modules_are_found_by_their_whole_name() {
+        let list =
+            "kernel/fs/nfs/nfsv3.ko.xz: kernel/fs/nfs/nfs.ko.xz\nkernel/drivers/infiniband/sw/siw/siw.ko: a/b.ko\n";
+        assert!(has_module(list, "nfsv3") && has_module(list, "siw"));
+        assert!(!has_module(list, "nfsv4") && !has_module(list, "nfs"));
+    }
+
+    #[test]
+    fn adapters_are_listed_with_kind_and_state() {
+        let class = tempfile::tempdir().unwrap();
+        assert_eq!(adapters(class.path()).state, State::Note);
+        let port = class.path().join("siw0/ports/1");
+        fs::create_dir_all(&port).unwrap();
+        fs::write(class.path().join("siw0/node_type"), "4: RNIC\n").unwrap();
+        fs::write(port.join("state"), "4: ACTIVE\n").unwrap();
+        let finding = adapters(class.path());
+        assert!(finding.found.starts_with("siw0 (RNIC, port 1 4: ACTIVE)"), "{}", finding.found);
+    }
+}

@@ -1,0 +1,86 @@
+//! `slipway mkdir`: directories on servers.
+
+use bytes::Bytes;
+use client::NfsUrl;
+use nfs::v3::Nfsstat3;
+
+use crate::{
+    copy::{Kind, Remote},
+    exit::{Failure, Outcome},
+    reach::{self, Reach, Tally},
+};
+
+/// Make directories on servers.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  slipway mkdir nfs://server/export/new
+  slipway mkdir -p nfs://server/export/a/b/c
+  slipway mkdir -m 700 nfs://server/export/private")]
+pub struct Args {
+    /// Make parents as needed, and do not mind a directory that is there
+    #[arg(short, long)]
+    parents: bool,
+    /// Permission bits of the new directory, in octal
+    #[arg(short, long, default_value = "755", value_parser = mode)]
+    mode: u32,
+    /// The directories: nfs://host[:port]/export/path[?proto=tcp|udp|rdma&…]
+    #[arg(value_name = "URL", required = true)]
+    urls: Vec<NfsUrl>,
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o7777);
+    mode.ok_or_else(|| "a mode is up to four octal digits, as in 755".to_owned())
+}
+
+/// Makes them.
+pub fn run(args: &Args) -> Outcome {
+    reach::run(async {
+        let (reach, mut tally) = (Reach::new(), Tally::new("mkdir"));
+        for url in &args.urls {
+            let made = if args.parents { all(&reach, url, args.mode).await } else { one(&reach, url, args.mode).await };
+            tally.check(made);
+        }
+        Ok(tally.exit())
+    })
+}
+
+async fn one(reach: &Reach, url: &NfsUrl, mode: u32) -> Result<(), Failure> {
+    let (dir, name) = reach.parent(url).await?;
+    dir.make_new_dir(&name, mode).await.map_err(|error| reach::failure(url, &error))
+}
+
+/// Makes what is missing, from the top.
+async fn all(reach: &Reach, url: &NfsUrl, mode: u32) -> Result<(), Failure> {
+    let mount = reach.mount(url).await?;
+    // What could not be mounted is what may be missing: paths start at the URL's, so it is walked by parents.
+    let mut missing: Vec<Bytes> = Vec::new();
+    let mut path = url.path.clone();
+    let mut found = mount.resolve("").await;
+    let mut at = mount;
+    while found.as_ref().is_err_and(client::Error::is_not_found) {
+        let Some((dir, name)) = reach::split(&path) else { break };
+        missing.push(name);
+        at = reach.mount(&url.with_path(dir.clone())).await?;
+        found = at.resolve("").await;
+        path = dir;
+    }
+    let object = found.map_err(|error| reach::failure(url, &error))?;
+    let mut node = Remote::new(at, object.handle, path);
+    while let Some(name) = missing.pop() {
+        // Parents must be passable for their owner, whatever the mode of the last.
+        let mode = if missing.is_empty() { mode } else { 0o755 };
+        match node.make_new_dir(&name, mode).await {
+            Ok(()) => {}
+            Err(error) if error.status() == Some(Nfsstat3::Exist) => {}
+            Err(error) => return Err(reach::failure(url, &error)),
+        }
+        let child = node.child(&name).await.map_err(Failure::failed)?;
+        node = child.ok_or_else(|| Failure::failed(format!("{url}: removed while it was made")))?.0;
+    }
+    match node.meta().await.map_err(Failure::failed)?.kind {
+        Kind::Dir => Ok(()),
+        kind => Err(Failure::failed(format!("{url}: is a {}", kind.name()))),
+    }
+}

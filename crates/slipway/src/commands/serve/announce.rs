@@ -1,0 +1,156 @@
+//! What a server says when it is ready: to people how to mount, to scripts where it listens, to systemd that it is up.
+
+use std::{
+    env, fs, io,
+    io::Write as _,
+    net::{IpAddr, SocketAddr},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{ffi::OsStrExt, net::SocketAddr as UnixAddr, net::UnixDatagram},
+    },
+    path::Path,
+};
+
+use server::{
+    Access, Client, Config, Squash,
+    config::{BackendConfig, ExportConfig},
+};
+
+use crate::{
+    child::{Ready, ReadyListen},
+    exit::Failure,
+    output,
+};
+
+/// What is served where.
+pub struct Announcement<'a> {
+    config: &'a Config,
+    ready: Ready,
+}
+
+impl<'a> Announcement<'a> {
+    /// What is served.
+    pub fn new(config: &'a Config) -> Self {
+        let uid = rustix::process::geteuid();
+        let identity = if uid.is_root() { "callers".to_owned() } else { uid.as_raw().to_string() };
+        let exports = config.export.iter().map(|export| export.name.clone()).collect();
+        Self { config, ready: Ready { pid: std::process::id(), listen: Vec::new(), exports, identity } }
+    }
+
+    /// Adds where it is served.
+    pub fn listens(&mut self, transport: &str, address: SocketAddr) {
+        self.ready.listen.push(ReadyListen { transport: transport.to_owned(), address });
+    }
+
+    /// Says it.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn publish(&self, json: bool, file: Option<&Path>) -> Result<(), Failure> {
+        let line = format!("{}\n", serde_json::to_string(&self.ready).expect("it is representable"));
+        if let Some(path) = file {
+            replace(path, &line).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+        }
+        let text = if json { line } else { self.text() };
+        // A server goes on even if nobody listens to what it says.
+        let _ = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
+        notify("READY=1");
+        Ok(())
+    }
+
+    fn text(&self) -> String {
+        let mut text = match self.ready.identity.as_str() {
+            "callers" => "Serving as root: each operation runs with its caller's user and groups.\n".to_owned(),
+            uid => format!("Serving as user {uid}: everything is done as this user, whoever calls.\n"),
+        };
+        for export in &self.config.export {
+            text.push_str(&format!("  {}\n", describe(export)));
+        }
+        text.push_str("Listening:\n");
+        for listen in &self.ready.listen {
+            text.push_str(&format!("  {}://{}\n", listen.transport, listen.address));
+        }
+        let commands: Vec<_> = self.ready.listen.iter().filter_map(|listen| self.mount_command(listen)).collect();
+        if !commands.is_empty() {
+            text.push_str(&format!("Mount it on Linux, as root:\n  {}\n", commands.join("\n  ")));
+        }
+        if let Some(first) = self.ready.listen.first() {
+            let (place, transport, port) = (host(first.address.ip()), &first.transport, first.address.port());
+            let query = if transport == "tcp" { String::new() } else { format!("?proto={transport}") };
+            let url = format!("nfs://{place}:{port}{}{query}", self.ready.exports[0]);
+            text.push_str(&format!("Or reach it without mounting:\n  slipway ls '{url}'\n"));
+        }
+        text
+    }
+
+    /// How Linux mounts the first export here. Its client speaks MOUNT by tcp or udp alone, so that without one of
+    /// them there is no way.
+    fn mount_command(&self, listen: &ReadyListen) -> Option<String> {
+        let ReadyListen { transport, address } = listen;
+        let mount = match transport.as_str() {
+            "rdma" => self.ready.listen.iter().find(|other| other.transport != "rdma")?,
+            _ => listen,
+        };
+        Some(format!(
+            "mount -t nfs -o vers=3,proto={transport},port={},mountproto={},mountport={},nolock {}:{} /mnt",
+            address.port(),
+            mount.transport,
+            mount.address.port(),
+            host(address.ip()),
+            self.ready.exports[0],
+        ))
+    }
+}
+
+/// `/srv/data: read-only, a client's root is nobody, for 10.0.0.0/8`.
+fn describe(export: &ExportConfig) -> String {
+    let options = &export.options;
+    let access = match options.access {
+        Access::ReadWrite => "read and write",
+        Access::ReadOnly => "read only",
+    };
+    let squash = match options.squash {
+        Squash::Root => "a client's root is nobody",
+        Squash::All => "everybody is nobody",
+        Squash::None => "a client's root is root",
+    };
+    let clients: Vec<_> = options.clients.iter().map(Client::as_str).collect();
+    let clients = if options.clients.iter().any(Client::is_any) { "all hosts".to_owned() } else { clients.join(", ") };
+    let what = match &export.backend {
+        BackendConfig::Posix { path } if path.as_os_str() == export.name.as_str() => String::new(),
+        BackendConfig::Posix { path } => format!("directory {}, ", path.display()),
+        BackendConfig::Memory { size } => format!("{} of memory, ", output::size(*size)),
+    };
+    format!("{}: {what}{access}, {squash}, for {clients}", export.name)
+}
+
+/// How others call this host: its name, where it listens at every address.
+fn host(address: IpAddr) -> String {
+    match address.to_canonical() {
+        address if address.is_unspecified() => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        IpAddr::V6(address) => format!("[{address}]"),
+        address => address.to_string(),
+    }
+}
+
+/// Writes a file that is there either whole or not at all.
+fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    fs::write(&temporary, text)?;
+    fs::rename(&temporary, path)
+}
+
+/// Tells systemd, if it asked (sd_notify(3)).
+pub fn notify(state: &str) {
+    let Some(path) = env::var_os("NOTIFY_SOCKET") else { return };
+    let told = (|| {
+        let address = match path.as_bytes() {
+            [b'@', name @ ..] => UnixAddr::from_abstract_name(name)?,
+            path => UnixAddr::from_pathname(Path::new(std::ffi::OsStr::from_bytes(path)))?,
+        };
+        UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address)
+    })();
+    if let Err(error) = told {
+        tracing::warn!(%error, "systemd cannot be told");
+    }
+}

@@ -1,0 +1,262 @@
+//! `slipway serve`: directories, or memory, over NFS.
+
+mod announce;
+mod listen;
+mod rpcbind;
+mod signals;
+
+use std::{
+    io,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use buf::Pool;
+use rpc::{Listener, Server, Switch, WorkerOptions, Workers};
+use server::{
+    Client, Config, NfsServer,
+    config::{ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, default_state_dir},
+};
+
+use crate::{
+    cli::LogArgs,
+    exit::{Exit, Failure, Outcome},
+    logging, switch,
+};
+use announce::Announcement;
+use listen::ListenUrl;
+use signals::{Signal, Signals};
+
+/// Serve directories, or memory, over NFS.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+By default it listens at all addresses, with tcp at port 2049 and rdma (iWARP in software) at port 20049, and prints how
+to mount what it serves. As root, each operation runs with its caller's user and groups, and a client's root is nobody
+(--squash). As an ordinary user, all files are touched as that user.
+
+SIGTERM and SIGINT answer what has been called, and end it. SIGUSR1 prints counters of all procedures.
+
+Configuration file, for several exports (unknown keys are refused):
+  [server]                      # state_dir, workers, rpcbind, log, log_format
+  workers = 4
+  [[listen]]                    # transport, address, options
+  transport = \"tcp\"
+  address = \"[::]:2049\"
+  [[export]]                    # path, name, clients, access, squash, anonuid, anongid, transports, insecure
+  path = \"/srv/data\"
+  clients = [\"10.0.0.0/8\"]
+  access = \"ro\"
+  [[export]]
+  name = \"/scratch\"
+  backend = \"memory\"
+  size = \"512 MiB\"
+
+Examples:
+  slipway serve /srv/data
+  slipway serve --ro --clients 10.0.0.0/8 --clients fd00::/8 /srv/data
+  slipway serve --memory 2G --listen tcp://127.0.0.1:0 --listen rdma://127.0.0.1:0 --json
+  slipway serve --config /etc/slipway.toml")]
+pub struct Args {
+    /// The directory to serve
+    #[arg(value_name = "DIR", required_unless_present_any = ["memory", "config"], conflicts_with_all = ["memory", "config"])]
+    dir: Option<PathBuf>,
+    /// Serve so much memory, gone when the server ends
+    #[arg(long, value_name = "SIZE", conflicts_with = "config")]
+    memory: Option<ByteSize>,
+    /// Serve what this TOML file says
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The path that clients mount: that of DIR unless said otherwise, /memory for memory
+    #[arg(long, value_name = "PATH", conflicts_with = "config")]
+    name: Option<String>,
+    /// Let nobody change anything
+    #[arg(long, conflicts_with = "config")]
+    ro: bool,
+    /// Whose identity is taken away: a client's root, all users, or none
+    #[arg(long, value_name = "WHO", value_parser = ["root", "all", "none"], conflicts_with = "config")]
+    squash: Option<String>,
+    /// Hosts that may use it: an address, a network as in 10.0.0.0/8, or a name. All, if there is none
+    #[arg(long, value_name = "HOST", conflicts_with = "config")]
+    clients: Vec<Client>,
+    /// Where to listen: tcp://ADDRESS:PORT, udp://…, rdma://…, with ?option=value; port 0 chooses a free one
+    #[arg(short, long, value_name = "URL")]
+    listen: Vec<ListenUrl>,
+    /// Threads that serve connections; one for each core unless said otherwise
+    #[arg(short, long, value_name = "N")]
+    workers: Option<NonZeroUsize>,
+    /// Where the key of file handles is kept, so that mounts survive a restart
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// How clients learn the ports: auto registers with this host's rpcbind if one runs; builtin answers in its place at
+    /// port 111, which needs root
+    #[arg(long, value_name = "HOW", value_parser = ["auto", "off", "builtin"])]
+    rpcbind: Option<String>,
+    /// When ready, print what is served where as one line of JSON, not as text
+    #[arg(long)]
+    json: bool,
+    /// When ready, write that line to this file
+    #[arg(long, value_name = "FILE")]
+    ready_file: Option<PathBuf>,
+    /// End when standard input does
+    #[arg(long, hide = true)]
+    until_eof: bool,
+}
+
+/// Serves until told to end.
+pub fn run(args: &Args, log: &LogArgs) -> Outcome {
+    let config = match &args.config {
+        Some(path) => Config::load(path).map_err(Failure::usage)?,
+        None => Config::default(),
+    };
+    logging::start(&LogArgs {
+        filter: config.server.log.clone(),
+        log_format: log.log_format.or(match config.server.log_format {
+            LogFormat::Text => None,
+            LogFormat::Json => Some(logging::LogFormat::Json),
+        }),
+        ..log.clone()
+    })?;
+    let config = args.complete(config)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::failed)?;
+    runtime.block_on(serve(args, config))
+}
+
+impl Args {
+    /// What the command line says, over what the file says.
+    fn complete(&self, mut config: Config) -> Result<Config, Failure> {
+        if self.config.is_none() {
+            config.export.push(self.export()?);
+        }
+        if config.export.is_empty() {
+            return Err(Failure::usage("the configuration has no [[export]]: there is nothing to serve"));
+        }
+        if !self.listen.is_empty() {
+            config.listen = self.listen.iter().map(|url| url.0.clone()).collect();
+        }
+        config.server.workers = self.workers.or(config.server.workers);
+        match self.rpcbind.as_deref() {
+            Some("auto") => config.server.rpcbind = RpcbindMode::Auto,
+            Some("off") => config.server.rpcbind = RpcbindMode::Off,
+            Some("builtin") => config.server.rpcbind = RpcbindMode::Builtin,
+            _ => {}
+        }
+        let state_dir = self.state_dir.clone().or(config.server.state_dir.take());
+        config.server.state_dir = Some(state_dir.unwrap_or_else(default_state_dir));
+        Ok(config)
+    }
+
+    /// The one export of the command line, by way of what could stand in a file.
+    fn export(&self) -> Result<ExportConfig, Failure> {
+        let mut export = serde_json::json!({
+            "access": if self.ro { "ro" } else { "rw" },
+            "squash": self.squash.as_deref().unwrap_or("root"),
+        });
+        if !self.clients.is_empty() {
+            export["clients"] = self.clients.iter().map(Client::as_str).collect();
+        }
+        match (&self.dir, self.memory) {
+            (Some(dir), _) => {
+                let path = dir.canonicalize().map_err(|error| Failure::usage(format!("{}: {error}", dir.display())))?;
+                let text = path.to_str().ok_or_else(|| {
+                    Failure::usage(format!("{}: is not UTF-8; serve it under another path", path.display()))
+                })?;
+                export["path"] = text.into();
+            }
+            (None, Some(ByteSize(size))) => {
+                export["backend"] = "memory".into();
+                export["size"] = size.to_string().into();
+                export["name"] = "/memory".into();
+            }
+            (None, None) => unreachable!("the command line asks for one of them"),
+        }
+        if let Some(name) = &self.name {
+            export["name"] = name.as_str().into();
+        }
+        serde_json::from_value(export).map_err(Failure::usage)
+    }
+}
+
+/// A transport's name, and what accepts its connections.
+type Listening = (String, Box<dyn Listener>);
+
+async fn serve(args: &Args, config: Config) -> Outcome {
+    let pool = Pool::default();
+    let state_dir = config.server.state_dir.as_deref().expect("it has been completed");
+    let nfs = NfsServer::open(&config.export, state_dir, &pool).map_err(Failure::usage)?;
+    let builder = nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared);
+    let server = builder.build();
+
+    let mut signals = Signals::new(args.until_eof).map_err(Failure::failed)?;
+    let switch = switch::with_pool(&pool);
+    let listeners = listen_all(&switch, &config.listen)?;
+    let mut options = WorkerOptions::default();
+    options.threads = config.server.workers.map_or(options.threads, NonZeroUsize::get);
+    let workers = Workers::new(options).map_err(Failure::failed)?;
+    let mut announcement = Announcement::new(&config);
+    let mut places = Vec::new();
+    for (transport, listener) in listeners {
+        announcement.listens(&transport, listener.local_addr());
+        places.push((transport, listener.local_addr()));
+        workers.listen(server.clone(), listener);
+    }
+    let published = rpcbind::publish(config.server.rpcbind, &switch, &workers, &server, &places).await?;
+    announcement.publish(args.json, args.ready_file.as_deref())?;
+
+    while signals.next().await == Signal::Report {
+        signals::report(&server);
+    }
+    announce::notify("STOPPING=1");
+    published.withdraw().await;
+    let drained = tokio::select! {
+        drained = workers.drain(DRAIN_MAX) => drained,
+        () = signals.ended() => false,
+    };
+    if !drained {
+        tracing::warn!("some calls were not answered before the end");
+    }
+    remove(args.ready_file.as_deref());
+    Ok(Exit::Ok)
+}
+
+/// Listens where `addresses` say; without any at the default ones, of which only the first must be had.
+fn listen_all(switch: &Switch, addresses: &[ListenConfig]) -> Result<Vec<Listening>, Failure> {
+    if !addresses.is_empty() {
+        return addresses.iter().map(|address| listen_one(switch, address)).collect();
+    }
+    let [first, second] = listen::defaults();
+    let mut listeners = vec![listen_one(switch, &first)?];
+    match listen_one(switch, &second) {
+        Ok(listener) => listeners.push(listener),
+        Err(failure) => eprintln!("slipway serve: {failure}; going on without"),
+    }
+    Ok(listeners)
+}
+
+fn listen_one(switch: &Switch, listen: &ListenConfig) -> Result<Listening, Failure> {
+    let ListenConfig { transport, address, options } = listen;
+    let kind = switch.find(transport).ok_or_else(|| {
+        let names: Vec<_> = switch.names().collect();
+        Failure::usage(format!("there is no transport '{transport}'; there are {}", names.join(", ")))
+    })?;
+    let kind = kind.with_options(options).map_err(Failure::usage)?;
+    let listener = kind.listen(*address).map_err(|error| {
+        let advice = match error.kind() {
+            io::ErrorKind::AddrInUse => ": another server has it; stop that, or choose another port with --listen",
+            io::ErrorKind::PermissionDenied => ": ports below 1024 need root; choose another port with --listen",
+            _ => "",
+        };
+        let message = format!("cannot listen at {transport}://{address}: {error}{advice}");
+        Failure { exit: Exit::Unreachable, message }
+    })?;
+    Ok((transport.clone(), listener))
+}
+
+fn remove(ready_file: Option<&Path>) {
+    if let Some(path) = ready_file {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// How long calls may take to be answered when the server ends.
+const DRAIN_MAX: Duration = Duration::from_secs(10);

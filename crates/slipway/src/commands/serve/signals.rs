@@ -1,0 +1,109 @@
+//! What a running server is told from outside: to end, or to report.
+
+use std::{io, io::Read, thread, time::Duration};
+
+use rpc::{ProcedureStats, Server};
+use tokio::{
+    signal::unix::{self, SignalKind},
+    sync::watch,
+};
+
+use crate::output::{Align, Table};
+
+/// What a server is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Answer what has been called, and end.
+    End,
+    /// Say what has been called so far.
+    Report,
+}
+
+/// Where it is told.
+pub struct Signals {
+    terminate: unix::Signal,
+    interrupt: unix::Signal,
+    report: unix::Signal,
+    /// Standard input has ended.
+    eof: Option<watch::Receiver<bool>>,
+}
+
+impl Signals {
+    /// Listens to signals; and to the end of standard input, if `until_eof`.
+    pub fn new(until_eof: bool) -> io::Result<Self> {
+        Ok(Self {
+            terminate: unix::signal(SignalKind::terminate())?,
+            interrupt: unix::signal(SignalKind::interrupt())?,
+            report: unix::signal(SignalKind::user_defined1())?,
+            eof: until_eof.then(end_of_input),
+        })
+    }
+
+    /// Waits for the next.
+    pub async fn next(&mut self) -> Signal {
+        let eof = async {
+            match &mut self.eof {
+                Some(eof) => drop(eof.wait_for(|&ended| ended).await),
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            _ = self.terminate.recv() => Signal::End,
+            _ = self.interrupt.recv() => Signal::End,
+            _ = self.report.recv() => Signal::Report,
+            () = eof => Signal::End,
+        }
+    }
+
+    /// Waits until a signal says once more that the server shall end.
+    pub async fn ended(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Becomes true when standard input has ended.
+fn end_of_input() -> watch::Receiver<bool> {
+    let (sender, receiver) = watch::channel(false);
+    thread::spawn(move || {
+        let mut waste = [0; 256];
+        while io::stdin().lock().read(&mut waste).is_ok_and(|count| count > 0) {}
+        sender.send_replace(true);
+    });
+    receiver
+}
+
+/// Prints what every procedure was called, on standard error.
+pub fn report(server: &Server) {
+    eprint!("{}", table(&server.stats()));
+}
+
+fn table(stats: &[ProcedureStats]) -> String {
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("program", right),
+        ("version", right),
+        ("procedure", Align::Left),
+        ("calls", right),
+        ("errors", right),
+        ("mean us", right),
+        ("p50 us <", right),
+        ("p99 us <", right),
+    ]);
+    for stats in stats.iter().filter(|stats| stats.calls > 0) {
+        let micros = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1e6);
+        table.row(vec![
+            stats.program.to_string(),
+            stats.version.to_string(),
+            stats.name.to_owned(),
+            stats.calls.to_string(),
+            stats.errors.to_string(),
+            format!("{:.1}", stats.total.as_secs_f64() * 1e6 / stats.calls as f64),
+            micros(stats.quantile(0.5)),
+            micros(stats.quantile(0.99)),
+        ]);
+    }
+    table.text()
+}

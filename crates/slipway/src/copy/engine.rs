@@ -1,0 +1,264 @@
+//! [`Copier`]: copies files and trees with many files in flight.
+//!
+//! One task walks the source and makes directories, links and special files; each regular file is a task of its own.
+//! Permits bound how much is in flight: a small file costs one, a large one as many as the windows it will fill. What
+//! needs everything else to be there comes last: further names of one file, and the modes and times of directories.
+//!
+//! An error is reported and ends what it is about: one file, or the subtree of one directory. The rest goes on.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use buf::Pool;
+use bytes::Bytes;
+use tokio::{sync::Semaphore, task::JoinSet};
+
+use super::{
+    Error, Result,
+    meta::{Kind, Meta},
+    node::{Entry, Node},
+    stream::{Sink, Source},
+};
+use crate::{output, progress::Progress};
+
+/// What is copied, and how much at once.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The command, for messages.
+    pub command: &'static str,
+    /// Whether directories are copied.
+    pub recursive: bool,
+    /// Whether owner, mode and times are kept.
+    pub preserve: bool,
+    /// Whether names of one file become names of one file.
+    pub hard_links: bool,
+    /// Permission bits that new objects do not get, unless modes are kept.
+    pub umask: u32,
+    /// Small files in flight; a large one counts as up to 16.
+    pub jobs: u32,
+}
+
+/// Copies trees.
+pub struct Copier {
+    shared: Arc<Shared>,
+    files: JoinSet<()>,
+    /// The first name of each file of several names, if [`Options::hard_links`].
+    names: HashMap<(u64, u64), (Node, Bytes)>,
+    links: Vec<Link>,
+    /// Directories made, and what they are to be in the end; parents before children.
+    directories: Vec<(Node, Meta, bool)>,
+}
+
+/// What the tasks of files share.
+struct Shared {
+    options: Options,
+    permits: Arc<Semaphore>,
+    pool: Pool,
+    progress: Progress,
+    errors: AtomicU64,
+}
+
+/// A further name for a file that has been copied under another.
+struct Link {
+    dir: Node,
+    name: Bytes,
+    first: (Node, Bytes),
+}
+
+impl Copier {
+    /// A copier that reports to `progress`; buffers for local data come from `pool`.
+    pub fn new(options: Options, pool: Pool, progress: Progress) -> Self {
+        let permits = Arc::new(Semaphore::new(options.jobs.max(WEIGHT_MAX) as usize));
+        Self {
+            shared: Arc::new(Shared { options, permits, pool, progress, errors: AtomicU64::new(0) }),
+            files: JoinSet::new(),
+            names: HashMap::new(),
+            links: Vec::new(),
+            directories: Vec::new(),
+        }
+    }
+
+    /// Copies `source` to `name` in `dir`: the whole tree, if it is a directory. Returns when all of it is on its way;
+    /// [`finish`](Self::finish) waits for the rest.
+    pub async fn copy(&mut self, source: Node, meta: Meta, dir: Node, name: Bytes) {
+        if meta.kind == Kind::Dir {
+            self.directory(source, meta, dir, name).await;
+        } else {
+            self.entry(Entry { name: name.clone(), node: source, meta: Ok(meta) }, &dir, name).await;
+        }
+    }
+
+    /// Copies what is in the directory `source` into the directory `target`, which is there.
+    pub async fn copy_content(&mut self, source: Node, target: Node) {
+        self.fill(source, target).await;
+    }
+
+    /// Says that something could not be copied.
+    pub fn fail(&self, error: &Error) {
+        self.shared.fail(error);
+    }
+
+    /// Waits for all files, then makes further names and completes the directories. Returns how many errors there were.
+    pub async fn finish(mut self) -> u64 {
+        self.drain().await;
+        for link in std::mem::take(&mut self.links) {
+            let Link { dir, name, first: (first_dir, first_name) } = link;
+            let made = match first_dir.child(&first_name).await {
+                Ok(Some((first, _))) => dir.link(&name, &first).await,
+                Ok(None) => Err(Error(format!("{}: its other name was not copied", output::name(&name)))),
+                Err(error) => Err(error),
+            };
+            self.shared.check(made);
+        }
+        for (node, meta, made) in std::mem::take(&mut self.directories).into_iter().rev() {
+            let done = if self.shared.options.preserve {
+                node.preserve(&meta).await
+            } else if made && meta.mode & 0o700 != 0o700 {
+                node.set_mode(meta.mode & !self.shared.options.umask).await
+            } else {
+                Ok(())
+            };
+            self.shared.check(done);
+        }
+        self.shared.progress.finish();
+        self.shared.errors.load(Relaxed)
+    }
+
+    async fn drain(&mut self) {
+        while let Some(done) = self.files.join_next().await {
+            done.expect("copying a file does not panic");
+        }
+    }
+
+    /// Copies a directory as `name` into `dir`.
+    async fn directory(&mut self, source: Node, meta: Meta, dir: Node, name: Bytes) {
+        if !self.shared.options.recursive {
+            let path = output::name(&source.path());
+            return self.shared.fail(&Error(format!("{path}: is a directory (it is copied with -r)")));
+        }
+        if let Some(target) = self.make_dir(&meta, &dir, &name).await {
+            self.fill(source, target).await;
+        }
+    }
+
+    /// Makes the directory that a directory is copied to.
+    async fn make_dir(&mut self, meta: &Meta, dir: &Node, name: &Bytes) -> Option<Node> {
+        let mode =
+            if self.shared.options.preserve { meta.mode & 0o777 } else { meta.mode & !self.shared.options.umask };
+        let target = self.shared.check(dir.make_dir(name, mode).await)?;
+        self.directories.push((target.clone(), meta.clone(), true));
+        Some(target)
+    }
+
+    /// Copies all that is below `source` into `target`.
+    async fn fill(&mut self, source: Node, target: Node) {
+        // A tree that is copied into itself meets its own copy, and must not copy that.
+        let identity = async |node: &Node| Ok::<_, Error>((node.place(), node.meta(true).await?.id));
+        let Some(target_id) = self.shared.check(identity(&target).await) else { return };
+        let mut pending = vec![(source, target)];
+        while let Some((source, target)) = pending.pop() {
+            let Some(entries) = self.shared.check(source.list().await) else { continue };
+            for entry in entries {
+                let name = entry.name.clone();
+                match &entry.meta {
+                    Ok(meta) if meta.kind == Kind::Dir => {
+                        if (entry.node.place(), meta.id) == target_id {
+                            let path = output::name(&entry.node.path());
+                            self.shared.fail(&Error(format!("{path}: is what is being made here, and is left out")));
+                        } else if let Some(made) = self.make_dir(&meta.clone(), &target, &name).await {
+                            pending.push((entry.node, made));
+                        }
+                    }
+                    _ => self.entry(entry, &target, name).await,
+                }
+            }
+        }
+    }
+
+    /// Copies what is not a directory.
+    async fn entry(&mut self, entry: Entry, dir: &Node, name: Bytes) {
+        let Some(meta) = self.shared.check(entry.meta) else { return };
+        if self.shared.options.hard_links && meta.nlink > 1 {
+            if let Some(first) = self.names.get(&meta.id) {
+                self.links.push(Link { dir: dir.clone(), name, first: first.clone() });
+                return;
+            }
+            self.names.insert(meta.id, (dir.clone(), name.clone()));
+        }
+        match meta.kind {
+            Kind::File => self.file(entry.node, meta, dir.clone(), name).await,
+            _ => {
+                let made = self.shared.special(&entry.node, &meta, dir, &name).await;
+                self.shared.check(made);
+            }
+        }
+    }
+
+    /// Starts to copy a regular file, when there is room for one more.
+    async fn file(&mut self, source: Node, meta: Meta, dir: Node, name: Bytes) {
+        // Those that are done make room in the set, too.
+        while self.files.try_join_next().is_some() {}
+        self.shared.progress.expect(meta.size);
+        let weight = (meta.size / WEIGHT_BYTES).clamp(1, WEIGHT_MAX.into()) as u32;
+        let permit = self.shared.permits.clone().acquire_many_owned(weight).await.expect("it is never closed");
+        let shared = self.shared.clone();
+        self.files.spawn(async move {
+            let done = shared.transfer(&source, &meta, &dir, &name).await;
+            if shared.check(done).is_some() {
+                shared.progress.file();
+            }
+            drop(permit);
+        });
+    }
+}
+
+impl Shared {
+    fn fail(&self, error: &Error) {
+        self.errors.fetch_add(1, Relaxed);
+        self.progress.say(&format!("slipway {}: {error}", self.options.command));
+    }
+
+    fn check<T>(&self, result: Result<T>) -> Option<T> {
+        result.map_err(|error| self.fail(&error)).ok()
+    }
+
+    async fn special(&self, node: &Node, meta: &Meta, dir: &Node, name: &Bytes) -> Result<()> {
+        let made = match meta.kind {
+            Kind::Symlink => dir.symlink(name, node.read_link().await?).await?,
+            _ => dir.make_node(name, &Meta { mode: meta.mode & !self.umask(), ..meta.clone() }).await?,
+        };
+        if self.options.preserve { made.preserve(meta).await } else { Ok(()) }
+    }
+
+    fn umask(&self) -> u32 {
+        if self.options.preserve { 0 } else { self.options.umask }
+    }
+
+    /// Moves one file's data.
+    async fn transfer(&self, source: &Node, meta: &Meta, dir: &Node, name: &Bytes) -> Result<()> {
+        let mut from = Source::open(source, meta, &self.pool);
+        let mut to = Sink::create(dir, name, meta.mode & 0o777 & !self.umask()).await?;
+        let mut whole = true;
+        while let Some((offset, data)) = from.next().await? {
+            let len = data.len() as u64;
+            if !to.write(offset, data).await? {
+                whole = false;
+                break;
+            }
+            self.progress.moved(len);
+        }
+        // A sink that wants no more has failed, and says so when it is finished.
+        let size = if whole { from.finish().await? } else { 0 };
+        to.finish(size, self.options.preserve.then_some(meta)).await
+    }
+}
+
+/// Most permits that one file takes.
+const WEIGHT_MAX: u32 = 16;
+/// Bytes of a file for each permit.
+const WEIGHT_BYTES: u64 = 1 << 20;

@@ -1,0 +1,160 @@
+//! [`Meta`]: what is known of an object, wherever it lies.
+
+use nfs::v3::{Fattr3, Ftype3};
+use rustix::fs::{FileType, Stat, Timespec};
+use serde::Serialize;
+
+/// What an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Dir,
+    /// A symbolic link.
+    Symlink,
+    /// A block device.
+    Block,
+    /// A character device.
+    Char,
+    /// A socket.
+    Socket,
+    /// A named pipe.
+    Fifo,
+}
+
+impl Kind {
+    /// The letter that `ls -l` begins with.
+    pub fn letter(self) -> char {
+        match self {
+            Kind::File => '-',
+            Kind::Dir => 'd',
+            Kind::Symlink => 'l',
+            Kind::Block => 'b',
+            Kind::Char => 'c',
+            Kind::Socket => 's',
+            Kind::Fifo => 'p',
+        }
+    }
+
+    /// Its name in a sentence.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::File => "regular file",
+            Kind::Dir => "directory",
+            Kind::Symlink => "symbolic link",
+            Kind::Block => "block device",
+            Kind::Char => "character device",
+            Kind::Socket => "socket",
+            Kind::Fifo => "named pipe",
+        }
+    }
+}
+
+/// Seconds and nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Time {
+    /// Seconds.
+    pub seconds: i64,
+    /// Nanoseconds below a second.
+    pub nanoseconds: u32,
+}
+
+/// Attributes of a local or remote object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Meta {
+    /// What it is.
+    pub kind: Kind,
+    /// Permission bits, 12 of them.
+    pub mode: u32,
+    /// Names it has.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of storage; less than `size` if there are holes.
+    pub used: u64,
+    /// Major and minor number of a device.
+    pub device: (u32, u32),
+    /// File system and number in it: equal for two names of one object on the same host.
+    pub id: (u64, u64),
+    /// Last read.
+    pub atime: Time,
+    /// Last write.
+    pub mtime: Time,
+    /// Last change.
+    pub ctime: Time,
+}
+
+impl Meta {
+    /// Whether the file may have holes.
+    pub fn is_sparse(&self) -> bool {
+        self.kind == Kind::File && self.used < self.size
+    }
+}
+
+impl From<&Fattr3> for Meta {
+    fn from(attr: &Fattr3) -> Self {
+        let time = |time: nfs::v3::Nfstime3| Time { seconds: time.seconds.into(), nanoseconds: time.nseconds };
+        Self {
+            kind: match attr.ftype {
+                Ftype3::Reg => Kind::File,
+                Ftype3::Dir => Kind::Dir,
+                Ftype3::Blk => Kind::Block,
+                Ftype3::Chr => Kind::Char,
+                Ftype3::Lnk => Kind::Symlink,
+                Ftype3::Sock => Kind::Socket,
+                Ftype3::Fifo => Kind::Fifo,
+            },
+            mode: attr.mode & 0o7777,
+            nlink: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            size: attr.size,
+            used: attr.used,
+            device: (attr.rdev.specdata1, attr.rdev.specdata2),
+            id: (attr.fsid, attr.fileid),
+            atime: time(attr.atime),
+            mtime: time(attr.mtime),
+            ctime: time(attr.ctime),
+        }
+    }
+}
+
+impl From<&Stat> for Meta {
+    fn from(stat: &Stat) -> Self {
+        let time = |seconds: i64, nanoseconds: u64| Time { seconds, nanoseconds: nanoseconds as u32 };
+        Self {
+            kind: match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory => Kind::Dir,
+                FileType::Symlink => Kind::Symlink,
+                FileType::BlockDevice => Kind::Block,
+                FileType::CharacterDevice => Kind::Char,
+                FileType::Socket => Kind::Socket,
+                FileType::Fifo => Kind::Fifo,
+                FileType::RegularFile | FileType::Unknown => Kind::File,
+            },
+            mode: stat.st_mode & 0o7777,
+            nlink: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+            uid: stat.st_uid,
+            gid: stat.st_gid,
+            size: stat.st_size as u64,
+            used: stat.st_blocks as u64 * 512,
+            device: (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
+            id: (stat.st_dev, stat.st_ino),
+            atime: time(stat.st_atime, stat.st_atime_nsec),
+            mtime: time(stat.st_mtime, stat.st_mtime_nsec),
+            ctime: time(stat.st_ctime, stat.st_ctime_nsec),
+        }
+    }
+}
+
+impl From<Time> for Timespec {
+    fn from(time: Time) -> Self {
+        Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() }
+    }
+}

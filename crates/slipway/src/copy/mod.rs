@@ -1,0 +1,55 @@
+//! Copies trees: between this machine and servers, and between servers.
+//!
+//! `node` is the neutral view of an object, `local` and `remote` are its two kinds. `stream` moves one file's data with
+//! holes kept, `engine` walks trees with many files in flight.
+
+mod engine;
+mod local;
+mod meta;
+mod node;
+mod remote;
+mod sparse;
+mod stream;
+
+pub use engine::{Copier, Options};
+pub use meta::{Kind, Meta, Time};
+pub use node::Node;
+pub use remote::Remote;
+
+use std::{fmt, io, path::Path};
+
+use crate::output;
+
+/// What went wrong with one object: its path and the reason, for a person.
+#[derive(Clone, Debug)]
+pub struct Error(pub String);
+
+impl Error {
+    /// An error of this machine's file system, with the path it is about.
+    fn local(path: &Path, error: &io::Error) -> Self {
+        Self(format!("{}: {error}", output::name(path.as_os_str().as_encoded_bytes())))
+    }
+
+    /// An error of a server, with the path it is about unless it says one.
+    fn remote(path: &[u8], error: &client::Error) -> Self {
+        match error.path() {
+            Some(_) => Self(error.to_string()),
+            None => Self(format!("{}: {error}", output::name(path))),
+        }
+    }
+}
+
+impl From<client::Error> for Error {
+    fn from(error: client::Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The result of an operation on one object.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,216 @@
+//! [`Node`]: an object to be copied from or to, here or on a server. Local system calls run on threads that may wait.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::{Path, PathBuf},
+};
+
+use bytes::Bytes;
+
+use super::{Error, Result, local, meta::Meta, remote::Remote};
+
+/// An object of a tree.
+#[derive(Clone, Debug)]
+pub enum Node {
+    /// Of this machine.
+    Local(PathBuf),
+    /// Of a server.
+    Remote(Remote),
+}
+
+/// An entry of a directory.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    /// Its name.
+    pub name: Bytes,
+    /// The object.
+    pub node: Node,
+    /// Its attributes, or why they are not to be had.
+    pub meta: Result<Meta>,
+}
+
+impl Node {
+    /// Its path, for messages.
+    pub fn path(&self) -> Bytes {
+        match self {
+            Node::Local(path) => Bytes::copy_from_slice(path.as_os_str().as_bytes()),
+            Node::Remote(remote) => remote.path().clone(),
+        }
+    }
+
+    /// Where it is: two nodes of one place with one [`Meta::id`] are one object.
+    pub fn place(&self) -> String {
+        match self {
+            Node::Local(_) => String::new(),
+            Node::Remote(remote) => remote.mount().url().authority(),
+        }
+    }
+
+    /// Its attributes; those of what it leads to, if it is a local symbolic link and to be followed.
+    ///
+    /// # Errors
+    /// It is not there, or may not be looked at.
+    pub async fn meta(&self, follow: bool) -> Result<Meta> {
+        match self {
+            Node::Local(path) => blocking(path, move |path| local::meta(path, follow)).await,
+            Node::Remote(remote) => remote.meta().await,
+        }
+    }
+
+    /// The object of this name, without following a link; `None` if there is none.
+    ///
+    /// # Errors
+    /// It cannot be found out.
+    pub async fn child(&self, name: &[u8]) -> Result<Option<(Node, Meta)>> {
+        match self {
+            Node::Local(dir) => {
+                let path = join(dir, name);
+                let meta = blocking(&path, |path| match local::meta(path, false) {
+                    Ok(meta) => Ok(Some(meta)),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                    Err(error) => Err(error),
+                });
+                Ok(meta.await?.map(|meta| (Node::Local(path), meta)))
+            }
+            Node::Remote(dir) => Ok(dir.child(name).await?.map(|(node, meta)| (Node::Remote(node), meta))),
+        }
+    }
+
+    /// The entries of a directory, in the order of their names.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub async fn list(&self) -> Result<Vec<Entry>> {
+        match self {
+            Node::Local(dir) => {
+                let entries = blocking(dir, local::list).await?;
+                let entry = |(name, meta): (OsString, io::Result<Meta>)| {
+                    let path = dir.join(&name);
+                    let meta = meta.map_err(|error| Error::local(&path, &error));
+                    Entry { name: name.into_vec().into(), node: Node::Local(path), meta }
+                };
+                Ok(entries.into_iter().map(entry).collect())
+            }
+            Node::Remote(dir) => {
+                let entry = |(name, node, meta)| Entry { name, node: Node::Remote(node), meta: Ok(meta) };
+                Ok(dir.list().await?.into_iter().map(entry).collect())
+            }
+        }
+    }
+
+    /// The text of a symbolic link.
+    ///
+    /// # Errors
+    /// It is none.
+    pub async fn read_link(&self) -> Result<Bytes> {
+        match self {
+            Node::Local(path) => Ok(blocking(path, local::read_link).await?.into()),
+            Node::Remote(remote) => remote.read_link().await,
+        }
+    }
+
+    /// Makes a directory of this name, or finds one.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub async fn make_dir(&self, name: &[u8], mode: u32) -> Result<Node> {
+        match self {
+            Node::Local(dir) => {
+                let path = join(dir, name);
+                blocking(&path, move |path| local::make_dir(path, mode)).await?;
+                Ok(Node::Local(path))
+            }
+            Node::Remote(dir) => Ok(Node::Remote(dir.make_dir(name, mode).await?)),
+        }
+    }
+
+    /// Makes a symbolic link of this name.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub async fn symlink(&self, name: &[u8], text: Bytes) -> Result<Node> {
+        match self {
+            Node::Local(dir) => {
+                let path = join(dir, name);
+                blocking(&path, move |path| local::symlink(path, &text)).await?;
+                Ok(Node::Local(path))
+            }
+            Node::Remote(dir) => Ok(Node::Remote(dir.symlink(name, text).await?)),
+        }
+    }
+
+    /// Makes a device, socket or pipe of this name.
+    ///
+    /// # Errors
+    /// It cannot be made: devices need root.
+    pub async fn make_node(&self, name: &[u8], meta: &Meta) -> Result<Node> {
+        match self {
+            Node::Local(dir) => {
+                let (path, meta) = (join(dir, name), meta.clone());
+                blocking(&path, move |path| local::make_node(path, &meta)).await?;
+                Ok(Node::Local(path))
+            }
+            Node::Remote(dir) => Ok(Node::Remote(dir.make_node(name, meta).await?)),
+        }
+    }
+
+    /// Gives `existing`, which is of the same place, a further name.
+    ///
+    /// # Errors
+    /// It cannot be linked.
+    pub async fn link(&self, name: &[u8], existing: &Node) -> Result<()> {
+        match (self, existing) {
+            (Node::Local(dir), Node::Local(existing)) => {
+                let existing = existing.clone();
+                blocking(&join(dir, name), move |path| local::hard_link(&existing, path)).await
+            }
+            (Node::Remote(dir), Node::Remote(existing)) => dir.link(name, existing).await,
+            _ => unreachable!("both are of the tree that is being made"),
+        }
+    }
+
+    /// Gives it the owner, mode and times of `meta`.
+    ///
+    /// # Errors
+    /// Mode or times cannot be set.
+    pub async fn preserve(&self, meta: &Meta) -> Result<()> {
+        match self {
+            Node::Local(path) => {
+                let meta = meta.clone();
+                blocking(path, move |path| local::preserve(path, &meta)).await
+            }
+            Node::Remote(remote) => remote.preserve(meta).await,
+        }
+    }
+
+    /// Sets the permission bits.
+    ///
+    /// # Errors
+    /// They cannot be set.
+    pub async fn set_mode(&self, mode: u32) -> Result<()> {
+        match self {
+            Node::Local(path) => {
+                let mode = rustix::fs::Mode::from_raw_mode(mode);
+                blocking(path, move |path| Ok(rustix::fs::chmod(path, mode)?)).await
+            }
+            Node::Remote(remote) => remote.set_mode(mode).await,
+        }
+    }
+}
+
+/// The path of a name in a directory.
+pub(super) fn join(dir: &Path, name: &[u8]) -> PathBuf {
+    dir.join(OsStr::from_bytes(name))
+}
+
+/// Runs `call` where it may wait; its error says the path.
+pub(super) async fn blocking<T: Send + 'static>(
+    path: &Path,
+    call: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+) -> Result<T> {
+    let owned = path.to_owned();
+    let done = tokio::task::spawn_blocking(move || call(&owned)).await;
+    done.expect("system calls do not panic").map_err(|error| Error::local(path, &error))
+}

@@ -1,0 +1,275 @@
+//! The remote end of a copy: an object of a server, by its handle.
+
+use bytes::Bytes;
+use client::{Dir, File, Mount};
+use nfs::v3::{CreateHow3, Ftype3, MkNodData3, NewObjectOk, NfsFh3, Nfsstat3, Nfstime3, Sattr3, SetTime, Specdata3};
+
+use super::{
+    Error, Result,
+    meta::{Kind, Meta, Time},
+};
+
+/// An object of a server.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    mount: Mount,
+    handle: NfsFh3,
+    /// The path on the server, for messages.
+    path: Bytes,
+}
+
+impl Remote {
+    /// The object of this handle; `path` is for messages.
+    pub fn new(mount: Mount, handle: NfsFh3, path: impl Into<Bytes>) -> Self {
+        Self { mount, handle, path: path.into() }
+    }
+
+    /// The mount it is reached by.
+    pub fn mount(&self) -> &Mount {
+        &self.mount
+    }
+
+    /// Its path on the server.
+    pub fn path(&self) -> &Bytes {
+        &self.path
+    }
+
+    /// As a file to be read and written.
+    pub fn file(&self) -> File {
+        File::new(self.mount.clone(), self.handle.clone(), self.path.clone())
+    }
+
+    /// The path of a name below it.
+    pub fn path_of(&self, name: &[u8]) -> Bytes {
+        let slash: &[u8] = if self.path.ends_with(b"/") { b"" } else { b"/" };
+        [&self.path[..], slash, name].concat().into()
+    }
+
+    fn below(&self, name: &[u8], handle: NfsFh3) -> Self {
+        Self::new(self.mount.clone(), handle, self.path_of(name))
+    }
+
+    /// Its attributes.
+    ///
+    /// # Errors
+    /// GETATTR failed.
+    pub async fn meta(&self) -> Result<Meta> {
+        Ok(Meta::from(&self.file().stat().await?))
+    }
+
+    /// The object of this name, without following a link; `None` if there is none.
+    ///
+    /// # Errors
+    /// LOOKUP failed otherwise.
+    pub async fn child(&self, name: &[u8]) -> Result<Option<(Self, Meta)>> {
+        match self.mount.v3().lookup(&self.handle, name).await {
+            Ok(ok) => {
+                let child = self.below(name, ok.object);
+                let meta = match &ok.obj_attributes {
+                    Some(attr) => Meta::from(attr),
+                    None => child.meta().await?,
+                };
+                Ok(Some((child, meta)))
+            }
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(Error::remote(&self.path_of(name), &error)),
+        }
+    }
+
+    /// All entries, in the order of their names. What vanishes meanwhile is left out.
+    ///
+    /// # Errors
+    /// READDIRPLUS failed, or a LOOKUP where it did not give all.
+    pub async fn list(&self) -> Result<Vec<(Bytes, Self, Meta)>> {
+        let mut dir = Dir::new(self.mount.clone(), self.handle.clone(), self.path.clone());
+        let mut entries = Vec::new();
+        while let Some(entry) = dir.next().await? {
+            match (entry.handle, entry.attr) {
+                (Some(handle), Some(attr)) => {
+                    entries.push((entry.name.clone(), self.below(&entry.name, handle), Meta::from(&attr)));
+                }
+                _ => {
+                    if let Some((child, meta)) = self.child(&entry.name).await? {
+                        entries.push((entry.name, child, meta));
+                    }
+                }
+            }
+        }
+        entries.sort_by(|a, b| a.0.cmp(&b.0));
+        Ok(entries)
+    }
+
+    /// The text of a symbolic link.
+    ///
+    /// # Errors
+    /// READLINK failed.
+    pub async fn read_link(&self) -> Result<Bytes> {
+        self.mount.v3().readlink(&self.handle).await.map_err(|error| Error::remote(&self.path, &error))
+    }
+
+    /// Makes a directory that its owner can fill, or finds one.
+    ///
+    /// # Errors
+    /// MKDIR failed, or something else has the name.
+    pub async fn make_dir(&self, name: &[u8], mode: u32) -> Result<Self> {
+        let set = Sattr3 { mode: Some(mode | 0o700), ..Sattr3::default() };
+        match self.mount.v3().mkdir(&self.handle, name, set).await {
+            Ok(ok) => self.made(name, ok).await,
+            Err(error) => match self.child(name).await? {
+                Some((child, meta)) if meta.kind == Kind::Dir => Ok(child),
+                _ => Err(Error::remote(&self.path_of(name), &error)),
+            },
+        }
+    }
+
+    /// Makes a directory that is not there yet.
+    ///
+    /// # Errors
+    /// MKDIR failed: `Exist`, `Acces`, …
+    pub async fn make_new_dir(&self, name: &[u8], mode: u32) -> client::Result<()> {
+        let set = Sattr3 { mode: Some(mode), ..Sattr3::default() };
+        self.mount.v3().mkdir(&self.handle, name, set).await.map(drop)
+    }
+
+    /// Makes a regular file, or empties one; a new one has `mode`.
+    ///
+    /// # Errors
+    /// CREATE failed.
+    pub async fn create(&self, name: &[u8], mode: u32) -> Result<Self> {
+        let how = CreateHow3::Unchecked(Sattr3 { mode: Some(mode), size: Some(0), ..Sattr3::default() });
+        let ok = self
+            .mount
+            .v3()
+            .create(&self.handle, name, how)
+            .await
+            .map_err(|error| Error::remote(&self.path_of(name), &error))?;
+        self.made(name, ok).await
+    }
+
+    /// Makes a symbolic link, in the place of an object that is not a directory.
+    ///
+    /// # Errors
+    /// SYMLINK failed.
+    pub async fn symlink(&self, name: &[u8], text: Bytes) -> Result<Self> {
+        let make = || self.mount.v3().symlink(&self.handle, name, text.clone(), Sattr3::default());
+        let ok = match make().await {
+            Err(error) if error.status() == Some(Nfsstat3::Exist) => {
+                self.remove(name).await?;
+                make().await
+            }
+            done => done,
+        };
+        self.made(name, ok.map_err(|error| Error::remote(&self.path_of(name), &error))?).await
+    }
+
+    /// Makes a device, socket or pipe as `meta` describes it, in the place of an object that is not a directory.
+    ///
+    /// # Errors
+    /// MKNOD failed.
+    pub async fn make_node(&self, name: &[u8], meta: &Meta) -> Result<Self> {
+        let set = Sattr3 { mode: Some(meta.mode), ..Sattr3::default() };
+        let device = Specdata3 { specdata1: meta.device.0, specdata2: meta.device.1 };
+        let data = match meta.kind {
+            Kind::Block => MkNodData3::Blk(set, device),
+            Kind::Char => MkNodData3::Chr(set, device),
+            Kind::Socket => MkNodData3::Sock(set),
+            Kind::Fifo => MkNodData3::Fifo(set),
+            Kind::File | Kind::Dir | Kind::Symlink => MkNodData3::Other(Ftype3::Reg),
+        };
+        let make = || self.mount.v3().mknod(&self.handle, name, data.clone());
+        let ok = match make().await {
+            Err(error) if error.status() == Some(Nfsstat3::Exist) => {
+                self.remove(name).await?;
+                make().await
+            }
+            done => done,
+        };
+        self.made(name, ok.map_err(|error| Error::remote(&self.path_of(name), &error))?).await
+    }
+
+    /// Gives `existing` a further name here, in the place of an object that is not a directory.
+    ///
+    /// # Errors
+    /// LINK failed.
+    pub async fn link(&self, name: &[u8], existing: &Self) -> Result<()> {
+        let make = || self.mount.v3().link(&existing.handle, &self.handle, name);
+        let done = match make().await {
+            Err(error) if error.status() == Some(Nfsstat3::Exist) => {
+                self.remove(name).await?;
+                make().await
+            }
+            done => done,
+        };
+        done.map(drop).map_err(|error| Error::remote(&self.path_of(name), &error))
+    }
+
+    /// Removes a name that is not a directory's.
+    ///
+    /// # Errors
+    /// REMOVE failed.
+    pub async fn remove(&self, name: &[u8]) -> Result<()> {
+        let done = self.mount.v3().remove(&self.handle, name).await;
+        done.map(drop).map_err(|error| Error::remote(&self.path_of(name), &error))
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// RMDIR failed.
+    pub async fn remove_dir(&self, name: &[u8]) -> Result<()> {
+        let done = self.mount.v3().rmdir(&self.handle, name).await;
+        done.map(drop).map_err(|error| Error::remote(&self.path_of(name), &error))
+    }
+
+    /// Sets the permission bits.
+    ///
+    /// # Errors
+    /// SETATTR failed.
+    pub async fn set_mode(&self, mode: u32) -> Result<()> {
+        Ok(self.file().set_attr(Sattr3 { mode: Some(mode), ..Sattr3::default() }).await?)
+    }
+
+    /// Gives it the owner, mode and times of `meta`. An owner that may not be given is left, as `cp -p` does;
+    /// set-user-id and set-group-id bits are then left out.
+    ///
+    /// # Errors
+    /// SETATTR failed.
+    pub async fn preserve(&self, meta: &Meta) -> Result<()> {
+        let link = meta.kind == Kind::Symlink;
+        let set = Sattr3 {
+            mode: (!link).then_some(meta.mode),
+            atime: SetTime::ToClientTime(nfstime(meta.atime)),
+            mtime: SetTime::ToClientTime(nfstime(meta.mtime)),
+            ..Sattr3::default()
+        };
+        // Most servers let only root give files away. Who is not the owner's user need not even ask.
+        let owned = Sattr3 { uid: Some(meta.uid), gid: Some(meta.gid), ..set.clone() };
+        match self.file().set_attr(owned).await {
+            Err(error) if matches!(error.status(), Some(Nfsstat3::Perm | Nfsstat3::Acces | Nfsstat3::Inval)) => {
+                let mode = set.mode.map(|mode| mode & !0o6000);
+                Ok(self.file().set_attr(Sattr3 { mode, ..set }).await?)
+            }
+            done => Ok(done?),
+        }
+    }
+
+    /// The new object of a reply. A server need not say its handle (RFC 1813 §3.3.8).
+    async fn made(&self, name: &[u8], ok: NewObjectOk) -> Result<Self> {
+        match ok.obj {
+            Some(handle) => Ok(self.below(name, handle)),
+            None => {
+                let found = self.mount.v3().lookup(&self.handle, name).await;
+                Ok(self.below(name, found.map_err(|error| Error::remote(&self.path_of(name), &error))?.object))
+            }
+        }
+    }
+}
+
+/// NFSv3 counts seconds from 1970 in 32 bits: earlier and later times become its first and last.
+fn nfstime(time: Time) -> Nfstime3 {
+    match u32::try_from(time.seconds) {
+        Ok(seconds) => Nfstime3 { seconds, nseconds: time.nanoseconds },
+        Err(_) if time.seconds < 0 => Nfstime3::default(),
+        Err(_) => Nfstime3 { seconds: u32::MAX, nseconds: 0 },
+    }
+}

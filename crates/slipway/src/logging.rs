@@ -1,0 +1,46 @@
+//! Logs: `tracing` on standard error, so that standard output stays a command's result.
+
+use std::{
+    env,
+    io::{IsTerminal, stderr},
+};
+
+use clap::ValueEnum;
+use tracing_subscriber::EnvFilter;
+
+use crate::{cli::LogArgs, exit::Failure};
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Starts logging. What decides how much, in this order: RUST_LOG, `-v`, and the filter of a configuration file.
+///
+/// # Errors
+/// The filter is none.
+pub fn start(log: &LogArgs) -> Result<(), Failure> {
+    let level = match log.verbose {
+        0 => "warn",
+        1 => "info",
+        2 => "debug",
+        _ => "trace",
+    };
+    let filter = match (env::var("RUST_LOG"), &log.filter) {
+        (Ok(filter), _) if !filter.is_empty() => filter,
+        (_, Some(filter)) if log.verbose == 0 => filter.clone(),
+        _ => level.to_owned(),
+    };
+    let filter =
+        EnvFilter::try_new(&filter).map_err(|error| Failure::usage(format!("log filter '{filter}': {error}")))?;
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
+    match log.log_format {
+        Some(LogFormat::Json) => builder.json().init(),
+        Some(LogFormat::Text) | None => builder.with_ansi(stderr().is_terminal()).init(),
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! How far a long command is: a bar on a terminal, nothing elsewhere.
+
+use std::{
+    io::{IsTerminal, stderr},
+    time::Duration,
+};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// Counts files and bytes. Cheap to clone.
+#[derive(Clone)]
+pub struct Progress {
+    bar: ProgressBar,
+    files: std::sync::Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl Progress {
+    /// A bar on standard error if that is a terminal and `wanted`.
+    pub fn new(wanted: bool) -> Self {
+        let shown = wanted && stderr().is_terminal();
+        let target = if shown { ProgressDrawTarget::stderr_with_hz(10) } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(0), target);
+        bar.set_style(ProgressStyle::with_template(TEMPLATE).expect("the template is sound"));
+        if shown {
+            bar.enable_steady_tick(Duration::from_millis(250));
+        }
+        Self { bar, files: Default::default() }
+    }
+
+    /// A file of so many bytes will come.
+    pub fn expect(&self, bytes: u64) {
+        self.bar.inc_length(bytes);
+    }
+
+    /// So many bytes have been moved.
+    pub fn moved(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+
+    /// A file is done.
+    pub fn file(&self) {
+        let files = self.files.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+        if !self.bar.is_hidden() {
+            self.bar.set_message(format!("{files} files"));
+        }
+    }
+
+    /// Files done.
+    pub fn files(&self) -> u64 {
+        self.files.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Bytes moved.
+    pub fn bytes(&self) -> u64 {
+        self.bar.position()
+    }
+
+    /// Prints a line on standard error, above the bar if there is one.
+    pub fn say(&self, line: &str) {
+        self.bar.suspend(|| eprintln!("{line}"));
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+const TEMPLATE: &str = "{spinner} {wide_bar} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {msg}";

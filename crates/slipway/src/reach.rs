@@ -1,0 +1,181 @@
+//! How commands reach what their arguments name: local paths, and objects on servers.
+
+use std::{ffi::OsString, future::Future, os::unix::ffi::OsStrExt, path::PathBuf, str::FromStr};
+
+use bytes::Bytes;
+use client::{ErrorKind, Mount, NfsUrl};
+use rpc::Switch;
+
+use crate::{
+    copy::{Meta, Remote},
+    exit::{Exit, Failure},
+    switch,
+};
+
+/// Where something is.
+#[derive(Clone, Debug)]
+pub enum Location {
+    /// A path of this machine.
+    Local(PathBuf),
+    /// An object on a server.
+    Remote(Box<NfsUrl>),
+}
+
+impl FromStr for Location {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with("nfs://") {
+            return Ok(Location::Remote(Box::new(NfsUrl::from_str(text).map_err(|error| error.problem)?)));
+        }
+        match text.split_once("://") {
+            Some((scheme, _)) => Err(format!("'{scheme}://': a server is written nfs://host[:port]/export/path")),
+            None => Ok(Location::Local(OsString::from(text).into())),
+        }
+    }
+}
+
+/// Runs an asynchronous command on this thread, with threads beside it for local files.
+pub fn run<T>(command: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
+    runtime.block_on(command)
+}
+
+/// Reaches servers.
+pub struct Reach {
+    switch: Switch,
+}
+
+impl Reach {
+    /// With all transports.
+    pub fn new() -> Self {
+        Self { switch: switch::all() }
+    }
+
+    /// The transports.
+    pub fn switch(&self) -> &Switch {
+        &self.switch
+    }
+
+    /// Mounts what a URL names, or the longest part of it that the server will mount.
+    ///
+    /// # Errors
+    /// No server answers, or it refuses.
+    pub async fn mount(&self, url: &NfsUrl) -> Result<Mount, Failure> {
+        Mount::connect(url, &self.switch).await.map_err(|error| failure(url, &error))
+    }
+
+    /// The object that a URL names. A symbolic link at its end is followed if `follow`.
+    ///
+    /// # Errors
+    /// As [`mount`](Self::mount), or there is none.
+    pub async fn object(&self, url: &NfsUrl, follow: bool) -> Result<(Remote, Meta), Failure> {
+        let mount = self.mount(url).await?;
+        let found = if follow { mount.resolve("").await } else { mount.resolve_link("").await };
+        let object = found.map_err(|error| failure(url, &error))?;
+        Ok((Remote::new(mount, object.handle, url.path.clone()), Meta::from(&object.attr)))
+    }
+
+    /// The directory that holds, or could hold, the name at the end of a URL, and that name.
+    ///
+    /// # Errors
+    /// As [`mount`](Self::mount), or the URL ends in no name, or there is no such directory.
+    pub async fn parent(&self, url: &NfsUrl) -> Result<(Remote, Bytes), Failure> {
+        let Some((dir, name)) = split(&url.path) else {
+            return Err(Failure::usage(format!("{url}: this is the root of a server; name something below it")));
+        };
+        let (node, _) = self.object(&url.with_path(dir), true).await?;
+        Ok((node, name))
+    }
+}
+
+/// Splits a path before its last name; `None` if it has none, or ends in `.` or `..`.
+pub fn split(path: &[u8]) -> Option<(Bytes, Bytes)> {
+    let end = path.iter().rposition(|&byte| byte != b'/')? + 1;
+    let start = path[..end].iter().rposition(|&byte| byte == b'/').map_or(0, |slash| slash + 1);
+    let name = &path[start..end];
+    if name == b"." || name == b".." {
+        return None;
+    }
+    Some((Bytes::copy_from_slice(&path[..start]), Bytes::copy_from_slice(name)))
+}
+
+/// The name at the end of a local path; `None` for `/`, `.` and `..`.
+pub fn local_name(path: &std::path::Path) -> Option<Bytes> {
+    path.file_name().map(|name| Bytes::copy_from_slice(name.as_bytes()))
+}
+
+/// What an error at a URL means for the exit code.
+pub fn failure(url: &NfsUrl, error: &client::Error) -> Failure {
+    let exit = match error.kind() {
+        ErrorKind::Nfs(_) | ErrorKind::Path(_) | ErrorKind::Protocol(_) => Exit::Failed,
+        ErrorKind::Url(_) | ErrorKind::Invalid(_) => Exit::Usage,
+        _ => Exit::Unreachable,
+    };
+    Failure { exit, message: format!("{url}: {error}") }
+}
+
+/// Collects how parts of a command end, and says what went wrong as it happens.
+pub struct Tally {
+    command: &'static str,
+    failures: Vec<Exit>,
+}
+
+impl Tally {
+    /// Nothing has failed yet.
+    pub fn new(command: &'static str) -> Self {
+        Self { command, failures: Vec::new() }
+    }
+
+    /// Takes a result; says its failure.
+    pub fn check<T>(&mut self, result: Result<T, Failure>) -> Option<T> {
+        result.map_err(|failure| self.fail(failure.exit, &failure.message)).ok()
+    }
+
+    /// Says a failure.
+    pub fn fail(&mut self, exit: Exit, message: &str) {
+        eprintln!("slipway {}: {message}", self.command);
+        self.failures.push(exit);
+    }
+
+    /// The exit code: that of the failures if they are of one kind.
+    pub fn exit(&self) -> Exit {
+        match self.failures.split_first() {
+            None => Exit::Ok,
+            Some((first, rest)) if rest.iter().all(|exit| exit == first) => *first,
+            Some(_) => Exit::Failed,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_split_before_their_last_name() {
+        let parts = |path: &str| split(path.as_bytes());
+        assert_eq!(parts("/a/b"), Some(("/a/".into(), "b".into())));
+        assert_eq!(parts("/a/b//"), Some(("/a/".into(), "b".into())));
+        assert_eq!(parts("/a"), Some(("/".into(), "a".into())));
+        assert_eq!([parts("/"), parts(""), parts("/a/.."), parts("/.")], [None, None, None, None]);
+    }
+
+    #[test]
+    fn locations_are_told_apart() {
+        assert!(matches!("nfs://h/e".parse(), Ok(Location::Remote(_))));
+        assert!(matches!("dir/file".parse(), Ok(Location::Local(_))));
+        assert!("http://h/e".parse::<Location>().unwrap_err().contains("nfs://host"));
+    }
+
+    #[test]
+    fn failures_of_one_kind_give_their_code() {
+        let mut tally = Tally::new("test");
+        assert_eq!(tally.exit(), Exit::Ok);
+        tally.fail(Exit::Unreachable, "one");
+        assert_eq!(tally.exit(), Exit::Unreachable);
+        tally.fail(Exit::Failed, "two");
+        assert_eq!(tally.exit(), Exit::Failed);
+    }
+}

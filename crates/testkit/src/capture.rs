@@ -1,0 +1,123 @@
+//! The iWARP messages of a captured conversation.
+//!
+//! For comparing the layers above with what real peers have said: the payload of every Send, RDMA
+//! Write, RDMA Read Request and Response, in order.
+
+use bytes::Bytes;
+use rdma::iwarp::{
+    ddp,
+    mpa::{self, Handshake},
+    rdmap::Opcode,
+};
+
+use crate::pcap::Conversation;
+
+/// One frame of the stream.
+#[derive(Debug)]
+pub struct Frame {
+    /// Who sent it.
+    pub from_client: bool,
+    /// What it is.
+    pub kind: FrameKind,
+    /// Its bytes.
+    pub bytes: Bytes,
+}
+
+/// What a frame is.
+#[derive(Debug)]
+pub enum FrameKind {
+    /// One of the first two.
+    Handshake(Handshake),
+    /// One of the others.
+    Segment {
+        /// Its operation.
+        opcode: Opcode,
+        /// Its header.
+        header: ddp::Header,
+        /// Its payload.
+        payload: Bytes,
+    },
+}
+
+/// A whole message: its segments put together.
+#[derive(Debug)]
+pub struct Message {
+    /// Who sent it.
+    pub from_client: bool,
+    /// Its operation.
+    pub opcode: Opcode,
+    /// The header of its first segment.
+    pub header: ddp::Header,
+    /// Its payload.
+    pub payload: Bytes,
+}
+
+/// Every frame of `conversation`, in the order in which their ends became known.
+///
+/// # Panics
+/// Bytes that are no iWARP: a test has failed.
+pub fn frames(conversation: &Conversation) -> Vec<Frame> {
+    let mut waiting = [Vec::new(), Vec::new()];
+    let mut greeted = [false; 2];
+    let mut out = Vec::new();
+    for part in &conversation.parts {
+        let side = usize::from(part.from_client);
+        waiting[side].extend(&part.bytes);
+        loop {
+            let bytes = Bytes::copy_from_slice(&waiting[side]);
+            let parsed = if greeted[side] { segment(&bytes) } else { handshake(&bytes, !part.from_client) };
+            let Some((kind, len)) = parsed else { break };
+            greeted[side] = true;
+            waiting[side].drain(..len);
+            out.push(Frame { from_client: part.from_client, kind, bytes: bytes.slice(..len) });
+        }
+    }
+    assert!(waiting.iter().all(Vec::is_empty), "the capture ends inside a frame");
+    out
+}
+
+/// The messages that `frames` make up, in the order in which they ended.
+///
+/// # Panics
+/// Segments that do not follow each other: a test has failed.
+pub fn messages(frames: &[Frame]) -> Vec<Message> {
+    // Tagged and untagged messages of either side may be under way at once.
+    let mut open: [Option<Message>; 4] = [const { None }; 4];
+    let mut out = Vec::new();
+    for frame in frames {
+        let FrameKind::Segment { opcode, header, payload } = &frame.kind else { continue };
+        let tagged = matches!(header, ddp::Header::Tagged { .. });
+        let slot = &mut open[usize::from(frame.from_client) * 2 + usize::from(tagged)];
+        let message = match slot.take() {
+            None => {
+                Message { from_client: frame.from_client, opcode: *opcode, header: *header, payload: payload.clone() }
+            }
+            Some(mut message) => {
+                assert_eq!(message.opcode, *opcode, "a message inside another");
+                message.payload = [message.payload, payload.clone()].concat().into();
+                message
+            }
+        };
+        if header.last() {
+            out.push(message);
+        } else {
+            *slot = Some(message);
+        }
+    }
+    assert!(open.iter().all(Option::is_none), "the capture ends inside a message");
+    out
+}
+
+fn handshake(bytes: &[u8], reply: bool) -> Option<(FrameKind, usize)> {
+    let (frame, len) = Handshake::parse(bytes, reply).expect("a handshake")?;
+    Some((FrameKind::Handshake(frame), len))
+}
+
+fn segment(bytes: &Bytes) -> Option<(FrameKind, usize)> {
+    let len = usize::from(u16::from_be_bytes(*bytes.first_chunk()?));
+    let whole = bytes.get(..mpa::fpdu_len(len))?.len();
+    let ulpdu = bytes.slice(mpa::LENGTH_LEN..mpa::LENGTH_LEN + len);
+    let header = ddp::Header::parse(&ulpdu).expect("DDP version 1").expect("a whole header");
+    let opcode = Opcode::parse(header.ulp()).expect("a known operation");
+    Some((FrameKind::Segment { opcode, header, payload: ulpdu.slice(header.encoded_len()..) }, whole))
+}

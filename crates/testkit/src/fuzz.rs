@@ -1,0 +1,88 @@
+//! The bodies of the fuzz targets.
+//!
+//! `fuzz/fuzz_targets/<name>.rs` runs one under libFuzzer; the test `fuzz_corpora` replays what was
+//! found, `fuzz/corpus/<name>/`, in every run of the tests. A body returns for any input: a panic, a
+//! hang or an allocation that the input does not warrant is a bug.
+//!
+//! To add a target: a function here, a line in [`TARGETS`], a file in `fuzz/fuzz_targets`, a
+//! `[[bin]]` in `fuzz/Cargo.toml`, and some seeds in `fuzz/corpus/<name>`.
+
+mod nfs;
+mod rpc;
+mod rpcrdma;
+mod xdr;
+
+use buf::Buffer;
+use bytes::Bytes;
+use rdma::{
+    Memory, RemoteSegment, Stag, WorkId, WorkRequest,
+    iwarp::{harness::StreamHarness, mpa::Handshake, rdmap::Terminate},
+};
+
+pub use self::{
+    nfs::{handle, nfs3_call},
+    rpc::{record_marking, rpc_message},
+    rpcrdma::{rpcrdma_connection, rpcrdma_header},
+    xdr::xdr,
+};
+
+/// A target: its name, and what it does with an input.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// Every target.
+pub const TARGETS: &[Target] = &[
+    ("xdr", xdr),
+    ("iwarp_mpa", iwarp_mpa),
+    ("iwarp_stream", iwarp_stream),
+    ("record_marking", record_marking),
+    ("rpc_message", rpc_message),
+    ("rpcrdma_header", rpcrdma_header),
+    ("rpcrdma_connection", rpcrdma_connection),
+    ("nfs3_call", nfs3_call),
+    ("handle", handle),
+];
+
+/// The first frame of a connection, from either side; and what is accepted is written back the same.
+pub fn iwarp_mpa(data: &[u8]) {
+    for reply in [false, true] {
+        if let Ok(Some((frame, len))) = Handshake::parse(data, reply) {
+            assert_eq!(frame.encode(), data[..len], "the encoding is canonical");
+        }
+    }
+    if let Some(terminate) = Terminate::parse(data) {
+        let mut encoded = Vec::new();
+        terminate.encode(&mut encoded);
+        assert_eq!(Terminate::parse(&encoded).map(|again| again.error), Some(terminate.error));
+    }
+}
+
+/// The bytes of a peer on an established stream.
+///
+/// The first byte of the input says how they arrive. The regions have the tags 0x101 (writable,
+/// 1000 bytes), 0x201 (readable, 1000 bytes) and 0x301 (writable, 70000 bytes); responses are
+/// awaited to the tags 0x80000001 (100 bytes), 0x80000002 (5000 bytes), and then 0x80000003 (1 byte).
+pub fn iwarp_stream(data: &[u8]) {
+    let Some((&how, stream)) = data.split_first() else { return };
+    let (crc, step) = (how & 1 != 0, [1, 5, 64, 1460, usize::MAX, 17, 4096, 333][usize::from(how >> 1 & 7)]);
+    let mut end = StreamHarness::new(crc, 3, 4);
+    let regions = [
+        Memory::Write(Buffer::zeroed(1000)),
+        Memory::Read(Bytes::from(vec![7; 1000])),
+        Memory::Write(Buffer::zeroed(70_000)),
+    ];
+    for (memory, expected) in regions.into_iter().zip([0x101, 0x201, 0x301]) {
+        let region = end.register(memory).expect("there is room");
+        assert_eq!(region.stag, Stag(expected));
+    }
+    let from = RemoteSegment { stag: Stag(1), offset: 0 };
+    for (id, len) in [100, 5000, 1].into_iter().enumerate() {
+        end.post(WorkRequest::Read { id: WorkId(100 + id as u64), into: Buffer::zeroed(len), from });
+    }
+    let data = Bytes::from_static(b"overtaken by the reads").into();
+    end.post(WorkRequest::Send { id: WorkId(200), data, invalidate: None, solicited: false });
+    // An error is as good as none: the stream would be terminated.
+    let _ = end.feed(stream, step, how & 0x10 != 0);
+    // A read request of 52 bytes gets an answer of 1000 and its headers; nothing asks for more than that.
+    assert!(end.sent() < 2000 + stream.len() as u64 * 30, "{} bytes were sent for {}", end.sent(), stream.len());
+    end.end();
+}

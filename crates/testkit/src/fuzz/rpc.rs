@@ -1,0 +1,230 @@
+//! ONC RPC: messages to a server, and the records they come in.
+
+use std::{
+    collections::VecDeque,
+    net::{Ipv4Addr, SocketAddr},
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
+use buf::{Buffer, Pool};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rpc::{
+    AcceptError, BoxFuture, Call, CallError, CallHeader, Credential, Drain, IncomingCall, Procedure, Reply,
+    ReplyHeader, ReplyPlan, ReplyToken, Server, Service, Transport, TransportCaps, TransportError, Xid,
+    record::{Place, Placement, RecordReader, STAGE_BYTES},
+    rpcbind::{Registry, Rpcbind},
+};
+use xdr::{Decode, Decoder, Encode, Encoder, Located, Message};
+
+/// A message to a server that has rpcbind and a program of one procedure that is not idempotent. It comes twice. A
+/// header that is understood is written back the same; each call that can be answered is, with its own XID.
+pub fn rpc_message(data: &[u8]) {
+    let message = Message::from(Bytes::copy_from_slice(data));
+    let mut decoder = Decoder::new(&message);
+    let header = CallHeader::decode(&mut decoder);
+    if let Ok(header) = &header {
+        let len = data.len() - decoder.remaining();
+        assert_eq!(Message::encode(header).stream, data[..len], "the encoding is canonical");
+        if let Ok(caller) = Credential::authenticate(&header.credential, &header.verifier)
+            && caller != Credential::None
+        {
+            assert_eq!(caller.to_opaque(), header.credential);
+        }
+    }
+    let mut decoder = Decoder::new(&message);
+    if let Ok(reply) = ReplyHeader::decode(&mut decoder) {
+        let len = data.len() - decoder.remaining();
+        assert_eq!(Message::encode(&reply).stream, data[..len], "the encoding is canonical");
+    }
+
+    let count = Arc::new(Mutex::new(0));
+    let server = Server::builder().service(Rpcbind::new(Registry::default())).service(Count(count.clone())).build();
+    let script = Arc::new(Script::new([message.clone(), message]));
+    let mut serving = pin!(server.serve(script.clone(), Drain::never()));
+    let ended = serving.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(ended.is_ready(), "nothing of this waits");
+    let replies = std::mem::take(&mut *script.replies.lock());
+    let answered = if header.as_ref().is_err_and(|error| error.reply().is_none()) { 0 } else { 2 };
+    assert_eq!(replies.len(), answered);
+    for reply in &replies {
+        let mut decoder = Decoder::new(reply);
+        let read = ReplyHeader::decode(&mut decoder).expect("our own replies can be read");
+        assert_eq!(read.xid.0.to_be_bytes(), data[..4]);
+    }
+    assert!(*count.lock() <= 1, "the second is a duplicate");
+}
+
+/// What the stream of a peer holds. The first byte of the input says in which pieces it arrives, the second whether
+/// payloads are placed; at the end the stream is cut. Every complete record comes out, as it was, up to the first that
+/// is too long.
+pub fn record_marking(data: &[u8]) {
+    let [how, placed, wire @ ..] = data else { return };
+    let step = [1, 3, 64, 1460, 4096, 10_000, usize::MAX, 517][usize::from(how & 7)];
+    let mut place = Told { enabled: placed & 1 != 0 };
+    let mut reader = RecordReader::new(RECORD_MAX, Pool::default());
+    let (mut stage, mut got, mut rest) = (Vec::new(), Vec::new(), wire);
+    let refused = 'stream: loop {
+        loop {
+            match reader.advance(&stage, &mut place) {
+                Err(_) => break 'stream true,
+                Ok((taken, record)) => {
+                    stage.drain(..taken);
+                    let Some(record) = record else { break };
+                    got.push(record.message.to_rope().to_bytes().expect("it is in memory"));
+                }
+            }
+        }
+        if rest.is_empty() {
+            break false;
+        }
+        let ahead = reader.ahead(stage.len());
+        let direct = reader.direct();
+        assert!(direct.is_empty() || stage.is_empty(), "bytes are wanted in order");
+        assert!(direct.len() + ahead > 0 && stage.len() < STAGE_BYTES);
+        let (now, later) = rest.split_at(rest.len().min(step).min(direct.len() + ahead));
+        let (first, second) = now.split_at(now.len().min(direct.len()));
+        direct[..first.len()].copy_from_slice(first);
+        reader.direct_filled(first.len());
+        stage.extend_from_slice(second);
+        rest = later;
+    };
+    let _ = reader.abandon();
+    let (expected, too_long) = split(wire);
+    assert_eq!(refused, too_long);
+    assert_eq!(got.len(), expected.len());
+    for (got, expected) in got.iter().zip(&expected) {
+        assert!(same(got, expected), "a record as it was sent");
+    }
+}
+
+/// Padding of a payload that was placed is not kept, and is sent as zeros.
+fn same(got: &[u8], expected: &[u8]) -> bool {
+    got.len() == expected.len()
+        && (got == expected
+            || told(expected).is_some_and(|Located { position, len }| {
+                let end = position + len;
+                let padded = end.next_multiple_of(4).min(expected.len());
+                got[..end] == expected[..end] && got[padded..] == expected[padded..]
+            }))
+}
+
+/// The records of a stream, read in the plainest way, and whether one was too long.
+fn split(mut wire: &[u8]) -> (Vec<Vec<u8>>, bool) {
+    let (mut records, mut record) = (Vec::new(), Vec::new());
+    while let Some((mark, rest)) = wire.split_first_chunk() {
+        let mark = u32::from_be_bytes(*mark);
+        let len = (mark & 0x7fff_ffff) as usize;
+        if record.len() + len > RECORD_MAX {
+            return (records, true);
+        }
+        let Some((fragment, rest)) = rest.split_at_checked(len) else { break };
+        record.extend_from_slice(fragment);
+        if mark >> 31 == 1 {
+            records.push(std::mem::take(&mut record));
+        }
+        wire = rest;
+    }
+    (records, false)
+}
+
+/// Places the payload that the third and fourth word of a reply tell.
+struct Told {
+    enabled: bool,
+}
+
+impl Place for Told {
+    fn place(&mut self, _: Xid, prefix: &Bytes, record_len: usize) -> Option<Placement> {
+        let located = told(prefix).filter(|_| self.enabled)?;
+        let placement = Placement { sink: Buffer::zeroed(located.len.min(RECORD_MAX)), located };
+        placement.fits(prefix.len(), record_len).then_some(placement)
+    }
+}
+
+fn told(record: &[u8]) -> Option<Located> {
+    let word = |at| Some(u32::from_be_bytes(*record.get(at..)?.first_chunk()?) as usize);
+    Some(Located { position: word(8)?, len: word(12)? })
+}
+
+/// Counts its calls.
+struct Count(Arc<Mutex<u32>>);
+
+impl Service for Count {
+    fn program(&self) -> u32 {
+        0x2000_0000
+    }
+
+    fn versions(&self) -> std::ops::RangeInclusive<u32> {
+        1..=3
+    }
+
+    fn procedure(&self, _: u32, procedure: u32) -> Option<Procedure> {
+        (procedure == 1).then_some(Procedure { name: "COUNT", idempotent: false })
+    }
+
+    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        Box::pin(async move {
+            let text = xdr::Opaque::<64>::decode(&mut call.arguments)?;
+            call.arguments.finish()?;
+            *self.0.lock() += 1;
+            let mut encoder: Encoder = call.encoder();
+            text.encode(&mut encoder);
+            Ok(encoder.finish())
+        })
+    }
+}
+
+/// A transport on which these calls come, and then the connection is lost.
+struct Script {
+    caps: TransportCaps,
+    pool: Pool,
+    calls: Mutex<VecDeque<Message>>,
+    replies: Mutex<Vec<Message>>,
+}
+
+impl Script {
+    fn new(calls: impl Into<VecDeque<Message>>) -> Self {
+        let caps = TransportCaps { name: "script", message_max: 1 << 20, lossy: false, file_ranges: false };
+        let calls = Mutex::new(calls.into());
+        Self { caps, pool: Pool::default(), calls, replies: Mutex::default() }
+    }
+}
+
+impl Transport for Script {
+    fn caps(&self) -> &TransportCaps {
+        &self.caps
+    }
+
+    fn peer(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, 700).into()
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    fn call(&self, _: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>> {
+        Box::pin(async { Err(CallError { error: TransportError::Lost("script".into()), sink: plan.sink }) })
+    }
+
+    fn poll_recv(&self, _: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
+        Poll::Ready(match self.calls.lock().pop_front() {
+            None => Err(TransportError::Lost("the script has ended".into())),
+            Some(message) => {
+                let token = ReplyToken { xid: Xid(0), call: 0 };
+                Ok(IncomingCall { message, token, peer: self.peer() })
+            }
+        })
+    }
+
+    fn reply(&self, _: ReplyToken, message: Message) -> Result<(), TransportError> {
+        self.replies.lock().push(message);
+        Ok(())
+    }
+
+    fn close(&self) {}
+}
+
+const RECORD_MAX: usize = 100_000;

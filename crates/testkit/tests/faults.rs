@@ -1,0 +1,197 @@
+//! A whole client and server on the simulated fabric, whose connections are cut everywhere.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bytes::Bytes;
+use client::{Mount, OpenOptions};
+use nfs::v3::{Ftype3, StableHow};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use rdma::sim::Cut;
+use rpc::DrcOptions;
+use testkit::world::{Setup, seeds};
+
+/// Operations of which none may be executed twice, and data that travels in every way: inline, in read chunks and write
+/// chunks, and in a reply chunk. All of it succeeds, whatever happens to the connection; then what is there comes back.
+async fn work(mount: &Mount) -> client::Result<Tree> {
+    mount.mkdir("/d", 0o755).await?;
+    for name in ["/d/a", "/d/b", "/d/c"] {
+        mount.open_with(name, EXCLUSIVE).await?;
+    }
+    mount.rename("/d/a", "/d/renamed").await?;
+    mount.link("/d/b", "/d/second-name").await?;
+    mount.symlink(vec![b'x'; 900], "/d/long-link").await?;
+    mount.remove("/d/c").await?;
+    mount.mkdir("/d/e", 0o700).await?;
+    mount.rmdir("/d/e").await?;
+    mount.chmod("/d/b", 0o600).await?;
+    let handle = mount.resolve("/d/b").await?.handle;
+    for (offset, len) in [(0, 700), (700, 30_000), (30_700, 5)] {
+        mount.v3().write(&handle, offset, pattern(offset, len), StableHow::FileSync).await?;
+    }
+    snapshot(mount).await
+}
+
+const EXCLUSIVE: OpenOptions = OpenOptions { create: Some(0o644), exclusive: true, truncate: false };
+
+fn pattern(offset: u64, len: usize) -> Bytes {
+    (offset..offset + len as u64).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) as u8).collect::<Vec<_>>().into()
+}
+
+/// Type, mode, links, size and content of everything, by path.
+type Tree = BTreeMap<String, (Ftype3, u32, u32, u64, Bytes)>;
+
+async fn snapshot(mount: &Mount) -> client::Result<Tree> {
+    let mut found = BTreeMap::new();
+    let mut dirs = vec![String::new()];
+    while let Some(dir) = dirs.pop() {
+        let mut entries = mount.read_dir(if dir.is_empty() { "/" } else { &dir }).await?;
+        while let Some(entry) = entries.next().await? {
+            let path = format!("{dir}/{}", String::from_utf8_lossy(&entry.name));
+            let attr = mount.stat_link(&path).await?;
+            let content = match attr.ftype {
+                Ftype3::Reg => mount.read(&path).await?,
+                Ftype3::Lnk => mount.readlink(&path).await?,
+                _ => Bytes::new(),
+            };
+            if attr.ftype == Ftype3::Dir {
+                dirs.push(path.clone());
+            }
+            found.insert(path, (attr.ftype, attr.mode, attr.nlink, attr.size, content));
+        }
+    }
+    Ok(found)
+}
+
+/// The seed, with a connection cut at message number `message` of the work.
+fn run_cut(message: u64, cut: Cut, drc: DrcOptions) -> client::Result<Tree> {
+    Setup { drc, ..Setup::new(1) }.run(|world| async move {
+        let mount = world.client(1, "").await;
+        world.sim.cut_at(world.sim.messages() + message, cut);
+        work(&mount).await
+    })
+}
+
+/// How many messages the work takes, and what it makes.
+fn run_whole() -> (u64, Tree) {
+    Setup::new(1).run(|world| async move {
+        let mount = world.client(1, "").await;
+        let before = world.sim.messages();
+        let tree = work(&mount).await.expect("nothing happens to the connection");
+        assert_eq!(tree["/d/b"].4, pattern(0, 30_705));
+        (world.sim.messages() - before, tree)
+    })
+}
+
+#[test]
+fn a_connection_cut_at_any_message_changes_nothing() {
+    let (messages, expected) = run_whole();
+    assert!(messages > 60, "{messages} messages is not much of a test");
+    for message in 0..messages {
+        for cut in [Cut::Before, Cut::After] {
+            let tree = run_cut(message, cut, DrcOptions::default());
+            assert_eq!(tree.expect("all work succeeds"), expected, "cut {cut:?} message {message}");
+        }
+    }
+}
+
+/// The test above can fail: a server without memory of its replies does not pass it.
+#[test]
+fn a_server_that_forgets_its_replies_is_caught() {
+    let (messages, expected) = run_whole();
+    let forgetful = DrcOptions { reply_max: 0, ..DrcOptions::default() };
+    let run = |message| run_cut(message, Cut::Before, forgetful.clone());
+    let survived = (0..messages).filter(|&message| run(message).is_ok_and(|tree| tree == expected)).count() as u64;
+    assert!(survived < messages, "no cut of {messages} made a difference");
+}
+
+#[test]
+fn clients_that_lose_their_connections_all_the_time_get_their_work_done() {
+    for seed in seeds(20) {
+        Setup::new(seed).run(|world| async move {
+            let mut clients = tokio::task::JoinSet::new();
+            world.sim.set_cut_probability(0.02);
+            for number in 1..=3 {
+                let mount = world.client(number, "&timeo=36000").await;
+                clients.spawn(async move {
+                    let mut rng = StdRng::seed_from_u64(seed * 10 + u64::from(number));
+                    let dir = format!("/client-{number}");
+                    mount.mkdir(&dir, 0o755).await.expect("mkdir");
+                    let mut model = BTreeMap::new();
+                    for step in 0..60u32 {
+                        churn(&mount, &dir, &mut model, step, &mut rng).await;
+                    }
+                    for (name, content) in &model {
+                        let found = mount.read(format!("{dir}/{name}")).await.expect("read");
+                        assert!(found == content, "seed {seed}: {dir}/{name} differs");
+                    }
+                    let mut entries = mount.read_dir(&dir).await.expect("readdir");
+                    let mut names = Vec::new();
+                    while let Some(entry) = entries.next().await.expect("readdir") {
+                        names.push(String::from_utf8_lossy(&entry.name).into_owned());
+                    }
+                    names.sort();
+                    assert_eq!(names, model.keys().cloned().collect::<Vec<_>>());
+                });
+            }
+            while let Some(done) = clients.join_next().await {
+                done.expect("a client's work");
+            }
+        });
+    }
+}
+
+/// One random step, done to the server and to the model of it.
+async fn churn(mount: &Mount, dir: &str, model: &mut BTreeMap<String, Vec<u8>>, step: u32, rng: &mut StdRng) {
+    let pick = (!model.is_empty()).then(|| model.keys().nth(rng.random_range(0..model.len())).cloned()).flatten();
+    match (rng.random_range(0..5), pick) {
+        (0 | 1, _) | (_, None) => {
+            let name = format!("f{step}");
+            mount.open_with(format!("{dir}/{name}"), EXCLUSIVE).await.expect("create");
+            model.insert(name, Vec::new());
+        }
+        (2, Some(name)) => {
+            mount.remove(format!("{dir}/{name}")).await.expect("remove");
+            model.remove(&name);
+        }
+        (3, Some(name)) => {
+            let to = format!("r{step}");
+            mount.rename(format!("{dir}/{name}"), format!("{dir}/{to}")).await.expect("rename");
+            let content = model.remove(&name).expect("picked from the model");
+            model.insert(to, content);
+        }
+        (_, Some(name)) => {
+            let handle = mount.resolve(format!("{dir}/{name}")).await.expect("lookup").handle;
+            let content = model.get_mut(&name).expect("picked from the model");
+            let offset = rng.random_range(0..=content.len());
+            let len = rng.random_range(1..40_000);
+            let data = pattern(u64::from(step) * 1_000_003, len);
+            content.resize(content.len().max(offset + len), 0);
+            content[offset..offset + len].copy_from_slice(&data);
+            mount.v3().write(&handle, offset as u64, data, StableHow::FileSync).await.expect("write");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_down_for_a_while_is_waited_for() {
+    for seed in seeds(10) {
+        Setup::new(seed).run(|mut world| async move {
+            let mount = world.client(1, "&timeo=6000").await;
+            let file = mount.create("/f", 0o644).await.expect("create");
+            let writing = tokio::spawn(async move {
+                let mut writer = file.writer();
+                for part in 0..40 {
+                    writer.write(pattern(part * 50_000, 50_000)).await.expect("write");
+                }
+                writer.close().await.expect("close");
+            });
+            for _ in 0..4 {
+                tokio::time::sleep(Duration::from_millis(40)).await;
+                world.restart_server();
+            }
+            writing.await.expect("the writer");
+            let back = mount.read("/f").await.expect("read");
+            assert!(back == pattern(0, 2_000_000), "seed {seed}: the file differs");
+        });
+    }
+}

@@ -1,0 +1,202 @@
+//! The file system interface, and the backends behind it.
+//!
+//! This crate knows nothing of NFS, RPC or RDMA. A [`Vfs`] is one exported tree; its objects are
+//! named by opaque [`Handle`]s that stay valid as long as the object exists.
+//!
+//! **Operations are synchronous.** Whoever calls says in [`Caller::may_block`] whether the thread
+//! may wait for a disk; where it may not and would have to, the operation has had no effect and
+//! returns [`VfsError::WouldBlock`], and the caller runs it again on a thread that may.
+//!
+//! **Identity.** Every operation runs with the rights of its [`Caller::cred`].
+//!
+//! On error nothing has changed, unless the error's description says otherwise.
+
+mod error;
+pub mod memory;
+mod permission;
+pub mod posix;
+mod types;
+
+pub use error::VfsError;
+pub use types::*;
+
+use std::ops::ControlFlow;
+
+use buf::{Pool, Rope};
+
+/// The result of an operation.
+pub type Result<T> = std::result::Result<T, VfsError>;
+
+/// One file system tree that can be served.
+///
+/// Every name is one component: [`Name`] refuses empty names, slashes and zero bytes; `.` and `..`
+/// are decided by [`lookup`](Self::lookup), exist for whatever makes a name, and are invalid to whatever takes one.
+///
+/// Modes of new objects are as given, without a umask; where none is given, 0644 and for directories 0755. In a
+/// set-group-id directory, new objects are of the directory's group.
+pub trait Vfs: Send + Sync + 'static {
+    /// What the tree can do, and its limits.
+    fn caps(&self) -> &FsCaps;
+
+    /// The root directory.
+    fn root(&self) -> Handle;
+
+    /// Changes whenever writes that were not committed may have been lost: at every start of the server
+    /// for a backend that caches writes (RFC 1813 §3.3.7).
+    fn write_verifier(&self) -> [u8; 8];
+
+    /// Finds `name` in `dir`. `.` is `dir`; `..` is its parent, and the root's parent is the root.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDir`, `Access`.
+    fn lookup(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Attr)>;
+
+    /// The attributes of an object. Needs no permission.
+    ///
+    /// # Errors
+    /// `Stale`.
+    fn getattr(&self, caller: &Caller<'_>, object: &Handle) -> Result<Attr>;
+
+    /// Sets attributes; all or, on error, possibly some of them.
+    ///
+    /// # Errors
+    /// `NotSync` if `guard` is given and is not the object's ctime; `Perm`, `Access`, …
+    fn setattr(&self, caller: &Caller<'_>, object: &Handle, set: &SetAttr, guard: Option<Time>) -> Result<Change>;
+
+    /// Which of the `wanted` rights the caller has.
+    ///
+    /// # Errors
+    /// `Stale`.
+    fn access(&self, caller: &Caller<'_>, object: &Handle, wanted: Rights) -> Result<(Rights, Attr)>;
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// `Invalid` if it is none.
+    fn readlink(&self, caller: &Caller<'_>, link: &Handle) -> Result<(bytes::Bytes, Attr)>;
+
+    /// Reads up to `into.len()` bytes into `into`. A caller who owns the file may read it whatever its mode says, and
+    /// so may one who may execute it (RFC 1813 §4.4).
+    ///
+    /// # Errors
+    /// `IsDir`, `Invalid`, `Access`, …
+    fn read_into(&self, caller: &Caller<'_>, file: &Handle, offset: u64, into: &mut [u8]) -> Result<ReadInto>;
+
+    /// Reads up to `len` bytes, lent from the backend's own memory where it can, else in a buffer of `pool`.
+    /// With `file_ranges`, the data may be a range of an open file.
+    ///
+    /// # Errors
+    /// As [`read_into`](Self::read_into).
+    fn read(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        len: usize,
+        pool: &Pool,
+        file_ranges: bool,
+    ) -> Result<Read> {
+        let _ = file_ranges;
+        let mut buffer = pool.take(len);
+        let ReadInto { len, eof, attr } = self.read_into(caller, file, offset, &mut buffer)?;
+        buffer.set_len(len);
+        Ok(Read { data: Rope::from(buffer.freeze()), eof, attr })
+    }
+
+    /// Writes all of `data` at `offset`. A caller who owns the file may write it whatever its mode says. The backend may
+    /// keep pieces of `data` instead of copying them.
+    ///
+    /// # Errors
+    /// `NoSpace`, `FileTooBig`, `Quota`, …; the first bytes may have been written.
+    fn write(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        data: &Rope,
+        stability: Stability,
+    ) -> Result<Written>;
+
+    /// Makes earlier writes to the range durable; `len` 0 means to the end.
+    ///
+    /// # Errors
+    /// `Io` if they may have been lost: the write verifier has then changed.
+    fn commit(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change>;
+
+    /// Makes a regular file, or opens one that exists as `mode` allows.
+    ///
+    /// # Errors
+    /// `Exists`, `NoSpace`, …
+    fn create(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, mode: &CreateMode) -> Result<Created>;
+
+    /// Makes a directory.
+    ///
+    /// # Errors
+    /// `Exists`, …
+    fn mkdir(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, set: &SetAttr) -> Result<Created>;
+
+    /// Makes a symbolic link to `target`, which is not interpreted.
+    ///
+    /// # Errors
+    /// `Exists`, `NameTooLong`, …
+    fn symlink(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, target: &[u8], set: &SetAttr) -> Result<Created>;
+
+    /// Makes a device, socket or pipe.
+    ///
+    /// # Errors
+    /// `Perm` for devices unless the caller may; `Exists`, `NotSupported`, …
+    fn mknod(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, node: NodeKind, set: &SetAttr) -> Result<Created>;
+
+    /// Removes a name that is not a directory's.
+    ///
+    /// # Errors
+    /// `IsDir`, `NotFound`, …
+    fn remove(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change>;
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `NotEmpty`, `NotDir`, …
+    fn rmdir(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change>;
+
+    /// Moves a name, replacing what is at the target if it can be; both directories' changes come back.
+    ///
+    /// # Errors
+    /// `NotEmpty`, `IsDir`, `NotDir`, `Invalid` (into itself), `CrossDevice`, …
+    fn rename(
+        &self,
+        caller: &Caller<'_>,
+        from_dir: &Handle,
+        from: &Name,
+        to_dir: &Handle,
+        to: &Name,
+    ) -> Result<(Change, Change)>;
+
+    /// Gives an object that is not a directory a further name. Returns the directory's change and the object's attributes.
+    ///
+    /// # Errors
+    /// `Exists`, `TooManyLinks`, `IsDir`, …
+    fn link(&self, caller: &Caller<'_>, object: &Handle, dir: &Handle, name: &Name) -> Result<(Change, Attr)>;
+
+    /// Calls `each` for the entries after `cookie` (0: from the start, with `.` and `..`) until it breaks.
+    /// Cookies stay valid while the directory changes: an entry that was there all along is seen exactly once.
+    /// With `attrs`, entries come with handle and attributes where they are to be had.
+    ///
+    /// # Errors
+    /// `BadCookie` if `cookie` or `verifier` (of the reply that gave the cookie) is no longer good.
+    fn readdir(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Handle,
+        cookie: u64,
+        verifier: [u8; 8],
+        attrs: bool,
+        each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<ReadDir>;
+
+    /// Space and objects, total and free.
+    ///
+    /// # Errors
+    /// `Stale`.
+    fn statfs(&self, caller: &Caller<'_>, object: &Handle) -> Result<StatFs>;
+}

@@ -1,0 +1,240 @@
+//! [`Inode`]: one object, whatever its kind.
+
+use std::{
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::{
+    dir::Dir,
+    pages::{PageSource, Pages},
+    space::Charge,
+};
+use crate::{
+    Attr, Cred, Device, Kind, Result, SetAttr, SetTime, Time, VfsError,
+    permission::{self, Guarded},
+};
+
+/// One object.
+#[derive(Debug)]
+pub(super) struct Inode {
+    pub(super) id: u64,
+    pub(super) fsid: u64,
+    pub(super) kind: Kind,
+    pub(super) device: Device,
+    state: RwLock<State>,
+    _charge: Charge,
+}
+
+/// What of an object can change.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) kind: Kind,
+    pub(super) mode: u32,
+    /// Names; none when the object is gone, though someone may still be about to lock it.
+    pub(super) nlink: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) atime: Time,
+    pub(super) mtime: Time,
+    pub(super) ctime: Time,
+    /// Of the exclusive create that made it, until data or times are set.
+    pub(super) verifier: Option<[u8; 8]>,
+    pub(super) content: Content,
+}
+
+/// What an object holds.
+#[derive(Debug)]
+pub(super) enum Content {
+    File(Pages),
+    Dir(Dir),
+    Symlink(Bytes),
+    Special,
+}
+
+/// What a new object is.
+pub(super) struct Origin {
+    pub(super) kind: Kind,
+    pub(super) device: Device,
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) verifier: Option<[u8; 8]>,
+    pub(super) content: Content,
+}
+
+impl Inode {
+    pub(super) fn new(id: u64, fsid: u64, origin: Origin, charge: Charge) -> Arc<Self> {
+        let Origin { kind, device, mode, uid, gid, verifier, content } = origin;
+        let time = now();
+        let nlink = if kind == Kind::Dir { 2 } else { 1 };
+        let state = State { kind, mode, nlink, uid, gid, atime: time, mtime: time, ctime: time, verifier, content };
+        Arc::new(Self { id, fsid, kind, device, state: RwLock::new(state), _charge: charge })
+    }
+
+    /// # Errors
+    /// `Stale` if it is gone.
+    pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, State>> {
+        let state = self.state.read();
+        if state.nlink == 0 { Err(VfsError::Stale) } else { Ok(state) }
+    }
+
+    /// # Errors
+    /// `Stale` if it is gone.
+    pub(super) fn write(&self) -> Result<RwLockWriteGuard<'_, State>> {
+        let state = self.state.write();
+        if state.nlink == 0 { Err(VfsError::Stale) } else { Ok(state) }
+    }
+
+    pub(super) fn attr(&self, state: &State) -> Attr {
+        let (size, used) = match &state.content {
+            Content::File(pages) => (pages.size(), pages.used()),
+            Content::Dir(_) => (4096, 4096),
+            Content::Symlink(target) => (target.len() as u64, 0),
+            Content::Special => (0, 0),
+        };
+        Attr {
+            kind: self.kind,
+            mode: state.mode,
+            nlink: state.nlink,
+            uid: state.uid,
+            gid: state.gid,
+            size,
+            used,
+            device: self.device,
+            fsid: self.fsid,
+            fileid: self.id,
+            atime: state.atime,
+            mtime: state.mtime,
+            ctime: state.ctime,
+        }
+    }
+}
+
+impl State {
+    pub(super) fn guarded(&self) -> Guarded {
+        Guarded { kind: self.kind, mode: self.mode, uid: self.uid, gid: self.gid }
+    }
+
+    /// # Errors
+    /// `NotDir`.
+    pub(super) fn dir(&self) -> Result<&Dir> {
+        match &self.content {
+            Content::Dir(dir) => Ok(dir),
+            _ => Err(VfsError::NotDir),
+        }
+    }
+
+    /// # Errors
+    /// `NotDir`.
+    pub(super) fn dir_mut(&mut self) -> Result<&mut Dir> {
+        match &mut self.content {
+            Content::Dir(dir) => Ok(dir),
+            _ => Err(VfsError::NotDir),
+        }
+    }
+
+    /// # Errors
+    /// `IsDir`, or `Invalid` for what has no data.
+    pub(super) fn pages(&self) -> Result<&Pages> {
+        match &self.content {
+            Content::File(pages) => Ok(pages),
+            Content::Dir(_) => Err(VfsError::IsDir),
+            _ => Err(VfsError::Invalid),
+        }
+    }
+
+    /// # Errors
+    /// `IsDir`, or `Invalid` for what has no data.
+    pub(super) fn pages_mut(&mut self) -> Result<&mut Pages> {
+        match &mut self.content {
+            Content::File(pages) => Ok(pages),
+            Content::Dir(_) => Err(VfsError::IsDir),
+            _ => Err(VfsError::Invalid),
+        }
+    }
+
+    /// The time of a change that happens now: later than the last one, so that clients see every change.
+    fn next(&self) -> Time {
+        now().max(successor(self.ctime))
+    }
+
+    /// Attributes have changed.
+    pub(super) fn changed(&mut self) {
+        self.ctime = self.next();
+    }
+
+    /// Data or entries have changed.
+    pub(super) fn modified(&mut self) {
+        self.ctime = self.next();
+        self.mtime = self.ctime;
+        self.verifier = None;
+    }
+
+    /// Whether a read now is the first since a change, and so is to be noted.
+    pub(super) fn atime_is_old(&self) -> bool {
+        self.atime <= self.mtime || self.atime <= self.ctime
+    }
+
+    /// One name less; returns whether that was the last.
+    pub(super) fn unlink(&mut self) -> bool {
+        self.nlink = if self.kind == Kind::Dir { 0 } else { self.nlink - 1 };
+        self.changed();
+        self.nlink == 0
+    }
+
+    /// Writing by one who is not privileged takes set-user-id and set-group-id away.
+    pub(super) fn drop_privileges(&mut self, cred: &Cred) {
+        if !permission::is_root(cred) {
+            self.mode = self.guarded().without_privileges(cred);
+        }
+    }
+
+    /// Sets what may be set; `set` has been checked.
+    pub(super) fn set(&mut self, cred: &Cred, set: &SetAttr, source: &PageSource) -> Result<()> {
+        if *set == SetAttr::default() {
+            return Ok(());
+        }
+        let now = self.next();
+        if let Some(size) = set.size {
+            self.pages_mut()?.truncate(size, source);
+            self.mtime = now;
+            self.drop_privileges(cred);
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            self.mode = self.guarded().without_privileges(cred);
+            self.uid = set.uid.unwrap_or(self.uid);
+            self.gid = set.gid.unwrap_or(self.gid);
+        }
+        if let Some(mode) = set.mode {
+            self.mode = self.guarded().settable_mode(cred, mode);
+        }
+        if set.size.is_some() || set.atime.is_some() || set.mtime.is_some() {
+            self.verifier = None;
+        }
+        let time = |set| match set {
+            SetTime::Now => now,
+            SetTime::To(time) => time,
+        };
+        self.atime = set.atime.map_or(self.atime, time);
+        self.mtime = set.mtime.map_or(self.mtime, time);
+        self.ctime = now;
+        Ok(())
+    }
+}
+
+/// The time of day.
+pub(super) fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+}
+
+pub(super) fn successor(time: Time) -> Time {
+    match time.nanoseconds {
+        999_999_999 => Time { seconds: time.seconds + 1, nanoseconds: 0 },
+        nanoseconds => Time { nanoseconds: nanoseconds + 1, ..time },
+    }
+}

@@ -1,0 +1,193 @@
+//! Attributes: what the kernel says, and setting them.
+
+use std::{
+    fs::File,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use rustix::{
+    fs::{AtFlags, FileType, Gid, Mode, StatxFlags, StatxTimestamp, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, Uid},
+    path::DecInt,
+};
+
+use super::{Posix, kernel, objects::Object};
+use crate::{
+    Attr, Caller, Change, Device, Kind, PreAttr, Result, Rights, SetAttr, SetTime, StatFs, Time, VfsError,
+    permission::Guarded,
+};
+
+/// The attributes of what a descriptor is open for.
+pub(super) fn stat(fd: BorrowedFd<'_>, fsid: u64) -> Result<Attr> {
+    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+    let kind = match FileType::from_raw_mode(u32::from(stat.stx_mode)) {
+        FileType::RegularFile => Kind::File,
+        FileType::Directory => Kind::Dir,
+        FileType::Symlink => Kind::Symlink,
+        FileType::BlockDevice => Kind::Block,
+        FileType::CharacterDevice => Kind::Char,
+        FileType::Socket => Kind::Socket,
+        FileType::Fifo => Kind::Fifo,
+        FileType::Unknown => return Err(VfsError::Io),
+    };
+    Ok(Attr {
+        kind,
+        mode: u32::from(stat.stx_mode) & 0o7777,
+        nlink: stat.stx_nlink,
+        uid: stat.stx_uid,
+        gid: stat.stx_gid,
+        size: stat.stx_size,
+        used: stat.stx_blocks.saturating_mul(512),
+        device: Device { major: stat.stx_rdev_major, minor: stat.stx_rdev_minor },
+        fsid,
+        fileid: stat.stx_ino,
+        atime: time(stat.stx_atime),
+        mtime: time(stat.stx_mtime),
+        ctime: time(stat.stx_ctime),
+    })
+}
+
+fn time(time: StatxTimestamp) -> Time {
+    Time { seconds: time.tv_sec, nanoseconds: time.tv_nsec }
+}
+
+/// A number for the file system: its own where it has one, which is the same after a restart.
+pub(super) fn fsid(root: impl AsFd) -> rustix::io::Result<u64> {
+    let own = rustix::fs::fstatvfs(&root)?.f_fsid;
+    let stat = rustix::fs::statx(&root, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
+    let device = u64::from(stat.stx_dev_major) << 32 | u64::from(stat.stx_dev_minor);
+    Ok(if own != 0 { own } else { device })
+}
+
+impl Posix {
+    /// # Errors
+    /// `Stale` if the object has been removed.
+    pub(super) fn attr(&self, object: &Object) -> Result<Attr> {
+        self.attr_by(object, object.fd())
+    }
+
+    /// The attributes of an object, by any descriptor of it.
+    pub(super) fn attr_by(&self, object: &Object, fd: BorrowedFd<'_>) -> Result<Attr> {
+        let attr = stat(fd, self.fsid)?;
+        if attr.nlink == 0 {
+            self.objects.forget(&object.handle);
+            return Err(VfsError::Stale);
+        }
+        Ok(attr)
+    }
+
+    /// Does something to an object, with its attributes before and after: no other operation of this server's gets in
+    /// between.
+    pub(super) fn change<T>(&self, object: &Object, run: impl FnOnce(&Attr) -> Result<T>) -> Result<(T, Change)> {
+        let _changing = object.changing.lock();
+        let before = self.attr(object)?;
+        let done = run(&before)?;
+        let after = stat(object.fd(), self.fsid)?;
+        Ok((done, Change { before: PreAttr::from(&before), after }))
+    }
+
+    pub(super) fn set(
+        &self,
+        caller: &Caller<'_>,
+        object: &Arc<Object>,
+        set: &SetAttr,
+        guard: Option<Time>,
+    ) -> Result<Change> {
+        if set.mode.is_some() && object.kind == Kind::Symlink {
+            return Err(VfsError::NotSupported);
+        }
+        if set.size.is_some_and(|size| size > self.caps.file_size_max) {
+            return Err(VfsError::FileTooBig);
+        }
+        let data = if set.size.is_some() { Some(self.data(caller, object, true)?) } else { None };
+        let ((), change) = self.change(object, |before| {
+            if guard.is_some_and(|guard| guard != before.ctime) {
+                return Err(VfsError::NotSync);
+            }
+            self.apply(caller, object.fd(), set, data.as_deref())
+        })?;
+        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
+            object.close();
+        }
+        Ok(change)
+    }
+
+    /// Sets what is given, as the caller. `data` is open for writing if the size is set.
+    pub(super) fn apply(
+        &self,
+        caller: &Caller<'_>,
+        fd: BorrowedFd<'_>,
+        set: &SetAttr,
+        data: Option<&File>,
+    ) -> Result<()> {
+        let _acting = self.identity.assume(caller.cred)?;
+        if let (Some(size), Some(data)) = (set.size, data) {
+            rustix::fs::ftruncate(data, size)?;
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            // All ones would mean to leave it.
+            if set.uid == Some(u32::MAX) || set.gid == Some(u32::MAX) {
+                return Err(VfsError::Invalid);
+            }
+            let (uid, gid) = (set.uid.map(Uid::from_raw), set.gid.map(Gid::from_raw));
+            rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+        }
+        if let Some(mode) = set.mode {
+            self.chmod(fd, mode & 0o7777)?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            let times = Timestamps { last_access: timespec(set.atime), last_modification: timespec(set.mtime) };
+            rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn chmod(&self, fd: BorrowedFd<'_>, mode: u32) -> Result<()> {
+        let name = DecInt::from_fd(fd);
+        let mode = Mode::from_raw_mode(mode);
+        Ok(rustix::fs::chmodat(&self.descriptors, name.as_c_str(), mode, AtFlags::empty())?)
+    }
+
+    pub(super) fn rights(&self, caller: &Caller<'_>, object: &Object, wanted: Rights) -> Result<(Rights, Attr)> {
+        let attr = self.attr(object)?;
+        let change = wanted.modify || wanted.extend || wanted.delete;
+        let _acting = self.identity.assume(caller.cred)?;
+        let may = |asked, mode| asked && kernel::may_access(object.fd(), mode);
+        let read = may(wanted.read, libc::R_OK);
+        let write = may(change, libc::W_OK);
+        let execute = may(wanted.lookup || wanted.execute || (change && object.is_dir()), libc::X_OK);
+        Ok((wanted.intersect(Guarded::from(&attr).rights_of(read, write, execute)), attr))
+    }
+
+    pub(super) fn target(&self, link: &Object) -> Result<(Bytes, Attr)> {
+        if link.kind != Kind::Symlink {
+            return Err(VfsError::Invalid);
+        }
+        let target = rustix::fs::readlinkat(link.fd(), c"", Vec::new())?;
+        Ok((Bytes::from(target.into_bytes()), self.attr(link)?))
+    }
+
+    pub(super) fn space(&self, object: &Object) -> Result<StatFs> {
+        let attr = self.attr(object)?;
+        let statfs = rustix::fs::fstatvfs(object.fd())?;
+        let bytes = |blocks: u64| blocks.saturating_mul(statfs.f_frsize);
+        Ok(StatFs {
+            bytes_total: bytes(statfs.f_blocks),
+            bytes_free: bytes(statfs.f_bfree),
+            bytes_available: bytes(statfs.f_bavail),
+            files_total: statfs.f_files,
+            files_free: statfs.f_ffree,
+            files_available: statfs.f_favail,
+            attr,
+        })
+    }
+}
+
+fn timespec(set: Option<SetTime>) -> Timespec {
+    match set {
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(SetTime::To(time)) => Timespec { tv_sec: time.seconds, tv_nsec: time.nanoseconds.into() },
+    }
+}

@@ -1,0 +1,225 @@
+//! Reading and writing data.
+
+use std::{
+    fs::File,
+    io::{IoSlice, IoSliceMut},
+    os::fd::AsFd,
+    sync::Arc,
+};
+
+use buf::{FileRange, Piece, Rope};
+use rustix::{
+    fs::OFlags,
+    io::{Errno, ReadWriteFlags},
+};
+use smallvec::SmallVec;
+
+use super::{Posix, attributes, identity::Identity, kernel, objects::Object};
+use crate::{Caller, Change, Kind, PreAttr, Read, ReadInto, Result, Stability, VfsError, Written};
+
+impl Posix {
+    /// A descriptor of a file for data, with the caller's rights.
+    pub(super) fn data(&self, caller: &Caller<'_>, object: &Arc<Object>, write: bool) -> Result<Arc<File>> {
+        let cred = self.identity.effective(caller.cred);
+        if let Some(file) = self.objects.opened(object, cred, write) {
+            return Ok(file);
+        }
+        match object.kind {
+            Kind::File => {}
+            Kind::Dir => return Err(VfsError::IsDir),
+            _ => return Err(VfsError::Invalid),
+        }
+        let file = Arc::new(self.open_data(caller, object, write)?);
+        self.objects.keep_open(object, cred, write, file.clone());
+        Ok(file)
+    }
+
+    fn open_data(&self, caller: &Caller<'_>, object: &Object, write: bool) -> Result<File> {
+        let flags = if write { OFlags::WRONLY } else { OFlags::RDONLY } | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let opened = {
+            let _acting = self.identity.assume(caller.cred)?;
+            self.reopen(object.fd(), flags)
+        };
+        match opened {
+            Ok(fd) => Ok(fd.into()),
+            Err(Errno::ACCESS) => self.open_overriding(caller, object, write, flags),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// RFC 1813 §4.4: the owner may always read and write, and who may execute may read.
+    fn open_overriding(&self, caller: &Caller<'_>, object: &Object, write: bool, flags: OFlags) -> Result<File> {
+        let attr = self.attr(object)?;
+        match &self.identity {
+            Identity::Caller => {
+                let may = attr.uid == caller.cred.uid
+                    || (!write && {
+                        let _acting = self.identity.assume(caller.cred)?;
+                        kernel::may_access(object.fd(), libc::X_OK)
+                    });
+                if may { Ok(self.reopen(object.fd(), flags)?.into()) } else { Err(VfsError::Access) }
+            }
+            Identity::Own(own) if own.uid == attr.uid => {
+                // The owner may change the mode, and so may open the file with another one.
+                let _changing = object.changing.lock();
+                self.chmod(object.fd(), attr.mode | 0o600)?;
+                let opened = self.reopen(object.fd(), flags);
+                self.chmod(object.fd(), attr.mode)?;
+                Ok(opened?.into())
+            }
+            Identity::Own(_) => Err(VfsError::Access),
+        }
+    }
+
+    /// Reads into memory, without waiting if the caller must not.
+    pub(super) fn read_file(
+        &self,
+        caller: &Caller<'_>,
+        object: &Object,
+        file: &File,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<ReadInto> {
+        let wait = self.may_wait(caller).is_ok();
+        let flags = if wait { ReadWriteFlags::empty() } else { ReadWriteFlags::NOWAIT };
+        let mut len = 0;
+        // The kernel's offsets are signed; beyond them there is nothing to read.
+        while len < into.len() && offset.saturating_add(into.len() as u64) <= i64::MAX as u64 {
+            let rest = &mut [IoSliceMut::new(&mut into[len..])];
+            match rustix::io::preadv2(file, rest, offset + len as u64, flags) {
+                Ok(0) => break,
+                Ok(read) => len += read,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::OPNOTSUPP) if !wait => return Err(VfsError::WouldBlock),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        let attr = self.attr_by(object, file.as_fd())?;
+        Ok(ReadInto { len, eof: offset.saturating_add(len as u64) >= attr.size, attr })
+    }
+
+    /// The data as a range of the file, which a socket can send by itself.
+    pub(super) fn read_range(
+        &self,
+        caller: &Caller<'_>,
+        object: &Object,
+        file: Arc<File>,
+        offset: u64,
+        len: usize,
+    ) -> Result<Read> {
+        let attr = self.attr_by(object, file.as_fd())?;
+        let len = attr.size.saturating_sub(offset).min(len as u64) as usize;
+        if self.may_wait(caller).is_err() {
+            probe(&file, offset, len)?;
+        }
+        let eof = offset.saturating_add(len as u64) >= attr.size;
+        let data = if len > 0 { Rope::from(FileRange { file, offset, len }) } else { Rope::new() };
+        Ok(Read { data, eof, attr })
+    }
+
+    pub(super) fn write_file(
+        &self,
+        caller: &Caller<'_>,
+        object: &Object,
+        file: &File,
+        offset: u64,
+        data: &Rope,
+        stability: Stability,
+    ) -> Result<Written> {
+        let end = offset.checked_add(data.len() as u64);
+        if end.is_none_or(|end| end > self.caps.file_size_max) {
+            return Err(VfsError::FileTooBig);
+        }
+        let flags = match stability {
+            Stability::Unstable => ReadWriteFlags::empty(),
+            Stability::DataSync => ReadWriteFlags::DSYNC,
+            Stability::FileSync => ReadWriteFlags::DSYNC | ReadWriteFlags::SYNC,
+        };
+        let _changing = object.changing.lock();
+        let before = self.attr_by(object, file.as_fd())?;
+        {
+            // As the caller: set-user-id bits go, and quotas and reserved space are the caller's.
+            let _acting = self.identity.assume(caller.cred)?;
+            let written = write_all(file, offset, data, flags);
+            written.inspect_err(|error| self.note_failure(*error))?;
+        }
+        let after = attributes::stat(file.as_fd(), self.fsid)?;
+        Ok(Written { stability, change: Change { before: PreAttr::from(&before), after } })
+    }
+
+    pub(super) fn sync(&self, object: &Object, file: &File) -> Result<Change> {
+        let ((), change) = self.change(object, |_| {
+            let synced = rustix::fs::fsync(file).map_err(VfsError::from);
+            synced.inspect_err(|error| self.note_failure(*error))
+        })?;
+        Ok(change)
+    }
+
+    /// After a failure of storage, what was written and not yet committed may be lost: clients must write it again,
+    /// which a new verifier tells them.
+    fn note_failure(&self, error: VfsError) {
+        if error == VfsError::Io {
+            *self.verifier.lock() = rand::random();
+        }
+    }
+}
+
+/// # Errors
+/// `WouldBlock` if reading the range would wait for storage, as far as a few samples tell.
+fn probe(file: &File, offset: u64, len: usize) -> Result<()> {
+    let last = len.saturating_sub(1);
+    for at in (0..last).step_by(PROBE_STEP).chain([last]) {
+        let byte = &mut [0];
+        match rustix::io::preadv2(file, &mut [IoSliceMut::new(byte)], offset + at as u64, ReadWriteFlags::NOWAIT) {
+            Ok(_) => {}
+            Err(Errno::AGAIN | Errno::OPNOTSUPP | Errno::INTR) => return Err(VfsError::WouldBlock),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+fn write_all(file: &File, mut offset: u64, data: &Rope, flags: ReadWriteFlags) -> Result<()> {
+    // Pieces of files go through memory.
+    let copies: SmallVec<[Option<Vec<u8>>; 4]> = data
+        .pieces()
+        .iter()
+        .map(|piece| match piece {
+            Piece::Memory(_) => Ok(None),
+            Piece::File(range) => {
+                let mut copy = vec![0; range.len];
+                range.read(&mut copy).map(|()| Some(copy)).map_err(|_| VfsError::Io)
+            }
+        })
+        .collect::<Result<_>>()?;
+    let mut slices: SmallVec<[IoSlice<'_>; 8]> = data
+        .pieces()
+        .iter()
+        .zip(&copies)
+        .map(|(piece, copy)| match (piece, copy) {
+            (Piece::Memory(bytes), _) => IoSlice::new(bytes),
+            (Piece::File(_), copy) => IoSlice::new(copy.as_deref().unwrap_or_default()),
+        })
+        .collect();
+    let mut rest = &mut slices[..];
+    while !rest.is_empty() {
+        let batch = &rest[..rest.len().min(GATHER_MAX)];
+        match rustix::io::pwritev2(file, batch, offset, flags) {
+            Ok(0) => return Err(VfsError::Io),
+            Ok(written) => {
+                offset += written as u64;
+                IoSlice::advance_slices(&mut rest, written);
+            }
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Fewer bytes than this are copied to memory even if a range of a file would do.
+pub(super) const RANGE_MIN: usize = 16 << 10;
+/// Distance of the samples that tell whether a range is in memory.
+const PROBE_STEP: usize = 64 << 10;
+/// Slices that one system call takes (`UIO_MAXIOV`).
+const GATHER_MAX: usize = 1024;

@@ -1,0 +1,383 @@
+//! A directory of the local file system.
+//!
+//! **Paths never leave the export.** The server follows no path that a client sends: each step is one name, opened in
+//! a directory that is already open, by `openat2` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and
+//! `RESOLVE_NO_XDEV`. So symbolic links are never followed, other file systems mounted inside are not entered, and
+//! `..` is a case of its own, which ends at the root.
+//!
+//! **Handles** are the kernel's (name_to_handle_at(2)): the object's number and generation, the same for as long as it
+//! exists, across restarts. Root opens objects by them; an ordinary user, whom the kernel does not let, finds them
+//! with a database of where they are (`database.rs`).
+//!
+//! **Identity**: see `identity.rs`. Descriptors that name objects are opened by the server; whatever a caller's rights
+//! decide is done as the caller.
+
+mod attributes;
+mod data;
+mod database;
+mod errno;
+mod identity;
+mod kernel;
+mod listing;
+mod names;
+mod objects;
+mod resolve;
+
+use std::{
+    fs::File,
+    io,
+    ops::ControlFlow,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use buf::{Pool, Rope};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
+
+use self::{database::Database, identity::Identity, objects::Object, objects::Objects, resolve::Naming};
+use crate::{
+    Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, NAME_MAX, Name, NodeKind, Read, ReadDir,
+    ReadInto, Result, Rights, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
+};
+
+/// How a [`Posix`] behaves.
+#[derive(Clone, Debug, Default)]
+pub struct PosixOptions {
+    /// Where the handle database is kept, if one is needed; without it, handles do not survive a restart then. The
+    /// directory must exist, be this user's alone, and lie outside the export.
+    pub state_dir: Option<PathBuf>,
+    /// How handles lead to objects.
+    pub handles: Handles,
+    /// Descriptors to hold, at most and about; by default half of what the process may have.
+    pub descriptors: Option<usize>,
+}
+
+/// How handles lead to objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Handles {
+    /// By the kernel where it lets this process, else by a database.
+    #[default]
+    Auto,
+    /// By the kernel, or not at all.
+    Kernel,
+    /// By a database.
+    Database,
+}
+
+/// A directory of the local file system.
+///
+/// Opening one sets the process's umask to 0, because the modes of new objects are the clients' to choose.
+pub struct Posix {
+    caps: FsCaps,
+    root: Arc<Object>,
+    fsid: u64,
+    /// The root again, open for reading: what handles are opened relative to.
+    mount: OwnedFd,
+    /// `/proc/self/fd`, through which a path descriptor is opened for data.
+    descriptors: OwnedFd,
+    /// Whether even attributes that are at hand may have to be waited for.
+    remote: bool,
+    identity: Identity,
+    naming: Naming,
+    /// Where objects are, if the kernel does not open them by handle.
+    database: Option<Database>,
+    objects: Objects,
+    verifier: Mutex<[u8; 8]>,
+}
+
+impl Posix {
+    /// Serves the directory at `path`.
+    ///
+    /// # Errors
+    /// It is no directory or cannot be read; the handle database cannot be used; a root process that cannot take its
+    /// callers' identities; [`Handles::Kernel`] where the kernel refuses.
+    pub fn open(path: impl AsRef<Path>, options: PosixOptions) -> io::Result<Self> {
+        let identity = Identity::of_process()?;
+        let directory = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let mount = rustix::fs::open(path.as_ref(), directory | OFlags::RDONLY, Mode::empty())?;
+        let fd = rustix::fs::openat(&mount, c".", directory | OFlags::PATH, Mode::empty())?;
+        let descriptors = rustix::fs::open(c"/proc/self/fd", directory | OFlags::PATH, Mode::empty())?;
+        let statfs = rustix::fs::fstatfs(&mount)?;
+        let naming = Naming::of(fd.as_fd());
+        let handle = naming.handle(fd.as_fd(), c"")?;
+        let database = match options.handles {
+            Handles::Database => true,
+            Handles::Kernel => {
+                naming.open(&handle, mount.as_fd())?;
+                false
+            }
+            Handles::Auto => naming.open(&handle, mount.as_fd()).is_err(),
+        };
+        let database = database.then(|| open_database(options.state_dir.as_deref(), &handle)).transpose()?;
+        let objects = Objects::new(options.descriptors.unwrap_or_else(default_descriptors));
+        kernel::set_umask(0);
+        Ok(Self {
+            caps: caps(&mount, statfs.f_type as u64),
+            root: objects.insert(handle, crate::Kind::Dir, fd),
+            fsid: attributes::fsid(&mount)?,
+            remote: REMOTE_MAGIC.contains(&(statfs.f_type as u64)),
+            mount,
+            descriptors,
+            identity,
+            naming,
+            database,
+            objects,
+            verifier: Mutex::new(rand::random()),
+        })
+    }
+
+    /// Whether operations run with their callers' identities: the process is root's. Else they all run as this user.
+    pub fn tells_callers_apart(&self) -> bool {
+        matches!(self.identity, Identity::Caller)
+    }
+
+    /// Whether handles from before a restart are still good: not if they need a database and there is no directory
+    /// for it.
+    pub fn handles_persist(&self) -> bool {
+        self.database.as_ref().is_none_or(Database::is_persistent)
+    }
+
+    /// An operation that may have to wait for storage.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the caller must not.
+    fn may_wait(&self, caller: &Caller<'_>) -> Result<()> {
+        if caller.may_block || !self.caps.blocks { Ok(()) } else { Err(VfsError::WouldBlock) }
+    }
+
+    /// Runs what takes a descriptor; again, after closing some, if there was none left.
+    fn with_room<T>(&self, mut run: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+        match run() {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.objects.shrink();
+                run()
+            }
+            done => done,
+        }
+    }
+}
+
+fn open_database(state_dir: Option<&Path>, root: &Handle) -> io::Result<Database> {
+    let name: String = root.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    Database::open(state_dir.map(|dir| dir.join(format!("handles-{name}"))))
+}
+
+fn default_descriptors() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    (limit / 2).clamp(64, 1 << 17) as usize
+}
+
+fn caps(root: &OwnedFd, file_system: u64) -> FsCaps {
+    FsCaps {
+        links: true,
+        symlinks: true,
+        link_max: kernel::link_max(root).unwrap_or(1).max(LINK_MAX_LEAST),
+        name_max: NAME_MAX as u32,
+        file_size_max: file_size_max(root),
+        time_resolution_ns: 1,
+        chown_restricted: true,
+        blocks: !matches!(file_system, TMPFS_MAGIC | RAMFS_MAGIC),
+    }
+}
+
+/// The largest file: no call tells, so it is tried on a nameless one.
+fn file_size_max(root: &OwnedFd) -> u64 {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::openat(root, c".", flags, Mode::RUSR | Mode::WUSR) else { return i64::MAX as u64 };
+    let file = File::from(file);
+    // Beyond a limit on the process, not an error would come but a signal that ends it.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX);
+    let (mut fits, mut exceeds) = (0, (1u64 << 63).min(limit.saturating_add(1)));
+    while exceeds - fits > 1 {
+        let middle = fits + (exceeds - fits) / 2;
+        match file.set_len(middle) {
+            Ok(()) => fits = middle,
+            Err(_) => exceeds = middle,
+        }
+    }
+    // A quota may allow nothing; then the file system's own errors will tell.
+    if fits > 0 { fits } else { i64::MAX as u64 }
+}
+
+impl Vfs for Posix {
+    fn caps(&self) -> &FsCaps {
+        &self.caps
+    }
+
+    fn root(&self) -> Handle {
+        self.root.handle.clone()
+    }
+
+    fn write_verifier(&self) -> [u8; 8] {
+        *self.verifier.lock()
+    }
+
+    fn lookup(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Attr)> {
+        let dir = self.resolve_dir(caller, dir)?;
+        let (object, attr) = self.step(caller, &dir, name)?;
+        Ok((object.handle.clone(), attr))
+    }
+
+    fn getattr(&self, caller: &Caller<'_>, object: &Handle) -> Result<Attr> {
+        let object = self.resolve(caller, object)?;
+        self.attr(&object)
+    }
+
+    fn setattr(&self, caller: &Caller<'_>, object: &Handle, set: &SetAttr, guard: Option<Time>) -> Result<Change> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, object)?;
+        self.set(caller, &object, set, guard)
+    }
+
+    fn access(&self, caller: &Caller<'_>, object: &Handle, wanted: Rights) -> Result<(Rights, Attr)> {
+        let object = self.resolve(caller, object)?;
+        self.rights(caller, &object, wanted)
+    }
+
+    fn readlink(&self, caller: &Caller<'_>, link: &Handle) -> Result<(Bytes, Attr)> {
+        self.may_wait(caller)?;
+        let link = self.resolve(caller, link)?;
+        self.target(&link)
+    }
+
+    fn read_into(&self, caller: &Caller<'_>, file: &Handle, offset: u64, into: &mut [u8]) -> Result<ReadInto> {
+        let object = self.resolve(caller, file)?;
+        let file = self.data(caller, &object, false)?;
+        self.read_file(caller, &object, &file, offset, into)
+    }
+
+    fn read(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        len: usize,
+        pool: &Pool,
+        file_ranges: bool,
+    ) -> Result<Read> {
+        let object = self.resolve(caller, file)?;
+        let file = self.data(caller, &object, false)?;
+        if file_ranges && len >= data::RANGE_MIN {
+            return self.read_range(caller, &object, file, offset, len);
+        }
+        let mut buffer = pool.take(len);
+        let ReadInto { len, eof, attr } = self.read_file(caller, &object, &file, offset, &mut buffer)?;
+        buffer.set_len(len);
+        Ok(Read { data: Rope::from(buffer.freeze()), eof, attr })
+    }
+
+    fn write(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        data: &Rope,
+        stability: Stability,
+    ) -> Result<Written> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, file)?;
+        let file = self.data(caller, &object, true)?;
+        self.write_file(caller, &object, &file, offset, data, stability)
+    }
+
+    fn commit(&self, caller: &Caller<'_>, file: &Handle, _: u64, _: u64) -> Result<Change> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, file)?;
+        let file = self.data(caller, &object, true)?;
+        self.sync(&object, &file)
+    }
+
+    fn create(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, mode: &CreateMode) -> Result<Created> {
+        self.may_wait(caller)?;
+        let dir = self.resolve_dir(caller, dir)?;
+        self.create_file(caller, &dir, name, mode)
+    }
+
+    fn mkdir(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, set: &SetAttr) -> Result<Created> {
+        self.may_wait(caller)?;
+        let dir = self.resolve_dir(caller, dir)?;
+        self.make_dir(caller, &dir, name, set)
+    }
+
+    fn symlink(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, target: &[u8], set: &SetAttr) -> Result<Created> {
+        self.may_wait(caller)?;
+        let dir = self.resolve_dir(caller, dir)?;
+        self.make_symlink(caller, &dir, name, target, set)
+    }
+
+    fn mknod(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, node: NodeKind, set: &SetAttr) -> Result<Created> {
+        self.may_wait(caller)?;
+        let dir = self.resolve_dir(caller, dir)?;
+        self.make_node(caller, &dir, name, node, set)
+    }
+
+    fn remove(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change> {
+        self.may_wait(caller)?;
+        let dir = self.resolve_dir(caller, dir)?;
+        self.unlink(caller, &dir, name, rustix::fs::AtFlags::empty())
+    }
+
+    fn rmdir(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change> {
+        self.may_wait(caller)?;
+        let dir = self.resolve_dir(caller, dir)?;
+        self.unlink(caller, &dir, name, rustix::fs::AtFlags::REMOVEDIR)
+    }
+
+    fn rename(
+        &self,
+        caller: &Caller<'_>,
+        from_dir: &Handle,
+        from: &Name,
+        to_dir: &Handle,
+        to: &Name,
+    ) -> Result<(Change, Change)> {
+        self.may_wait(caller)?;
+        let from_dir = self.resolve_dir(caller, from_dir)?;
+        let to_dir = self.resolve_dir(caller, to_dir)?;
+        self.move_name(caller, (&from_dir, from), (&to_dir, to))
+    }
+
+    fn link(&self, caller: &Caller<'_>, object: &Handle, dir: &Handle, name: &Name) -> Result<(Change, Attr)> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, object)?;
+        let dir = self.resolve_dir(caller, dir)?;
+        self.add_name(caller, &object, &dir, name)
+    }
+
+    fn readdir(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Handle,
+        cookie: u64,
+        verifier: [u8; 8],
+        attrs: bool,
+        each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
+    ) -> Result<ReadDir> {
+        self.may_wait(caller)?;
+        let dir = self.resolve_dir(caller, dir)?;
+        // Cookies are the file system's and do not depend on a verifier, as with other servers on Linux.
+        if cookie != 0 && verifier != listing::VERIFIER {
+            return Err(VfsError::BadCookie);
+        }
+        self.list(caller, &dir, cookie, attrs, each)
+    }
+
+    fn statfs(&self, caller: &Caller<'_>, object: &Handle) -> Result<StatFs> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, object)?;
+        self.space(&object)
+    }
+}
+
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+/// 9P, CIFS, SMB2, NFS, Ceph, AFS, FUSE.
+const REMOTE_MAGIC: [u64; 7] = [0x0102_1997, 0xff53_4d42, 0xfe53_4d42, 0x6969, 0x00c3_6400, 0x5346_414f, 0x6573_5546];
+/// What any file system with hard links can do; the C library's answer for those that it does not know is less.
+const LINK_MAX_LEAST: u32 = 32_000;

@@ -1,0 +1,312 @@
+//! What changes names: making, removing, moving, linking.
+
+use std::{
+    fs::File,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags},
+    io::Errno,
+    path::DecInt,
+};
+
+use super::{Posix, objects::Object, resolve::open_beneath};
+use crate::{
+    Attr, Caller, Change, CreateMode, Created, DEFAULT_DIR_MODE, DEFAULT_MODE, Device, EXCLUSIVE_MODE, Handle, Kind,
+    Name, NodeKind, PreAttr, Result, SetAttr, SetTime, Time, VfsError, permission, types::check_target,
+};
+
+impl Posix {
+    pub(super) fn create_file(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Arc<Object>,
+        name: &Name,
+        mode: &CreateMode,
+    ) -> Result<Created> {
+        if name.is_dots() {
+            return Err(VfsError::Exists);
+        }
+        for _ in 0..RACES_MAX {
+            match self.create_new(caller, dir, name, mode) {
+                Err(VfsError::Exists) => {}
+                created => return created,
+            }
+            match self.open_existing(caller, dir, name, mode) {
+                // Removed in between, behind our back: then it can be made.
+                Err(VfsError::NotFound) => {}
+                opened => return opened,
+            }
+        }
+        Err(VfsError::Delay)
+    }
+
+    fn create_new(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name, mode: &CreateMode) -> Result<Created> {
+        let set = match mode {
+            CreateMode::Unchecked(set) | CreateMode::Guarded(set) => set.clone(),
+            CreateMode::Exclusive(verifier) => {
+                let [atime, mtime] = verifier_times(*verifier).map(|time| Some(SetTime::To(time)));
+                SetAttr { mode: Some(EXCLUSIVE_MODE), atime, mtime, ..SetAttr::default() }
+            }
+        };
+        let bits = Mode::from_raw_mode(set.mode.unwrap_or(DEFAULT_MODE) & 0o7777);
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let ((file, object, attr), change) = self.change(dir, |_| {
+            let file = {
+                let _acting = self.identity.assume(caller.cred)?;
+                self.with_room(|| rustix::fs::openat(dir.fd(), name.as_bytes(), flags, bits))?
+            };
+            let file = File::from(file);
+            let path = self.reopen(file.as_fd(), OFlags::PATH)?;
+            let (object, attr) = self.found(dir, name.as_bytes(), path)?;
+            let attr = self.finish(caller, dir, name, &object, attr, &set, Some(&file))?;
+            Ok((Arc::new(file), object, attr))
+        })?;
+        // It is likely to be written next, and whatever its mode, its maker may.
+        let cred = self.identity.effective(caller.cred);
+        self.objects.keep_open(&object, cred, true, file);
+        Ok(Created { handle: object.handle.clone(), attr, dir: change })
+    }
+
+    /// Sets a new object's attributes; it does not stay if they cannot be.
+    #[expect(clippy::too_many_arguments, reason = "all of a new object")]
+    fn finish(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Object,
+        name: &Name,
+        object: &Object,
+        attr: Attr,
+        set: &SetAttr,
+        data: Option<&File>,
+    ) -> Result<Attr> {
+        let uid = set.uid.filter(|uid| *uid != attr.uid);
+        let gid = set.gid.filter(|gid| *gid != attr.gid);
+        // Giving it away takes set-user-id and set-group-id, and so does setting the size; they were asked for.
+        let lost = uid.is_some() || gid.is_some() || set.size.is_some();
+        let mode = (lost && attr.kind == Kind::File && attr.mode & 0o6000 != 0).then_some(attr.mode);
+        let set = SetAttr { mode, uid, gid, ..set.clone() };
+        let set = if data.is_none() { SetAttr { size: None, ..set } } else { set };
+        if set == SetAttr::default() {
+            return Ok(attr);
+        }
+        let too_big = set.size.is_some_and(|size| size > self.caps.file_size_max);
+        let applied = if too_big { Err(VfsError::FileTooBig) } else { self.apply(caller, object.fd(), &set, data) };
+        if let Err(error) = applied {
+            let flags = if object.is_dir() { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+            let _ = rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags);
+            self.gone(&object.handle, dir, name);
+            return Err(error);
+        }
+        self.attr(object)
+    }
+
+    /// What creating a file means when the name is there.
+    fn open_existing(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name, mode: &CreateMode) -> Result<Created> {
+        if matches!(mode, CreateMode::Guarded(_)) {
+            return Err(VfsError::Exists);
+        }
+        let (object, attr) = self.step(caller, dir, name).map_err(|error| match error {
+            // Something is there, if only the place where something is mounted.
+            VfsError::Access => VfsError::Exists,
+            error => error,
+        })?;
+        if object.kind != Kind::File {
+            return Err(VfsError::Exists);
+        }
+        let attr = match mode {
+            CreateMode::Unchecked(SetAttr { size: Some(size), .. }) => {
+                let set = SetAttr { size: Some(*size), ..SetAttr::default() };
+                self.set(caller, &object, &set, None)?.after
+            }
+            CreateMode::Exclusive(verifier) => {
+                if attr.size != 0 || [attr.atime, attr.mtime] != verifier_times(*verifier) {
+                    return Err(VfsError::Exists);
+                }
+                attr
+            }
+            _ => attr,
+        };
+        let after = self.attr(dir)?;
+        let change = Change { before: PreAttr::from(&after), after };
+        Ok(Created { handle: object.handle.clone(), attr, dir: change })
+    }
+
+    pub(super) fn make_dir(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Arc<Object>,
+        name: &Name,
+        set: &SetAttr,
+    ) -> Result<Created> {
+        let mode = Mode::from_raw_mode(set.mode.unwrap_or(DEFAULT_DIR_MODE) & (0o777 | permission::STICKY));
+        self.make(caller, dir, name, set, |at| rustix::fs::mkdirat(at, name.as_bytes(), mode))
+    }
+
+    pub(super) fn make_symlink(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Arc<Object>,
+        name: &Name,
+        target: &[u8],
+        set: &SetAttr,
+    ) -> Result<Created> {
+        check_target(target)?;
+        self.make(caller, dir, name, set, |at| rustix::fs::symlinkat(target, at, name.as_bytes()))
+    }
+
+    pub(super) fn make_node(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Arc<Object>,
+        name: &Name,
+        node: NodeKind,
+        set: &SetAttr,
+    ) -> Result<Created> {
+        let (kind, device) = match node {
+            NodeKind::Block(device) => (FileType::BlockDevice, device),
+            NodeKind::Char(device) => (FileType::CharacterDevice, device),
+            NodeKind::Socket => (FileType::Socket, Device::default()),
+            NodeKind::Fifo => (FileType::Fifo, Device::default()),
+        };
+        let is_device = matches!(node, NodeKind::Block(_) | NodeKind::Char(_));
+        if is_device && !permission::is_root(self.identity.effective(caller.cred)) {
+            return Err(VfsError::Perm);
+        }
+        let mode = Mode::from_raw_mode(set.mode.unwrap_or(DEFAULT_MODE) & 0o7777);
+        let device = rustix::fs::makedev(device.major, device.minor);
+        self.make(caller, dir, name, set, |at| rustix::fs::mknodat(at, name.as_bytes(), kind, mode, device))
+    }
+
+    /// Makes what `make` makes, as the caller.
+    fn make(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Arc<Object>,
+        name: &Name,
+        set: &SetAttr,
+        make: impl FnOnce(BorrowedFd<'_>) -> rustix::io::Result<()>,
+    ) -> Result<Created> {
+        if name.is_dots() {
+            return Err(VfsError::Exists);
+        }
+        let ((handle, attr), change) = self.change(dir, |_| {
+            {
+                let _acting = self.identity.assume(caller.cred)?;
+                make(dir.fd())?;
+            }
+            let fd = self.with_room(|| open_beneath(dir.fd(), name.as_bytes(), ResolveFlags::empty()))?;
+            let (object, attr) = self.found(dir, name.as_bytes(), fd)?;
+            let attr = self.finish(caller, dir, name, &object, attr, set, None)?;
+            Ok((object.handle.clone(), attr))
+        })?;
+        Ok(Created { handle, attr, dir: change })
+    }
+
+    pub(super) fn unlink(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name, flags: AtFlags) -> Result<Change> {
+        if name.is_dots() {
+            return Err(VfsError::Invalid);
+        }
+        let ((), change) = self.change(dir, |_| {
+            let victim = self.peek(dir, name);
+            {
+                let _acting = self.identity.assume(caller.cred)?;
+                rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags).map_err(not_empty)?;
+            }
+            victim.inspect(|victim| self.gone(victim, dir, name));
+            Ok(())
+        })?;
+        Ok(change)
+    }
+
+    pub(super) fn move_name(
+        &self,
+        caller: &Caller<'_>,
+        (from_dir, from): (&Arc<Object>, &Name),
+        (to_dir, to): (&Arc<Object>, &Name),
+    ) -> Result<(Change, Change)> {
+        if from.is_dots() || to.is_dots() {
+            return Err(VfsError::Invalid);
+        }
+        // In an order, so that two renames do not wait for each other; one directory is locked once.
+        let (first, second) = if from_dir.handle.as_bytes() <= to_dir.handle.as_bytes() {
+            (from_dir, to_dir)
+        } else {
+            (to_dir, from_dir)
+        };
+        let _first = first.changing.lock();
+        let _second = (first.handle != second.handle).then(|| second.changing.lock());
+        let before = (self.attr(from_dir)?, self.attr(to_dir)?);
+        let (moved, replaced) = (self.peek(from_dir, from), self.peek(to_dir, to));
+        {
+            let _acting = self.identity.assume(caller.cred)?;
+            rustix::fs::renameat(from_dir.fd(), from.as_bytes(), to_dir.fd(), to.as_bytes()).map_err(not_empty)?;
+        }
+        // Two names of one object: nothing has happened.
+        if moved != replaced {
+            replaced.inspect(|replaced| self.gone(replaced, to_dir, to));
+            if let (Some(moved), Some(database)) = (moved, &self.database) {
+                database.place(&moved, &to_dir.handle, to.as_bytes());
+                database.displace(&moved, &from_dir.handle, from.as_bytes());
+            }
+        }
+        let change = |before: Attr, dir: &Object| -> Result<_> {
+            let after = self.attr(dir)?;
+            Ok(Change { before: PreAttr::from(&before), after })
+        };
+        Ok((change(before.0, from_dir)?, change(before.1, to_dir)?))
+    }
+
+    pub(super) fn add_name(
+        &self,
+        caller: &Caller<'_>,
+        object: &Arc<Object>,
+        dir: &Arc<Object>,
+        name: &Name,
+    ) -> Result<(Change, Attr)> {
+        if object.is_dir() {
+            return Err(VfsError::IsDir);
+        }
+        if name.is_dots() {
+            return Err(VfsError::Exists);
+        }
+        self.attr(object)?;
+        let ((), change) = self.change(dir, |_| {
+            let _acting = self.identity.assume(caller.cred)?;
+            let path = DecInt::from_fd(object.fd());
+            let flags = AtFlags::SYMLINK_FOLLOW;
+            rustix::fs::linkat(&self.descriptors, path.as_c_str(), dir.fd(), name.as_bytes(), flags)?;
+            Ok(())
+        })?;
+        self.note(&object.handle, dir, name.as_bytes());
+        Ok((change, self.attr(object)?))
+    }
+
+    /// A name of an object is gone, and the object perhaps with it.
+    fn gone(&self, object: &Handle, dir: &Object, name: &Name) {
+        self.objects.forget(object);
+        if let Some(database) = &self.database {
+            database.displace(object, &dir.handle, name.as_bytes());
+        }
+    }
+}
+
+/// Some file systems call a full directory an existing one.
+fn not_empty(errno: Errno) -> VfsError {
+    if errno == Errno::EXIST { VfsError::NotEmpty } else { errno.into() }
+}
+
+/// The verifier of an exclusive create, kept as access and modification time until the client sets them: 31 bits
+/// in the seconds, which every file system can hold, and one in the nanoseconds.
+fn verifier_times(verifier: [u8; 8]) -> [Time; 2] {
+    let (atime, mtime) = verifier.split_at(4);
+    [atime, mtime].map(|half| {
+        let half = u32::from_be_bytes(half.try_into().expect("four bytes"));
+        Time { seconds: i64::from(half & 0x7fff_ffff), nanoseconds: half >> 31 }
+    })
+}
+
+/// How often a name may vanish between two looks at it.
+const RACES_MAX: usize = 16;

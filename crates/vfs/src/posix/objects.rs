@@ -1,0 +1,291 @@
+//! [`Objects`]: the objects that are at hand, as open descriptors.
+//!
+//! An object is held as a path descriptor, which is good for attributes and as a starting point but opens nothing. A
+//! file that is being read or written also has descriptors for that, one for each caller and direction: an open file's
+//! rights are those of who opened it. Both are bounded in number and age. Those for data live briefly, so that a file
+//! is not busy for long, and a change of its permissions that this process did not make is seen soon.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
+
+use crate::{Cred, Handle, Kind};
+
+/// One object that is at hand.
+#[derive(Debug)]
+pub(super) struct Object {
+    pub(super) handle: Handle,
+    pub(super) kind: Kind,
+    fd: OwnedFd,
+    /// Held while a change and the attributes before and after it are made one.
+    pub(super) changing: Mutex<()>,
+    opens: Mutex<SmallVec<[Open; 2]>>,
+    has_opens: AtomicBool,
+    used: AtomicU64,
+}
+
+/// A descriptor for data.
+#[derive(Debug)]
+struct Open {
+    cred: Cred,
+    write: bool,
+    file: Arc<File>,
+    born: u64,
+    used: u64,
+}
+
+impl Object {
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub(super) fn is_dir(&self) -> bool {
+        self.kind == Kind::Dir
+    }
+
+    /// Closes what is open for data, as who may open it may have changed.
+    pub(super) fn close(&self) {
+        self.opens.lock().clear();
+        self.has_opens.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The objects that are at hand.
+#[derive(Debug)]
+pub(super) struct Objects(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    shards: Box<[Mutex<Shard>]>,
+    /// Objects in one shard, at most.
+    shard_max: usize,
+    /// Descriptors for data, about, at most.
+    opens_max: usize,
+    opens: AtomicUsize,
+    count: AtomicUsize,
+    /// Seconds, while there is anything to grow old.
+    tick: AtomicU64,
+    stopped: Mutex<bool>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    index: HashMap<Handle, usize>,
+    slots: Vec<Arc<Object>>,
+    /// Where the search for one to put away goes on.
+    hand: usize,
+}
+
+impl Objects {
+    /// Room for objects of about `max` descriptors in all, and a thread that puts old ones away.
+    pub(super) fn new(max: usize) -> Self {
+        let shared = Arc::new(Shared {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shard_max: (max / 2 / SHARDS).max(4),
+            opens_max: (max / 2).max(16),
+            opens: AtomicUsize::new(0),
+            count: AtomicUsize::new(0),
+            tick: AtomicU64::new(1),
+            stopped: Mutex::new(false),
+            wake: Condvar::new(),
+        });
+        let thread = shared.clone();
+        let spawned = std::thread::Builder::new().name("slipway-fds".into()).spawn(move || thread.run());
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread to close files that are no longer used; they stay open longer");
+        }
+        Self(shared)
+    }
+
+    /// An object that is at hand.
+    pub(super) fn find(&self, handle: &Handle) -> Option<Arc<Object>> {
+        let shard = self.0.shard(handle).lock();
+        let object = shard.slots[*shard.index.get(handle)?].clone();
+        object.used.store(self.0.tick.load(Ordering::Relaxed), Ordering::Relaxed);
+        Some(object)
+    }
+
+    /// Keeps an object at hand; gives back the one that was, if there was one.
+    pub(super) fn insert(&self, handle: Handle, kind: Kind, fd: OwnedFd) -> Arc<Object> {
+        let tick = self.0.tick.load(Ordering::Relaxed);
+        let mut shard = self.0.shard(&handle).lock();
+        if let Some(&index) = shard.index.get(&handle) {
+            return shard.slots[index].clone();
+        }
+        let object = Arc::new(Object {
+            handle: handle.clone(),
+            kind,
+            fd,
+            changing: Mutex::new(()),
+            opens: Mutex::default(),
+            has_opens: AtomicBool::new(false),
+            used: AtomicU64::new(tick),
+        });
+        let evicted = (shard.slots.len() >= self.0.shard_max).then(|| shard.evict(tick));
+        let index = shard.slots.len();
+        shard.slots.push(object.clone());
+        shard.index.insert(handle, index);
+        drop(shard);
+        // `evicted` is closed at the end, outside the lock.
+        if evicted.is_none() && self.0.count.fetch_add(1, Ordering::Relaxed) == 0 {
+            // Under the lock, so that the thread is either before its look at the count or waiting.
+            let _stopped = self.0.stopped.lock();
+            self.0.wake.notify_one();
+        }
+        object
+    }
+
+    /// Puts an object away, as after its removal.
+    pub(super) fn forget(&self, handle: &Handle) {
+        let mut shard = self.0.shard(handle).lock();
+        let index = shard.index.get(handle).copied();
+        let removed = index.map(|index| shard.remove(index));
+        drop(shard);
+        if let Some(object) = removed {
+            self.0.count.fetch_sub(1, Ordering::Relaxed);
+            object.close();
+        }
+    }
+
+    /// A descriptor that `cred` has opened for data.
+    pub(super) fn opened(&self, object: &Object, cred: &Cred, write: bool) -> Option<Arc<File>> {
+        let mut opens = object.opens.lock();
+        let open = opens.iter_mut().find(|open| open.write == write && open.cred == *cred)?;
+        open.used = self.0.tick.load(Ordering::Relaxed);
+        Some(open.file.clone())
+    }
+
+    /// Keeps a descriptor for data.
+    pub(super) fn keep_open(&self, object: &Object, cred: &Cred, write: bool, file: Arc<File>) {
+        let tick = self.0.tick.load(Ordering::Relaxed);
+        let mut opens = object.opens.lock();
+        if opens.len() >= OPENS_PER_OBJECT {
+            opens.remove(0);
+        }
+        opens.push(Open { cred: cred.clone(), write, file, born: tick, used: tick });
+        object.has_opens.store(true, Ordering::Relaxed);
+        drop(opens);
+        if self.0.opens.fetch_add(1, Ordering::Relaxed) >= self.0.opens_max {
+            self.0.close_old(tick, 0);
+        }
+    }
+
+    /// Makes room when the process has run out of descriptors.
+    pub(super) fn shrink(&self) {
+        let tick = self.0.tick.load(Ordering::Relaxed);
+        self.0.close_old(tick, 0);
+        for shard in &self.0.shards {
+            let mut shard = shard.lock();
+            for _ in 0..shard.slots.len().div_ceil(2) {
+                drop(shard.evict(tick));
+                self.0.count.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        *self.0.stopped.lock() = true;
+        self.0.wake.notify_one();
+    }
+}
+
+impl Shared {
+    fn shard(&self, handle: &Handle) -> &Mutex<Shard> {
+        // Kernel handles begin with the object's number; any spread will do.
+        let hash = handle.as_bytes().iter().fold(0usize, |hash, byte| hash.wrapping_mul(31) + usize::from(*byte));
+        &self.shards[(hash ^ (hash >> 7)) % SHARDS]
+    }
+
+    /// Until stopped: once a second, puts away what is old. Waits while there is nothing.
+    fn run(&self) {
+        let mut stopped = self.stopped.lock();
+        while !*stopped {
+            if self.count.load(Ordering::Relaxed) == 0 {
+                self.wake.wait(&mut stopped);
+            } else {
+                self.wake.wait_for(&mut stopped, Duration::from_secs(1));
+            }
+            let tick = self.tick.fetch_add(1, Ordering::Relaxed) + 1;
+            self.close_old(tick, OPEN_IDLE);
+            self.put_away_old(tick);
+        }
+    }
+
+    /// Closes descriptors for data that have not been used for `idle` seconds, or are old.
+    fn close_old(&self, tick: u64, idle: u64) {
+        let mut left = 0;
+        for shard in &self.shards {
+            let objects: Vec<_> =
+                shard.lock().slots.iter().filter(|at| at.has_opens.load(Ordering::Relaxed)).cloned().collect();
+            for object in objects {
+                let mut opens = object.opens.lock();
+                opens.retain(|open| open.used + idle > tick && open.born + OPEN_LIFE > tick);
+                object.has_opens.store(!opens.is_empty(), Ordering::Relaxed);
+                left += opens.len();
+            }
+        }
+        self.opens.store(left, Ordering::Relaxed);
+    }
+
+    fn put_away_old(&self, tick: u64) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            let mut index = 0;
+            while index < shard.slots.len() {
+                if shard.slots[index].used.load(Ordering::Relaxed) + OBJECT_IDLE > tick {
+                    index += 1;
+                    continue;
+                }
+                drop(shard.remove(index));
+                self.count.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Shard {
+    fn remove(&mut self, index: usize) -> Arc<Object> {
+        let object = self.slots.swap_remove(index);
+        self.index.remove(&object.handle);
+        if let Some(moved) = self.slots.get(index) {
+            self.index.insert(moved.handle.clone(), index);
+        }
+        object
+    }
+
+    /// Removes one that has not been used in this second or, if there is none, any: a clock's hand goes round.
+    fn evict(&mut self, tick: u64) -> Arc<Object> {
+        for _ in 0..EVICT_LOOKS.min(self.slots.len()) {
+            self.hand = (self.hand + 1) % self.slots.len();
+            if self.slots[self.hand].used.load(Ordering::Relaxed) < tick {
+                break;
+            }
+        }
+        let hand = self.hand % self.slots.len();
+        self.remove(hand)
+    }
+}
+
+const SHARDS: usize = 16;
+const OPENS_PER_OBJECT: usize = 8;
+/// How many are looked at to find one to put away.
+const EVICT_LOOKS: usize = 16;
+/// Seconds without use after which a descriptor for data is closed.
+const OPEN_IDLE: u64 = 2;
+/// Seconds after which a descriptor for data is closed even when it is used.
+const OPEN_LIFE: u64 = 10;
+/// Seconds without use after which an object is put away.
+const OBJECT_IDLE: u64 = 60;

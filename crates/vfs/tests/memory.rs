@@ -1,0 +1,95 @@
+//! What only the memory file system can promise: a capacity, and data that is not copied.
+
+use buf::{Pool, PoolOptions, Rope};
+use bytes::Bytes;
+use vfs::{
+    Caller, CreateMode, Cred, Handle, Name, SetAttr, Stability, Vfs, VfsError,
+    memory::{Memory, MemoryOptions},
+};
+
+fn small(capacity: u64) -> Memory {
+    Memory::new(MemoryOptions { capacity, ..MemoryOptions::default() })
+}
+
+fn create(fs: &Memory, name: &str) -> vfs::Result<Handle> {
+    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let name = Name::new(name.as_bytes())?;
+    Ok(fs.create(&caller, &fs.root(), name, &CreateMode::Guarded(SetAttr::default()))?.handle)
+}
+
+fn write(fs: &Memory, file: &Handle, offset: u64, data: impl Into<Bytes>) -> vfs::Result<()> {
+    let caller = Caller { cred: &Cred::root(), may_block: false };
+    fs.write(&caller, file, offset, &Rope::from(data.into()), Stability::FileSync).map(drop)
+}
+
+fn free(fs: &Memory) -> u64 {
+    let caller = Caller { cred: &Cred::root(), may_block: false };
+    fs.statfs(&caller, &fs.root()).unwrap().bytes_free
+}
+
+#[test]
+fn a_full_file_system_says_so_and_loses_nothing() {
+    let fs = small(4 << 20);
+    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let file = create(&fs, "f").unwrap();
+    let mut written = 0;
+    while write(&fs, &file, written << 17, vec![7; 128 << 10]).is_ok() {
+        written += 1;
+    }
+    assert!((28..32).contains(&written), "{written} blocks of 128 KiB in 4 MiB");
+    assert_eq!(write(&fs, &file, 0, vec![1; 8 << 20]).unwrap_err(), VfsError::NoSpace);
+    let size = fs.getattr(&caller, &file).unwrap().size;
+    assert_eq!(size, written << 17, "what did not fit has not been written in part");
+    let data = fs.read(&caller, &file, 0, 4 << 20, &Pool::default(), false).unwrap().data;
+    assert!(data.to_bytes().unwrap().iter().all(|byte| *byte == 7));
+    // What is there can be written over, even while it is lent.
+    write(&fs, &file, 0, vec![2; 128 << 10]).unwrap();
+    fs.remove(&caller, &fs.root(), Name::new(b"f").unwrap()).unwrap();
+    let again = create(&fs, "g").unwrap();
+    write(&fs, &again, 0, vec![1; 3 << 20]).unwrap();
+}
+
+#[test]
+fn names_and_objects_take_space_too() {
+    let fs = small(1 << 20);
+    let made = (0..).take_while(|i| create(&fs, &format!("f{i}")).is_ok()).count();
+    assert!((100..2000).contains(&made), "{made} objects in 1 MiB");
+    assert_eq!(create(&fs, "one more").unwrap_err(), VfsError::NoSpace);
+    let caller = Caller { cred: &Cred::root(), may_block: false };
+    for i in 0..made {
+        fs.remove(&caller, &fs.root(), Name::new(format!("f{i}").as_bytes()).unwrap()).unwrap();
+    }
+    assert_eq!(free(&fs), free(&small(1 << 20)), "all of it is given back");
+}
+
+#[test]
+fn data_is_lent_from_the_pool_and_not_copied() {
+    let pool = Pool::new(PoolOptions::default());
+    let fs = Memory::new(MemoryOptions { pool: pool.clone(), ..MemoryOptions::default() });
+    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let file = create(&fs, "f").unwrap();
+    let mut page = pool.take(128 << 10);
+    page.fill(3);
+    let page = page.freeze();
+    write(&fs, &file, 128 << 10, page.clone()).unwrap();
+    let used = pool.stats().mapped - pool.stats().free;
+    let read = || fs.read(&caller, &file, 128 << 10, 128 << 10, &Pool::default(), false).unwrap().data;
+    let (first, second) = (read(), read());
+    assert_eq!(first.pieces().len(), 1);
+    assert_eq!(first.to_bytes().unwrap().as_ptr(), page.as_ptr());
+    assert_eq!(second.to_bytes().unwrap().as_ptr(), page.as_ptr());
+    assert_eq!(pool.stats().mapped - pool.stats().free, used, "nothing was taken to read");
+    write(&fs, &file, 128 << 10, vec![4; 10]).unwrap();
+    assert_eq!(first.to_bytes().unwrap(), vec![3; 128 << 10]);
+}
+
+#[test]
+fn handles_and_verifiers_are_of_one_instance() {
+    let (one, two) = (small(1 << 20), small(1 << 20));
+    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let file = create(&one, "f").unwrap();
+    create(&two, "f").unwrap();
+    assert_eq!(two.getattr(&caller, &file).unwrap_err(), VfsError::Stale);
+    assert_ne!(one.write_verifier(), two.write_verifier());
+    assert_ne!(one.root(), two.root());
+}

@@ -1,0 +1,370 @@
+//! What only a real directory can get wrong: restarts, changes behind the server's back, ways out of the export, and
+//! waiting.
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+};
+
+use buf::{Pool, Rope};
+use bytes::Bytes;
+use vfs::{
+    Caller, CreateMode, Cred, Handle, Name, Result, SetAttr, Stability, Vfs, VfsError,
+    posix::{Handles, Posix, PosixOptions},
+};
+
+struct Place {
+    export: PathBuf,
+    outside: PathBuf,
+    state: PathBuf,
+    cred: Cred,
+    _dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let [export, outside, state] = ["export", "outside", "state"].map(|name| dir.path().join(name));
+        [&export, &outside, &state].into_iter().for_each(|path| fs::create_dir(path).unwrap());
+        let mut cred = Cred::root();
+        cred.uid = rustix::process::geteuid().as_raw();
+        cred.gid = rustix::process::getegid().as_raw();
+        Self { export, outside, state, cred, _dir: dir }
+    }
+
+    fn open(&self, handles: Handles) -> Posix {
+        let options = PosixOptions { state_dir: Some(self.state.clone()), handles, ..PosixOptions::default() };
+        Posix::open(&self.export, options).unwrap()
+    }
+
+    fn caller(&self) -> Caller<'_> {
+        Caller { cred: &self.cred, may_block: true }
+    }
+
+    fn walk(&self, fs: &Posix, path: &str) -> Result<Handle> {
+        path.split('/').try_fold(fs.root(), |dir, name| Ok(fs.lookup(&self.caller(), &dir, at(name))?.0))
+    }
+
+    fn read(&self, fs: &Posix, file: &Handle) -> Result<Vec<u8>> {
+        let read = fs.read(&self.caller(), file, 0, 1 << 20, &Pool::default(), false)?;
+        Ok(read.data.to_bytes().unwrap().to_vec())
+    }
+}
+
+fn at(name: &str) -> &Name {
+    Name::new(name.as_bytes()).unwrap()
+}
+
+/// What this user can use.
+fn sources() -> Vec<Handles> {
+    let kernel = rustix::process::geteuid().is_root();
+    if !kernel {
+        eprintln!("SKIPPED handles opened by the kernel: needs root");
+    }
+    if kernel { vec![Handles::Kernel, Handles::Database] } else { vec![Handles::Database] }
+}
+
+#[test]
+fn handles_survive_a_restart() {
+    for handles in sources() {
+        let place = Place::new();
+        fs::create_dir_all(place.export.join("a/b/c")).unwrap();
+        fs::write(place.export.join("a/b/c/f"), "content").unwrap();
+        symlink("a/b/c/f", place.export.join("l")).unwrap();
+        let (file, link, root, made) = {
+            let fs = place.open(handles);
+            assert!(fs.handles_persist());
+            let dir = place.walk(&fs, "a").unwrap();
+            let mode = CreateMode::Guarded(SetAttr::default());
+            let made = fs.create(&place.caller(), &dir, at("made"), &mode).unwrap().handle;
+            fs.rename(&place.caller(), &dir, at("made"), &fs.root(), at("moved")).unwrap();
+            (place.walk(&fs, "a/b/c/f").unwrap(), place.walk(&fs, "l").unwrap(), fs.root(), made)
+        };
+        for _ in 0..2 {
+            let fs = place.open(handles);
+            assert_eq!(fs.root(), root);
+            assert_eq!(place.read(&fs, &file).unwrap(), b"content", "{handles:?}");
+            assert_eq!(&fs.readlink(&place.caller(), &link).unwrap().0[..], b"a/b/c/f");
+            assert_eq!(fs.getattr(&place.caller(), &made).unwrap().size, 0);
+        }
+        fs::remove_file(place.export.join("a/b/c/f")).unwrap();
+        let fs = place.open(handles);
+        assert_eq!(place.read(&fs, &file).unwrap_err(), VfsError::Stale);
+    }
+}
+
+#[test]
+fn listings_give_handles_that_survive_a_restart() {
+    for handles in sources() {
+        let place = Place::new();
+        (0..50).for_each(|i| fs::write(place.export.join(format!("f{i}")), format!("{i}")).unwrap());
+        let mut listed = Vec::new();
+        let fs = place.open(handles);
+        let mut each = |entry: vfs::DirEntry<'_>| {
+            listed.push((entry.name.to_vec(), entry.object.unwrap().0));
+            ControlFlow::Continue(())
+        };
+        fs.readdir(&place.caller(), &fs.root(), 0, [0; 8], true, &mut each).unwrap();
+        drop(fs);
+        let fs = place.open(handles);
+        for (name, handle) in listed.into_iter().filter(|entry| entry.0[0] == b'f') {
+            assert_eq!(place.read(&fs, &handle).unwrap(), name[1..]);
+        }
+    }
+}
+
+#[test]
+fn a_write_verifier_is_new_after_a_restart() {
+    let place = Place::new();
+    let before = place.open(Handles::Auto).write_verifier();
+    assert_ne!(place.open(Handles::Auto).write_verifier(), before);
+}
+
+#[test]
+fn renames_behind_the_servers_back_are_found() {
+    for handles in sources() {
+        let place = Place::new();
+        fs::create_dir_all(place.export.join("a/b")).unwrap();
+        fs::write(place.export.join("a/b/f"), "content").unwrap();
+        let file = place.walk(&place.open(handles), "a/b/f").unwrap();
+        fs::rename(place.export.join("a/b/f"), place.export.join("a/b/g")).unwrap();
+        fs::write(place.export.join("a/b/f"), "another").unwrap();
+        fs::rename(place.export.join("a/b"), place.export.join("a/c")).unwrap();
+        fs::create_dir(place.export.join("a/b")).unwrap();
+        // Restarted, so that nothing is at hand.
+        let fs = place.open(handles);
+        assert_eq!(place.read(&fs, &file).unwrap(), b"content", "{handles:?}");
+        assert_ne!(place.walk(&fs, "a/c/f").unwrap(), file);
+    }
+}
+
+#[test]
+fn removals_behind_the_servers_back_are_noticed() {
+    for handles in sources() {
+        let place = Place::new();
+        fs::create_dir(place.export.join("d")).unwrap();
+        fs::write(place.export.join("f"), "content").unwrap();
+        let fs = place.open(handles);
+        let (file, dir) = (place.walk(&fs, "f").unwrap(), place.walk(&fs, "d").unwrap());
+        place.read(&fs, &file).unwrap();
+        fs::remove_file(place.export.join("f")).unwrap();
+        fs::remove_dir(place.export.join("d")).unwrap();
+        assert_eq!(place.read(&fs, &file).unwrap_err(), VfsError::Stale);
+        assert_eq!(fs.getattr(&place.caller(), &file).unwrap_err(), VfsError::Stale);
+        assert_eq!(fs.lookup(&place.caller(), &dir, at("x")).unwrap_err(), VfsError::Stale);
+        let mode = CreateMode::Guarded(SetAttr::default());
+        assert_eq!(fs.create(&place.caller(), &dir, at("x"), &mode).unwrap_err(), VfsError::Stale);
+    }
+}
+
+#[test]
+fn nothing_leads_out_of_the_export() {
+    for handles in sources() {
+        let place = Place::new();
+        fs::write(place.outside.join("secret"), "secret").unwrap();
+        symlink(&place.outside, place.export.join("absolute")).unwrap();
+        symlink("../outside", place.export.join("relative")).unwrap();
+        symlink("/proc/self/root", place.export.join("magic")).unwrap();
+        fs::create_dir_all(place.export.join("d/e")).unwrap();
+        let fs = place.open(handles);
+        let caller = place.caller();
+        for name in ["absolute", "relative", "magic"] {
+            let link = place.walk(&fs, name).unwrap();
+            for below in ["secret", "..", ".", "outside"] {
+                assert_eq!(fs.lookup(&caller, &link, at(below)).unwrap_err(), VfsError::NotDir, "{name}/{below}");
+            }
+            assert_eq!(place.read(&fs, &link).unwrap_err(), VfsError::Invalid);
+            let set = SetAttr { size: Some(0), ..SetAttr::default() };
+            assert_eq!(fs.setattr(&caller, &link, &set, None).unwrap_err(), VfsError::Invalid);
+        }
+        assert_eq!(fs.lookup(&caller, &fs.root(), at("..")).unwrap().0, fs.root());
+        let mut parent = None;
+        let mut each = |entry: vfs::DirEntry<'_>| {
+            if entry.name == b".." {
+                parent = Some((entry.fileid, entry.object.map(|object| object.0)));
+            }
+            ControlFlow::Continue(())
+        };
+        fs.readdir(&caller, &fs.root(), 0, [0; 8], true, &mut each).unwrap();
+        let root = fs.getattr(&caller, &fs.root()).unwrap();
+        assert_eq!(parent, Some((root.fileid, Some(fs.root()))));
+        assert_eq!(fs::read(place.outside.join("secret")).unwrap(), b"secret");
+    }
+}
+
+#[test]
+fn the_parent_of_what_was_moved_out_is_not_outside() {
+    for handles in sources() {
+        let place = Place::new();
+        fs::create_dir_all(place.export.join("d/e")).unwrap();
+        let fs = place.open(handles);
+        let (d, e) = (place.walk(&fs, "d").unwrap(), place.walk(&fs, "d/e").unwrap());
+        fs::rename(place.export.join("d"), place.outside.join("d")).unwrap();
+        for dir in [&d, &e] {
+            assert_eq!(fs.lookup(&place.caller(), dir, at("..")).unwrap_err(), VfsError::Stale, "{handles:?}");
+        }
+        let mut each = |entry: vfs::DirEntry<'_>| {
+            assert!(entry.name != b".." || entry.object.is_none());
+            ControlFlow::Continue(())
+        };
+        fs.readdir(&place.caller(), &d, 0, [0; 8], true, &mut each).unwrap();
+    }
+}
+
+#[test]
+fn what_is_mounted_inside_is_not_entered() {
+    let place = Place::new();
+    fs::create_dir(place.export.join("m")).unwrap();
+    // A mount of this thread's own, which nobody else sees and which goes with the thread.
+    let in_own_namespace = std::thread::scope(|scope| {
+        let body = || {
+            #[expect(unsafe_code)]
+            // SAFETY: the flag unshares this thread's view of the mounts and nothing that memory safety depends on.
+            let alone = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) };
+            if alone.is_err() || mount_tmpfs(&place.export.join("m")).is_err() {
+                return false;
+            }
+            fs::write(place.export.join("m/inside"), "x").unwrap();
+            for handles in sources() {
+                let fs = place.open(handles);
+                assert_eq!(place.walk(&fs, "m").unwrap_err(), VfsError::Access, "{handles:?}");
+                let mut seen = false;
+                let mut each = |entry: vfs::DirEntry<'_>| {
+                    seen |= entry.name == b"m";
+                    assert!(entry.name != b"m" || entry.object.is_none());
+                    ControlFlow::Continue(())
+                };
+                fs.readdir(&place.caller(), &fs.root(), 0, [0; 8], true, &mut each).unwrap();
+                assert!(seen);
+                assert_eq!(fs.rmdir(&place.caller(), &fs.root(), at("m")).unwrap_err(), VfsError::Access);
+                let mode = CreateMode::Unchecked(SetAttr::default());
+                let open = fs.create(&place.caller(), &fs.root(), at("m"), &mode);
+                assert_eq!(open.unwrap_err(), VfsError::Exists);
+            }
+            true
+        };
+        scope.spawn(body).join().unwrap()
+    });
+    if !in_own_namespace {
+        eprintln!("SKIPPED what_is_mounted_inside_is_not_entered: needs root that may mount");
+    }
+}
+
+fn mount_tmpfs(at: &Path) -> rustix::io::Result<()> {
+    use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
+    mount("none", at, "tmpfs", MountFlags::empty(), None)
+}
+
+#[test]
+fn who_must_not_wait_is_told_and_nothing_happens() {
+    let place = Place::new();
+    fs::write(place.export.join("f"), vec![7; 300_000]).unwrap();
+    let fs = place.open(Handles::Auto);
+    let waitless = Caller { may_block: false, ..place.caller() };
+    if !fs.caps().blocks {
+        eprintln!("SKIPPED who_must_not_wait_is_told_and_nothing_happens: the temporary directory never waits");
+        return;
+    }
+    let root = fs.root();
+    let mode = CreateMode::Guarded(SetAttr::default());
+    assert_eq!(fs.create(&waitless, &root, at("new"), &mode).unwrap_err(), VfsError::WouldBlock);
+    assert_eq!(fs.remove(&waitless, &root, at("f")).unwrap_err(), VfsError::WouldBlock);
+    assert!(place.export.join("f").exists() && !place.export.join("new").exists());
+    let file = place.walk(&fs, "f").unwrap();
+    let data = Rope::from(Bytes::from_static(b"x"));
+    let written = fs.write(&waitless, &file, 0, &data, Stability::Unstable);
+    assert_eq!(written.unwrap_err(), VfsError::WouldBlock);
+    // What is at hand needs no waiting.
+    fs.getattr(&waitless, &file).unwrap();
+    fs.lookup(&waitless, &root, at("f")).unwrap();
+    assert_eq!(place.read(&fs, &file).unwrap(), [7; 300_000]);
+    for file_ranges in [false, true] {
+        let read = fs.read(&waitless, &file, 0, 300_000, &Pool::default(), file_ranges);
+        match read {
+            Ok(read) => assert_eq!(read.data.to_bytes().unwrap(), vec![7; 300_000]),
+            // Evicted meanwhile, or a file system that cannot tell.
+            Err(error) => assert_eq!(error, VfsError::WouldBlock),
+        }
+    }
+}
+
+#[test]
+fn few_descriptors_suffice() {
+    for handles in sources() {
+        let place = Place::new();
+        let options = PosixOptions { state_dir: Some(place.state.clone()), handles, descriptors: Some(64) };
+        let fs = Posix::open(&place.export, options).unwrap();
+        let caller = place.caller();
+        let mode = CreateMode::Guarded(SetAttr::default());
+        let files: Vec<_> = (0..500u32)
+            .map(|i| {
+                let file = fs.create(&caller, &fs.root(), at(&format!("f{i}")), &mode).unwrap().handle;
+                let data = Rope::from(Bytes::from(i.to_string()));
+                fs.write(&caller, &file, 0, &data, Stability::Unstable).unwrap();
+                file
+            })
+            .collect();
+        for (i, file) in files.iter().enumerate() {
+            assert_eq!(place.read(&fs, file).unwrap(), i.to_string().as_bytes());
+        }
+        let held = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let held = held.filter(|fd| fs::read_link(fd.path()).is_ok_and(|path| path.starts_with(&place.export)));
+        let held = held.count();
+        assert!(held <= 150, "{held} descriptors are held");
+    }
+}
+
+#[test]
+fn idle_files_are_closed() {
+    let place = Place::new();
+    fs::write(place.export.join("f"), "content").unwrap();
+    let fs = place.open(Handles::Auto);
+    let file = place.walk(&fs, "f").unwrap();
+    let data = Rope::from(Bytes::from_static(b"x"));
+    fs.write(&place.caller(), &file, 0, &data, Stability::Unstable).unwrap();
+    let open_for_data = || {
+        let open = fs::read_dir("/proc/self/fdinfo").unwrap().flatten();
+        let open = open.filter(|fd| {
+            let path = fs::read_link(format!("/proc/self/fd/{}", fd.file_name().to_str().unwrap()));
+            path.is_ok_and(|path| path == place.export.join("f"))
+        });
+        let flags = open.filter_map(|fd| fs::read_to_string(fd.path()).ok());
+        let path_only = |info: &String| {
+            let flags = info.lines().find_map(|line| line.strip_prefix("flags:")).unwrap().trim();
+            i32::from_str_radix(flags, 8).unwrap() & libc::O_PATH != 0
+        };
+        flags.filter(|info| !path_only(info)).count()
+    };
+    assert_eq!(open_for_data(), 1);
+    for _ in 0..600 {
+        if open_for_data() == 0 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    panic!("the file is still open after a minute");
+}
+
+#[test]
+fn a_damaged_database_costs_handles_and_nothing_else() {
+    let place = Place::new();
+    (0..20).for_each(|i| fs::write(place.export.join(format!("f{i}")), "content").unwrap());
+    let fs = place.open(Handles::Database);
+    let files: Vec<_> = (0..20).map(|i| place.walk(&fs, &format!("f{i}")).unwrap()).collect();
+    drop(fs);
+    let log = fs::read_dir(&place.state).unwrap().next().unwrap().unwrap().path();
+    assert_eq!(fs::metadata(&log).unwrap().permissions().mode() & 0o777, 0o600);
+    let bytes = fs::read(&log).unwrap();
+    fs::write(&log, &bytes[..bytes.len() / 2]).unwrap();
+    let fs = place.open(Handles::Database);
+    let read: Vec<_> = files.iter().map(|file| place.read(&fs, file)).collect();
+    assert!(read.contains(&Err(VfsError::Stale)), "half of the log is gone");
+    assert!(read.iter().any(|read| read.as_deref() == Ok(b"content")), "half of the log is there");
+    for (i, file) in files.iter().enumerate() {
+        assert_eq!(place.walk(&fs, &format!("f{i}")).unwrap(), *file);
+        assert_eq!(place.read(&fs, file).unwrap(), b"content");
+    }
+}

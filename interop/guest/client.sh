@@ -1,0 +1,86 @@
+# Runs in the guest: the Linux kernel's NFS client against a server, over every transport that this kernel has.
+# /run/out/env says where the server is; SERVER=knfsd makes the guest its own server, which proves the checks themselves.
+. /run/out/guest/lib.sh
+. /run/out/guest/content.sh
+. /run/out/env
+: >"$RESULTS"
+FILES=/run/out/manifest
+IOSIZE=1048576
+
+if [ "$SERVER" = knfsd ]; then
+  # By the machine's other address: the same kernel is both ends.
+  SERVER=10.0.2.15 EXPORT=/run/export TCP_PORT=2049 UDP_PORT=20048 RDMA_PORT=20049 MOUNT_PORT=20048
+  mkdir -p /run/export; mount -t tmpfs -o size=2g export /run/export
+  mkdir -p /run/export/given/tree /run/export/given/many
+  tar xf /run/out/tree.tar -C /run/export/given/tree
+  (cd /run/export/given/many && touch $(seq -f 'entry-%g' 3000))
+  siw
+  knfsd /run/export
+fi
+
+# mount_twice TRANSPORT OPTIONS: $M and $M2, which share no cache (and see each other's writes at once)
+mount_twice() {
+  M=/run/mnt/$1 M2=/run/mnt/$1-again HERE=by-$1
+  mkdir -p "$M" "$M2"
+  mount -t nfs -o "vers=3,nolock,nosharecache,rsize=$IOSIZE,wsize=$IOSIZE,$2" "$SERVER:$EXPORT" "$M"
+  mount -t nfs -o "vers=3,nolock,nosharecache,actimeo=0,rsize=$IOSIZE,wsize=$IOSIZE,$2" "$SERVER:$EXPORT" "$M2"
+}
+
+# over TRANSPORT OPTIONS: every check of content.sh on $EXPORT over one transport.
+over() {
+  local t=$1 options=$2
+  RESULTS=/run/out/results.$t
+  M=/run/mnt/$t M2=/run/mnt/$t-again HERE=by-$t
+  check "$t: mounts" mount_twice "$t" "$options" || return
+  content "$t"
+  check "$t: unmounts" umount "$M" "$M2"
+}
+
+squashed() {
+  mkdir -p /run/mnt/squashed
+  mount -t nfs -o "vers=3,nolock,proto=tcp,port=$TCP_PORT,mountport=$MOUNT_PORT,mountproto=tcp" "$SERVER:$SQUASHED" /run/mnt/squashed
+  cd /run/mnt/squashed
+  touch f; equal 65534:65534 "$(stat -c %u:%g f)"
+  refused chown 0:0 f
+  cd /; umount /run/mnt/squashed
+}
+
+# NFS itself by UDP is not in this kernel, but MOUNT is.
+mount_by_udp() {
+  mkdir -p /run/mnt/udp
+  mount -t nfs -o "vers=3,nolock,proto=tcp,port=$TCP_PORT,mountport=$UDP_PORT,mountproto=udp" "$SERVER:$EXPORT" /run/mnt/udp
+  ls /run/mnt/udp/given >/dev/null
+  umount /run/mnt/udp
+}
+
+by_rpcbind() {
+  mkdir -p /run/mnt/rpcbind
+  mount -t nfs -o "vers=3,nolock,proto=tcp" "$SERVER:$EXPORT" /run/mnt/rpcbind
+  ls /run/mnt/rpcbind/given >/dev/null
+  umount /run/mnt/rpcbind
+  rpcinfo -p "$SERVER" | grep -w 100003
+}
+
+over tcp "proto=tcp,port=$TCP_PORT,mountport=$MOUNT_PORT,mountproto=tcp" &
+if [ -n "${MEMORY:-}" ]; then
+  EXPORT=$MEMORY EXPORT_BYTES= over memory "proto=tcp,port=$TCP_PORT,mountport=$MOUNT_PORT,mountproto=tcp" &
+fi
+if check "rdma: siw device" siw; then
+  over rdma "proto=rdma,port=$RDMA_PORT,mountport=$MOUNT_PORT,mountproto=tcp" &
+fi
+if grep -q '^CONFIG_NFS_DISABLE_UDP_SUPPORT=y' /run/out/config; then
+  skip "udp: kernel client" "this kernel is built with CONFIG_NFS_DISABLE_UDP_SUPPORT=y"
+else
+  IOSIZE=32768 over udp "proto=udp,port=$UDP_PORT,mountport=$MOUNT_PORT,mountproto=udp" &
+fi
+wait
+if [ -n "${SQUASHED:-}" ]; then check "tcp: root is squashed by default" squashed; fi
+check "udp: MOUNT" mount_by_udp
+if [ -n "${RPCBIND:-}" ]; then
+  check "tcp: mounts by rpcbind" by_rpcbind
+else
+  skip "tcp: mounts by rpcbind" "${NO_RPCBIND:-port 111 is not to be had on the host}"
+fi
+check "kernel log is clean" kernel_log_is_clean
+cat /run/out/results.* >>"$RESULTS"
+! grep -q ^fail "$RESULTS"

@@ -1,0 +1,59 @@
+# Shared by the scripts that run in the guest: named checks with one result line each, a knfsd, and the kernel's log.
+# A result line is "ok NAME", "fail NAME: WHY" or "skip NAME: WHY", appended to $RESULTS.
+
+RESULTS=${RESULTS:-/run/out/results}
+
+# check NAME COMMAND…: runs COMMAND in a subshell that stops at its first error, and records how it ended.
+check() {
+  local name=$1 log rc started=$SECONDS
+  shift
+  log=/run/out/logs/${name//[^A-Za-z0-9.]/-}.log
+  mkdir -p /run/out/logs
+  # Not `if (…)`: bash ignores `set -e` in a condition.
+  (set -euo pipefail; trap 'echo "line $LINENO: $BASH_COMMAND: status $?" >&2' ERR; set -E; "$@") >"$log" 2>&1
+  rc=$?
+  if [ $rc = 0 ]; then
+    echo "ok $name ($((SECONDS - started)) s)" >>"$RESULTS"
+  else
+    echo "fail $name: $(tail -n 3 "$log" | tr '\n' ' ')" >>"$RESULTS"
+  fi
+  return $rc
+}
+
+skip() { echo "skip $1: $2" >>"$RESULTS"; }
+
+# equal WANT HAVE: fails, and says how, unless they are the same.
+equal() { [ "$1" = "$2" ] || { echo "want '$1', have '$2'" >&2; return 1; }; }
+
+# refused COMMAND…: succeeds if COMMAND fails.
+refused() { if "$@" 2>/dev/null; then echo "not refused: $*" >&2; return 1; fi; }
+
+# knfsd DIR: exports DIR by the kernel's own server, over tcp (2049) and rdma on siw (20049), MOUNT on 20048.
+knfsd() {
+  mkdir -p /var/lib/nfs/v4recovery /var/lib/nfs/sm /var/lib/nfs/sm.bak
+  touch /var/lib/nfs/etab /var/lib/nfs/rmtab
+  mount -t nfsd nfsd /proc/fs/nfsd
+  # Debian's settings replace a caller's groups by those that the server's own user database knows.
+  rm -rf /etc/nfs.conf /etc/nfs.conf.d
+  rpcbind -w
+  exportfs -i -o rw,no_root_squash,insecure,no_subtree_check,fsid=0,sec=sys "*:$1"
+  rpc.mountd -p 20048
+  echo 1048576 >/proc/fs/nfsd/max_block_size
+  rpc.nfsd 4
+  echo rdma 20049 >/proc/fs/nfsd/portlist
+}
+
+siw() { rdma link | grep -q siw0 || rdma link add siw0 type siw netdev eth0; }
+
+# What the kernel says while it boots under emulation is not about us.
+WARNINGS='emerg,alert,crit,err,warn'
+WARNINGS_OF_BOOT=$(dmesg -l $WARNINGS | wc -l)
+
+# kernel_log_is_clean: no error or warning since then, but for those about the emulated machine's clock and speed and
+# knfsd's own about where it keeps its state.
+kernel_log_is_clean() {
+  local benign='speed is unknown|clocksource|hrtimer: interrupt took|perf: interrupt took|state recovery directory'
+  dmesg >/run/out/dmesg
+  dmesg -l $WARNINGS | tail -n +$((WARNINGS_OF_BOOT + 1)) >/run/out/dmesg.warnings
+  if grep -vE "$benign" /run/out/dmesg.warnings >&2; then return 1; fi
+}

@@ -1,0 +1,137 @@
+//! Format, lints and the workspace's own tests (which replay the fuzz corpora and the captures).
+
+use std::path::Path;
+
+use crate::report::{Outcome, Report};
+use crate::shell::{cargo, run as execute, target_dir, tee};
+
+/// Every check that needs nothing but the toolchain.
+pub fn run(report: &mut Report) {
+    report.step("format", || plain(&["fmt", "--all", "--check"]));
+    report.step("clippy", || plain(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]));
+    tests(report);
+    report.step("doc tests", || counted(&["test", "--workspace", "--doc"], None));
+    report.step("documentation", || {
+        let mut command = cargo(["doc", "--workspace", "--no-deps"]);
+        // A link to a private item leads whoever reads the source; only broken ones are wrong.
+        let flags = "-D warnings -A rustdoc::private_intra_doc_links";
+        match execute(command.env("RUSTDOCFLAGS", flags).arg("--quiet")) {
+            Ok(()) => Outcome::Passed { tests: 1 },
+            Err(why) => Outcome::Failed(why),
+        }
+    });
+}
+
+/// Replays one seed of the simulated worlds; false if `seed` is no number.
+pub fn replay(seed: &str, report: &mut Report) -> bool {
+    if seed.parse::<u64>().is_err() {
+        return false;
+    }
+    let arguments = ["test", "--package", "slipway-testkit", "--", "--nocapture"];
+    report.step(&format!("seed {seed}"), || counted(&arguments, Some(seed)));
+    true
+}
+
+fn tests(report: &mut Report) {
+    let nextest = cargo(["nextest", "--version"]).output().is_ok_and(|output| output.status.success());
+    let arguments: &[&str] = if nextest {
+        &["nextest", "run", "--workspace", "--no-fail-fast", "--status-level", "slow", "--success-output", "final"]
+    } else {
+        &["test", "--workspace", "--all-targets", "--no-fail-fast", "--", "--nocapture"]
+    };
+    let mut skipped = Vec::new();
+    report.step("tests", || {
+        counted_with(arguments, None, |line| {
+            // A test that cannot run on this machine prints "SKIPPED WHAT: WHY".
+            if let Some((_, what)) = line.split_once("SKIPPED") {
+                skipped.push(what.trim_start_matches([':', ' ']).to_owned());
+            }
+        })
+    });
+    skipped.sort();
+    skipped.dedup();
+    for what in skipped {
+        let (name, why) = what.split_once(": ").unwrap_or((&what, "the test does not say why"));
+        report.record(name, Outcome::Skipped(why.to_owned()));
+    }
+}
+
+fn plain(arguments: &[&str]) -> Outcome {
+    match execute(&mut cargo(arguments)) {
+        Ok(()) => Outcome::Passed { tests: 1 },
+        Err(why) => Outcome::Failed(why),
+    }
+}
+
+fn counted(arguments: &[&str], seed: Option<&str>) -> Outcome {
+    counted_with(arguments, seed, |_| {})
+}
+
+/// Runs a test command, hands each line it prints to `each`, and counts the tests that passed.
+fn counted_with(arguments: &[&str], seed: Option<&str>, mut each: impl FnMut(&str)) -> Outcome {
+    let mut command = cargo(arguments);
+    if let Some(seed) = seed {
+        command.env("SLIPWAY_SEED", seed);
+    }
+    let mut summarised = false;
+    let show = move |line: &str| {
+        // Behind nextest's summary comes what the passed tests have printed, which is for us alone.
+        let hidden = summarised && !line.contains("FAIL");
+        summarised |= line.trim_start().starts_with("Summary [");
+        !hidden
+    };
+    let (succeeded, output) = match tee(&mut command, show) {
+        Ok(ended) => ended,
+        Err(why) => return Outcome::Failed(why),
+    };
+    output.lines().for_each(&mut each);
+    let log = target_dir().join("xtask");
+    let log = log.join(format!("{}.log", arguments[0]));
+    keep(&log, &output);
+    let tests = passed(&output);
+    match (succeeded, tests) {
+        (false, _) => Outcome::Failed(format!("cargo {}: see {}", arguments.join(" "), log.display())),
+        (true, 0) => Outcome::Failed("no test was run".into()),
+        (true, tests) => Outcome::Passed { tests },
+    }
+}
+
+fn keep(log: &Path, output: &str) {
+    let written = std::fs::create_dir_all(log.parent().expect("a file in a directory"))
+        .and_then(|()| std::fs::write(log, output));
+    if let Err(error) = written {
+        eprintln!("{}: {error}", log.display());
+    }
+}
+
+/// How many tests passed: by the summary of nextest, else by the summaries of the standard harness.
+fn passed(output: &str) -> u64 {
+    let sum = |start: &str| -> Option<u64> {
+        output
+            .lines()
+            .map(str::trim_start)
+            .filter(|line| line.starts_with(start))
+            .map(|line| {
+                let before = line.split(" passed").next().unwrap_or_default();
+                before.split_whitespace().next_back().and_then(|number| number.parse::<u64>().ok()).unwrap_or(0)
+            })
+            .reduce(|one, other| one + other)
+    };
+    // What single tests print under nextest has summaries of its own.
+    sum("Summary [").or_else(|| sum("test result: ")).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::passed;
+
+    #[test]
+    fn summaries_are_counted() {
+        let nextest = "────\n     Summary [   0.012s] 85 tests run: 84 passed (1 slow), 1 failed, 0 skipped\n";
+        assert_eq!(passed(nextest), 84);
+        assert_eq!(passed(&format!("{nextest}    test result: ok. 1 passed; 0 failed\n")), 84);
+        let harness = "test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n";
+        assert_eq!(passed(&harness.repeat(2)), 10);
+        assert_eq!(passed("5 passed"), 0);
+    }
+}

@@ -1,0 +1,30 @@
+//! Speed beside libnfs's client on NFS-Ganesha, in one run on one machine: `bench/compare.sh` does it.
+
+use std::process::Command;
+
+use crate::report::{Outcome, Report};
+use crate::{debian, shell};
+
+const PACKAGES: [&str; 6] = ["libnfs-dev", "nfs-ganesha", "nfs-ganesha-vfs", "rpcbind", "build-essential", "python3"];
+
+/// Runs the comparison with `seconds` for each measurement; false if that is no number.
+pub fn run(seconds: &str, report: &mut Report) -> bool {
+    if seconds.parse::<u32>().is_err() {
+        return false;
+    }
+    report.step("compare", || {
+        if let Err(why) = debian::install(&PACKAGES) {
+            return Outcome::Skipped(why);
+        }
+        let built = shell::run(&mut shell::cargo(["build", "--release", "--package", "slipway"]));
+        let compared = built.and_then(|()| {
+            let slipway = shell::target_dir().join("release/slipway");
+            shell::run(Command::new("bench/compare.sh").arg(slipway).arg(seconds))
+        });
+        match compared {
+            Ok(()) => Outcome::Passed { tests: 1 },
+            Err(why) => Outcome::Failed(why),
+        }
+    });
+    true
+}

@@ -1,0 +1,38 @@
+//! What a step needs from Debian: installed when we may, named when we may not.
+
+use std::process::Command;
+
+use crate::shell;
+
+/// Makes sure that all `packages` are installed. `Err` says what to do.
+pub fn install(packages: &[&str]) -> Result<(), String> {
+    if shell::find("dpkg-query").is_none() {
+        return Err(format!("not a Debian system; it needs the equivalents of: {}", packages.join(" ")));
+    }
+    let missing: Vec<&str> = packages.iter().copied().filter(|package| !is_installed(package)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let wanted = missing.join(" ");
+    if !shell::is_root() {
+        return Err(format!("needs packages: run 'sudo apt-get install --no-install-recommends {wanted}'"));
+    }
+    eprintln!("installing {wanted}");
+    update()?;
+    apt(&[&["install", "-y", "--no-install-recommends"], missing.as_slice()].concat())
+}
+
+/// Fetches the lists of packages.
+pub fn update() -> Result<(), String> {
+    apt(&["update"])
+}
+
+fn is_installed(package: &str) -> bool {
+    shell::output("dpkg-query", ["-W", "-f", "${db:Status-Status}", package]).is_ok_and(|status| status == "installed")
+}
+
+fn apt(arguments: &[&str]) -> Result<(), String> {
+    let mut command = Command::new("apt-get");
+    command.arg("-qq").args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
+    shell::capture(&mut command).map(drop)
+}

@@ -1,0 +1,92 @@
+//! One run of a guest: its inputs laid out, its result lines taken into the report.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::Bench;
+use crate::report::{Outcome, Report};
+use crate::shell::{self, Daemon};
+
+/// Longest that a guest may run. Emulation is slow, and the machine may be busy.
+const TIMEOUT_S: u32 = 1200;
+
+/// A guest's directory, which it sees as /run/out.
+pub struct Guest {
+    pub out: PathBuf,
+}
+
+impl Guest {
+    /// Lays out what every guest script expects to find.
+    pub fn new(bench: &Bench, out: PathBuf) -> Result<Self, String> {
+        let script = "set -euo pipefail; mkdir -p \"$1\"; cp -r interop/guest \"$1/\"; cp --reflink=auto \"$2\" \"$3\" \"$4\" \"$1/\"; \
+                      cp \"$(interop/kernel-lab config)\" \"$1/config\"";
+        let fixture = &bench.fixture;
+        let arguments = [&out, &fixture.archive, &fixture.manifest, &fixture.random];
+        shell::capture(Command::new("bash").args(["-c", script, "lay-out"]).args(arguments))?;
+        Ok(Self { out })
+    }
+
+    /// Writes the variables that the script reads.
+    pub fn environment(&self, variables: &[(&str, String)]) -> Result<(), String> {
+        let text: String = variables.iter().map(|(name, value)| format!("{name}='{value}'\n")).collect();
+        std::fs::write(self.out.join("env"), text).map_err(|error| error.to_string())
+    }
+
+    fn command(&self, script: &str, forward: &str) -> Command {
+        let mut command = Command::new("interop/kernel-lab");
+        command.arg("run").arg(self.out.join("guest").join(script)).arg(&self.out);
+        command.env("FWD", forward).env("TIMEOUT", TIMEOUT_S.to_string());
+        command
+    }
+
+    /// Boots, runs `script` to its end, and returns whether the guest says that all is well.
+    pub fn run(&self, script: &str) -> bool {
+        shell::run(&mut self.command(script, "")).is_ok()
+    }
+
+    /// Boots and runs `script` while we do something else; `forward` is kernel-lab's FWD.
+    pub fn start(&self, script: &str, forward: &str) -> Result<Daemon, String> {
+        Daemon::start(&mut self.command(script, forward), &self.out.join("kernel-lab.log"))
+    }
+
+    /// Takes the guest's result lines into the report; `Err` if it reported nothing.
+    pub fn results(&self, suite: &str, succeeded: bool, report: &mut Report) -> Result<(), String> {
+        let text = std::fs::read_to_string(self.out.join("results")).unwrap_or_default();
+        let (mut passed, mut failed) = (0, 0);
+        for line in text.lines() {
+            eprintln!("  {line}");
+            let (kind, rest) = line.split_once(' ').unwrap_or((line, ""));
+            let (name, why) = rest.split_once(": ").map_or((rest, ""), |_| split_reason(rest));
+            match kind {
+                "ok" => passed += 1,
+                "skip" => drop(report.record(format!("interop: {suite}: {name}"), Outcome::Skipped(why.to_owned()))),
+                _ => {
+                    failed += 1;
+                    report.record(format!("interop: {suite}: {name}"), Outcome::Failed(why.to_owned()));
+                }
+            }
+        }
+        if passed > 0 {
+            report.record(format!("interop: {suite}: checks in the guest"), Outcome::Passed { tests: passed });
+        }
+        match (succeeded, passed + failed) {
+            (true, 1..) => Ok(()),
+            (false, 1..) if failed > 0 => Ok(()),
+            _ => Err(format!("the guest did not come to its end: see {}", self.out.display())),
+        }
+    }
+}
+
+/// Splits "TRANSPORT: CHECK: WHY" before WHY.
+fn split_reason(line: &str) -> (&str, &str) {
+    let first = line.find(": ").unwrap_or(line.len());
+    match line[first + 2..].find(": ") {
+        Some(second) => (&line[..first + 2 + second], &line[first + 4 + second..]),
+        None => (&line[..first], &line[first + 2..]),
+    }
+}
+
+/// The directory that a path lies in, as text for a command line.
+pub fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}

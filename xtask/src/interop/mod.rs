@@ -1,0 +1,106 @@
+//! Slipway against programs that nobody here wrote: a Linux kernel on either end, libnfs, fio and tshark.
+//!
+//! The kernel runs in `interop/kernel-lab`; what happens in the guest is in `interop/guest/*.sh`. Each suite leaves its
+//! logs in `target/interop/NAME`.
+
+mod capture;
+mod client;
+mod fixture;
+mod knfsd;
+mod lab;
+mod server;
+mod tools;
+
+use std::path::PathBuf;
+
+use crate::report::{Outcome, Report};
+use crate::{debian, shell};
+use fixture::Fixture;
+
+/// What every suite works with.
+struct Bench {
+    /// The `slipway` binary.
+    slipway: PathBuf,
+    fixture: Fixture,
+    /// `target/interop`.
+    directory: PathBuf,
+}
+
+impl Bench {
+    /// A fresh directory for one suite.
+    fn fresh(&self, suite: &str) -> Result<PathBuf, String> {
+        let directory = self.directory.join(suite);
+        if directory.exists() {
+            std::fs::remove_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        }
+        std::fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
+        Ok(directory)
+    }
+}
+
+type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
+
+/// The suites in the order they run; `reference` only proves the harness, and runs when asked for.
+const SUITES: [(&str, Suite); 6] = [
+    ("client", client::run),
+    ("knfsd", knfsd::run),
+    ("libnfs", tools::libnfs),
+    ("fio", tools::fio),
+    ("capture", capture::run),
+    ("reference", client::reference),
+];
+
+/// Runs one suite, or all that CI runs; false if there is no suite `only`.
+pub fn run(only: Option<&str>, report: &mut Report) -> bool {
+    if only.is_some_and(|only| SUITES.iter().all(|(name, _)| *name != only)) {
+        return false;
+    }
+    let bench = match prepare() {
+        Ok(bench) => bench,
+        Err(Unready::Skip(why)) => {
+            report.record("interop", Outcome::Skipped(why));
+            return true;
+        }
+        Err(Unready::Broken(why)) => {
+            report.record("interop", Outcome::Failed(why));
+            return true;
+        }
+    };
+    for (name, suite) in SUITES {
+        if only.map_or(name != "reference", |only| only == name) {
+            eprintln!("== interop: {name}");
+            if let Err(why) = suite(&bench, report) {
+                eprintln!("== interop: {name}: FAILED: {why}");
+                report.record(format!("interop: {name}"), Outcome::Failed(why));
+            }
+        }
+    }
+    true
+}
+
+enum Unready {
+    /// This machine lacks something that only its owner can give.
+    Skip(String),
+    Broken(String),
+}
+
+/// Installs what the suites need from Debian, or says what is to be installed.
+pub fn install() -> Result<(), String> {
+    let packages = || shell::output("interop/kernel-lab", ["packages"]);
+    let packages = packages().or_else(|unknown| {
+        // A fresh machine has no lists of packages yet.
+        if shell::is_root() { debian::update().and_then(|()| packages()) } else { Err(unknown) }
+    })?;
+    let packages: Vec<&str> = packages.lines().chain(tools::PACKAGES).collect();
+    debian::install(&packages)
+}
+
+fn prepare() -> Result<Bench, Unready> {
+    let broken_if_root = |why| if shell::is_root() { Unready::Broken(why) } else { Unready::Skip(why) };
+    install().map_err(broken_if_root)?;
+    shell::run(&mut shell::cargo(["build", "--package", "slipway"])).map_err(Unready::Broken)?;
+    shell::output("interop/kernel-lab", ["prepare"]).map_err(Unready::Broken)?;
+    let directory = shell::target_dir().join("interop");
+    let fixture = Fixture::make(&directory.join("fixture")).map_err(Unready::Broken)?;
+    Ok(Bench { slipway: shell::target_dir().join("debug/slipway"), fixture, directory })
+}

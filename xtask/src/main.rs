@@ -1,0 +1,69 @@
+//! Project automation. `cargo xtask test` runs everything that CI runs, and says what it skipped and why.
+//!
+//! ```text
+//! cargo xtask test                             all of it: format, lints, tests, tidy, interop
+//! cargo xtask tidy                             the rules of STYLE.md and ARCHITECTURE.md that a program can check
+//! cargo xtask interop [--only NAME]            a real Linux kernel, libnfs, fio and tshark against Slipway
+//! cargo xtask compare [--seconds N]            speed beside libnfs's client on NFS-Ganesha, in one run
+//! cargo xtask sim --seed N                     replay one seed of the simulated worlds
+//! cargo xtask fuzz TARGET [--minutes M]        fuzz one target on this toolchain
+//! ```
+
+mod checks;
+mod compare;
+mod debian;
+mod fuzz;
+mod interop;
+mod report;
+mod shell;
+mod tidy;
+
+use std::process::ExitCode;
+
+use report::Report;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    std::env::set_current_dir(shell::project_root()).expect("the project's root is a directory");
+    let mut report = Report::default();
+    let known = match arguments.as_slice() {
+        ["test"] => {
+            // Some tests use what interop needs, where it is there. If it cannot be installed, interop says so.
+            let _ = interop::install();
+            checks::run(&mut report);
+            tidy::run(&mut report);
+            interop::run(None, &mut report);
+            true
+        }
+        ["tidy"] => {
+            tidy::run(&mut report);
+            true
+        }
+        ["interop"] => {
+            interop::run(None, &mut report);
+            true
+        }
+        ["interop", "--only", suite] => interop::run(Some(suite), &mut report),
+        ["compare"] => compare::run("5", &mut report),
+        ["compare", "--seconds", seconds] => compare::run(seconds, &mut report),
+        ["sim", "--seed", seed] => checks::replay(seed, &mut report),
+        ["fuzz", target] => fuzz::run(target, "1", &mut report),
+        ["fuzz", target, "--minutes", minutes] => fuzz::run(target, minutes, &mut report),
+        _ => false,
+    };
+    if !known {
+        eprint!("{USAGE}");
+        return ExitCode::from(2);
+    }
+    report.finish()
+}
+
+const USAGE: &str = "\
+usage: cargo xtask test
+       cargo xtask tidy
+       cargo xtask interop [--only client|knfsd|libnfs|fio|capture|reference]
+       cargo xtask compare [--seconds N]
+       cargo xtask sim --seed N
+       cargo xtask fuzz TARGET [--minutes M]
+";

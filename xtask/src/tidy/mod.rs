@@ -1,0 +1,73 @@
+//! The rules of STYLE.md and ARCHITECTURE.md that a program can check.
+
+mod arrows;
+mod links;
+mod text;
+
+use std::path::{Path, PathBuf};
+
+use crate::report::{Outcome, Report};
+use crate::shell;
+
+/// A file of the project, with its path from the root.
+pub struct File {
+    path: String,
+    text: String,
+}
+
+/// Checks every rule and records one step for each.
+pub fn run(report: &mut Report) {
+    let files = match tracked() {
+        Ok(files) => files,
+        Err(why) => {
+            report.record("tidy", Outcome::Failed(why));
+            return;
+        }
+    };
+    let rules: [(&str, Vec<String>); 8] = [
+        ("arrows between crates", arrows::broken()),
+        ("unsafe stays where it may be", text::unsafe_elsewhere(&files)),
+        ("files are short", text::too_long(&files)),
+        ("nothing is left to do", text::unfinished(&files)),
+        ("no machine is named", text::machine_names(&files)),
+        ("no registry but the public one", text::registries(&files)),
+        ("ARCHITECTURE.md knows every crate", arrows::unmentioned(&files)),
+        ("links resolve", links::dangling(&files)),
+    ];
+    for (rule, complaints) in rules {
+        report.step(&format!("tidy: {rule}"), || {
+            for complaint in &complaints {
+                eprintln!("{complaint}");
+            }
+            match complaints.len() {
+                0 => Outcome::Passed { tests: 1 },
+                several => Outcome::Failed(format!("{several} to mend, the first: {}", complaints[0])),
+            }
+        });
+    }
+}
+
+/// The project's text files: what git tracks or would add, or all but what is built where there is no git.
+fn tracked() -> Result<Vec<File>, String> {
+    let listed = shell::output("git", ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
+    let mut paths: Vec<String> = match listed {
+        Ok(names) => names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect(),
+        Err(_) => walk(Path::new(".")).into_iter().filter_map(|path| Some(path.to_str()?[2..].to_owned())).collect(),
+    };
+    paths.sort();
+    paths.retain(|path| Path::new(path).is_file());
+    // What is no text has no rules.
+    Ok(paths
+        .into_iter()
+        .filter_map(|path| std::fs::read_to_string(&path).ok().map(|text| File { path, text }))
+        .collect())
+}
+
+fn walk(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    entries
+        .flatten()
+        .filter(|entry| !["target", ".git", "lab-out"].iter().any(|built| entry.file_name() == *built))
+        .flat_map(|entry| if entry.path().is_dir() { walk(&entry.path()) } else { vec![entry.path()] })
+        .collect()
+}

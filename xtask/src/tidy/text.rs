@@ -1,0 +1,127 @@
+//! Rules on single lines of the project's files.
+
+use super::File;
+
+const LONGEST_FILE: usize = 900;
+
+/// The crates that may hold unsafe code.
+const UNSAFE_CRATES: [&str; 3] = ["crates/buf/", "crates/rdma/", "crates/vfs/"];
+
+/// Unsafe code, or leave for it, outside the three crates that may have it.
+pub fn unsafe_elsewhere(files: &[File]) -> Vec<String> {
+    let word = concat!("uns", "afe");
+    let code = ["{", "fn ", "impl ", "extern "].map(|next| format!("{word} {next}"));
+    let leave = ["expect", "allow"].map(|lint| format!("{lint}({word}_code"));
+    rust(files)
+        .filter(|file| !UNSAFE_CRATES.iter().any(|home| file.path.starts_with(home)))
+        .flat_map(|file| found(file, |line| code.iter().chain(&leave).any(|pattern| line.contains(pattern.as_str()))))
+        .collect()
+}
+
+/// Files that no longer fit one purpose.
+pub fn too_long(files: &[File]) -> Vec<String> {
+    files
+        .iter()
+        .filter(|file| [".rs", ".sh", ".c"].iter().any(|end| file.path.ends_with(end)))
+        .map(|file| (file, file.text.lines().count()))
+        .filter(|(_, lines)| *lines > LONGEST_FILE)
+        .map(|(file, lines)| format!("{}: {lines} lines, at most {LONGEST_FILE}", file.path))
+        .collect()
+}
+
+/// Stubs and tests that do not run.
+pub fn unfinished(files: &[File]) -> Vec<String> {
+    let stubs = [concat!("to", "do!("), concat!("unimpl", "emented!("), concat!("#[ig", "nore"), concat!("db", "g!(")];
+    rust(files).flat_map(|file| found(file, |line| stubs.iter().any(|stub| line.contains(stub)))).collect()
+}
+
+/// Paths and hosts of whoever's machine this was written on.
+pub fn machine_names(files: &[File]) -> Vec<String> {
+    let homes = [concat!("/wo", "rk"), concat!("/ro", "ot")];
+    let part_of_a_name = |c: char| c.is_alphanumeric() || "_-.".contains(c);
+    let mut complaints = Vec::new();
+    for file in files {
+        for (number, line) in file.text.lines().enumerate() {
+            // A name inside a longer path (`net/work`, `/workers`) is somebody else's.
+            let named = homes.iter().flat_map(|home| line.match_indices(home)).any(|(at, home)| {
+                let before = line[..at].chars().next_back();
+                let after = line[at + home.len()..].chars().next();
+                !before.is_some_and(|c| part_of_a_name(c) || c == '/' || c == '}') && !after.is_some_and(part_of_a_name)
+            });
+            if named {
+                complaints.push(format!("{}:{}: {}", file.path, number + 1, line.trim()));
+            }
+        }
+    }
+    complaints
+}
+
+/// Packages from elsewhere than the public registry, in lock files and in cargo's configuration.
+pub fn registries(files: &[File]) -> Vec<String> {
+    let public = "source = \"registry+https://github.com/rust-lang/crates.io-index\"";
+    let locks = files.iter().filter(|file| file.path.ends_with("Cargo.lock"));
+    let configurations = files.iter().filter(|file| file.path.contains(".cargo/"));
+    locks
+        .flat_map(|file| found(file, |line| line.starts_with("source = ") && line != public))
+        .chain(configurations.flat_map(|file| found(file, |line| line.contains("://") || line.contains("registr"))))
+        .collect()
+}
+
+fn rust(files: &[File]) -> impl Iterator<Item = &File> {
+    files.iter().filter(|file| file.path.ends_with(".rs"))
+}
+
+/// The lines of `file`, comments left out, that `wrong` says are wrong.
+fn found(file: &File, wrong: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (number, line) in file.text.lines().enumerate() {
+        let code = line.split("//").next().unwrap_or_default();
+        // "https://" is no comment: such a line is looked at whole.
+        let code = if line.contains("://") { line } else { code };
+        if wrong(code) {
+            complaints.push(format!("{}:{}: {}", file.path, number + 1, line.trim()));
+        }
+    }
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> Vec<File> {
+        vec![File { path: path.into(), text: text.into() }]
+    }
+
+    #[test]
+    fn unsafe_is_found_outside_its_crates_only() {
+        let text = concat!("// uns", "afe { in a comment }\nlet x = uns", "afe { *p };\n");
+        assert_eq!(unsafe_elsewhere(&file("crates/server/src/lib.rs", text)).len(), 1);
+        assert!(unsafe_elsewhere(&file("crates/rdma/src/lib.rs", text)).is_empty());
+    }
+
+    #[test]
+    fn stubs_are_found() {
+        assert_eq!(unfinished(&file("a.rs", concat!("fn f() { to", "do!() }"))).len(), 1);
+        assert!(unfinished(&file("a.rs", "// a comment")).is_empty());
+    }
+
+    #[test]
+    fn machines_are_found() {
+        let named = concat!("cat /wo", "rk/main/x\n");
+        assert_eq!(machine_names(&file("README.md", named)).len(), 1);
+        assert!(machine_names(&file("README.md", concat!("net/wo", "rk/main"))).is_empty());
+    }
+
+    #[test]
+    fn other_registries_are_found() {
+        assert_eq!(registries(&file("Cargo.lock", "source = \"registry+https://mirror.example/index\"")).len(), 1);
+        assert_eq!(registries(&file(".cargo/config.toml", "[registries]")).len(), 1);
+    }
+
+    #[test]
+    fn long_files_are_found() {
+        assert_eq!(too_long(&file("a.rs", &"\n".repeat(901))).len(), 1);
+        assert!(too_long(&file("a.rs", &"\n".repeat(900))).is_empty());
+    }
+}
