@@ -111,16 +111,29 @@ impl Posix {
         }
         match &self.database {
             Some(database) => self.search(database, handle, 0),
-            None => {
-                let opened = self.with_room(|| self.naming.open(handle, self.mount.as_fd()));
-                match opened {
-                    Ok(fd) => Ok(self.adopt(handle.clone(), fd).map_err(|_| VfsError::Stale)?.0),
-                    Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Err(VfsError::Delay),
-                    Err(Errno::IO) => Err(VfsError::Io),
-                    Err(_) => Err(VfsError::Stale),
-                }
-            }
+            None => match self.open_by_handle(handle) {
+                Ok(fd) => Ok(self.adopt(handle.clone(), fd).map_err(|_| VfsError::Stale)?.0),
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => Err(VfsError::Delay),
+                Err(Errno::IO) => Err(VfsError::Io),
+                Err(_) => Err(VfsError::Stale),
+            },
         }
+    }
+
+    /// Opens an object by a handle of the kernel's.
+    ///
+    /// The kernel also says that memory is short when the inode number of a removed object is just being given to a new
+    /// one (`iget_locked` meets `I_CREATING`). That is over in an instant, and then the handle is known to be stale.
+    fn open_by_handle(&self, handle: &Handle) -> rustix::io::Result<OwnedFd> {
+        let mut opened = self.with_room(|| self.naming.open(handle, self.mount.as_fd()));
+        for _ in 0..REUSE_TRIES {
+            if !matches!(opened, Err(Errno::NOMEM)) {
+                break;
+            }
+            std::thread::yield_now();
+            opened = self.naming.open(handle, self.mount.as_fd());
+        }
+        opened
     }
 
     /// The directory of a handle.
@@ -335,6 +348,8 @@ fn up(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
 
 const BY_KERNEL: u8 = 1;
 const BY_BIRTH: u8 = 2;
+/// How often to look again whether an inode number is still being given away.
+const REUSE_TRIES: usize = 64;
 /// Directories that are climbed to see whether one is inside the export.
 const DEPTH_MAX: usize = 4096;
 /// Directories that are gone down to find an object.
