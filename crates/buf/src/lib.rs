@@ -8,7 +8,8 @@
 //! - [`bytes::Bytes`]: memory that is shared and immutable. [`Buffer::freeze`] makes one without a
 //!   copy; its storage returns to its pool when the last clone is dropped.
 //! - [`Pool`]: where buffers come from. Its memory is page-aligned, allocated in large slabs and
-//!   never unmapped while the pool lives, so an adapter can register it once.
+//!   never unmapped while the pool lives, so that a provider can register each [`Slab`] once with its
+//!   adapter or with a peer on the same host.
 //! - [`Rope`]: a gather list of [`Piece`]s: memory, or a range of an open file that a socket can
 //!   send without its bytes passing through user memory.
 //! - [`SendQueue`] and [`RecvStage`]: ropes to and from a stream socket, with few system calls.
@@ -18,9 +19,11 @@
 mod buffer;
 mod pool;
 mod rope;
+mod slab;
 mod stream;
 
 pub use buffer::{Buffer, SharedBuffer};
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use rope::{FileRange, Piece, Rope};
+pub use slab::Slab;
 pub use stream::{Received, RecvStage, SendQueue};

@@ -7,18 +7,23 @@ use std::{ptr::NonNull, sync::Arc};
 
 use parking_lot::Mutex;
 
-use crate::Buffer;
+use crate::{Buffer, Slab};
 
 /// How a [`Pool`] behaves.
 #[derive(Clone, Debug)]
 pub struct PoolOptions {
     /// Bytes mapped at a time; at least one buffer of the size asked for.
     pub slab_bytes: usize,
+    /// Map sealed memfds that a peer on this host can map, too ([`Slab::fd`](crate::Slab::fd)), instead of private memory.
+    pub shared: bool,
+    /// Ask the kernel for huge pages where it has them: fewer faults and misses under bulk data, more memory
+    /// for a pool that is used little.
+    pub huge_pages: bool,
 }
 
 impl Default for PoolOptions {
     fn default() -> Self {
-        Self { slab_bytes: 4 << 20 }
+        Self { slab_bytes: 4 << 20, shared: false, huge_pages: false }
     }
 }
 
@@ -43,7 +48,7 @@ struct Inner {
 #[derive(Default)]
 struct Class {
     free: Vec<Block>,
-    slabs: Vec<Slab>,
+    slabs: Vec<Arc<Slab>>,
 }
 
 /// One block of a slab: `CLASS_MIN << class` bytes.
@@ -56,16 +61,6 @@ unsafe impl Send for Block {}
 // SAFETY: `&Block` gives no access but the address; see `Chunk` for the memory itself.
 #[expect(unsafe_code)]
 unsafe impl Sync for Block {}
-
-/// A mapping, undone on drop.
-struct Slab {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: the slab is only an address range to unmap; its blocks are handed out separately.
-#[expect(unsafe_code)]
-unsafe impl Send for Slab {}
 
 /// A block that is out with a [`Buffer`]; goes back on drop.
 pub(crate) struct Chunk {
@@ -93,7 +88,7 @@ impl Pool {
         let block = {
             let mut entry = self.0.classes[class].lock();
             if entry.free.is_empty() {
-                entry.grow(class, self.0.options.slab_bytes);
+                entry.grow(class, &self.0.options);
             }
             entry.free.pop().expect("grow adds a block")
         };
@@ -105,7 +100,7 @@ impl Pool {
         let mut stats = PoolStats::default();
         for (class, entry) in self.0.classes.iter().enumerate() {
             let entry = entry.lock();
-            stats.mapped += entry.slabs.iter().map(|slab| slab.bytes).sum::<usize>();
+            stats.mapped += entry.slabs.iter().map(|slab| slab.len()).sum::<usize>();
             stats.free += entry.free.len() * (CLASS_MIN << class);
         }
         stats
@@ -125,39 +120,18 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Class {
-    fn grow(&mut self, class: usize, slab_bytes: usize) {
+    fn grow(&mut self, class: usize, options: &PoolOptions) {
         let size = CLASS_MIN << class;
-        let slab = Slab::map(slab_bytes.next_multiple_of(size).max(size));
+        let slab = Slab::map(options.slab_bytes.next_multiple_of(size).max(size), options);
+        let start = NonNull::new(slab.base()).expect("a mapping is not at null");
         // Last address first, so that blocks are handed out in ascending order.
-        for offset in (0..slab.bytes).step_by(size).rev() {
-            // SAFETY: offset < slab.bytes, so the address is inside the mapping.
+        for offset in (0..slab.len()).step_by(size).rev() {
+            // SAFETY: offset < slab.len(), so the address is inside the mapping.
             #[expect(unsafe_code)]
-            let block = unsafe { slab.start.add(offset) };
+            let block = unsafe { start.add(offset) };
             self.free.push(Block(block));
         }
         self.slabs.push(slab);
-    }
-}
-
-impl Slab {
-    fn map(bytes: usize) -> Self {
-        use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
-        // SAFETY: a fresh private mapping at an address of the kernel's choice aliases nothing.
-        #[expect(unsafe_code)]
-        let start = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        };
-        let start = start.unwrap_or_else(|error| panic!("mapping {bytes} bytes for a buffer pool: {error}"));
-        Self { start: NonNull::new(start.cast()).expect("mmap gives no null"), bytes }
-    }
-}
-
-impl Drop for Slab {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by `map`. `Inner` owns the slab and every `Chunk` owns an
-        // `Arc<Inner>`, so no block is in use when it is dropped.
-        #[expect(unsafe_code)]
-        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
 

@@ -145,7 +145,7 @@ impl World {
         };
         let role = if how & 1 != 0 { Role::Connecting } else { Role::Accepting };
         let peer = (how & 0x20 != 0).then(|| options.private_data());
-        let pool = Pool::new(PoolOptions { slab_bytes: 64 << 10 });
+        let pool = Pool::new(PoolOptions { slab_bytes: 64 << 10, ..PoolOptions::default() });
         let receives = Connection::initial_receives(&options, &pool).into();
         Self {
             connection: Connection::new(Settings::negotiate(role, options, peer), pool.clone()),

@@ -1,0 +1,204 @@
+//! [`Slab`]: one mapping that buffers are cut from, with an identity.
+//!
+//! A network adapter, or a peer on the same host, is told of memory in large pieces and seldom; a buffer
+//! is one of thousands and short-lived. So a provider registers the *slab* of a buffer, once, and from then on
+//! names the buffer by the slab's registration and an offset:
+//!
+//! ```
+//! use buf::{Pool, PoolOptions, Slab};
+//!
+//! let pool = Pool::new(PoolOptions { shared: true, ..PoolOptions::default() });
+//! let data = pool.take(100).freeze();
+//! let (slab, offset) = Slab::of(&data).expect("it is of a pool");
+//! assert_eq!(slab.base() as usize + offset, data.as_ptr() as usize);
+//! // Registered with the peer by its descriptor, or with an adapter by its address range.
+//! assert!(slab.fd().is_some() && offset + data.len() <= slab.len());
+//! // Memory of no pool has no slab; a provider copies it into a buffer of a pool.
+//! assert!(Slab::of(&[0; 100]).is_none());
+//! ```
+//!
+//! [`Slab::of`] takes a lock that all threads share. A provider therefore asks it once for each slab: it keeps
+//! the `Arc<Slab>` beside its registration, and finds later buffers by their addresses in its own list. That is sound
+//! because a slab that somebody holds stays mapped, so that its addresses belong to nothing else. A provider drops the `Arc`
+//! when it has undone the registration.
+//!
+//! Errors: memory that cannot be mapped is fatal, as for any allocator.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ptr::NonNull,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use parking_lot::RwLock;
+use rustix::{
+    fs::{MemfdFlags, SealFlags},
+    mm::{Advice, MapFlags, ProtFlags},
+};
+
+use crate::PoolOptions;
+
+/// A mapping that buffers are cut from. It lasts as long as its pool, a buffer of the pool, or an `Arc` of it.
+#[derive(Debug)]
+pub struct Slab {
+    id: u64,
+    start: NonNull<u8>,
+    bytes: usize,
+    fd: Option<OwnedFd>,
+}
+
+// SAFETY: a slab is an address range and a descriptor; it gives no access to the memory, whose blocks
+// are handed out separately and have an owner each.
+#[expect(unsafe_code)]
+unsafe impl Send for Slab {}
+// SAFETY: as above.
+#[expect(unsafe_code)]
+unsafe impl Sync for Slab {}
+
+impl Slab {
+    /// The slab that `bytes` lie in, and where they begin in it; `None` if they are not of a pool.
+    pub fn of(bytes: &[u8]) -> Option<(Arc<Slab>, usize)> {
+        let start = bytes.as_ptr() as usize;
+        // The lock is gone when the slab may be dropped, which takes it.
+        let slab = SLABS.read().range(..=start).next_back()?.1.upgrade()?;
+        let offset = slab.offset_of(bytes)?;
+        Some((slab, offset))
+    }
+
+    /// Where `bytes` begin in this slab, if all of them lie in it.
+    pub fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
+        let offset = (bytes.as_ptr() as usize).checked_sub(self.base() as usize)?;
+        (offset < self.bytes && bytes.len() <= self.bytes - offset).then_some(offset)
+    }
+
+    /// Differs for every slab that the process ever has.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The first byte, for a registration. Dereferencing it is up to the owners of the buffers.
+    pub fn base(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Bytes; a multiple of 4 KiB.
+    #[expect(clippy::len_without_is_empty, reason = "never empty")]
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The memfd behind it, of exactly [`len`](Self::len) bytes and sealed against any other size;
+    /// `None` unless [`PoolOptions::shared`] asked for it.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.fd.as_ref().map(OwnedFd::as_fd)
+    }
+
+    pub(crate) fn map(bytes: usize, options: &PoolOptions) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let fd = options.shared.then(|| sealed_memfd(bytes).unwrap_or_else(|error| cannot_map(bytes, error)));
+        let (null, prot) = (std::ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
+        #[expect(unsafe_code)]
+        let start = unsafe {
+            match &fd {
+                Some(fd) => rustix::mm::mmap(null, bytes, prot, MapFlags::SHARED, fd, 0),
+                None => rustix::mm::mmap_anonymous(null, bytes, prot, MapFlags::PRIVATE),
+            }
+        };
+        let start = start.unwrap_or_else(|error| cannot_map(bytes, error));
+        if options.huge_pages {
+            // SAFETY: advice about a mapping that was made just now; it changes no content.
+            #[expect(unsafe_code)]
+            let advised = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxHugepage) };
+            // A kernel without huge pages refuses; ordinary ones do as well.
+            let _ = advised;
+        }
+        let start = NonNull::new(start.cast()).expect("mmap gives no null");
+        let slab = Arc::new(Self { id: NEXT.fetch_add(1, Ordering::Relaxed), start, bytes, fd });
+        SLABS.write().insert(start.as_ptr() as usize, Arc::downgrade(&slab));
+        slab
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // Unlisted before unmapped: afterwards the address may be another slab's.
+        SLABS.write().remove(&(self.base() as usize));
+        // SAFETY: the mapping was made by `map`. The pool owns the slab and every buffer owns a part of
+        // the pool, so no block is in use when it is dropped.
+        #[expect(unsafe_code)]
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+fn sealed_memfd(bytes: usize) -> rustix::io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create("slipway-slab", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, bytes as u64)?;
+    // A peer that maps it may rely on its size: no access to it faults.
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(fd)
+}
+
+fn cannot_map(bytes: usize, error: rustix::io::Errno) -> ! {
+    panic!("mapping {bytes} bytes for a buffer pool: {error}")
+}
+
+/// The slabs of all pools, by address.
+static SLABS: RwLock<BTreeMap<usize, Weak<Slab>>> = RwLock::new(BTreeMap::new());
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Pool;
+
+    #[test]
+    fn a_buffer_and_its_frozen_slices_are_found_in_their_slab_and_nothing_else_is() {
+        let (a, b) = (Pool::default(), Pool::default());
+        let (mut first, second) = (a.take(5000), b.take(5000));
+        first.set_len(0);
+        let (slab, at) = Slab::of(&first).unwrap();
+        first.set_len(5000);
+        let slice = first.freeze().slice(10..);
+        let (same, offset) = Slab::of(&slice).unwrap();
+        assert_eq!((same.id(), offset), (slab.id(), at + 10));
+        assert_ne!(Slab::of(&second).unwrap().0.id(), slab.id());
+        assert!(Slab::of(&[0; 10]).is_none() && Slab::of(&[]).is_none());
+        assert_eq!(slab.offset_of(&second), None);
+    }
+
+    #[test]
+    fn a_shared_slab_is_a_sealed_memfd_of_its_size_and_shows_what_buffers_hold() {
+        let pool = Pool::new(PoolOptions { shared: true, huge_pages: true, ..PoolOptions::default() });
+        let mut buffer = pool.take(9000);
+        buffer.fill(7);
+        let (slab, offset) = Slab::of(&buffer).unwrap();
+        let fd = slab.fd().expect("shared");
+        assert_eq!(rustix::fs::fstat(fd).unwrap().st_size as usize, slab.len());
+        assert_eq!(rustix::fs::fcntl_get_seals(fd).unwrap(), SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL);
+        assert!(rustix::fs::ftruncate(fd, 0).is_err());
+        let mut seen = vec![0; 9000];
+        assert_eq!(rustix::io::pread(fd, &mut seen, offset as u64).unwrap(), 9000);
+        assert_eq!(seen, [7; 9000]);
+        assert!(Slab::of(&Pool::default().take(1)).unwrap().0.fd().is_none());
+    }
+
+    #[test]
+    fn a_slab_outlives_its_pool_while_held_and_is_found_no_more_when_gone() {
+        let pool = Pool::default();
+        let (slab, offset) = Slab::of(&pool.take(100)).unwrap();
+        drop(pool);
+        let range = slab.base() as usize..slab.base() as usize + slab.len();
+        assert!(range.contains(&(range.start + offset)));
+        assert_eq!(Arc::strong_count(&slab), 1);
+        let base = range.start;
+        assert!(SLABS.read().contains_key(&base));
+        let weak = Arc::downgrade(&slab);
+        drop(slab);
+        // Another test's slab may have taken the address meanwhile.
+        assert!(SLABS.read().get(&base).is_none_or(|now| !Weak::ptr_eq(now, &weak)));
+    }
+}
