@@ -1,6 +1,7 @@
 //! What a step needs from Debian: installed when we may, named when we may not.
 
 use std::process::Command;
+use std::sync::OnceLock;
 
 use crate::shell;
 
@@ -22,12 +23,14 @@ pub fn install(packages: &[&str]) -> Result<(), String> {
     apt(&[&["install", "-y", "--no-install-recommends"], missing.as_slice()].concat())
 }
 
-/// Fetches the lists of packages.
+/// Fetches the lists of packages, once.
 pub fn update() -> Result<(), String> {
-    apt(&["update"])
+    static UPDATED: OnceLock<Result<(), String>> = OnceLock::new();
+    UPDATED.get_or_init(|| apt(&["update"])).clone()
 }
 
-fn is_installed(package: &str) -> bool {
+/// Whether a package is there.
+pub fn is_installed(package: &str) -> bool {
     shell::output("dpkg-query", ["-W", "-f", "${db:Status-Status}", package]).is_ok_and(|status| status == "installed")
 }
 

@@ -86,12 +86,14 @@ enum Unready {
 
 /// Installs what the suites need from Debian, or says what is to be installed.
 pub fn install() -> Result<(), String> {
-    let packages = || shell::output("interop/kernel-lab", ["packages"]);
-    let packages = packages().or_else(|unknown| {
-        // A fresh machine has no lists of packages yet.
-        if shell::is_root() { debian::update().and_then(|()| packages()) } else { Err(unknown) }
-    })?;
-    let packages: Vec<&str> = packages.lines().chain(tools::PACKAGES).collect();
+    let kernel = || shell::output("interop/kernel-lab", ["packages"]);
+    let all_there = |kernel: String| kernel.lines().chain(tools::PACKAGES).all(debian::is_installed);
+    if shell::is_root() && !kernel().is_ok_and(all_there) {
+        // A fresh machine has no lists of packages, or old ones, which name a kernel that is no longer to be had.
+        debian::update()?;
+    }
+    let kernel = kernel()?;
+    let packages: Vec<&str> = kernel.lines().chain(tools::PACKAGES).collect();
     debian::install(&packages)
 }
 
