@@ -17,6 +17,22 @@ use crate::pool::Chunk;
 pub struct Buffer {
     storage: Storage,
     len: usize,
+    /// Dropped after the storage: who is told of it finds the memory free.
+    charge: Option<Charge>,
+}
+
+/// Who answers for buffers while they are out.
+pub trait Account: Send + Sync {
+    /// A [`Buffer`] that was charged to it has gone back to where it came from.
+    fn returned(&self);
+}
+
+struct Charge(Arc<dyn Account>);
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.0.returned();
+    }
 }
 
 enum Storage {
@@ -32,7 +48,7 @@ impl Buffer {
 
     pub(crate) fn from_chunk(chunk: Chunk, len: usize) -> Self {
         assert!(len <= chunk.capacity());
-        Self { storage: Storage::Pooled(chunk), len }
+        Self { storage: Storage::Pooled(chunk), len, charge: None }
     }
 
     /// Bytes that the buffer can hold.
@@ -50,6 +66,11 @@ impl Buffer {
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity(), "set_len {len} beyond capacity {}", self.capacity());
         self.len = len;
+    }
+
+    /// Has `account` told when this buffer goes back, in place of whom it was charged to before (who is told now).
+    pub fn charge(&mut self, account: Arc<dyn Account>) {
+        self.charge = Some(Charge(account));
     }
 
     /// The visible bytes as shared, immutable memory. No byte is copied.
@@ -105,7 +126,7 @@ impl AsRef<[u8]> for SharedBuffer {
 
 impl From<Vec<u8>> for Buffer {
     fn from(vec: Vec<u8>) -> Self {
-        Self { len: vec.len(), storage: Storage::Heap(vec) }
+        Self { len: vec.len(), storage: Storage::Heap(vec), charge: None }
     }
 }
 

@@ -22,7 +22,7 @@ mod rope;
 mod slab;
 mod stream;
 
-pub use buffer::{Buffer, SharedBuffer};
+pub use buffer::{Account, Buffer, SharedBuffer};
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use rope::{FileRange, Piece, Rope};
 pub use slab::Slab;

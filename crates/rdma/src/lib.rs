@@ -18,6 +18,7 @@ pub mod hook;
 pub mod iwarp;
 mod memory;
 mod provider;
+mod receives;
 mod regions;
 pub mod sim;
 mod work;
@@ -26,4 +27,5 @@ pub use memory::{Access, Memory, Region, RemoteSegment, Stag};
 pub use provider::{
     BoxFuture, ConnectRequest, Connected, Listener, Provider, ProviderCaps, QpCaps, QpError, QpOptions, QueuePair,
 };
+pub use receives::{ReceiveAccount, ReceiveSource, ReceiveSourceOptions, ReceiveStats};
 pub use work::{Completion, CompletionKind, PostError, Status, WorkId, WorkRequest};

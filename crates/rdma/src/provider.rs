@@ -12,7 +12,7 @@ use std::{
 use buf::Buffer;
 use bytes::Bytes;
 
-use crate::{Completion, Memory, PostError, Region, Stag, WorkId, WorkRequest};
+use crate::{Completion, Memory, PostError, ReceiveSource, Region, Stag, WorkId, WorkRequest};
 
 /// A future as trait objects return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -48,6 +48,8 @@ pub struct ProviderCaps {
     pub name: &'static str,
     /// Longest private data that a connection request or reply can carry, in bytes.
     pub private_data_max: usize,
+    /// Whether its queue pairs can take receives from [`QpOptions::receive_source`].
+    pub shared_receives: bool,
 }
 
 /// What a new queue pair shall be able to do.
@@ -59,11 +61,14 @@ pub struct QpOptions {
     pub outbound_reads: u16,
     /// RDMA Reads that the peer may have outstanding (IRD), before negotiation.
     pub inbound_reads: u16,
+    /// Where the buffers for incoming Sends come from, and the id that their completions have: only where
+    /// [`ProviderCaps::shared_receives`]. No receives are posted then, neither when the connection is made nor later.
+    pub receive_source: Option<(ReceiveSource, WorkId)>,
 }
 
 impl Default for QpOptions {
     fn default() -> Self {
-        Self { send_queue: 1024, outbound_reads: 32, inbound_reads: 32 }
+        Self { send_queue: 1024, outbound_reads: 32, inbound_reads: 32, receive_source: None }
     }
 }
 
@@ -139,6 +144,9 @@ pub trait QueuePair: Send {
 
     /// Gives the queue pair a buffer for an incoming Send. A Send longer than the buffer shows, or
     /// with no buffer left, ends the connection.
+    ///
+    /// # Panics
+    /// If it takes its receives from a [`ReceiveSource`].
     fn post_recv(&mut self, id: WorkId, buffer: Buffer);
 
     /// Posts to the send queue.

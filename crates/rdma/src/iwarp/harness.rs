@@ -6,7 +6,7 @@ use super::{
     receiver::{Event, Fault, Receiver},
     sender::{Sender, SenderOptions, payload_max},
 };
-use crate::{Completion, CompletionKind, Memory, Region, Status, WorkId, WorkRequest};
+use crate::{Completion, CompletionKind, Memory, Region, Status, WorkId, WorkRequest, receives::ReceiveQueue};
 
 /// Both halves of a stream. Bytes of the peer are fed to it; what it sends is taken away and counted.
 pub struct StreamHarness {
@@ -25,7 +25,7 @@ impl StreamHarness {
         let options =
             SenderOptions { crc, send_queue: 1024, outbound_reads: 2, payload_max: payload_max(0), tap: None };
         Self {
-            receiver: Receiver::new(crc, inbound_reads, 64, posted),
+            receiver: Receiver::new(crc, inbound_reads, 64, ReceiveQueue::new(None, posted)),
             sender: Sender::new(options),
             events: Vec::new(),
             completions: Vec::new(),

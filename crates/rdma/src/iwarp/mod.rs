@@ -105,7 +105,11 @@ impl Iwarp {
 
 impl Provider for Iwarp {
     fn caps(&self) -> ProviderCaps {
-        ProviderCaps { name: "iwarp", private_data_max: mpa::PRIVATE_DATA_MAX - mpa::ENHANCED_LEN }
+        ProviderCaps {
+            name: "iwarp",
+            private_data_max: mpa::PRIVATE_DATA_MAX - mpa::ENHANCED_LEN,
+            shared_receives: true,
+        }
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {

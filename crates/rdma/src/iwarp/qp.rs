@@ -29,7 +29,10 @@ use super::{
     receiver::{Event, Fault, Receiver, STAGE_LEN},
     sender::{Sender, SenderOptions, payload_max},
 };
-use crate::{Completion, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag, WorkId, WorkRequest};
+use crate::{
+    Completion, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag, WorkId, WorkRequest,
+    receives::ReceiveQueue,
+};
 
 /// What the handshake has agreed on.
 pub(super) struct Negotiated {
@@ -91,6 +94,7 @@ impl IwarpQp {
     ) -> Self {
         let Negotiated { crc, inbound_reads, outbound_reads, hold } = negotiated;
         let file_ranges = !crc && tap.is_none();
+        let recvs = ReceiveQueue::new(options.receive_source.as_ref(), recvs);
         let sender = SenderOptions {
             crc,
             send_queue: options.send_queue,
@@ -128,10 +132,16 @@ impl IwarpQp {
         }
     }
 
-    /// One round of reading, at most [`READ_BUDGET`] bytes.
+    /// One round of reading, at most [`READ_BUDGET`] bytes and about [`EVENTS_MAX`] messages.
     fn read(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> Progress {
         let mut budget = READ_BUDGET;
-        while budget > 0 {
+        while budget > 0 && completions.len() < EVENTS_MAX {
+            while self.is_starved() {
+                if self.receiver.reads.is_empty() && self.receiver.recvs.poll_prepared(cx).is_pending() {
+                    return Progress::Blocked;
+                }
+                self.take_in(0, completions);
+            }
             let Some(stream) = &self.stream else { return Progress::Blocked };
             match stream.poll_read_ready(cx) {
                 Poll::Pending => return Progress::Blocked,
@@ -151,6 +161,12 @@ impl IwarpQp {
             }
         }
         Progress::More
+    }
+
+    /// Whether a Send that has begun to arrive waits for a receive, and all behind it.
+    fn is_starved(&self) -> bool {
+        let discard = matches!(self.phase, Phase::Closing { orderly: false, .. });
+        !discard && self.receiver.recvs.is_starved()
     }
 
     /// One system call, and what it brought.
@@ -247,7 +263,7 @@ impl IwarpQp {
 
     /// The peer takes nothing more; it may have said why, which matters more than that it did.
     fn write_failed(&mut self, error: &io::Error, completions: &mut Vec<Completion>) {
-        while !matches!(self.phase, Phase::Ended(_)) {
+        while !matches!(self.phase, Phase::Ended(_)) && !self.is_starved() {
             if self.read_once(completions).is_err() || matches!(self.phase, Phase::Closing { .. }) {
                 break;
             }
@@ -348,7 +364,7 @@ impl QueuePair for IwarpQp {
     }
 
     fn post_recv(&mut self, id: WorkId, buffer: Buffer) {
-        self.receiver.recvs.push_back((id, buffer));
+        self.receiver.recvs.post(id, buffer);
     }
 
     fn post(&mut self, request: WorkRequest) -> Result<(), PostError> {
@@ -365,8 +381,11 @@ impl QueuePair for IwarpQp {
         completions: &mut Vec<Completion>,
     ) -> Poll<Result<(), QpError>> {
         let before = completions.len();
-        let read = self.read(cx, completions);
+        let mut read = self.read(cx, completions);
         let written = self.write(cx, completions);
+        if self.is_starved() && !self.receiver.reads.is_empty() {
+            read = self.read(cx, completions); // a read has been begun meanwhile, which must not wait
+        }
         self.poll_close(cx);
         self.sender.complete(self.queue.len(), completions);
         if let Phase::Ended(_) = self.phase {
@@ -408,5 +427,8 @@ impl QueuePair for IwarpQp {
 
 /// Bytes read before others get their turn.
 const READ_BUDGET: usize = 2 << 20;
+/// Completions beyond which nothing more is read before they are looked at: what a peer sends in spite of
+/// having no credits for it takes no more receives than these, and those in what was read with the last of them.
+const EVENTS_MAX: usize = 256;
 /// Bytes written before others get their turn.
 const WRITE_BUDGET: usize = 4 << 20;

@@ -20,7 +20,7 @@ use super::{
     mpa,
     rdmap::{ErrorCode, Opcode, READ_REQUEST_LEN, ReadRequest, TERMINATE_MAX, Terminate},
 };
-use crate::{Completion, CompletionKind, Memory, Stag, Status, WorkId, regions::Regions};
+use crate::{Completion, CompletionKind, Memory, Stag, Status, receives::ReceiveQueue, regions::Regions};
 
 /// What has happened.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ pub(crate) struct Receiver {
     crc: bool,
     inbound_reads: u16,
     pub(crate) regions: Regions,
-    pub(crate) recvs: VecDeque<(WorkId, Buffer)>,
+    pub(crate) recvs: ReceiveQueue,
     /// Outstanding reads, oldest first: responses come in this order (RFC 5040 §5.5).
     pub(crate) reads: VecDeque<PendingRead>,
     /// Read requests taken in whose responses have not left.
@@ -99,12 +99,12 @@ struct Segment {
 }
 
 impl Receiver {
-    pub(crate) fn new(crc: bool, inbound_reads: u16, regions_max: usize, recvs: Vec<(WorkId, Buffer)>) -> Self {
+    pub(crate) fn new(crc: bool, inbound_reads: u16, regions_max: usize, recvs: ReceiveQueue) -> Self {
         Self {
             crc,
             inbound_reads,
             regions: Regions::new(regions_max),
-            recvs: recvs.into(),
+            recvs,
             reads: VecDeque::new(),
             reads_owed: 0,
             done: [0; 3],
@@ -127,7 +127,8 @@ impl Receiver {
         matches!(self.state, State::Header)
     }
 
-    /// Takes in bytes; returns how many. Those left are too few to go on with.
+    /// Takes in bytes; returns how many. Those left are too few to go on with, or are of a Send for which there is
+    /// no receive now (see [`ReceiveQueue::is_starved`]).
     pub(crate) fn feed(&mut self, bytes: &[u8], events: &mut Vec<Event>) -> Result<usize, Fault> {
         let mut at = 0;
         loop {
@@ -170,7 +171,7 @@ impl Receiver {
                 Ok(&mut read.into[read.placed..][..left])
             }
             Header::Untagged { queue: 0, .. } => {
-                let (_, buffer) = self.recvs.front_mut().expect("checked when the segment began");
+                let buffer = self.recvs.front().expect("checked when the segment began");
                 Ok(&mut buffer[self.filled..][..left])
             }
             Header::Untagged { .. } => Ok(&mut self.control.bytes[self.control.len..][..left]),
@@ -207,7 +208,8 @@ impl Receiver {
     /// of it has to be copied.
     pub(crate) fn look_ahead(&self) -> usize {
         match self.state {
-            _ if self.small_run >= SMALL_RUN => AHEAD_FAR,
+            // What has to wait for a receive waits in the socket rather than here.
+            _ if self.small_run >= SMALL_RUN && !self.recvs.is_scarce() => AHEAD_FAR,
             // Behind bulk data the next header is wanted, and little of the next bulk data.
             State::Payload(segment) if segment.payload - segment.done > AHEAD => AHEAD_NEAR,
             _ => AHEAD,
@@ -228,6 +230,9 @@ impl Receiver {
         let Some(payload) = usize::from(len).checked_sub(header_len) else {
             return Err(peer_unseen(ErrorCode::MPA_LENGTH));
         };
+        if matches!(header, Header::Untagged { queue: 0, .. }) && !self.recvs.prepare(!self.reads.is_empty()) {
+            return Ok(0);
+        }
         let mut segment = Segment { header, opcode: Opcode::Terminate, len, payload, done: 0 };
         segment.opcode = Opcode::parse(header.ulp()).map_err(|error| peer(error, &segment))?;
         self.check(&segment)?;
@@ -284,7 +289,7 @@ impl Receiver {
     fn check_untagged(&mut self, segment: &Segment, queue: u32, offset: u32) -> Result<(), Fault> {
         let (filled, room) = match queue {
             0 => match self.recvs.front() {
-                Some((_, buffer)) => (self.filled, buffer.len()),
+                Some(buffer) => (self.filled, buffer.len()),
                 None => return Err(peer(ErrorCode::UNTAGGED_NO_BUFFER, segment)),
             },
             // RFC 5040 §6.6: the queue of read requests has as many buffers as reads were agreed on.
@@ -342,7 +347,7 @@ impl Receiver {
         } else {
             None
         };
-        let (id, mut buffer) = self.recvs.pop_front().expect("checked when the segment began");
+        let (id, mut buffer) = self.recvs.pop().expect("checked when the segment began");
         buffer.set_len(std::mem::take(&mut self.filled));
         let kind = CompletionKind::Receive { buffer, invalidated, solicited: segment.opcode.solicits() };
         Ok(Event::Received(Completion { id, status: Status::Ok, kind }))
@@ -380,11 +385,7 @@ impl Receiver {
 
     /// Takes back all posted receives, as flushed.
     pub(crate) fn flush(&mut self, completions: &mut Vec<Completion>) {
-        completions.extend(std::mem::take(&mut self.recvs).into_iter().map(|(id, buffer)| Completion {
-            id,
-            status: Status::Flushed,
-            kind: CompletionKind::Receive { buffer, invalidated: None, solicited: false },
-        }));
+        self.recvs.flush(completions);
     }
 
     /// Takes out the memory of a region.

@@ -22,6 +22,7 @@ use super::{Cut, MessageKind, Sim};
 use crate::{
     Completion, CompletionKind, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, RemoteSegment, Stag,
     Status, WorkId, WorkRequest,
+    receives::ReceiveQueue,
     regions::{AccessFault, Regions},
 };
 
@@ -34,7 +35,7 @@ pub(super) struct End {
     caps: QpCaps,
     send_queue: usize,
     regions: Regions,
-    recvs: VecDeque<(WorkId, Buffer)>,
+    recvs: ReceiveQueue,
     /// Posted, not started.
     posted: VecDeque<WorkRequest>,
     /// Started, not completed; in the order posted.
@@ -115,7 +116,7 @@ impl End {
             caps: QpCaps { outbound_reads, region_max: u32::MAX as usize, file_ranges: false },
             send_queue: options.send_queue,
             regions: Regions::new(regions_max),
-            recvs: recvs.into(),
+            recvs: ReceiveQueue::new(options.receive_source.as_ref(), recvs),
             posted: VecDeque::new(),
             started: VecDeque::new(),
             reads_outstanding: 0,
@@ -152,9 +153,7 @@ impl End {
         for request in std::mem::take(&mut self.posted) {
             completions.push(request.flushed(|stag| self.regions.remove(stag)));
         }
-        for (id, buffer) in std::mem::take(&mut self.recvs) {
-            completions.push(flushed(id, CompletionKind::Receive { buffer, invalidated: None, solicited: false }));
-        }
+        self.recvs.flush(completions);
         self.reads_outstanding = 0;
     }
 
@@ -177,7 +176,7 @@ impl End {
 
     /// When something happens here after `now`, if nobody does anything.
     fn next_event(&self, now: Instant) -> Option<Instant> {
-        let arrival = self.inbox.front().map(|packet| packet.due);
+        let arrival = self.inbox.front().map(|packet| packet.due).filter(|_| !self.recvs.is_starved());
         self.sending_until().filter(|until| *until > now).chain(arrival).min()
     }
 
@@ -290,6 +289,9 @@ impl Link {
     /// Takes in what has arrived at `side` by `now`.
     fn deliver(&mut self, sim: &Sim, side: Side, now: Instant, completions: &mut Vec<Completion>) {
         while self.ends[side].ended.is_none() && self.ends[side].inbox.front().is_some_and(|packet| packet.due <= now) {
+            if !self.ends[side].is_prepared() {
+                return;
+            }
             let body = self.ends[side].inbox.pop_front().expect("just seen").body;
             let cut = body.kind().and_then(|kind| sim.count_message(kind));
             if cut != Some(Cut::Before) {
@@ -337,6 +339,12 @@ impl Link {
 }
 
 impl End {
+    /// Whether there is a place for what arrives next. One that waits for a read must not wait for another's memory.
+    fn is_prepared(&mut self) -> bool {
+        let is_send = matches!(self.inbox.front(), Some(Packet { body: Body::Send { .. }, .. }));
+        !is_send || self.recvs.prepare(self.reads_outstanding > 0)
+    }
+
     fn receive(
         &mut self,
         data: &[u8],
@@ -344,9 +352,9 @@ impl End {
         solicited: bool,
         completions: &mut Vec<Completion>,
     ) -> Result<(), &'static str> {
-        let (id, mut buffer) = self.recvs.pop_front().ok_or("a Send with no receive posted")?;
+        let (id, mut buffer) = self.recvs.pop().ok_or("a Send with no receive posted")?;
         if data.len() > buffer.len() {
-            self.recvs.push_front((id, buffer));
+            self.recvs.put_back(id, buffer);
             return Err("a Send longer than the receive posted");
         }
         let invalidated = match invalidate {
@@ -354,7 +362,7 @@ impl End {
             Some(stag) => match self.regions.remove(stag) {
                 Some(memory) => Some((stag, memory)),
                 None => {
-                    self.recvs.push_front((id, buffer));
+                    self.recvs.put_back(id, buffer);
                     return Err(AccessFault::Stag.text());
                 }
             },
@@ -419,7 +427,7 @@ impl QueuePair for SimQp {
     }
 
     fn post_recv(&mut self, id: WorkId, buffer: Buffer) {
-        self.link.lock().ends[self.side].recvs.push_back((id, buffer));
+        self.link.lock().ends[self.side].recvs.post(id, buffer);
     }
 
     fn post(&mut self, request: WorkRequest) -> Result<(), PostError> {
@@ -457,6 +465,9 @@ impl QueuePair for SimQp {
                 return Poll::Ready(Err(error.clone()));
             }
             end.waker = Some(cx.waker().clone());
+            if end.recvs.is_starved() && (end.reads_outstanding > 0 || end.recvs.poll_prepared(cx).is_ready()) {
+                continue;
+            }
             let Some(next) = end.next_event(now) else { return Poll::Pending };
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(next)));
             if timer.deadline() != next {

@@ -1,0 +1,502 @@
+//! Receive buffers: a queue pair's own, or those of a [`ReceiveSource`] that many share.
+//!
+//! With buffers of its own a queue pair holds one for every Send that may ever come, which is most of the memory of
+//! an idle connection. A source has a budget for all its queue pairs, and a queue pair takes a buffer when a Send
+//! begins to arrive and not before: memory follows the load. It is what verbs call a shared receive queue, and an
+//! adapter's provider can keep one filled with [`ReceiveSource::take`].
+//!
+//! When the budget is used up, a queue pair that holds its guaranteed number already leaves the next Send unread
+//! in the network until something comes back, so that nobody's memory is promised twice. One that waits for an RDMA
+//! Read takes a buffer all the same: the response lies behind the Send, and others may wait for what it will free.
+//!
+//! A buffer is charged to its queue pair until its last byte is dropped, wherever it has moved meanwhile.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicIsize, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use buf::{Account, Buffer, Pool};
+use parking_lot::Mutex;
+
+use crate::{Completion, CompletionKind, Status, WorkId};
+
+/// What a [`ReceiveSource`] gives out.
+#[derive(Clone, Debug)]
+pub struct ReceiveSourceOptions {
+    /// Bytes of each buffer: the longest Send that can be received.
+    pub buffer_bytes: usize,
+    /// Buffers that can be out at once.
+    pub budget: usize,
+    /// Buffers that each queue pair can have in any case, even beyond the budget; at least one.
+    pub guaranteed: usize,
+}
+
+/// Buffers for incoming Sends that queue pairs share. Clones are the same source.
+///
+/// ```
+/// use rdma::{ReceiveSource, ReceiveSourceOptions};
+///
+/// let options = ReceiveSourceOptions { buffer_bytes: 4096, budget: 2, guaranteed: 1 };
+/// let source = ReceiveSource::new(options, buf::Pool::default());
+/// let (first, second) = (source.take().unwrap(), source.take().unwrap());
+/// assert!(source.take().is_none());
+/// drop((first, second));
+/// assert_eq!(source.stats().out, 0);
+/// ```
+#[derive(Clone)]
+pub struct ReceiveSource(Arc<Source>);
+
+/// What a [`ReceiveSource`] has given out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveStats {
+    /// Buffers that can be out at once.
+    pub budget: usize,
+    /// Buffers that are; more than the budget if guarantees were called in.
+    pub out: usize,
+    /// Queue pairs that hold any.
+    pub active: usize,
+}
+
+struct Source {
+    options: ReceiveSourceOptions,
+    pool: Pool,
+    out: AtomicUsize,
+    /// For an instant it may be less than zero: another thread can be quicker to give back than this one to count.
+    active: AtomicIsize,
+    next: AtomicU64,
+    waiting: Mutex<VecDeque<(u64, Waker)>>,
+    /// Entries of `waiting`, to be seen without the lock.
+    waiters: AtomicUsize,
+}
+
+/// One queue pair's part of a [`ReceiveSource`].
+pub struct ReceiveAccount {
+    ledger: Arc<Ledger>,
+    /// Has asked to be woken, and has taken nothing since.
+    waits: bool,
+}
+
+/// What a queue pair holds. Buffers that are out outlive it.
+struct Ledger {
+    source: Arc<Source>,
+    /// Tells it from others that wait.
+    number: u64,
+    held: AtomicUsize,
+}
+
+impl ReceiveSource {
+    /// A source whose buffers come from `pool`.
+    pub fn new(options: ReceiveSourceOptions, pool: Pool) -> Self {
+        let options = ReceiveSourceOptions { guaranteed: options.guaranteed.max(1), ..options };
+        Self(Arc::new(Source {
+            options,
+            pool,
+            out: AtomicUsize::new(0),
+            active: AtomicIsize::new(0),
+            next: AtomicU64::new(0),
+            waiting: Mutex::default(),
+            waiters: AtomicUsize::new(0),
+        }))
+    }
+
+    /// How it was made.
+    pub fn options(&self) -> &ReceiveSourceOptions {
+        &self.0.options
+    }
+
+    /// A buffer within the budget that no queue pair is charged for yet, such as one to be posted to an adapter's
+    /// shared receive queue. See [`ReceiveAccount::charge`].
+    pub fn take(&self) -> Option<Buffer> {
+        self.0.count_out(false).then(|| {
+            let mut buffer = self.0.pool.take(self.0.options.buffer_bytes);
+            buffer.charge(self.0.clone());
+            buffer
+        })
+    }
+
+    /// The part of a new queue pair.
+    pub fn account(&self) -> ReceiveAccount {
+        let number = self.0.next.fetch_add(1, Relaxed);
+        let ledger = Ledger { source: self.0.clone(), number, held: AtomicUsize::new(0) };
+        ReceiveAccount { ledger: Arc::new(ledger), waits: false }
+    }
+
+    /// What is out now.
+    pub fn stats(&self) -> ReceiveStats {
+        let active = usize::try_from(self.0.active.load(Relaxed)).unwrap_or(0);
+        ReceiveStats { budget: self.0.options.budget, out: self.0.out.load(Relaxed), active }
+    }
+
+    /// How many buffers a queue pair that uses `held` of them should plan with: while there are free ones for all that
+    /// are active, its part of these in addition; else an equal part of the budget, if it has more. Never less than what
+    /// is guaranteed.
+    pub fn allowance(&self, held: usize) -> usize {
+        let ReceiveStats { budget, out, active } = self.stats();
+        let active = active.max(1);
+        let allowance = match budget.saturating_sub(out) / active {
+            0 => held.min(budget / active),
+            each => held.saturating_add(each),
+        };
+        allowance.max(self.0.options.guaranteed)
+    }
+}
+
+/// Whether it is the same source.
+impl PartialEq for ReceiveSource {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl std::fmt::Debug for ReceiveSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.stats().fmt(f)
+    }
+}
+
+impl Source {
+    /// Counts one more buffer out, if the budget allows it or `beyond` it.
+    fn count_out(&self, beyond: bool) -> bool {
+        let budget = self.options.budget;
+        self.out.fetch_update(SeqCst, SeqCst, |out| (beyond || out < budget).then_some(out + 1)).is_ok()
+    }
+
+    fn count_in(&self) {
+        self.out.fetch_sub(1, SeqCst);
+        self.wake_next();
+    }
+
+    fn wake_next(&self) {
+        if self.waiters.load(SeqCst) > 0 && self.out.load(SeqCst) < self.options.budget {
+            let next = self.change_waiting(VecDeque::pop_front);
+            next.into_iter().for_each(|(_, waker)| waker.wake());
+        }
+    }
+
+    fn wake(&self, number: u64) {
+        if self.waiters.load(SeqCst) > 0 {
+            let found = self.change_waiting(|waiting| {
+                let at = waiting.iter().position(|(waiter, _)| *waiter == number)?;
+                waiting.remove(at)
+            });
+            found.into_iter().for_each(|(_, waker)| waker.wake());
+        }
+    }
+
+    fn change_waiting<T>(&self, change: impl FnOnce(&mut VecDeque<(u64, Waker)>) -> T) -> T {
+        let mut waiting = self.waiting.lock();
+        let changed = change(&mut waiting);
+        self.waiters.store(waiting.len(), SeqCst);
+        changed
+    }
+}
+
+impl ReceiveAccount {
+    /// A buffer, unless the budget is used up and this queue pair holds what it is guaranteed; `beyond` takes one in
+    /// any case.
+    pub fn take(&mut self, beyond: bool) -> Option<Buffer> {
+        let source = &self.ledger.source;
+        let beyond = beyond || self.held() < source.options.guaranteed;
+        if !source.count_out(beyond) {
+            return None;
+        }
+        self.waits = false;
+        let mut buffer = source.pool.take(source.options.buffer_bytes);
+        self.ledger.add();
+        buffer.charge(self.ledger.clone());
+        Some(buffer)
+    }
+
+    /// Charges a buffer of [`ReceiveSource::take`] to this queue pair, for which a Send has filled it.
+    pub fn charge(&self, buffer: &mut Buffer) {
+        // In this order the source never seems to have more free than it has.
+        self.ledger.source.out.fetch_add(1, SeqCst);
+        self.ledger.add();
+        buffer.charge(self.ledger.clone());
+    }
+
+    /// Waits until it is worth trying [`take`](Self::take) again. Whoever is woken and does not try must be dropped.
+    pub fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Ledger { source, number, .. } = &*self.ledger;
+        self.waits = true;
+        source.change_waiting(|waiting| match waiting.iter_mut().find(|(waiter, _)| waiter == number) {
+            Some((_, waker)) => waker.clone_from(cx.waker()),
+            None => waiting.push_back((*number, cx.waker().clone())),
+        });
+        // What came back before it was entered would not wake it.
+        let free = source.out.load(SeqCst) < source.options.budget || self.held() < source.options.guaranteed;
+        if !free {
+            return Poll::Pending;
+        }
+        source.change_waiting(|waiting| waiting.retain(|(waiter, _)| waiter != number));
+        Poll::Ready(())
+    }
+
+    /// Buffers of this queue pair that are out.
+    pub fn held(&self) -> usize {
+        self.ledger.held.load(SeqCst)
+    }
+
+    /// Bytes of each buffer.
+    pub fn buffer_bytes(&self) -> usize {
+        self.ledger.source.options.buffer_bytes
+    }
+
+    /// Whether most of the budget is used up.
+    pub fn is_scarce(&self) -> bool {
+        let Source { out, options, .. } = &*self.ledger.source;
+        out.load(Relaxed) >= options.budget - options.budget / 4
+    }
+}
+
+impl Drop for ReceiveAccount {
+    fn drop(&mut self) {
+        if self.waits {
+            // It may have been woken for a buffer that it will not take now.
+            let Ledger { source, number, .. } = &*self.ledger;
+            source.change_waiting(|waiting| waiting.retain(|(waiter, _)| waiter != number));
+            source.wake_next();
+        }
+    }
+}
+
+impl Ledger {
+    fn add(&self) {
+        if self.held.fetch_add(1, SeqCst) == 0 {
+            self.source.active.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Account for Ledger {
+    fn returned(&self) {
+        let held = self.held.fetch_sub(1, SeqCst);
+        if held == 1 {
+            self.source.active.fetch_sub(1, Relaxed);
+        }
+        if held <= self.source.options.guaranteed {
+            self.source.wake(self.number);
+        }
+        self.source.count_in();
+    }
+}
+
+/// For buffers that no queue pair answers for yet.
+impl Account for Source {
+    fn returned(&self) {
+        self.count_in();
+    }
+}
+
+/// The receive queue of a software queue pair.
+pub(crate) enum ReceiveQueue {
+    /// Posted by its owner.
+    Own(VecDeque<(WorkId, Buffer)>),
+    /// Taken from a source; `current` is what is being filled.
+    Shared { id: WorkId, account: ReceiveAccount, current: Option<Buffer>, starved: bool },
+}
+
+impl ReceiveQueue {
+    /// With `own` receives, or, if there is a source, with none.
+    pub(crate) fn new(source: Option<&(ReceiveSource, WorkId)>, own: Vec<(WorkId, Buffer)>) -> Self {
+        match source {
+            None => ReceiveQueue::Own(own.into()),
+            Some((source, id)) => {
+                assert!(own.is_empty(), "a queue pair with a source has no receives of its own");
+                ReceiveQueue::Shared { id: *id, account: source.account(), current: None, starved: false }
+            }
+        }
+    }
+
+    pub(crate) fn post(&mut self, id: WorkId, buffer: Buffer) {
+        match self {
+            ReceiveQueue::Own(posted) => posted.push_back((id, buffer)),
+            ReceiveQueue::Shared { .. } => panic!("a queue pair with a source takes no receives of its own"),
+        }
+    }
+
+    /// A Send begins to arrive, or goes on: false if it has to wait for a buffer. `beyond` lets it go beyond the budget.
+    pub(crate) fn prepare(&mut self, beyond: bool) -> bool {
+        if let ReceiveQueue::Shared { account, current, starved, .. } = self {
+            if current.is_none() {
+                *current = account.take(beyond);
+            }
+            *starved = current.is_none();
+            return !*starved;
+        }
+        true
+    }
+
+    /// Waits for a buffer if [`prepare`](Self::prepare) got none.
+    pub(crate) fn poll_prepared(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            ReceiveQueue::Shared { account, starved: true, .. } => account.poll_free(cx),
+            _ => Poll::Ready(()),
+        }
+    }
+
+    /// Whether the last [`prepare`](Self::prepare) got no buffer.
+    pub(crate) fn is_starved(&self) -> bool {
+        matches!(self, ReceiveQueue::Shared { starved: true, .. })
+    }
+
+    /// Whether buffers are so scarce that little should be read ahead.
+    pub(crate) fn is_scarce(&self) -> bool {
+        matches!(self, ReceiveQueue::Shared { account, .. } if account.is_scarce())
+    }
+
+    /// The buffer that the next Send goes to, prepared before.
+    pub(crate) fn front(&mut self) -> Option<&mut Buffer> {
+        match self {
+            ReceiveQueue::Own(posted) => posted.front_mut().map(|(_, buffer)| buffer),
+            ReceiveQueue::Shared { current, .. } => current.as_mut(),
+        }
+    }
+
+    /// Takes that buffer.
+    pub(crate) fn pop(&mut self) -> Option<(WorkId, Buffer)> {
+        match self {
+            ReceiveQueue::Own(posted) => posted.pop_front(),
+            ReceiveQueue::Shared { id, current, .. } => current.take().map(|buffer| (*id, buffer)),
+        }
+    }
+
+    /// Puts back what was popped.
+    pub(crate) fn put_back(&mut self, id: WorkId, buffer: Buffer) {
+        match self {
+            ReceiveQueue::Own(posted) => posted.push_front((id, buffer)),
+            ReceiveQueue::Shared { current, .. } => *current = Some(buffer),
+        }
+    }
+
+    /// Takes back all that was posted, as flushed. What came from a source goes back there.
+    pub(crate) fn flush(&mut self, completions: &mut Vec<Completion>) {
+        match self {
+            ReceiveQueue::Own(posted) => completions.extend(std::mem::take(posted).into_iter().map(|(id, buffer)| {
+                let kind = CompletionKind::Receive { buffer, invalidated: None, solicited: false };
+                Completion { id, status: Status::Flushed, kind }
+            })),
+            ReceiveQueue::Shared { current, starved, .. } => (*current, *starved) = (None, false),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        sync::atomic::AtomicUsize,
+        task::{Wake, Waker},
+    };
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
+        }
+    }
+
+    fn source(budget: usize, guaranteed: usize) -> ReceiveSource {
+        ReceiveSource::new(ReceiveSourceOptions { buffer_bytes: 4096, budget, guaranteed }, Pool::default())
+    }
+
+    #[test]
+    fn beyond_the_budget_there_is_what_is_guaranteed_and_no_more() {
+        let source = source(3, 2);
+        let (mut greedy, mut modest) = (source.account(), source.account());
+        let held: Vec<_> = std::iter::from_fn(|| greedy.take(false)).collect();
+        assert_eq!((held.len(), greedy.held()), (3, 3));
+        let guaranteed: Vec<_> = std::iter::from_fn(|| modest.take(false)).collect();
+        assert_eq!(guaranteed.len(), 2);
+        assert_eq!(source.stats(), ReceiveStats { budget: 3, out: 5, active: 2 });
+        assert!(modest.take(true).is_some(), "whoever others wait for gets one in any case");
+        drop((held, guaranteed));
+        assert_eq!(source.stats(), ReceiveStats { budget: 3, out: 0, active: 0 });
+    }
+
+    #[test]
+    fn a_buffer_counts_until_its_last_byte_is_dropped_even_after_its_queue_pair() {
+        let source = source(1, 1);
+        let mut account = source.account();
+        let bytes = account.take(false).unwrap().freeze();
+        let slice = bytes.slice(10..20);
+        drop((bytes, account));
+        assert_eq!(source.stats().out, 1);
+        drop(slice);
+        assert_eq!(source.stats(), ReceiveStats { budget: 1, out: 0, active: 0 });
+    }
+
+    #[test]
+    fn a_buffer_of_a_shared_queue_is_charged_to_whom_it_was_filled_for() {
+        let source = source(2, 1);
+        let account = source.account();
+        let mut posted = source.take().unwrap();
+        assert_eq!((source.stats().out, source.stats().active), (1, 0));
+        account.charge(&mut posted);
+        assert_eq!((source.stats().out, source.stats().active, account.held()), (1, 1, 1));
+        drop(posted);
+        assert_eq!((source.stats().out, account.held()), (0, 0));
+    }
+
+    /// Waits for a buffer, and counts how often it is woken.
+    fn wait(account: &mut ReceiveAccount) -> Arc<Woken> {
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        let mut cx = Context::from_waker(&waker);
+        assert!(account.take(false).is_none());
+        assert!(account.poll_free(&mut cx).is_pending() && account.poll_free(&mut cx).is_pending());
+        woken
+    }
+
+    #[test]
+    fn those_who_wait_are_woken_in_order_and_one_who_goes_passes_it_on() {
+        let source = source(4, 1);
+        let mut holder = source.account();
+        let mut waiting: Vec<_> = (0..3).map(|_| source.account()).collect();
+        let _guaranteed: Vec<_> = waiting.iter_mut().map(|account| account.take(false).unwrap()).collect();
+        let buffer = holder.take(false).unwrap();
+        let woken: Vec<_> = waiting.iter_mut().map(wait).collect();
+        let counts = || woken.iter().map(|woken| woken.0.load(SeqCst)).collect::<Vec<_>>();
+        drop(buffer);
+        assert_eq!(counts(), [1, 0, 0]);
+        drop(waiting.remove(0));
+        assert_eq!(counts(), [1, 1, 0]);
+        drop(waiting[0].take(false).expect("the one that was free"));
+        assert_eq!(counts(), [1, 1, 1]);
+    }
+
+    #[test]
+    fn whoever_falls_below_its_guarantee_is_woken_though_the_budget_is_used_up() {
+        let source = source(2, 1);
+        let (mut greedy, mut modest) = (source.account(), source.account());
+        let _held: Vec<_> = std::iter::from_fn(|| greedy.take(false)).collect();
+        let guaranteed = modest.take(false).unwrap();
+        let woken = wait(&mut modest);
+        drop(guaranteed);
+        assert_eq!((source.stats().out, woken.0.load(SeqCst)), (2, 1));
+        assert!(modest.take(false).is_some());
+    }
+
+    #[test]
+    fn the_allowance_shrinks_with_what_is_free_and_never_below_the_guarantee() {
+        let source = source(100, 2);
+        assert_eq!(source.allowance(0), 100);
+        let (mut one, mut other) = (source.account(), source.account());
+        let mut held: Vec<_> = (0..80).map(|_| one.take(false).unwrap()).collect();
+        let rest: Vec<_> = (0..10).map(|_| other.take(false).unwrap()).collect();
+        assert_eq!((source.allowance(80), source.allowance(10)), (85, 15));
+        held.extend((0..10).map(|_| one.take(false).unwrap()));
+        assert_eq!((source.allowance(90), source.allowance(10)), (50, 10), "an equal part for whoever has more");
+        assert_eq!(source.allowance(0), 2);
+        drop(rest);
+        assert_eq!(source.allowance(90), 100);
+    }
+}
