@@ -26,4 +26,4 @@ pub use buffer::{Account, Buffer, SharedBuffer};
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use rope::{FileRange, Piece, Rope};
 pub use slab::Slab;
-pub use stream::{Received, RecvStage, SendQueue};
+pub use stream::{Received, RecvStage, SendQueue, Spread, read_vectored};

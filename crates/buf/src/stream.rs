@@ -130,14 +130,33 @@ fn send_file(socket: BorrowedFd<'_>, range: &FileRange) -> rustix::io::Result<us
 pub struct Received {
     /// Bytes put into the caller's place.
     pub direct: usize,
-    /// Bytes staged behind them.
+    /// Bytes staged.
     pub staged: usize,
+    /// Whether less came than there was room for: the socket is empty now.
+    pub short: bool,
+}
+
+/// How the caller's place lies in the stream: in pieces, and between two of them bytes that are to be staged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spread {
+    /// Bytes of the first piece.
+    pub first: usize,
+    /// Bytes of every further piece; the last may have fewer.
+    pub piece: usize,
+    /// Bytes between two pieces.
+    pub gap: usize,
+}
+
+impl Spread {
+    /// A place in one piece.
+    pub const WHOLE: Self = Self { first: usize::MAX, piece: usize::MAX, gap: 0 };
 }
 
 /// A small buffer in front of a stream socket: headers are parsed from it, bulk data passes it by.
 #[derive(Debug)]
 pub struct RecvStage {
-    memory: Box<[u8]>,
+    memory: Vec<u8>,
+    capacity: usize,
     start: usize,
     end: usize,
 }
@@ -145,7 +164,7 @@ pub struct RecvStage {
 impl RecvStage {
     /// A stage of `capacity` bytes: the longest header that can be looked at whole.
     pub fn new(capacity: usize) -> Self {
-        Self { memory: vec![0; capacity].into(), start: 0, end: 0 }
+        Self { memory: vec![0; capacity], capacity, start: 0, end: 0 }
     }
 
     /// The staged bytes that are not consumed yet.
@@ -162,6 +181,10 @@ impl RecvStage {
         self.start += len;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
+            if self.memory.len() > self.capacity {
+                self.memory.truncate(self.capacity);
+                self.memory.shrink_to_fit();
+            }
         }
     }
 
@@ -173,6 +196,17 @@ impl RecvStage {
         len
     }
 
+    /// Stages bytes that the caller has from elsewhere, behind what is staged. The stage grows for them if it must,
+    /// until it is empty.
+    pub fn put(&mut self, bytes: &[u8]) {
+        self.make_room(bytes.len());
+        if self.memory.len() - self.end < bytes.len() {
+            self.memory.resize(self.end + bytes.len(), 0);
+        }
+        self.memory[self.end..][..bytes.len()].copy_from_slice(bytes);
+        self.end += bytes.len();
+    }
+
     /// Receives once: first into `direct`, then up to `ahead` bytes into the stage.
     ///
     /// # Errors
@@ -181,29 +215,91 @@ impl RecvStage {
     /// # Panics
     /// If `direct` is given while bytes that precede it are still staged.
     pub fn receive(&mut self, socket: impl AsFd, direct: &mut [u8], ahead: usize) -> io::Result<Received> {
+        self.receive_spread(direct, Spread::WHOLE, ahead, |slices| read_vectored(&socket, slices))
+    }
+
+    /// Receives once by `readv`: into `direct`, spread like this, what lies between its pieces into the stage, and
+    /// up to `ahead` bytes behind the last piece, too.
+    ///
+    /// # Errors
+    /// What `readv` says.
+    ///
+    /// # Panics
+    /// If `direct` is given while bytes that precede it are still staged.
+    pub fn receive_spread(
+        &mut self,
+        direct: &mut [u8],
+        spread: Spread,
+        ahead: usize,
+        readv: impl FnOnce(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
+    ) -> io::Result<Received> {
         assert!(direct.is_empty() || self.bytes().is_empty(), "staged bytes come before direct ones");
-        if self.start > 0 && self.memory.len() - self.end < ahead {
+        let gaps = direct.len().saturating_sub(spread.first).div_ceil(spread.piece);
+        let wanted = direct.len();
+        self.make_room(gaps * spread.gap + ahead);
+        let room = (self.end + gaps * spread.gap + ahead).min(self.memory.len());
+        let stage = &mut self.memory[self.end..room];
+        let total = wanted + stage.len();
+        assert!(total > 0, "nothing to receive into");
+        let received = readv(&mut interleave(direct, stage, spread))?;
+        let direct = direct_part(received, wanted, spread);
+        let staged = received - direct;
+        self.end += staged;
+        Ok(Received { direct, staged, short: received < total })
+    }
+
+    fn make_room(&mut self, len: usize) {
+        if self.start > 0 && self.memory.len() - self.end < len {
             self.memory.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let wanted = direct.len();
-        let room = (self.end + ahead).min(self.memory.len());
-        let stage = &mut self.memory[self.end..room];
-        assert!(wanted + stage.len() > 0, "nothing to receive into");
-        let received = loop {
-            let slices = &mut [IoSliceMut::new(direct), IoSliceMut::new(stage)];
-            match rustix::io::readv(&socket, slices) {
-                Err(Errno::INTR) => {}
-                received => break received?,
-            }
-        };
-        let direct = received.min(wanted);
-        let staged = received - direct;
-        self.end += staged;
-        Ok(Received { direct, staged })
     }
 }
 
+/// Reads from a stream socket into all of these, as far as it goes.
+///
+/// # Errors
+/// `WouldBlock` when nothing is there, or what the socket says.
+pub fn read_vectored(socket: impl AsFd, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    loop {
+        match rustix::io::readv(&socket, slices) {
+            Err(Errno::INTR) => {}
+            received => return Ok(received?),
+        }
+    }
+}
+
+type Slices<'a> = SmallVec<[IoSliceMut<'a>; 2 * PIECES_INLINE]>;
+
+/// The pieces of `direct`, each followed by its part of `stage`.
+fn interleave<'a>(mut direct: &'a mut [u8], mut stage: &'a mut [u8], spread: Spread) -> Slices<'a> {
+    let mut slices = Slices::new();
+    let mut piece = spread.first;
+    while direct.len() > piece {
+        let (now, later) = direct.split_at_mut(piece);
+        let (gap, rest) = stage.split_at_mut(spread.gap);
+        slices.extend([IoSliceMut::new(now), IoSliceMut::new(gap)]);
+        (direct, stage, piece) = (later, rest, spread.piece);
+    }
+    slices.extend([IoSliceMut::new(direct), IoSliceMut::new(stage)]);
+    slices
+}
+
+/// How many of `received` bytes went to the caller's place of `wanted` bytes.
+fn direct_part(received: usize, wanted: usize, spread: Spread) -> usize {
+    let (mut direct, mut left, mut piece) = (0, received, spread.first);
+    loop {
+        let now = left.min(piece.min(wanted - direct));
+        direct += now;
+        left = (left - now).saturating_sub(spread.gap);
+        if left == 0 || direct == wanted {
+            return direct;
+        }
+        piece = spread.piece;
+    }
+}
+
+const PIECES_INLINE: usize = 8;
 const GATHER_MAX: usize = 64;
 static ZEROS: [u8; 4096] = [0; 4096];
 
@@ -253,7 +349,7 @@ mod tests {
             }
             let mut direct = [0; 700];
             match stage.receive(&rx, &mut direct, 300) {
-                Ok(Received { direct: n, staged }) => {
+                Ok(Received { direct: n, staged, .. }) => {
                     assert!(n > 0);
                     got.extend(&direct[..n]);
                     got.extend(stage.bytes());
@@ -270,7 +366,7 @@ mod tests {
         let (tx, rx) = pair();
         let mut stage = RecvStage::new(8);
         rustix::io::write(&tx, b"abcdefgh").unwrap();
-        assert_eq!(stage.receive(&rx, &mut [], 6).unwrap(), Received { direct: 0, staged: 6 });
+        assert_eq!(stage.receive(&rx, &mut [], 6).unwrap(), Received { direct: 0, staged: 6, short: false });
         stage.consume(4);
         assert_eq!(stage.receive(&rx, &mut [], 6).unwrap().staged, 2);
         assert_eq!(stage.bytes(), b"efgh");
@@ -278,6 +374,38 @@ mod tests {
         assert_eq!(stage.take_into(&mut into), 3);
         assert_eq!((&into, stage.bytes()), (b"efg", &b"h"[..]));
         drop(tx);
-        assert_eq!(stage.receive(&rx, &mut [], 4).unwrap(), Received { direct: 0, staged: 0 });
+        assert_eq!(stage.receive(&rx, &mut [], 4).unwrap(), Received { direct: 0, staged: 0, short: true });
+    }
+
+    #[test]
+    fn a_spread_place_gets_its_pieces_and_the_stage_what_lies_between() {
+        let stream: Vec<u8> = (0..60).collect();
+        let spread = Spread { first: 5, piece: 10, gap: 3 };
+        // 5 direct, 3 staged, 10 direct, 3 staged, 7 direct, 4 staged.
+        let is_direct = |at: usize| matches!(at, 0..5 | 8..18 | 21..28);
+        for len in 1..=32 {
+            let mut stage = RecvStage::new(64);
+            let mut direct = [0; 22];
+            let got = stage
+                .receive_spread(&mut direct, spread, 4, |slices| io::Read::read_vectored(&mut &stream[..len], slices))
+                .unwrap();
+            let (placed, staged): (Vec<usize>, Vec<usize>) = (0..len).partition(|&at| is_direct(at));
+            assert_eq!(got, Received { direct: placed.len(), staged: staged.len(), short: len < 32 });
+            assert!(direct.iter().zip(&placed).all(|(&byte, &at)| byte as usize == at));
+            assert!(stage.bytes().iter().zip(&staged).all(|(&byte, &at)| byte as usize == at));
+        }
+    }
+
+    #[test]
+    fn bytes_can_be_put_behind_what_is_staged() {
+        let mut stage = RecvStage::new(4);
+        stage.put(b"abc");
+        stage.consume(2);
+        stage.put(b"def");
+        assert_eq!(stage.bytes(), b"cdef");
+        stage.put(b"ghijk");
+        assert_eq!(stage.bytes(), b"cdefghijk");
+        stage.consume(9);
+        assert_eq!(stage.memory.len(), 4);
     }
 }

@@ -56,6 +56,8 @@ struct Slot {
 struct Entry {
     memory: Memory,
     base: u64,
+    /// The peer has written nothing at this tagged offset or behind it.
+    touched: u64,
 }
 
 impl Regions {
@@ -81,7 +83,7 @@ impl Regions {
         };
         let slot = &mut self.slots[index as usize];
         slot.key = slot.key.wrapping_add(1);
-        slot.entry = Some(Entry { memory, base });
+        slot.entry = Some(Entry { memory, base, touched: base });
         // Tag 0 is never given: index 0 stands as 1 in the upper bits.
         Ok(Region { stag: Stag((index + 1) << 8 | u32::from(slot.key)), offset: base, len })
     }
@@ -106,6 +108,23 @@ impl Regions {
         let Memory::Write(buffer) = &mut entry.memory else { return Err(AccessFault::Rights) };
         let start = start(entry.base, buffer.len(), offset, len)?;
         Ok(&mut buffer[start..start + len])
+    }
+
+    /// Notes that the peer writes up to this tagged offset.
+    pub(crate) fn touch(&mut self, stag: Stag, end: u64) {
+        if let Ok(entry) = self.entry_mut(stag) {
+            entry.touched = entry.touched.max(end);
+        }
+    }
+
+    /// Bytes from `offset` to the end of a region, if the peer has written none of them.
+    pub(crate) fn untouched(&self, stag: Stag, offset: u64) -> usize {
+        match self.entry(stag) {
+            Ok(entry) if entry.touched <= offset => {
+                (entry.base + entry.memory.len() as u64).saturating_sub(offset) as usize
+            }
+            _ => 0,
+        }
     }
 
     /// The bytes that an RDMA Read of the peer may see.
@@ -176,6 +195,19 @@ mod tests {
         assert_eq!(regions.for_read(Stag(0), 0, 0), Err(AccessFault::Stag));
         assert_eq!(regions.for_read(Stag(u32::MAX), 0, 0), Err(AccessFault::Stag));
         assert_eq!(regions.access(read.stag), Some(Access::RemoteRead));
+    }
+
+    #[test]
+    fn what_is_untouched_lies_behind_everything_written() {
+        let mut regions = Regions::new(10);
+        let region = regions.register(Memory::Write(Buffer::zeroed(100)), 1000).unwrap();
+        assert_eq!(regions.untouched(region.stag, 1000), 100);
+        regions.touch(region.stag, 1060);
+        regions.touch(region.stag, 1020);
+        assert_eq!(regions.untouched(region.stag, 1059), 0);
+        assert_eq!(regions.untouched(region.stag, 1060), 40);
+        assert_eq!(regions.untouched(region.stag, 1101), 0);
+        assert_eq!(regions.untouched(Stag(0), 1060), 0);
     }
 
     #[test]

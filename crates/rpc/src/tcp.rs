@@ -283,15 +283,13 @@ impl Driver {
         while let Poll::Ready(ready) = self.socket.poll_read_ready(cx) {
             ready.map_err(lost)?;
             let ahead = self.reader.ahead(self.stage.bytes().len());
-            let room = ahead.min(STAGE_BYTES - self.stage.bytes().len());
             let direct = self.reader.direct();
-            let wanted = direct.len() + room;
             let mut received = None;
             let tried = self.socket.try_io(Interest::READABLE, || {
                 let got = self.stage.receive(&self.socket, direct, ahead)?;
                 received = Some(got);
-                // Less than wanted: the socket is empty. Said now, it saves asking once more.
-                if got.direct + got.staged < wanted { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+                // The socket is empty. Said now, it saves asking once more.
+                if got.short { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
             });
             match (received, tried) {
                 (Some(received), _) if received.direct + received.staged == 0 => {

@@ -1,9 +1,11 @@
 //! An established stream without a socket, for fuzzing and for comparing it with captures.
 
-use buf::{Buffer, SendQueue};
+use std::io::Read;
+
+use buf::{Buffer, RecvStage, SendQueue};
 
 use super::{
-    receiver::{Event, Fault, Receiver},
+    receiver::{Event, Fault, Receiver, STAGE_LEN},
     sender::{Sender, SenderOptions, payload_max},
 };
 use crate::{Completion, CompletionKind, Memory, Region, Status, WorkId, WorkRequest, receives::ReceiveQueue};
@@ -11,6 +13,7 @@ use crate::{Completion, CompletionKind, Memory, Region, Status, WorkId, WorkRequ
 /// Both halves of a stream. Bytes of the peer are fed to it; what it sends is taken away and counted.
 pub struct StreamHarness {
     receiver: Receiver,
+    stage: RecvStage,
     sender: Sender,
     events: Vec<Event>,
     completions: Vec<Completion>,
@@ -24,8 +27,12 @@ impl StreamHarness {
         let posted = (0..recvs).map(|id| (WorkId(id as u64), Buffer::zeroed(4096))).collect();
         let options =
             SenderOptions { crc, send_queue: 1024, outbound_reads: 2, payload_max: payload_max(0), tap: None };
+        let mut receiver = Receiver::new(crc, inbound_reads, 64, ReceiveQueue::new(None, posted));
+        // Short streams are to get at the forecasts, too.
+        receiver.forecast_min = 8;
         Self {
-            receiver: Receiver::new(crc, inbound_reads, 64, ReceiveQueue::new(None, posted)),
+            receiver,
+            stage: RecvStage::new(STAGE_LEN),
             sender: Sender::new(options),
             events: Vec::new(),
             completions: Vec::new(),
@@ -61,25 +68,35 @@ impl StreamHarness {
     }
 
     fn feed_all(&mut self, mut bytes: &[u8], step: usize, direct: bool) -> Result<(), Fault> {
-        let mut staged: Vec<u8> = Vec::new();
         while !bytes.is_empty() {
             let mut chunk = &bytes[..step.clamp(1, bytes.len())];
             bytes = &bytes[chunk.len()..];
-            if direct && staged.is_empty() {
-                let place = self.receiver.place()?;
-                let len = place.len().min(chunk.len());
-                place[..len].copy_from_slice(&chunk[..len]);
-                self.receiver.placed(len)?;
-                chunk = &chunk[len..];
+            let mut fed = Ok(());
+            while fed.is_ok() && !chunk.is_empty() {
+                fed = if direct && self.stage.bytes().is_empty() {
+                    self.receive(&mut chunk)
+                } else {
+                    let now = chunk.len().min(STAGE_LEN - self.stage.bytes().len());
+                    self.stage.put(&chunk[..now]);
+                    chunk = &chunk[now..];
+                    self.receiver.feed(self.stage.bytes(), &mut self.events).map(|taken| self.stage.consume(taken))
+                };
             }
-            staged.extend_from_slice(chunk);
-            let fed = self.receiver.feed(&staged, &mut self.events);
             self.completions.extend(self.events.drain(..).filter_map(|event| self.sender.take(event)));
             self.send();
-            staged.drain(..fed?);
-            assert!(staged.len() < 64, "what is left is at most an incomplete header or trailer");
+            fed?;
+            assert!(self.stage.bytes().len() < 64, "what is left is at most an incomplete header or trailer");
         }
         Ok(())
+    }
+
+    /// Does what a queue pair does with its socket, from `chunk`.
+    fn receive(&mut self, chunk: &mut &[u8]) -> Result<(), Fault> {
+        let ahead = self.receiver.look_ahead();
+        let forecast = self.receiver.forecast(true)?;
+        let place = self.receiver.place_of(&forecast);
+        let got = self.stage.receive_spread(place, forecast.spread, ahead, |slices| chunk.read_vectored(slices));
+        self.receiver.take(&forecast, got.expect("memory can be read"), &mut self.stage, &mut self.events)
     }
 
     /// Sends all that can be sent.

@@ -8,13 +8,13 @@
 
 use std::{
     future::Future,
-    io,
+    io::{self, IoSliceMut},
     net::SocketAddr,
     pin::Pin,
     task::{Context, Poll},
 };
 
-use buf::{Buffer, RecvStage, SendQueue};
+use buf::{Buffer, Received, RecvStage, SendQueue, read_vectored};
 use socket2::SockRef;
 use tokio::{
     io::Interest,
@@ -26,7 +26,7 @@ use super::{
     IwarpOptions,
     pcap::Tap,
     rdmap::Terminate,
-    receiver::{Event, Fault, Receiver, STAGE_LEN},
+    receiver::{Event, Fault, Forecast, Receiver, STAGE_LEN},
     sender::{Sender, SenderOptions, payload_max},
 };
 use crate::{
@@ -140,7 +140,7 @@ impl IwarpQp {
                 if self.receiver.reads.is_empty() && self.receiver.recvs.poll_prepared(cx).is_pending() {
                     return Progress::Blocked;
                 }
-                self.take_in(0, completions);
+                self.take_in(None, completions);
             }
             let Some(stream) = &self.stream else { return Progress::Blocked };
             match stream.poll_read_ready(cx) {
@@ -178,21 +178,22 @@ impl IwarpQp {
         }
         let stream = self.stream.as_ref().expect("checked by the caller");
         let ahead = self.receiver.look_ahead();
-        let direct: &mut [u8] = match self.receiver.place() {
-            _ if discard => &mut [],
-            Ok(direct) => direct,
+        // A tap is told the bytes in their order, so they are not spread.
+        let forecast = match self.receiver.forecast(self.tap.is_none()) {
+            Ok(forecast) => forecast,
             Err(fault) => {
                 self.fault(fault);
                 return Ok(0);
             }
         };
-        let wanted = direct.len() + ahead;
+        let direct = if discard { &mut [] } else { self.receiver.place_of(&forecast) };
         let mut received = None;
         let outcome = stream.try_io(Interest::READABLE, || {
-            let got = self.stage.receive(stream, direct, ahead)?;
+            let readv = |slices: &mut [IoSliceMut<'_>]| read_vectored(stream, slices);
+            let got = self.stage.receive_spread(direct, forecast.spread, ahead, readv)?;
             received = Some(got);
             // A short read has emptied the socket: forget its readiness without asking it again.
-            if got.direct + got.staged < wanted { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
+            if got.short { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
         });
         let Some(got) = received else { return outcome.map(|()| 0) };
         if got.direct + got.staged == 0 {
@@ -205,18 +206,17 @@ impl IwarpQp {
             tap.received(&staged[staged.len() - got.staged..]);
         }
         if !discard {
-            self.take_in(got.direct, completions);
+            self.take_in(Some((&forecast, got)), completions);
         }
         Ok(got.direct + got.staged)
     }
 
-    /// Gives what was received to the receiver.
-    fn take_in(&mut self, direct: usize, completions: &mut Vec<Completion>) {
-        let fed = self.receiver.placed(direct).and_then(|()| {
-            let taken = self.receiver.feed(self.stage.bytes(), &mut self.events)?;
-            self.stage.consume(taken);
-            Ok(())
-        });
+    /// Gives what was received to the receiver, and what is staged.
+    fn take_in(&mut self, received: Option<(&Forecast, Received)>, completions: &mut Vec<Completion>) {
+        let fed = match received {
+            Some((forecast, got)) => self.receiver.take(forecast, got, &mut self.stage, &mut self.events),
+            None => self.receiver.take_staged(&mut self.stage, &mut self.events),
+        };
         completions.extend(self.events.drain(..).filter_map(|event| self.sender.take(event)));
         if let Err(fault) = fed {
             self.fault(fault);

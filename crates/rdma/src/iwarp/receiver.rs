@@ -2,13 +2,15 @@
 //!
 //! Read RFC 5041 §5–§7 (placement, delivery, what is checked) and RFC 5040 §5. The caller hands over
 //! staged bytes with [`Receiver::feed`]; while the payload of a segment is due it may also read
-//! straight into [`Receiver::place`], the destination itself, and say so with [`Receiver::placed`].
+//! straight into [`Receiver::place_of`] a [`Forecast`], the destination itself, and say so with [`Receiver::take`].
 //!
 //! The receiver owns what the peer can fill: posted receives, registered regions and the buffers of
 //! outstanding reads. Every segment is checked before its first byte is placed, and a region is
 //! looked up anew whenever more bytes arrive, so an invalidation takes effect within a segment.
 //!
 //! On error: a [`Fault`], after which the stream is dead; the buffers stay here until flushed.
+
+mod forecast;
 
 use std::collections::VecDeque;
 
@@ -21,6 +23,7 @@ use super::{
     rdmap::{ErrorCode, Opcode, READ_REQUEST_LEN, ReadRequest, TERMINATE_MAX, Terminate},
 };
 use crate::{Completion, CompletionKind, Memory, Stag, Status, receives::ReceiveQueue, regions::Regions};
+pub(crate) use forecast::Forecast;
 
 /// What has happened.
 #[derive(Debug)]
@@ -70,6 +73,10 @@ pub(crate) struct Receiver {
     fpdus: u64,
     /// FPDUs since the last with bulk data.
     small_run: u32,
+    /// FPDUs until forecasts are trusted again.
+    distrust: u32,
+    /// Payload of an FPDU from which on more of its kind are forecast.
+    pub(crate) forecast_min: usize,
 }
 
 /// A Read Request or Terminate that is being received.
@@ -114,6 +121,8 @@ impl Receiver {
             running_crc: 0,
             fpdus: 0,
             small_run: 0,
+            distrust: 0,
+            forecast_min: SMALL_MAX,
         }
     }
 
@@ -157,7 +166,7 @@ impl Receiver {
     }
 
     /// Where the rest of the current payload goes; empty when no payload is due.
-    pub(crate) fn place(&mut self) -> Result<&mut [u8], Fault> {
+    fn place(&mut self) -> Result<&mut [u8], Fault> {
         let State::Payload(segment) = self.state else { return Ok(&mut []) };
         let left = segment.payload - segment.done;
         match segment.header {
@@ -179,7 +188,7 @@ impl Receiver {
     }
 
     /// Says that the first `len` bytes of [`place`](Self::place) have been filled.
-    pub(crate) fn placed(&mut self, len: usize) -> Result<(), Fault> {
+    fn placed(&mut self, len: usize) -> Result<(), Fault> {
         if self.crc {
             let crc = self.running_crc;
             self.running_crc = crc32c::crc32c_append(crc, &self.place()?[..len]);
@@ -202,7 +211,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// How many bytes beyond [`place`](Self::place) are worth reading at once.
+    /// How many bytes behind the place of a forecast are worth reading at once.
     ///
     /// Much while FPDUs are small, to have many with one system call; little among bulk data, since what is staged
     /// of it has to be copied.
@@ -253,6 +262,7 @@ impl Receiver {
                 if segment.payload > 0 {
                     let place = self.regions.for_write(stag, offset, segment.payload);
                     place.map_err(|error| peer(ErrorCode::of_write(error), segment))?;
+                    self.regions.touch(stag, offset + segment.payload as u64);
                 }
                 Ok(())
             }
@@ -318,6 +328,7 @@ impl Receiver {
         }
         self.state = State::Header;
         self.fpdus += 1;
+        self.distrust = self.distrust.saturating_sub(1);
         self.small_run = if segment.payload > SMALL_MAX { 0 } else { self.small_run.saturating_add(1) };
         if !segment.header.last() {
             return Ok(());
