@@ -74,7 +74,18 @@ impl<'a> OptionReader<'a> {
         self.check(name, value, &range).map(Some)
     }
 
-    /// A time; `ms` or `s` behind it, seconds without.
+    /// A time, or `off` for none.
+    ///
+    /// # Errors
+    /// It is neither, or is zero.
+    pub fn duration_or_off(&mut self, name: &'static str) -> Result<Option<Option<Duration>>, OptionError> {
+        match self.text(name) {
+            Some("off") => Ok(Some(None)),
+            _ => Ok(self.duration(name)?.map(Some)),
+        }
+    }
+
+    /// A time; `ms`, `s` or `m` (minutes) behind it, seconds without.
     ///
     /// # Errors
     /// It is not a time, or is zero.
@@ -82,10 +93,11 @@ impl<'a> OptionReader<'a> {
         let Some(text) = self.text(name) else { return Ok(None) };
         let (digits, unit_ms) = match text.strip_suffix("ms") {
             Some(digits) => (digits, 1),
+            None if text.ends_with('m') => (&text[..text.len() - 1], 60_000),
             None => (text.strip_suffix('s').unwrap_or(text), 1000),
         };
         let ms = digits.parse::<u64>().ok().and_then(|digits| digits.checked_mul(unit_ms)).filter(|&ms| ms > 0);
-        let ms = ms.ok_or_else(|| self.error(name, format!("'{text}' is not a time (as in 500ms or 10s)")))?;
+        let ms = ms.ok_or_else(|| self.error(name, format!("'{text}' is not a time (as in 500ms, 10s or 5m)")))?;
         Ok(Some(Duration::from_millis(ms)))
     }
 
@@ -135,6 +147,11 @@ mod tests {
         let read = |value| OptionReader::new("x", &raw("o", value)).duration("o").map_err(|e| e.problem);
         assert_eq!(read("250ms"), Ok(Some(Duration::from_millis(250))));
         assert_eq!(read("3s"), read("3"));
+        assert_eq!(read("5m"), read("300"));
+        let read = |value| OptionReader::new("x", &raw("o", value)).duration_or_off("o").map_err(|e| e.problem);
+        assert_eq!(read("off"), Ok(Some(None)));
+        assert_eq!(read("1s"), Ok(Some(Some(Duration::from_secs(1)))));
+        assert!(read("0").is_err() && read("on").is_err());
         assert!(read("0").is_err() && read("soon").is_err());
     }
 

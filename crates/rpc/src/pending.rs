@@ -15,12 +15,14 @@ use buf::{Buffer, SharedBuffer};
 use parking_lot::Mutex;
 use xdr::Message;
 
-use crate::{CallError, Reply, ReplyPlan, TransportError, Xid, msg::peek};
+use crate::{CallError, CallsMade, Reply, ReplyPlan, TransportError, Xid, msg::peek};
 
 /// The table.
 #[derive(Debug, Default)]
 pub(crate) struct PendingCalls {
     calls: HashMap<Xid, Pending, BuildHasherDefault<XidHasher>>,
+    /// Calls so far.
+    total: u64,
     over: Option<TransportError>,
 }
 
@@ -64,6 +66,11 @@ impl PendingCalls {
     /// Whether a call waits.
     pub fn any(&self) -> bool {
         !self.calls.is_empty()
+    }
+
+    /// How many there are and were.
+    pub fn made(&self) -> CallsMade {
+        CallsMade { total: self.total, pending: self.calls.len() }
     }
 
     /// Why the connection is over, if it is.
@@ -115,7 +122,9 @@ impl<'a, S: Shared> CallFuture<'a, S> {
             return Err(CallError { error, sink: plan.sink });
         }
         let call = Pending { plan, waker: cx.waker().clone(), outcome: None };
-        shared.pending().calls.insert(self.xid, call);
+        let pending = shared.pending();
+        pending.calls.insert(self.xid, call);
+        pending.total += 1;
         self.stage = Stage::Waiting;
         Ok(())
     }

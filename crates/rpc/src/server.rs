@@ -27,6 +27,7 @@ use crate::{
     ReplyToken, Service, Transport, TransportError, Xid,
     counters::ProcedureStats,
     drc::{Admission, Drc, DrcOptions, Execution},
+    idle::Idle,
     programs::{Programs, Target},
 };
 
@@ -193,7 +194,7 @@ impl Server {
                 Admission::Execute(execution) => Some(execution),
                 Admission::Replay(reply) => return send(transport, token, Some(reply)),
                 Admission::Wait(reply) => return send(transport, token, reply.await.ok()),
-                Admission::Drop => return,
+                Admission::Drop => return transport.forget(token),
             };
         }
         let CallHeader { xid, version, procedure, .. } = header;
@@ -224,7 +225,7 @@ impl Server {
 }
 
 fn send(transport: &dyn Transport, token: ReplyToken, reply: Option<Message>) {
-    let Some(reply) = reply else { return };
+    let Some(reply) = reply else { return transport.forget(token) };
     let Xid(xid) = token.xid;
     if let Err(error) = transport.reply(token, reply) {
         tracing::debug!(peer = %transport.peer(), xid, %error, "a reply was not sent");
@@ -246,6 +247,7 @@ struct Serving<'a, F, M> {
     held: bool,
     draining: bool,
     closed: bool,
+    idle: Option<Idle>,
 }
 
 type Slot<F> = Pin<Box<Option<F>>>;
@@ -268,6 +270,7 @@ where
             held: false,
             draining: false,
             closed: false,
+            idle: transport.caps().idle.map(Idle::new),
         }
     }
 
@@ -286,7 +289,7 @@ where
             {
                 return Poll::Ready(error.clone());
             }
-            if !called && !finished {
+            if !called && !finished && !self.poll_idle(cx) {
                 return Poll::Pending;
             }
             turns += 1;
@@ -296,6 +299,18 @@ where
                 return Poll::Pending;
             }
         }
+    }
+
+    /// Closes the connection if nobody has used it for long; whether that is so.
+    fn poll_idle(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(idle) = &mut self.idle else { return false };
+        let is_idle = idle.poll(cx, self.running.is_empty(), || self.transport.calls_made());
+        if is_idle {
+            self.idle = None;
+            tracing::debug!(peer = %self.transport.peer(), "closing an idle connection");
+            self.transport.close();
+        }
+        is_idle
     }
 
     /// Starts calls that have come; false if none had.
@@ -332,6 +347,9 @@ where
     }
 
     fn start(&mut self, call: IncomingCall, cx: &mut Context<'_>) {
+        if let Some(idle) = &mut self.idle {
+            idle.received += 1;
+        }
         let mut slot = self.spare.pop().unwrap_or_else(|| Box::pin(None));
         let bytes = call.message.len();
         slot.set(Some((self.execute)(call)));

@@ -33,7 +33,7 @@ pub(crate) use kind::{RESERVED_MAX, RESERVED_MIN, any_address};
 pub use kind::{TcpKind, TcpOptions};
 
 use crate::{
-    AcceptError, BoxFuture, CallError, IncomingCall, Reply, ReplyHeader, ReplyPlan, ReplyToken, Transport,
+    AcceptError, BoxFuture, CallError, CallsMade, IncomingCall, Reply, ReplyHeader, ReplyPlan, ReplyToken, Transport,
     TransportCaps, TransportError, Xid,
     msg::{CALL, REPLY, peek},
     outbox::Outbox,
@@ -81,11 +81,16 @@ struct Driver {
 
 impl TcpTransport {
     /// A connection over this socket, on the current tokio runtime.
-    pub(crate) fn new(socket: std::net::TcpStream, message_max: usize, pool: Pool) -> io::Result<Self> {
+    pub(crate) fn new(
+        socket: std::net::TcpStream,
+        message_max: usize,
+        idle: Option<Duration>,
+        pool: Pool,
+    ) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let peer = socket.peer_addr()?;
         Ok(Self {
-            caps: TransportCaps { name: "tcp", message_max, lossy: false, file_ranges: true },
+            caps: TransportCaps { name: "tcp", message_max, lossy: false, file_ranges: true, idle },
             peer,
             pool: pool.clone(),
             shared: Mutex::new(Shared {
@@ -161,6 +166,10 @@ impl Transport for TcpTransport {
             shared.wake();
         }
         Err(TransportError::TooLong { len, max: shared.message_max })
+    }
+
+    fn calls_made(&self) -> CallsMade {
+        self.shared.lock().pending.made()
     }
 
     fn hold(&self, hold: bool) {

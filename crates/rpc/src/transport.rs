@@ -19,6 +19,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use buf::{Buffer, Pool, SharedBuffer};
@@ -43,6 +44,17 @@ pub struct TransportCaps {
     pub lossy: bool,
     /// Whether a file piece in a payload is sent without passing through user memory.
     pub file_ranges: bool,
+    /// After how long without a call in either direction its driver closes the connection; never if absent.
+    pub idle: Option<Duration>,
+}
+
+/// Calls that were made on a connection from this side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallsMade {
+    /// So far.
+    pub total: u64,
+    /// Of these, without a result now.
+    pub pending: usize,
 }
 
 /// What is known of a reply before the call is sent.
@@ -115,8 +127,8 @@ impl fmt::Display for TransportError {
 
 impl std::error::Error for TransportError {}
 
-/// Which call a reply answers; made by the transport that received the call. Dropping a call's
-/// token without a reply is allowed: the caller is left to its timeout.
+/// Which call a reply answers; made by the transport that received the call. It goes back there, by
+/// [`Transport::reply`] or [`Transport::forget`].
 #[derive(Debug)]
 pub struct ReplyToken {
     /// The call's XID.
@@ -163,6 +175,14 @@ pub trait Transport: Send + Sync + 'static {
     /// The reply cannot travel (too long for what the caller has planned): the caller has been told so
     /// where the protocol can.
     fn reply(&self, token: ReplyToken, message: Message) -> Result<(), TransportError>;
+
+    /// Ends a call without a reply: its caller is left to its timeout, and what the transport keeps of it is freed.
+    fn forget(&self, token: ReplyToken) {
+        drop(token);
+    }
+
+    /// The calls that were made here, which tell whether the connection is in use.
+    fn calls_made(&self) -> CallsMade;
 
     /// Stops (or resumes) handing out the peer's calls, while its server has enough of them in progress. The driver
     /// polls on: replies still come in, and what is queued is still sent. A transport whose protocol bounds the

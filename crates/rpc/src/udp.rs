@@ -26,8 +26,8 @@ use tokio::net::UdpSocket;
 use xdr::Message;
 
 use crate::{
-    AcceptError, BoxFuture, CallError, Incoming, IncomingCall, Listener, OptionError, OptionReader, RawOptions, Reply,
-    ReplyHeader, ReplyPlan, ReplyToken, Transport, TransportCaps, TransportError, TransportKind,
+    AcceptError, BoxFuture, CallError, CallsMade, Incoming, IncomingCall, Listener, OptionError, OptionReader,
+    RawOptions, Reply, ReplyHeader, ReplyPlan, ReplyToken, Transport, TransportCaps, TransportError, TransportKind,
     msg::{CALL, REPLY, peek},
     pending::{self, CallFuture, PendingCalls},
     tcp::{RESERVED_MAX, RESERVED_MIN, any_address},
@@ -211,7 +211,7 @@ impl UdpTransport {
         socket.set_nonblocking(true)?;
         let peer = socket.peer_addr().or_else(|_| socket.local_addr())?;
         Ok(Self {
-            caps: TransportCaps { name: NAME, message_max: DATAGRAM_MAX, lossy: true, file_ranges: false },
+            caps: TransportCaps { name: NAME, message_max: DATAGRAM_MAX, lossy: true, file_ranges: false, idle: None },
             peer,
             pool,
             socket: UdpSocket::from_std(socket)?,
@@ -323,6 +323,10 @@ impl Transport for UdpTransport {
             shared.queue(Some(to), &message)?;
         }
         if fits { Ok(()) } else { Err(TransportError::TooLong { len, max: DATAGRAM_MAX }) }
+    }
+
+    fn calls_made(&self) -> CallsMade {
+        self.shared.lock().pending.made()
     }
 
     fn hold(&self, hold: bool) {

@@ -8,8 +8,8 @@ use buf::Buffer;
 use bytes::Bytes;
 use common::{Counter, Host, add, echo};
 use rpc::{
-    AcceptStat, AuthStat, CallOptions, Client, ClientError, ClientOptions, OpaqueAuth, RejectStat, ReplyPlan,
-    TransportError,
+    AcceptStat, AuthStat, CallOptions, Client, ClientError, ClientOptions, OpaqueAuth, RawOptions, RejectStat,
+    ReplyPlan, TcpKind, TransportError, TransportKind,
 };
 
 #[tokio::test]
@@ -233,4 +233,21 @@ async fn the_server_can_call_back_on_the_same_connection() {
     let answer = client.call::<u64>(common::CALL_BACK, &5u64, ReplyPlan::default(), CallOptions::default()).await;
     assert_eq!(answer.unwrap().results, 5);
     assert_eq!(back.value(), 5);
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_and_made_again_for_the_next_call() {
+    // The server's is the shorter time in the second case.
+    for (server, client) in [("off", "40ms"), ("40ms", "off")] {
+        let host = Host::start(&[("idle", server)]);
+        let options = RawOptions::from([("idle".to_owned(), client.to_owned())]);
+        let kind = TcpKind::default().with_options(&options).unwrap();
+        let client = Client::connect(kind, host.address, host.options()).await.unwrap();
+        for sum in 1..=3 {
+            assert_eq!(add(&client, 1).await.unwrap(), sum);
+            while client.transport().is_some() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
 }

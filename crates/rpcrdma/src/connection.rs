@@ -13,13 +13,13 @@
 use std::{collections::VecDeque, time::Instant};
 
 use buf::{Buffer, Pool};
-use rdma::{Completion, CompletionKind, Memory, Region, Stag, Status, WorkId, WorkRequest};
-use rpc::{CallError, Reply, ReplyPlan, ReplyToken, TransportError, Xid};
+use rdma::{Completion, CompletionKind, Memory, ReceiveSource, Region, Stag, Status, WorkId, WorkRequest};
+use rpc::{CallError, CallsMade, Reply, ReplyPlan, ReplyToken, TransportError, Xid};
 use xdr::Message;
 
 use crate::{
     Settings,
-    credits::Credits,
+    credits::{Credits, Grants},
     options::receives,
     recv::Incoming,
     requester::Outgoing,
@@ -37,11 +37,15 @@ pub struct Connection {
 
     // Calls that we make.
     pub(crate) credits: Credits,
+    calls_queued: u64,
     pub(crate) calls: Table<Outgoing>,
     pub(crate) by_xid: Map<Xid, Key>,
     pub(crate) unsent: VecDeque<Key>,
 
     // Calls that we answer.
+    pub(crate) grants: Grants,
+    /// Where the receives come from, if not from here.
+    pub(crate) receive_source: Option<ReceiveSource>,
     pub(crate) incoming: Table<Incoming>,
     pub(crate) to_pull: VecDeque<Key>,
     pub(crate) pulling_bytes: usize,
@@ -50,8 +54,7 @@ pub struct Connection {
     /// Bytes of each reply that was posted and has not completed, in order.
     unsent_replies: VecDeque<usize>,
     unsent_reply_bytes: usize,
-    /// Messages that wait for replies to be taken. Their receives are not posted again until then, so a peer
-    /// that ignores its credits runs into the end of the receive queue.
+    /// Messages that wait for replies to be taken; no more than there can be receives posted.
     unread: VecDeque<Buffer>,
 }
 
@@ -150,12 +153,15 @@ impl Connection {
     pub fn new(settings: Settings, pool: Pool) -> Self {
         Self {
             credits: Credits::new(settings.outbound_credits().max(1)),
+            grants: Grants::new(settings.inbound_credits()),
+            receive_source: None,
             settings,
             pool,
             work: VecDeque::new(),
             events: VecDeque::new(),
             deadlines: VecDeque::new(),
             state: State::Open,
+            calls_queued: 0,
             calls: Table::new(),
             by_xid: Map::default(),
             unsent: VecDeque::new(),
@@ -169,7 +175,20 @@ impl Connection {
         }
     }
 
-    /// The receives that a connection with these options starts with.
+    /// The same with receives that the queue pair takes from `source` under the name of [`receive_id`](Self::receive_id):
+    /// none are posted, and credits are granted as far as the source has buffers.
+    pub fn with_receive_source(self, source: ReceiveSource) -> Self {
+        let initial = u32::try_from(source.options().guaranteed).unwrap_or(u32::MAX);
+        let grants = Grants::new(self.settings.inbound_credits().min(initial));
+        Self { grants, receive_source: Some(source), ..self }
+    }
+
+    /// The id that completed receives have.
+    pub fn receive_id() -> WorkId {
+        Name::Receive.into()
+    }
+
+    /// The receives that a connection with these options, and no source of them, starts with.
     pub fn initial_receives(options: &crate::Options, pool: &Pool) -> Vec<(WorkId, Buffer)> {
         (0..receives(options)).map(|_| (Name::Receive.into(), pool.take(options.inline_recv))).collect()
     }
@@ -190,6 +209,10 @@ impl Connection {
                 if completion.status == Status::Ok {
                     self.unread.push_back(buffer);
                     self.read_messages(now);
+                    // Where receives are posted there are no more of them.
+                    if self.unread.len() > receives(&self.settings.options) {
+                        self.fail_protocol("more messages than it has credits for, and its replies not taken");
+                    }
                 }
             }
             (Name::Call | Name::Write, CompletionKind::Send | CompletionKind::Write) => {}
@@ -252,6 +275,7 @@ impl Connection {
 
     /// Queues a call. Its end is told by [`Event::Reply`] of the same id.
     pub fn call(&mut self, message: Message, plan: ReplyPlan) -> CallId {
+        self.calls_queued += 1;
         self.queue_call(message, plan)
     }
 
@@ -260,6 +284,11 @@ impl Connection {
     /// for all other calls.
     pub fn cancel(&mut self, id: CallId, now: Instant) {
         self.abandon(id.0, now);
+    }
+
+    /// The calls that were made here.
+    pub fn calls_made(&self) -> CallsMade {
+        CallsMade { total: self.calls_queued, pending: self.calls.len() }
     }
 
     /// Ends the connection when the work queued so far is done.

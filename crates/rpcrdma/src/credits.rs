@@ -43,9 +43,50 @@ impl Credits {
     }
 }
 
-/// The answering side: what to grant to a caller that asks for `requested`, when there are receives for `posted`.
-pub(crate) fn grant(requested: u32, posted: u32) -> u32 {
-    requested.clamp(1, posted)
+/// The answering side: how many calls the caller may have sent by now.
+///
+/// A grant can shrink while calls that an earlier one allowed are still on their way, so what counts is not the last
+/// grant but the highest number of calls that any allowed: a reply that is the `n`th and grants `g` allows `n + g` calls.
+/// As with TCP's window, this edge never moves back. A caller beyond it has broken RFC 8166 §3.3.1 for certain.
+#[derive(Clone, Debug)]
+pub(crate) struct Grants {
+    /// Calls received.
+    received: u64,
+    /// Calls answered or forgotten.
+    ended: u64,
+    /// Calls allowed.
+    edge: u64,
+}
+
+impl Grants {
+    /// RFC 8166 §3.3.3: a caller may count on one credit before the first reply; `initial` are borne.
+    pub(crate) fn new(initial: u32) -> Self {
+        Self { received: 0, ended: 0, edge: initial.max(1).into() }
+    }
+
+    /// A call has come; whether it was allowed.
+    #[must_use]
+    pub(crate) fn receive(&mut self) -> bool {
+        self.received += 1;
+        self.received <= self.edge
+    }
+
+    /// A reply leaves, and grants this many.
+    pub(crate) fn reply(&mut self, granted: u32) {
+        self.ended += 1;
+        self.edge = self.edge.max(self.ended + u64::from(granted));
+    }
+
+    /// A call ends without a reply. Its caller may know that by itself, and then takes its credit back.
+    pub(crate) fn forget(&mut self) {
+        self.ended += 1;
+        self.edge += 1;
+    }
+
+    /// What to grant to a caller that asks for `requested`, when there is room for `room`. RFC 8166 §3.3.1: never zero.
+    pub(crate) fn clamp(requested: u32, room: u32) -> u32 {
+        requested.clamp(1, room.max(1))
+    }
 }
 
 #[cfg(test)]
@@ -82,8 +123,32 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_is_clamped_and_never_zero() {
-        assert_eq!(grant(0, 64), 1);
-        assert_eq!(grant(10, 64), 10);
-        assert_eq!(grant(u32::MAX, 64), 64);
+        assert_eq!(Grants::clamp(0, 64), 1);
+        assert_eq!(Grants::clamp(10, 64), 10);
+        assert_eq!(Grants::clamp(u32::MAX, 64), 64);
+        assert_eq!(Grants::clamp(10, 0), 1);
+    }
+
+    #[test]
+    fn calls_that_an_earlier_grant_allowed_are_borne_and_no_more() {
+        let mut grants = Grants::new(1);
+        assert!(grants.receive());
+        grants.reply(10);
+        assert!((0..10).all(|_| grants.receive()));
+        // The caller may not have seen this yet; nor does it allow more.
+        grants.reply(2);
+        assert!(!grants.clone().receive());
+        (0..7).for_each(|_| grants.reply(2));
+        assert!(!grants.clone().receive(), "two are outstanding, as is allowed");
+        grants.reply(2);
+        assert!(grants.receive() && !grants.receive());
+    }
+
+    #[test]
+    fn a_caller_may_take_the_credit_of_a_forgotten_call_back() {
+        let mut grants = Grants::new(1);
+        assert!(grants.receive());
+        grants.forget();
+        assert!(grants.receive() && !grants.receive());
     }
 }

@@ -5,8 +5,8 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use buf::Pool;
-use rdma::{ConnectRequest, Connected, Provider, QpOptions};
+use buf::{Buffer, Pool};
+use rdma::{ConnectRequest, Connected, Provider, QpOptions, ReceiveSource, ReceiveSourceOptions, WorkId};
 use rpc::{BoxFuture, Incoming, Listener, OptionError, RawOptions, Transport, TransportError, TransportKind};
 
 use crate::{Connection, Options, RdmaTransport, Role, Settings, private_data::PrivateData};
@@ -28,8 +28,11 @@ use crate::{Connection, Options, RdmaTransport, Role, Settings, private_data::Pr
 pub struct RdmaKind {
     provider: Arc<dyn Provider>,
     options: Options,
-    qp_options: QpOptions,
     pool: Pool,
+    /// For connections that we make: as many as they have calls outstanding.
+    connecting: ReceiveSource,
+    /// For those that we accept.
+    accepting: ReceiveSource,
 }
 
 /// Waits for connections over one provider.
@@ -41,12 +44,29 @@ pub struct RdmaListener {
 impl RdmaKind {
     /// RPC-over-RDMA on `provider`, with a pool of its own.
     pub fn new(provider: Arc<dyn Provider>, options: Options) -> Self {
-        Self { provider, options, qp_options: QpOptions::default(), pool: Pool::default() }
+        Self::with(provider, options, Pool::default())
+    }
+
+    fn with(provider: Arc<dyn Provider>, options: Options, pool: Pool) -> Self {
+        let (buffer_bytes, guaranteed) = (options.inline_recv, GUARANTEED_RECEIVES);
+        let source =
+            |budget| ReceiveSource::new(ReceiveSourceOptions { buffer_bytes, budget, guaranteed }, pool.clone());
+        let (connecting, accepting) = (source(usize::MAX), source(options.recv_memory / buffer_bytes));
+        Self { provider, options, pool, connecting, accepting }
     }
 
     /// The same with buffers from `pool`.
     pub fn with_pool(self, pool: Pool) -> Self {
-        Self { pool, ..self }
+        Self::with(self.provider, self.options, pool)
+    }
+
+    /// The receives that a new connection starts with, and the options of its queue pair.
+    fn receives(&self, source: &ReceiveSource) -> (Vec<(WorkId, Buffer)>, QpOptions) {
+        if !self.provider.caps().shared_receives {
+            return (Connection::initial_receives(&self.options, &self.pool), QpOptions::default());
+        }
+        let receive_source = Some((source.clone(), Connection::receive_id()));
+        (Vec::new(), QpOptions { receive_source, ..QpOptions::default() })
     }
 
     fn private_data(&self) -> Vec<u8> {
@@ -58,21 +78,29 @@ impl RdmaKind {
     fn transport(&self, qp: Box<dyn rdma::QueuePair>, role: Role, peer: &[u8]) -> Arc<dyn Transport> {
         let settings = Settings::negotiate(role, self.options.clone(), PrivateData::decode(peer));
         tracing::debug!(peer = %qp.peer(), send_max = settings.send_max, recv_max = settings.recv_max, ?role, "connected");
-        Arc::new(RdmaTransport::new(qp, settings, self.pool.clone()))
+        let source = match role {
+            Role::Connecting => &self.connecting,
+            Role::Accepting => &self.accepting,
+        };
+        let mut connection = Connection::new(settings, self.pool.clone());
+        if self.provider.caps().shared_receives {
+            connection = connection.with_receive_source(source.clone());
+        }
+        Arc::new(RdmaTransport::new(qp, connection, self.pool.clone()))
     }
 
     async fn connect_to(&self, remote: SocketAddr) -> io::Result<Arc<dyn Transport>> {
-        let recvs = Connection::initial_receives(&self.options, &self.pool);
+        let (recvs, options) = self.receives(&self.connecting);
         let private_data = self.private_data();
         let Connected { qp, private_data: peer } =
-            self.provider.connect(remote, &self.qp_options, &private_data, recvs).await?;
+            self.provider.connect(remote, &options, &private_data, recvs).await?;
         Ok(self.transport(qp, Role::Connecting, &peer))
     }
 
     async fn accept(&self, mut request: Box<dyn ConnectRequest>) -> io::Result<Arc<dyn Transport>> {
         let peer = request.private_data().await?;
-        let recvs = Connection::initial_receives(&self.options, &self.pool);
-        let qp = request.accept(&self.qp_options, &self.private_data(), recvs).await?;
+        let (recvs, options) = self.receives(&self.accepting);
+        let qp = request.accept(&options, &self.private_data(), recvs).await?;
         Ok(self.transport(qp, Role::Accepting, &peer))
     }
 }
@@ -83,7 +111,7 @@ impl TransportKind for RdmaKind {
     }
 
     fn with_options(&self, options: &RawOptions) -> Result<Arc<dyn TransportKind>, OptionError> {
-        Ok(Arc::new(Self { options: self.options.with(options)?, ..self.clone() }))
+        Ok(Arc::new(Self::with(self.provider.clone(), self.options.with(options)?, self.pool.clone())))
     }
 
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
@@ -123,3 +151,6 @@ impl Listener for RdmaListener {
 async fn within<T>(limit: Duration, set_up: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::time::timeout(limit, set_up).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
+
+/// Calls that a client can always have received, however little is free: one being served and the next.
+const GUARANTEED_RECEIVES: usize = 2;

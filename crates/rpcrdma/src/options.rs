@@ -23,12 +23,18 @@ pub struct Options {
     pub message_max: usize,
     /// Bytes of calls that are being read from the peer's memory at once; further calls wait.
     pub pull_max: usize,
+    /// Bytes of receive buffers that the accepted connections of one listener share; credits are granted as far as they
+    /// reach. Beyond it each connection has the few that are guaranteed.
+    pub recv_memory: usize,
     /// How long the peer may take for an RDMA Read, or for the reply to a call that its caller gave up.
     pub peer_timeout: Duration,
     /// How long setting up a connection may take.
     pub connect_timeout: Duration,
     /// Whether the peer may invalidate our memory with its reply (RFC 8797 flag R).
     pub remote_invalidation: bool,
+    /// A connection without calls for so long is closed, and made again when it is wanted; the accepting side waits a
+    /// fifth longer. Never closed if absent.
+    pub idle: Option<Duration>,
 }
 
 impl Default for Options {
@@ -41,17 +47,19 @@ impl Default for Options {
             min_chunk: 4096,
             message_max: (1 << 20) + (64 << 10),
             pull_max: 32 << 20,
+            recv_memory: 64 << 20,
             peer_timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(10),
             remote_invalidation: true,
+            idle: Some(Duration::from_secs(300)),
         }
     }
 }
 
 impl Options {
-    /// These options with others in place of some: `inline_send`, `inline_recv`, `min_chunk`, `message_max` and
-    /// `pull_max` in bytes, `credits`, `callback_credits`, `peer_timeout`, `connect_timeout`, and
-    /// `remote_invalidation=on|off`.
+    /// These options with others in place of some: `inline_send`, `inline_recv`, `min_chunk`, `message_max`,
+    /// `pull_max` and `recv_memory` in bytes, `credits`, `callback_credits`, `peer_timeout`, `connect_timeout`,
+    /// `idle=TIME|off`, and `remote_invalidation=on|off`.
     ///
     /// # Errors
     /// An option is unknown or out of range.
@@ -74,8 +82,10 @@ impl Options {
         options.min_chunk = reader.bytes("min_chunk", 1..=1 << 30)?.unwrap_or(self.min_chunk);
         options.message_max = reader.bytes("message_max", 4096..=1 << 30)?.unwrap_or(self.message_max);
         options.pull_max = reader.bytes("pull_max", 1 << 20..=1 << 40)?.unwrap_or(self.pull_max);
+        options.recv_memory = reader.bytes("recv_memory", INLINE_MAX..=1 << 40)?.unwrap_or(self.recv_memory);
         options.peer_timeout = reader.duration("peer_timeout")?.unwrap_or(self.peer_timeout);
         options.connect_timeout = reader.duration("connect_timeout")?.unwrap_or(self.connect_timeout);
+        options.idle = reader.duration_or_off("idle")?.unwrap_or(self.idle);
         options.remote_invalidation = reader.switch("remote_invalidation")?.unwrap_or(self.remote_invalidation);
         reader.finish()?;
         Ok(options)

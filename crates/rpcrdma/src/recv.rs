@@ -3,7 +3,7 @@
 //! Read RFC 8166 §3.4.4–§3.4.5 (how a call is put together from its parts) and §4.5 (errors).
 //!
 //! A receive's buffer becomes the message's memory: no byte is copied, and a fresh buffer takes its place in the
-//! receive queue. On error the caller hears ERR_VERS or ERR_CHUNK; a message too short to answer, or calls
+//! receive queue, unless that is shared and needs none. On error the caller hears ERR_VERS or ERR_CHUNK; a message too short to answer, or calls
 //! beyond the credits, end the connection.
 
 use std::time::Instant;
@@ -49,7 +49,9 @@ impl Incoming {
 impl Connection {
     /// A message has arrived.
     pub(crate) fn handle_receive(&mut self, buffer: Buffer, now: Instant) {
-        self.post_receive();
+        if self.receive_source.is_none() {
+            self.post_receive();
+        }
         let message = Message::from(buffer.freeze());
         let mut decoder = Decoder::new(&message);
         let header = match Header::decode(&mut decoder) {
@@ -65,7 +67,7 @@ impl Connection {
                     Some(Direction::Call) => self.handle_call(xid, credits, lists, Some(stream), now),
                     Some(Direction::Reply) => self.handle_reply(xid, credits, &lists, Some(stream)),
                     // RFC 8166 §4.5.2: an XID in the header that is not the message's is such an error.
-                    None => self.refuse(xid, credits),
+                    None => self.refuse_new(xid, credits),
                 }
             }
             // A call's message is in a read chunk, a reply's in the reply chunk.
@@ -73,7 +75,7 @@ impl Connection {
                 self.handle_reply(xid, credits, &lists, None);
             }
             Body::NoMsg(lists) if decoder.remaining() == 0 => self.handle_call(xid, credits, lists, None, now),
-            Body::NoMsg(_) => self.refuse(xid, credits),
+            Body::NoMsg(_) => self.refuse_new(xid, credits),
             Body::Done => {}
             Body::Error(error) => self.handle_error(xid, credits, error),
         }
@@ -97,10 +99,9 @@ impl Connection {
     }
 
     fn handle_call(&mut self, xid: Xid, credits: u32, lists: Lists, stream: Option<Bytes>, now: Instant) {
-        // RFC 8166 §3.3.1. A call whose token was dropped counts to the end of the connection, as it does for its caller.
-        let allowed = self.settings.inbound_credits();
-        if self.incoming.len() >= allowed as usize {
-            return self.fail_protocol(format!("more calls than the {allowed} that it has credits for"));
+        // RFC 8166 §3.3.1: whoever sends more than it was granted may lose the connection.
+        if !self.grants.receive() {
+            return self.fail_protocol("more calls than it has credits for");
         }
         // RFC 8167 §5.1: only the connecting side offers chunks.
         let chunks_allowed = self.settings.role == Role::Accepting || lists.is_empty();
@@ -127,9 +128,19 @@ impl Connection {
         tracing::debug!(%error, "refusing a message");
         match *error {
             HeaderError::Short => unreachable!("there is nobody to answer"),
-            HeaderError::Version { xid, version } => self.send_version_error(xid, version),
-            HeaderError::Malformed { xid, .. } => self.refuse(xid, 0),
+            HeaderError::Version { xid, version } => {
+                // It is answered at once, which gives its credit back.
+                let _ = self.grants.receive();
+                self.send_version_error(xid, version);
+            }
+            HeaderError::Malformed { xid, .. } => self.refuse_new(xid, 0),
         }
+    }
+
+    /// Refuses what was not yet counted as a call.
+    fn refuse_new(&mut self, xid: Xid, credits: u32) {
+        let _ = self.grants.receive();
+        self.refuse(xid, credits);
     }
 
     /// Says ERR_CHUNK to whoever called. Only a responder does (RFC 8166 §4.5): what makes no sense as the answer to

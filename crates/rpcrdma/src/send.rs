@@ -15,7 +15,7 @@ use xdr::Message;
 use crate::{
     Connection,
     chunk::{Chunk, Lists, WriteList},
-    credits::grant,
+    credits::Grants,
     fit::{Inline, encode_header},
     header::{Body, Header, RdmaError, VERSION},
     recv::{Incoming, Stage},
@@ -42,9 +42,10 @@ impl Connection {
             return Err(error);
         }
         let incoming = self.take_call(&token)?;
-        let granted = grant(incoming.credits, self.settings.inbound_credits());
+        let granted = self.grant(incoming.credits);
         match fit_reply(&incoming, message, granted, self.settings.send_max) {
             Ok(fit) => {
+                self.grants.reply(granted);
                 self.send_reply(&incoming, fit);
                 Ok(())
             }
@@ -65,16 +66,36 @@ impl Connection {
         Ok(())
     }
 
+    /// Ends a call that is not answered: its caller may call again, or have given up.
+    pub fn forget(&mut self, token: &ReplyToken) {
+        if self.take_call(token).is_ok() {
+            self.grants.forget();
+        }
+    }
+
+    /// What to grant to the caller that is being answered and asked for `requested`.
+    fn grant(&self, requested: u32) -> u32 {
+        let most = self.settings.inbound_credits();
+        let room = match &self.receive_source {
+            None => most,
+            // RFC 8166 §3.3.1: as the resources of a shared receive queue allow.
+            Some(source) => u32::try_from(source.allowance(self.incoming.len())).unwrap_or(u32::MAX).min(most),
+        };
+        Grants::clamp(requested, room)
+    }
+
     /// Says ERR_CHUNK (RFC 8166 §4.5.2, §4.5.3).
     pub(crate) fn send_chunk_error(&mut self, xid: Xid, requested: u32) {
-        let credits = grant(requested, self.settings.inbound_credits().max(1));
+        let credits = self.grant(requested);
+        self.grants.reply(credits);
         let header = Header { xid, credits, body: Body::Error(RdmaError::Chunk) };
         self.send_error(encode_header(&header).into());
     }
 
     /// Says ERR_VERS (RFC 8166 §4.5.1), in a header of the version that was asked for.
     pub(crate) fn send_version_error(&mut self, xid: Xid, version: u32) {
-        let credits = grant(0, self.settings.inbound_credits().max(1));
+        let credits = self.grant(0);
+        self.grants.reply(credits);
         let error = RdmaError::Version { low: VERSION, high: VERSION };
         let mut bytes = encode_header(&Header { xid, credits, body: Body::Error(error) }).to_vec();
         bytes[4..8].copy_from_slice(&version.to_be_bytes());

@@ -17,12 +17,15 @@ use std::{
 use buf::{Piece, Pool};
 use parking_lot::Mutex;
 use rdma::{Completion, PostError, QueuePair};
-use rpc::{BoxFuture, CallError, IncomingCall, Reply, ReplyPlan, ReplyToken, Transport, TransportCaps, TransportError};
+use rpc::{
+    BoxFuture, CallError, CallsMade, IncomingCall, Reply, ReplyPlan, ReplyToken, Transport, TransportCaps,
+    TransportError,
+};
 use smallvec::SmallVec;
 use tokio::time::{Instant, Sleep};
 use xdr::Message;
 
-use crate::{CallId, Connection, Event, Settings, Work, table::Map};
+use crate::{CallId, Connection, Event, Role, Work, table::Map};
 
 /// RPC-over-RDMA on one queue pair.
 pub struct RdmaTransport {
@@ -62,17 +65,22 @@ struct Io {
 }
 
 impl RdmaTransport {
-    /// A transport on a connection just made, with the receives of [`Connection::initial_receives`] posted.
-    pub fn new(qp: Box<dyn QueuePair>, settings: Settings, pool: Pool) -> Self {
+    /// A transport on a connection just made, with the receives of [`Connection::initial_receives`] posted or a source
+    /// of receives in both.
+    pub fn new(qp: Box<dyn QueuePair>, connection: Connection, pool: Pool) -> Self {
         let peer = qp.peer();
+        let settings = connection.settings();
+        let idle = settings.options.idle;
+        let idle = if settings.role == Role::Accepting { rpc::accepting_idle(idle) } else { idle };
         let caps = TransportCaps {
             name: crate::NAME,
             message_max: settings.options.message_max,
             lossy: false,
             file_ranges: qp.caps().file_ranges,
+            idle,
         };
         let shared = Shared {
-            connection: Connection::new(settings, pool.clone()),
+            connection,
             waiting: Map::default(),
             incoming: Default::default(),
             driver: None,
@@ -118,6 +126,14 @@ impl Transport for RdmaTransport {
         };
         shared.wake_driver();
         replied
+    }
+
+    fn forget(&self, token: ReplyToken) {
+        self.shared.lock().connection.forget(&token);
+    }
+
+    fn calls_made(&self) -> CallsMade {
+        self.shared.lock().connection.calls_made()
     }
 
     fn close(&self) {

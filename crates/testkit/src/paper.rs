@@ -7,8 +7,8 @@ use std::{
 
 use buf::Pool;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallError, Credential, IncomingCall, Reply, ReplyPlan, ReplyToken, Service,
-    Transport, TransportCaps, TransportError, Xid,
+    AcceptError, BoxFuture, Call, CallError, CallsMade, Credential, IncomingCall, Reply, ReplyPlan, ReplyToken,
+    Service, Transport, TransportCaps, TransportError, Xid,
 };
 use xdr::{Decoder, Message};
 
@@ -21,7 +21,7 @@ pub struct Paper {
 impl Paper {
     /// A transport of this name and longest message.
     pub fn new(name: &'static str, message_max: usize) -> Self {
-        let caps = TransportCaps { name, message_max, lossy: false, file_ranges: false };
+        let caps = TransportCaps { name, message_max, lossy: false, file_ranges: false, idle: None };
         Self { caps, pool: Pool::default() }
     }
 
@@ -68,6 +68,10 @@ impl Transport for Paper {
 
     fn reply(&self, _: ReplyToken, _: Message) -> Result<(), TransportError> {
         unreachable!("nothing is sent over paper")
+    }
+
+    fn calls_made(&self) -> CallsMade {
+        CallsMade::default()
     }
 
     fn close(&self) {}

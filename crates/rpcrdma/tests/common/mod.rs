@@ -219,6 +219,11 @@ impl Node {
         assert_eq!(stats.mapped - stats.free, out, "buffers are missing");
     }
 
+    /// As a queue pair does that takes its receives from a source.
+    pub fn post_receive(&mut self) {
+        self.receives.push_back((Connection::receive_id(), self.pool.take(4096)));
+    }
+
     pub fn receives_posted(&self) -> usize {
         self.receives.len()
     }

@@ -12,7 +12,7 @@ use buf::{Buffer, Pool};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallError, CallHeader, Credential, Drain, IncomingCall, Procedure, Reply,
+    AcceptError, BoxFuture, Call, CallError, CallHeader, CallsMade, Credential, Drain, IncomingCall, Procedure, Reply,
     ReplyHeader, ReplyPlan, ReplyToken, Server, Service, Transport, TransportCaps, TransportError, Xid,
     record::{Place, Placement, RecordReader, STAGE_BYTES},
     rpcbind::{Registry, Rpcbind},
@@ -186,7 +186,7 @@ struct Script {
 
 impl Script {
     fn new(calls: impl Into<VecDeque<Message>>) -> Self {
-        let caps = TransportCaps { name: "script", message_max: 1 << 20, lossy: false, file_ranges: false };
+        let caps = TransportCaps { name: "script", message_max: 1 << 20, lossy: false, file_ranges: false, idle: None };
         let calls = Mutex::new(calls.into());
         Self { caps, pool: Pool::default(), calls, replies: Mutex::default() }
     }
@@ -222,6 +222,10 @@ impl Transport for Script {
     fn reply(&self, _: ReplyToken, message: Message) -> Result<(), TransportError> {
         self.replies.lock().push(message);
         Ok(())
+    }
+
+    fn calls_made(&self) -> CallsMade {
+        CallsMade::default()
     }
 
     fn close(&self) {}

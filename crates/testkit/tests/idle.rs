@@ -1,0 +1,48 @@
+//! Idle connections are closed and made again, in virtual time, and nobody who uses them sees it.
+
+use std::time::Duration;
+
+use testkit::world::{Setup, seeds};
+
+fn idles(after: Duration, query: &str, seed: u64) {
+    Setup::new(seed).run(|world| async move {
+        let mount = world.client(1, query).await;
+        for round in 0..3u8 {
+            let content = vec![round; 70_000];
+            mount.write("/file", content.clone()).await.unwrap();
+            assert_eq!(world.sim.connections(), 1);
+            tokio::time::sleep(after / 2).await;
+            assert_eq!(world.sim.connections(), 1, "not yet");
+            tokio::time::sleep(after).await;
+            assert_eq!(world.sim.connections(), 0, "nobody uses it");
+            assert_eq!(mount.read("/file").await.unwrap(), content);
+            assert_eq!(world.sim.connections(), 1, "used again");
+        }
+    });
+}
+
+#[test]
+fn the_client_closes_what_it_does_not_use() {
+    for seed in seeds(5) {
+        idles(Duration::from_secs(10), "&idle=10s", seed);
+    }
+}
+
+#[test]
+fn the_server_closes_what_its_client_keeps_open() {
+    for seed in seeds(5) {
+        idles(Duration::from_secs(360), "&idle=off", seed);
+    }
+}
+
+#[test]
+fn whoever_calls_now_and_then_keeps_the_connection() {
+    Setup::new(0).run(|world| async move {
+        let mount = world.client(1, "&idle=10s").await;
+        for _ in 0..100 {
+            mount.stat("/").await.unwrap();
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            assert_eq!(world.sim.connections(), 1);
+        }
+    });
+}
