@@ -56,7 +56,7 @@ for _ in {1..100}; do
 done
 
 theirs() { "$work/nfsbench" 127.0.0.1 12049 12050 "$work/export" "$ganesha" "$seconds" "$@"; }
-ours() { "$slipway" bench --backend "$1" "${@:2}" --transport tcp,rdma --seconds "$seconds" --runs 1 --json; }
+ours() { "$slipway" bench "${@:2}" --backend "$1" --transport tcp,rdma --seconds "$seconds" --rounds 1 --json; }
 
 # name, nfsbench's test, block and in flight, `slipway bench`'s words
 cat > "$work/plan" <<'P'

@@ -16,8 +16,9 @@ for line in open(sys.argv[1]):
         for result in report["results"]:
             costs = [result["client_cpu"], result["server_cpu"]]
             moves = result.get("gb_per_s") is not None
-            cpu = sum(cost["seconds_per_gb"] if moves else cost["us_per_operation"] for cost in costs)
-            row[f"{result['transport']}, {backend}"].append((result["iops"], result.get("gb_per_s") or 0, cpu))
+            cpu = sum(cost["seconds_per_gb" if moves else "us_per_operation"]["median"] for cost in costs)
+            rate = result["gb_per_s"]["median"] if moves else 0
+            row[f"{result['series']}, {backend}"].append((result["iops"]["median"], rate, cpu))
 
 
 def median(samples):

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use client::{MountOptions, NfsUrl};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -40,36 +41,42 @@ pub struct ReadyListen {
     pub address: std::net::SocketAddr,
 }
 
+/// A transport with its options: what a server listens with, and its client connects with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// The transport's name.
+    pub transport: String,
+    /// Its options.
+    pub options: BTreeMap<String, String>,
+}
+
 /// A running server.
 pub struct Server {
     child: Child,
+    /// What it said, where it listens in the order of `listen`.
     ready: Ready,
+    listen: Vec<Listen>,
 }
 
 impl Server {
-    /// Starts a server that listens on a free port of 127.0.0.1 with each of `transports`, with `options` for them,
-    /// and serves what `arguments` say.
+    /// Starts a server that listens on free ports of 127.0.0.1, one for each of `listen`, and serves what `arguments`
+    /// say.
     ///
     /// # Errors
     /// It did not start; what it said is on standard error.
-    pub fn start(
-        transports: &[String],
-        options: &BTreeMap<String, String>,
-        arguments: &[OsString],
-    ) -> Result<Self, Failure> {
+    pub fn start(listen: &[Listen], arguments: &[OsString]) -> Result<Self, Failure> {
         let failed = |what: &dyn std::fmt::Display| Failure::failed(format!("cannot start a server: {what}"));
-        let query = query(options);
         let mut command = Command::new(env::current_exe().map_err(|error| failed(&error))?);
         command.args(["serve", "--json", "--until-eof", "--rpcbind", "off"]).args(arguments);
-        for transport in transports {
-            command.arg("--listen").arg(format!("{transport}://127.0.0.1:0{query}"));
+        for Listen { transport, options } in listen {
+            command.arg("--listen").arg(format!("{transport}://127.0.0.1:0{}", query(options)));
         }
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|error| failed(&error))?;
         let mut line = String::new();
         let stdout = child.stdout.take().expect("it is piped");
         let read = BufReader::new(stdout).read_line(&mut line);
         match (read, serde_json::from_str(&line)) {
-            (Ok(_), Ok(ready)) => Ok(Self { child, ready }),
+            (Ok(_), Ok(ready)) => Ok(Self { child, ready, listen: listen.to_vec() }),
             _ => {
                 let _ = child.kill();
                 let status = child.wait().map_err(|error| failed(&error))?;
@@ -78,19 +85,30 @@ impl Server {
         }
     }
 
-    /// The URL of a path below its first export, over a transport with these options.
-    pub fn url(&self, transport: &str, path: &str, options: &BTreeMap<String, String>) -> String {
-        let listen = self.ready.listen.iter().find(|listen| listen.transport == transport);
-        let listen = listen.expect("it was started with this transport");
-        let query = query(options).replacen('?', "&", 1);
-        let export = self.ready.exports[0].trim_end_matches('/');
+    /// The URL of its first export, by the listener at this place in the order it was started with.
+    ///
+    /// # Panics
+    /// If there is no such listener.
+    pub fn url(&self, listener: usize) -> NfsUrl {
+        let Listen { transport, options } = &self.listen[listener];
+        let address = self.ready.listen[listener].address;
         // MOUNT is on the same connection: that is where it is looked for first.
-        format!("nfs://{}{export}{path}?proto={transport}{query}", listen.address)
+        NfsUrl {
+            host: address.ip().to_string(),
+            port: Some(address.port()),
+            path: self.ready.exports[0].clone().into(),
+            options: MountOptions { proto: transport.clone(), transport: options.clone(), ..MountOptions::default() },
+        }
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// CPU time that it has used.
     pub fn cpu_time(&self) -> Duration {
-        process::cpu_time_of(self.child.id()).unwrap_or_default()
+        process::cpu_time_of(self.pid()).unwrap_or_default()
     }
 }
 

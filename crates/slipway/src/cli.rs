@@ -61,7 +61,7 @@ pub enum Command {
     /// Serve a fresh directory, copy trees in and out over tcp and rdma, and check every byte
     Demo(demo::Args),
     /// Measure transports and servers, side by side
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
     /// Say what this machine can do, and how it could do more
     Doctor(doctor::Args),
     /// Print a completion script for a shell

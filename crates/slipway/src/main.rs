@@ -6,6 +6,7 @@
 // The comments on arguments are the text of `--help`, where `[…]` means what can be left out.
 #![allow(rustdoc::broken_intra_doc_links)]
 
+mod bench;
 mod child;
 mod cli;
 mod commands;

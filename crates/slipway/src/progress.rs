@@ -66,4 +66,32 @@ impl Progress {
     }
 }
 
+/// Counts steps of which it is known how many there will be. It ends with its value.
+pub struct Steps {
+    bar: ProgressBar,
+}
+
+impl Steps {
+    /// A bar on standard error if that is a terminal and `wanted`.
+    pub fn new(wanted: bool, steps: usize) -> Self {
+        let shown = wanted && stderr().is_terminal();
+        let target = if shown { ProgressDrawTarget::stderr_with_hz(10) } else { ProgressDrawTarget::hidden() };
+        let bar = ProgressBar::with_draw_target(Some(steps as u64), target);
+        bar.set_style(ProgressStyle::with_template(STEPS).expect("the template is sound"));
+        Self { bar }
+    }
+
+    /// One more is done.
+    pub fn step(&self) {
+        self.bar.inc(1);
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+const STEPS: &str = "{wide_bar} run {pos} of {len}, {eta} left";
 const TEMPLATE: &str = "{spinner} {wide_bar} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {msg}";

@@ -242,47 +242,6 @@ fn a_pipe_that_nobody_reads_ends_the_command_quietly() {
 }
 
 #[test]
-fn bench_measures_every_operation_side_by_side() {
-    for operation in ["read", "write", "getattr", "create"] {
-        let args =
-            ["--json", "--seconds", "0.1", "--runs", "2", "--file-size", "4M", "--block", "32K", "--threads", "2"];
-        let transports = ["--transport", "tcp,udp,rdma"];
-        let text = ok(&[&["bench", operation][..], &args, &transports].concat());
-        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
-        let results = report["results"].as_array().unwrap();
-        assert_eq!(results.iter().map(|r| r["transport"].as_str().unwrap()).collect::<Vec<_>>(), TRANSPORTS);
-        for result in results {
-            assert!(result["operations"].as_u64().unwrap() > 0 && result["latency_us"]["p50"].as_f64().unwrap() > 0.0);
-            let data = matches!(operation, "read" | "write");
-            assert_eq!(result.get("gb_per_s").is_some(), data, "{result}");
-            assert!(result["server_cpu"]["us_per_operation"].is_number());
-        }
-    }
-    let server = Server::memory();
-    let text = ok(&[
-        "bench",
-        "read",
-        "--seconds",
-        "0.1",
-        "--runs",
-        "1",
-        "--file-size",
-        "1M",
-        "--random",
-        "--url",
-        &server.url("rdma", ""),
-    ]);
-    assert!(text.contains("rdma") && !text.contains("tcp "), "{text}");
-    assert_eq!(ok(&["ls", &server.url("tcp", "")]), "", "it cleans up");
-    let dir = tempfile::tempdir().unwrap();
-    let backend = format!("dir:{}", dir.path().display());
-    ok(&["bench", "write", "--seconds", "0.1", "--runs", "1", "--file-size", "1M", "--backend", &backend]);
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "it cleans up");
-    fails(2, &["bench", "read", "--block", "0"]);
-    fails(2, &["bench", "read", "--block", "8M"]);
-}
-
-#[test]
 fn the_demo_checks_what_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let source = dir.path().join("source");

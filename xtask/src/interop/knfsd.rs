@@ -105,7 +105,7 @@ const CHECKS: [(&str, Check); 7] = [
             let url = export.at(&format!("by-{transport}"));
             slipway(
                 bench,
-                &["bench", kind, "--url", &url, "--seconds", "2", "--runs", "1", "--file-size", "8M", "--json"],
+                &["bench", kind, "--url", &url, "--seconds", "2", "--rounds", "1", "--file-size", "8M", "--json"],
             )?;
         }
         Ok(())

@@ -14,7 +14,7 @@ use client::NfsUrl;
 use server::config::ByteSize;
 
 use crate::{
-    child::Server,
+    child::{Listen, Server},
     copy::{Copier, Node, Options, Remote},
     exit::{Exit, Failure, Outcome},
     output::{self, Align, Table},
@@ -84,15 +84,15 @@ pub fn run(args: &Args) -> Outcome {
         args.congestion.iter().map(|name| ("congestion".to_owned(), name.clone())).collect();
     let arguments: Vec<OsString> =
         vec!["--squash".into(), "none".into(), "--state-dir".into(), room.path().join("state").into(), served.into()];
-    let server = Server::start(&args.transport, &options, &arguments)?;
+    let listen: Vec<_> =
+        args.transport.iter().map(|name| Listen { transport: name.clone(), options: options.clone() }).collect();
+    let server = Server::start(&listen, &arguments)?;
     let mut legs = Vec::new();
     let mut different = 0;
-    for transport in &args.transport {
+    for (listener, transport) in args.transport.iter().enumerate() {
         let back = room.path().join(format!("back-{transport}"));
         make(&back)?;
-        let url: NfsUrl =
-            server.url(transport, "", &options).parse().map_err(|error: client::UrlError| Failure::failed(error))?;
-        let tour = Tour { server: &server, transport, url, material: &material, back };
+        let tour = Tour { server: &server, transport, url: server.url(listener), material: &material, back };
         legs.extend(reach::run(tour.run())?);
         different += tour.check()?;
     }

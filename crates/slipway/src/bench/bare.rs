@@ -1,0 +1,321 @@
+//! The loops without NFS: what the machine itself can do, for comparison in the same run.
+//!
+//! `send` and `sendfile` ask a process of their own for blocks of a file over a TCP connection for each thread, with so
+//! many requests outstanding as the point says, as our client asks our server: the same processes, the same congestion
+//! control, but no RPC, no XDR and no event loop. `pread` reads the same file in the client itself, and `memcpy` copies
+//! memory. Each has as many buffers as operations in flight, and uses them in turn, so that the caches see what they see
+//! under the real thing.
+//!
+//! A request is 12 bytes, the offset and the length; its answer is the bytes. Which of `send` and `sendfile` answers is
+//! decided by whom is asked: each has a process.
+
+use std::{
+    collections::VecDeque,
+    env,
+    fs::File,
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::{
+    load::{self, Costs},
+    meter::Meter,
+    point::Point,
+    runner::{Measured, Subject},
+    sample::Tally,
+    site,
+};
+use crate::exit::Failure;
+
+/// Which loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bare {
+    /// A peer preads and sends
+    Send,
+    /// A peer sends by sendfile
+    Sendfile,
+    /// Reads the file in the client itself
+    Pread,
+    /// Copies memory
+    Memcpy,
+}
+
+/// A loop, ready to be measured.
+pub struct BareSubject<'a> {
+    bare: Bare,
+    file: PathBuf,
+    file_size: u64,
+    limit: Duration,
+    congestion: Option<String>,
+    peer: Option<Peer>,
+    meter: &'a Meter,
+}
+
+/// What the hidden `slipway bench peer` is told.
+#[derive(Debug, clap::Args)]
+pub struct PeerArgs {
+    /// The file whose bytes are asked for
+    file: PathBuf,
+    /// Answer by sendfile
+    #[arg(long)]
+    sendfile: bool,
+    /// Congestion control of its connections
+    #[arg(long)]
+    congestion: Option<String>,
+}
+
+impl Bare {
+    /// As it is written on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().expect("no value is skipped").get_name().to_owned()
+    }
+}
+
+impl<'a> BareSubject<'a> {
+    /// The loop over `file`, which must be there with so many bytes for each thread.
+    ///
+    /// # Errors
+    /// Its peer cannot be started.
+    pub fn start(
+        bare: Bare,
+        file: &Path,
+        file_size: u64,
+        limit: Duration,
+        congestion: Option<&str>,
+        meter: &'a Meter,
+    ) -> Result<Self, Failure> {
+        let peer = match bare {
+            Bare::Send | Bare::Sendfile => Some(Peer::start(file, bare == Bare::Sendfile, congestion)?),
+            Bare::Pread | Bare::Memcpy => None,
+        };
+        let (file, congestion) = (file.to_owned(), congestion.map(str::to_owned));
+        Ok(Self { bare, file, file_size, limit, congestion, peer, meter })
+    }
+
+    fn connect(&self) -> io::Result<Way> {
+        Ok(match (&self.peer, self.bare) {
+            (Some(peer), _) => {
+                let stream = TcpStream::connect(peer.address)?;
+                stream.set_nodelay(true)?;
+                congestion(&stream, self.congestion.as_deref())?;
+                Way::Stream(stream)
+            }
+            (None, Bare::Pread) => Way::File(File::open(&self.file)?),
+            (None, _) => Way::Memory(site::pattern(self.file_size as usize)),
+        })
+    }
+
+    fn drive(&self, way: &Way, thread: u32, point: &Point, end: Instant) -> io::Result<Tally> {
+        let mut buffers = vec![vec![0; point.block]; point.in_flight.max(1) as usize];
+        let blocks = self.file_size / point.block as u64;
+        let first = u64::from(thread) * self.file_size;
+        let offset = |turn| first + site::block_at(turn, point.random, blocks) * point.block as u64;
+        let mut tally = Tally::until(end);
+        let mut turn = 0;
+        let mut asked = VecDeque::new();
+        while tally.goes_on() || !asked.is_empty() {
+            let buffer = turn as usize % buffers.len();
+            match way {
+                Way::File(file) => file.read_exact_at(&mut buffers[buffer], offset(turn))?,
+                Way::Memory(memory) => {
+                    let at = (offset(turn) - first) as usize;
+                    buffers[buffer].copy_from_slice(&memory[at..at + point.block]);
+                    std::hint::black_box(&buffers);
+                }
+                Way::Stream(stream) => {
+                    // As many requests leave at once as there is room for; at the end all are answered.
+                    let mut requests = Vec::new();
+                    while tally.goes_on() && asked.len() < buffers.len() {
+                        requests.extend_from_slice(&request(offset(turn + asked.len() as u64), point.block));
+                        asked.push_back(Instant::now());
+                    }
+                    let mut stream = stream;
+                    stream.write_all(&requests)?;
+                    if asked.is_empty() {
+                        break;
+                    }
+                    stream.read_exact(&mut buffers[buffer])?;
+                }
+            }
+            tally.count(point.block, asked.pop_front());
+            turn += 1;
+        }
+        Ok(tally)
+    }
+}
+
+impl Subject for BareSubject<'_> {
+    fn measure(&mut self, point: &Point) -> Result<Measured, Failure> {
+        if !point.operation.reads_blocks() {
+            return Ok(Measured::Unable("it only reads blocks of a file".to_owned()));
+        }
+        let failure = |error: io::Error| Failure::failed(format!("{} without NFS: {error}", self.bare.name()));
+        let costs = Costs { server: self.peer.as_ref().map(|peer| peer.child.id()), meter: self.meter };
+        let connect = |thread| self.connect().map(|way| (way, thread)).map_err(failure);
+        let drive = |(way, thread): &(Way, u32), end| self.drive(way, *thread, point, end).map_err(failure);
+        load::measure(point.threads, self.limit, &costs, connect, drive).map(Measured::Sample)
+    }
+}
+
+/// Where a thread's blocks come from.
+enum Way {
+    Stream(TcpStream),
+    File(File),
+    Memory(bytes::Bytes),
+}
+
+/// The process that answers. It ends with its standard input.
+struct Peer {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Peer {
+    fn start(file: &Path, sendfile: bool, congestion: Option<&str>) -> Result<Self, Failure> {
+        let failed = |what: &dyn std::fmt::Display| Failure::failed(format!("cannot start the bare peer: {what}"));
+        let mut command = Command::new(env::current_exe().map_err(|error| failed(&error))?);
+        command.args(["bench", "peer"]).arg(file);
+        command.args(sendfile.then_some("--sendfile"));
+        command.args(congestion.map(|name| format!("--congestion={name}")));
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(|error| failed(&error))?;
+        let mut line = String::new();
+        let read = BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut line);
+        match (read, line.trim().parse()) {
+            (Ok(_), Ok(address)) => Ok(Self { child, address }),
+            _ => {
+                let _ = child.kill();
+                let status = child.wait().map_err(|error| failed(&error))?;
+                Err(failed(&status))
+            }
+        }
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs the peer: prints where it listens, and answers until its standard input ends.
+///
+/// # Errors
+/// The file is not there, or no port can be had.
+pub fn peer(args: &PeerArgs) -> Result<(), Failure> {
+    let start = || {
+        File::open(&args.file)?;
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        congestion(&listener, args.congestion.as_deref())?;
+        println!("{}", listener.local_addr()?);
+        Ok(listener)
+    };
+    let listener = start().map_err(|error: io::Error| Failure::failed(format!("{}: {error}", args.file.display())))?;
+    let (file, sendfile) = (args.file.clone(), args.sendfile);
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let file = File::open(&file);
+            // A thread for each connection, as they come; a connection that breaks ends its thread.
+            thread::spawn(move || answer(stream, &file?, sendfile));
+        }
+    });
+    io::copy(&mut io::stdin(), &mut io::sink()).map(drop).map_err(Failure::failed)
+}
+
+fn answer(mut stream: TcpStream, file: &File, sendfile: bool) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let (mut buffer, mut asked) = (Vec::new(), [0; 12]);
+    loop {
+        stream.read_exact(&mut asked)?;
+        let (offset, len) = asked.split_at(8);
+        let mut offset = u64::from_le_bytes(offset.try_into().expect("8 bytes"));
+        let len = u32::from_le_bytes(len.try_into().expect("4 bytes")) as usize;
+        if len > BLOCK_MAX {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        if sendfile {
+            let mut left = len;
+            while left > 0 {
+                match rustix::fs::sendfile(&stream, file, Some(&mut offset), left)? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    sent => left -= sent,
+                }
+            }
+        } else {
+            buffer.resize(len, 0);
+            file.read_exact_at(&mut buffer, offset)?;
+            stream.write_all(&buffer)?;
+        }
+    }
+}
+
+fn request(offset: u64, len: usize) -> [u8; 12] {
+    let mut bytes = [0; 12];
+    bytes[..8].copy_from_slice(&offset.to_le_bytes());
+    bytes[8..].copy_from_slice(&(len as u32).to_le_bytes());
+    bytes
+}
+
+fn congestion(socket: &impl std::os::fd::AsFd, name: Option<&str>) -> io::Result<()> {
+    name.map_or(Ok(()), |name| Ok(rustix::net::sockopt::set_tcp_congestion(socket, name)?))
+}
+
+/// As NFS: nobody asks for more at once.
+const BLOCK_MAX: usize = 4 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::super::point::Operation;
+    use super::*;
+
+    /// Answers on threads of this process what the peer answers in its own.
+    fn answering(file: &Path, sendfile: bool) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, file) = (listener.local_addr().unwrap(), file.to_owned());
+        thread::spawn(move || answer(listener.accept().unwrap().0, &File::open(file).unwrap(), sendfile));
+        address
+    }
+
+    #[test]
+    fn both_answers_are_the_files_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let content = site::pattern(1 << 20);
+        std::fs::write(&path, &content).unwrap();
+        for sendfile in [false, true] {
+            let mut stream = TcpStream::connect(answering(&path, sendfile)).unwrap();
+            stream.write_all(&[request(4096, 300_000), request(7, 1)].concat()).unwrap();
+            let mut got = vec![0; 300_001];
+            stream.read_exact(&mut got).unwrap();
+            assert_eq!(got[..300_000], content[4096..304_096]);
+            assert_eq!(got[300_000], content[7]);
+            stream.write_all(&request(0, BLOCK_MAX + 1)).unwrap();
+            assert_eq!(stream.read(&mut got).unwrap(), 0, "nobody asks for so much");
+        }
+    }
+
+    #[test]
+    fn loops_without_a_peer_count_what_they_move() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, meter) = (dir.path().join("file"), Meter::find("/nowhere".as_ref()));
+        std::fs::write(&path, site::pattern(2 << 16)).unwrap();
+        for bare in [Bare::Pread, Bare::Memcpy] {
+            let limit = Duration::from_millis(1);
+            let mut subject = BareSubject::start(bare, &path, 1 << 16, limit, None, &meter).unwrap();
+            let point = Point::new(Operation::Read, 4096, 4).threads(2);
+            let Ok(Measured::Sample(sample)) = subject.measure(&point) else { panic!("{bare:?} runs") };
+            assert_eq!(sample.bytes, sample.operations * 4096);
+            assert!(sample.operations >= 2 && sample.server_cpu.is_none());
+            assert!(matches!(subject.measure(&Point::new(Operation::Write, 4096, 1)), Ok(Measured::Unable(_))));
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! [`Claim`]: what was published about a curve, to stand beside ours.
+//!
+//! Those machines had adapters, disks and processors of their time: the shape travels, and sometimes the ratio.
+
+use serde::Serialize;
+
+/// A published result.
+#[derive(Debug, Serialize)]
+pub struct Claim {
+    /// Who measured it where.
+    pub source: &'static str,
+    /// What they found.
+    pub text: &'static str,
+}
+
+/// Throughput over block size and read-ahead.
+pub const SUN_THROUGHPUT: Claim = Claim {
+    source: "Callaghan, Lingutla-Raj, Chiu, Staubach, Asad: NFS over RDMA (Sun, 2003), figures 15 and 16",
+    text: "RDMA moves about 60 % more than TCP once blocks are large and several are in flight; with small blocks, or one \
+           at a time, both wait for round trips and the surfaces lie close together.",
+};
+
+/// CPU over throughput.
+pub const SUN_CPU: Claim = Claim {
+    source: "Callaghan, Lingutla-Raj, Chiu, Staubach, Asad: NFS over RDMA (Sun, 2003), figures 17 and 18",
+    text: "At the same throughput the client spends about a third of the CPU that TCP takes: with an adapter that places \
+           data, no copy is left to pay for. Over software iWARP the copy is still there.",
+};
+
+/// The designs.
+pub const OPENSOLARIS_DESIGN: Claim = Claim {
+    source: "Noronha, Chai, Talpey, Panda: Designing NFS with RDMA for Security, Performance and Scalability \
+             (ICPP 2007, OpenSolaris), first figure",
+    text: "Read-Write (the server places data by RDMA Write) scales further than Read-Read (the client fetches \
+           them by RDMA Read, and says when it is done) with more threads at 128 KiB, at less client CPU; \
+           and the server exposes no memory.",
+};
+
+/// The ways of registration.
+pub const OPENSOLARIS_REGISTRATION: Claim = Claim {
+    source: "Noronha, Chai, Talpey, Panda: Designing NFS with RDMA for Security, Performance and Scalability \
+             (ICPP 2007, OpenSolaris), second figure",
+    text: "Registering each buffer for its RPC gives about 350 MB/s, fast registration 400 MB/s, and a registration \
+           cache 700 MB/s.",
+};
+
+/// Small READs one at a time.
+pub const NETAPP_SMALL: Claim = Claim {
+    source: "NetApp's 4 KiB test of NFS/RDMA",
+    text: "With blocks of 4 KiB, a round trip decides, not bandwidth: what RDMA saves is latency and CPU for \
+           each operation.",
+};
+
+/// Bandwidth of RoCE.
+pub const NVIDIA_BANDWIDTH: Claim = Claim {
+    source: "NVIDIA: Doubling Network File System Performance with RDMA-Enabled Networking",
+    text: "NFS over RoCE moves two to three times what TCP does at 128 KiB.",
+};
+
+/// Small operations on many threads.
+pub const NVIDIA_IOPS: Claim = Claim {
+    source: "NVIDIA: Doubling Network File System Performance with RDMA-Enabled Networking, figures 3 and 4",
+    text: "NFS over RoCE does up to 2.5 times the operations of TCP at 2 KiB and 8 KiB with 16 threads.",
+};

@@ -1,0 +1,110 @@
+//! [`measure`]: threads that all do the same for as long, and what it costs.
+
+use std::{
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    meter::Meter,
+    sample::{Sample, Tally, histogram},
+};
+use crate::{exit::Failure, process};
+
+/// Where the cost of a run is read.
+pub struct Costs<'a> {
+    /// The server's process, if it is ours.
+    pub server: Option<u32>,
+    /// The machine's memory.
+    pub meter: &'a Meter,
+}
+
+/// Runs `threads` threads, each of which gets ready by `connect` and then does `drive` until the instant that it is given.
+///
+/// All are connected before the clock starts, and it is read before any of them tears down.
+///
+/// # Errors
+/// What one of the threads failed with.
+pub fn measure<W>(
+    threads: u32,
+    limit: Duration,
+    costs: &Costs,
+    connect: impl Fn(u32) -> Result<W, Failure> + Sync,
+    drive: impl Fn(&W, Instant) -> Result<Tally, Failure> + Sync,
+) -> Result<Sample, Failure> {
+    let (start, stop) = (Barrier::new(threads as usize + 1), Barrier::new(threads as usize + 1));
+    let server_cpu = || costs.server.and_then(process::cpu_time_of);
+    thread::scope(|scope| {
+        let (start, stop, connect, drive) = (&start, &stop, &connect, &drive);
+        // A thread meets both barriers, whatever happens.
+        let threads: Vec<_> = (0..threads)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let ready = connect(thread);
+                    start.wait();
+                    let done = ready.as_ref().ok().map(|work| drive(work, Instant::now() + limit));
+                    stop.wait();
+                    ready.and_then(|_| done.expect("whoever is ready drives"))
+                })
+            })
+            .collect();
+        start.wait();
+        let (began, client, served, memory) = (Instant::now(), process::cpu_time(), server_cpu(), costs.meter.bytes());
+        stop.wait();
+        let elapsed = began.elapsed();
+        let since = |before: Option<u64>, after: Option<u64>| before.zip(after).map(|(b, a)| a.saturating_sub(b));
+        let mut sample = Sample {
+            operations: 0,
+            bytes: 0,
+            elapsed,
+            client_cpu: process::cpu_time().saturating_sub(client),
+            server_cpu: served.zip(server_cpu()).map(|(before, after)| after.saturating_sub(before)),
+            memory_bytes: since(memory, costs.meter.bytes()),
+            latency: histogram(),
+        };
+        for thread in threads {
+            let tally = thread.join().expect("a thread of the load does not panic")?;
+            sample.operations += tally.operations;
+            sample.bytes += tally.bytes;
+            sample.latency.add(&tally.latency).expect("their bounds are the same");
+        }
+        Ok(sample)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: Duration = Duration::from_millis(1);
+
+    fn costs(meter: &Meter) -> Costs<'_> {
+        Costs { server: Some(std::process::id()), meter }
+    }
+
+    #[test]
+    fn what_the_threads_did_is_summed_up() {
+        let meter = Meter::find("/nowhere".as_ref());
+        let connect = |thread| Ok(u64::from(thread));
+        let drive = |work: &u64, end| {
+            let mut tally = Tally::until(end);
+            (0..=*work).for_each(|_| tally.count(100, None));
+            Ok(tally)
+        };
+        let sample = measure(4, NOTHING, &costs(&meter), connect, drive).unwrap();
+        assert_eq!((sample.operations, sample.bytes, sample.latency.len()), (10, 1000, 10));
+        assert!(sample.server_cpu.is_some() && sample.memory_bytes.is_none());
+    }
+
+    #[test]
+    fn a_thread_that_fails_keeps_nobody_waiting() {
+        let meter = Meter::find("/nowhere".as_ref());
+        let connect = |thread| if thread == 1 { Err(Failure::failed("refused")) } else { Ok(()) };
+        let drive = |(): &(), end| Ok(Tally::until(end));
+        let failure = measure(3, NOTHING, &costs(&meter), connect, drive).err().unwrap();
+        assert_eq!(failure.message, "refused");
+        let drive = |(): &(), _| Err(Failure::failed("broken"));
+        assert_eq!(measure(2, NOTHING, &costs(&meter), |_| Ok(()), drive).err().unwrap().message, "broken");
+    }
+}

@@ -1,0 +1,322 @@
+//! [`Plan`]: what a subcommand measures, and what is drawn of it. Each is a table of points and a few charts.
+
+use super::{
+    claim::{self, Claim},
+    point::{Operation, Point},
+    report::{Cost, Row, Spread},
+};
+
+/// A subcommand.
+pub struct Plan {
+    /// Its name.
+    pub name: &'static str,
+    /// What it measures.
+    pub title: String,
+    /// Where.
+    pub points: Vec<Point>,
+    /// What is drawn.
+    pub charts: Vec<Chart>,
+    /// Seconds of each run, unless said otherwise.
+    pub seconds: f64,
+    /// Bytes of each thread's file, unless said otherwise.
+    pub file_size: u64,
+}
+
+/// A picture of some of the points.
+pub struct Chart {
+    /// What it shows.
+    pub title: String,
+    /// What was published about it.
+    pub claim: Option<&'static Claim>,
+    /// The points it is of.
+    pub of: Filter,
+    /// How it looks.
+    pub shape: Shape,
+}
+
+/// Chooses points.
+pub type Filter = fn(&Point) -> bool;
+
+/// How a chart looks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// Throughput as colour over block size and operations in flight, one surface for each series.
+    Surface,
+    /// A line for each series over the number of threads.
+    OverThreads(Measure),
+    /// A dot for each row over its throughput.
+    OverThroughput(Measure),
+    /// A bar for each series, in groups by point.
+    Bars(Measure),
+}
+
+/// What is read off a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Data a second.
+    Throughput,
+    /// Operations a second.
+    Rate,
+    /// CPU time of the client for data.
+    ClientPerGb,
+    /// CPU time of the server for data.
+    ServerPerGb,
+    /// CPU time of both for data; of the client where the server's is unknown.
+    PerGb,
+    /// CPU time of both for an operation.
+    PerOperation,
+    /// Cores that the client keeps busy.
+    ClientCores,
+    /// Half of the operations take less.
+    Median,
+    /// One of a hundred takes longer.
+    Slowest,
+}
+
+impl Measure {
+    /// What it is, and its unit.
+    pub fn title(self) -> &'static str {
+        match self {
+            Measure::Throughput => "GB/s",
+            Measure::Rate => "operations/s",
+            Measure::ClientPerGb => "client CPU s/GB",
+            Measure::ServerPerGb => "server CPU s/GB",
+            Measure::PerGb => "CPU s/GB, both ends",
+            Measure::PerOperation => "CPU µs/operation, both ends",
+            Measure::ClientCores => "client's busy cores",
+            Measure::Median => "latency p50, µs",
+            Measure::Slowest => "latency p99, µs",
+        }
+    }
+
+    /// Its value, if the row has one.
+    pub fn of(self, row: &Row) -> Option<Spread> {
+        let both = |of: fn(&Cost) -> Option<Spread>| {
+            let server = row.server_cpu.as_ref().and_then(of);
+            of(&row.client_cpu).map(|client| server.map_or(client, |server| sum(client, server)))
+        };
+        let exactly = |value| Some(Spread { median: value, low: value, high: value });
+        match self {
+            Measure::Throughput => row.gb_per_s,
+            Measure::Rate => Some(row.iops),
+            Measure::ClientPerGb => row.client_cpu.seconds_per_gb,
+            Measure::ServerPerGb => row.server_cpu.and_then(|cost| cost.seconds_per_gb),
+            Measure::PerGb => both(|cost| cost.seconds_per_gb),
+            Measure::PerOperation => both(|cost| Some(cost.us_per_operation)),
+            Measure::ClientCores => Some(row.client_cpu.cores),
+            Measure::Median => exactly(row.latency_us.p50),
+            Measure::Slowest => exactly(row.latency_us.p99),
+        }
+    }
+}
+
+fn sum(a: Spread, b: Spread) -> Spread {
+    Spread { median: a.median + b.median, low: a.low + b.low, high: a.high + b.high }
+}
+
+impl Chart {
+    fn new(title: &str, of: Filter, shape: Shape) -> Self {
+        Self { title: title.to_owned(), claim: None, of, shape }
+    }
+
+    fn beside(self, claim: &'static Claim) -> Self {
+        Self { claim: Some(claim), ..self }
+    }
+}
+
+/// One point: what `read`, `write`, `getattr` and `create` measure.
+pub fn single(name: &'static str, point: Point) -> Plan {
+    let data = point.operation.moves_blocks();
+    let charts =
+        [(Measure::Throughput, data), (Measure::Rate, !data), (Measure::PerGb, data), (Measure::PerOperation, !data)];
+    let charts = charts.into_iter().filter(|(_, wanted)| *wanted);
+    Plan {
+        name,
+        title: point.label(),
+        points: vec![point],
+        charts: charts.map(|(measure, _)| Chart::new(measure.title(), |_| true, Shape::Bars(measure))).collect(),
+        seconds: 3.0,
+        file_size: 256 << 20,
+    }
+}
+
+/// READ and WRITE in order, over block sizes and read-ahead.
+pub fn sweep() -> Plan {
+    let blocks = || (9..=20).map(|shift| 1 << shift);
+    let at_once = [0, 1, 2, 4, 8, 16];
+    let points = [Operation::ReadAhead, Operation::Write].into_iter().flat_map(|operation| {
+        blocks().flat_map(move |block| at_once.map(|in_flight| Point::new(operation, block, in_flight)))
+    });
+    Plan {
+        name: "sweep",
+        title: "READ and WRITE in order, by block size and operations in flight".to_owned(),
+        points: points.collect(),
+        charts: vec![
+            Chart::new("READ throughput, GB/s", is_read, Shape::Surface).beside(&claim::SUN_THROUGHPUT),
+            Chart::new("WRITE throughput, GB/s", is_write, Shape::Surface).beside(&claim::SUN_THROUGHPUT),
+            Chart::new(
+                "READ: the client's CPU against throughput",
+                is_read,
+                Shape::OverThroughput(Measure::ClientCores),
+            )
+            .beside(&claim::SUN_CPU),
+            Chart::new(
+                "WRITE: the client's CPU against throughput",
+                is_write,
+                Shape::OverThroughput(Measure::ClientCores),
+            )
+            .beside(&claim::SUN_CPU),
+        ],
+        seconds: 0.3,
+        file_size: 256 << 20,
+    }
+}
+
+/// READ and WRITE of 128 KiB over the number of threads.
+pub fn threads() -> Plan {
+    Plan { charts: over_threads(&claim::OPENSOLARIS_DESIGN), ..by_threads("threads", &[1, 2, 4, 8, 16, 32]) }
+}
+
+/// The same over fewer threads, for the ways of registration.
+pub fn registration() -> Plan {
+    Plan { charts: over_threads(&claim::OPENSOLARIS_REGISTRATION), ..by_threads("registration", &[1, 2, 4, 8]) }
+}
+
+fn by_threads(name: &'static str, threads: &[u32]) -> Plan {
+    let points = [Operation::Read, Operation::Write]
+        .into_iter()
+        .flat_map(|operation| threads.iter().map(move |&threads| Point::new(operation, 128 << 10, 1).threads(threads)));
+    Plan {
+        name,
+        title: "READ and WRITE of 128 KiB, by the number of threads, each with one outstanding".to_owned(),
+        points: points.collect(),
+        charts: Vec::new(),
+        seconds: 1.0,
+        file_size: 16 << 20,
+    }
+}
+
+fn over_threads(claim: &'static Claim) -> Vec<Chart> {
+    let kinds: [(&str, Filter); 2] = [("READ", is_read), ("WRITE", is_write)];
+    let measures = [Measure::Throughput, Measure::ClientPerGb, Measure::ServerPerGb];
+    let charts = kinds.iter().flat_map(|(kind, of)| {
+        measures.map(|measure| {
+            let chart = Chart::new(&format!("{kind}: {}", measure.title()), *of, Shape::OverThreads(measure));
+            if measure == Measure::Throughput { chart.beside(claim) } else { chart }
+        })
+    });
+    charts.collect()
+}
+
+/// Small operations: 16 threads, and one that waits for each.
+pub fn iops() -> Plan {
+    let blocks = [2 << 10, 4 << 10, 8 << 10];
+    let points = [16, 1].into_iter().flat_map(|threads| {
+        [Operation::Read, Operation::Write]
+            .into_iter()
+            .flat_map(move |operation| blocks.map(|block| Point::new(operation, block, 1).random().threads(threads)))
+    });
+    let alone = Point::new(Operation::Getattr, 1, 1);
+    let many: Filter = |point| point.threads > 1;
+    let one: Filter = |point| point.threads == 1;
+    Plan {
+        name: "iops",
+        title: "Random READ and WRITE of 2, 4 and 8 KiB: 16 threads with one outstanding each, and one alone"
+            .to_owned(),
+        points: points.chain([alone]).collect(),
+        charts: vec![
+            Chart::new("16 threads: operations/s", many, Shape::Bars(Measure::Rate)).beside(&claim::NVIDIA_IOPS),
+            Chart::new("16 threads: CPU", many, Shape::Bars(Measure::PerOperation)),
+            Chart::new("16 threads: latency", many, Shape::Bars(Measure::Slowest)),
+            Chart::new("One, synchronous: operations/s", one, Shape::Bars(Measure::Rate)).beside(&claim::NETAPP_SMALL),
+            Chart::new("One, synchronous: CPU", one, Shape::Bars(Measure::PerOperation)).beside(&claim::NETAPP_SMALL),
+            Chart::new("One, synchronous: latency", one, Shape::Bars(Measure::Median)),
+        ],
+        seconds: 1.0,
+        file_size: 16 << 20,
+    }
+}
+
+/// A data base's transactions, and a build.
+pub fn mixed() -> Plan {
+    let is_oltp: Filter = |point| point.operation == Operation::Oltp;
+    let is_build: Filter = |point| point.operation == Operation::Build;
+    Plan {
+        name: "mixed",
+        title: "Transactions of 8 KiB (70 % READ, 30 % WRITE with COMMIT), and the procedures of a build".to_owned(),
+        points: vec![
+            Point::new(Operation::Oltp, 8 << 10, 1).random(),
+            Point::new(Operation::Oltp, 8 << 10, 16).random(),
+            Point::new(Operation::Oltp, 8 << 10, 4).random().threads(8),
+            Point::new(Operation::Build, 4 << 10, 1),
+            Point::new(Operation::Build, 4 << 10, 8),
+        ],
+        charts: vec![
+            Chart::new("Transactions/s", is_oltp, Shape::Bars(Measure::Rate)),
+            Chart::new("Transactions: CPU", is_oltp, Shape::Bars(Measure::PerOperation)),
+            Chart::new("Transactions: latency", is_oltp, Shape::Bars(Measure::Slowest)),
+            Chart::new("Build: procedures/s", is_build, Shape::Bars(Measure::Rate)),
+            Chart::new("Build: CPU", is_build, Shape::Bars(Measure::PerOperation)),
+        ],
+        seconds: 1.0,
+        file_size: 64 << 20,
+    }
+}
+
+/// What the machine itself can do, beside what we do on it.
+pub fn baseline() -> Plan {
+    let bulk: Filter = |point| !point.random;
+    let small: Filter = |point| point.random;
+    Plan {
+        name: "baseline",
+        title: "READ beside loops without NFS".to_owned(),
+        points: vec![
+            Point::new(Operation::Read, 128 << 10, 8),
+            Point::new(Operation::Read, 1 << 20, 8),
+            Point::new(Operation::Read, 4 << 10, 16).random(),
+            Point::new(Operation::Read, 4 << 10, 1).random(),
+        ],
+        charts: vec![
+            Chart::new("Bulk: GB/s", bulk, Shape::Bars(Measure::Throughput)).beside(&claim::NVIDIA_BANDWIDTH),
+            Chart::new("Bulk: CPU", bulk, Shape::Bars(Measure::PerGb)),
+            Chart::new("Random: operations/s", small, Shape::Bars(Measure::Rate)),
+            Chart::new("Random: CPU", small, Shape::Bars(Measure::PerOperation)),
+        ],
+        seconds: 1.0,
+        file_size: 256 << 20,
+    }
+}
+
+fn is_read(point: &Point) -> bool {
+    point.operation.reads_blocks()
+}
+
+fn is_write(point: &Point) -> bool {
+    point.operation == Operation::Write
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chart_is_of_something_and_every_point_is_drawn() {
+        for plan in [sweep(), threads(), registration(), iops(), mixed(), baseline()] {
+            for chart in &plan.charts {
+                assert!(plan.points.iter().any(chart.of), "{}: {}", plan.name, chart.title);
+            }
+            for point in &plan.points {
+                assert!(plan.charts.iter().any(|chart| (chart.of)(point)), "{}: {}", plan.name, point.label());
+                assert!(plan.file_size >= point.block as u64);
+            }
+        }
+    }
+
+    #[test]
+    fn the_sweep_is_the_papers() {
+        let points = sweep().points;
+        let blocks: Vec<usize> = points.iter().filter(|p| p.in_flight == 0 && is_write(p)).map(|p| p.block).collect();
+        assert_eq!((blocks[0], blocks[11], blocks.len()), (512, 1 << 20, 12));
+        assert_eq!(points.len(), 2 * 12 * 6);
+    }
+}

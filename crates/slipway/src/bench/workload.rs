@@ -1,0 +1,220 @@
+//! What one operation does to a server: [`Work`] is a thread's connection and file, and does them one after the other.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use bytes::Bytes;
+use client::{File, Mount, NfsUrl, Result};
+use nfs::v3::{ACCESS3_READ, CreateHow3, NfsFh3, Sattr3, StableHow};
+use tokio::task::JoinSet;
+
+use super::{
+    point::{Operation, Point},
+    sample::Tally,
+    site::{self, Site},
+};
+use crate::{
+    exit::Failure,
+    reach::{self, Reach},
+};
+
+/// What the tasks of one thread share.
+pub struct Work {
+    point: Point,
+    mount: Mount,
+    dir: NfsFh3,
+    file: File,
+    blocks: u64,
+    /// The next block, or the seed of where it is.
+    next: AtomicU64,
+    /// What is written.
+    data: Bytes,
+    /// What names of its own begin with.
+    name: String,
+    /// The directory of the sources, if there is something to build.
+    sources: Option<NfsFh3>,
+}
+
+impl Work {
+    /// Connects, and opens the thread's files.
+    ///
+    /// # Errors
+    /// The server cannot be reached, or the files are not there.
+    pub async fn connect(
+        url: &NfsUrl,
+        site: &Site,
+        thread: u32,
+        point: &Point,
+    ) -> std::result::Result<Arc<Self>, Failure> {
+        let mount = Reach::new().mount(url).await?;
+        let open = async {
+            let dir = mount.resolve("").await?.handle;
+            let (file, sources) = match point.operation {
+                Operation::Build => {
+                    let sources = mount.resolve(site.sources(thread)).await?.handle;
+                    (File::new(mount.clone(), sources.clone(), site.sources(thread)), Some(sources))
+                }
+                _ => (mount.open(site.file(thread)).await?, None),
+            };
+            Ok((dir, file, sources))
+        };
+        let (dir, file, sources) = open.await.map_err(|error| reach::failure(url, &error))?;
+        Ok(Arc::new(Self {
+            point: *point,
+            dir,
+            file,
+            blocks: (site.file_size() / point.block as u64).max(1),
+            next: AtomicU64::new(0),
+            data: site::pattern(point.block),
+            name: format!("{}-new", site.file(thread)),
+            sources,
+            mount,
+        }))
+    }
+
+    /// Does operations until `end`, so many at once as the point says.
+    ///
+    /// # Errors
+    /// The first that failed.
+    pub async fn drive(self: &Arc<Self>, end: Instant) -> Result<Tally> {
+        let mut tasks = JoinSet::new();
+        for task in 0..self.point.tasks() {
+            tasks.spawn(self.clone().repeat(task, end));
+        }
+        let mut total = Tally::until(end);
+        while let Some(done) = tasks.join_next().await {
+            total.add(&done.expect("a task of the load does not panic")?);
+        }
+        if self.point.operation == Operation::Write {
+            self.file.commit().await?;
+        }
+        Ok(total)
+    }
+
+    async fn repeat(self: Arc<Self>, task: u32, end: Instant) -> Result<Tally> {
+        let mut tally = Tally::until(end);
+        let name = format!("{}-{task}", self.name);
+        match self.point.operation {
+            Operation::Read => self.read(&mut tally).await,
+            Operation::ReadAhead if self.point.in_flight == 0 => self.read(&mut tally).await,
+            Operation::ReadAhead => self.read_ahead(&mut tally).await,
+            Operation::Write => self.write(&mut tally).await,
+            Operation::Oltp => self.transactions(&mut tally).await,
+            Operation::Getattr => {
+                while tally.goes_on() {
+                    self.file.stat().await?;
+                    tally.count(0, None);
+                }
+                Ok(())
+            }
+            Operation::Create => {
+                while tally.goes_on() {
+                    let how = CreateHow3::Guarded(Sattr3 { mode: Some(0o644), ..Sattr3::default() });
+                    self.mount.v3().create(&self.dir, name.as_bytes(), how).await?;
+                    self.mount.v3().remove(&self.dir, name.as_bytes()).await?;
+                    tally.count(0, None);
+                }
+                Ok(())
+            }
+            Operation::Build => {
+                let sources = self.sources.as_ref().expect("it has been opened");
+                while tally.goes_on() {
+                    self.compile(sources, &name, &mut tally).await?;
+                }
+                Ok(())
+            }
+        }?;
+        Ok(tally)
+    }
+
+    async fn read(&self, tally: &mut Tally) -> Result<()> {
+        let mut buffer = self.mount.pool().take(self.point.block);
+        while tally.goes_on() {
+            let (read, back) = self.file.read_at(self.offset(), buffer).await;
+            tally.count(read?, None);
+            buffer = back;
+        }
+        Ok(())
+    }
+
+    /// Through the client's reader, as an application reads: the mount's read-ahead is the point's blocks in flight.
+    async fn read_ahead(&self, tally: &mut Tally) -> Result<()> {
+        let end = self.blocks * self.point.block as u64;
+        while tally.goes_on() {
+            let (mut reader, mut pieces) = (self.file.reader_range(0, end), 0);
+            while tally.goes_on() {
+                let Some(piece) = reader.next().await? else { break };
+                pieces += piece.len();
+                if pieces >= self.point.block {
+                    tally.count(pieces, None);
+                    pieces = 0;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn write(&self, tally: &mut Tally) -> Result<()> {
+        let stable = if self.point.in_flight == 0 { StableHow::FileSync } else { StableHow::Unstable };
+        while tally.goes_on() {
+            tally.count(self.write_block(stable).await?, None);
+        }
+        Ok(())
+    }
+
+    async fn write_block(&self, stable: StableHow) -> Result<usize> {
+        let (v3, handle) = (self.mount.v3(), self.file.handle());
+        Ok(v3.write(handle, self.offset(), self.data.clone(), stable).await?.count as usize)
+    }
+
+    /// Reads and commits as a data base does: 70 of 100 read, at places in no order.
+    async fn transactions(&self, tally: &mut Tally) -> Result<()> {
+        let mut buffer = self.mount.pool().take(self.point.block);
+        while tally.goes_on() {
+            if site::scatter(self.next.load(Relaxed) ^ 0x5eed) % 10 < 7 {
+                let (read, back) = self.file.read_at(self.offset(), buffer).await;
+                tally.count(read?, None);
+                buffer = back;
+            } else {
+                let written = self.write_block(StableHow::Unstable).await?;
+                self.file.commit().await?;
+                tally.count(written, None);
+            }
+        }
+        Ok(())
+    }
+
+    /// One source file becomes one object file, and that goes away again. Each procedure is an operation.
+    async fn compile(&self, sources: &NfsFh3, object: &str, tally: &mut Tally) -> Result<()> {
+        let (v3, turn) = (self.mount.v3(), self.next.fetch_add(1, Relaxed));
+        let source = site::source(turn);
+        let found = v3.lookup(sources, source.name.as_bytes()).await?.object;
+        tally.count(0, None);
+        v3.access(&found, ACCESS3_READ).await?;
+        tally.count(0, None);
+        tally.count(v3.read(&found, 0, source.size as u32).await?.data.0.len(), None);
+        let how = CreateHow3::Unchecked(Sattr3 { mode: Some(0o644), size: Some(0), ..Sattr3::default() });
+        let made = self.mount.create_at(sources, object.as_bytes(), how).await?;
+        tally.count(0, None);
+        let data = self.data.slice(..source.size.min(self.data.len()));
+        tally.count(v3.write(&made, 0, data, StableHow::Unstable).await?.count as usize, None);
+        v3.commit(&made, 0, 0).await?;
+        tally.count(0, None);
+        v3.getattr(&made).await?;
+        tally.count(0, None);
+        v3.remove(sources, object.as_bytes()).await?;
+        tally.count(0, None);
+        Ok(())
+    }
+
+    /// Where the next block is.
+    fn offset(&self) -> u64 {
+        let turn = self.next.fetch_add(1, Relaxed);
+        site::block_at(turn, self.point.random, self.blocks) * self.point.block as u64
+    }
+}
