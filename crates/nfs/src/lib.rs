@@ -1,9 +1,14 @@
 //! NFS protocol data: what goes over the wire, and nothing of what it does.
 //!
-//! Names are the RFCs', in Rust's case. Read RFC 1813 for [`v3`] and [`mount`].
+//! Names are the RFCs', in Rust's case. Read RFC 1813 for [`v3`] and [`mount`], and RFC 8881 and 7862 for [`v4`].
+//! [`nlm`], [`nsm`] and [`nfsacl`] are what NFSv3 needs beside it for locks and access control lists.
 
 pub mod mount;
+pub mod nfsacl;
+pub mod nlm;
+pub mod nsm;
 pub mod v3;
+pub mod v4;
 
 /// The NFS program number.
 pub const NFS_PROGRAM: u32 = 100_003;

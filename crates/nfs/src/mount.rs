@@ -1,6 +1,6 @@
 //! MOUNT version 3, RFC 1813 appendix I.
 
-use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, List, Opaque};
+use xdr::{Decode, Encode, List, Opaque};
 
 use crate::v3::NfsFh3;
 
@@ -77,33 +77,15 @@ pub struct MountOk {
 }
 
 /// MNT results.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[xdr(tag = Mountstat3)]
 pub enum MountRes {
     /// Here it is.
+    #[xdr(Mountstat3::Ok)]
     Ok(MountOk),
     /// No.
+    #[xdr(default)]
     Fail(Mountstat3),
-}
-
-impl Encode for MountRes {
-    fn encode(&self, encoder: &mut Encoder) {
-        match self {
-            MountRes::Ok(ok) => {
-                Mountstat3::Ok.encode(encoder);
-                ok.encode(encoder);
-            }
-            MountRes::Fail(status) => status.encode(encoder),
-        }
-    }
-}
-
-impl Decode for MountRes {
-    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        match Mountstat3::decode(decoder)? {
-            Mountstat3::Ok => MountOk::decode(decoder).map(MountRes::Ok),
-            status => Ok(MountRes::Fail(status)),
-        }
-    }
 }
 
 /// One mount, as DUMP lists them.

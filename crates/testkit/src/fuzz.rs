@@ -8,6 +8,7 @@
 //! `[[bin]]` in `fuzz/Cargo.toml`, and some seeds in `fuzz/corpus/<name>`.
 
 mod nfs;
+mod nfs4;
 mod rpc;
 mod rpcrdma;
 mod xdr;
@@ -21,6 +22,7 @@ use rdma::{
 
 pub use self::{
     nfs::{handle, nfs3_call},
+    nfs4::nfs4_compound,
     rpc::{record_marking, rpc_message},
     rpcrdma::{rpcrdma_connection, rpcrdma_header},
     xdr::xdr,
@@ -40,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     ("rpcrdma_connection", rpcrdma_connection),
     ("nfs3_call", nfs3_call),
     ("handle", handle),
+    ("nfs4_compound", nfs4_compound),
 ];
 
 /// The first frame of a connection, from either side; and what is accepted is written back the same.

@@ -1,10 +1,11 @@
 //! What tests of several crates share.
 //!
-//! [`pcap`] and [`capture`] read what real peers have put on the wire; [`fuzz`] holds the bodies of
+//! [`pcap`], [`capture`] and [`exchange`] read what real peers have put on the wire; [`fuzz`] holds the bodies of
 //! the fuzz targets; [`proxy`] cuts TCP connections in the middle of a message; [`world`] is a server
 //! and its clients in virtual time.
 
 pub mod capture;
+pub mod exchange;
 pub mod fuzz;
 pub mod paper;
 pub mod pcap;

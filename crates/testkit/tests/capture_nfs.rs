@@ -2,218 +2,209 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
-use nfs::v3::*;
-use rdma::{
-    Stag,
-    iwarp::{
-        ddp,
-        rdmap::{Opcode, ReadRequest},
-    },
-};
+use nfs::{v3::*, v4};
 use rpc::{AcceptStat, CallHeader, ReplyBody, ReplyHeader, Xid};
-use rpcrdma::{
-    chunk::{Chunk, Lists},
-    header::{Body, Header},
+use testkit::{
+    capture,
+    exchange::{self, Exchange},
+    pcap,
 };
-use smallvec::SmallVec;
-use testkit::{capture, pcap};
-use xdr::{Decode, Decoder, Encode, Encoder, Message, PlacedPayload};
+use xdr::{Decode, Decoder, Encode, Encoder};
 
-const CAPTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/data/siw-v3.pcap.gz");
+/// What Linux sent in NFS version 3, and in the minor versions of version 4.
+const CAPTURES: [&str; 4] = [
+    concat!(env!("CARGO_MANIFEST_DIR"), "/data/siw-v3.pcap.gz"),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/data/siw-v4.0.pcap.gz"),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/data/siw-v4.1.pcap.gz"),
+    concat!(env!("CARGO_MANIFEST_DIR"), "/data/siw-v4.2.pcap.gz"),
+];
 
-/// What has moved to and from the client's registered memory: by region, pieces by offset, the latest last.
-#[derive(Default)]
-struct ClientMemory(BTreeMap<Stag, BTreeMap<u64, Bytes>>);
-
-impl ClientMemory {
-    fn put(&mut self, stag: Stag, offset: u64, bytes: Bytes) {
-        self.0.entry(stag).or_default().insert(offset, bytes);
-    }
-
-    /// The bytes of a chunk, which must all have moved.
-    fn chunk(&self, chunk: &Chunk) -> Bytes {
-        let mut out = Vec::new();
-        for segment in chunk.segments() {
-            let (mut at, end) = (segment.offset, segment.offset + u64::from(segment.length));
-            while at < end {
-                let (start, piece) = self.0[&segment.handle].range(..=at).next_back().expect("bytes that have moved");
-                let piece = &piece[(at - start) as usize..];
-                let len = piece.len().min((end - at) as usize);
-                assert!(len > 0, "bytes that have moved");
-                out.extend(&piece[..len]);
-                at += len as u64;
-            }
-        }
-        out.into()
-    }
+/// The conversations of NFS in a capture, as messages of iWARP.
+fn conversations(capture: &str) -> Vec<Vec<capture::Message>> {
+    let conversations = pcap::read(capture).unwrap();
+    let rdma = conversations.iter().filter(|talk| talk.server.port() == 20049);
+    rdma.map(|talk| capture::messages(&capture::frames(talk))).collect()
 }
 
-/// A call as it was sent, until its reply tells that its chunks have been read.
-struct Outstanding {
-    header: Header,
-    stream: Bytes,
-}
-
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Seen {
-    calls: BTreeMap<Proc3, usize>,
-    replies: BTreeMap<Proc3, usize>,
+    /// Calls by procedure or operation.
+    calls: BTreeMap<&'static str, usize>,
     read_chunks: usize,
     write_chunks: usize,
     reply_chunks: usize,
     others: usize,
+    callbacks: usize,
+    attributes: usize,
+    long_bitmaps: usize,
 }
 
-#[test]
-fn every_message_of_linux_is_written_back_to_the_same_bytes() {
-    let mut seen = Seen::default();
-    for talk in pcap::read(CAPTURE).unwrap().iter().filter(|talk| talk.server.port() == 20049) {
-        follow(&capture::messages(&capture::frames(talk)), &mut seen);
+impl Seen {
+    fn of(capture: &str) -> Self {
+        let mut seen = Seen::default();
+        for messages in conversations(capture) {
+            let (exchanges, unanswered) = exchange::exchanges(&messages);
+            assert_eq!(unanswered, 0, "every call was answered");
+            exchanges.iter().for_each(|exchange| seen.add(exchange));
+        }
+        assert!(seen.calls.values().sum::<usize>() > 50, "{seen:?}");
+        assert!(seen.read_chunks > 0 && seen.write_chunks > 0 && seen.reply_chunks > 0, "{seen:?}");
+        seen
     }
-    assert_eq!(seen.calls, seen.replies);
-    assert!(seen.calls.len() >= 20, "{:?}", seen.calls);
-    assert!(seen.calls.values().sum::<usize>() > 50, "{:?}", seen.calls);
-    assert!(seen.read_chunks > 0 && seen.write_chunks > 0 && seen.reply_chunks > 0 && seen.others > 0);
-}
 
-fn follow(messages: &[capture::Message], seen: &mut Seen) {
-    let mut memory = ClientMemory::default();
-    let mut reads: Vec<ReadRequest> = Vec::new();
-    let mut calls: BTreeMap<u32, Outstanding> = BTreeMap::new();
-    for message in messages {
-        match (message.opcode, &message.header) {
-            (Opcode::ReadRequest, _) => reads.push(ReadRequest::parse(message.payload[..].try_into().unwrap())),
-            (Opcode::ReadResponse, _) => {
-                let request = reads.remove(0);
-                memory.put(request.source_stag, request.source_offset, message.payload.clone());
+    fn add(&mut self, exchange: &Exchange) {
+        self.read_chunks += exchange.call.payloads.len();
+        self.write_chunks += exchange.reply.payloads.len();
+        self.reply_chunks += usize::from(exchange.reply_chunk);
+        let (mut call, mut reply) = (Decoder::new(&exchange.call), Decoder::new(&exchange.reply));
+        let header = CallHeader::decode(&mut call).unwrap();
+        let answer = ReplyHeader::decode(&mut reply).unwrap();
+        assert_eq!(answer.xid, header.xid);
+        assert!(matches!(answer.body, ReplyBody::Accepted { stat: AcceptStat::Success, .. }));
+        let (mut call_again, mut reply_again) = (Encoder::default(), Encoder::default());
+        header.encode(&mut call_again);
+        answer.encode(&mut reply_again);
+        let mut sides = Sides { call, reply, call_again, reply_again, sets: false };
+        match (exchange.from_client, header.program, header.version) {
+            (true, nfs::NFS_PROGRAM, VERSION) => {
+                let procedure = Proc3::from_number(header.procedure).unwrap();
+                sides.procedure(procedure);
+                *self.calls.entry(procedure.name()).or_default() += 1;
             }
-            (Opcode::Write, ddp::Header::Tagged { stag, offset, .. }) => {
-                memory.put(*stag, *offset, message.payload.clone());
+            (true, nfs::NFS_PROGRAM, v4::VERSION) => match header.procedure {
+                v4::PROC_COMPOUND => self.compound(&mut sides),
+                procedure => assert_eq!(procedure, v4::PROC_NULL),
+            },
+            (false, _, v4::CALLBACK_VERSION) => {
+                self.callbacks += 1;
+                match header.procedure {
+                    v4::PROC_COMPOUND => {
+                        sides.both::<v4::compound::CbCompoundArgs, v4::compound::CbCompoundRes>();
+                    }
+                    procedure => assert_eq!(procedure, v4::PROC_NULL),
+                }
             }
             _ => {
-                let (header, stream) = transport_header(&message.payload);
-                if message.from_client {
-                    calls.insert(header.xid.0, Outstanding { header, stream });
-                } else {
-                    let call = calls.remove(&header.xid.0).expect("a reply to a call");
-                    let procedure = check_call(&call, &memory, seen);
-                    check_reply(&header, stream, procedure, &memory, seen);
+                self.others += 1;
+                return;
+            }
+        }
+        assert!(exchange::same(&sides.call_again.finish(), &exchange.call), "{:?}", exchange.call);
+        let reply = sides.reply_again.finish();
+        if !exchange::same(&reply, &exchange.reply) {
+            // Linux's server writes which attributes were set with words of zero at the end, which we leave out.
+            assert!(sides.sets, "{:?}", exchange.reply);
+            assert!((1..=3).any(|words| reply.len() + 4 * words == exchange.reply.len()), "{:?}", exchange.reply);
+            self.long_bitmaps += 1;
+        }
+    }
+
+    fn compound(&mut self, sides: &mut Sides<'_>) {
+        let (args, res) = sides.both::<v4::compound::CompoundArgs, v4::compound::CompoundRes>();
+        let minor = args.minorversion;
+        for operation in &args.argarray {
+            assert!(operation.opnum().minor_versions().contains(&minor), "{operation:?}");
+            *self.calls.entry(operation.opnum().name()).or_default() += 1;
+            self.attributes_set(operation, minor);
+        }
+        assert_eq!(res.resarray.last().map(v4::Resop4::status), Some(res.status));
+        for (result, operation) in res.resarray.iter().zip(&args.argarray) {
+            assert_eq!(result.opnum(), operation.opnum());
+            match result {
+                v4::Resop4::Open(_) | v4::Resop4::Create(_) | v4::Resop4::SetAttr(_) => sides.sets = true,
+                v4::Resop4::GetAttr(v4::Res4::Ok(attrs)) => self.attributes(attrs, minor, v4::attr::Purpose::Get),
+                v4::Resop4::ReadDir(v4::Res4::Ok(ok)) => {
+                    ok.reply.entries.iter().for_each(|e| self.attributes(&e.attrs, minor, v4::attr::Purpose::Get));
                 }
+                _ => {}
             }
         }
     }
-    assert!(calls.is_empty(), "every call was answered");
-}
 
-/// The RPC-over-RDMA header, which encodes to itself, and what follows it.
-fn transport_header(payload: &Bytes) -> (Header, Bytes) {
-    let message = Message::from(payload.clone());
-    let mut decoder = Decoder::new(&message);
-    let header = Header::decode(&mut decoder).expect("a header of version 1");
-    let mut encoder = Encoder::default();
-    header.encode(&mut encoder);
-    assert_eq!(encoder.finish().stream, payload[..decoder.position()]);
-    assert_eq!(header.wire_len(), decoder.position());
-    (header, decoder.take_rest())
-}
-
-fn lists(header: &Header) -> (&Lists, bool) {
-    match &header.body {
-        Body::Msg(lists) => (lists, false),
-        Body::NoMsg(lists) => (lists, true),
-        other => panic!("{other:?}"),
-    }
-}
-
-/// Puts a call together, checks it, and says which procedure it calls if it is one of NFS.
-fn check_call(call: &Outstanding, memory: &ClientMemory, seen: &mut Seen) -> Option<Proc3> {
-    let (lists, _) = lists(&call.header);
-    let (position_zero, chunks) = lists.reads.split_stream();
-    let stream = position_zero.map_or_else(|| call.stream.clone(), |chunk| memory.chunk(chunk));
-    let payload = |chunk: &rpcrdma::chunk::ReadChunk| PlacedPayload {
-        position: Some(chunk.position),
-        data: memory.chunk(&chunk.chunk).into(),
-    };
-    seen.read_chunks += chunks.len();
-    let message = Message { stream, payloads: chunks.iter().map(payload).collect() };
-    let mut decoder = Decoder::new(&message);
-    let header = CallHeader::decode(&mut decoder).unwrap();
-    assert_eq!(header.xid, call.header.xid);
-    if header.program != nfs::NFS_PROGRAM {
-        seen.others += 1;
-        return None;
-    }
-    let procedure = Proc3::from_number(header.procedure).unwrap();
-    *seen.calls.entry(procedure).or_default() += 1;
-    let mut encoder = Encoder::default();
-    header.encode(&mut encoder);
-    again(procedure, Side::Args, &mut decoder, &mut encoder);
-    assert_same(&encoder.finish(), &message);
-    Some(procedure)
-}
-
-fn check_reply(header: &Header, stream: Bytes, procedure: Option<Proc3>, memory: &ClientMemory, seen: &mut Seen) {
-    let (lists, no_msg) = lists(header);
-    seen.reply_chunks += usize::from(no_msg);
-    let stream = if no_msg { memory.chunk(lists.reply.as_ref().expect("a reply chunk")) } else { stream };
-    let used = lists.writes.chunks().iter().map(|chunk| memory.chunk(chunk)).filter(|data| !data.is_empty());
-    let payloads: SmallVec<_> = used.map(|data| PlacedPayload { position: None, data: data.into() }).collect();
-    seen.write_chunks += payloads.len();
-    let message = Message { stream, payloads };
-    let Some(procedure) = procedure else { return };
-    *seen.replies.entry(procedure).or_default() += 1;
-    let mut decoder = Decoder::new(&message);
-    let reply = ReplyHeader::decode(&mut decoder).unwrap();
-    assert_eq!(reply.xid, header.xid);
-    assert!(matches!(reply.body, ReplyBody::Accepted { stat: AcceptStat::Success, .. }));
-    let mut encoder = Encoder::default();
-    reply.encode(&mut encoder);
-    again(procedure, Side::Res, &mut decoder, &mut encoder);
-    assert_same(&encoder.finish(), &message);
-}
-
-#[derive(Clone, Copy)]
-enum Side {
-    Args,
-    Res,
-}
-
-/// Decodes a procedure's arguments or results, all that is left, and encodes them again.
-fn again(procedure: Proc3, side: Side, decoder: &mut Decoder<'_>, encoder: &mut Encoder) {
-    fn one<T: Decode + Encode>(decoder: &mut Decoder<'_>, encoder: &mut Encoder) {
-        T::decode(decoder).unwrap().encode(encoder);
-        decoder.finish().unwrap();
-    }
-    macro_rules! procedures {
-        ($($name:ident)*) => {
-            match (procedure, side) {
-                $((Proc3::$name, Side::Args) => one::<<$name as Procedure3>::Args>(decoder, encoder),
-                (Proc3::$name, Side::Res) => one::<<$name as Procedure3>::Res>(decoder, encoder),)*
-            }
+    fn attributes_set(&mut self, operation: &v4::Argop4, minor: u32) {
+        use v4::{Argop4, Createhow4::*, Openflag4};
+        let attrs = match operation {
+            Argop4::SetAttr(args) => &args.obj_attributes,
+            Argop4::Create(args) => &args.createattrs,
+            Argop4::Open(args) => match &args.openhow {
+                Openflag4::Create(Unchecked(attrs) | Guarded(attrs) | Exclusive41 { attrs, .. }) => attrs,
+                _ => return,
+            },
+            _ => return,
         };
+        self.attributes(attrs, minor, v4::attr::Purpose::Set);
     }
-    procedures!(Null GetAttr SetAttr Lookup Access ReadLink Read Write Create MkDir SymLink MkNod Remove RmDir Rename
-        Link ReadDir ReadDirPlus FsStat FsInfo PathConf Commit);
+
+    fn attributes(&mut self, sent: &v4::attr::Fattr4, minor: u32, purpose: v4::attr::Purpose) {
+        let attrs = sent.to_attrs(minor, purpose).unwrap_or_else(|error| panic!("{error} in {sent:?}"));
+        assert_eq!(v4::attr::Fattr4::from(&attrs), *sent);
+        self.attributes += attrs.mask().iter().count();
+    }
 }
 
-/// The same stream, and the same payloads at the same places; items that travelled inline may be payloads of ours.
-fn assert_same(ours: &Message, theirs: &Message) {
-    let mut placed = theirs.clone();
-    for (payload, ours) in placed.payloads.iter_mut().zip(&ours.payloads) {
-        payload.position = payload.position.or(ours.position);
+/// A call and its reply, read behind their headers and written again.
+struct Sides<'a> {
+    call: Decoder<'a>,
+    reply: Decoder<'a>,
+    call_again: Encoder,
+    reply_again: Encoder,
+    /// Whether a result tells which attributes were set.
+    sets: bool,
+}
+
+impl Sides<'_> {
+    /// Reads arguments and results, all that is left, and writes them again.
+    fn both<A: Decode + Encode, R: Decode + Encode>(&mut self) -> (A, R) {
+        fn one<T: Decode + Encode>(decoder: &mut Decoder<'_>, encoder: &mut Encoder) -> T {
+            let value = T::decode(decoder).unwrap();
+            decoder.finish().unwrap();
+            value.encode(encoder);
+            value
+        }
+        (one(&mut self.call, &mut self.call_again), one(&mut self.reply, &mut self.reply_again))
     }
-    assert_eq!(ours.to_rope().to_bytes().unwrap(), placed.to_rope().to_bytes().unwrap());
+
+    fn procedure(&mut self, procedure: Proc3) {
+        macro_rules! procedures {
+            ($($name:ident)*) => {
+                match procedure {
+                    $(Proc3::$name => drop(self.both::<<$name as Procedure3>::Args, <$name as Procedure3>::Res>()),)*
+                }
+            };
+        }
+        procedures!(Null GetAttr SetAttr Lookup Access ReadLink Read Write Create MkDir SymLink MkNod Remove RmDir
+            Rename Link ReadDir ReadDirPlus FsStat FsInfo PathConf Commit);
+    }
+}
+
+#[test]
+fn every_message_of_version_3_is_written_back_to_the_same_bytes() {
+    let seen = Seen::of(CAPTURES[0]);
+    assert!(seen.calls.len() >= 20 && seen.others > 0, "{seen:?}");
+}
+
+#[test]
+fn every_message_of_version_4_is_written_back_to_the_same_bytes() {
+    for (capture, only) in [(1, "SETCLIENTID_CONFIRM"), (2, "RECLAIM_COMPLETE"), (3, "COPY")] {
+        let seen = Seen::of(CAPTURES[capture]);
+        assert!(seen.calls.contains_key(only), "{seen:?}");
+        assert!(seen.calls.len() >= 20 && seen.attributes > 1000, "{seen:?}");
+    }
 }
 
 #[test]
 fn xids_are_used_once() {
     let mut xids = std::collections::BTreeSet::new();
-    for talk in pcap::read(CAPTURE).unwrap().iter().filter(|talk| talk.server.port() == 20049) {
-        for message in capture::messages(&capture::frames(talk)) {
-            let send = !matches!(message.opcode, Opcode::Write | Opcode::ReadRequest | Opcode::ReadResponse);
+    for messages in conversations(CAPTURES[0]) {
+        for message in messages {
+            let send = !matches!(
+                message.opcode,
+                rdma::iwarp::rdmap::Opcode::Write
+                    | rdma::iwarp::rdmap::Opcode::ReadRequest
+                    | rdma::iwarp::rdmap::Opcode::ReadResponse
+            );
             if send && message.from_client {
-                let Xid(xid) = transport_header(&message.payload).0.xid;
+                let Xid(xid) = exchange::transport_header(&message.payload).0.xid;
                 assert!(xids.insert(xid), "{xid:#x}");
             }
         }

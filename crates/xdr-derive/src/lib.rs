@@ -7,11 +7,17 @@
 //!   the fields of its arm. Discriminants are written `#[xdr(3)]` on each variant. One tuple
 //!   variant may be `#[xdr(default)]`: its first field, a `u32`, is any discriminant not listed,
 //!   and the rest of its fields follow.
+//! - Where the discriminant is an XDR enum itself, `#[xdr(tag = Status)]` on the union names it: arms
+//!   are then `#[xdr(Status::Ok)]`, the default arm's first field is a `Status`, and a number that
+//!   `Status` does not have is an error.
 
 use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote};
-use syn::{Data, DataEnum, DeriveInput, Error, Expr, Fields, Generics, Ident, Result, Variant, parse_macro_input};
+use syn::{
+    Attribute, Data, DataEnum, DeriveInput, Error, Expr, Fields, Generics, Ident, Result, Type, Variant,
+    parse_macro_input,
+};
 
 /// Derives `xdr::Encode`.
 #[proc_macro_derive(Encode, attributes(xdr))]
@@ -39,7 +45,7 @@ fn expand(input: &DeriveInput, side: Side) -> TokenStream {
             Ok(quote!(Ok(#value)))
         }
         (Data::Enum(data), Side::Encode) => encode_enum(data),
-        (Data::Enum(data), Side::Decode) => decode_enum(data),
+        (Data::Enum(data), Side::Decode) => tag(&input.attrs).and_then(|tag| decode_enum(data, tag)),
         (Data::Union(_), _) => Err(Error::new_spanned(&input.ident, "XDR has no untagged unions")),
     };
     match body {
@@ -134,13 +140,44 @@ fn arm(variant: &Variant) -> Result<Arm> {
     }
 }
 
+/// The type of the discriminant, from `#[xdr(tag = Type)]`.
+fn tag(attributes: &[Attribute]) -> Result<Option<Type>> {
+    let mut tag = None;
+    for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("xdr")) {
+        attribute.parse_nested_meta(|meta| {
+            if !meta.path.is_ident("tag") {
+                return Err(meta.error("expected `tag = Type`"));
+            }
+            tag = Some(meta.value()?.parse()?);
+            Ok(())
+        })?;
+    }
+    Ok(tag)
+}
+
 fn encode_enum(data: &DataEnum) -> Result<Tokens> {
+    let mut listed = Vec::new();
+    for variant in &data.variants {
+        if let Arm::Value(value) = arm(variant)? {
+            listed.push(value);
+        }
+    }
     let mut arms = Tokens::new();
     for variant in &data.variants {
         let name = &variant.ident;
         arms.extend(match arm(variant)? {
             // The first field of the default arm is the discriminant itself.
-            Arm::Default => encode_fields(quote!(Self::#name), &variant.fields),
+            Arm::Default => {
+                let (pattern, names) = bind(quote!(Self::#name), &variant.fields);
+                let Some(discriminant) = names.first() else {
+                    return Err(Error::new_spanned(variant, "the default arm is a tuple: (discriminant, …)"));
+                };
+                quote!(#pattern => {
+                    let listed = [#((#listed) as u32),*].contains(&(*#discriminant as u32));
+                    assert!(!listed, "a discriminant with an arm of its own");
+                    #(::xdr::Encode::encode(#names, encoder);)*
+                })
+            }
             Arm::Value(value) => {
                 let (pattern, names) = bind(quote!(Self::#name), &variant.fields);
                 quote!(#pattern => { encoder.u32((#value) as u32); #(::xdr::Encode::encode(#names, encoder);)* })
@@ -150,7 +187,14 @@ fn encode_enum(data: &DataEnum) -> Result<Tokens> {
     Ok(arms)
 }
 
-fn decode_enum(data: &DataEnum) -> Result<Tokens> {
+fn decode_enum(data: &DataEnum, tag: Option<Type>) -> Result<Tokens> {
+    let (read, default_field) = match tag {
+        Some(tag) => (
+            quote! { let tag = <#tag as ::xdr::Decode>::decode(decoder)?; let discriminant = tag as u32; },
+            quote!(tag),
+        ),
+        None => (quote! { let discriminant = decoder.u32()?; }, quote!(discriminant)),
+    };
     let mut arms = Tokens::new();
     let mut default = quote! {
         Err(::xdr::DecodeError { kind: ::xdr::DecodeErrorKind::BadDiscriminant(discriminant), offset })
@@ -164,16 +208,16 @@ fn decode_enum(data: &DataEnum) -> Result<Tokens> {
             }
             Arm::Default => {
                 let Fields::Unnamed(fields) = &variant.fields else {
-                    return Err(Error::new_spanned(variant, "the default arm is a tuple: (u32, …)"));
+                    return Err(Error::new_spanned(variant, "the default arm is a tuple: (discriminant, …)"));
                 };
                 let rest = fields.unnamed.iter().skip(1).map(|_| quote!(::xdr::Decode::decode(decoder)?));
-                default = quote!(Ok(Self::#name(discriminant, #(#rest),*)));
+                default = quote!(Ok(Self::#name(#default_field, #(#rest),*)));
             }
         }
     }
     Ok(quote! {
         let offset = decoder.position();
-        let discriminant = decoder.u32()?;
+        #read
         #arms
         #default
     })

@@ -215,6 +215,15 @@ impl<'a> Decoder<'a> {
         Ok(u32::from_be_bytes(self.array()?))
     }
 
+    /// The unsigned 32-bit integer that comes next, which stays.
+    ///
+    /// # Errors
+    /// The stream has ended.
+    pub fn peek_u32(&self) -> Result<u32, DecodeError> {
+        let bytes = self.stream[self.at..].first_chunk().copied();
+        bytes.map(u32::from_be_bytes).ok_or(self.error(DecodeErrorKind::Truncated))
+    }
+
     /// Reads an unsigned 64-bit integer.
     ///
     /// # Errors

@@ -35,5 +35,5 @@ mod types;
 
 pub use codec::{Decode, DecodeError, DecodeErrorKind, Decoder, Encode, Encoder};
 pub use message::{Located, Message, PlacedPayload};
-pub use types::{List, Opaque, Payload, Text};
+pub use types::{Array, List, Opaque, Payload, Text};
 pub use xdr_derive::{Decode, Encode};

@@ -106,6 +106,41 @@ impl<const MAX: usize> From<Bytes> for Payload<MAX> {
     }
 }
 
+/// A variable-length array of at most `MAX` items (RFC 4506 §4.13).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Array<T, const MAX: usize>(pub Vec<T>);
+
+impl<T, const MAX: usize> Default for Array<T, MAX> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T, const MAX: usize> Deref for Array<T, MAX> {
+    type Target = Vec<T>;
+    fn deref(&self) -> &Vec<T> {
+        &self.0
+    }
+}
+
+impl<T: Encode, const MAX: usize> Encode for Array<T, MAX> {
+    fn encode(&self, encoder: &mut Encoder) {
+        assert!(self.0.len() <= MAX, "{} items in an array of at most {MAX}", self.0.len());
+        self.0.encode(encoder);
+    }
+}
+
+impl<T: Decode, const MAX: usize> Decode for Array<T, MAX> {
+    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+        let len = decoder.length(MAX.min(decoder.remaining() / 4))?;
+        let mut items = Vec::with_capacity(len);
+        for _ in 0..len {
+            items.push(decoder.nested(T::decode)?);
+        }
+        Ok(Self(items))
+    }
+}
+
 /// A linked list (RFC 4506 §4.19): each item behind a TRUE, and a FALSE at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List<T>(pub Vec<T>);

@@ -2,7 +2,7 @@
 //!
 //! `XArgs` are arguments, `XOk` the body of a successful result, and `XRes` the result itself.
 
-use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, List, Payload};
+use xdr::{Decode, Encode, List, Payload};
 
 use super::types::*;
 
@@ -328,56 +328,24 @@ pub struct SymLinkArgs {
 }
 
 /// What MKNOD makes (§3.3.11).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[xdr(tag = Ftype3)]
 pub enum MkNodData3 {
     /// A character device.
+    #[xdr(Ftype3::Chr)]
     Chr(Sattr3, Specdata3),
     /// A block device.
+    #[xdr(Ftype3::Blk)]
     Blk(Sattr3, Specdata3),
     /// A socket.
+    #[xdr(Ftype3::Sock)]
     Sock(Sattr3),
     /// A named pipe.
+    #[xdr(Ftype3::Fifo)]
     Fifo(Sattr3),
     /// A type that MKNOD does not make: answered with BADTYPE.
+    #[xdr(default)]
     Other(Ftype3),
-}
-
-impl Encode for MkNodData3 {
-    fn encode(&self, encoder: &mut Encoder) {
-        match self {
-            MkNodData3::Chr(attributes, device) => (Ftype3::Chr, attributes, Some(device)).encode_arm(encoder),
-            MkNodData3::Blk(attributes, device) => (Ftype3::Blk, attributes, Some(device)).encode_arm(encoder),
-            MkNodData3::Sock(attributes) => (Ftype3::Sock, attributes, None).encode_arm(encoder),
-            MkNodData3::Fifo(attributes) => (Ftype3::Fifo, attributes, None).encode_arm(encoder),
-            MkNodData3::Other(ftype) => ftype.encode(encoder),
-        }
-    }
-}
-
-trait EncodeArm {
-    fn encode_arm(self, encoder: &mut Encoder);
-}
-
-impl EncodeArm for (Ftype3, &Sattr3, Option<&Specdata3>) {
-    fn encode_arm(self, encoder: &mut Encoder) {
-        self.0.encode(encoder);
-        self.1.encode(encoder);
-        if let Some(device) = self.2 {
-            device.encode(encoder);
-        }
-    }
-}
-
-impl Decode for MkNodData3 {
-    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        Ok(match Ftype3::decode(decoder)? {
-            Ftype3::Chr => MkNodData3::Chr(Decode::decode(decoder)?, Decode::decode(decoder)?),
-            Ftype3::Blk => MkNodData3::Blk(Decode::decode(decoder)?, Decode::decode(decoder)?),
-            Ftype3::Sock => MkNodData3::Sock(Decode::decode(decoder)?),
-            Ftype3::Fifo => MkNodData3::Fifo(Decode::decode(decoder)?),
-            other => MkNodData3::Other(other),
-        })
-    }
 }
 
 /// MKNOD arguments (§3.3.11).

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Opaque};
+use xdr::{Decode, Encode, Opaque};
 
 /// A file handle (§2.3.3): 0 to 64 bytes, opaque to clients.
 pub type NfsFh3 = Opaque<FHSIZE3>;
@@ -230,37 +230,15 @@ pub struct Diropargs3 {
 }
 
 /// A result: the procedure's `resok` or its `resfail`, as every procedure but NULL has one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[xdr(tag = Nfsstat3)]
 pub enum Res3<T, F> {
     /// NFS3_OK.
+    #[xdr(Nfsstat3::Ok)]
     Ok(T),
     /// Any other status.
+    #[xdr(default)]
     Fail(Nfsstat3, F),
-}
-
-impl<T: Encode, F: Encode> Encode for Res3<T, F> {
-    fn encode(&self, encoder: &mut Encoder) {
-        match self {
-            Res3::Ok(value) => {
-                Nfsstat3::Ok.encode(encoder);
-                value.encode(encoder);
-            }
-            Res3::Fail(status, fail) => {
-                assert_ne!(*status, Nfsstat3::Ok, "a failure needs a status of its own");
-                status.encode(encoder);
-                fail.encode(encoder);
-            }
-        }
-    }
-}
-
-impl<T: Decode, F: Decode> Decode for Res3<T, F> {
-    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        match Nfsstat3::decode(decoder)? {
-            Nfsstat3::Ok => T::decode(decoder).map(Res3::Ok),
-            status => F::decode(decoder).map(|fail| Res3::Fail(status, fail)),
-        }
-    }
 }
 
 impl<T, F> Res3<T, F> {

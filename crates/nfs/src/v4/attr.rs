@@ -1,0 +1,437 @@
+//! File attributes: the table of all that are defined, and their encoding (RFC 8881 §5, RFC 7862 §12, RFC 8275, RFC 8276).
+//!
+//! [`Fattr4`] is how attributes travel: a bitmap and the values of its bits, one after the other without lengths. So a
+//! bit of unknown meaning makes all that follows unreadable; but the values as a whole have a length, and the compound
+//! around them can be read on. [`Attrs`] is what they mean: each attribute is there or not.
+
+use std::fmt;
+
+use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message, Opaque};
+
+use super::{acl::*, bitmap::Bitmap4, location::*, status::Nfsstat4, types::*};
+
+/// What can be done with an attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It can be read.
+    Get,
+    /// It can be set, and has no value to be read.
+    Set,
+    /// Both.
+    GetSet,
+}
+
+/// Whether every server has the attribute. The RFCs call the others RECOMMENDED.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Necessity {
+    /// Every server has it, in the minor versions that define it.
+    Required,
+    /// Some have it; `supported_attrs` tells.
+    Recommended,
+}
+
+macro_rules! attributes {
+    ($($name:ident $field:ident: $type:ty = $number:literal, $necessity:ident, $access:ident, $since:literal;)*) => {
+        /// An attribute.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u32)]
+        pub enum Attr4 { $(#[doc = concat!("`", stringify!($field), "`.")] $name = $number,)* }
+
+        impl Attr4 {
+            /// All of them, in the order of their numbers.
+            pub const ALL: &[Attr4] = &[$(Attr4::$name),*];
+
+            /// The attribute of this number.
+            pub const fn from_number(number: u32) -> Option<Self> {
+                match number { $($number => Some(Attr4::$name),)* _ => None }
+            }
+
+            /// Its name in the RFCs.
+            pub const fn name(self) -> &'static str {
+                match self { $(Attr4::$name => stringify!($field)),* }
+            }
+
+            /// Whether every server has it.
+            pub const fn necessity(self) -> Necessity {
+                match self { $(Attr4::$name => Necessity::$necessity),* }
+            }
+
+            /// What can be done with it.
+            pub const fn access(self) -> Access {
+                match self { $(Attr4::$name => Access::$access),* }
+            }
+
+            /// The first minor version that has it.
+            pub const fn since(self) -> u32 {
+                match self { $(Attr4::$name => $since),* }
+            }
+        }
+
+        /// The values of attributes; those that are not there are `None`.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct Attrs {
+            $(#[doc = concat!("Attribute ", $number, ".")] pub $field: Option<$type>,)*
+        }
+
+        impl Attrs {
+            /// Which are there.
+            pub fn mask(&self) -> Bitmap4 {
+                let mut mask = Bitmap4::new();
+                $(if self.$field.is_some() { mask.insert($number); })*
+                mask
+            }
+
+            /// Takes out those that are not in `mask`.
+            pub fn retain(&mut self, mask: &Bitmap4) {
+                $(if !mask.contains($number) { self.$field = None; })*
+            }
+
+            fn encode_values(&self, encoder: &mut Encoder) {
+                $(if let Some(value) = &self.$field { value.encode(encoder); })*
+            }
+
+            fn decode_value(&mut self, attribute: Attr4, decoder: &mut Decoder<'_>) -> Result<(), DecodeError> {
+                match attribute { $(Attr4::$name => self.$field = Some(Decode::decode(decoder)?),)* }
+                Ok(())
+            }
+        }
+    };
+}
+
+// Values are written in the order of this table, so it has to be that of the numbers: a test sees to it.
+attributes! {
+    SupportedAttrs supported_attrs: Bitmap4 = 0, Required, Get, 0;
+    Type object_type: Ftype4 = 1, Required, Get, 0;
+    FhExpireType fh_expire_type: u32 = 2, Required, Get, 0;
+    Change change: Changeid4 = 3, Required, Get, 0;
+    Size size: u64 = 4, Required, GetSet, 0;
+    LinkSupport link_support: bool = 5, Required, Get, 0;
+    SymlinkSupport symlink_support: bool = 6, Required, Get, 0;
+    NamedAttr named_attr: bool = 7, Required, Get, 0;
+    Fsid fsid: Fsid4 = 8, Required, Get, 0;
+    UniqueHandles unique_handles: bool = 9, Required, Get, 0;
+    LeaseTime lease_time: u32 = 10, Required, Get, 0;
+    RdattrError rdattr_error: Nfsstat4 = 11, Required, Get, 0;
+    Acl acl: Vec<Nfsace4> = 12, Recommended, GetSet, 0;
+    Aclsupport aclsupport: u32 = 13, Recommended, Get, 0;
+    Archive archive: bool = 14, Recommended, GetSet, 0;
+    Cansettime cansettime: bool = 15, Recommended, Get, 0;
+    CaseInsensitive case_insensitive: bool = 16, Recommended, Get, 0;
+    CasePreserving case_preserving: bool = 17, Recommended, Get, 0;
+    ChownRestricted chown_restricted: bool = 18, Recommended, Get, 0;
+    Filehandle filehandle: NfsFh4 = 19, Required, Get, 0;
+    Fileid fileid: u64 = 20, Recommended, Get, 0;
+    FilesAvail files_avail: u64 = 21, Recommended, Get, 0;
+    FilesFree files_free: u64 = 22, Recommended, Get, 0;
+    FilesTotal files_total: u64 = 23, Recommended, Get, 0;
+    FsLocations fs_locations: FsLocations4 = 24, Recommended, Get, 0;
+    Hidden hidden: bool = 25, Recommended, GetSet, 0;
+    Homogeneous homogeneous: bool = 26, Recommended, Get, 0;
+    Maxfilesize maxfilesize: u64 = 27, Recommended, Get, 0;
+    Maxlink maxlink: u32 = 28, Recommended, Get, 0;
+    Maxname maxname: u32 = 29, Recommended, Get, 0;
+    Maxread maxread: u64 = 30, Recommended, Get, 0;
+    Maxwrite maxwrite: u64 = 31, Recommended, Get, 0;
+    Mimetype mimetype: Utf8str = 32, Recommended, GetSet, 0;
+    Mode mode: u32 = 33, Recommended, GetSet, 0;
+    NoTrunc no_trunc: bool = 34, Recommended, Get, 0;
+    Numlinks numlinks: u32 = 35, Recommended, Get, 0;
+    Owner owner: Utf8str = 36, Recommended, GetSet, 0;
+    OwnerGroup owner_group: Utf8str = 37, Recommended, GetSet, 0;
+    QuotaAvailHard quota_avail_hard: u64 = 38, Recommended, Get, 0;
+    QuotaAvailSoft quota_avail_soft: u64 = 39, Recommended, Get, 0;
+    QuotaUsed quota_used: u64 = 40, Recommended, Get, 0;
+    Rawdev rawdev: Specdata4 = 41, Recommended, Get, 0;
+    SpaceAvail space_avail: u64 = 42, Recommended, Get, 0;
+    SpaceFree space_free: u64 = 43, Recommended, Get, 0;
+    SpaceTotal space_total: u64 = 44, Recommended, Get, 0;
+    SpaceUsed space_used: u64 = 45, Recommended, Get, 0;
+    System system: bool = 46, Recommended, GetSet, 0;
+    TimeAccess time_access: Nfstime4 = 47, Recommended, Get, 0;
+    TimeAccessSet time_access_set: Settime4 = 48, Recommended, Set, 0;
+    TimeBackup time_backup: Nfstime4 = 49, Recommended, GetSet, 0;
+    TimeCreate time_create: Nfstime4 = 50, Recommended, GetSet, 0;
+    TimeDelta time_delta: Nfstime4 = 51, Recommended, Get, 0;
+    TimeMetadata time_metadata: Nfstime4 = 52, Recommended, Get, 0;
+    TimeModify time_modify: Nfstime4 = 53, Recommended, Get, 0;
+    TimeModifySet time_modify_set: Settime4 = 54, Recommended, Set, 0;
+    MountedOnFileid mounted_on_fileid: u64 = 55, Recommended, Get, 0;
+    DirNotifDelay dir_notif_delay: Nfstime4 = 56, Recommended, Get, 1;
+    DirentNotifDelay dirent_notif_delay: Nfstime4 = 57, Recommended, Get, 1;
+    Dacl dacl: Nfsacl41 = 58, Recommended, GetSet, 1;
+    Sacl sacl: Nfsacl41 = 59, Recommended, GetSet, 1;
+    ChangePolicy change_policy: Fsid4 = 60, Recommended, Get, 1;
+    FsStatus fs_status: Fs4Status = 61, Recommended, Get, 1;
+    FsLayoutTypes fs_layout_types: Vec<Layouttype4> = 62, Recommended, Get, 1;
+    LayoutHint layout_hint: Layouthint4 = 63, Recommended, Set, 1;
+    LayoutTypes layout_types: Vec<Layouttype4> = 64, Recommended, Get, 1;
+    LayoutBlksize layout_blksize: u32 = 65, Recommended, Get, 1;
+    LayoutAlignment layout_alignment: u32 = 66, Recommended, Get, 1;
+    FsLocationsInfo fs_locations_info: FsLocationsInfo4 = 67, Recommended, Get, 1;
+    Mdsthreshold mdsthreshold: Mdsthreshold4 = 68, Recommended, Get, 1;
+    RetentionGet retention_get: RetentionGet4 = 69, Recommended, Get, 1;
+    RetentionSet retention_set: RetentionSet4 = 70, Recommended, Set, 1;
+    RetentevtGet retentevt_get: RetentionGet4 = 71, Recommended, Get, 1;
+    RetentevtSet retentevt_set: RetentionSet4 = 72, Recommended, Set, 1;
+    RetentionHold retention_hold: u64 = 73, Recommended, GetSet, 1;
+    ModeSetMasked mode_set_masked: ModeMasked4 = 74, Recommended, Set, 1;
+    SuppattrExclcreat suppattr_exclcreat: Bitmap4 = 75, Required, Get, 1;
+    FsCharsetCap fs_charset_cap: u32 = 76, Recommended, Get, 1;
+    CloneBlksize clone_blksize: u32 = 77, Recommended, Get, 2;
+    SpaceFreed space_freed: u64 = 78, Recommended, Get, 2;
+    ChangeAttrType change_attr_type: ChangeAttrType4 = 79, Recommended, Get, 2;
+    SecLabel sec_label: SecLabel4 = 80, Recommended, GetSet, 2;
+    ModeUmask mode_umask: ModeUmask4 = 81, Recommended, Set, 2;
+    XattrSupport xattr_support: bool = 82, Recommended, Get, 2;
+}
+
+impl Attr4 {
+    /// Those that servers of `minor` have defined, with what can be done as `access` says.
+    pub fn defined(minor: u32, access: impl Fn(Access) -> bool) -> Bitmap4 {
+        Self::ALL
+            .iter()
+            .filter(|attr| attr.since() <= minor && access(attr.access()))
+            .map(|&attr| attr as u32)
+            .collect()
+    }
+}
+
+/// Bits of a mode to be set, and which (RFC 8881 §6.2.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ModeMasked4 {
+    /// The values of the bits.
+    pub value_to_set: u32,
+    /// The bits.
+    pub mask_bits: u32,
+}
+
+/// A mode, and the umask of the process that makes the object (RFC 8275 §4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ModeUmask4 {
+    /// The mode that was asked for.
+    pub mode: u32,
+    /// The umask, which does not apply where an access control list is inherited.
+    pub umask: u32,
+}
+
+/// How the change attribute changes (RFC 7862 §12.2.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[repr(u32)]
+pub enum ChangeAttrType4 {
+    /// It grows with each change.
+    MonotonicIncr = 0,
+    /// It grows by one with each change.
+    VersionCounter = 1,
+    /// So it does when no layouts are used.
+    VersionCounterNopnfs = 2,
+    /// It is the time of the last change.
+    TimeMetadata = 3,
+    /// Nothing is known.
+    Undefined = 4,
+}
+
+/// Attributes as they travel (`fattr4`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct Fattr4 {
+    /// Which.
+    pub attrmask: Bitmap4,
+    /// Their values in the order of their numbers.
+    pub attr_vals: Opaque<ATTRS_BOUND>,
+}
+
+/// What attributes are for, where they are decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be set: by SETATTR, OPEN and CREATE.
+    Set,
+    /// To be compared: by VERIFY and NVERIFY.
+    Verify,
+    /// To be looked at: in the results of GETATTR, READDIR and CB_GETATTR.
+    Get,
+}
+
+/// Attributes that cannot be had from what was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttrError {
+    /// The number of the attribute.
+    pub attribute: u32,
+    /// What is wrong with it.
+    pub kind: AttrErrorKind,
+}
+
+/// What is wrong with an attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttrErrorKind {
+    /// No minor version up to this one defines it.
+    Unknown,
+    /// It cannot be set.
+    GetOnly,
+    /// It cannot be read or compared.
+    SetOnly,
+    /// Its value, or what follows the last value, is malformed.
+    Malformed(DecodeError),
+}
+
+impl AttrError {
+    /// The status that answers it.
+    pub fn status(&self) -> Nfsstat4 {
+        match self.kind {
+            // RFC 8881 §15.1.15.1: also for required attributes of another minor version.
+            AttrErrorKind::Unknown => Nfsstat4::AttrNotSupp,
+            // RFC 8881 §18.30.3 for SETATTR, §18.31.3 for VERIFY.
+            AttrErrorKind::GetOnly | AttrErrorKind::SetOnly => Nfsstat4::Inval,
+            AttrErrorKind::Malformed(_) => Nfsstat4::BadXdr,
+        }
+    }
+}
+
+impl fmt::Display for AttrError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Attr4::from_number(self.attribute) {
+            Some(attribute) => write!(f, "attribute {}: ", attribute.name()),
+            None => write!(f, "attribute {}: ", self.attribute),
+        }?;
+        match &self.kind {
+            AttrErrorKind::Unknown => write!(f, "not defined in this minor version"),
+            AttrErrorKind::GetOnly => write!(f, "cannot be set"),
+            AttrErrorKind::SetOnly => write!(f, "can only be set"),
+            AttrErrorKind::Malformed(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for AttrError {}
+
+impl Fattr4 {
+    /// What the attributes are, in minor version `minor`.
+    ///
+    /// # Errors
+    /// The first that is not known, is not for this purpose, or is malformed. All bits are looked at before any value.
+    pub fn to_attrs(&self, minor: u32, purpose: Purpose) -> Result<Attrs, AttrError> {
+        let mut attributes = Vec::new();
+        for attribute in self.attrmask.iter() {
+            let error = |kind| AttrError { attribute, kind };
+            let known = Attr4::from_number(attribute).filter(|known| known.since() <= minor);
+            let known = known.ok_or(error(AttrErrorKind::Unknown))?;
+            match (purpose, known.access()) {
+                (Purpose::Set, Access::Get) => return Err(error(AttrErrorKind::GetOnly)),
+                (Purpose::Verify | Purpose::Get, Access::Set) => return Err(error(AttrErrorKind::SetOnly)),
+                // RFC 8881 §18.31.3: rdattr_error is of no object, and nothing to compare with.
+                (Purpose::Verify, _) if known == Attr4::RdattrError => return Err(error(AttrErrorKind::SetOnly)),
+                _ => attributes.push(known),
+            }
+        }
+        self.decode_values(&attributes)
+    }
+
+    fn decode_values(&self, attributes: &[Attr4]) -> Result<Attrs, AttrError> {
+        let message = Message::from(self.attr_vals.0.clone());
+        let mut decoder = Decoder::new(&message);
+        let mut attrs = Attrs::default();
+        let malformed = |attribute: Option<&Attr4>, error| AttrError {
+            attribute: attribute.map_or(0, |&attribute| attribute as u32),
+            kind: AttrErrorKind::Malformed(error),
+        };
+        for attribute in attributes {
+            attrs.decode_value(*attribute, &mut decoder).map_err(|error| malformed(Some(attribute), error))?;
+        }
+        decoder.finish().map_err(|error| malformed(attributes.last(), error))?;
+        Ok(attrs)
+    }
+}
+
+/// The form of [`Fattr4`].
+impl Encode for Attrs {
+    fn encode(&self, encoder: &mut Encoder) {
+        self.mask().encode(encoder);
+        let length_at = encoder.stream_len();
+        encoder.length(0);
+        self.encode_values(encoder);
+        let len = encoder.stream_len() - length_at - 4;
+        encoder.patch_u32(length_at, u32::try_from(len).expect("attributes fit a message"));
+    }
+}
+
+impl From<&Attrs> for Fattr4 {
+    fn from(attrs: &Attrs) -> Self {
+        let mut encoder = Encoder::default();
+        attrs.encode_values(&mut encoder);
+        Self { attrmask: attrs.mask(), attr_vals: Opaque(encoder.finish().stream) }
+    }
+}
+
+impl From<Attrs> for Fattr4 {
+    fn from(attrs: Attrs) -> Self {
+        Self::from(&attrs)
+    }
+}
+
+/// The bound we put on the values of one object's attributes; long lists of access control entries fit.
+const ATTRS_BOUND: usize = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn fattr(bits: &[u32], words: &[u32]) -> Fattr4 {
+        let values: Bytes = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        Fattr4 { attrmask: bits.iter().copied().collect(), attr_vals: Opaque(values) }
+    }
+
+    #[test]
+    fn the_table_is_in_order_and_without_gaps() {
+        for (number, attribute) in Attr4::ALL.iter().enumerate() {
+            assert_eq!(*attribute as usize, number);
+            assert_eq!(Attr4::from_number(number as u32), Some(*attribute));
+        }
+        assert_eq!(Attr4::from_number(Attr4::ALL.len() as u32), None);
+    }
+
+    #[test]
+    fn required_attributes_are_those_of_the_rfcs() {
+        // RFC 8881 table 4; RFC 7530 table 3 has the same but the last.
+        let required = Attr4::ALL.iter().filter(|attr| attr.necessity() == Necessity::Required);
+        assert_eq!(
+            required.map(|attr| *attr as u32).collect::<Vec<_>>(),
+            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 19, 75]
+        );
+    }
+
+    #[test]
+    fn set_only_attributes_are_those_of_the_rfcs() {
+        let set_only = Attr4::defined(2, |access| access == Access::Set);
+        assert_eq!(set_only.iter().collect::<Vec<_>>(), [48, 54, 63, 70, 72, 74, 81]);
+        let settable = Attr4::defined(0, |access| access == Access::GetSet);
+        assert_eq!(settable.iter().collect::<Vec<_>>(), [4, 12, 14, 25, 32, 33, 36, 37, 46, 49, 50]);
+    }
+
+    #[test]
+    fn values_come_in_the_order_of_numbers() {
+        let attrs = Attrs { mode: Some(0o644), size: Some(9), owner: Some("7".into()), ..Attrs::default() };
+        let sent = Fattr4::from(&attrs);
+        assert_eq!(sent, fattr(&[4, 33, 36], &[0, 9, 0o644, 1, 0x37000000]));
+        assert_eq!(sent.to_attrs(0, Purpose::Set), Ok(attrs.clone()));
+        assert_eq!(Message::encode(&attrs).stream, Message::encode(&sent).stream);
+        let mut kept = attrs;
+        kept.retain(&[4, 5].into_iter().collect());
+        assert_eq!(kept, Attrs { size: Some(9), ..Attrs::default() });
+    }
+
+    #[test]
+    fn what_cannot_be_set_is_told_apart() {
+        let status = |fattr: Fattr4, minor, purpose| fattr.to_attrs(minor, purpose).map_err(|error| error.status());
+        assert_eq!(status(fattr(&[83], &[]), 2, Purpose::Set), Err(Nfsstat4::AttrNotSupp));
+        assert_eq!(status(fattr(&[1999], &[]), 2, Purpose::Get), Err(Nfsstat4::AttrNotSupp));
+        assert_eq!(status(fattr(&[81], &[0o644, 0o22]), 1, Purpose::Set), Err(Nfsstat4::AttrNotSupp));
+        assert_eq!(status(fattr(&[3], &[0, 0]), 0, Purpose::Set), Err(Nfsstat4::Inval));
+        assert_eq!(status(fattr(&[48], &[0]), 0, Purpose::Verify), Err(Nfsstat4::Inval));
+        assert_eq!(status(fattr(&[11], &[0]), 0, Purpose::Verify), Err(Nfsstat4::Inval));
+        assert_eq!(status(fattr(&[4], &[0]), 0, Purpose::Set), Err(Nfsstat4::BadXdr));
+        assert_eq!(status(fattr(&[4], &[0, 0, 0]), 0, Purpose::Set), Err(Nfsstat4::BadXdr));
+        assert_eq!(status(fattr(&[48], &[7]), 0, Purpose::Set), Err(Nfsstat4::BadXdr));
+        let error = fattr(&[4, 33], &[0, 0]).to_attrs(0, Purpose::Set).unwrap_err();
+        assert_eq!(error.to_string(), "attribute mode: truncated at XDR offset 8");
+    }
+}
