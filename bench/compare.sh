@@ -2,28 +2,30 @@
 # compare.sh SLIPWAY [SECONDS]: our client on our server beside libnfs's client on NFS-Ganesha, in one run.
 #
 # Both servers export the same tmpfs, and ours its memory backend, too. Both clients use one connection and one thread, under
-# the same congestion control (CONGESTION, default cubic: bbr paces even on loopback). Rounds (ROUNDS, default 3) alternate
-# between the two, and the median counts. Everything happens in a network namespace of its own, so nothing else listens or is disturbed.
+# the same congestion control (CONGESTION, default cubic: bbr paces even on loopback); with several, as in "cubic,bbr", all is
+# measured under each in turn, and there is a table for each. Rounds (ROUNDS, default 3) alternate between the two sides, and the
+# median counts. Everything happens in a network namespace of its own, so nothing else listens or is disturbed.
 # Prints a table in Markdown; needs root, libnfs-dev, nfs-ganesha-vfs, rpcbind, gcc and python3.
 # `cargo xtask compare` installs these, builds Slipway for release and runs this.
 set -euo pipefail
 
 slipway=$(realpath "${1:?usage: compare.sh SLIPWAY [SECONDS]}")
 seconds=${2:-5}
-congestion=${CONGESTION:-cubic}
+IFS=, read -ra congestions <<< "${CONGESTION:-cubic}"
 rounds=${ROUNDS:-3}
 
 [ "$(id -u)" = 0 ] || { echo "compare.sh: must be root, for a network namespace and NFS-Ganesha" >&2; exit 1; }
 if [ -z "${IN_NAMESPACE:-}" ]; then
   # A namespace may choose among the allowed ones; the machine's own choice stays as it is.
-  allowed=$(sysctl -n net.ipv4.tcp_allowed_congestion_control)
-  case " $allowed " in
-    *" $congestion "*) ;;
-    *) sysctl -qw net.ipv4.tcp_allowed_congestion_control="$allowed $congestion" ;;
-  esac
+  for congestion in "${congestions[@]}"; do
+    allowed=$(sysctl -n net.ipv4.tcp_allowed_congestion_control)
+    case " $allowed " in
+      *" $congestion "*) ;;
+      *) sysctl -qw net.ipv4.tcp_allowed_congestion_control="$allowed $congestion" ;;
+    esac
+  done
   IN_NAMESPACE=1 exec unshare --net --mount "${BASH_SOURCE[0]}" "$slipway" "$seconds"
 fi
-sysctl -qw net.ipv4.tcp_congestion_control="$congestion"
 
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
 work=$(mktemp -d)
@@ -48,12 +50,20 @@ LOG { Default_Log_Level = CRIT; }
 C
 rpcbind -f >/dev/null 2>&1 & children+=($!)
 sleep 0.5
-ganesha.nfsd -F -f "$work/ganesha.conf" -L "$work/ganesha.log" -p "$work/ganesha.pid" >/dev/null 2>&1 & ganesha=$!
-children+=("$ganesha")
-for _ in {1..100}; do
-  if ss -ltn | grep -q :12049; then break; fi
-  sleep 0.1
-done
+start_ganesha() {
+  ganesha.nfsd -F -f "$work/ganesha.conf" -L "$work/ganesha.log" -p "$work/ganesha.pid" >/dev/null 2>&1 & ganesha=$!
+  children+=("$ganesha")
+  for _ in {1..100}; do
+    if ss -ltn | grep -q :12049; then return; fi
+    sleep 0.1
+  done
+  echo "compare.sh: NFS-Ganesha does not listen" >&2
+  exit 1
+}
+stop_ganesha() {
+  kill "$ganesha"
+  wait "$ganesha" || true
+}
 
 theirs() { "$work/nfsbench" 127.0.0.1 12049 12050 "$work/export" "$ganesha" "$seconds" "$@"; }
 ours() { "$slipway" bench "${@:2}" --backend "$1" --transport tcp,rdma --seconds "$seconds" --rounds 1 --json; }
@@ -67,14 +77,26 @@ random READ 4 KiB × 16|randread 4096 16|read --random --block 4K --in-flight 16
 GETATTR × 16|getattr 0 16|getattr --in-flight 16
 CREATE+REMOVE × 16|create 0 16|create --in-flight 16
 P
-for round in $(seq "$rounds"); do
-  while IFS='|' read -r name their_words our_words; do
-    echo "round $round: $name" >&2
-    # shellcheck disable=SC2086 # words
-    printf '%s\t%s\t%s\t%s\n' "$name" "$(theirs $their_words </dev/null)" "$(ours "dir:$work/export" $our_words </dev/null)" \
-      "$(ours memory $our_words </dev/null)" >> "$work/results"
-  done < "$work/plan"
+# Connections take the namespace's choice when they are made, those accepted that of the listening socket: so Ganesha starts
+# anew under each.
+measure() {
+  sysctl -qw net.ipv4.tcp_congestion_control="$1"
+  start_ganesha
+  for round in $(seq "$rounds"); do
+    while IFS='|' read -r name their_words our_words; do
+      echo "$1, round $round: $name" >&2
+      # shellcheck disable=SC2086 # words
+      printf '%s\t%s\t%s\t%s\n' "$name" "$(theirs $their_words </dev/null)" "$(ours "dir:$work/export" $our_words </dev/null)" \
+        "$(ours memory $our_words </dev/null)" >> "$work/results.$1"
+    done < "$work/plan"
+  done
+  stop_ganesha
+}
+for congestion in "${congestions[@]}"; do measure "$congestion"; done
+for congestion in "${congestions[@]}"; do
+  echo "Linux $(uname -r), $(nproc) cores, congestion control $congestion, $seconds s × $rounds rounds;" \
+    "libnfs $(dpkg-query -W -f '${Version}' libnfs13), NFS-Ganesha $(dpkg-query -W -f '${Version}' nfs-ganesha)"
+  echo
+  python3 "$here/table.py" "$work/results.$congestion"
+  echo
 done
-echo "Linux $(uname -r), $(nproc) cores, congestion control $(sysctl -n net.ipv4.tcp_congestion_control), $seconds s × $rounds rounds;" \
-  "libnfs $(dpkg-query -W -f '${Version}' libnfs13), NFS-Ganesha $(dpkg-query -W -f '${Version}' nfs-ganesha)"
-python3 "$here/table.py" "$work/results"

@@ -7,10 +7,16 @@ use crate::{debian, shell};
 
 const PACKAGES: [&str; 6] = ["libnfs-dev", "nfs-ganesha", "nfs-ganesha-vfs", "rpcbind", "build-essential", "python3"];
 
-/// Runs the comparison with `seconds` for each measurement; false if that is no number.
-pub fn run(seconds: &str, report: &mut Report) -> bool {
-    if seconds.parse::<u32>().is_err() {
-        return false;
+/// Runs the comparison as `--seconds` (of each measurement) and `--congestion` (one or several) say; false if they cannot
+/// be understood.
+pub fn run(arguments: &[&str], report: &mut Report) -> bool {
+    let (mut seconds, mut congestion) = ("5", "cubic");
+    for pair in arguments.chunks(2) {
+        match *pair {
+            ["--seconds", value] if value.parse::<u32>().is_ok_and(|value| value > 0) => seconds = value,
+            ["--congestion", value] => congestion = value,
+            _ => return false,
+        }
     }
     report.step("compare", || {
         if let Err(why) = debian::install(&PACKAGES) {
@@ -19,7 +25,7 @@ pub fn run(seconds: &str, report: &mut Report) -> bool {
         let built = shell::run(&mut shell::cargo(["build", "--release", "--package", "slipway"]));
         let compared = built.and_then(|()| {
             let slipway = shell::target_dir().join("release/slipway");
-            shell::run(Command::new("bench/compare.sh").arg(slipway).arg(seconds))
+            shell::run(Command::new("bench/compare.sh").arg(slipway).arg(seconds).env("CONGESTION", congestion))
         });
         match compared {
             Ok(()) => Outcome::Passed { tests: 1 },

@@ -4,7 +4,7 @@
 //! cargo xtask test                             all of it: format, lints, tests, tidy, interop
 //! cargo xtask tidy                             the rules of STYLE.md and ARCHITECTURE.md that a program can check
 //! cargo xtask interop [--only NAME]            a real Linux kernel, libnfs, fio and tshark against Slipway
-//! cargo xtask compare [--seconds N]            speed beside libnfs's client on NFS-Ganesha, in one run
+//! cargo xtask compare [--seconds N] [--congestion cubic,bbr]   speed beside libnfs's client on NFS-Ganesha, in one run
 //! cargo xtask sim --seed N                     replay one seed of the simulated worlds
 //! cargo xtask fuzz TARGET [--minutes M]        fuzz one target on this toolchain
 //! ```
@@ -45,8 +45,7 @@ fn main() -> ExitCode {
             true
         }
         ["interop", "--only", suite] => interop::run(Some(suite), &mut report),
-        ["compare"] => compare::run("5", &mut report),
-        ["compare", "--seconds", seconds] => compare::run(seconds, &mut report),
+        ["compare", arguments @ ..] => compare::run(arguments, &mut report),
         ["sim", "--seed", seed] => checks::replay(seed, &mut report),
         ["fuzz", target] => fuzz::run(target, "1", &mut report),
         ["fuzz", target, "--minutes", minutes] => fuzz::run(target, minutes, &mut report),
@@ -63,7 +62,7 @@ const USAGE: &str = "\
 usage: cargo xtask test
        cargo xtask tidy
        cargo xtask interop [--only client|knfsd|libnfs|fio|capture|reference]
-       cargo xtask compare [--seconds N]
+       cargo xtask compare [--seconds N] [--congestion NAME,...]
        cargo xtask sim --seed N
        cargo xtask fuzz TARGET [--minutes M]
 ";
