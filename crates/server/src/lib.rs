@@ -17,6 +17,7 @@ mod error;
 mod exec;
 mod export;
 mod handle;
+pub mod locks;
 mod mount;
 mod server;
 mod v3;

@@ -1,0 +1,197 @@
+//! Who locks: owners of locks, the clients they are on, and what each of them takes.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use smallvec::SmallVec;
+
+use super::{FileId, Limits};
+
+/// A client, by the number that its protocol gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LockClient {
+    /// A host that locks by NLM.
+    Nlm(u32),
+    /// An NFSv4 client: its `clientid4`.
+    V4(u64),
+}
+
+/// Who owns locks: whatever the client tells its processes apart by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    /// On which client.
+    pub client: LockClient,
+    /// For NLM `svid` and `oh`, for NFSv4 the lock-owner or open-owner.
+    pub opaque: SmallVec<[u8; 32]>,
+}
+
+/// An owner, while it has something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct OwnerId(u32);
+
+/// What an owner has.
+#[derive(Debug)]
+pub(super) struct OwnerState {
+    pub(super) owner: Arc<Owner>,
+    /// Ranges that it holds, in all files.
+    pub(super) held: usize,
+    /// Requests of its that wait: in which files, once for each.
+    pub(super) waits: Vec<FileId>,
+    /// Files in which it has anything, in order.
+    files: Vec<FileId>,
+}
+
+/// What a client has.
+#[derive(Debug, Default)]
+struct ClientState {
+    owners: BTreeSet<OwnerId>,
+    /// Ranges and shares, and what its owners take beside them.
+    units: usize,
+    waiters: usize,
+}
+
+/// All owners that have something.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    ids: HashMap<Arc<Owner>, OwnerId>,
+    states: HashMap<OwnerId, OwnerState>,
+    clients: HashMap<LockClient, ClientState>,
+    next: u32,
+    units: usize,
+    waiters: usize,
+}
+
+impl Owners {
+    pub(super) fn find(&self, owner: &Owner) -> Option<OwnerId> {
+        self.ids.get(owner).copied()
+    }
+
+    /// The number of an owner, who may be new. [`forget_if_idle`](Self::forget_if_idle) must follow if nothing came of
+    /// it.
+    pub(super) fn intern(&mut self, owner: &Owner) -> OwnerId {
+        if let Some(id) = self.find(owner) {
+            return id;
+        }
+        let id = loop {
+            self.next = self.next.wrapping_add(1);
+            if !self.states.contains_key(&OwnerId(self.next)) {
+                break OwnerId(self.next);
+            }
+        };
+        let owner = Arc::new(owner.clone());
+        let client = self.clients.entry(owner.client).or_default();
+        client.owners.insert(id);
+        client.units += units(&owner);
+        self.units += units(&owner);
+        self.ids.insert(owner.clone(), id);
+        self.states.insert(id, OwnerState { owner, held: 0, waits: Vec::new(), files: Vec::new() });
+        id
+    }
+
+    pub(super) fn state(&self, id: OwnerId) -> &OwnerState {
+        &self.states[&id]
+    }
+
+    fn state_mut(&mut self, id: OwnerId) -> &mut OwnerState {
+        self.states.get_mut(&id).expect("an owner that has something is known")
+    }
+
+    fn client_of(&mut self, id: OwnerId) -> &mut ClientState {
+        let client = self.states[&id].owner.client;
+        self.clients.get_mut(&client).expect("a client with owners is known")
+    }
+
+    /// Whether the client of this owner, and all together, may have `more` ranges or shares.
+    pub(super) fn has_room(&self, id: OwnerId, more: usize, limits: &Limits) -> bool {
+        let client = &self.clients[&self.states[&id].owner.client];
+        client.units + more <= limits.client_max && self.units + more <= limits.total_max
+    }
+
+    /// Whether one more may wait.
+    pub(super) fn has_room_to_wait(&self, id: OwnerId, limits: &Limits) -> bool {
+        let client = &self.clients[&self.states[&id].owner.client];
+        client.waiters < limits.client_waiters_max && self.waiters < limits.total_waiters_max
+    }
+
+    /// Its ranges were `before`, and are `after` now.
+    pub(super) fn count_held(&mut self, id: OwnerId, before: usize, after: usize) {
+        let state = self.state_mut(id);
+        state.held = state.held - before + after;
+        self.count_units(id, before, after);
+    }
+
+    /// Its ranges or shares were `before`, and are `after` now.
+    pub(super) fn count_units(&mut self, id: OwnerId, before: usize, after: usize) {
+        let client = self.client_of(id);
+        client.units = client.units - before + after;
+        self.units = self.units - before + after;
+    }
+
+    pub(super) fn begin_wait(&mut self, id: OwnerId, file: FileId) {
+        self.state_mut(id).waits.push(file);
+        self.client_of(id).waiters += 1;
+        self.waiters += 1;
+    }
+
+    pub(super) fn end_wait(&mut self, id: OwnerId, file: FileId) {
+        let waits = &mut self.state_mut(id).waits;
+        let at = waits.iter().position(|&other| other == file).expect("a waiter is counted");
+        waits.swap_remove(at);
+        self.client_of(id).waiters -= 1;
+        self.waiters -= 1;
+    }
+
+    /// Notes whether an owner has anything in a file.
+    pub(super) fn note_file(&mut self, id: OwnerId, file: FileId, present: bool) {
+        let files = &mut self.state_mut(id).files;
+        match (files.binary_search(&file), present) {
+            (Err(at), true) => files.insert(at, file),
+            (Ok(at), false) => drop(files.remove(at)),
+            _ => {}
+        }
+    }
+
+    /// The files in which an owner has anything.
+    pub(super) fn files(&self, id: OwnerId) -> Vec<FileId> {
+        self.states[&id].files.clone()
+    }
+
+    pub(super) fn of_client(&self, client: LockClient) -> Vec<OwnerId> {
+        self.clients.get(&client).map(|client| client.owners.iter().copied().collect()).unwrap_or_default()
+    }
+
+    pub(super) fn has_client(&self, client: LockClient) -> bool {
+        self.clients.contains_key(&client)
+    }
+
+    /// Forgets an owner that has nothing.
+    pub(super) fn forget_if_idle(&mut self, id: OwnerId) {
+        if !self.states[&id].files.is_empty() {
+            return;
+        }
+        let state = self.states.remove(&id).expect("it was there");
+        assert!(state.held == 0 && state.waits.is_empty(), "an owner has locks in no file");
+        self.ids.remove(&state.owner);
+        let key = state.owner.client;
+        let client = self.clients.get_mut(&key).expect("a client with owners is known");
+        client.owners.remove(&id);
+        client.units -= units(&state.owner);
+        self.units -= units(&state.owner);
+        if client.owners.is_empty() {
+            assert!(client.units == 0 && client.waiters == 0, "a client has locks without owners");
+            self.clients.remove(&key);
+        }
+    }
+
+    /// Ranges, shares and owners in all; for tests and reports.
+    pub(super) fn units(&self) -> usize {
+        self.units
+    }
+}
+
+/// What an owner takes, as long as it has anything: its name may be long.
+fn units(owner: &Owner) -> usize {
+    owner.opaque.len() / 64
+}
