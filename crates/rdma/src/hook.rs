@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
-    BoxFuture, Completion, CompletionKind, ConnectRequest, Connected, Listener, Memory, PostError, Provider,
+    BoxFuture, Completion, CompletionKind, ConnectRequest, Connected, Listener, Memory, PeerUser, PostError, Provider,
     ProviderCaps, QpCaps, QpError, QpOptions, QueuePair, Region, Stag, WorkId, WorkRequest,
 };
 
@@ -168,6 +168,10 @@ impl QueuePair for HookedQp {
 
     fn peer(&self) -> SocketAddr {
         self.inner.peer()
+    }
+
+    fn peer_user(&self) -> Option<&PeerUser> {
+        self.inner.peer_user()
     }
 
     fn register(&mut self, memory: Memory) -> Result<Region, Memory> {

@@ -20,12 +20,14 @@ mod memory;
 mod provider;
 mod receives;
 mod regions;
+pub mod shm;
 pub mod sim;
 mod work;
 
 pub use memory::{Access, Memory, Region, RemoteSegment, Stag};
 pub use provider::{
-    BoxFuture, ConnectRequest, Connected, Listener, Provider, ProviderCaps, QpCaps, QpError, QpOptions, QueuePair,
+    BoxFuture, ConnectRequest, Connected, Listener, PeerUser, Provider, ProviderCaps, QpCaps, QpError, QpOptions,
+    QueuePair,
 };
 pub use receives::{ReceiveAccount, ReceiveSource, ReceiveSourceOptions, ReceiveStats};
 pub use work::{Completion, CompletionKind, PostError, Status, WorkId, WorkRequest};

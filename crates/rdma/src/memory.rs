@@ -57,12 +57,17 @@ impl Memory {
         }
     }
 
+    /// What is registered.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Memory::Write(buffer) => buffer,
+            Memory::Read(bytes) => bytes,
+        }
+    }
+
     /// Bytes.
     pub fn len(&self) -> usize {
-        match self {
-            Memory::Write(buffer) => buffer.len(),
-            Memory::Read(bytes) => bytes.len(),
-        }
+        self.bytes().len()
     }
 
     /// Whether there are no bytes.

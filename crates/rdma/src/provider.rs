@@ -44,7 +44,7 @@ pub trait Provider: Send + Sync + 'static {
 /// What a provider can do.
 #[derive(Clone, Debug)]
 pub struct ProviderCaps {
-    /// Its name: `iwarp`, `sim`, …
+    /// Its name: `iwarp`, `shm`, `sim`, …
     pub name: &'static str,
     /// Longest private data that a connection request or reply can carry, in bytes.
     pub private_data_max: usize,
@@ -127,6 +127,17 @@ pub struct QpCaps {
     pub file_ranges: bool,
 }
 
+/// A user of this host, as the kernel says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerUser {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Further groups.
+    pub groups: Vec<u32>,
+}
+
 /// One end of a reliable connection.
 pub trait QueuePair: Send {
     /// What it can do.
@@ -134,6 +145,11 @@ pub trait QueuePair: Send {
 
     /// The other end.
     fn peer(&self) -> SocketAddr;
+
+    /// The user at the other end, if the provider knows for certain: it is on this host.
+    fn peer_user(&self) -> Option<&PeerUser> {
+        None
+    }
 
     /// Exposes `memory` to the peer, exactly its visible bytes. The queue pair keeps it until a
     /// [`WorkRequest::Invalidate`] completes or a receive says that the peer invalidated it.

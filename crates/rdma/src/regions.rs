@@ -84,8 +84,7 @@ impl Regions {
         let slot = &mut self.slots[index as usize];
         slot.key = slot.key.wrapping_add(1);
         slot.entry = Some(Entry { memory, base, touched: base });
-        // Tag 0 is never given: index 0 stands as 1 in the upper bits.
-        Ok(Region { stag: Stag((index + 1) << 8 | u32::from(slot.key)), offset: base, len })
+        Ok(Region { stag: tag(index, slot.key), offset: base, len })
     }
 
     /// Removes a region and returns its memory.
@@ -94,6 +93,12 @@ impl Regions {
         let entry = self.slots[index].entry.take()?;
         self.free.push_back(index as u32);
         Some(entry.memory)
+    }
+
+    /// The tags of all regions.
+    pub(crate) fn stags(&self) -> Vec<Stag> {
+        let entries = self.slots.iter().enumerate().filter(|(_, slot)| slot.entry.is_some());
+        entries.map(|(index, slot)| tag(index as u32, slot.key)).collect()
     }
 
     /// Whether there is such a region.
@@ -156,6 +161,11 @@ impl Regions {
         let index = self.index(stag).ok_or(AccessFault::Stag)?;
         self.slots[index].entry.as_mut().ok_or(AccessFault::Stag)
     }
+}
+
+/// Tag 0 is never given: index 0 stands as 1 in the upper bits.
+fn tag(index: u32, key: u8) -> Stag {
+    Stag((index + 1) << 8 | u32::from(key))
 }
 
 fn start(base: u64, size: usize, offset: u64, len: usize) -> Result<usize, AccessFault> {

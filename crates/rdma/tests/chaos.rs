@@ -6,7 +6,7 @@ mod common;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use common::{End, Fabric, Pair, Side, pattern};
+use common::{End, Fabric, Pair, Side, pattern, shared_pool};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rdma::{
     CompletionKind, QpOptions, Stag, Status, WorkId,
@@ -130,4 +130,19 @@ async fn on_iwarp_everything_comes_home() {
         cuts += usize::from(chaos(Fabric::new(Hooked::new(iwarp, injector)), seed).await);
     }
     assert!((5..60).contains(&cuts), "{cuts} connections were cut");
+}
+
+#[tokio::test]
+async fn on_shm_everything_comes_home() {
+    let pool = shared_pool();
+    let mut cuts = 0;
+    for seed in 0..60 {
+        let injector = Arc::new(FaultInjector::new(seed, 0.003));
+        let fabric = Fabric::shm_as(|shm| Hooked::new(shm, injector));
+        // Half of them by way of the ring.
+        cuts += usize::from(chaos(if seed % 2 == 0 { fabric.with_pool(pool.clone()) } else { fabric }, seed).await);
+    }
+    assert!((5..60).contains(&cuts), "{cuts} connections were cut");
+    let stats = pool.stats();
+    assert_eq!(stats.free, stats.mapped, "every buffer is home");
 }

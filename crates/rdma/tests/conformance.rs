@@ -6,7 +6,7 @@ use std::{fs::File, io, sync::Arc};
 
 use buf::{Buffer, FileRange, Piece, Rope};
 use bytes::Bytes;
-use common::{Fabric, Pair, Side, pattern};
+use common::{Fabric, Pair, Side, pattern, shared_pool};
 use rdma::{
     CompletionKind, Memory, PostError, QpError, QpOptions, Stag, Status, WorkId, WorkRequest,
     hook::{Hooked, Tracer},
@@ -42,6 +42,24 @@ macro_rules! conformance {
             async fn $name() {
                 let options = super::IwarpOptions { crc: true, ..Default::default() };
                 super::$name(super::Fabric::new(super::Iwarp::new(options))).await;
+            })*
+        }
+        mod shm {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::Fabric::shm().with_pool(super::shared_pool())).await;
+            })*
+        }
+        mod shm_of_private_memory {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::Fabric::shm()).await;
+            })*
+        }
+        mod shm_hooked {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::Fabric::shm_as(|shm| super::Hooked::new(shm, super::Arc::new(super::Tracer)))).await;
             })*
         }
         mod iwarp_in_small_fpdus {

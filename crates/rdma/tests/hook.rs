@@ -57,6 +57,11 @@ async fn every_operation_of_iwarp_can_be_cut_at() {
     .await;
 }
 
+#[tokio::test]
+async fn every_operation_of_shm_can_be_cut_at() {
+    every_operation_can_be_cut_at(|injector| Fabric::shm_as(|shm| Hooked::new(shm, injector as Arc<dyn Hook>))).await;
+}
+
 #[test]
 fn random_faults_come_from_the_seed() {
     let faults = |seed| {

@@ -4,12 +4,14 @@
 
 use std::{future::poll_fn, net::SocketAddr, sync::Arc, task::Poll, time::Duration};
 
-use buf::{Buffer, Rope};
+use buf::{Buffer, Pool, PoolOptions, Rope};
 use bytes::Bytes;
 use rdma::{
     Completion, CompletionKind, ConnectRequest, Memory, Provider, QpError, QpOptions, QueuePair, Region, RemoteSegment,
     Stag, Status, WorkId, WorkRequest,
+    shm::{Shm, ShmOptions},
 };
+use tempfile::TempDir;
 
 /// A provider and where it listens.
 pub struct Fabric {
@@ -17,6 +19,10 @@ pub struct Fabric {
     /// The client's, if it is not the same.
     pub connector: Arc<dyn Provider>,
     pub listen: SocketAddr,
+    /// Where the ends take their buffers from, if not from the heap.
+    pub pool: Option<Pool>,
+    /// Of its sockets, if it has some.
+    pub directory: Option<TempDir>,
 }
 
 pub struct End {
@@ -24,6 +30,7 @@ pub struct End {
     pub done: Vec<Completion>,
     pub error: Option<QpError>,
     next_id: u64,
+    pool: Option<Pool>,
 }
 
 pub struct Pair {
@@ -40,7 +47,25 @@ pub enum Side {
 impl Fabric {
     pub fn new(provider: impl Provider) -> Self {
         let provider: Arc<dyn Provider> = Arc::new(provider);
-        Self { connector: provider.clone(), provider, listen: "127.0.0.1:0".parse().unwrap() }
+        let listen = "127.0.0.1:0".parse().unwrap();
+        Self { connector: provider.clone(), provider, listen, pool: None, directory: None }
+    }
+
+    /// Shared memory, with sockets in a fresh directory.
+    pub fn shm() -> Self {
+        Self::shm_as(|shm| shm)
+    }
+
+    /// The same with something around it.
+    pub fn shm_as<P: Provider>(wrap: impl FnOnce(Shm) -> P) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let options = ShmOptions { directory: Some(directory.path().to_owned()), ..ShmOptions::default() };
+        Self { directory: Some(directory), ..Self::new(wrap(Shm::new(options))) }
+    }
+
+    /// With buffers from `pool`.
+    pub fn with_pool(self, pool: Pool) -> Self {
+        Self { pool: Some(pool), ..self }
     }
 
     pub async fn pair(&self) -> Pair {
@@ -57,7 +82,8 @@ impl Fabric {
             request.accept(server, b"", posted()).await.unwrap()
         };
         let (connected, server) = tokio::join!(self.connector.connect(at, client, b"", posted()), accept);
-        Pair { client: End::new(connected.unwrap().qp), server: End::new(server) }
+        let end = |qp| End { pool: self.pool.clone(), ..End::new(qp) };
+        Pair { client: end(connected.unwrap().qp), server: end(server) }
     }
 
     /// A connection attempt that meets `answer` on the other side.
@@ -76,12 +102,20 @@ impl Fabric {
 
 impl End {
     pub fn new(qp: Box<dyn QueuePair>) -> Self {
-        Self { qp, done: Vec::new(), error: None, next_id: 1 }
+        Self { qp, done: Vec::new(), error: None, next_id: 1, pool: None }
     }
 
     pub fn id(&mut self) -> WorkId {
         self.next_id += 1;
         WorkId(self.next_id)
+    }
+
+    /// `len` zeros.
+    pub fn buffer(&self, len: usize) -> Buffer {
+        let Some(pool) = &self.pool else { return Buffer::zeroed(len) };
+        let mut buffer = pool.take(len);
+        buffer.fill(0);
+        buffer
     }
 
     pub fn send(&mut self, data: impl Into<Rope>) -> WorkId {
@@ -106,7 +140,7 @@ impl End {
     pub fn read(&mut self, len: usize, stag: Stag, offset: u64) -> WorkId {
         let id = self.id();
         let from = RemoteSegment { stag, offset };
-        self.qp.post(WorkRequest::Read { id, into: Buffer::zeroed(len), from }).unwrap();
+        self.qp.post(WorkRequest::Read { id, into: self.buffer(len), from }).unwrap();
         id
     }
 
@@ -118,16 +152,20 @@ impl End {
 
     pub fn recv(&mut self, len: usize) -> WorkId {
         let id = self.id();
-        self.qp.post_recv(id, Buffer::zeroed(len));
+        let buffer = self.buffer(len);
+        self.qp.post_recv(id, buffer);
         id
     }
 
     pub fn expose_for_write(&mut self, len: usize) -> Region {
-        self.qp.register(Memory::Write(Buffer::zeroed(len))).unwrap()
+        let buffer = self.buffer(len);
+        self.qp.register(Memory::Write(buffer)).unwrap()
     }
 
     pub fn expose_for_read(&mut self, data: &[u8]) -> Region {
-        self.qp.register(Memory::Read(Bytes::copy_from_slice(data))).unwrap()
+        let mut buffer = self.buffer(data.len());
+        buffer.copy_from_slice(data);
+        self.qp.register(Memory::Read(buffer.freeze())).unwrap()
     }
 
     pub fn find(&self, id: WorkId) -> Option<&Completion> {
@@ -210,6 +248,11 @@ impl Pair {
         self.until(|pair| pair.client.error.is_some() && pair.server.error.is_some()).await;
         (self.client.error.clone().unwrap(), self.server.error.clone().unwrap())
     }
+}
+
+/// A pool whose memory can be shared with another process.
+pub fn shared_pool() -> Pool {
+    Pool::new(PoolOptions { shared: true, ..PoolOptions::default() })
 }
 
 /// Bytes in which a misplaced piece shows.

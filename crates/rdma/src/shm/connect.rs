@@ -1,0 +1,255 @@
+//! How connections are made: a Unix socket, who is at its ends, and control memory.
+
+use std::{
+    future::{Future, poll_fn},
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
+
+use buf::Buffer;
+use bytes::Bytes;
+use rustix::{io::Errno, net::SocketFlags};
+use tokio::io::unix::AsyncFd;
+
+use super::{
+    ShmOptions,
+    memory::Control,
+    packet::{PRIVATE_DATA_MAX, Packet, Terms},
+    place::{self, Place},
+    qp::{ShmQp, Start},
+    slabs::{Mapped, Shared, Side},
+    socket::{Received, Socket, peer_user},
+};
+use crate::{BoxFuture, ConnectRequest, Connected, Listener, PeerUser, QpOptions, QueuePair, WorkId};
+
+pub(super) struct ShmListener {
+    options: Arc<ShmOptions>,
+    place: Place,
+    socket: ListenSocket,
+}
+
+enum ListenSocket {
+    /// Not yet known to any runtime.
+    Unregistered(Option<OwnedFd>),
+    Registered(AsyncFd<OwnedFd>),
+}
+
+/// A connection whose handshake is to come. Until used it belongs to no runtime.
+struct ShmRequest {
+    options: Arc<ShmOptions>,
+    user: PeerUser,
+    state: RequestState,
+}
+
+enum RequestState {
+    Fresh(OwnedFd),
+    Asked(Socket, Terms),
+    Gone,
+}
+
+impl ShmListener {
+    pub(super) fn bind(options: &Arc<ShmOptions>, local: SocketAddr) -> io::Result<Self> {
+        let place = Place::take(options, local)?;
+        let socket = place.listen(i32::try_from(options.backlog).unwrap_or(i32::MAX))?;
+        tracing::debug!(path = %place.path.display(), "listening");
+        Ok(Self { options: options.clone(), place, socket: ListenSocket::Unregistered(Some(socket)) })
+    }
+
+    fn registered(&mut self) -> io::Result<&AsyncFd<OwnedFd>> {
+        if let ListenSocket::Unregistered(socket) = &mut self.socket {
+            let socket = socket.take().ok_or(io::ErrorKind::NotConnected)?;
+            // SAFETY: a descriptor that is owned, and so stays the same and open while it is registered.
+            #[expect(unsafe_code)]
+            let registered = unsafe { AsyncFd::register(socket)? };
+            self.socket = ListenSocket::Registered(registered);
+        }
+        let ListenSocket::Registered(socket) = &self.socket else { unreachable!("just registered") };
+        Ok(socket)
+    }
+}
+
+impl Listener for ShmListener {
+    fn local_addr(&self) -> SocketAddr {
+        self.place.address
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ConnectRequest>>> {
+        Box::pin(async {
+            let options = self.options.clone();
+            let socket = self.registered()?;
+            loop {
+                let mut ready = socket.readable().await?;
+                let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+                let accepted = rustix::net::accept_with(socket.get_ref(), flags);
+                let user = accepted.as_ref().ok().map(|fd| peer_user(fd.as_fd()));
+                match (accepted, user) {
+                    (Ok(fd), Some(Ok(user))) => {
+                        let state = RequestState::Fresh(fd);
+                        return Ok(Box::new(ShmRequest { options, user, state }) as Box<dyn ConnectRequest>);
+                    }
+                    (Ok(_), error) => tracing::warn!(?error, "a peer whose user is not known was refused"),
+                    (Err(Errno::AGAIN), _) => ready.clear_ready(),
+                    (Err(Errno::INTR | Errno::CONNABORTED), _) => {}
+                    (Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)), _) => {
+                        tracing::warn!(%errno, "a connection could not be accepted");
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                    (Err(errno), _) => return Err(errno.into()),
+                }
+            }
+        })
+    }
+}
+
+impl ShmRequest {
+    /// Waits for the peer's first packet, if that has not been done.
+    async fn ask(&mut self) -> io::Result<&Terms> {
+        if let RequestState::Fresh(_) = self.state {
+            let RequestState::Fresh(fd) = std::mem::replace(&mut self.state, RequestState::Gone) else {
+                unreachable!("just seen")
+            };
+            let socket = Socket::new(fd)?;
+            match timed(&self.options, packet(&socket)).await? {
+                (Packet::Hello(terms), None) => self.state = RequestState::Asked(socket, terms),
+                _ => return Err(nonsense()),
+            }
+        }
+        match &self.state {
+            RequestState::Asked(_, terms) => Ok(terms),
+            _ => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+}
+
+impl ConnectRequest for ShmRequest {
+    fn peer(&self) -> SocketAddr {
+        place::address_of(self.user.uid)
+    }
+
+    fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>> {
+        Box::pin(async { Ok(self.ask().await?.private_data.clone()) })
+    }
+
+    fn accept<'a>(
+        mut self: Box<Self>,
+        options: &'a QpOptions,
+        private_data: &'a [u8],
+        recvs: Vec<(WorkId, Buffer)>,
+    ) -> BoxFuture<'a, io::Result<Box<dyn QueuePair>>> {
+        Box::pin(async move {
+            check_private_data(private_data)?;
+            self.ask().await?;
+            let RequestState::Asked(socket, theirs) = std::mem::replace(&mut self.state, RequestState::Gone) else {
+                unreachable!("asked just now")
+            };
+            let inbound_reads = options.inbound_reads.min(theirs.outbound_reads);
+            let outbound_reads = options.outbound_reads.min(theirs.inbound_reads);
+            let (control, fd) = Control::with_fd()?;
+            let terms = Terms {
+                outbound_reads: inbound_reads,
+                inbound_reads: outbound_reads,
+                private_data: Bytes::copy_from_slice(private_data),
+            };
+            let accept = Packet::Accept(terms);
+            timed(&self.options, socket.send_when_possible(&accept, Some(fd.as_fd()))).await?;
+            let start = Start {
+                peer: place::address_of(self.user.uid),
+                user: Some(self.user.clone()),
+                inbound_reads,
+                outbound_reads,
+                side: Side::Accepting(Mapped::new(&control, socket.bell(), self.options.mapped_max)),
+                socket,
+                control,
+            };
+            Ok(Box::new(ShmQp::new(start, &self.options, options, recvs)) as Box<dyn QueuePair>)
+        })
+    }
+}
+
+impl Drop for ShmRequest {
+    /// Rejects, if the peer has asked and was not answered.
+    fn drop(&mut self) {
+        if let RequestState::Asked(socket, _) = &self.state {
+            let _ = socket.send(&Packet::Reject, None);
+        }
+    }
+}
+
+pub(super) async fn connect(
+    shm: &Arc<ShmOptions>,
+    remote: SocketAddr,
+    options: &QpOptions,
+    private_data: &[u8],
+    recvs: Vec<(WorkId, Buffer)>,
+) -> io::Result<Connected> {
+    check_private_data(private_data)?;
+    let socket = Socket::new(timed(shm, connected(shm, remote)).await?)?;
+    let terms = Terms {
+        outbound_reads: options.outbound_reads,
+        inbound_reads: options.inbound_reads,
+        private_data: Bytes::copy_from_slice(private_data),
+    };
+    let exchange = async {
+        socket.send_when_possible(&Packet::Hello(terms), None).await?;
+        packet(&socket).await
+    };
+    let (agreed, fd) = match timed(shm, exchange).await? {
+        (Packet::Accept(agreed), Some(fd)) => (agreed, fd),
+        (Packet::Reject, None) => {
+            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the peer rejected the connection"));
+        }
+        _ => return Err(nonsense()),
+    };
+    let control = Control::open(fd.as_fd())?;
+    let start = Start {
+        peer: remote,
+        user: Some(peer_user(socket.as_fd())?),
+        inbound_reads: options.inbound_reads.min(agreed.inbound_reads),
+        outbound_reads: options.outbound_reads.min(agreed.outbound_reads),
+        side: Side::Connecting(Shared::new(&control, socket.bell(), shm.mapped_max)),
+        socket,
+        control,
+    };
+    Ok(Connected { qp: Box::new(ShmQp::new(start, shm, options, recvs)), private_data: agreed.private_data })
+}
+
+/// A connected socket; waits while the listener's queue is full.
+async fn connected(shm: &ShmOptions, remote: SocketAddr) -> io::Result<OwnedFd> {
+    loop {
+        match place::connect(shm, remote) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(PAUSE).await,
+            result => return result,
+        }
+    }
+}
+
+async fn packet(socket: &Socket) -> io::Result<(Packet, Option<OwnedFd>)> {
+    match poll_fn(|cx| socket.poll_receive(cx)).await? {
+        Received::Packet(packet, fd) => Ok((packet, fd)),
+        Received::End => Err(io::ErrorKind::UnexpectedEof.into()),
+        Received::Garbage | Received::Nothing => Err(nonsense()),
+    }
+}
+
+fn nonsense() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the peer speaks something else")
+}
+
+async fn timed<T>(options: &ShmOptions, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    match tokio::time::timeout(options.handshake_timeout, step).await {
+        Ok(done) => done,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+fn check_private_data(private_data: &[u8]) -> io::Result<()> {
+    if private_data.len() > PRIVATE_DATA_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data too long"));
+    }
+    Ok(())
+}
+
+const PAUSE: Duration = Duration::from_millis(10);

@@ -1,0 +1,378 @@
+//! A queue pair in shared memory: drives the receiver and the sender.
+//!
+//! All progress happens in [`QueuePair::poll_completions`]: it takes in what the ring holds, carries out what was
+//! posted, and when there is nothing to do it looks again for a while, giving other tasks of the thread their turn in
+//! between, and then sleeps until the doorbell.
+//!
+//! On a fault of the peer it is told so in the ring, and everything posted comes home flushed.
+
+use std::{
+    future::Future,
+    io,
+    net::SocketAddr,
+    os::fd::OwnedFd,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use buf::Buffer;
+use tokio::time::{Sleep, sleep_until};
+
+use super::{
+    ShmOptions,
+    memory::{Control, SharedWords},
+    packet::Packet,
+    receiver::{Event, Fault, Receiver},
+    record::Record,
+    ring::Consumer,
+    sender::{Around, Failure, Progress, Sender},
+    slabs::Side,
+    socket::{Received, Socket},
+    spin::Spin,
+};
+use crate::{
+    Completion, CompletionKind, Memory, PeerUser, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag,
+    WorkId, WorkRequest,
+};
+
+/// What the handshake has brought.
+pub(super) struct Start {
+    pub(super) peer: SocketAddr,
+    pub(super) user: Option<PeerUser>,
+    pub(super) inbound_reads: u16,
+    pub(super) outbound_reads: u16,
+    pub(super) side: Side,
+    pub(super) socket: Socket,
+    pub(super) control: Arc<Control>,
+}
+
+pub(super) struct ShmQp {
+    peer: SocketAddr,
+    user: Option<PeerUser>,
+    caps: QpCaps,
+    socket: Socket,
+    ring: Consumer<SharedWords>,
+    receiver: Receiver,
+    sender: Sender,
+    side: Side,
+    spin: Spin,
+    /// The doorbell has been asked for.
+    dozing: bool,
+    phase: Phase,
+    linger: std::time::Duration,
+}
+
+enum Phase {
+    Open,
+    /// What is posted still goes out.
+    Closing(Pin<Box<Sleep>>),
+    Ended(QpError),
+}
+
+impl ShmQp {
+    pub(super) fn new(start: Start, shm: &ShmOptions, options: &QpOptions, recvs: Vec<(WorkId, Buffer)>) -> Self {
+        let Start { peer, user, inbound_reads, outbound_reads, side, socket, control } = start;
+        let accepting = matches!(side, Side::Accepting(_));
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            peer,
+            user,
+            caps: QpCaps { outbound_reads, region_max: u32::MAX as usize, file_ranges: true },
+            socket,
+            ring: control.rx(accepting),
+            receiver: Receiver::new(inbound_reads, shm.regions_max, recvs),
+            sender: Sender::new(control.tx(accepting), options.send_queue, outbound_reads),
+            side,
+            spin: Spin::new(shm.spin, processors),
+            dozing: false,
+            phase: Phase::Open,
+            linger: shm.linger,
+        }
+    }
+
+    fn is_ended(&self) -> bool {
+        matches!(self.phase, Phase::Ended(_))
+    }
+
+    /// One round of receiving and sending; whether there may be more to do at once.
+    fn turn(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
+        let received = self.receive(completions);
+        if self.is_ended() {
+            return false;
+        }
+        let mut around = Around { receiver: &mut self.receiver, side: &mut self.side, socket: &self.socket };
+        let sent = self.sender.round(&mut around, completions);
+        self.sender.publish(&self.socket);
+        let more = match sent {
+            Ok(progress) => progress == Progress::More,
+            Err(Failure::Peer(what)) => {
+                self.refuse(what, 0);
+                return false;
+            }
+            Err(Failure::Io(error)) => {
+                self.end(QpError::Io(error.kind()));
+                return false;
+            }
+        };
+        self.poll_close(cx);
+        received || more
+    }
+
+    /// Takes in at most as much as a ring can hold; whether that was anything.
+    fn receive(&mut self, completions: &mut Vec<Completion>) -> bool {
+        let mut any = false;
+        let mut closed = false;
+        for _ in 0..RECORDS_PER_TURN {
+            match self.receiver.take(&mut self.ring) {
+                Ok(None) => break,
+                Ok(Some(Event::Closed)) => {
+                    closed = true;
+                    break;
+                }
+                Ok(Some(event)) => {
+                    if let Event::Received(Completion {
+                        kind: CompletionKind::Receive { invalidated: Some((stag, _)), .. },
+                        ..
+                    }) = &event
+                        && let Side::Connecting(shared) = &self.side
+                    {
+                        // The peer itself has ended this exposure.
+                        shared.revoke(*stag);
+                    }
+                    completions.extend(self.sender.take(event));
+                    any = true;
+                }
+                Err(fault) => {
+                    self.fault(fault);
+                    return false;
+                }
+            }
+            if self.ring.should_release() && self.ring.release() {
+                self.socket.bell().ring();
+            }
+        }
+        if self.ring.release() {
+            self.socket.bell().ring();
+        }
+        if closed {
+            self.end(QpError::Disconnected);
+        }
+        any
+    }
+
+    /// Whether the ring has something, or something was seen in the socket. Registers the task for the doorbell otherwise.
+    fn sleep(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
+        match self.ring.doze() {
+            Ok(true) => self.dozing = true,
+            Ok(false) => return true,
+            Err(_) => {
+                self.refuse("the ring's indices make no sense".to_owned(), 0);
+                return true;
+            }
+        }
+        match self.socket.poll_receive(cx) {
+            Poll::Pending => return false,
+            Poll::Ready(Ok(Received::Packet(packet, fd))) => {
+                if let Err(what) = take_packet(&mut self.side, packet, fd) {
+                    self.refuse(what, 0);
+                }
+            }
+            Poll::Ready(Ok(Received::Nothing)) => {}
+            Poll::Ready(Ok(Received::Garbage)) => self.refuse("a packet that makes no sense".to_owned(), 0),
+            Poll::Ready(Ok(Received::End)) => {
+                // What the peer sent before it went away still counts.
+                self.receive(completions);
+                self.end(QpError::Io(io::ErrorKind::ConnectionReset));
+            }
+            Poll::Ready(Err(error)) => self.end(QpError::Io(error.kind())),
+        }
+        true
+    }
+
+    fn fault(&mut self, fault: Fault) {
+        match fault {
+            Fault::Peer { what, refused } => self.refuse(what, refused),
+            Fault::Terminated { what, refused } => {
+                if let Some(index) = self.receiver.reads.iter().position(|read| read.number == refused) {
+                    self.sender.read_refused(index);
+                }
+                self.end(QpError::Terminated(what));
+            }
+        }
+    }
+
+    /// Ends the connection because of what the peer did, and tells it.
+    fn refuse(&mut self, what: String, refused: u64) {
+        if self.is_ended() {
+            return;
+        }
+        // A peer whose ring is full does not listen.
+        let _ = self.sender.put_last(Record::Terminate { refused }, &what);
+        self.sender.publish(&self.socket);
+        self.end(QpError::Protocol(what));
+    }
+
+    /// Goes on with closing: when what was posted is in the ring, the end of it follows.
+    fn poll_close(&mut self, cx: &mut Context<'_>) {
+        let Phase::Closing(timer) = &mut self.phase else { return };
+        let over = timer.as_mut().poll(cx).is_ready();
+        let closed = self.sender.is_idle() && self.sender.put_last(Record::Close, "") != Ok(false);
+        if closed {
+            self.sender.publish(&self.socket);
+        }
+        if closed || over {
+            self.end(QpError::Disconnected);
+        }
+    }
+
+    fn end(&mut self, error: QpError) {
+        if !self.is_ended() {
+            tracing::debug!(peer = %self.peer, %error, "connection ended");
+            self.phase = Phase::Ended(error);
+            self.socket.shutdown();
+        }
+    }
+
+    /// Takes back everything posted.
+    fn flush(&mut self, completions: &mut Vec<Completion>) {
+        let mut kept = Vec::new();
+        let side = &self.side;
+        self.sender.flush(&mut self.receiver, completions, |receiver, stag| match side {
+            Side::Connecting(shared) => shared.take_back(&mut receiver.regions, stag, &mut kept),
+            Side::Accepting(_) => receiver.regions.remove(stag),
+        });
+        self.receiver.flush(completions);
+        if let Side::Connecting(shared) = side {
+            shared.keep(kept);
+        }
+    }
+}
+
+impl QueuePair for ShmQp {
+    fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn peer_user(&self) -> Option<&PeerUser> {
+        self.user.as_ref()
+    }
+
+    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+        if self.is_ended() {
+            return self.receiver.regions.register(memory, 0);
+        }
+        let Side::Connecting(shared) = &mut self.side else { return self.receiver.regions.register(memory, 0) };
+        let place = shared.locate(memory.bytes(), &self.socket);
+        let access = memory.access();
+        let region = self.receiver.regions.register(memory, 0)?;
+        if let Some(place) = place {
+            shared.expose(region, access, place);
+        }
+        Ok(region)
+    }
+
+    fn post_recv(&mut self, id: WorkId, buffer: Buffer) {
+        self.receiver.recvs.push_back((id, buffer));
+    }
+
+    fn post(&mut self, request: WorkRequest) -> Result<(), PostError> {
+        if self.sender.is_full() {
+            return Err(PostError::QueueFull(request));
+        }
+        self.sender.post(request);
+        Ok(())
+    }
+
+    fn poll_completions(
+        &mut self,
+        cx: &mut Context<'_>,
+        completions: &mut Vec<Completion>,
+    ) -> Poll<Result<(), QpError>> {
+        let before = completions.len();
+        if std::mem::take(&mut self.dozing) {
+            self.ring.rouse();
+        }
+        for _ in 0..TURNS_MAX {
+            let more = !self.is_ended() && self.turn(cx, completions);
+            if self.is_ended() {
+                self.flush(completions);
+            }
+            if completions.len() > before {
+                self.spin.worked(Instant::now);
+                return Poll::Ready(Ok(()));
+            }
+            if let Phase::Ended(error) = &self.phase {
+                return Poll::Ready(Err(error.clone()));
+            }
+            if more {
+                self.spin.worked(Instant::now);
+                continue;
+            }
+            if self.spin.again(Instant::now) {
+                break;
+            }
+            if !self.sleep(cx, completions) {
+                return Poll::Pending;
+            }
+            self.dozing = false;
+            self.ring.rouse();
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn reclaim(&mut self, stag: Stag) -> Option<Memory> {
+        if !self.is_ended() {
+            return None;
+        }
+        let mut kept = Vec::new();
+        let Side::Connecting(shared) = &self.side else { return self.receiver.regions.remove(stag) };
+        let memory = shared.take_back(&mut self.receiver.regions, stag, &mut kept);
+        shared.keep(kept);
+        memory
+    }
+
+    fn disconnect(&mut self) {
+        if matches!(self.phase, Phase::Open) {
+            let timer = sleep_until(tokio::time::Instant::now() + self.linger);
+            self.phase = Phase::Closing(Box::pin(timer));
+        }
+    }
+
+    fn abort(&mut self) {
+        self.end(QpError::Io(io::ErrorKind::ConnectionReset));
+    }
+}
+
+impl Drop for ShmQp {
+    fn drop(&mut self) {
+        self.end(QpError::Disconnected);
+        let mut kept = Vec::new();
+        if let Side::Connecting(shared) = &self.side {
+            for stag in self.receiver.regions.stags() {
+                shared.take_back(&mut self.receiver.regions, stag, &mut kept);
+            }
+            shared.keep(kept);
+        }
+    }
+}
+
+/// What may come by the socket once the connection stands.
+fn take_packet(side: &mut Side, packet: Packet, fd: Option<OwnedFd>) -> Result<(), String> {
+    match (side, packet) {
+        (Side::Accepting(mapped), Packet::Slab { number, bytes }) => mapped.add(number, bytes, fd),
+        (_, Packet::Bell) if fd.is_none() => Ok(()),
+        _ => Err("a packet that makes no sense".to_owned()),
+    }
+}
+
+/// More records than a ring can hold.
+const RECORDS_PER_TURN: usize = 1 << 13;
+/// Turns before other tasks of the thread have theirs.
+const TURNS_MAX: usize = 8;

@@ -1,0 +1,206 @@
+//! The socket of a connection: packets, descriptors, and who is at the other end.
+//!
+//! Doorbells go through it, too. (A shared eventfd would be a little cheaper, but its peer could make it block
+//! us: both ends of an eventfd share one open file, with its flags. See `docs/adr/0003-shm-doorbells.md`.)
+//!
+//! Nothing here waits, save the few functions that are `async`.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, Shutdown,
+    },
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::packet::{PACKET_MAX, Packet};
+use crate::PeerUser;
+
+/// One end of a connected socket.
+pub(crate) struct Socket {
+    fd: AsyncFd<Arc<OwnedFd>>,
+}
+
+/// Rings the peer's doorbell, from any thread. While one is held, the peer does not see our end closed.
+#[derive(Clone, Debug)]
+pub(crate) struct Bell(Arc<OwnedFd>);
+
+/// What has come.
+#[derive(Debug)]
+pub(crate) enum Received {
+    /// A packet, and a descriptor if it brought one.
+    Packet(Packet, Option<OwnedFd>),
+    /// Nothing, now.
+    Nothing,
+    /// The peer's end is closed.
+    End,
+    /// Something that is no packet.
+    Garbage,
+}
+
+impl Bell {
+    pub(crate) fn new(fd: Arc<OwnedFd>) -> Self {
+        Self(fd)
+    }
+
+    /// Wakes the peer. A full socket means that it has been woken and has not looked yet; a closed one, that it is gone.
+    pub(crate) fn ring(&self) {
+        let _ = rustix::net::send(&self.0, &Packet::Bell.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    /// Whether the peer's end is closed for good: its process is gone, or nothing of it holds the connection any more.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(&self.0, PollFlags::empty())];
+        let polled = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        polled.is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    }
+}
+
+impl Socket {
+    /// Takes over a non-blocking socket, on the current tokio runtime.
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
+        // SAFETY: a descriptor that is owned, and so stays the same and open while it is registered.
+        #[expect(unsafe_code)]
+        let fd = unsafe { AsyncFd::register(Arc::new(fd))? };
+        Ok(Self { fd })
+    }
+
+    pub(crate) fn bell(&self) -> Bell {
+        Bell::new(self.fd.get_ref().clone())
+    }
+
+    /// Sends a packet at once.
+    ///
+    /// # Errors
+    /// `WouldBlock` if there is no room, or what the socket says.
+    pub(crate) fn send(&self, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        let bytes = packet.encode();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let fds: &[BorrowedFd<'_>] = fd.as_slice();
+        if !fds.is_empty() {
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)), "there is space for one");
+        }
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        loop {
+            match rustix::net::sendmsg(self.fd.get_ref(), &[IoSlice::new(&bytes)], &mut ancillary, flags) {
+                Ok(_) => return Ok(()), // packets are sent whole
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Receives a packet, if there is one.
+    ///
+    /// # Errors
+    /// What the socket says.
+    pub(crate) fn receive(&self) -> io::Result<Received> {
+        let mut bytes = [0; PACKET_MAX];
+        // Room for more descriptors than anybody may send: those that do not fit are closed by the kernel, and the rest
+        // when the buffer is dropped.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let slices = &mut [IoSliceMut::new(&mut bytes)];
+        let received = match rustix::net::recvmsg(self.fd.get_ref(), slices, &mut ancillary, flags) {
+            Ok(received) => received,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Nothing),
+            Err(Errno::CONNRESET | Errno::PIPE) => return Ok(Received::End),
+            Err(errno) => return Err(errno.into()),
+        };
+        let mut fds = Vec::new();
+        for message in ancillary.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                fds.extend(rights);
+            }
+        }
+        if received.bytes == 0 {
+            return Ok(Received::End);
+        }
+        let cut = received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+        let packet = Packet::parse(&bytes[..received.bytes]).filter(|_| !cut && fds.len() <= 1);
+        Ok(packet.map_or(Received::Garbage, |packet| Received::Packet(packet, fds.pop())))
+    }
+
+    /// Receives a packet; ready with [`Received::Nothing`] never.
+    pub(crate) fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<io::Result<Received>> {
+        loop {
+            let mut guard = ready!(self.fd.poll_read_ready(cx))?;
+            match self.receive()? {
+                Received::Nothing => guard.clear_ready(),
+                other => return Poll::Ready(Ok(other)),
+            }
+        }
+    }
+
+    /// Waits until a packet has been sent.
+    ///
+    /// # Errors
+    /// What the socket says.
+    pub(crate) async fn send_when_possible(&self, packet: &Packet, fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        loop {
+            let mut guard = self.fd.ready(Interest::WRITABLE).await?;
+            match self.send(packet, fd) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
+                result => return result,
+            }
+        }
+    }
+
+    /// The peer sees the end of the connection, now.
+    pub(crate) fn shutdown(&self) {
+        // It fails only when the peer is gone.
+        let _ = rustix::net::shutdown(self.fd.get_ref(), Shutdown::Both);
+    }
+}
+
+/// The user at the other end when the connection was made (`SO_PEERCRED`, `SO_PEERGROUPS`), as this process sees users.
+///
+/// # Errors
+/// What the socket says.
+pub(crate) fn peer_user(fd: BorrowedFd<'_>) -> io::Result<PeerUser> {
+    let cred = rustix::net::sockopt::socket_peercred(fd)?;
+    Ok(PeerUser { uid: cred.uid.as_raw(), gid: cred.gid.as_raw(), groups: peer_groups(fd)? })
+}
+
+fn peer_groups(fd: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0u32; 64];
+    loop {
+        let mut bytes = size_of_val(&groups[..]) as libc::socklen_t;
+        // SAFETY: the kernel writes at most `bytes` bytes to the vector, and how many it has to `bytes`.
+        #[expect(unsafe_code)]
+        let result = unsafe {
+            let (into, bytes) = (groups.as_mut_ptr().cast(), &raw mut bytes);
+            libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERGROUPS, into, bytes)
+        };
+        let count = (bytes as usize / size_of::<u32>()).min(GROUPS_MAX);
+        match io::Error::last_os_error() {
+            _ if result == 0 => {
+                groups.truncate(count);
+                return Ok(groups);
+            }
+            error if error.raw_os_error() == Some(libc::ERANGE) && count > groups.len() => groups.resize(count, 0),
+            error => return Err(error),
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.get_ref().as_fd()
+    }
+}
+
+/// `NGROUPS_MAX` of Linux.
+const GROUPS_MAX: usize = 65536;
