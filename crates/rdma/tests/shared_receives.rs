@@ -26,6 +26,12 @@ macro_rules! over_each_provider {
                 super::$name(super::Fabric::new(super::Iwarp::new(super::IwarpOptions::default()))).await;
             })*
         }
+        mod shm {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::Fabric::shm()).await;
+            })*
+        }
         mod iwarp_in_small_fpdus {
             $(#[tokio::test]
             async fn $name() {

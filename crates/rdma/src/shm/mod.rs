@@ -107,7 +107,7 @@ impl Shm {
 
 impl Provider for Shm {
     fn caps(&self) -> ProviderCaps {
-        ProviderCaps { name: "shm", private_data_max: packet::PRIVATE_DATA_MAX }
+        ProviderCaps { name: "shm", private_data_max: packet::PRIVATE_DATA_MAX, shared_receives: true }
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::{
     Completion, CompletionKind, Memory, PeerUser, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag,
-    WorkId, WorkRequest,
+    WorkId, WorkRequest, receives::ReceiveQueue,
 };
 
 /// What the handshake has brought.
@@ -75,6 +75,7 @@ impl ShmQp {
     pub(super) fn new(start: Start, shm: &ShmOptions, options: &QpOptions, recvs: Vec<(WorkId, Buffer)>) -> Self {
         let Start { peer, user, inbound_reads, outbound_reads, side, socket, control } = start;
         let accepting = matches!(side, Side::Accepting(_));
+        let recvs = ReceiveQueue::new(options.receive_source.as_ref(), recvs);
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             peer,
@@ -125,6 +126,9 @@ impl ShmQp {
         let mut any = false;
         let mut closed = false;
         for _ in 0..RECORDS_PER_TURN {
+            if completions.len() >= EVENTS_MAX {
+                break;
+            }
             match self.receiver.take(&mut self.ring) {
                 Ok(None) => break,
                 Ok(Some(Event::Closed)) => {
@@ -162,10 +166,21 @@ impl ShmQp {
         any
     }
 
+    /// Whether a Send waits for a receive, and all behind it. Registers the task for when there may be one; if there is one
+    /// now, it has been taken.
+    fn is_starved(&mut self, cx: &mut Context<'_>) -> bool {
+        self.receiver.recvs.is_starved()
+            && self.receiver.reads.is_empty()
+            && self.receiver.recvs.poll_prepared(cx).is_pending()
+    }
+
     /// Whether the ring has something, or something was seen in the socket. Registers the task for the doorbell otherwise.
     fn sleep(&mut self, cx: &mut Context<'_>, completions: &mut Vec<Completion>) -> bool {
+        // With the next Send waiting for a receive, what else the ring holds waits, too.
+        let starved = self.is_starved(cx);
         match self.ring.doze() {
             Ok(true) => self.dozing = true,
+            Ok(false) if starved => {}
             Ok(false) => return true,
             Err(_) => {
                 self.refuse("the ring's indices make no sense".to_owned(), 0);
@@ -278,7 +293,7 @@ impl QueuePair for ShmQp {
     }
 
     fn post_recv(&mut self, id: WorkId, buffer: Buffer) {
-        self.receiver.recvs.push_back((id, buffer));
+        self.receiver.recvs.post(id, buffer);
     }
 
     fn post(&mut self, request: WorkRequest) -> Result<(), PostError> {
@@ -372,6 +387,8 @@ fn take_packet(side: &mut Side, packet: Packet, fd: Option<OwnedFd>) -> Result<(
     }
 }
 
+/// Completions beyond which nothing more is received before they are looked at.
+const EVENTS_MAX: usize = 256;
 /// More records than a ring can hold.
 const RECORDS_PER_TURN: usize = 1 << 13;
 /// Turns before other tasks of the thread have theirs.

@@ -14,7 +14,7 @@ use super::{
     record::{Arrived, Record},
     ring::{Consumer, Corrupt, Words},
 };
-use crate::{Completion, CompletionKind, Stag, Status, WorkId, regions::Regions};
+use crate::{Completion, CompletionKind, Stag, Status, receives::ReceiveQueue, regions::Regions};
 
 /// What has happened.
 #[derive(Debug)]
@@ -51,7 +51,7 @@ pub(super) struct PendingRead {
 
 pub(super) struct Receiver {
     pub(super) regions: Regions,
-    pub(super) recvs: VecDeque<(WorkId, Buffer)>,
+    pub(super) recvs: ReceiveQueue,
     /// Oldest first: answers come in this order.
     pub(super) reads: VecDeque<PendingRead>,
     /// Requests of the peer's whose answers have not left.
@@ -70,10 +70,10 @@ impl PendingRead {
 }
 
 impl Receiver {
-    pub(super) fn new(inbound_reads: u16, regions_max: usize, recvs: Vec<(WorkId, Buffer)>) -> Self {
+    pub(super) fn new(inbound_reads: u16, regions_max: usize, recvs: ReceiveQueue) -> Self {
         Self {
             regions: Regions::new(regions_max),
-            recvs: recvs.into(),
+            recvs,
             reads: VecDeque::new(),
             reads_owed: 0,
             inbound_reads,
@@ -82,12 +82,16 @@ impl Receiver {
         }
     }
 
-    /// Takes the next record, and what of it concerns others; `None` if there is no record.
+    /// Takes the next record, and what of it concerns others; `None` if there is no record, or if it is of a Send for
+    /// which there is no receive now (see [`ReceiveQueue::is_starved`]).
     pub(super) fn take<W: Words>(&mut self, ring: &mut Consumer<W>) -> Result<Option<Event>, Fault> {
         let garbage = |Corrupt| peer("the ring holds what is no record");
         let Some(arrived) = Record::take(ring).map_err(garbage)? else { return Ok(None) };
         let event = match arrived.record {
             Record::Send { last, solicited, invalidate } => {
+                if !self.recvs.prepare(!self.reads.is_empty()) {
+                    return Ok(None);
+                }
                 self.take_send(&arrived, ring, last)?;
                 if last { self.end_send(invalidate, solicited)? } else { Event::Nothing }
             }
@@ -112,7 +116,7 @@ impl Receiver {
     }
 
     fn take_send<W: Words>(&mut self, arrived: &Arrived, ring: &Consumer<W>, last: bool) -> Result<(), Fault> {
-        let Some((_, buffer)) = self.recvs.front_mut() else { return Err(peer("a Send without a receive")) };
+        let Some(buffer) = self.recvs.front() else { return Err(peer("a Send without a receive")) };
         let Some(place) = buffer.get_mut(self.filled..).and_then(|rest| rest.get_mut(..arrived.len)) else {
             return Err(peer("a Send longer than the receive"));
         };
@@ -132,7 +136,7 @@ impl Receiver {
                 Some((stag, memory.ok_or_else(|| peer("a Send that invalidates no region"))?))
             }
         };
-        let (id, mut buffer) = self.recvs.pop_front().expect("its first part was put there");
+        let (id, mut buffer) = self.recvs.pop().expect("its last part was put there");
         buffer.set_len(std::mem::take(&mut self.filled));
         let kind = CompletionKind::Receive { buffer, invalidated, solicited };
         Ok(Event::Received(Completion { id, status: Status::Ok, kind }))
@@ -171,10 +175,7 @@ impl Receiver {
 
     /// Takes back the receives, as flushed.
     pub(super) fn flush(&mut self, completions: &mut Vec<Completion>) {
-        for (id, buffer) in std::mem::take(&mut self.recvs) {
-            let kind = CompletionKind::Receive { buffer, invalidated: None, solicited: false };
-            completions.push(Completion { id, status: Status::Flushed, kind });
-        }
+        self.recvs.flush(completions);
     }
 }
 
