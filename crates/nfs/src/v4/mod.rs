@@ -35,5 +35,6 @@ pub const MINOR_VERSIONS: std::ops::RangeInclusive<u32> = 0..=2;
 pub const PROC_NULL: u32 = 0;
 /// The number of COMPOUND and CB_COMPOUND.
 pub const PROC_COMPOUND: u32 = 1;
-/// The version number of the callback program, whose number the client chooses.
+/// The version number of the callback program, whose number the client chooses. RFC 8881 §18.36.3 says 4; the XDR of all
+/// minor versions says 1 (RFC 7863, `NFS_CB`), and that is what Linux's server calls and its client answers.
 pub const CALLBACK_VERSION: u32 = 1;
