@@ -185,6 +185,11 @@ impl ReadList {
         }
     }
 
+    /// The position-zero chunk alone.
+    pub(crate) fn only_stream(&self) -> Self {
+        Self { chunks: self.chunks.iter().filter(|read| read.position == 0).cloned().collect() }
+    }
+
     /// Bytes that the chunks hold.
     pub fn total(&self) -> usize {
         self.chunks.iter().map(|read| read.chunk.len()).sum()

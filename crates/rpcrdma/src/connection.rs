@@ -20,6 +20,7 @@ use xdr::Message;
 use crate::{
     Settings,
     credits::{Credits, Grants},
+    expose::Exposed,
     options::receives,
     recv::Incoming,
     requester::Outgoing,
@@ -51,8 +52,10 @@ pub struct Connection {
     pub(crate) pulling_bytes: usize,
     /// When an RDMA Read was last begun or completed.
     pub(crate) last_read: Option<Instant>,
-    /// Bytes of each reply that was posted and has not completed, in order.
-    unsent_replies: VecDeque<usize>,
+    /// Replies whose data the peer reads.
+    pub(crate) exposed: Exposed,
+    /// Each reply that was posted and has not completed, in order.
+    unsent_replies: VecDeque<UnsentReply>,
     unsent_reply_bytes: usize,
     /// Messages that wait for replies to be taken; no more than there can be receives posted.
     unread: VecDeque<Buffer>,
@@ -125,19 +128,30 @@ enum State {
     Closed(TransportError),
 }
 
+#[derive(Debug)]
+struct UnsentReply {
+    bytes: usize,
+    /// Its name among the exposed ones, if it is one of them.
+    exposed: Option<Key>,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Deadline {
     /// A call whose chunks are being read.
     Pull(Key),
     /// A call of ours that nobody waits for.
     Abandoned(Key),
+    /// A call of ours whose reply is being read.
+    Fetch(Key),
+    /// A reply that was exposed and is not done.
+    Done(Key),
 }
 
 /// What a work request is for, as it is written into its [`WorkId`]: kind, part and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name {
     Receive,
-    /// The Send of a call.
+    /// The Send of a call, or of RDMA_DONE.
     Call,
     /// The Send of a reply or an error.
     Reply,
@@ -146,6 +160,10 @@ pub(crate) enum Name {
     Read(Key, usize),
     /// Invalidation of exposure number `part` of an outgoing call.
     Invalidate(Key, usize),
+    /// RDMA Read number `part` of the reply to an outgoing call.
+    Fetch(Key, usize),
+    /// Invalidation of region number `part` of an exposed reply.
+    Withdraw(Key, usize),
 }
 
 impl Connection {
@@ -169,6 +187,7 @@ impl Connection {
             to_pull: VecDeque::new(),
             pulling_bytes: 0,
             last_read: None,
+            exposed: Exposed::new(),
             unsent_replies: VecDeque::new(),
             unsent_reply_bytes: 0,
             unread: VecDeque::new(),
@@ -218,7 +237,11 @@ impl Connection {
             (Name::Call | Name::Write, CompletionKind::Send | CompletionKind::Write) => {}
             (Name::Reply, CompletionKind::Send) => {
                 // Completions come in the order posted.
-                self.unsent_reply_bytes -= self.unsent_replies.pop_front().expect("a reply completes once");
+                let UnsentReply { bytes, exposed } = self.unsent_replies.pop_front().expect("a reply completes once");
+                self.unsent_reply_bytes -= bytes;
+                if let Some(key) = exposed {
+                    self.add_deadline(Deadline::Done(key), now);
+                }
                 self.read_messages(now);
             }
             (Name::Read(key, part), CompletionKind::Read(buffer)) => {
@@ -229,6 +252,11 @@ impl Connection {
             (Name::Invalidate(key, part), CompletionKind::Invalidate(memory)) => {
                 self.handle_invalidation(key, part, memory);
             }
+            (Name::Fetch(key, part), CompletionKind::Read(buffer)) => {
+                let is_ok = completion.status == Status::Ok && self.is_up();
+                self.handle_fetched(key, part, buffer, is_ok, now);
+            }
+            (Name::Withdraw(key, part), CompletionKind::Invalidate(_)) => self.handle_withdrawn(key, part),
             (name, kind) => unreachable!("completion of {name:?} as {kind:?}"),
         }
     }
@@ -240,13 +268,14 @@ impl Connection {
                 return;
             }
             let what = match self.deadlines.pop_front() {
-                Some((_, deadline @ Deadline::Pull(_))) => {
+                Some((_, deadline @ (Deadline::Pull(_) | Deadline::Fetch(_)))) => {
                     if self.last_read.is_some_and(|last| now < last + self.settings.options.peer_timeout) {
                         self.add_deadline(deadline, now); // slow, but not dead
                         continue;
                     }
                     "does not answer an RDMA Read"
                 }
+                Some((_, Deadline::Done(_))) => "does not say that it has read a reply (RDMA_DONE)",
                 _ => "does not answer a call",
             };
             self.fail(TransportError::Lost(format!("the peer {what}")));
@@ -262,13 +291,18 @@ impl Connection {
             State::Open => reason,
         };
         self.state = State::Closed(error.clone());
-        self.work.clear();
+        while let Some(work) = self.work.pop_front() {
+            if let Work::Post(request) = work {
+                self.take_back_fetch(request);
+            }
+        }
         self.deadlines.clear();
         self.to_pull.clear();
         self.unread.clear();
         for key in self.incoming.keys() {
             self.incoming.remove(key);
         }
+        self.end_exposed(registry);
         self.end_calls(&error, registry);
         self.events.push_back(Event::Closed(error));
     }
@@ -301,7 +335,10 @@ impl Connection {
 
     /// The next thing for the queue pair. `registry` registers what a call exposes.
     pub fn poll_work(&mut self, registry: &mut dyn Registry) -> Option<Work> {
-        while self.work.is_empty() && matches!(self.state, State::Open) && self.send_next_call(registry) {}
+        while self.work.is_empty()
+            && matches!(self.state, State::Open)
+            && (self.send_exposed_reply(registry) || self.send_next_call(registry))
+        {}
         self.work.pop_front()
     }
 
@@ -321,6 +358,8 @@ impl Connection {
             let stands = match deadline {
                 Deadline::Pull(key) => self.incoming.get(key).is_some_and(Incoming::is_pulling),
                 Deadline::Abandoned(key) => self.calls.get(key).is_some_and(|call| call.is_sent()),
+                Deadline::Fetch(key) => self.calls.get(key).is_some_and(|call| call.is_fetching()),
+                Deadline::Done(key) => self.exposed.is_undone(key),
             };
             if stands {
                 return Some(due);
@@ -363,13 +402,13 @@ impl Connection {
     }
 
     pub(crate) fn add_deadline(&mut self, deadline: Deadline, now: Instant) {
-        // Both kinds allow the same time, so the queue is in order.
+        // All kinds allow the same time, so the queue is in order.
         self.deadlines.push_back((now + self.settings.options.peer_timeout, deadline));
     }
 
     /// Posts the Send of a reply or an error; `bytes` is what it and its RDMA Writes hold.
-    pub(crate) fn post_reply(&mut self, data: buf::Rope, invalidate: Option<Stag>, bytes: usize) {
-        self.unsent_replies.push_back(bytes);
+    pub(crate) fn post_reply(&mut self, data: buf::Rope, invalidate: Option<Stag>, bytes: usize, exposed: Option<Key>) {
+        self.unsent_replies.push_back(UnsentReply { bytes, exposed });
         self.unsent_reply_bytes += bytes;
         self.post(WorkRequest::Send { id: Name::Reply.into(), data, invalidate, solicited: false });
     }
@@ -396,6 +435,8 @@ impl From<Name> for WorkId {
             Name::Write => (3, 0, 0),
             Name::Read(key, part) => (4, part, key.to_bits()),
             Name::Invalidate(key, part) => (5, part, key.to_bits()),
+            Name::Fetch(key, part) => (6, part, key.to_bits()),
+            Name::Withdraw(key, part) => (7, part, key.to_bits()),
         };
         assert!(part < 1 << (64 - KIND_BITS - KEY_BITS));
         WorkId((((part as u64) << KIND_BITS | kind) << KEY_BITS) | key)
@@ -413,6 +454,8 @@ impl From<WorkId> for Name {
             3 => Name::Write,
             4 => Name::Read(key, part),
             5 => Name::Invalidate(key, part),
+            6 => Name::Fetch(key, part),
+            7 => Name::Withdraw(key, part),
             _ => unreachable!("no work of kind {kind} is ever posted"),
         }
     }

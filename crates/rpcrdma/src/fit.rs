@@ -9,16 +9,16 @@ use smallvec::SmallVec;
 use xdr::{Encode, Encoder, Message, PlacedPayload};
 
 use crate::{
-    Role, Settings,
+    Design, Role, Settings,
     header::{Header, PLAIN_LEN},
 };
 
-/// How a call travels.
+/// How a message travels when its receiver is to read what is large: a call, or a reply in the Read-Read design.
 #[derive(Debug)]
-pub(crate) struct CallFit {
+pub(crate) struct ReadFit {
     /// What follows the header, for RDMA_MSG.
     pub inline: Option<Inline>,
-    /// What the responder is to read: XDR position and contiguous pieces, by ascending position. One at zero is the
+    /// What the receiver is to read: XDR position and contiguous pieces, by ascending position. One at zero is the
     /// stream, for RDMA_NOMSG.
     pub reads: SmallVec<[(u32, SmallVec<[Bytes; 1]>); 1]>,
 }
@@ -37,6 +37,9 @@ impl ReplyOffer {
     pub(crate) fn new(inline_max: usize, payload_max: usize, settings: &Settings) -> Self {
         let recv_max = settings.recv_max;
         let padded = payload_max.next_multiple_of(4);
+        if settings.design == Design::ReadRead {
+            return Self::default(); // the reply will be fetched
+        }
         // RFC 8167 §5.1: the accepting side exposes no memory.
         if PLAIN_LEN + inline_max + padded <= recv_max || settings.role == Role::Accepting {
             return Self::default();
@@ -69,21 +72,38 @@ pub(crate) fn fit_call(
     offer: ReplyOffer,
     settings: &Settings,
     pool: &Pool,
-) -> Result<CallFit, TransportError> {
+) -> Result<ReadFit, TransportError> {
+    // RFC 8167 §5.1: a callback has no chunks, for the accepting side exposes no memory.
+    fit_reads(message, PLAIN_LEN + offer.wire_len(), settings.role == Role::Connecting, settings, pool)
+}
+
+/// Decides how a reply travels of which the caller is to read what is large. File pieces must have been read.
+///
+/// # Errors
+/// It cannot.
+pub(crate) fn fit_exposed(message: Message, settings: &Settings, pool: &Pool) -> Result<ReadFit, TransportError> {
+    fit_reads(message, PLAIN_LEN, true, settings, pool)
+}
+
+/// `header` is the length of the header without read chunks; `chunks`, whether there may be any.
+fn fit_reads(
+    message: Message,
+    header: usize,
+    chunks: bool,
+    settings: &Settings,
+    pool: &Pool,
+) -> Result<ReadFit, TransportError> {
     let len = message.len();
-    let header = PLAIN_LEN + offer.wire_len();
     let min_chunk = settings.options.min_chunk;
     let fits = header + len <= settings.send_max;
-    // RFC 8167 §5.1: a callback has no chunks, for the accepting side exposes no memory.
-    let chunks = settings.role == Role::Connecting;
     if fits && (!chunks || message.payloads.iter().all(|payload| payload.data.len() < min_chunk)) {
-        return Ok(CallFit { inline: Some(Inline::new(message, |_| true)), reads: SmallVec::new() });
+        return Ok(ReadFit { inline: Some(Inline::new(message, |_| true)), reads: SmallVec::new() });
     }
     let max = if chunks { settings.options.message_max } else { settings.send_max - header };
     if !chunks || len > max || message.payloads.len() > PAYLOADS_MAX {
         return Err(TransportError::TooLong { len, max });
     }
-    let mut fit = CallFit { inline: None, reads: SmallVec::new() };
+    let mut fit = ReadFit { inline: None, reads: SmallVec::new() };
     let all = reads_of(&message.payloads, pool);
     let segments: usize = all.iter().map(|(_, pieces)| pieces.len()).sum();
     if header + READ_SEGMENT_LEN * segments + message.stream.len() <= settings.send_max {

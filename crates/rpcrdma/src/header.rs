@@ -36,7 +36,8 @@ pub enum Body {
     Msg(Lists),
     /// RDMA_NOMSG: the RPC message is in a chunk.
     NoMsg(Lists),
-    /// RDMA_DONE: obsolete, and ignored (RFC 8166 §4.2.4).
+    /// RDMA_DONE: obsolete, and ignored (RFC 8166 §4.2.4); but in the Read-Read design, of which it was a part: the
+    /// requester has read the reply from the responder's memory.
     Done,
     /// RDMA_ERROR: the call could not be received, or its reply not be sent.
     Error(RdmaError),

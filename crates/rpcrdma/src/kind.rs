@@ -9,7 +9,7 @@ use buf::{Buffer, Pool};
 use rdma::{ConnectRequest, Connected, Provider, QpOptions, ReceiveSource, ReceiveSourceOptions, WorkId};
 use rpc::{BoxFuture, Incoming, Listener, OptionError, RawOptions, Transport, TransportError, TransportKind};
 
-use crate::{Connection, Options, RdmaTransport, Role, Settings, private_data::PrivateData};
+use crate::{Connection, Design, Options, RdmaTransport, Role, Settings, private_data::PrivateData};
 
 /// Connects and listens over one provider.
 ///
@@ -61,23 +61,27 @@ impl RdmaKind {
     }
 
     /// The receives that a new connection starts with, and the options of its queue pair.
-    fn receives(&self, source: &ReceiveSource) -> (Vec<(WorkId, Buffer)>, QpOptions) {
+    fn receives(&self, options: &Options, source: &ReceiveSource) -> (Vec<(WorkId, Buffer)>, QpOptions) {
         if !self.provider.caps().shared_receives {
-            return (Connection::initial_receives(&self.options, &self.pool), QpOptions::default());
+            return (Connection::initial_receives(options, &self.pool), QpOptions::default());
         }
         let receive_source = Some((source.clone(), Connection::receive_id()));
         (Vec::new(), QpOptions { receive_source, ..QpOptions::default() })
     }
 
-    fn private_data(&self) -> Vec<u8> {
+    fn private_data(&self, options: &Options) -> Vec<u8> {
         // RFC 8797 §5: private data is optional; a fabric that carries none of this length gets along without.
-        let data = self.options.private_data().encode();
-        if self.provider.caps().private_data_max < data.len() { Vec::new() } else { data.to_vec() }
+        let data = options.private_data().encode();
+        if self.provider.caps().private_data_max < data.len() { Vec::new() } else { data }
     }
 
-    fn transport(&self, qp: Box<dyn rdma::QueuePair>, role: Role, peer: &[u8]) -> Arc<dyn Transport> {
-        let settings = Settings::negotiate(role, self.options.clone(), PrivateData::decode(peer));
-        tracing::debug!(peer = %qp.peer(), send_max = settings.send_max, recv_max = settings.recv_max, ?role, "connected");
+    fn transport(&self, qp: Box<dyn rdma::QueuePair>, settings: Settings) -> Arc<dyn Transport> {
+        let Settings { role, design, send_max, recv_max, .. } = settings;
+        let peer = qp.peer();
+        tracing::debug!(%peer, send_max, recv_max, ?role, ?design, "connected");
+        if design == Design::ReadRead {
+            tracing::warn!(%peer, "design=read-read: {}", READ_READ_WARNING);
+        }
         let source = match role {
             Role::Connecting => &self.connecting,
             Role::Accepting => &self.accepting,
@@ -90,18 +94,27 @@ impl RdmaKind {
     }
 
     async fn connect_to(&self, remote: SocketAddr) -> io::Result<Arc<dyn Transport>> {
-        let (recvs, options) = self.receives(&self.connecting);
-        let private_data = self.private_data();
+        let (recvs, options) = self.receives(&self.options, &self.connecting);
+        let private_data = self.private_data(&self.options);
         let Connected { qp, private_data: peer } =
             self.provider.connect(remote, &options, &private_data, recvs).await?;
-        Ok(self.transport(qp, Role::Connecting, &peer))
+        let settings = Settings::negotiate(Role::Connecting, self.options.clone(), PrivateData::decode(&peer));
+        if settings.design != self.options.design {
+            let why = "design=read-read was asked for and the server does not offer it; it does with the transport options \
+                       design=read-read and allow_read_read=on";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        Ok(self.transport(qp, settings))
     }
 
     async fn accept(&self, mut request: Box<dyn ConnectRequest>) -> io::Result<Arc<dyn Transport>> {
-        let peer = request.private_data().await?;
-        let (recvs, options) = self.receives(&self.accepting);
-        let qp = request.accept(&options, &self.private_data(), recvs).await?;
-        Ok(self.transport(qp, Role::Accepting, &peer))
+        let peer = PrivateData::decode(&request.private_data().await?);
+        // Who does not ask for another design gets the safe one, and is told of no other.
+        let design = self.options.agreed_design(&peer.unwrap_or_default());
+        let options = Options { design, ..self.options.clone() };
+        let (recvs, qp_options) = self.receives(&options, &self.accepting);
+        let qp = request.accept(&qp_options, &self.private_data(&options), recvs).await?;
+        Ok(self.transport(qp, Settings::negotiate(Role::Accepting, options, peer)))
     }
 }
 
@@ -122,6 +135,13 @@ impl TransportKind for RdmaKind {
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {
+        if self.options.design == Design::ReadRead {
+            if !self.options.allow_read_read {
+                let why = format!("design=read-read needs allow_read_read=on, too: {READ_READ_WARNING}");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+            }
+            tracing::warn!(%local, "offering design=read-read: {}", READ_READ_WARNING);
+        }
         let listener = self.provider.listen(local)?;
         Ok(Box::new(RdmaListener { kind: self.clone(), listener }))
     }
@@ -147,6 +167,10 @@ impl Listener for RdmaListener {
         })
     }
 }
+
+/// Why nobody should want it but to compare.
+const READ_READ_WARNING: &str = "the server's memory is advertised to its clients, and one that never sends RDMA_DONE keeps \
+                                 that memory until its timeout; this is for comparison only";
 
 async fn within<T>(limit: Duration, set_up: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::time::timeout(limit, set_up).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))

@@ -5,7 +5,7 @@
 //! A message's payloads do not travel in the stream. The *requester*, who makes a call, exposes memory:
 //! payloads of the call as read chunks, room for those of the reply as a write chunk, and room for a
 //! reply that is too long to be sent as a reply chunk. The *responder* moves the data with RDMA Read and RDMA
-//! Write, and exposes nothing.
+//! Write, and exposes nothing; but in the Read-Read design, which both sides must ask for and which is there for comparison only.
 //!
 //! | file | |
 //! |---|---|
@@ -14,6 +14,7 @@
 //! | [`Connection`] | the protocol, without I/O: completions in, work and events out |
 //! | `requester`, `fit` | calls that we make, and how they travel |
 //! | `recv`, `rw`, `send` | calls that we receive; moving their data; replies |
+//! | `expose`, `fetch` | replies in the Read-Read design: the responder's side, and the requester's |
 //! | [`RdmaTransport`], [`RdmaKind`] | drive a [`rdma::QueuePair`] for [`rpc`] |
 //!
 //! Whose the buffers are: memory that the peer can reach belongs to the queue pair until it is invalidated, so no
@@ -22,6 +23,8 @@
 
 mod connection;
 mod credits;
+mod expose;
+mod fetch;
 mod fit;
 mod kind;
 mod options;
@@ -38,7 +41,7 @@ pub mod private_data;
 
 pub use connection::{CallId, Connection, Event, Registry, Work};
 pub use kind::{RdmaKind, RdmaListener};
-pub use options::{Options, Role, Settings, receives};
+pub use options::{Design, Options, Role, Settings, receives};
 pub use transport::RdmaTransport;
 
 /// The transport's name in the switch.

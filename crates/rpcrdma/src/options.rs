@@ -6,6 +6,17 @@ use rpc::{OptionError, OptionReader, RawOptions};
 
 use crate::private_data::{INLINE_MAX, PrivateData};
 
+/// Who moves the data of a reply.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Design {
+    /// The responder writes them into memory that the requester offers (RFC 8166). Only requesters expose memory.
+    #[default]
+    ReadWrite,
+    /// The responder exposes them and the requester reads them, then says RDMA_DONE: how it was done at first, and
+    /// RFC 8166 §4.2.4 withdraws. For comparison only; see [`Options::allow_read_read`].
+    ReadRead,
+}
+
 /// How a connection shall behave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -13,6 +24,12 @@ pub struct Options {
     pub inline_send: usize,
     /// Bytes of each receive buffer; a multiple of 1024.
     pub inline_recv: usize,
+    /// Who moves the data of replies. A connecting side that asks for [`Design::ReadRead`] gets it or no connection; an
+    /// accepting side that has it offers it to those who ask.
+    pub design: Design,
+    /// The accepting side may do [`Design::ReadRead`]: its memory is advertised to peers, and one that never says
+    /// RDMA_DONE keeps it from being used again until `peer_timeout`.
+    pub allow_read_read: bool,
     /// Calls that may be outstanding from connecting to accepting side: asked for there, granted here.
     pub credits: u32,
     /// Calls that may be outstanding the other way (RFC 8167); zero for none.
@@ -26,7 +43,9 @@ pub struct Options {
     /// Bytes of receive buffers that the accepted connections of one listener share; credits are granted as far as they
     /// reach. Beyond it each connection has the few that are guaranteed.
     pub recv_memory: usize,
-    /// How long the peer may take for an RDMA Read, or for the reply to a call that its caller gave up.
+    /// Bytes of replies that the peer can read from our memory at once ([`Design::ReadRead`]); further replies wait.
+    pub exposed_max: usize,
+    /// How long the peer may take for an RDMA Read, for RDMA_DONE, or for the reply to a call that its caller gave up.
     pub peer_timeout: Duration,
     /// How long setting up a connection may take.
     pub connect_timeout: Duration,
@@ -42,12 +61,15 @@ impl Default for Options {
         Self {
             inline_send: 4096,
             inline_recv: 4096,
+            design: Design::ReadWrite,
+            allow_read_read: false,
             credits: 128,
             callback_credits: 8,
             min_chunk: 4096,
             message_max: (1 << 20) + (64 << 10),
             pull_max: 32 << 20,
             recv_memory: 64 << 20,
+            exposed_max: 32 << 20,
             peer_timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(10),
             remote_invalidation: true,
@@ -57,9 +79,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// These options with others in place of some: `inline_send`, `inline_recv`, `min_chunk`, `message_max`,
-    /// `pull_max` and `recv_memory` in bytes, `credits`, `callback_credits`, `peer_timeout`, `connect_timeout`,
-    /// `idle=TIME|off`, and `remote_invalidation=on|off`.
+    /// These options with others in place of some: `inline_send`, `inline_recv`, `min_chunk`, `message_max`, `pull_max`,
+    /// `recv_memory` and `exposed_max` in bytes, `credits`, `callback_credits`, `peer_timeout`, `connect_timeout`,
+    /// `idle=TIME|off`, `remote_invalidation=on|off`, `design=read-write|read-read` and `allow_read_read=on|off`.
     ///
     /// # Errors
     /// An option is unknown or out of range.
@@ -75,6 +97,13 @@ impl Options {
                 *size = bytes;
             }
         }
+        options.design = match reader.text("design") {
+            None => self.design,
+            Some("read-write") => Design::ReadWrite,
+            Some("read-read") => Design::ReadRead,
+            Some(other) => return Err(reader.error("design", format!("'{other}' is neither read-write nor read-read"))),
+        };
+        options.allow_read_read = reader.switch("allow_read_read")?.unwrap_or(self.allow_read_read);
         let credits = |value: u64| value as u32;
         options.credits = reader.number("credits", 1..=CREDITS_MAX)?.map_or(self.credits, credits);
         options.callback_credits =
@@ -83,6 +112,7 @@ impl Options {
         options.message_max = reader.bytes("message_max", 4096..=1 << 30)?.unwrap_or(self.message_max);
         options.pull_max = reader.bytes("pull_max", 1 << 20..=1 << 40)?.unwrap_or(self.pull_max);
         options.recv_memory = reader.bytes("recv_memory", INLINE_MAX..=1 << 40)?.unwrap_or(self.recv_memory);
+        options.exposed_max = reader.bytes("exposed_max", 1 << 20..=1 << 40)?.unwrap_or(self.exposed_max);
         options.peer_timeout = reader.duration("peer_timeout")?.unwrap_or(self.peer_timeout);
         options.connect_timeout = reader.duration("connect_timeout")?.unwrap_or(self.connect_timeout);
         options.idle = reader.duration_or_off("idle")?.unwrap_or(self.idle);
@@ -91,17 +121,23 @@ impl Options {
         Ok(options)
     }
 
+    /// The design of a connection to a peer that says this.
+    pub fn agreed_design(&self, peer: &PrivateData) -> Design {
+        if peer.read_read { self.design } else { Design::ReadWrite }
+    }
+
     /// What we tell the peer.
     pub fn private_data(&self) -> PrivateData {
         PrivateData {
             remote_invalidation: self.remote_invalidation,
             send_size: self.inline_send,
             recv_size: self.inline_recv,
+            read_read: self.design == Design::ReadRead,
         }
     }
 }
 
-/// Which side of the connection this is. Only the connecting side exposes memory.
+/// Which side of the connection this is. Only the connecting side exposes memory, but in [`Design::ReadRead`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It connected: an RPC client, that may take callbacks.
@@ -117,6 +153,8 @@ pub struct Settings {
     pub role: Role,
     /// Our options.
     pub options: Options,
+    /// Who moves the data of replies: [`Design::ReadRead`] only if both sides ask for it.
+    pub design: Design,
     /// Longest Send that the peer receives and we make.
     pub send_max: usize,
     /// Longest Send that the peer makes and we receive.
@@ -131,12 +169,23 @@ impl Settings {
         let peer = peer.unwrap_or_default();
         Self {
             role,
+            design: options.agreed_design(&peer),
             send_max: options.inline_send.min(peer.recv_size),
             recv_max: options.inline_recv.min(peer.send_size),
             // RFC 8797 §4.1.1: the flag is the requester's; a responder that can, may.
             invalidate_peer: options.remote_invalidation && peer.remote_invalidation,
             options,
         }
+    }
+
+    /// Whether replies that we make are read by the peer from our memory.
+    pub(crate) fn exposes_replies(&self) -> bool {
+        self.design == Design::ReadRead && self.role == Role::Accepting
+    }
+
+    /// Whether we read replies from the peer's memory.
+    pub(crate) fn fetches_replies(&self) -> bool {
+        self.design == Design::ReadRead && self.role == Role::Connecting
     }
 
     /// Calls of the peer that may be in progress.
@@ -155,7 +204,9 @@ impl Settings {
 
 /// Receives to keep posted: one for each call of either direction (RFC 8167 §4.2), and a few for errors.
 pub fn receives(options: &Options) -> usize {
-    (options.credits + options.callback_credits) as usize + SPARE_RECEIVES
+    // A reply that was read is followed by RDMA_DONE, which may arrive together with the call that takes its credit.
+    let per_credit = if options.design == Design::ReadRead { 2 } else { 1 };
+    (per_credit * options.credits + options.callback_credits) as usize + SPARE_RECEIVES
 }
 
 fn inbound_credits(role: Role, options: &Options) -> u32 {
@@ -182,7 +233,9 @@ mod tests {
         assert_eq!(with("inline_recv", "8k").unwrap().inline_recv, 8192);
         assert_eq!(with("peer_timeout", "1500ms").unwrap().peer_timeout, Duration::from_millis(1500));
         assert!(!with("remote_invalidation", "off").unwrap().remote_invalidation);
-        for (name, value) in [("credits", "0"), ("inline_send", "1000"), ("min_chunk", "x"), ("colour", "1")] {
+        assert_eq!(with("design", "read-read").unwrap().design, Design::ReadRead);
+        let bad = [("credits", "0"), ("inline_send", "1000"), ("min_chunk", "x"), ("colour", "1"), ("design", "write")];
+        for (name, value) in bad {
             let error = with(name, value).unwrap_err();
             assert_eq!((error.transport, error.option.as_str()), ("rdma", name));
         }
@@ -193,8 +246,23 @@ mod tests {
         let options = Options { inline_send: 8192, inline_recv: 2048, ..Options::default() };
         let silent = Settings::negotiate(Role::Connecting, options.clone(), None);
         assert_eq!((silent.send_max, silent.recv_max, silent.invalidate_peer), (1024, 1024, false));
-        let peer = PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096 };
+        let peer = PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096, read_read: true };
         let agreed = Settings::negotiate(Role::Accepting, options, Some(peer));
         assert_eq!((agreed.send_max, agreed.recv_max, agreed.invalidate_peer), (4096, 2048, true));
+        assert_eq!(agreed.design, Design::ReadWrite);
+    }
+
+    #[test]
+    fn the_server_exposes_replies_only_if_both_ends_ask_for_it() {
+        let [plain, asking] =
+            [Design::ReadWrite, Design::ReadRead].map(|design| Options { design, ..Options::default() });
+        for (ours, peer, agreed) in [
+            (&plain, &asking, Design::ReadWrite),
+            (&asking, &plain, Design::ReadWrite),
+            (&asking, &asking, Design::ReadRead),
+        ] {
+            let settings = Settings::negotiate(Role::Accepting, ours.clone(), Some(peer.private_data()));
+            assert_eq!(settings.design, agreed);
+        }
     }
 }

@@ -9,6 +9,9 @@
 //! | 5 | flags | lowest bit: R, the sender's memory may be invalidated by Send with Invalidate |
 //! | 6 | send size | longest Send that it makes: (n + 1) KiB |
 //! | 7 | receive size | longest that it receives: (n + 1) KiB |
+//!
+//! Behind these, a receiver ignores what it does not know. There we ask for, or agree to, the Read-Read design by
+//! four bytes of our own, `SlRR`; nobody else's.
 
 /// The private data of one end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,26 +22,33 @@ pub struct PrivateData {
     pub send_size: usize,
     /// Bytes of the longest Send that it receives; as above.
     pub recv_size: usize,
+    /// It wants the Read-Read design ([`Design::ReadRead`](crate::Design::ReadRead)).
+    pub read_read: bool,
 }
 
 impl PrivateData {
     /// The wire form.
-    pub fn encode(&self) -> [u8; 8] {
-        let [a, b, c, d] = MAGIC;
+    pub fn encode(&self) -> Vec<u8> {
         let flags = u8::from(self.remote_invalidation);
-        [a, b, c, d, VERSION, flags, encode_size(self.send_size), encode_size(self.recv_size)]
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend([VERSION, flags, encode_size(self.send_size), encode_size(self.recv_size)]);
+        if self.read_read {
+            bytes.extend(READ_READ);
+        }
+        bytes
     }
 
     /// Reads the wire form; `None` if the peer sent something else, or nothing. What follows is ignored: some
     /// connection managers pad.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let (magic, rest) = bytes.split_first_chunk::<4>()?;
-        let &[version, flags, send, recv] = rest.first_chunk()?;
+        let (&[version, flags, send, recv], rest) = rest.split_first_chunk()?;
         // RFC 8797 §5.2: an unknown version is treated as no private data.
         (*magic == MAGIC && version == VERSION).then_some(Self {
             remote_invalidation: flags & 1 != 0,
             send_size: decode_size(send),
             recv_size: decode_size(recv),
+            read_read: rest.starts_with(&READ_READ),
         })
     }
 }
@@ -46,7 +56,7 @@ impl PrivateData {
 /// What a peer that sent no private data is taken to be (RFC 8166 §3.3.3).
 impl Default for PrivateData {
     fn default() -> Self {
-        Self { remote_invalidation: false, send_size: INLINE_DEFAULT, recv_size: INLINE_DEFAULT }
+        Self { remote_invalidation: false, send_size: INLINE_DEFAULT, recv_size: INLINE_DEFAULT, read_read: false }
     }
 }
 
@@ -65,6 +75,7 @@ pub const INLINE_DEFAULT: usize = 1024;
 pub const INLINE_MAX: usize = 256 * 1024;
 const MAGIC: [u8; 4] = [0xf6, 0xab, 0x0e, 0x18];
 const VERSION: u8 = 1;
+const READ_READ: [u8; 4] = *b"SlRR";
 
 #[cfg(test)]
 mod tests {
@@ -74,18 +85,28 @@ mod tests {
     fn the_private_data_of_a_linux_client_reads_and_writes_back() {
         let bytes = [0xf6, 0xab, 0x0e, 0x18, 1, 1, 3, 3];
         let data = PrivateData::decode(&bytes).unwrap();
-        assert_eq!(data, PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096 });
+        assert_eq!(data, PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096, read_read: false });
         assert_eq!(data.encode(), bytes);
     }
 
     #[test]
     fn padding_after_it_is_ignored_and_anything_else_is_none() {
         let mut bytes = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 0, 255, 0, 0, 0];
-        assert_eq!(PrivateData::decode(&bytes).unwrap().recv_size, INLINE_MAX);
+        let padded = PrivateData::decode(&bytes).unwrap();
+        assert_eq!((padded.recv_size, padded.read_read), (INLINE_MAX, false));
         for len in 0..8 {
             assert_eq!(PrivateData::decode(&bytes[..len]), None);
         }
         bytes[4] = 2;
         assert_eq!(PrivateData::decode(&bytes), None);
+    }
+
+    #[test]
+    fn the_wish_for_read_read_is_told_behind_what_others_read() {
+        let data = PrivateData { read_read: true, ..PrivateData::default() };
+        let mut bytes = data.encode();
+        assert_eq!(PrivateData::decode(&bytes[..8]), Some(PrivateData::default()));
+        bytes.extend([0; 20]);
+        assert_eq!(PrivateData::decode(&bytes), Some(data));
     }
 }

@@ -65,18 +65,17 @@ impl Connection {
                 let stream = decoder.take_rest();
                 match Direction::of(&stream, xid) {
                     Some(Direction::Call) => self.handle_call(xid, credits, lists, Some(stream), now),
-                    Some(Direction::Reply) => self.handle_reply(xid, credits, &lists, Some(stream)),
+                    Some(Direction::Reply) => self.handle_reply(xid, credits, lists, Some(stream), now),
                     // RFC 8166 §4.5.2: an XID in the header that is not the message's is such an error.
                     None => self.refuse_new(xid, credits),
                 }
             }
-            // A call's message is in a read chunk, a reply's in the reply chunk.
-            Body::NoMsg(lists) if lists.reads.is_empty() && self.by_xid.contains_key(&xid) => {
-                self.handle_reply(xid, credits, &lists, None);
+            Body::NoMsg(lists) if self.by_xid.contains_key(&xid) && self.may_be_long_reply(&lists) => {
+                self.handle_reply(xid, credits, lists, None, now);
             }
             Body::NoMsg(lists) if decoder.remaining() == 0 => self.handle_call(xid, credits, lists, None, now),
             Body::NoMsg(_) => self.refuse_new(xid, credits),
-            Body::Done => {}
+            Body::Done => self.handle_done(xid),
             Body::Error(error) => self.handle_error(xid, credits, error),
         }
     }
@@ -117,6 +116,11 @@ impl Connection {
         let key = self.incoming.insert(Incoming { xid, credits, lists, stage });
         self.to_pull.push_back(key);
         self.start_pulls(now);
+    }
+
+    /// A call's message is in a read chunk, a reply's in the reply chunk, or in a read chunk where we read replies.
+    fn may_be_long_reply(&self, lists: &Lists) -> bool {
+        lists.reads.is_empty() || self.settings.fetches_replies()
     }
 
     fn hand_up(&mut self, key: Key, xid: Xid, message: Message) {
@@ -183,14 +187,14 @@ impl Direction {
 
 /// Whether the chunks, put where they say, make up a message: none inside another, none beyond the end, the stream
 /// in exactly one place, and nothing longer than we take.
-fn reads_make_sense(reads: &ReadList, inline: Option<&Bytes>, message_max: usize) -> bool {
+pub(crate) fn reads_make_sense(reads: &ReadList, inline: Option<&Bytes>, message_max: usize) -> bool {
     let (stream, items) = reads.split_stream();
     let stream_len = match (inline, stream) {
         (Some(inline), None) => inline.len(),
         (None, Some(chunk)) => chunk.len(),
         _ => return false,
     };
-    if stream_len + reads.total() > message_max {
+    if inline.map_or(0, Bytes::len) + reads.total() > message_max {
         return false;
     }
     let (mut end, mut reduced) = (0, 0);
@@ -204,8 +208,8 @@ fn reads_make_sense(reads: &ReadList, inline: Option<&Bytes>, message_max: usize
     })
 }
 
-/// Puts the parts of a call together.
-fn assemble(pull: Pull, reads: &ReadList) -> Message {
+/// Puts the parts of a message together.
+pub(crate) fn assemble(pull: Pull, reads: &ReadList) -> Message {
     let (stream_chunk, items) = reads.split_stream();
     let (inline, mut parts) = pull.into_parts();
     let mut take = |chunk: &Chunk| -> SmallVec<[Bytes; 1]> { parts.by_ref().take(chunk.parts().count()).collect() };
@@ -226,7 +230,7 @@ fn assemble(pull: Pull, reads: &ReadList) -> Message {
 
 /// RFC 8166 §3.4.5.2: a requester may include an item's XDR padding in its chunk. The item's length, in the stream
 /// before it, tells.
-fn without_padding(stream: &Bytes, at: usize, len: usize) -> usize {
+pub(crate) fn without_padding(stream: &Bytes, at: usize, len: usize) -> usize {
     let word = at.checked_sub(4).and_then(|start| stream.get(start..)?.first_chunk());
     match word.map(|&word| u32::from_be_bytes(word) as usize) {
         Some(item) if item < len && item.next_multiple_of(4) == len => item,

@@ -4,7 +4,8 @@
 //! used). A call goes through these stages:
 //!
 //! `Unsent` (waits for a credit) → `Sent` (what it exposes belongs to the queue pair) → `Finishing`
-//! (answered; memory is being invalidated) → an event, unless its caller has gone.
+//! (answered; memory is being invalidated) → an event, unless its caller has gone. In the Read-Read design, `Fetching` may
+//! come before `Finishing`, see `fetch.rs`.
 
 use buf::{Buffer, SharedBuffer};
 use bytes::Bytes;
@@ -18,6 +19,7 @@ use crate::{
     CallId, Connection, Event, Registry,
     chunk::{Chunk, Lists, Segment, WriteList},
     connection::{Deadline, Name},
+    fetch::Fetch,
     fit::{Inline, ReplyOffer, fit_call},
     header::{Body, Header, RdmaError},
     recv::{is_reply_to, xid_of},
@@ -27,36 +29,45 @@ use crate::{
 /// A call that we make.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    xid: Xid,
-    stage: Stage,
+    pub(crate) xid: Xid,
+    pub(crate) stage: Stage,
     /// Whether somebody waits for it.
     wanted: bool,
     /// The visible length of the caller's buffer, if there is one.
-    sink_len: Option<usize>,
+    pub(crate) sink_len: Option<usize>,
+    /// Longest reply that its plan allows.
+    pub(crate) reply_max: usize,
     write: Option<Chunk>,
     reply: Option<Chunk>,
     exposed: SmallVec<[Exposure; 2]>,
 }
 
 #[derive(Debug)]
-enum Stage {
+pub(crate) enum Stage {
     Unsent(Message, ReplyPlan),
     Sent,
+    /// Its reply is read from the responder's memory.
+    Fetching(Fetch),
     Finishing(Outcome),
 }
 
 #[derive(Debug)]
-enum Outcome {
+pub(crate) enum Outcome {
     Answered {
         stream: Stream,
         /// Bytes in the write chunk.
         placed: usize,
     },
+    /// The message has been read, but for a payload that is in the caller's buffer: its position and its bytes.
+    Fetched {
+        message: Message,
+        placed: Option<(u32, usize)>,
+    },
     Failed(TransportError),
 }
 
 #[derive(Debug)]
-enum Stream {
+pub(crate) enum Stream {
     Inline(Bytes),
     /// In the reply chunk, this many bytes.
     InChunk(usize),
@@ -71,7 +82,7 @@ struct Exposure {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Purpose {
+pub(crate) enum Purpose {
     Arguments,
     Sink,
     ReplyChunk,
@@ -80,6 +91,10 @@ enum Purpose {
 impl Outgoing {
     pub(crate) fn is_sent(&self) -> bool {
         matches!(self.stage, Stage::Sent)
+    }
+
+    pub(crate) fn is_fetching(&self) -> bool {
+        matches!(self.stage, Stage::Fetching(_))
     }
 }
 
@@ -98,8 +113,10 @@ impl Connection {
             None => None,
         };
         let sink_len = plan.sink.as_ref().map(|sink| sink.len());
+        let reply_max = plan.inline_max + plan.payload_max.next_multiple_of(4);
         let stage = Stage::Unsent(message, plan);
-        let call = Outgoing { xid, stage, wanted: true, sink_len, write: None, reply: None, exposed: SmallVec::new() };
+        let exposed = SmallVec::new();
+        let call = Outgoing { xid, stage, wanted: true, sink_len, reply_max, write: None, reply: None, exposed };
         let key = self.calls.insert(call);
         match refusal {
             None => {
@@ -121,7 +138,8 @@ impl Connection {
                 self.calls.remove(key);
             }
             Stage::Sent => self.add_deadline(Deadline::Abandoned(key), now),
-            Stage::Finishing(_) => {}
+            // The responder waits for RDMA_DONE, whoever else waits.
+            Stage::Fetching(_) | Stage::Finishing(_) => {}
         }
     }
 
@@ -179,10 +197,13 @@ impl Connection {
     }
 
     /// A reply has come; `stream` is what followed its header, if it was RDMA_MSG.
-    pub(crate) fn handle_reply(&mut self, xid: Xid, granted: u32, lists: &Lists, stream: Option<Bytes>) {
+    pub(crate) fn handle_reply(&mut self, xid: Xid, granted: u32, lists: Lists, stream: Option<Bytes>, now: Instant) {
         let Some(key) = self.sent_call(xid) else { return };
+        if self.settings.fetches_replies() && !lists.reads.is_empty() {
+            return self.fetch_reply(key, granted, lists, stream, now);
+        }
         let call = self.calls.get(key).expect("by_xid holds only calls that stand");
-        match call.outcome(lists, stream) {
+        match call.outcome(&lists, stream) {
             Ok(outcome) => self.answered(key, granted, outcome),
             Err(what) => self.fail_protocol(what),
         }
@@ -209,6 +230,8 @@ impl Connection {
         if let Some(exposure) = call.and_then(|call| call.exposed.iter_mut().find(|exposure| exposure.is_out(stag))) {
             exposure.home = Some(memory);
             self.finish_if_home(key.expect("its call was found"));
+        } else {
+            self.handle_exposed_invalidation(stag);
         }
     }
 
@@ -230,7 +253,7 @@ impl Connection {
             }
             match call.stage {
                 Stage::Unsent(..) => self.end_unsent(key, error.clone()),
-                Stage::Sent => {
+                Stage::Sent | Stage::Fetching(_) => {
                     call.stage = Stage::Finishing(Outcome::Failed(error.clone()));
                     self.finish(key);
                 }
@@ -246,7 +269,7 @@ impl Connection {
         self.by_xid.get(&xid).copied().filter(|&key| self.calls.get(key).is_some_and(Outgoing::is_sent))
     }
 
-    fn answered(&mut self, key: Key, granted: u32, outcome: Outcome) {
+    pub(crate) fn answered(&mut self, key: Key, granted: u32, outcome: Outcome) {
         self.credits.give_back();
         self.credits.grant(granted);
         self.finish_when_home(key, outcome);
@@ -325,8 +348,7 @@ impl Outgoing {
         let reply_chunk = self.take_home(Purpose::ReplyChunk);
         let mut sink = self.take_home(Purpose::Sink);
         let Stage::Finishing(outcome) = self.stage else { unreachable!("only finished calls have a result") };
-        let outcome = outcome.with_stream(reply_chunk, self.xid);
-        let (stream, placed) = match outcome {
+        let (mut message, position, placed) = match outcome.into_message(reply_chunk, self.xid) {
             Ok(answer) => answer,
             Err(error) => {
                 let sink = sink.take().zip(self.sink_len).map(|(mut sink, len)| {
@@ -336,7 +358,6 @@ impl Outgoing {
                 return Err(CallError { error, sink });
             }
         };
-        let mut message = Message::from(stream);
         let (data, sink) = match (sink, self.sink_len) {
             (Some(mut sink), Some(len)) => {
                 sink.set_len(len);
@@ -350,33 +371,45 @@ impl Outgoing {
             (None, _) => (Bytes::new(), None),
         };
         if placed > 0 {
-            // RFC 8166 §3.4.6: a write chunk tells no position; it belongs to the next item that may have one.
-            message.payloads.push(PlacedPayload { position: None, data: data.into() });
+            message.payloads.push(PlacedPayload { position, data: data.into() });
         }
         Ok(Reply { message, sink })
     }
 
-    fn take_home(&mut self, purpose: Purpose) -> Option<Buffer> {
+    pub(crate) fn take_home(&mut self, purpose: Purpose) -> Option<Buffer> {
         let exposure = self.exposed.iter_mut().find(|exposure| exposure.purpose == purpose)?;
         match exposure.home.take() {
             Some(Memory::Write(buffer)) => Some(buffer),
             _ => None,
         }
     }
+
+    /// Undoes [`take_home`](Self::take_home).
+    pub(crate) fn put_home(&mut self, purpose: Purpose, buffer: Buffer) {
+        let exposure = self.exposed.iter_mut().find(|exposure| exposure.purpose == purpose);
+        exposure.expect("memory of this purpose was taken").home = Some(Memory::Write(buffer));
+    }
 }
 
 impl Outcome {
-    /// The stream, from where it is, and the bytes in the write chunk.
-    fn with_stream(self, reply_chunk: Option<Buffer>, xid: Xid) -> Result<(Bytes, usize), TransportError> {
+    /// The message, from where it is, and the position and length of a payload in the caller's buffer.
+    fn into_message(
+        self,
+        reply_chunk: Option<Buffer>,
+        xid: Xid,
+    ) -> Result<(Message, Option<u32>, usize), TransportError> {
         match self {
             Outcome::Failed(error) => Err(error),
-            Outcome::Answered { stream: Stream::Inline(stream), placed } => Ok((stream, placed)),
+            Outcome::Fetched { message, placed: None } => Ok((message, None, 0)),
+            Outcome::Fetched { message, placed: Some((position, placed)) } => Ok((message, Some(position), placed)),
+            // RFC 8166 §3.4.6: a write chunk tells no position; it belongs to the next item that may have one.
+            Outcome::Answered { stream: Stream::Inline(stream), placed } => Ok((stream.into(), None, placed)),
             Outcome::Answered { stream: Stream::InChunk(len), placed } => {
                 let mut buffer = reply_chunk.ok_or(TransportError::Lost("the reply chunk is gone".into()))?;
                 buffer.set_len(len);
                 let stream = buffer.freeze();
                 match is_reply_to(&stream, xid) {
-                    true => Ok((stream, placed)),
+                    true => Ok((stream.into(), None, placed)),
                     false => Err(TransportError::Protocol("a reply chunk that holds no reply to its call".into())),
                 }
             }

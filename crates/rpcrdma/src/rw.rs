@@ -1,4 +1,5 @@
 //! Moving data of calls that we answer: RDMA Reads of their chunks, RDMA Writes to those of their replies.
+//! (RDMA Reads of replies are in `fetch.rs`.)
 //!
 //! Read RFC 8166 §3.4.2 and §4.4.2. Each segment is one RDMA operation; the queue pair starts no more RDMA
 //! Reads at once than the peer takes. Bytes being read on one connection are bounded: further calls wait in order.
@@ -40,6 +41,18 @@ impl Pull {
         Self { inline, parts: (0..missing).map(|_| None).collect(), missing, bytes }
     }
 
+    /// A segment's bytes are here.
+    pub(crate) fn arrived(&mut self, part: usize, buffer: Buffer) {
+        let slot = self.parts[part].replace(buffer);
+        assert!(slot.is_none(), "one completion for each RDMA Read");
+        self.missing -= 1;
+    }
+
+    /// Whether all of them are.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.missing == 0
+    }
+
     /// The inline stream, and the parts in order.
     pub(crate) fn into_parts(self) -> (Option<Bytes>, impl Iterator<Item = Bytes>) {
         assert_eq!(self.missing, 0);
@@ -65,7 +78,7 @@ impl Connection {
                 let request = WorkRequest::Read { id: Name::Read(key, part).into(), into, from: segment.remote(0) };
                 self.work.push_back(crate::Work::Post(request));
             }
-            if pull.missing == 0 {
+            if pull.is_complete() {
                 self.pulled(key); // all of its segments are empty
             } else {
                 self.last_read = Some(now);
@@ -79,11 +92,9 @@ impl Connection {
         let Some(Incoming { stage: Stage::Pull(pull), .. }) = self.incoming.get_mut(key) else {
             unreachable!("a call stands while it is being read")
         };
-        let slot = pull.parts[part].replace(buffer);
-        assert!(slot.is_none(), "one completion for each RDMA Read");
-        pull.missing -= 1;
+        pull.arrived(part, buffer);
         self.last_read = Some(now);
-        if pull.missing == 0 {
+        if pull.is_complete() {
             self.pulled(key);
             self.start_pulls(now);
         }

@@ -43,6 +43,9 @@ impl Connection {
         }
         let incoming = self.take_call(&token)?;
         let granted = self.grant(incoming.credits);
+        if self.settings.exposes_replies() {
+            return self.queue_exposed_reply(&incoming, granted, message);
+        }
         match fit_reply(&incoming, message, granted, self.settings.send_max) {
             Ok(fit) => {
                 self.grants.reply(granted);
@@ -104,7 +107,7 @@ impl Connection {
 
     fn send_error(&mut self, data: Rope) {
         let bytes = data.len();
-        self.post_reply(data, None, bytes);
+        self.post_reply(data, None, bytes, None);
     }
 
     fn take_call(&mut self, token: &ReplyToken) -> Result<Incoming, TransportError> {
@@ -131,7 +134,7 @@ impl Connection {
         };
         let invalidate = incoming.lists.handle().filter(|_| self.settings.invalidate_peer);
         let data = inline.behind(&fit.header);
-        self.post_reply(data, invalidate, bytes);
+        self.post_reply(data, invalidate, bytes, None);
     }
 }
 

@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, Sleep};
 use xdr::Message;
 
-use crate::{CallId, Connection, Event, Role, Work, table::Map};
+use crate::{CallId, Connection, Design, Event, Role, Work, table::Map};
 
 /// RPC-over-RDMA on one queue pair.
 pub struct RdmaTransport {
@@ -76,7 +76,8 @@ impl RdmaTransport {
             name: crate::NAME,
             message_max: settings.options.message_max,
             lossy: false,
-            file_ranges: qp.caps().file_ranges,
+            // What the peer reads must be in memory.
+            file_ranges: qp.caps().file_ranges && settings.design == Design::ReadWrite,
             idle,
         };
         let shared = Shared {

@@ -9,7 +9,7 @@ use buf::Buffer;
 use common::*;
 use proptest::prelude::*;
 use rpc::ReplyPlan;
-use rpcrdma::{CallId, Event, Options};
+use rpcrdma::{CallId, Design, Event, Options};
 
 #[derive(Clone, Debug)]
 struct Exchange {
@@ -65,14 +65,17 @@ fn any_exchange() -> impl Strategy<Value = Exchange> {
 fn any_options() -> impl Strategy<Value = Options> {
     let inline = || prop_oneof![Just(1024), Just(4096), Just(8192)];
     let min_chunk = prop_oneof![Just(1), Just(512), Just(4096), Just(1 << 20)];
-    (inline(), inline(), 1..6u32, min_chunk, any::<bool>()).prop_map(
-        |(inline_send, inline_recv, credits, min_chunk, remote_invalidation)| Options {
+    let design = prop_oneof![Just(Design::ReadWrite), Just(Design::ReadRead)];
+    (inline(), inline(), 1..6u32, min_chunk, any::<bool>(), design).prop_map(
+        |(inline_send, inline_recv, credits, min_chunk, remote_invalidation, design)| Options {
             inline_send,
             inline_recv,
             credits,
             min_chunk,
             remote_invalidation,
             pull_max: 1 << 20,
+            exposed_max: 100_000,
+            design,
             ..Options::default()
         },
     )
@@ -105,7 +108,7 @@ fn run(client: Options, server: Options, exchanges: &[Exchange], order: u64, cut
         assert_eq!(payload_of(&call, xid, CALL, exchange.call_words), bytes(xid, exchange.call_payload));
         Some(exchange.reply(xid))
     });
-    assert!(cut_at.is_some() || !pair.is_cut, "somebody broke the protocol");
+    assert!(cut_at.is_some() || !pair.is_cut, "somebody broke the protocol: {:?}", pair.nodes.map(|node| node.events));
     let events = std::mem::take(&mut pair.client().events);
     check(&mut pair, exchanges, &calls, events.into());
     let steps = pair.steps;
@@ -191,12 +194,16 @@ fn a_cut_before_every_single_request_of_a_call_that_uses_every_list() {
         sink: true,
         cancel: false,
     };
-    let steps = run(Options::default(), Options::default(), std::slice::from_ref(&exchange), 1, None);
-    assert!(steps >= 8, "two Sends, two RDMA Reads, two RDMA Writes and invalidations, not {steps}");
-    for cut_at in 0..steps {
-        for cancel in [false, true] {
-            let exchange = Exchange { cancel, ..exchange.clone() };
-            run(Options::default(), Options::default(), &[exchange], 1, Some(cut_at));
+    // Two Sends, four RDMA Reads or Writes, invalidations; in the other design, RDMA_DONE.
+    for (design, least) in [(Design::ReadWrite, 8), (Design::ReadRead, 10)] {
+        let options = Options { design, ..Options::default() };
+        let run = |exchange, cut_at| run(options.clone(), options.clone(), &[exchange], 1, cut_at);
+        let steps = run(exchange.clone(), None);
+        assert!(steps >= least, "{steps}");
+        for cut_at in 0..steps {
+            for cancel in [false, true] {
+                run(Exchange { cancel, ..exchange.clone() }, Some(cut_at));
+            }
         }
     }
 }

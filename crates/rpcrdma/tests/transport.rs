@@ -13,7 +13,7 @@ use rdma::{
 };
 use rpc::{RawOptions, Transport, TransportError, TransportKind};
 use rpcrdma::{
-    Options, RdmaKind,
+    Design, Options, RdmaKind,
     chunk::{Chunk, Lists, Segment, WriteList},
     header::{Body, Header},
 };
@@ -32,11 +32,15 @@ struct World {
 impl World {
     /// A server that answers every call.
     fn new(options: SimOptions) -> Self {
-        let sim = Sim::new(options);
+        Self::with(options, Options::default(), Options::default())
+    }
+
+    fn with(sim: SimOptions, client: Options, server: Options) -> Self {
+        let sim = Sim::new(sim);
         let (client_pool, server_pool) = (Pool::default(), Pool::default());
         let provider = Arc::new(sim.clone());
-        let server = RdmaKind::new(provider.clone(), Options::default()).with_pool(server_pool.clone());
-        let client = RdmaKind::new(provider, Options::default()).with_pool(client_pool.clone());
+        let server = RdmaKind::new(provider.clone(), server).with_pool(server_pool.clone());
+        let client = RdmaKind::new(provider, client).with_pool(client_pool.clone());
         let mut listener = server.listen("10.0.0.1:0".parse().unwrap()).unwrap();
         let at = listener.local_addr();
         let listener = tokio::spawn(async move {
@@ -73,8 +77,11 @@ impl World {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_of_all_sizes_at_once() {
-    let world = World::new(SimOptions::default());
+async fn calls_of_every_size_at_once() {
+    calls_of_all_sizes(World::new(SimOptions::default())).await;
+}
+
+async fn calls_of_all_sizes(world: World) {
     let transport = world.connect().await;
     let calls = (0..200u32).map(|xid| {
         let transport = transport.clone();
@@ -99,8 +106,8 @@ async fn calls_of_all_sizes_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
-    async fn run(cut: Option<(u64, Cut)>) -> u64 {
-        let world = World::new(SimOptions::default());
+    async fn run(options: Options, cut: Option<(u64, Cut)>) -> u64 {
+        let world = World::with(SimOptions::default(), options.clone(), options);
         if let Some((message, cut)) = cut {
             world.sim.cut_at(message, cut);
         }
@@ -127,11 +134,13 @@ async fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
         world.assert_all_home().await;
         messages
     }
-    let messages = run(None).await;
-    assert!(messages > 25, "{messages}");
-    for message in 0..messages {
-        run(Some((message, Cut::Before))).await;
-        run(Some((message, Cut::After))).await;
+    for options in [Options::default(), read_read()] {
+        let messages = run(options.clone(), None).await;
+        assert!(messages > 25, "{messages}");
+        for message in 0..messages {
+            run(options.clone(), Some((message, Cut::Before))).await;
+            run(options.clone(), Some((message, Cut::After))).await;
+        }
     }
 }
 
@@ -207,6 +216,50 @@ async fn a_connection_that_is_never_set_up_times_out_on_either_side() {
     assert!(matches!(refused, TransportError::Connect(_)));
 }
 
+fn read_read() -> Options {
+    Options { design: Design::ReadRead, allow_read_read: true, ..Options::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_read_read_design_is_done_when_both_ends_ask_for_it() {
+    let asking = Options { allow_read_read: false, ..read_read() };
+    calls_of_all_sizes(World::with(SimOptions::default(), asking, read_read())).await;
+    // A client that does not ask is served as ever.
+    calls_of_all_sizes(World::with(SimOptions::default(), Options::default(), read_read())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_read_read_design_is_refused_where_one_end_has_not_asked_for_it() {
+    let world = World::with(SimOptions::default(), read_read(), Options::default());
+    let error = world.client.connect(world.server).await.err().unwrap().to_string();
+    assert!(error.contains("the server does not offer it") && error.contains("allow_read_read=on"), "{error}");
+    let raw = RawOptions::from([("design".to_owned(), "read-read".to_owned())]);
+    let kind = world.client.with_options(&raw).unwrap().with_options(&[("allow_read_read", "off")].map(owned).into());
+    let error = kind.unwrap().listen("10.0.0.1:0".parse().unwrap()).err().unwrap().to_string();
+    assert!(error.contains("allow_read_read=on") && error.contains("RDMA_DONE"), "{error}");
+    world.assert_all_home().await;
+}
+
+fn owned((name, value): (&str, &str)) -> (String, String) {
+    (name.to_owned(), value.to_owned())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anything() {
+    let world = World::with(SimOptions::default(), read_read(), read_read());
+    let honest = world.connect().await;
+    let mut hostile = Hostile::connect(&world).await;
+    hostile.send(7, Body::Msg(Lists::default()), &call(7, 100_000, 0, Bytes::new()).stream);
+    let began = tokio::time::Instant::now();
+    let reply = honest.call(call(1, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
+    check(&reply.unwrap(), 1, 50_000, 10, (50_000u32 * 2) as u8);
+    hostile.ended().await;
+    let waited = began.elapsed();
+    assert!(waited >= read_read().peer_timeout && waited < 2 * read_read().peer_timeout, "{waited:?}");
+    drop((hostile, honest));
+    world.assert_all_home().await;
+}
+
 /// A client that does as it likes.
 struct Hostile {
     qp: Box<dyn QueuePair>,
@@ -214,7 +267,7 @@ struct Hostile {
 
 impl Hostile {
     async fn connect(world: &World) -> Self {
-        let data = Options::default().private_data().encode();
+        let data = read_read().private_data().encode();
         let receives = (0..300).map(|id| (WorkId(id), Buffer::zeroed(4096))).collect();
         let connected = world.sim.connect(world.server, &QpOptions::default(), &data, receives).await.unwrap();
         Self { qp: connected.qp }

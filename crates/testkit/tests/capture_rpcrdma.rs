@@ -70,7 +70,10 @@ fn the_private_data_of_both_sides_is_understood() {
             FrameKind::Segment { .. } => None,
         });
         let [client, server] = handshakes.collect::<Vec<_>>()[..] else { panic!("two handshakes") };
-        assert_eq!(client, PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096 });
+        assert_eq!(
+            client,
+            PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096, read_read: false }
+        );
         assert_eq!(server, PrivateData { remote_invalidation: false, ..client });
     }
 }
@@ -94,7 +97,7 @@ fn the_calls_of_a_linux_client_are_put_together() {
     for frames in conversations() {
         let messages = capture::messages(&frames);
         let mut responses = read_responses(&messages);
-        let peer = PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096 };
+        let peer = PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096, read_read: false };
         let settings = Settings::negotiate(Role::Accepting, Options::default(), Some(peer));
         let mut connection = Connection::new(settings, Pool::default());
         for sent in messages.iter().filter(|message| message.from_client && is_send(message)) {

@@ -56,6 +56,13 @@ pub struct Regions {
 
 pub const BASE: u64 = 0xffff_ffff_0000;
 
+impl Regions {
+    /// Regions that there have ever been.
+    pub fn registered(&self) -> u32 {
+        self.next
+    }
+}
+
 impl Registry for Regions {
     fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
         match &mut self.room {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use rdma::{Completion, CompletionKind, Memory, Region, Stag, Status, WorkId, WorkRequest};
 use rpc::{ReplyPlan, ReplyToken, TransportError};
 use rpcrdma::{
-    CallId, Connection, Event, Options, Registry, Role, Settings, Work,
+    CallId, Connection, Design, Event, Options, Registry, Role, Settings, Work,
     header::{Body, Header},
     private_data::PrivateData,
 };
@@ -141,6 +141,7 @@ impl World {
             callback_credits: u32::from(how >> 3 & 1) * 2,
             min_chunk: if how & 0x10 != 0 { 64 } else { 4096 },
             pull_max: 1 << 20,
+            design: if how & 0x40 != 0 { Design::ReadRead } else { Design::ReadWrite },
             ..Options::default()
         };
         let role = if how & 1 != 0 { Role::Connecting } else { Role::Accepting };
