@@ -21,6 +21,7 @@ pub mod locks;
 mod mount;
 mod server;
 mod v3;
+pub mod v4;
 
 pub use config::Config;
 pub use export::{Access, Client, Export, ExportError, ExportOptions, Exports, Squash};

@@ -1,0 +1,3 @@
+//! NFS version 4. So far its state: [`state`].
+
+pub mod state;

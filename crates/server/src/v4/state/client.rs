@@ -1,0 +1,312 @@
+//! [`Clients`]: the records that EXCHANGE_ID makes and CREATE_SESSION confirms.
+//!
+//! Read RFC 8881 §2.4 (client identifiers), §8.3 (leases), §18.35.4 (the nine cases of EXCHANGE_ID, which are numbered in
+//! the code) and §18.36.4 (confirmation). A client owner has at most two records: the confirmed one, and an unconfirmed
+//! one that will replace it or be forgotten. An error leaves all records as they were.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use nfs::v4::*;
+
+use super::Principal;
+
+/// What is known of a client.
+#[derive(Debug)]
+pub struct Client {
+    /// Its own name, and its incarnation.
+    pub owner: ClientOwner4,
+    /// Who introduced it.
+    pub principal: Principal,
+    /// Whether it has made a session.
+    pub confirmed: bool,
+    /// How its state is protected.
+    pub protect: StateProtect4R,
+    /// What software it is, for people to read.
+    pub implementation: Option<NfsImplId4>,
+    /// Its sessions.
+    pub sessions: Vec<Sessionid4>,
+    /// Whether it has said that all is reclaimed.
+    pub reclaim_complete: bool,
+    /// The last CREATE_SESSION: a reply cache of one slot.
+    pub(super) created: (Sequenceid4, Result<CreateSessionOk, Nfsstat4>),
+    /// Opens, locks, delegations and layouts.
+    holdings: u64,
+    renewed_at: Instant,
+}
+
+/// All clients.
+#[derive(Debug)]
+pub struct Clients {
+    by_id: HashMap<Clientid4, Client>,
+    by_owner: HashMap<Bytes, Records>,
+    /// Unconfirmed records in the order in which they were made; some are confirmed or gone by now.
+    unconfirmed: VecDeque<Clientid4>,
+    lease: Duration,
+    clients_max: usize,
+    /// The server's incarnation, in client IDs: those of an earlier one are stale.
+    instance: u32,
+    last: u32,
+}
+
+/// The records of an owner.
+#[derive(Clone, Copy, Debug, Default)]
+struct Records {
+    confirmed: Option<Clientid4>,
+    unconfirmed: Option<Clientid4>,
+}
+
+/// What EXCHANGE_ID found or made.
+#[derive(Debug)]
+pub struct Exchanged {
+    /// The record.
+    pub clientid: Clientid4,
+    /// The client that lost its name to this one.
+    pub replaced: Option<Removed>,
+}
+
+/// A client that is no more, whose sessions and state are to be dropped.
+#[derive(Debug)]
+#[must_use = "its sessions are still there"]
+pub struct Removed {
+    /// Its name.
+    pub clientid: Clientid4,
+    /// What it was.
+    pub client: Client,
+}
+
+impl Client {
+    /// Whether it has sessions, opens, locks, delegations or layouts.
+    pub fn has_state(&self) -> bool {
+        !self.sessions.is_empty() || self.holdings > 0
+    }
+
+    /// For its next CREATE_SESSION.
+    pub fn next_sequence(&self) -> Sequenceid4 {
+        Sequenceid4(self.created.0.0.wrapping_add(1))
+    }
+
+    /// Counts an open, lock, delegation or layout more.
+    pub fn hold(&mut self) {
+        self.holdings += 1;
+    }
+
+    /// Counts one less.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn release(&mut self) {
+        self.holdings = self.holdings.checked_sub(1).expect("what is released was held");
+    }
+
+    /// Renews its lease.
+    pub fn renew(&mut self, now: Instant) {
+        self.renewed_at = self.renewed_at.max(now);
+    }
+}
+
+impl Clients {
+    /// No clients, whose leases will last for `lease`. `instance` differs from restart to restart.
+    pub fn new(instance: u32, lease: Duration, clients_max: usize) -> Self {
+        Self {
+            by_id: HashMap::new(),
+            by_owner: HashMap::new(),
+            unconfirmed: VecDeque::new(),
+            lease,
+            clients_max,
+            instance,
+            last: 0,
+        }
+    }
+
+    /// A client, confirmed or not.
+    pub fn find(&self, id: Clientid4) -> Option<&Client> {
+        self.by_id.get(&id)
+    }
+
+    /// A client, confirmed or not.
+    pub fn find_mut(&mut self, id: Clientid4) -> Option<&mut Client> {
+        self.by_id.get_mut(&id)
+    }
+
+    /// How many there are, unconfirmed ones included.
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    /// Whether a client has not renewed its lease in time.
+    pub fn is_expired(&self, id: Clientid4, now: Instant) -> bool {
+        self.find(id).is_none_or(|client| now.saturating_duration_since(client.renewed_at) > self.lease)
+    }
+
+    /// Finds or makes the record that EXCHANGE_ID asks for; `protect` is how its state would be protected.
+    ///
+    /// # Errors
+    /// What the cases of §18.35.4 say, or DELAY if there are too many clients.
+    pub fn exchange(
+        &mut self,
+        args: &ExchangeIdArgs,
+        protect: StateProtect4R,
+        principal: &Principal,
+        now: Instant,
+    ) -> Result<Exchanged, Nfsstat4> {
+        let records = self.by_owner.get(&args.clientowner.ownerid.0).copied().unwrap_or_default();
+        if args.flags & EXCHGID4_FLAG_UPD_CONFIRMED_REC_A != 0 {
+            return self.update(args, principal, records);
+        }
+        let Some(id) = records.confirmed else {
+            // Cases 1 and 4: a new owner, or an unconfirmed record that is replaced.
+            return self.introduce(args, protect, principal, now, None);
+        };
+        let client = &self.by_id[&id];
+        if client.principal != *principal {
+            // Case 3: a collision.
+            if client.has_state() && !self.is_expired(id, now) {
+                return Err(Nfsstat4::ClidInuse);
+            }
+            return self.introduce(args, protect, principal, now, Some(id));
+        }
+        if client.owner.verifier == args.clientowner.verifier {
+            // Case 2: a retry, or an attempt at trunking. Of the two ways that case 5 leaves open for an unconfirmed
+            // record that is there too, it is forgotten.
+            if let Some(unconfirmed) = records.unconfirmed {
+                // It never had a session.
+                let _ = self.remove(unconfirmed);
+            }
+            return Ok(Exchanged { clientid: id, replaced: None });
+        }
+        // Case 5: it has restarted. Its old record stays until the new one is confirmed.
+        self.introduce(args, protect, principal, now, None)
+    }
+
+    /// Cases 6 to 9: an update of a confirmed record.
+    fn update(
+        &mut self,
+        args: &ExchangeIdArgs,
+        principal: &Principal,
+        records: Records,
+    ) -> Result<Exchanged, Nfsstat4> {
+        let id = records.confirmed.ok_or(Nfsstat4::NoEnt)?;
+        let client = self.by_id.get_mut(&id).expect("a record for each confirmed owner");
+        if client.owner.verifier != args.clientowner.verifier {
+            return Err(Nfsstat4::NotSame);
+        }
+        if client.principal != *principal {
+            return Err(Nfsstat4::Perm);
+        }
+        client.implementation.clone_from(&args.client_impl_id);
+        Ok(Exchanged { clientid: id, replaced: None })
+    }
+
+    /// Adds an unconfirmed record, instead of the owner's unconfirmed one and of `replaced`.
+    fn introduce(
+        &mut self,
+        args: &ExchangeIdArgs,
+        protect: StateProtect4R,
+        principal: &Principal,
+        now: Instant,
+        replaced: Option<Clientid4>,
+    ) -> Result<Exchanged, Nfsstat4> {
+        let owner = &args.clientowner;
+        let unconfirmed = self.by_owner.get(&owner.ownerid.0).and_then(|records| records.unconfirmed);
+        let victim = match unconfirmed {
+            None if replaced.is_none() && self.by_id.len() >= self.clients_max => {
+                Some(self.oldest_unconfirmed().ok_or(Nfsstat4::Delay)?)
+            }
+            other => other,
+        };
+        if let Some(victim) = victim {
+            // It never had a session.
+            let _ = self.remove(victim);
+        }
+        let replaced = replaced.and_then(|id| self.remove(id));
+        let clientid = self.next_id();
+        // §18.36.4: the slot begins one before what is told, with a contrived result.
+        let created = (Sequenceid4(0), Err(Nfsstat4::SeqMisordered));
+        let client = Client {
+            owner: owner.clone(),
+            principal: principal.clone(),
+            confirmed: false,
+            protect,
+            implementation: args.client_impl_id.clone(),
+            sessions: Vec::new(),
+            reclaim_complete: false,
+            created,
+            holdings: 0,
+            renewed_at: now,
+        };
+        self.by_id.insert(clientid, client);
+        self.by_owner.entry(owner.ownerid.0.clone()).or_default().unconfirmed = Some(clientid);
+        self.unconfirmed.push_back(clientid);
+        if self.unconfirmed.len() > 2 * self.clients_max {
+            self.unconfirmed.retain(|id| self.by_id.get(id).is_some_and(|client| !client.confirmed));
+        }
+        Ok(Exchanged { clientid, replaced })
+    }
+
+    fn oldest_unconfirmed(&mut self) -> Option<Clientid4> {
+        while let Some(id) = self.unconfirmed.pop_front() {
+            if self.by_id.get(&id).is_some_and(|client| !client.confirmed) {
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// Confirms a record, which has made its first session, and says which one of the same owner it replaces. That one
+    /// is gone.
+    ///
+    /// # Panics
+    /// If there is no such record.
+    pub fn confirm(&mut self, id: Clientid4) -> Option<Removed> {
+        let client = self.by_id.get_mut(&id).expect("a record to be confirmed");
+        if client.confirmed {
+            return None;
+        }
+        client.confirmed = true;
+        let records = self.by_owner.get_mut(&client.owner.ownerid.0).expect("records for each owner");
+        records.unconfirmed = None;
+        let clientid = records.confirmed.replace(id)?;
+        let client = self.by_id.remove(&clientid).expect("a record for each confirmed owner");
+        Some(Removed { clientid, client })
+    }
+
+    /// Forgets a client.
+    pub fn remove(&mut self, clientid: Clientid4) -> Option<Removed> {
+        let client = self.by_id.remove(&clientid)?;
+        let ownerid = &client.owner.ownerid.0;
+        let records = self.by_owner.get_mut(ownerid).expect("records for each owner");
+        for record in [&mut records.confirmed, &mut records.unconfirmed] {
+            record.take_if(|record| *record == clientid);
+        }
+        if records.confirmed.is_none() && records.unconfirmed.is_none() {
+            self.by_owner.remove(ownerid);
+        }
+        Some(Removed { clientid, client })
+    }
+
+    /// Clients to be forgotten: unconfirmed for a lease (§18.35.4), or expired with nothing but sessions. Those that
+    /// hold something keep it until somebody else wants it (§8.4.3).
+    pub fn lapsed(&self, now: Instant) -> Vec<Clientid4> {
+        let lapsed = self.by_id.iter().filter(|(id, client)| client.holdings == 0 && self.is_expired(**id, now));
+        lapsed.map(|(&id, _)| id).collect()
+    }
+
+    fn next_id(&mut self) -> Clientid4 {
+        loop {
+            self.last = self.last.wrapping_add(1);
+            let id = Clientid4(u64::from(self.instance) << 32 | u64::from(self.last));
+            if !self.by_id.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+}

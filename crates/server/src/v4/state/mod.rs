@@ -1,0 +1,505 @@
+//! The state of NFSv4.1 and 4.2: clients, sessions, slots and leases.
+//!
+//! Pure: it does no I/O and takes the time, the caller's identity and the connection from whoever calls it. Operations
+//! take their arguments and give their results; what has to be done elsewhere as a consequence comes out of
+//! [`State::poll_event`]. Read RFC 8881 §2.10 (sessions), §8.3–8.4 (leases and recovery) and §18.33–18.37, §18.46, §18.50,
+//! §18.51 (the operations).
+//!
+//! `R` is what a reply is kept as: the body of a COMPOUND result, so that a retry gets the same bytes again.
+//!
+//! On error nothing has changed, except where §18.36.4 says that a failed CREATE_SESSION is remembered too.
+
+pub mod client;
+pub mod session;
+pub mod slot;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use nfs::v4::*;
+use rand::{RngCore, SeedableRng, rngs::StdRng};
+
+use client::{Clients, Removed};
+use session::{ChannelLimits, Connection, ConnectionId, Session};
+use slot::{Begun, Fingerprint, Ticket};
+
+/// Who sends a request, as far as the owner of state is concerned.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Principal {
+    /// Nobody in particular.
+    None,
+    /// AUTH_SYS.
+    Sys {
+        /// User.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
+    /// RPCSEC_GSS with integrity or privacy.
+    Gss(Bytes),
+}
+
+/// What a server tells of itself, and its bounds.
+#[derive(Clone, Debug)]
+pub struct StateOptions {
+    /// Its name; one for all its addresses.
+    pub server_owner: ServerOwner4,
+    /// Those who share client IDs and file handles with it have the same.
+    pub server_scope: Bytes,
+    /// What software it is.
+    pub implementation: Option<NfsImplId4>,
+    /// The `EXCHGID4_FLAG_` bits that it always sets: what it is, and what it will do.
+    pub flags: u32,
+    /// How long a lease is.
+    pub lease: Duration,
+    /// The limits of calls.
+    pub channel: ChannelLimits,
+    /// Most clients, unconfirmed ones included.
+    pub clients_max: usize,
+    /// Most sessions of one client.
+    pub client_sessions_max: usize,
+}
+
+/// What is to be done as a consequence of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A client is confirmed: its name is to be remembered over a restart before the reply goes out (§8.4.2.1).
+    Confirmed(Clientid4),
+    /// A client is gone: what it held is to be released, and it cannot reclaim.
+    Gone(Clientid4),
+    /// A client has reclaimed all that it will.
+    ReclaimComplete(Clientid4),
+}
+
+/// What a request with SEQUENCE is to do.
+#[derive(Debug)]
+pub struct Sequenced<R> {
+    /// The client.
+    pub clientid: Clientid4,
+    /// The result of SEQUENCE.
+    pub result: SequenceOk,
+    /// What to do with the rest.
+    pub begun: Begun<R>,
+    /// The limits of the reply.
+    pub channel: ChannelAttrs4,
+}
+
+/// A request with SEQUENCE, as it came.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The arguments of SEQUENCE.
+    pub args: &'a SequenceArgs,
+    /// What tells it from others.
+    pub fingerprint: Fingerprint,
+    /// Bytes of the RPC message.
+    pub len: usize,
+    /// Operations, SEQUENCE included.
+    pub operations: u32,
+}
+
+/// Clients, sessions and leases.
+#[derive(Debug)]
+pub struct State<R> {
+    options: StateOptions,
+    clients: Clients,
+    sessions: HashMap<Sessionid4, Session<R>>,
+    events: VecDeque<Event>,
+    /// During grace: who had state before the restart, by the owner's name, and has not said that all is reclaimed.
+    reclaiming: Option<HashSet<Bytes>>,
+    rng: StdRng,
+}
+
+impl<R: Clone> State<R> {
+    /// No state. `instance` differs from restart to restart; session IDs come from `seed`, which nobody else may know.
+    pub fn new(options: StateOptions, instance: u32, seed: [u8; 32]) -> Self {
+        let clients = Clients::new(instance, options.lease, options.clients_max);
+        let rng = StdRng::from_seed(seed);
+        Self { options, clients, sessions: HashMap::new(), events: VecDeque::new(), reclaiming: None, rng }
+    }
+
+    /// Begins the time in which what was held before a restart can be reclaimed, by the clients of these owners.
+    pub fn begin_grace(&mut self, owners: HashSet<Bytes>) {
+        self.reclaiming = Some(owners);
+    }
+
+    /// Ends it.
+    pub fn end_grace(&mut self) {
+        self.reclaiming = None;
+    }
+
+    /// Whether it is that time.
+    pub fn in_grace(&self) -> bool {
+        self.reclaiming.is_some()
+    }
+
+    /// Whether nobody has anything to reclaim any more, so that it may end.
+    pub fn may_end_grace(&self) -> bool {
+        self.reclaiming.as_ref().is_some_and(HashSet::is_empty)
+    }
+
+    /// Whether a client may reclaim.
+    pub fn may_reclaim(&self, id: Clientid4) -> bool {
+        let client = self.clients.find(id).filter(|client| client.confirmed && !client.reclaim_complete);
+        client.zip(self.reclaiming.as_ref()).is_some_and(|(client, names)| names.contains(&client.owner.ownerid.0))
+    }
+
+    /// The clients.
+    pub fn clients(&self) -> &Clients {
+        &self.clients
+    }
+
+    /// A client, for counting what it holds.
+    pub fn client_mut(&mut self, id: Clientid4) -> Option<&mut client::Client> {
+        self.clients.find_mut(id)
+    }
+
+    /// A session.
+    pub fn session(&self, id: Sessionid4) -> Option<&Session<R>> {
+        self.sessions.get(&id)
+    }
+
+    /// A session, for setting how many slots it shall use.
+    pub fn session_mut(&mut self, id: Sessionid4) -> Option<&mut Session<R>> {
+        self.sessions.get_mut(&id)
+    }
+
+    /// The next consequence.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// EXCHANGE_ID (§18.35).
+    ///
+    /// # Errors
+    /// INVAL for flags of no meaning, or protection without RPCSEC_GSS; ENCR_ALG_UNSUPP for SP4_SSV; and what
+    /// [`Clients::exchange`] says.
+    pub fn exchange_id(
+        &mut self,
+        now: Instant,
+        minorversion: u32,
+        args: &ExchangeIdArgs,
+        principal: &Principal,
+    ) -> Result<ExchangeIdOk, Nfsstat4> {
+        let fence = if minorversion >= 2 { EXCHGID4_FLAG_SUPP_FENCE_OPS } else { 0 };
+        if args.flags & !(FLAGS_A | fence) != 0 {
+            return Err(Nfsstat4::Inval);
+        }
+        let protect = self.protect(&args.state_protect, principal)?;
+        let exchanged = self.clients.exchange(args, protect, principal, now)?;
+        if let Some(replaced) = exchanged.replaced {
+            self.forget(replaced);
+        }
+        let client = self.clients.find(exchanged.clientid).expect("the record was found or made");
+        let confirmed = if client.confirmed { EXCHGID4_FLAG_CONFIRMED_R } else { 0 };
+        Ok(ExchangeIdOk {
+            clientid: exchanged.clientid,
+            sequenceid: client.next_sequence(),
+            flags: self.options.flags | confirmed,
+            state_protect: client.protect.clone(),
+            server_owner: self.options.server_owner.clone(),
+            server_scope: self.options.server_scope.clone().into(),
+            server_impl_id: self.options.implementation.clone(),
+        })
+    }
+
+    /// CREATE_SESSION (§18.36).
+    ///
+    /// # Errors
+    /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, INVAL, TOOSMALL, NOSPC; or what the last one with this sequence got.
+    pub fn create_session(
+        &mut self,
+        now: Instant,
+        args: &CreateSessionArgs,
+        principal: &Principal,
+        connection: Connection,
+    ) -> Result<CreateSessionOk, Nfsstat4> {
+        let client = self.clients.find_mut(args.clientid).ok_or(Nfsstat4::StaleClientid)?;
+        if args.sequence == client.created.0 {
+            return client.created.1.clone();
+        }
+        if args.sequence != client.next_sequence() {
+            return Err(Nfsstat4::SeqMisordered);
+        }
+        if client.principal != *principal {
+            return Err(Nfsstat4::ClidInuse);
+        }
+        let full = client.sessions.len() >= self.options.client_sessions_max;
+        let made = if args.flags & !SESSION_FLAGS != 0 {
+            Err(Nfsstat4::Inval)
+        } else if full {
+            Err(Nfsstat4::NoSpc)
+        } else {
+            Session::new(args, &self.options.channel, connection)
+        };
+        let result = made.map(|session| self.add_session(now, args, session));
+        // §18.36.4, phase 2: the sequence has been used, however it went.
+        let client = self.clients.find_mut(args.clientid).expect("it was there");
+        client.created = (args.sequence, result.clone());
+        result
+    }
+
+    /// Adds a session, and confirms its client.
+    fn add_session(&mut self, now: Instant, args: &CreateSessionArgs, session: Session<R>) -> CreateSessionOk {
+        let sessionid = self.new_sessionid(args.clientid);
+        let result = CreateSessionOk {
+            sessionid,
+            sequence: args.sequence,
+            flags: session.flags(),
+            fore_chan_attrs: session.fore,
+            back_chan_attrs: session.back,
+        };
+        self.sessions.insert(sessionid, session);
+        let client = self.clients.find_mut(args.clientid).expect("a session has a client");
+        client.sessions.push(sessionid);
+        client.renew(now);
+        if !client.confirmed {
+            if let Some(replaced) = self.clients.confirm(args.clientid) {
+                self.forget(replaced);
+            }
+            self.events.push_back(Event::Confirmed(args.clientid));
+        }
+        result
+    }
+
+    /// BIND_CONN_TO_SESSION (§18.34). Connections do not step up to RDMA.
+    ///
+    /// # Errors
+    /// BADSESSION, INVAL; WRONG_CRED where the state is protected.
+    pub fn bind_conn_to_session(
+        &mut self,
+        args: &BindConnToSessionArgs,
+        principal: &Principal,
+        connection: Connection,
+    ) -> Result<BindConnToSessionOk, Nfsstat4> {
+        let session = self.sessions.get_mut(&args.sessid).ok_or(Nfsstat4::BadSession)?;
+        let client = self.clients.find(session.clientid).expect("a session has a client");
+        if client.protect != StateProtect4R::None && client.principal != *principal {
+            return Err(Nfsstat4::WrongCred);
+        }
+        let dir = session.bind(connection, args.dir)?;
+        Ok(BindConnToSessionOk { sessid: args.sessid, dir, use_conn_in_rdma_mode: false })
+    }
+
+    /// SEQUENCE (§18.46), the first operation of a compound. What is to be executed is to be finished by
+    /// [`finish`](Self::finish).
+    ///
+    /// # Errors
+    /// BADSESSION, CONN_NOT_BOUND_TO_SESSION, REQ_TOO_BIG, TOO_MANY_OPS, and what [`slot::SlotTable::begin`] says.
+    pub fn sequence(
+        &mut self,
+        now: Instant,
+        request: Request<'_>,
+        connection: ConnectionId,
+    ) -> Result<Sequenced<R>, Nfsstat4> {
+        let args = request.args;
+        let session = self.sessions.get_mut(&args.sessionid).ok_or(Nfsstat4::BadSession)?;
+        let clientid = session.clientid;
+        let client = self.clients.find_mut(clientid).expect("a session has a client");
+        if client.protect != StateProtect4R::None && !session.is_bound(connection) {
+            return Err(Nfsstat4::ConnNotBoundToSession);
+        }
+        if request.len > session.fore.maxrequestsize as usize {
+            return Err(Nfsstat4::ReqTooBig);
+        }
+        if request.operations > session.fore.maxoperations {
+            return Err(Nfsstat4::TooManyOps);
+        }
+        let begun = session.slots.begin(args, request.fingerprint)?;
+        session.imply(connection);
+        client.renew(now);
+        let channel = session.fore;
+        let (highest_slotid, target_highest_slotid) =
+            (session.slots.enforced_highest(), session.slots.target_highest());
+        let result = SequenceOk {
+            sessionid: args.sessionid,
+            sequenceid: args.sequenceid,
+            slotid: args.slotid,
+            highest_slotid,
+            target_highest_slotid,
+            status_flags: self.status_flags(args.sessionid),
+        };
+        Ok(Sequenced { clientid, result, begun, channel })
+    }
+
+    /// Ends a request that [`sequence`](Self::sequence) has begun; as [`slot::SlotTable::finish`]. Its session may be gone.
+    pub fn finish(&mut self, session: Sessionid4, ticket: Ticket, reply: R, cheap: bool) {
+        if let Some(session) = self.sessions.get_mut(&session) {
+            session.slots.finish(ticket, reply, cheap);
+        }
+    }
+
+    /// DESTROY_SESSION (§18.37). `own` says that the compound's SEQUENCE is of the same session.
+    ///
+    /// # Errors
+    /// BADSESSION; CONN_NOT_BOUND_TO_SESSION; WRONG_CRED where the state is protected; DELAY while other requests of it are
+    /// being executed, whose replies would be lost.
+    pub fn destroy_session(
+        &mut self,
+        id: Sessionid4,
+        own: bool,
+        principal: &Principal,
+        connection: ConnectionId,
+    ) -> Result<(), Nfsstat4> {
+        let session = self.sessions.get(&id).ok_or(Nfsstat4::BadSession)?;
+        if !session.is_bound(connection) {
+            return Err(Nfsstat4::ConnNotBoundToSession);
+        }
+        let client = self.clients.find_mut(session.clientid).expect("a session has a client");
+        if client.protect != StateProtect4R::None && client.principal != *principal {
+            return Err(Nfsstat4::WrongCred);
+        }
+        if !own && session.slots.is_busy() {
+            return Err(Nfsstat4::Delay);
+        }
+        client.sessions.retain(|session| *session != id);
+        self.sessions.remove(&id);
+        Ok(())
+    }
+
+    /// DESTROY_CLIENTID (§18.50). `own` is the client of the compound's SEQUENCE, if it has one.
+    ///
+    /// # Errors
+    /// STALE_CLIENTID; WRONG_CRED where the state is protected; CLIENTID_BUSY while it has state and its lease, or if it
+    /// is `own`.
+    pub fn destroy_clientid(
+        &mut self,
+        now: Instant,
+        id: Clientid4,
+        own: Option<Clientid4>,
+        principal: &Principal,
+    ) -> Result<(), Nfsstat4> {
+        let client = self.clients.find(id).ok_or(Nfsstat4::StaleClientid)?;
+        if client.protect != StateProtect4R::None && client.principal != *principal {
+            return Err(Nfsstat4::WrongCred);
+        }
+        if own == Some(id) || client.has_state() && !self.clients.is_expired(id, now) {
+            return Err(Nfsstat4::ClientidBusy);
+        }
+        let removed = self.clients.remove(id).expect("it was there");
+        self.forget(removed);
+        Ok(())
+    }
+
+    /// RECLAIM_COMPLETE (§18.51). No file system comes from another server, so that of one is always complete.
+    ///
+    /// # Errors
+    /// COMPLETE_ALREADY.
+    pub fn reclaim_complete(&mut self, id: Clientid4, args: &ReclaimCompleteArgs) -> Result<(), Nfsstat4> {
+        let client = self.clients.find_mut(id).ok_or(Nfsstat4::StaleClientid)?;
+        if args.one_fs {
+            return Ok(());
+        }
+        if std::mem::replace(&mut client.reclaim_complete, true) {
+            return Err(Nfsstat4::CompleteAlready);
+        }
+        if let Some(names) = &mut self.reclaiming {
+            names.remove(&client.owner.ownerid.0);
+        }
+        self.events.push_back(Event::ReclaimComplete(id));
+        Ok(())
+    }
+
+    /// A connection is no more.
+    pub fn disconnect(&mut self, connection: ConnectionId) {
+        self.sessions.values_mut().for_each(|session| session.unbind(connection));
+    }
+
+    /// Forgets who has lapsed. To be called now and then, at least once in a lease.
+    pub fn expire(&mut self, now: Instant) {
+        for id in self.clients.lapsed(now) {
+            let removed = self.clients.remove(id).expect("it was there");
+            self.forget(removed);
+        }
+    }
+
+    /// Drops the sessions of a client that is gone.
+    fn forget(&mut self, Removed { clientid, client }: Removed) {
+        for session in client.sessions {
+            self.sessions.remove(&session);
+        }
+        if client.confirmed {
+            self.events.push_back(Event::Gone(clientid));
+        }
+    }
+
+    fn protect(&self, wanted: &StateProtect4A, principal: &Principal) -> Result<StateProtect4R, Nfsstat4> {
+        match wanted {
+            StateProtect4A::None => Ok(StateProtect4R::None),
+            // §18.35.3: it must come by RPCSEC_GSS with integrity or privacy.
+            StateProtect4A::MachCred(_) | StateProtect4A::Ssv(_) if !matches!(principal, Principal::Gss(_)) => {
+                Err(Nfsstat4::Inval)
+            }
+            StateProtect4A::MachCred(ops) => Ok(StateProtect4R::MachCred(StateProtectOps4 {
+                must_enforce: ops.must_enforce.intersection(&operations(MACH_CRED_ENFORCED)),
+                must_allow: ops.must_allow.intersection(&operations(MACH_CRED_ALLOWED)),
+            })),
+            // No algorithm that the client can offer is one of ours.
+            StateProtect4A::Ssv(_) => Err(Nfsstat4::EncrAlgUnsupp),
+        }
+    }
+
+    /// The `SEQ4_STATUS_` bits. Clients that never wanted callbacks are not told that there is no way for them.
+    fn status_flags(&self, id: Sessionid4) -> u32 {
+        let session = &self.sessions[&id];
+        let client = self.clients.find(session.clientid).expect("a session has a client");
+        let mut flags = 0;
+        if session.lacks_back() {
+            flags |= SEQ4_STATUS_CB_PATH_DOWN_SESSION;
+            if client.sessions.iter().all(|id| self.sessions[id].backchannel().next().is_none()) {
+                flags |= SEQ4_STATUS_CB_PATH_DOWN;
+            }
+        }
+        if self.may_reclaim(session.clientid) {
+            flags |= SEQ4_STATUS_RESTART_RECLAIM_NEEDED;
+        }
+        flags
+    }
+
+    fn new_sessionid(&mut self, Clientid4(client): Clientid4) -> Sessionid4 {
+        loop {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&client.to_be_bytes());
+            self.rng.fill_bytes(&mut id[8..]);
+            if !self.sessions.contains_key(&Sessionid4(id)) {
+                return Sessionid4(id);
+            }
+        }
+    }
+}
+
+fn operations(all: &[Opnum4]) -> Bitmap4 {
+    all.iter().map(|&opnum| opnum as u32).collect()
+}
+
+/// The flags that a client may set (§18.35.3).
+const FLAGS_A: u32 = EXCHGID4_FLAG_SUPP_MOVED_REFER
+    | EXCHGID4_FLAG_SUPP_MOVED_MIGR
+    | EXCHGID4_FLAG_BIND_PRINC_STATEID
+    | EXCHGID4_FLAG_MASK_PNFS
+    | EXCHGID4_FLAG_UPD_CONFIRMED_REC_A;
+const SESSION_FLAGS: u32 =
+    CREATE_SESSION4_FLAG_PERSIST | CREATE_SESSION4_FLAG_CONN_BACK_CHAN | CREATE_SESSION4_FLAG_CONN_RDMA;
+/// What the machine's credential can be demanded for: what makes and unmakes clients and sessions.
+const MACH_CRED_ENFORCED: &[Opnum4] = &[
+    Opnum4::BindConnToSession,
+    Opnum4::ExchangeId,
+    Opnum4::CreateSession,
+    Opnum4::DestroySession,
+    Opnum4::DestroyClientId,
+];
+/// What it can be used for in the place of a user's: what gives up state, when the user's has expired.
+const MACH_CRED_ALLOWED: &[Opnum4] = &[
+    Opnum4::Close,
+    Opnum4::OpenDowngrade,
+    Opnum4::LockU,
+    Opnum4::DelegReturn,
+    Opnum4::FreeStateid,
+    Opnum4::TestStateid,
+    Opnum4::Commit,
+    Opnum4::Write,
+];

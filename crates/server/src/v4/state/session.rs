@@ -1,0 +1,215 @@
+//! [`Session`]: its channels and the connections that carry them (RFC 8881 §2.10.3, §2.10.4, §18.34, §18.36).
+
+use nfs::v4::*;
+
+use super::slot::SlotTable;
+
+/// The name of a connection, given by whoever owns connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
+
+/// What a connection can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connection {
+    /// Its name.
+    pub id: ConnectionId,
+    /// Whether calls can go both ways.
+    pub duplex: bool,
+}
+
+/// The limits of channels that a server sets. Sizes are in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct ChannelLimits {
+    /// Largest request.
+    pub request_max: u32,
+    /// Largest reply.
+    pub response_max: u32,
+    /// Largest reply that is cached.
+    pub response_cached_max: u32,
+    /// Most operations of a compound.
+    pub operations_max: u32,
+    /// Most slots.
+    pub slots_max: u32,
+}
+
+/// A session.
+#[derive(Debug)]
+pub struct Session<R> {
+    /// Whose it is.
+    pub clientid: Clientid4,
+    /// The limits of calls.
+    pub fore: ChannelAttrs4,
+    /// The limits of callbacks.
+    pub back: ChannelAttrs4,
+    /// The number of the callback program.
+    pub cb_program: u32,
+    /// How callbacks may be authenticated.
+    pub cb_sec: CallbackSec4,
+    /// The slots of calls.
+    pub slots: SlotTable<R>,
+    bound: Vec<Bound>,
+    /// Whether the client has ever asked for callbacks by this session.
+    wants_back: bool,
+}
+
+/// A connection that carries a channel of a session, or both.
+#[derive(Clone, Copy, Debug)]
+struct Bound {
+    id: ConnectionId,
+    fore: bool,
+    back: bool,
+    /// By SEQUENCE alone, which asks for nothing but the fore channel and so is no answer to what the client wants.
+    implied: bool,
+}
+
+impl<R: Clone> Session<R> {
+    /// A session as CREATE_SESSION has asked for it. The connection carries its calls, and its callbacks if the client
+    /// wants that and it can.
+    ///
+    /// # Errors
+    /// - INVAL: no slots or operations.
+    /// - TOOSMALL: not even SEQUENCE would fit.
+    pub fn new(args: &CreateSessionArgs, limits: &ChannelLimits, connection: Connection) -> Result<Self, Nfsstat4> {
+        let fore = negotiate(&args.fore_chan_attrs, limits)?;
+        let back = wants_back(args).then(|| check_back(&args.back_chan_attrs)).transpose()?;
+        let mut session = Self {
+            clientid: args.clientid,
+            fore,
+            back: ChannelAttrs4 { headerpadsize: 0, rdma_ird: None, ..args.back_chan_attrs },
+            cb_program: args.cb_program,
+            cb_sec: args.sec_parms.clone(),
+            slots: SlotTable::new(fore.maxrequests),
+            bound: Vec::new(),
+            wants_back: back.is_some(),
+        };
+        let back = back.is_some() && connection.duplex;
+        session.bound.push(Bound { id: connection.id, fore: true, back, implied: false });
+        Ok(session)
+    }
+
+    /// Binds a connection that SEQUENCE came by, as it may where state is not protected (§18.34.3).
+    pub fn imply(&mut self, connection: ConnectionId) {
+        if !self.is_bound(connection) {
+            if self.bound.len() >= CONNECTIONS_MAX {
+                // The oldest has most probably been lost without notice.
+                self.bound.remove(0);
+            }
+            self.bound.push(Bound { id: connection, fore: true, back: false, implied: true });
+        }
+    }
+
+    /// Binds a connection as BIND_CONN_TO_SESSION asks.
+    ///
+    /// # Errors
+    /// INVAL: it is bound otherwise already, or callbacks cannot go by it.
+    pub fn bind(
+        &mut self,
+        connection: Connection,
+        wanted: ChannelDirFromClient4,
+    ) -> Result<ChannelDirFromServer4, Nfsstat4> {
+        use ChannelDirFromClient4::{Back, BackOrBoth, Fore, ForeOrBoth};
+        let (fore, back) = match wanted {
+            Fore => (true, false),
+            Back if connection.duplex => (false, true),
+            BackOrBoth if connection.duplex => (true, true),
+            Back | BackOrBoth => return Err(Nfsstat4::Inval),
+            ForeOrBoth => (true, connection.duplex),
+        };
+        if let Some(bound) = self.bound.iter().find(|bound| bound.id == connection.id && !bound.implied) {
+            // What is bound may stay if the client has not demanded anything else (§18.34.3).
+            let satisfied = match wanted {
+                Fore | Back => (bound.fore, bound.back) == (fore, back),
+                ForeOrBoth => bound.fore,
+                BackOrBoth => bound.back,
+            };
+            return satisfied.then(|| direction(bound.fore, bound.back)).ok_or(Nfsstat4::Inval);
+        }
+        self.unbind(connection.id);
+        self.imply(connection.id);
+        let bound = self.bound.last_mut().expect("it was added");
+        *bound = Bound { id: connection.id, fore, back, implied: false };
+        self.wants_back |= back;
+        Ok(direction(fore, back))
+    }
+
+    /// Forgets a connection.
+    pub fn unbind(&mut self, connection: ConnectionId) {
+        self.bound.retain(|bound| bound.id != connection);
+    }
+
+    /// Whether a connection carries any channel of it.
+    pub fn is_bound(&self, connection: ConnectionId) -> bool {
+        self.bound.iter().any(|bound| bound.id == connection)
+    }
+
+    /// The connections that callbacks can go by.
+    pub fn backchannel(&self) -> impl Iterator<Item = ConnectionId> + '_ {
+        self.bound.iter().filter(|bound| bound.back).map(|bound| bound.id)
+    }
+
+    /// Whether callbacks should go by it, and cannot.
+    pub fn lacks_back(&self) -> bool {
+        self.wants_back && self.backchannel().next().is_none()
+    }
+
+    /// The `CREATE_SESSION4_FLAG_` bits of its result.
+    pub fn flags(&self) -> u32 {
+        if self.backchannel().next().is_some() { CREATE_SESSION4_FLAG_CONN_BACK_CHAN } else { 0 }
+    }
+}
+
+/// What the server makes of the client's wishes for the fore channel: it lowers, and never raises (§18.36.3).
+fn negotiate(wanted: &ChannelAttrs4, limits: &ChannelLimits) -> Result<ChannelAttrs4, Nfsstat4> {
+    if wanted.maxrequests == 0 || wanted.maxoperations == 0 {
+        return Err(Nfsstat4::Inval);
+    }
+    if wanted.maxrequestsize < REQUEST_LEN_MIN || wanted.maxresponsesize < RESPONSE_LEN_MIN {
+        return Err(Nfsstat4::TooSmall);
+    }
+    let maxresponsesize = wanted.maxresponsesize.min(limits.response_max);
+    Ok(ChannelAttrs4 {
+        // No payload is aligned by padding: RDMA places it, and TCP does not need it.
+        headerpadsize: 0,
+        maxrequestsize: wanted.maxrequestsize.min(limits.request_max),
+        maxresponsesize,
+        maxresponsesize_cached: wanted.maxresponsesize_cached.min(limits.response_cached_max).min(maxresponsesize),
+        maxoperations: wanted.maxoperations.min(limits.operations_max),
+        maxrequests: wanted.maxrequests.min(limits.slots_max),
+        rdma_ird: None,
+    })
+}
+
+/// The limits of callbacks are the client's, and stay (§18.36.3); but CB_SEQUENCE and one operation must fit.
+fn check_back(wanted: &ChannelAttrs4) -> Result<(), Nfsstat4> {
+    if wanted.maxrequests == 0 {
+        return Err(Nfsstat4::Inval);
+    }
+    let fits = wanted.maxrequestsize >= CB_REQUEST_LEN_MIN
+        && wanted.maxresponsesize >= CB_RESPONSE_LEN_MIN
+        && wanted.maxoperations >= 2;
+    if fits { Ok(()) } else { Err(Nfsstat4::TooSmall) }
+}
+
+fn wants_back(args: &CreateSessionArgs) -> bool {
+    args.flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN != 0
+}
+
+fn direction(fore: bool, back: bool) -> ChannelDirFromServer4 {
+    match (fore, back) {
+        (true, true) => ChannelDirFromServer4::Both,
+        (false, true) => ChannelDirFromServer4::Back,
+        _ => ChannelDirFromServer4::Fore,
+    }
+}
+
+/// Most connections of a session: a bound on what a client can make us remember.
+const CONNECTIONS_MAX: usize = 256;
+/// A call without credentials (40 bytes), COMPOUND with an empty tag (12), and SEQUENCE (4 + 32).
+const REQUEST_LEN_MIN: u32 = 40 + 12 + 36;
+/// The header of a reply (24), COMPOUND results with an empty tag (12), and those of SEQUENCE (8 + 36).
+const RESPONSE_LEN_MIN: u32 = 24 + 12 + 44;
+/// A call without credentials (40), CB_COMPOUND (16), CB_SEQUENCE without referring calls (40), and CB_RECALL of a file
+/// handle of the greatest length (4 + 16 + 4 + 4 + 128).
+const CB_REQUEST_LEN_MIN: u32 = 40 + 16 + 40 + 156;
+/// The header of a reply (24), CB_COMPOUND results (12), those of CB_SEQUENCE (8 + 32) and CB_RECALL (8).
+const CB_RESPONSE_LEN_MIN: u32 = 24 + 12 + 40 + 8;

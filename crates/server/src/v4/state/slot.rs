@@ -1,0 +1,470 @@
+//! [`SlotTable`]: each request of a session's channel is executed exactly once.
+//!
+//! Read RFC 8881 §2.10.6.1 (slots and the reply cache), §2.10.6.2 (retries) and §18.46 (SEQUENCE). What a reply is does
+//! not matter here: whoever executes requests gives it back by [`SlotTable::finish`], and the table owns it until the
+//! slot's next request shows that the client has seen it. An error leaves the slot as it was.
+
+use nfs::v4::{Nfsstat4, SequenceArgs, Sequenceid4, Slotid4};
+
+use super::Principal;
+
+/// What tells one request from another where the client says that they are the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// Who sent it, after squashing.
+    pub principal: Principal,
+    /// A checksum of all that follows the RPC header.
+    pub checksum: u64,
+}
+
+/// The right to execute a request, and the duty to finish it.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "a slot whose request is never finished is lost"]
+pub struct Ticket {
+    slot: Slotid4,
+    sequence: Sequenceid4,
+    cache: bool,
+}
+
+/// What to do with a request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Begun<R> {
+    /// It is new: execute it.
+    Execute(Ticket),
+    /// It was executed, and this was the reply.
+    Replay(R),
+    /// It was executed, and the reply was not kept: SEQUENCE succeeds again, and the next operation fails with
+    /// RETRY_UNCACHED_REP (RFC 8881 §2.10.6.1.3).
+    Uncached,
+}
+
+/// The slots of a channel, seen from the side that executes requests.
+#[derive(Debug)]
+pub struct SlotTable<R> {
+    /// Slots from 0 to the highest that has been used.
+    slots: Vec<Slot<R>>,
+    /// Above this no new request is accepted.
+    enforced: u32,
+    /// Above this the client shall use none.
+    target: u32,
+    /// The highest that there can be.
+    limit: u32,
+}
+
+#[derive(Debug)]
+struct Slot<R> {
+    /// Of the last request.
+    sequence: Sequenceid4,
+    last: Last<R>,
+    /// The target that the last reply told.
+    told: u32,
+    /// It was taken back and given again: the client may go on with its sequence or begin anew.
+    renewed: bool,
+}
+
+#[derive(Debug)]
+enum Last<R> {
+    Never,
+    Executing(Fingerprint),
+    Done(Fingerprint, Option<R>),
+}
+
+impl<R: Clone> SlotTable<R> {
+    /// A table of `slots` slots.
+    ///
+    /// # Panics
+    /// If that is none.
+    pub fn new(slots: u32) -> Self {
+        let limit = slots.checked_sub(1).expect("a session has a slot");
+        Self { slots: Vec::new(), enforced: limit, target: limit, limit }
+    }
+
+    /// The highest slot in which a new request is accepted.
+    pub fn enforced_highest(&self) -> Slotid4 {
+        Slotid4(self.enforced)
+    }
+
+    /// The highest slot that the client shall use.
+    pub fn target_highest(&self) -> Slotid4 {
+        Slotid4(self.target)
+    }
+
+    /// Gives the client slots up to `highest`, or as many as the session was made with, or asks it to use no more. Slots
+    /// that it shall not use any more are taken back once it shows that it knows.
+    pub fn set_target(&mut self, highest: Slotid4) {
+        self.target = highest.0.min(self.limit);
+        self.enforced = self.enforced.max(self.target);
+    }
+
+    /// Whether requests are being executed.
+    pub fn is_busy(&self) -> bool {
+        self.slots.iter().any(|slot| matches!(slot.last, Last::Executing(_)))
+    }
+
+    /// Decides what to do with a request.
+    ///
+    /// # Errors
+    /// - BADSLOT, BAD_HIGH_SLOT: a slot that the client does not have.
+    /// - SEQ_MISORDERED: neither the slot's last request nor its next.
+    /// - SEQ_FALSE_RETRY: the slot's last sequence with another request or of another user.
+    /// - DELAY: the slot's last request is still being executed.
+    pub fn begin(&mut self, args: &SequenceArgs, fingerprint: Fingerprint) -> Result<Begun<R>, Nfsstat4> {
+        let Slotid4(id) = args.slotid;
+        if id > self.limit {
+            return Err(Nfsstat4::BadSlot);
+        }
+        // A client that understates what it uses is believed no further than its own request.
+        let highest = args.highest_slotid.0.max(id);
+        if let Some(slot) = self.slots.get(id as usize)
+            && slot.sequence == args.sequenceid
+            && !matches!(slot.last, Last::Never)
+        {
+            return slot.retry(&fingerprint);
+        }
+        if !self.is_next(id, args.sequenceid) {
+            return Err(Nfsstat4::SeqMisordered);
+        }
+        // A retry of a slot that is being taken back is answered, but nothing new is begun there (§2.10.6.1).
+        if id > self.enforced {
+            return Err(Nfsstat4::BadSlot);
+        }
+        if highest > self.enforced {
+            return Err(Nfsstat4::BadHighSlot);
+        }
+        self.take_back(id, highest);
+        while self.slots.len() <= id as usize {
+            self.slots.push(Slot { sequence: Sequenceid4(0), last: Last::Never, told: self.limit, renewed: false });
+        }
+        let told = self.target;
+        let slot = &mut self.slots[id as usize];
+        slot.sequence = args.sequenceid;
+        slot.last = Last::Executing(fingerprint);
+        slot.told = told;
+        slot.renewed = false;
+        Ok(Begun::Execute(Ticket { slot: args.slotid, sequence: args.sequenceid, cache: args.cachethis }))
+    }
+
+    /// Ends a request. The reply is kept if the client has asked for it, or if it is `cheap`: of nothing but SEQUENCE, or
+    /// an error that came before anything was executed.
+    ///
+    /// # Panics
+    /// If the ticket is of another table.
+    pub fn finish(&mut self, ticket: Ticket, reply: R, cheap: bool) {
+        let slot = &mut self.slots[ticket.slot.0 as usize];
+        assert_eq!(slot.sequence, ticket.sequence, "a slot has one request at a time");
+        let Last::Executing(fingerprint) = std::mem::replace(&mut slot.last, Last::Never) else {
+            panic!("a ticket is used once");
+        };
+        slot.last = Last::Done(fingerprint, (ticket.cache || cheap).then_some(reply));
+    }
+
+    /// Whether `sequence` is that of the next request in slot `id`.
+    fn is_next(&self, id: u32, sequence: Sequenceid4) -> bool {
+        let Some(slot) = self.slots.get(id as usize) else { return sequence == Sequenceid4(1) };
+        let next = Sequenceid4(slot.sequence.0.wrapping_add(1));
+        // A slot that was taken back and given again begins at 1, as all do (§2.10.6.1), and Linux's clients do that;
+        // others go on, as they may if they never noticed.
+        !matches!(slot.last, Last::Executing(_)) && (sequence == next || slot.renewed && sequence == Sequenceid4(1))
+    }
+
+    /// Takes back the slots above the target, if the client knows the target: its new request in slot `id` shows that it
+    /// has seen the slot's last reply, and uses none above it (§2.10.6.1).
+    fn take_back(&mut self, id: u32, highest: u32) {
+        let knows = self.slots.get(id as usize).is_some_and(|slot| slot.told <= self.target);
+        if self.target == self.enforced || !knows || highest > self.target {
+            return;
+        }
+        let kept = self.target as usize + 1;
+        if self.slots.iter().skip(kept).any(|slot| matches!(slot.last, Last::Executing(_))) {
+            return;
+        }
+        for slot in self.slots.iter_mut().skip(kept) {
+            slot.last = Last::Never;
+            slot.renewed = true;
+        }
+        self.enforced = self.target;
+    }
+}
+
+impl<R: Clone> Slot<R> {
+    fn retry(&self, fingerprint: &Fingerprint) -> Result<Begun<R>, Nfsstat4> {
+        match &self.last {
+            Last::Never => Err(Nfsstat4::SeqMisordered),
+            Last::Executing(of) | Last::Done(of, _) if of != fingerprint => Err(Nfsstat4::SeqFalseRetry),
+            Last::Executing(_) => Err(Nfsstat4::Delay),
+            Last::Done(_, Some(reply)) => Ok(Begun::Replay(reply.clone())),
+            Last::Done(_, None) => Ok(Begun::Uncached),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nfs::v4::Sessionid4;
+    use rand::{Rng, SeedableRng, rngs::StdRng};
+
+    use super::*;
+
+    struct Channel {
+        table: SlotTable<u32>,
+        executed: u32,
+    }
+
+    /// A request in slot `slot`; the highest slot in use is the third number.
+    type Request = (u32, u32, u32);
+
+    impl Channel {
+        fn new(slots: u32) -> Self {
+            Self { table: SlotTable::new(slots), executed: 0 }
+        }
+
+        fn begin(&mut self, (slot, sequence, highest): Request, checksum: u64) -> Result<Begun<u32>, Nfsstat4> {
+            let args = SequenceArgs {
+                sessionid: Sessionid4::default(),
+                sequenceid: Sequenceid4(sequence),
+                slotid: Slotid4(slot),
+                highest_slotid: Slotid4(highest),
+                cachethis: !checksum.is_multiple_of(2),
+            };
+            let principal = Principal::Sys { uid: (checksum >> 32) as u32, gid: 0 };
+            self.table.begin(&args, Fingerprint { principal, checksum })
+        }
+
+        /// Executes it, if that is what to do, and gives the reply: how many were executed before it.
+        fn call(&mut self, request: Request, checksum: u64) -> Result<Option<u32>, Nfsstat4> {
+            Ok(match self.begin(request, checksum)? {
+                Begun::Execute(ticket) => {
+                    self.executed += 1;
+                    self.table.finish(ticket, self.executed, false);
+                    Some(self.executed)
+                }
+                Begun::Replay(reply) => Some(reply),
+                Begun::Uncached => None,
+            })
+        }
+    }
+
+    #[test]
+    fn a_request_is_executed_once_and_its_reply_kept() {
+        let mut channel = Channel::new(2);
+        assert_eq!(channel.call((0, 1, 0), 11), Ok(Some(1)));
+        assert_eq!(channel.call((0, 1, 0), 11), Ok(Some(1)));
+        assert_eq!(channel.call((1, 1, 1), 13), Ok(Some(2)));
+        assert_eq!(channel.call((0, 1, 1), 11), Ok(Some(1)), "slots do not know of each other");
+        assert_eq!(channel.call((0, 2, 1), 15), Ok(Some(3)));
+        assert_eq!(channel.call((0, 1, 1), 11), Err(Nfsstat4::SeqMisordered));
+        assert_eq!(channel.executed, 3);
+    }
+
+    #[test]
+    fn a_sequence_is_the_last_or_the_next() {
+        let mut channel = Channel::new(1);
+        // §18.36.3: the first is 1; 0 is not a retry of anything.
+        for sequence in [0, 2, 3, u32::MAX] {
+            assert_eq!(channel.call((0, sequence, 0), 1), Err(Nfsstat4::SeqMisordered), "{sequence}");
+        }
+        assert_eq!(channel.call((0, 1, 0), 1), Ok(Some(1)));
+        for sequence in [0, 3, u32::MAX] {
+            assert_eq!(channel.call((0, sequence, 0), 1), Err(Nfsstat4::SeqMisordered), "{sequence}");
+        }
+        assert_eq!(channel.call((0, 2, 0), 3), Ok(Some(2)), "errors have changed nothing");
+    }
+
+    #[test]
+    fn sequences_wrap_around() {
+        let mut channel = Channel::new(1);
+        channel.call((0, 1, 0), 1).unwrap();
+        channel.table.slots[0].sequence = Sequenceid4(u32::MAX);
+        assert_eq!(channel.call((0, u32::MAX, 0), 1), Ok(Some(1)));
+        assert_eq!(channel.call((0, 1, 0), 3), Err(Nfsstat4::SeqMisordered));
+        assert_eq!(channel.call((0, 0, 0), 3), Ok(Some(2)));
+        assert_eq!(channel.call((0, 0, 0), 3), Ok(Some(2)));
+    }
+
+    #[test]
+    fn a_reply_that_was_not_to_be_kept_is_not() {
+        let mut channel = Channel::new(1);
+        assert_eq!(channel.call((0, 1, 0), 2), Ok(Some(1)));
+        assert_eq!(channel.call((0, 1, 0), 2), Ok(None));
+        let Ok(Begun::Execute(ticket)) = channel.begin((0, 2, 0), 4) else { panic!("new") };
+        channel.table.finish(ticket, 77, true);
+        assert_eq!(channel.call((0, 2, 0), 4), Ok(Some(77)), "but a cheap one is");
+        assert_eq!(channel.executed, 1);
+    }
+
+    #[test]
+    fn another_request_is_no_retry() {
+        let mut channel = Channel::new(1);
+        channel.call((0, 1, 0), 11).unwrap();
+        assert_eq!(channel.call((0, 1, 0), 13), Err(Nfsstat4::SeqFalseRetry));
+        assert_eq!(channel.call((0, 1, 0), 11 | 1 << 32), Err(Nfsstat4::SeqFalseRetry), "nor one of another user");
+        channel.call((0, 2, 0), 12).unwrap();
+        assert_eq!(channel.call((0, 2, 0), 14), Err(Nfsstat4::SeqFalseRetry), "also when the reply was not kept");
+        assert_eq!(channel.call((0, 2, 0), 12), Ok(None));
+    }
+
+    #[test]
+    fn a_retry_waits_for_the_original() {
+        let mut channel = Channel::new(1);
+        let Ok(Begun::Execute(ticket)) = channel.begin((0, 1, 0), 11) else { panic!("new") };
+        assert!(channel.table.is_busy());
+        assert_eq!(channel.call((0, 1, 0), 11), Err(Nfsstat4::Delay));
+        assert_eq!(channel.call((0, 1, 0), 13), Err(Nfsstat4::SeqFalseRetry));
+        assert_eq!(channel.call((0, 2, 0), 13), Err(Nfsstat4::SeqMisordered), "the slot is not free");
+        channel.table.finish(ticket, 5, false);
+        assert_eq!(channel.call((0, 1, 0), 11), Ok(Some(5)));
+        assert!(!channel.table.is_busy());
+    }
+
+    #[test]
+    fn there_are_no_slots_but_those_granted() {
+        let mut channel = Channel::new(2);
+        assert_eq!(channel.call((2, 1, 2), 1), Err(Nfsstat4::BadSlot));
+        assert_eq!(channel.call((u32::MAX, 1, u32::MAX), 1), Err(Nfsstat4::BadSlot));
+        assert_eq!(channel.call((1, 1, 2), 1), Err(Nfsstat4::BadHighSlot));
+        assert!(channel.table.slots.is_empty(), "nothing was made for them");
+        assert_eq!(channel.call((1, 1, 0), 1), Ok(Some(1)), "the highest is at least that of the request");
+    }
+
+    #[test]
+    fn slots_are_taken_back_once_the_client_knows() {
+        let mut channel = Channel::new(8);
+        for slot in 0..8 {
+            channel.call((slot, 1, 7), 1).unwrap();
+        }
+        channel.table.set_target(Slotid4(3));
+        assert_eq!((channel.table.target_highest(), channel.table.enforced_highest()), (Slotid4(3), Slotid4(7)));
+        assert_eq!(channel.call((7, 2, 7), 3), Ok(Some(9)), "it may not have heard");
+        assert_eq!(channel.call((0, 2, 3), 3), Ok(Some(10)), "this one has not");
+        assert_eq!(channel.table.enforced_highest(), Slotid4(7));
+        assert_eq!(channel.call((7, 2, 7), 3), Ok(Some(9)), "and may still send again");
+        assert_eq!(channel.call((0, 3, 3), 5), Ok(Some(11)), "this one has");
+        assert_eq!(channel.table.enforced_highest(), Slotid4(3));
+        assert_eq!(channel.call((7, 3, 7), 5), Err(Nfsstat4::BadSlot));
+        assert_eq!(channel.call((1, 2, 4), 5), Err(Nfsstat4::BadHighSlot));
+        assert_eq!(channel.call((3, 2, 3), 5), Ok(Some(12)));
+    }
+
+    #[test]
+    fn slots_are_not_taken_back_under_a_request() {
+        let mut channel = Channel::new(4);
+        channel.call((0, 1, 0), 1).unwrap();
+        let Ok(Begun::Execute(ticket)) = channel.begin((3, 1, 3), 1) else { panic!("new") };
+        channel.table.set_target(Slotid4(0));
+        channel.call((0, 2, 0), 3).unwrap();
+        channel.call((0, 3, 0), 5).unwrap();
+        assert_eq!(channel.table.enforced_highest(), Slotid4(3));
+        channel.table.finish(ticket, 9, false);
+        channel.call((0, 4, 0), 7).unwrap();
+        assert_eq!(channel.table.enforced_highest(), Slotid4(0));
+    }
+
+    #[test]
+    fn a_slot_that_comes_back_goes_on_or_begins_anew() {
+        for first in [1, 3] {
+            let mut channel = Channel::new(2);
+            channel.call((1, 1, 1), 1).unwrap();
+            channel.call((1, 2, 1), 3).unwrap();
+            channel.call((0, 1, 1), 1).unwrap();
+            channel.table.set_target(Slotid4(0));
+            channel.call((0, 2, 0), 3).unwrap();
+            channel.call((0, 3, 0), 5).unwrap();
+            channel.table.set_target(Slotid4(1));
+            assert_eq!(channel.table.enforced_highest(), Slotid4(1));
+            assert_eq!(channel.call((1, 2, 1), 3), Err(Nfsstat4::SeqMisordered), "its reply is gone");
+            assert!(channel.call((1, first, 1), 7).is_ok(), "{first}");
+            assert_eq!(channel.call((1, 1 + first % 3, 1), 9).is_ok(), first == 1, "and not both");
+        }
+    }
+
+    /// A client whose requests are lost, delayed and sent again: each is executed once, and has its own reply.
+    struct Client {
+        slots: Vec<(u32, Option<u64>)>,
+        highest: u32,
+        next: u64,
+    }
+
+    fn simulate(seed: u64, moving: bool) {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut table = SlotTable::<u64>::new(6);
+        let mut client = Client { slots: vec![(0, None); 6], highest: 5, next: 0 };
+        let mut network: Vec<(SequenceArgs, u64)> = Vec::new();
+        let mut running: Vec<(Ticket, u64)> = Vec::new();
+        let mut executed = std::collections::HashSet::new();
+        for _ in 0..2000 {
+            match rng.random_range(0..10) {
+                0..=3 => client.send(rng.random_range(0..6), &mut network),
+                4..=6 if !network.is_empty() => {
+                    let at = rng.random_range(0..network.len());
+                    // Some arrive more than once.
+                    let (args, id) = if rng.random() { network[at] } else { network.swap_remove(at) };
+                    let fingerprint = Fingerprint { principal: Principal::None, checksum: id };
+                    match table.begin(&args, fingerprint) {
+                        Ok(Begun::Execute(ticket)) => {
+                            assert!(executed.insert(id), "seed {seed}: executed twice");
+                            running.push((ticket, id));
+                        }
+                        Ok(Begun::Replay(reply)) => client.receive(&args, id, reply, &table, seed),
+                        Ok(Begun::Uncached) => panic!("seed {seed}: all are to be cached"),
+                        Err(_) => {}
+                    }
+                    if moving {
+                        network.retain(|(_, id)| client.slots.iter().any(|slot| slot.1 == Some(*id)));
+                    }
+                }
+                7 | 8 if !running.is_empty() => {
+                    let (ticket, id) = running.swap_remove(rng.random_range(0..running.len()));
+                    // The reply itself is lost: the client learns it by sending again.
+                    table.finish(ticket, id, false);
+                }
+                9 if moving => table.set_target(Slotid4(rng.random_range(0..6))),
+                _ => {}
+            }
+        }
+        assert!(executed.len() > 50, "seed {seed}: {} executed", executed.len());
+    }
+
+    impl Client {
+        /// Sends the slot's request, or a new one.
+        fn send(&mut self, slot: u32, network: &mut Vec<(SequenceArgs, u64)>) {
+            if slot > self.highest && self.slots[slot as usize].1.is_none() {
+                return;
+            }
+            let (sequence, outstanding) = &mut self.slots[slot as usize];
+            let id = *outstanding.get_or_insert_with(|| {
+                self.next += 1;
+                *sequence += 1;
+                self.next
+            });
+            let args = SequenceArgs {
+                sessionid: Sessionid4::default(),
+                sequenceid: Sequenceid4(*sequence),
+                slotid: Slotid4(slot),
+                highest_slotid: Slotid4(self.in_use()),
+                cachethis: true,
+            };
+            network.push((args, id));
+        }
+
+        fn in_use(&self) -> u32 {
+            self.slots.iter().rposition(|slot| slot.1.is_some()).unwrap_or(0) as u32
+        }
+
+        fn receive(&mut self, args: &SequenceArgs, id: u64, reply: u64, table: &SlotTable<u64>, seed: u64) {
+            assert_eq!(reply, id, "seed {seed}: the reply of another request");
+            let slot = &mut self.slots[args.slotid.0 as usize];
+            if slot.1 == Some(id) {
+                slot.1 = None;
+                self.highest = table.target_highest().0;
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_the_network_does_requests_are_executed_once() {
+        for seed in 0..200 {
+            simulate(seed, false);
+            simulate(seed, true);
+        }
+    }
+}

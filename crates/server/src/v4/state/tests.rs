@@ -1,0 +1,561 @@
+//! The cases of RFC 8881 §18.33–18.37, §18.46, §18.50 and §18.51, one after the other.
+
+use super::{slot::Begun, *};
+
+const LEASE: Duration = Duration::from_secs(90);
+const OWNER: Principal = Principal::Sys { uid: 0, gid: 0 };
+const OTHER: Principal = Principal::Sys { uid: 1, gid: 1 };
+const TCP: Connection = Connection { id: ConnectionId(1), duplex: true };
+
+struct World {
+    state: State<&'static str>,
+    now: Instant,
+}
+
+fn channel() -> ChannelAttrs4 {
+    ChannelAttrs4 {
+        headerpadsize: 64,
+        maxrequestsize: 1 << 20,
+        maxresponsesize: 1 << 20,
+        maxresponsesize_cached: 8 << 10,
+        maxoperations: 16,
+        maxrequests: 64,
+        rdma_ird: None,
+    }
+}
+
+fn exchange(name: &str, verifier: u8, flags: u32) -> ExchangeIdArgs {
+    ExchangeIdArgs {
+        clientowner: ClientOwner4 { verifier: [verifier; 8], ownerid: name.into() },
+        flags,
+        state_protect: StateProtect4A::None,
+        client_impl_id: None,
+    }
+}
+
+fn create(clientid: Clientid4, sequence: u32) -> CreateSessionArgs {
+    CreateSessionArgs {
+        clientid,
+        sequence: Sequenceid4(sequence),
+        flags: CREATE_SESSION4_FLAG_CONN_BACK_CHAN,
+        fore_chan_attrs: channel(),
+        back_chan_attrs: ChannelAttrs4 { maxoperations: 2, maxrequests: 1, ..channel() },
+        cb_program: 0x4000_0000,
+        sec_parms: Default::default(),
+    }
+}
+
+fn bind(sessid: Sessionid4, dir: ChannelDirFromClient4) -> BindConnToSessionArgs {
+    BindConnToSessionArgs { sessid, dir, use_conn_in_rdma_mode: false }
+}
+
+impl World {
+    fn new() -> Self {
+        let limits = ChannelLimits {
+            request_max: 256 << 10,
+            response_max: 256 << 10,
+            response_cached_max: 4 << 10,
+            operations_max: 50,
+            slots_max: 8,
+        };
+        let options = StateOptions {
+            server_owner: ServerOwner4 { minor_id: 0, major_id: "server".into() },
+            server_scope: Bytes::from_static(b"scope"),
+            implementation: None,
+            flags: EXCHGID4_FLAG_USE_NON_PNFS,
+            lease: LEASE,
+            channel: limits,
+            clients_max: 4,
+            client_sessions_max: 3,
+        };
+        Self { state: State::new(options, 7, [1; 32]), now: Instant::now() }
+    }
+
+    fn exchange(&mut self, args: &ExchangeIdArgs, principal: &Principal) -> Result<ExchangeIdOk, Nfsstat4> {
+        self.state.exchange_id(self.now, 1, args, principal)
+    }
+
+    fn create(&mut self, args: &CreateSessionArgs) -> Result<CreateSessionOk, Nfsstat4> {
+        self.state.create_session(self.now, args, &OWNER, TCP)
+    }
+
+    /// A confirmed client with a session.
+    fn client(&mut self, name: &str, verifier: u8) -> (Clientid4, Sessionid4) {
+        let id = self.exchange(&exchange(name, verifier, 0), &OWNER).unwrap().clientid;
+        (id, self.create(&create(id, 1)).unwrap().sessionid)
+    }
+
+    fn sequence(
+        &mut self,
+        sessionid: Sessionid4,
+        sequence: u32,
+        connection: u64,
+    ) -> Result<Sequenced<&'static str>, Nfsstat4> {
+        let args = SequenceArgs {
+            sessionid,
+            sequenceid: Sequenceid4(sequence),
+            slotid: Slotid4(0),
+            highest_slotid: Slotid4(0),
+            cachethis: true,
+        };
+        let fingerprint = Fingerprint { principal: OWNER, checksum: u64::from(sequence) };
+        let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
+        self.state.sequence(self.now, request, ConnectionId(connection))
+    }
+
+    fn call(&mut self, sessionid: Sessionid4, sequence: u32, connection: u64) -> SequenceOk {
+        let sequenced = self.sequence(sessionid, sequence, connection).unwrap();
+        let Begun::Execute(ticket) = sequenced.begun else { panic!("new") };
+        self.state.finish(sessionid, ticket, "reply", false);
+        sequenced.result
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.state.poll_event()).collect()
+    }
+}
+
+#[test]
+fn case_1_a_new_owner_gets_an_unconfirmed_record() {
+    let mut world = World::new();
+    let first = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap();
+    let second = world.exchange(&exchange("b", 1, 0), &OWNER).unwrap();
+    assert_ne!(first.clientid, second.clientid);
+    assert_eq!(first.clientid.0 >> 32, 7, "the server's incarnation is in it");
+    assert_eq!(first.flags, EXCHGID4_FLAG_USE_NON_PNFS);
+    assert_eq!(first.server_owner.major_id, "server".into());
+    assert!(!world.state.clients().find(first.clientid).unwrap().confirmed);
+}
+
+#[test]
+fn case_2_a_retry_gets_the_confirmed_record_and_so_does_trunking() {
+    let mut world = World::new();
+    let (id, session) = world.client("a", 1);
+    let again = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap();
+    assert_eq!((again.clientid, again.flags & EXCHGID4_FLAG_CONFIRMED_R), (id, EXCHGID4_FLAG_CONFIRMED_R));
+    assert!(world.state.session(session).is_some());
+    assert_eq!(world.events(), [Event::Confirmed(id)]);
+    // A restart that came to nothing is forgotten.
+    let restarted = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap().clientid;
+    assert_eq!(world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid, id);
+    assert_eq!(world.create(&create(restarted, 1)), Err(Nfsstat4::StaleClientid));
+}
+
+#[test]
+fn case_3_a_collision_is_refused_while_the_other_has_state_and_a_lease() {
+    let mut world = World::new();
+    let (id, session) = world.client("a", 1);
+    assert_eq!(world.exchange(&exchange("a", 1, 0), &OTHER), Err(Nfsstat4::ClidInuse));
+    assert_eq!(world.exchange(&exchange("a", 9, 0), &OTHER), Err(Nfsstat4::ClidInuse));
+    assert!(world.state.session(session).is_some());
+    world.events();
+    world.now += LEASE + Duration::from_secs(1);
+    let new = world.exchange(&exchange("a", 1, 0), &OTHER).unwrap();
+    assert_ne!(new.clientid, id);
+    assert!(world.state.session(session).is_none() && world.state.clients().find(id).is_none());
+    assert_eq!(world.events(), [Event::Gone(id)]);
+}
+
+#[test]
+fn case_3_a_collision_with_a_client_without_state_is_a_new_owner() {
+    let mut world = World::new();
+    let (id, session) = world.client("a", 1);
+    world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
+    world.state.client_mut(id).unwrap().hold();
+    assert_eq!(world.exchange(&exchange("a", 1, 0), &OTHER), Err(Nfsstat4::ClidInuse), "an open is state");
+    world.state.client_mut(id).unwrap().release();
+    assert_ne!(world.exchange(&exchange("a", 1, 0), &OTHER).unwrap().clientid, id);
+}
+
+#[test]
+fn case_4_an_unconfirmed_record_is_replaced() {
+    let mut world = World::new();
+    let first = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    for (verifier, principal) in [(1, OWNER), (2, OWNER), (1, OTHER)] {
+        let next = world.exchange(&exchange("a", verifier, 0), &principal).unwrap().clientid;
+        assert_ne!(next, first);
+        assert_eq!(world.create(&create(first, 1)), Err(Nfsstat4::StaleClientid));
+        assert_eq!(world.state.clients().len(), 1);
+    }
+}
+
+#[test]
+fn case_5_a_restarted_client_loses_its_state_when_it_is_confirmed() {
+    let mut world = World::new();
+    let (old, session) = world.client("a", 1);
+    let new = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap();
+    assert_eq!(new.flags & EXCHGID4_FLAG_CONFIRMED_R, 0);
+    world.call(session, 1, 1);
+    world.events();
+    world.create(&create(new.clientid, 1)).unwrap();
+    assert!(world.state.session(session).is_none() && world.state.clients().find(old).is_none());
+    assert_eq!(world.events(), [Event::Gone(old), Event::Confirmed(new.clientid)]);
+    let again = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap();
+    assert_eq!(again.clientid, new.clientid);
+}
+
+#[test]
+fn case_5_a_confirmation_that_fails_changes_nothing() {
+    let mut world = World::new();
+    let (_, session) = world.client("a", 1);
+    let new = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap().clientid;
+    let mut args = create(new, 1);
+    args.fore_chan_attrs.maxrequestsize = 8;
+    assert_eq!(world.create(&args), Err(Nfsstat4::TooSmall));
+    assert!(world.state.session(session).is_some());
+    assert!(!world.state.clients().find(new).unwrap().confirmed);
+    assert_eq!(world.create(&create(new, 1)), Err(Nfsstat4::TooSmall), "a retry gets the same again");
+    assert!(world.create(&create(new, 2)).is_ok());
+}
+
+#[test]
+fn cases_6_to_9_only_a_confirmed_record_is_updated_by_its_own_client() {
+    let mut world = World::new();
+    let update = |verifier| exchange("a", verifier, EXCHGID4_FLAG_UPD_CONFIRMED_REC_A);
+    assert_eq!(world.exchange(&update(1), &OWNER), Err(Nfsstat4::NoEnt));
+    let unconfirmed = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    assert_eq!(world.exchange(&update(1), &OWNER), Err(Nfsstat4::NoEnt));
+    world.create(&create(unconfirmed, 1)).expect("the unconfirmed record is intact");
+    let implementation = NfsImplId4 { domain: "d".into(), name: "n".into(), date: Nfstime4::default() };
+    let args = ExchangeIdArgs { client_impl_id: Some(implementation.clone()), ..update(1) };
+    let updated = world.exchange(&args, &OWNER).unwrap();
+    assert_eq!((updated.clientid, updated.flags & EXCHGID4_FLAG_CONFIRMED_R), (unconfirmed, EXCHGID4_FLAG_CONFIRMED_R));
+    assert_eq!(world.state.clients().find(unconfirmed).unwrap().implementation, Some(implementation));
+    assert_eq!(world.exchange(&update(2), &OWNER), Err(Nfsstat4::NotSame));
+    assert_eq!(world.exchange(&update(2), &OTHER), Err(Nfsstat4::NotSame));
+    assert_eq!(world.exchange(&update(1), &OTHER), Err(Nfsstat4::Perm));
+}
+
+#[test]
+fn flags_without_meaning_are_refused() {
+    let mut world = World::new();
+    for flags in [EXCHGID4_FLAG_CONFIRMED_R, 0x8, EXCHGID4_FLAG_SUPP_FENCE_OPS] {
+        assert_eq!(world.exchange(&exchange("a", 1, flags), &OWNER), Err(Nfsstat4::Inval), "{flags:#x}");
+    }
+    let fence = exchange("a", 1, EXCHGID4_FLAG_SUPP_FENCE_OPS);
+    assert!(world.state.exchange_id(world.now, 2, &fence, &OWNER).is_ok(), "4.2 has this one");
+}
+
+#[test]
+fn protection_takes_rpcsec_gss() {
+    let mut world = World::new();
+    let gss = Principal::Gss(Bytes::from_static(b"host@REALM"));
+    let all = Opnum4::ALL.iter().map(|&opnum| opnum as u32).collect::<Bitmap4>();
+    let ops = StateProtectOps4 { must_enforce: all.clone(), must_allow: all };
+    let args = |state_protect| ExchangeIdArgs { state_protect, ..exchange("a", 1, 0) };
+    assert_eq!(world.exchange(&args(StateProtect4A::MachCred(ops.clone())), &OWNER), Err(Nfsstat4::Inval));
+    let ssv = SsvSpParms4 {
+        ops: ops.clone(),
+        hash_algs: Default::default(),
+        encr_algs: Default::default(),
+        window: 1,
+        num_gss_handles: 0,
+    };
+    assert_eq!(world.exchange(&args(StateProtect4A::Ssv(ssv)), &gss), Err(Nfsstat4::EncrAlgUnsupp));
+    let made = world.exchange(&args(StateProtect4A::MachCred(ops)), &gss).unwrap();
+    let StateProtect4R::MachCred(granted) = made.state_protect else { panic!("{made:?}") };
+    assert!(granted.must_enforce.contains(Opnum4::DestroySession as u32));
+    assert!(!granted.must_enforce.contains(Opnum4::Read as u32));
+
+    let session = world.state.create_session(world.now, &create(made.clientid, 1), &gss, TCP).unwrap().sessionid;
+    assert_eq!(world.sequence(session, 1, 2).unwrap_err(), Nfsstat4::ConnNotBoundToSession);
+    let other = Connection { id: ConnectionId(2), duplex: true };
+    let args = bind(session, ChannelDirFromClient4::Fore);
+    assert_eq!(world.state.bind_conn_to_session(&args, &OWNER, other), Err(Nfsstat4::WrongCred));
+    world.state.bind_conn_to_session(&args, &gss, other).unwrap();
+    world.call(session, 1, 2);
+    assert_eq!(world.state.destroy_session(session, false, &OWNER, TCP.id), Err(Nfsstat4::WrongCred));
+    world.state.destroy_session(session, false, &gss, TCP.id).unwrap();
+    let destroyed = world.state.destroy_clientid(world.now, made.clientid, None, &OWNER);
+    assert_eq!(destroyed, Err(Nfsstat4::WrongCred));
+}
+
+#[test]
+fn create_session_is_executed_once() {
+    let mut world = World::new();
+    let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    assert_eq!(world.create(&create(Clientid4(id.0 + 1), 1)), Err(Nfsstat4::StaleClientid));
+    for sequence in [0, 2, 3, u32::MAX] {
+        assert_eq!(world.create(&create(id, sequence)), Err(Nfsstat4::SeqMisordered), "{sequence}");
+    }
+    let first = world.create(&create(id, 1)).unwrap();
+    assert_eq!(world.create(&create(id, 1)), Ok(first.clone()));
+    assert_eq!(world.state.clients().find(id).unwrap().sessions, [first.sessionid]);
+    let second = world.create(&create(id, 2)).unwrap();
+    assert_ne!(second.sessionid, first.sessionid);
+    assert_eq!(world.create(&create(id, 1)), Err(Nfsstat4::SeqMisordered));
+    assert_eq!(world.events(), [Event::Confirmed(id)]);
+}
+
+#[test]
+fn another_principal_cannot_confirm_nor_use_up_the_sequence() {
+    let mut world = World::new();
+    let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    let stolen = world.state.create_session(world.now, &create(id, 1), &OTHER, TCP);
+    assert_eq!(stolen, Err(Nfsstat4::ClidInuse));
+    world.create(&create(id, 1)).unwrap();
+    let stolen = world.state.create_session(world.now, &create(id, 2), &OTHER, TCP);
+    assert_eq!(stolen, Err(Nfsstat4::ClidInuse));
+    world.create(&create(id, 2)).unwrap();
+}
+
+#[test]
+fn channels_are_lowered_and_never_raised() {
+    let mut world = World::new();
+    let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    let made = world.create(&create(id, 1)).unwrap();
+    let expected = ChannelAttrs4 {
+        headerpadsize: 0,
+        maxrequestsize: 256 << 10,
+        maxresponsesize: 256 << 10,
+        maxresponsesize_cached: 4 << 10,
+        maxoperations: 16,
+        maxrequests: 8,
+        rdma_ird: None,
+    };
+    assert_eq!(made.fore_chan_attrs, expected);
+    // §18.36.3: the server must not change these of the backchannel.
+    assert_eq!((made.back_chan_attrs.maxoperations, made.back_chan_attrs.maxrequests), (2, 1));
+    assert_eq!(made.flags, CREATE_SESSION4_FLAG_CONN_BACK_CHAN);
+
+    let mut sequence = 1;
+    let mut refused = |change: fn(&mut CreateSessionArgs)| {
+        sequence += 1;
+        let mut args = create(id, sequence);
+        change(&mut args);
+        world.create(&args).unwrap_err()
+    };
+    assert_eq!(refused(|args| args.fore_chan_attrs.maxrequests = 0), Nfsstat4::Inval);
+    assert_eq!(refused(|args| args.fore_chan_attrs.maxoperations = 0), Nfsstat4::Inval);
+    assert_eq!(refused(|args| args.fore_chan_attrs.maxresponsesize = 60), Nfsstat4::TooSmall);
+    assert_eq!(refused(|args| args.back_chan_attrs.maxoperations = 1), Nfsstat4::TooSmall);
+    assert_eq!(refused(|args| args.flags = 0x10), Nfsstat4::Inval);
+}
+
+#[test]
+fn flags_of_a_session_are_what_is_granted() {
+    let mut world = World::new();
+    let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    let persist = CREATE_SESSION4_FLAG_PERSIST | CREATE_SESSION4_FLAG_CONN_RDMA;
+    assert_eq!(world.create(&CreateSessionArgs { flags: persist, ..create(id, 1) }).unwrap().flags, 0);
+    let simplex = Connection { id: ConnectionId(5), duplex: false };
+    let made = world.state.create_session(world.now, &create(id, 2), &OWNER, simplex).unwrap();
+    assert_eq!(made.flags, 0, "callbacks cannot go by it");
+}
+
+#[test]
+fn sessions_of_a_client_and_clients_are_bounded() {
+    let mut world = World::new();
+    let (id, _) = world.client("a", 1);
+    world.create(&create(id, 2)).unwrap();
+    world.create(&create(id, 3)).unwrap();
+    assert_eq!(world.create(&create(id, 4)), Err(Nfsstat4::NoSpc));
+    let b = world.exchange(&exchange("b", 1, 0), &OWNER).unwrap().clientid;
+    for name in ["c", "d", "e"] {
+        world.exchange(&exchange(name, 1, 0), &OWNER).unwrap();
+    }
+    assert_eq!(world.state.clients().len(), 4);
+    assert_eq!(world.create(&create(b, 1)), Err(Nfsstat4::StaleClientid), "the oldest unconfirmed one had to go");
+    for name in ["c", "d", "e"] {
+        world.client(name, 1);
+    }
+    assert_eq!(world.exchange(&exchange("f", 1, 0), &OWNER), Err(Nfsstat4::Delay), "no confirmed one does");
+}
+
+#[test]
+fn sequence_renews_the_lease_and_reports_slots() {
+    let mut world = World::new();
+    let (id, session) = world.client("a", 1);
+    world.now += LEASE;
+    let result = world.call(session, 1, 1);
+    assert_eq!((result.highest_slotid, result.target_highest_slotid), (Slotid4(7), Slotid4(7)));
+    assert_eq!(result.status_flags, 0);
+    world.now += LEASE;
+    assert!(!world.state.clients().is_expired(id, world.now));
+    assert!(matches!(world.sequence(session, 1, 1).unwrap().begun, Begun::Replay("reply")));
+    world.state.session_mut(session).unwrap().slots.set_target(Slotid4(2));
+    assert_eq!(world.call(session, 2, 1).target_highest_slotid, Slotid4(2));
+    world.now += LEASE + Duration::from_secs(1);
+    assert!(world.state.clients().is_expired(id, world.now));
+}
+
+#[test]
+fn a_retry_may_come_by_any_connection() {
+    let mut world = World::new();
+    let (_, session) = world.client("a", 1);
+    world.call(session, 1, 1);
+    world.state.disconnect(TCP.id);
+    assert!(matches!(world.sequence(session, 1, 9).unwrap().begun, Begun::Replay("reply")));
+    assert!(world.state.session(session).unwrap().is_bound(ConnectionId(9)));
+}
+
+#[test]
+fn an_error_of_sequence_changes_nothing() {
+    let mut world = World::new();
+    let (id, session) = world.client("a", 1);
+    world.now += LEASE + Duration::from_secs(1);
+    assert_eq!(world.sequence(Sessionid4([9; 16]), 1, 1).unwrap_err(), Nfsstat4::BadSession);
+    assert_eq!(world.sequence(session, 2, 1).unwrap_err(), Nfsstat4::SeqMisordered);
+    let args = SequenceArgs {
+        sessionid: session,
+        sequenceid: Sequenceid4(1),
+        slotid: Slotid4(0),
+        highest_slotid: Slotid4(0),
+        cachethis: false,
+    };
+    let fingerprint = Fingerprint { principal: OWNER, checksum: 1 };
+    let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
+    let large = Request { len: (256 << 10) + 1, ..request.clone() };
+    assert_eq!(world.state.sequence(world.now, large, TCP.id).unwrap_err(), Nfsstat4::ReqTooBig);
+    let long = Request { operations: 17, ..request };
+    assert_eq!(world.state.sequence(world.now, long, TCP.id).unwrap_err(), Nfsstat4::TooManyOps);
+    assert!(world.state.clients().is_expired(id, world.now), "the lease is not renewed");
+    world.call(session, 1, 1);
+}
+
+#[test]
+fn a_lost_backchannel_is_told_until_another_is_bound() {
+    let mut world = World::new();
+    let (id, first) = world.client("a", 1);
+    let second = world.create(&create(id, 2)).unwrap().sessionid;
+    world.state.disconnect(TCP.id);
+    let both = SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION;
+    assert_eq!(world.call(first, 1, 2).status_flags, both);
+    let three = Connection { id: ConnectionId(3), duplex: true };
+    world.state.bind_conn_to_session(&bind(second, ChannelDirFromClient4::Back), &OWNER, three).unwrap();
+    assert_eq!(world.call(first, 2, 2).status_flags, SEQ4_STATUS_CB_PATH_DOWN_SESSION);
+    // The connection was bound by SEQUENCE alone, which is no hindrance.
+    let two = Connection { id: ConnectionId(2), duplex: true };
+    let bound = world.state.bind_conn_to_session(&bind(first, ChannelDirFromClient4::ForeOrBoth), &OWNER, two);
+    assert_eq!(bound.unwrap().dir, ChannelDirFromServer4::Both);
+    assert_eq!(world.call(first, 3, 2).status_flags, 0);
+    assert_eq!(world.state.session(first).unwrap().backchannel().collect::<Vec<_>>(), [ConnectionId(2)]);
+}
+
+#[test]
+fn a_client_that_wants_no_callbacks_is_not_told_that_there_is_no_way() {
+    let mut world = World::new();
+    let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    let session = world.create(&CreateSessionArgs { flags: 0, ..create(id, 1) }).unwrap().sessionid;
+    assert_eq!(world.call(session, 1, 1).status_flags, 0);
+}
+
+#[test]
+fn connections_are_bound_as_the_client_demands_or_not_at_all() {
+    use ChannelDirFromClient4::{Back, BackOrBoth, Fore, ForeOrBoth};
+    use ChannelDirFromServer4 as Server;
+    let mut world = World::new();
+    let (_, session) = world.client("a", 1);
+    let mut bound = |id, duplex, dir| {
+        let connection = Connection { id: ConnectionId(id), duplex };
+        world.state.bind_conn_to_session(&bind(session, dir), &OWNER, connection).map(|ok| ok.dir)
+    };
+    assert_eq!(bound(10, true, Fore), Ok(Server::Fore));
+    assert_eq!(bound(11, true, Back), Ok(Server::Back));
+    assert_eq!(bound(12, true, ForeOrBoth), Ok(Server::Both));
+    assert_eq!(bound(13, true, BackOrBoth), Ok(Server::Both));
+    assert_eq!(bound(14, false, ForeOrBoth), Ok(Server::Fore));
+    assert_eq!(bound(15, false, Back), Err(Nfsstat4::Inval));
+    // §18.34.3: once more is fine, but nothing else is.
+    assert_eq!(bound(10, true, Fore), Ok(Server::Fore));
+    assert_eq!(bound(10, true, ForeOrBoth), Ok(Server::Fore));
+    assert_eq!(bound(10, true, Back), Err(Nfsstat4::Inval));
+    assert_eq!(bound(11, true, Fore), Err(Nfsstat4::Inval));
+    assert_eq!(bound(12, true, Fore), Err(Nfsstat4::Inval));
+    assert_eq!(bound(12, true, BackOrBoth), Ok(Server::Both));
+    let unknown = bind(Sessionid4([3; 16]), Fore);
+    assert_eq!(world.state.bind_conn_to_session(&unknown, &OWNER, TCP), Err(Nfsstat4::BadSession));
+}
+
+#[test]
+fn connections_of_a_session_are_bounded() {
+    let mut world = World::new();
+    let (_, session) = world.client("a", 1);
+    for n in 1..=1000 {
+        world.call(session, n, u64::from(n));
+    }
+    let session = world.state.session(session).unwrap();
+    assert!(session.is_bound(ConnectionId(1000)) && !session.is_bound(ConnectionId(500)));
+}
+
+#[test]
+fn a_session_is_destroyed_by_its_connections_when_nothing_is_under_way() {
+    let mut world = World::new();
+    let (_, session) = world.client("a", 1);
+    assert_eq!(world.state.destroy_session(Sessionid4([3; 16]), false, &OWNER, TCP.id), Err(Nfsstat4::BadSession));
+    let stranger = ConnectionId(77);
+    let destroyed = world.state.destroy_session(session, false, &OWNER, stranger);
+    assert_eq!(destroyed, Err(Nfsstat4::ConnNotBoundToSession));
+    let sequenced = world.sequence(session, 1, 1).unwrap();
+    assert_eq!(world.state.destroy_session(session, false, &OWNER, TCP.id), Err(Nfsstat4::Delay));
+    assert_eq!(world.state.destroy_session(session, true, &OWNER, TCP.id), Ok(()));
+    let Begun::Execute(ticket) = sequenced.begun else { panic!("new") };
+    world.state.finish(session, ticket, "reply", false);
+    assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::BadSession);
+}
+
+#[test]
+fn a_client_is_destroyed_when_it_has_nothing() {
+    let mut world = World::new();
+    let (id, session) = world.client("a", 1);
+    let (other, _) = world.client("b", 1);
+    let destroy = |world: &mut World, id, own| world.state.destroy_clientid(world.now, id, own, &OWNER);
+    assert_eq!(destroy(&mut world, Clientid4(5), None), Err(Nfsstat4::StaleClientid));
+    assert_eq!(destroy(&mut world, id, None), Err(Nfsstat4::ClientidBusy), "it has a session");
+    world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
+    world.state.client_mut(id).unwrap().hold();
+    assert_eq!(destroy(&mut world, id, Some(other)), Err(Nfsstat4::ClientidBusy), "it has an open");
+    world.state.client_mut(id).unwrap().release();
+    assert_eq!(destroy(&mut world, id, Some(id)), Err(Nfsstat4::ClientidBusy));
+    world.events();
+    assert_eq!(destroy(&mut world, id, Some(other)), Ok(()));
+    assert_eq!(world.events(), [Event::Gone(id)]);
+    let unconfirmed = world.exchange(&exchange("c", 1, 0), &OWNER).unwrap().clientid;
+    assert_eq!(destroy(&mut world, unconfirmed, None), Ok(()));
+    assert_eq!(world.events(), [], "it never was anybody");
+}
+
+#[test]
+fn reclaim_is_complete_once() {
+    let mut world = World::new();
+    world.state.begin_grace(HashSet::from([Bytes::from_static(b"a"), Bytes::from_static(b"x")]));
+    let (id, session) = world.client("a", 1);
+    let (new, other) = world.client("b", 1);
+    assert_eq!(world.call(session, 1, 1).status_flags, SEQ4_STATUS_RESTART_RECLAIM_NEEDED);
+    assert_eq!(world.call(other, 1, 1).status_flags, 0, "it had nothing before the restart");
+    assert!(world.state.may_reclaim(id) && !world.state.may_reclaim(new));
+    let one_fs = ReclaimCompleteArgs { one_fs: true };
+    let all = ReclaimCompleteArgs { one_fs: false };
+    assert_eq!(world.state.reclaim_complete(id, &one_fs), Ok(()));
+    world.events();
+    assert_eq!(world.state.reclaim_complete(id, &all), Ok(()));
+    assert_eq!(world.state.reclaim_complete(id, &all), Err(Nfsstat4::CompleteAlready));
+    assert_eq!(world.events(), [Event::ReclaimComplete(id)]);
+    assert!(!world.state.may_reclaim(id) && !world.state.may_end_grace(), "x has not been heard of");
+    assert_eq!(world.call(session, 2, 1).status_flags, 0);
+    let (x, _) = world.client("x", 1);
+    world.state.reclaim_complete(x, &all).unwrap();
+    assert!(world.state.may_end_grace());
+    world.state.end_grace();
+    assert!(!world.state.in_grace());
+}
+
+#[test]
+fn who_is_silent_for_a_lease_is_forgotten_unless_it_holds_something() {
+    let mut world = World::new();
+    let (idle, session) = world.client("a", 1);
+    let (holder, kept) = world.client("b", 1);
+    world.state.client_mut(holder).unwrap().hold();
+    world.exchange(&exchange("c", 1, 0), &OWNER).unwrap();
+    world.events();
+    world.now += LEASE;
+    world.state.expire(world.now);
+    assert_eq!(world.state.clients().len(), 3);
+    world.now += Duration::from_secs(1);
+    world.state.expire(world.now);
+    assert_eq!(world.events(), [Event::Gone(idle)]);
+    assert!(world.state.session(session).is_none() && world.state.session(kept).is_some());
+    assert_eq!(world.state.clients().len(), 1);
+    world.call(kept, 1, 1);
+    assert!(!world.state.clients().is_expired(holder, world.now));
+}
