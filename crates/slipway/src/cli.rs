@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::{
-    commands::{bench, cat, completions, cp, demo, df, doctor, ls, mkdir, rm, serve, showmount, stat},
+    commands::{bench, cat, completions, cp, demo, df, doctor, ls, mkdir, mount, rm, serve, showmount, stat},
     exit::Outcome,
     logging::{self, LogFormat},
 };
@@ -56,6 +56,8 @@ pub enum Command {
     Stat(stat::Args),
     /// Show total and free space of exports
     Df(df::Args),
+    /// Mount what a server exports, for every program
+    Mount(mount::Args),
     /// Show what a server exports, or who has mounted it
     Showmount(showmount::Args),
     /// Serve a fresh directory, copy trees in and out over tcp and rdma, and check every byte
@@ -80,6 +82,7 @@ impl Command {
             Command::Mkdir(_) => "mkdir",
             Command::Stat(_) => "stat",
             Command::Df(_) => "df",
+            Command::Mount(_) => "mount",
             Command::Showmount(_) => "showmount",
             Command::Demo(_) => "demo",
             Command::Bench(_) => "bench",
@@ -106,6 +109,7 @@ impl Command {
             Command::Mkdir(args) => mkdir::run(&args),
             Command::Stat(args) => stat::run(&args),
             Command::Df(args) => df::run(&args),
+            Command::Mount(args) => mount::run(&args),
             Command::Showmount(args) => showmount::run(&args),
             Command::Demo(args) => demo::run(&args),
             Command::Bench(args) => bench::run(&args),

@@ -12,6 +12,7 @@ mod cli;
 mod commands;
 mod copy;
 mod exit;
+mod fuse;
 mod logging;
 mod output;
 mod process;

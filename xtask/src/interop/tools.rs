@@ -1,13 +1,14 @@
-//! Other people's clients in user space, as Debian ships them: libnfs's tools and fio's `nfs` engine, over TCP.
+//! Other people's programs in user space, as Debian ships them: libnfs's tools over TCP, and fio over `slipway mount`.
 
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use super::Bench;
 use super::lab::text;
 use super::server::Server;
 use crate::report::{Outcome, Report};
-use crate::shell;
+use crate::shell::{self, Daemon};
 
 /// The Debian packages of this file and of `capture.rs`.
 pub const PACKAGES: [&str; 4] = ["libnfs-utils", "fio", "tshark", "tcpdump"];
@@ -43,24 +44,47 @@ pub fn libnfs(bench: &Bench, report: &mut Report) -> Result<(), String> {
     server.stop()
 }
 
-/// fio's `nfs` engine, which verifies what it wrote; Debian does not always build it.
+/// fio's ordinary engines over `slipway mount`, by both transports: they verify what they wrote.
 pub fn fio(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    let engines = shell::output("fio", ["--enghelp"])?;
-    if !engines.split_whitespace().any(|engine| engine == "nfs") {
-        let version = shell::output("fio", ["--version"])?;
-        let why = format!("Debian builds {} without its nfs engine", version.trim());
-        report.record("interop: fio", Outcome::Skipped(why));
+    let name = |transport: &str, what: &str| format!("interop: fio: {transport}: {what}");
+    if !shell::is_root() || !Path::new("/dev/fuse").exists() {
+        report.record("interop: fio", Outcome::Skipped("slipway mount needs root and /dev/fuse here".into()));
         return Ok(());
     }
-    let (_, server) = serve(bench, "fio")?;
-    report.step("interop: fio: random writes verify", || {
-        let url = format!("nfs://127.0.0.1/export?nfsport={port}&mountport={port}&uid=0&gid=0", port = server.tcp);
-        let job = ["--name=job", "--ioengine=nfs", "--rw=randwrite", "--bs=16k", "--size=32m", "--iodepth=8"];
-        let check = ["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", &format!("--nfs_url={url}")];
-        outcome(program("fio", &[job.as_slice(), check.as_slice()].concat()).map(drop))
-    });
+    let (directory, server) = serve(bench, "fio")?;
+    for (transport, port) in [("tcp", server.tcp), ("rdma", server.rdma)] {
+        let at = directory.join(format!("mnt-{transport}"));
+        std::fs::create_dir(&at).map_err(|error| error.to_string())?;
+        let url = format!("nfs://127.0.0.1:{port}/export?proto={transport}&mountproto=tcp&mountport={}", server.tcp);
+        let mut mount = Command::new(&bench.slipway);
+        mount.args(["-v", "mount", &url]).arg(&at);
+        let mut mount = Daemon::start(&mut mount, &directory.join(format!("mount-{transport}.log")))?;
+        let mounted = || std::fs::read_to_string("/proc/self/mounts").is_ok_and(|all| all.contains(&text(&at)));
+        shell::wait_until(Duration::from_secs(20), || mounted() || !mount.is_running());
+        if !mounted() {
+            return Err(format!("slipway mount over {transport} does not come up"));
+        }
+        for (what, engine) in FIO {
+            let here = format!("--directory={}", at.display());
+            let job = ["--name=job", "--bs=16k", "--size=32m", "--iodepth=8", "--numjobs=2", &here];
+            let check = ["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--fsync=512", "--unlink=1"];
+            report.step(&name(transport, what), || {
+                outcome(program("fio", &[job.as_slice(), engine, &check].concat()).map(drop))
+            });
+        }
+        report.step(&name(transport, "the mount ends when told to"), || {
+            outcome(mount.terminate().map_err(|why| format!("slipway mount: {why}")))
+        });
+    }
     server.stop()
 }
+
+/// What fio does: its engine and order.
+const FIO: [(&str, &[&str]); 3] = [
+    ("random writes through the page cache verify", &["--ioengine=psync", "--rw=randwrite"]),
+    ("asynchronous direct mixed I/O verifies", &["--ioengine=libaio", "--direct=1", "--rw=randrw"]),
+    ("memory maps verify", &["--ioengine=mmap", "--rw=randwrite"]),
+];
 
 fn serve(bench: &Bench, suite: &str) -> Result<(std::path::PathBuf, Server), String> {
     let directory = bench.fresh(suite)?;

@@ -9,6 +9,7 @@ pub mod df;
 pub mod doctor;
 pub mod ls;
 pub mod mkdir;
+pub mod mount;
 pub mod rm;
 pub mod serve;
 pub mod showmount;

@@ -1,0 +1,126 @@
+//! Attributes, times and errors, from NFS to FUSE and back.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use client::{Error, ErrorKind};
+use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
+use nfs::v3::{Fattr3, Ftype3, Nfsstat3, Nfstime3, SetTime, Specdata3};
+
+/// The attributes of the object that the kernel knows by this number.
+pub fn attributes(ino: u64, attr: &Fattr3, block: u32) -> FileAttr {
+    FileAttr {
+        ino: INodeNo(ino),
+        size: attr.size,
+        blocks: attr.used.div_ceil(512),
+        atime: time(attr.atime),
+        mtime: time(attr.mtime),
+        ctime: time(attr.ctime),
+        crtime: UNIX_EPOCH,
+        kind: kind(attr.ftype),
+        perm: (attr.mode & 0o7777) as u16,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: device_number(attr.rdev),
+        blksize: block,
+        flags: 0,
+    }
+}
+
+/// What an object is.
+pub fn kind(ftype: Ftype3) -> FileType {
+    match ftype {
+        Ftype3::Reg => FileType::RegularFile,
+        Ftype3::Dir => FileType::Directory,
+        Ftype3::Blk => FileType::BlockDevice,
+        Ftype3::Chr => FileType::CharDevice,
+        Ftype3::Lnk => FileType::Symlink,
+        Ftype3::Sock => FileType::Socket,
+        Ftype3::Fifo => FileType::NamedPipe,
+    }
+}
+
+/// Linux's 32-bit encoding of a device number, which is FUSE's: 12 bits of major between the 8 low and 12 high ones of
+/// the minor.
+pub fn device_number(device: Specdata3) -> u32 {
+    let Specdata3 { specdata1: major, specdata2: minor } = device;
+    (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)
+}
+
+/// The reverse.
+pub fn device(number: u32) -> Specdata3 {
+    Specdata3 { specdata1: (number >> 8) & 0xfff, specdata2: (number & 0xff) | ((number >> 12) & 0xf_ff00) }
+}
+
+/// A time to be set; NFSv3 has none before 1970 and after 2106.
+pub fn set_time(time: Option<TimeOrNow>) -> SetTime {
+    match time {
+        None => SetTime::DontChange,
+        Some(TimeOrNow::Now) => SetTime::ToServerTime,
+        Some(TimeOrNow::SpecificTime(time)) => {
+            let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+            let seconds = u32::try_from(since.as_secs()).unwrap_or(u32::MAX);
+            SetTime::ToClientTime(Nfstime3 { seconds, nseconds: since.subsec_nanos() })
+        }
+    }
+}
+
+fn time(time: Nfstime3) -> SystemTime {
+    // The server may say anything; more than a second of nanoseconds is none.
+    UNIX_EPOCH + Duration::from_secs(time.seconds.into()) + Duration::from_nanos(time.nseconds.min(999_999_999).into())
+}
+
+/// What a failed operation is to a program.
+pub fn errno(error: &Error) -> Errno {
+    match error.kind() {
+        ErrorKind::Nfs(status) => match status {
+            Nfsstat3::Perm => Errno::EPERM,
+            Nfsstat3::NoEnt => Errno::ENOENT,
+            Nfsstat3::NxIo => Errno::ENXIO,
+            Nfsstat3::Acces => Errno::EACCES,
+            Nfsstat3::Exist => Errno::EEXIST,
+            Nfsstat3::XDev => Errno::EXDEV,
+            Nfsstat3::NoDev => Errno::ENODEV,
+            Nfsstat3::NotDir => Errno::ENOTDIR,
+            Nfsstat3::IsDir => Errno::EISDIR,
+            Nfsstat3::Inval | Nfsstat3::BadType => Errno::EINVAL,
+            Nfsstat3::FBig => Errno::EFBIG,
+            Nfsstat3::NoSpc => Errno::ENOSPC,
+            Nfsstat3::RoFs => Errno::EROFS,
+            Nfsstat3::MLink => Errno::EMLINK,
+            Nfsstat3::NameTooLong => Errno::ENAMETOOLONG,
+            Nfsstat3::NotEmpty => Errno::ENOTEMPTY,
+            Nfsstat3::DQuot => Errno::EDQUOT,
+            Nfsstat3::Stale | Nfsstat3::BadHandle => Errno::ESTALE,
+            Nfsstat3::NotSupp => Errno::EOPNOTSUPP,
+            Nfsstat3::Jukebox => Errno::EAGAIN,
+            _ => Errno::EIO,
+        },
+        ErrorKind::Timeout { .. } => Errno::ETIMEDOUT,
+        ErrorKind::Invalid(_) => Errno::EINVAL,
+        _ => Errno::EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_come_back() {
+        let number = device_number(Specdata3 { specdata1: 0x103, specdata2: 0x5_4321 });
+        assert_eq!(device(number), Specdata3 { specdata1: 0x103, specdata2: 0x5_4321 });
+        assert_eq!(device_number(Specdata3 { specdata1: 1, specdata2: 3 }), 0x103, "/dev/null");
+    }
+
+    #[test]
+    fn times_are_what_nfs_can_say() {
+        let at = |time| set_time(Some(TimeOrNow::SpecificTime(time)));
+        let second = Nfstime3 { seconds: 1, nseconds: 5 };
+        assert_eq!(at(UNIX_EPOCH + Duration::new(1, 5)), SetTime::ToClientTime(second));
+        assert_eq!(at(UNIX_EPOCH - Duration::new(1, 0)), SetTime::ToClientTime(Nfstime3::default()));
+        assert_eq!(set_time(Some(TimeOrNow::Now)), SetTime::ToServerTime);
+        assert_eq!(set_time(None), SetTime::DontChange);
+        assert_eq!(time(Nfstime3 { seconds: 1, nseconds: u32::MAX }), UNIX_EPOCH + Duration::new(1, 999_999_999));
+    }
+}

@@ -1,0 +1,351 @@
+//! [`Tree`]: what each request of the kernel means to the server. It answers with values; [`super`] turns them into
+//! FUSE's replies.
+
+use std::{
+    collections::HashMap,
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use buf::Buffer;
+use bytes::Bytes;
+use client::{Mount, Object};
+use fuser::{AccessFlags, Errno, FileAttr};
+use nfs::v3::*;
+use parking_lot::Mutex;
+
+use super::{
+    convert::{attributes, device, errno},
+    listing::Listing,
+    nodes::{Node, Nodes},
+};
+
+/// A mounted tree, as the kernel knows it.
+pub struct Tree {
+    mount: Mount,
+    nodes: Mutex<Nodes>,
+    listings: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Listing>>>>,
+    next_listing: AtomicU64,
+    /// Files that are open, and names of removed ones that have been.
+    open: AtomicU64,
+    removed: AtomicU64,
+}
+
+/// An answer, or the error that a program gets.
+pub type Answer<T> = Result<T, Errno>;
+
+/// Makes a client's result an answer.
+trait Answered<T> {
+    fn answer(self) -> Answer<T>;
+}
+
+impl<T> Answered<T> for client::Result<T> {
+    fn answer(self) -> Answer<T> {
+        self.map_err(|error| {
+            tracing::debug!(%error, "an operation failed");
+            errno(&error)
+        })
+    }
+}
+
+impl Tree {
+    /// The tree below `root`.
+    pub fn new(mount: Mount, root: Object) -> Self {
+        Self {
+            nodes: Mutex::new(Nodes::new(mount.clone(), root.handle)),
+            mount,
+            listings: Mutex::default(),
+            next_listing: AtomicU64::new(1),
+            open: AtomicU64::new(0),
+            removed: AtomicU64::new(0),
+        }
+    }
+
+    fn node(&self, ino: u64) -> Answer<Arc<Node>> {
+        self.nodes.lock().find(ino).ok_or(Errno::ESTALE)
+    }
+
+    fn attributes(&self, ino: u64, attr: &Fattr3) -> FileAttr {
+        attributes(ino, attr, self.mount.read_size() as u32)
+    }
+
+    /// Tells the kernel of an object.
+    fn tell(&self, handle: &NfsFh3, attr: &Fattr3) -> FileAttr {
+        let ino = self.nodes.lock().tell(handle, attr).ino;
+        self.attributes(ino, attr)
+    }
+
+    /// The kernel has forgotten an object.
+    pub fn forget(&self, ino: u64, times: u64) {
+        self.nodes.lock().forget(ino, times);
+    }
+
+    /// LOOKUP.
+    pub async fn lookup(&self, parent: u64, name: &OsStr) -> Answer<FileAttr> {
+        let (handle, attr) = self.find(self.node(parent)?.handle(), name.as_bytes()).await?;
+        Ok(self.tell(&handle, &attr))
+    }
+
+    async fn find(&self, dir: &NfsFh3, name: &[u8]) -> Answer<(NfsFh3, Fattr3)> {
+        let found = self.mount.v3().lookup(dir, name).await.answer()?;
+        let attr = self.attr_of(&found.object, found.obj_attributes).await?;
+        Ok((found.object, attr))
+    }
+
+    async fn attr_of(&self, handle: &NfsFh3, known: PostOpAttr) -> Answer<Fattr3> {
+        match known {
+            Some(attr) => Ok(attr),
+            None => self.mount.v3().getattr(handle).await.answer(),
+        }
+    }
+
+    /// GETATTR.
+    pub async fn getattr(&self, ino: u64) -> Answer<FileAttr> {
+        let attr = self.mount.v3().getattr(self.node(ino)?.handle()).await.answer()?;
+        Ok(self.attributes(ino, &attr))
+    }
+
+    /// SETATTR.
+    pub async fn setattr(&self, ino: u64, set: Sattr3) -> Answer<FileAttr> {
+        let node = self.node(ino)?;
+        if set.size.is_some() {
+            // What would have to be written again must not bring back what is cut off.
+            node.unstable.commit(&self.mount, node.handle()).await?;
+        }
+        let after = self.mount.v3().setattr(node.handle(), set, None).await.answer()?.after;
+        Ok(self.attributes(ino, &self.attr_of(node.handle(), after).await?))
+    }
+
+    /// READLINK.
+    pub async fn readlink(&self, ino: u64) -> Answer<Bytes> {
+        self.mount.v3().readlink(self.node(ino)?.handle()).await.answer()
+    }
+
+    /// ACCESS.
+    pub async fn access(&self, ino: u64, mask: AccessFlags) -> Answer<()> {
+        let node = self.node(ino)?;
+        let wanted = [
+            (AccessFlags::R_OK, ACCESS3_READ),
+            (AccessFlags::W_OK, ACCESS3_MODIFY | ACCESS3_EXTEND),
+            (AccessFlags::X_OK, if node.is_dir { ACCESS3_LOOKUP } else { ACCESS3_EXECUTE }),
+        ];
+        let wanted = wanted.iter().filter(|(flag, _)| mask.contains(*flag)).fold(0, |all, (_, bits)| all | bits);
+        let granted = self.mount.v3().access(node.handle(), wanted).await.answer()?.access;
+        if granted & wanted == wanted { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    /// CREATE of a file, which is open then. One that is there is an error if `exclusive`.
+    pub async fn create(&self, parent: u64, name: &OsStr, mode: u32, exclusive: bool, cut: bool) -> Answer<FileAttr> {
+        let set = Sattr3 { mode: Some(mode & 0o7777), size: cut.then_some(0), ..Sattr3::default() };
+        let how = if exclusive { CreateHow3::Guarded(set) } else { CreateHow3::Unchecked(set) };
+        let dir = self.node(parent)?;
+        let made = self.mount.v3().create(dir.handle(), name.as_bytes(), how).await.answer()?;
+        let attr = self.made(&dir, name, made).await?;
+        self.open(attr.ino.0)?;
+        Ok(attr)
+    }
+
+    /// MKNOD, or CREATE where `mode` says that it is a regular file.
+    pub async fn mknod(&self, parent: u64, name: &OsStr, mode: u32, rdev: u32) -> Answer<FileAttr> {
+        let (dir, v3) = (self.node(parent)?, self.mount.v3());
+        let (set, name_bytes) = (Sattr3 { mode: Some(mode & 0o7777), ..Sattr3::default() }, name.as_bytes());
+        let node = match rustix::fs::FileType::from_raw_mode(mode) {
+            rustix::fs::FileType::CharacterDevice => MkNodData3::Chr(set, device(rdev)),
+            rustix::fs::FileType::BlockDevice => MkNodData3::Blk(set, device(rdev)),
+            rustix::fs::FileType::Socket => MkNodData3::Sock(set),
+            rustix::fs::FileType::Fifo => MkNodData3::Fifo(set),
+            _ => {
+                let made = v3.create(dir.handle(), name_bytes, CreateHow3::Guarded(set)).await.answer()?;
+                return self.made(&dir, name, made).await;
+            }
+        };
+        let made = v3.mknod(dir.handle(), name_bytes, node).await.answer()?;
+        self.made(&dir, name, made).await
+    }
+
+    /// MKDIR.
+    pub async fn mkdir(&self, parent: u64, name: &OsStr, mode: u32) -> Answer<FileAttr> {
+        let dir = self.node(parent)?;
+        let set = Sattr3 { mode: Some(mode & 0o7777), ..Sattr3::default() };
+        let made = self.mount.v3().mkdir(dir.handle(), name.as_bytes(), set).await.answer()?;
+        self.made(&dir, name, made).await
+    }
+
+    /// SYMLINK.
+    pub async fn symlink(&self, parent: u64, name: &OsStr, text: Bytes) -> Answer<FileAttr> {
+        let dir = self.node(parent)?;
+        let made = self.mount.v3().symlink(dir.handle(), name.as_bytes(), text, Sattr3::default()).await.answer()?;
+        self.made(&dir, name, made).await
+    }
+
+    async fn made(&self, dir: &Node, name: &OsStr, made: NewObjectOk) -> Answer<FileAttr> {
+        let (handle, attr) = match made.obj {
+            Some(handle) => {
+                let attr = self.attr_of(&handle, made.obj_attributes).await?;
+                (handle, attr)
+            }
+            None => self.find(dir.handle(), name.as_bytes()).await?,
+        };
+        Ok(self.tell(&handle, &attr))
+    }
+
+    /// LINK.
+    pub async fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Answer<FileAttr> {
+        let (node, dir) = (self.node(ino)?, self.node(parent)?);
+        let linked = self.mount.v3().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
+        let attr = self.attr_of(node.handle(), linked.file_attributes).await?;
+        Ok(self.tell(node.handle(), &attr))
+    }
+
+    /// REMOVE.
+    pub async fn unlink(&self, parent: u64, name: &OsStr) -> Answer<()> {
+        let dir = self.node(parent)?;
+        if self.keep_if_open(&dir, name.as_bytes()).await? {
+            return Ok(());
+        }
+        self.mount.v3().remove(dir.handle(), name.as_bytes()).await.answer().map(drop)
+    }
+
+    /// RMDIR.
+    pub async fn rmdir(&self, parent: u64, name: &OsStr) -> Answer<()> {
+        self.mount.v3().rmdir(self.node(parent)?.handle(), name.as_bytes()).await.answer().map(drop)
+    }
+
+    /// RENAME.
+    pub async fn rename(&self, from: (u64, &OsStr), to: (u64, &OsStr)) -> Answer<()> {
+        let (from_dir, to_dir) = (self.node(from.0)?, self.node(to.0)?);
+        let (from, to) = (from.1.as_bytes(), to.1.as_bytes());
+        self.keep_if_open(&to_dir, to).await?;
+        self.mount.v3().rename(from_dir.handle(), from, to_dir.handle(), to).await.answer().map(drop)
+    }
+
+    /// A file that loses its name while it is open would be gone from the server, which knows nothing of opens: it gets
+    /// another name until it is closed. Returns whether it did.
+    async fn keep_if_open(&self, dir: &Node, name: &[u8]) -> Answer<bool> {
+        if self.open.load(Relaxed) == 0 {
+            return Ok(false);
+        }
+        let Ok(found) = self.mount.v3().lookup(dir.handle(), name).await else { return Ok(false) };
+        let node = self.nodes.lock().of_handle(&found.object);
+        let Some(node) = node.filter(|node| node.is_open() && node.doomed.lock().is_none()) else { return Ok(false) };
+        if found.obj_attributes.is_some_and(|attr| attr.nlink > 1) {
+            return Ok(false); // Another name keeps it.
+        }
+        let number = self.removed.fetch_add(1, Relaxed);
+        let hidden = format!(".nfs{:016x}{:08x}{number:08x}", node.ino, std::process::id()).into_bytes();
+        self.mount.v3().rename(dir.handle(), name, dir.handle(), &hidden).await.answer()?;
+        *node.doomed.lock() = Some((dir.handle().clone(), hidden));
+        Ok(true)
+    }
+
+    /// A file is open once more.
+    pub fn open(&self, ino: u64) -> Answer<()> {
+        self.node(ino)?.opens.fetch_add(1, Relaxed);
+        self.open.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// A file is open once less.
+    pub async fn release(&self, ino: u64) -> Answer<()> {
+        let node = self.node(ino)?;
+        self.open.fetch_sub(1, Relaxed);
+        let last = node.opens.fetch_sub(1, Relaxed) == 1;
+        let doomed = if last { node.doomed.lock().take() } else { None };
+        match doomed {
+            Some((dir, name)) => self.mount.v3().remove(&dir, &name).await.answer().map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// READs, up to the end of the file; returns the buffer and how much of it they filled.
+    pub async fn read(&self, ino: u64, offset: u64, size: usize) -> Answer<(Buffer, usize)> {
+        let node = self.node(ino)?;
+        let (read, buffer) = node.file.read_at(offset, self.mount.pool().take(size)).await;
+        Ok((buffer, read.answer()?))
+    }
+
+    /// Memory that the transport knows, with a copy of what the kernel has lent for a moment.
+    pub fn take_in(&self, data: &[u8]) -> Bytes {
+        let mut buffer = self.mount.pool().take(data.len());
+        buffer[..data.len()].copy_from_slice(data);
+        buffer.freeze()
+    }
+
+    /// WRITEs; on stable storage if `durable`.
+    pub async fn write(&self, ino: u64, offset: u64, data: Bytes, durable: bool) -> Answer<()> {
+        let node = self.node(ino)?;
+        node.unstable.write(&self.mount, node.handle(), offset, data).await?;
+        if durable { node.unstable.commit(&self.mount, node.handle()).await } else { Ok(()) }
+    }
+
+    /// COMMIT of what has been written.
+    pub async fn commit(&self, ino: u64) -> Answer<()> {
+        let node = self.node(ino)?;
+        node.unstable.commit(&self.mount, node.handle()).await
+    }
+
+    /// A directory is open; its listing has this number.
+    pub fn open_dir(&self) -> u64 {
+        let number = self.next_listing.fetch_add(1, Relaxed);
+        self.listings.lock().insert(number, Arc::default());
+        number
+    }
+
+    /// It is closed.
+    pub fn release_dir(&self, number: u64) {
+        self.listings.lock().remove(&number);
+    }
+
+    /// Hands the entries behind a cookie to `add` until it has no room, with the number and attributes of each. The
+    /// kernel is told of them if it takes attributes and handles of them all, which it does not for the two dots.
+    pub async fn list(
+        &self,
+        ino: u64,
+        number: u64,
+        mut cookie: u64,
+        told: bool,
+        mut add: impl FnMut(&EntryPlus3, &FileAttr) -> bool + Send,
+    ) -> Answer<()> {
+        let node = self.node(ino)?;
+        let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::EBADF)?;
+        let mut listing = listing.lock().await;
+        while let Some(entry) = listing.next(&self.mount, node.handle(), cookie).await.answer()? {
+            let name = entry.name.0.clone();
+            let (handle, attr) = match (&entry.name_handle, &entry.name_attributes) {
+                (Some(handle), Some(attr)) => (handle.clone(), attr.clone()),
+                _ => match self.find(node.handle(), &name).await {
+                    Ok(found) => found,
+                    // Gone between listing and looking.
+                    Err(Errno::ENOENT) => {
+                        cookie = entry.cookie;
+                        continue;
+                    }
+                    Err(error) => return Err(error),
+                },
+            };
+            let dots = matches!(&name[..], b"." | b"..");
+            let attr = match told && !dots {
+                true => self.tell(&handle, &attr),
+                false => self.attributes(attr.fileid.max(1), &attr),
+            };
+            if add(&entry, &attr) {
+                if told && !dots {
+                    self.forget(attr.ino.0, 1);
+                }
+                listing.put_back(entry, cookie);
+                return Ok(());
+            }
+            cookie = entry.cookie;
+        }
+        Ok(())
+    }
+
+    /// FSSTAT.
+    pub async fn statfs(&self) -> Answer<FsStatOk> {
+        self.mount.v3().fsstat(self.mount.root()).await.answer()
+    }
+}
