@@ -16,12 +16,14 @@
 //!
 //! On error nothing is lost: an operation that fails gives its buffer back.
 
+mod arena;
 mod buffer;
 mod pool;
 mod rope;
 mod slab;
 mod stream;
 
+pub use arena::Arena;
 pub use buffer::{Account, Buffer, SharedBuffer};
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use rope::{FileRange, Piece, Rope};

@@ -55,6 +55,13 @@ impl SendQueue {
         rope.into_iter().for_each(|piece| self.push(piece));
     }
 
+    /// Holds no memory while nothing waits.
+    pub fn rest(&mut self) {
+        if self.pieces.is_empty() && self.pieces.capacity() > REST_PIECES {
+            self.pieces = VecDeque::new();
+        }
+    }
+
     /// Writes to a non-blocking stream socket until the queue is empty.
     ///
     /// # Errors
@@ -153,6 +160,8 @@ impl Spread {
 }
 
 /// A small buffer in front of a stream socket: headers are parsed from it, bulk data passes it by.
+///
+/// It has memory while it holds bytes, and no longer: the thread's stages take turns with one block.
 #[derive(Debug)]
 pub struct RecvStage {
     memory: Vec<u8>,
@@ -164,7 +173,7 @@ pub struct RecvStage {
 impl RecvStage {
     /// A stage of `capacity` bytes: the longest header that can be looked at whole.
     pub fn new(capacity: usize) -> Self {
-        Self { memory: vec![0; capacity], capacity, start: 0, end: 0 }
+        Self { memory: Vec::new(), capacity, start: 0, end: 0 }
     }
 
     /// The staged bytes that are not consumed yet.
@@ -180,12 +189,16 @@ impl RecvStage {
         assert!(len <= self.end - self.start);
         self.start += len;
         if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-            if self.memory.len() > self.capacity {
-                self.memory.truncate(self.capacity);
-                self.memory.shrink_to_fit();
-            }
+            self.let_go();
         }
+    }
+
+    /// Keeps no more memory than for the bytes that are staged, while more of them may be long in coming.
+    pub fn rest(&mut self) {
+        let bytes = self.bytes().to_vec();
+        self.let_go();
+        self.end = bytes.len();
+        self.memory = bytes;
     }
 
     /// Moves staged bytes to the front of `into`; returns how many.
@@ -241,19 +254,47 @@ impl RecvStage {
         let stage = &mut self.memory[self.end..room];
         let total = wanted + stage.len();
         assert!(total > 0, "nothing to receive into");
-        let received = readv(&mut interleave(direct, stage, spread))?;
+        let outcome = readv(&mut interleave(direct, stage, spread));
+        let received = *outcome.as_ref().unwrap_or(&0);
         let direct = direct_part(received, wanted, spread);
         let staged = received - direct;
         self.end += staged;
+        if self.bytes().is_empty() {
+            self.let_go();
+        }
+        outcome?;
         Ok(Received { direct, staged, short: received < total })
     }
 
     fn make_room(&mut self, len: usize) {
+        if len > 0 && self.memory.len() < self.capacity {
+            let mut block = SPARE.take();
+            block.resize(self.capacity, 0);
+            block[..self.end - self.start].copy_from_slice(&self.memory[self.start..self.end]);
+            (self.start, self.end) = (0, self.end - self.start);
+            self.memory = block;
+        }
         if self.start > 0 && self.memory.len() - self.end < len {
             self.memory.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
     }
+}
+
+impl RecvStage {
+    /// Gives the memory, which holds nothing more, to the next stage of this thread.
+    fn let_go(&mut self) {
+        (self.start, self.end) = (0, 0);
+        let block = std::mem::take(&mut self.memory);
+        // What had to grow once would stay large for ever.
+        if block.len() == self.capacity {
+            SPARE.set(block);
+        }
+    }
+}
+
+thread_local! {
+    static SPARE: std::cell::Cell<Vec<u8>> = const { std::cell::Cell::new(Vec::new()) };
 }
 
 /// Reads from a stream socket into all of these, as far as it goes.
@@ -300,6 +341,8 @@ fn direct_part(received: usize, wanted: usize, spread: Spread) -> usize {
 }
 
 const PIECES_INLINE: usize = 8;
+/// Room for pieces that is not worth giving back.
+const REST_PIECES: usize = 4;
 const GATHER_MAX: usize = 64;
 static ZEROS: [u8; 4096] = [0; 4096];
 
@@ -406,6 +449,24 @@ mod tests {
         stage.put(b"ghijk");
         assert_eq!(stage.bytes(), b"cdefghijk");
         stage.consume(9);
-        assert_eq!(stage.memory.len(), 4);
+        assert_eq!(stage.memory.len(), 0, "it grew once, and has let that go");
+    }
+
+    #[test]
+    fn a_stage_has_memory_only_while_it_holds_bytes() {
+        let (tx, rx) = pair();
+        let mut stage = RecvStage::new(1000);
+        assert!(stage.receive(&rx, &mut [], 10).is_err(), "nothing is there");
+        assert_eq!(stage.memory.capacity(), 0);
+        rustix::io::write(&tx, b"abcdef").unwrap();
+        assert_eq!(stage.receive(&rx, &mut [], 900).unwrap().staged, 6);
+        stage.consume(2);
+        stage.rest();
+        assert_eq!((stage.bytes(), stage.memory.capacity()), (&b"cdef"[..], 4));
+        rustix::io::write(&tx, b"gh").unwrap();
+        assert_eq!(stage.receive(&rx, &mut [], 900).unwrap().staged, 2);
+        assert_eq!(stage.bytes(), b"cdefgh");
+        stage.consume(6);
+        assert_eq!(stage.memory.capacity(), 0);
     }
 }

@@ -89,7 +89,7 @@ async fn an_idle_queue_pair_holds_nothing(fabric: Fabric) {
 async fn a_send_waits_for_a_receive_and_no_other_connection_with_it(fabric: Fabric) {
     let source = source(3, 1);
     let (mut greedy, mut modest) = (pair(&fabric, &source).await, pair(&fabric, &source).await);
-    (0..5).for_each(|i| drop(greedy.client.send(pattern(i, 1000))));
+    (0..5).for_each(|i| _ = greedy.client.send(pattern(i, 1000)));
     greedy.until(|pair| received(&pair.server).len() == 3).await;
     // Another is served beyond the budget, as it is guaranteed, again and again.
     for i in 0..10 {
@@ -106,7 +106,7 @@ async fn what_waits_goes_on_as_soon_as_something_comes_back(fabric: Fabric) {
     let source = source(3, 1);
     let mut pair = pair(&fabric, &source).await;
     let data: Vec<_> = (0..50).map(|i| pattern(i, 4096 - i as usize)).collect();
-    data.iter().for_each(|data| drop(pair.client.send(data.clone())));
+    data.iter().for_each(|data| _ = pair.client.send(data.clone()));
     let mut got = Vec::new();
     while got.len() < data.len() {
         pair.until(|pair| !received(&pair.server).is_empty()).await;
@@ -123,7 +123,7 @@ async fn a_send_ahead_of_a_read_response_does_not_wait(fabric: Fabric) {
     let mut pair = pair(&fabric, &source).await;
     let content = pattern(9, 100_000);
     let region = pair.client.expose_for_read(&content);
-    (0..4).for_each(|i| drop(pair.client.send(pattern(i, 1000))));
+    (0..4).for_each(|i| _ = pair.client.send(pattern(i, 1000)));
     pair.until(|pair| received(&pair.server).len() == 2).await;
     // As with calls whose data is read from behind further calls: they could never end if those had to wait for them.
     let read = pair.server.read(content.len(), region.stag, region.offset);

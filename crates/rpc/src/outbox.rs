@@ -3,18 +3,24 @@
 //! The sending half of record marking, and as pure as the [receiving](crate::record) one. Small parts that follow each
 //! other, record marks among them, are copied into one piece, for fewer to be gathered; large ones are shared.
 
-use buf::{Piece, SendQueue};
-use bytes::{BufMut, Bytes, BytesMut};
+use buf::{Arena, Piece, SendQueue};
+use bytes::Bytes;
 use xdr::Message;
 
 use crate::record::{ARENA_BYTES, LAST_FRAGMENT, padding};
 
 /// Messages that wait to be sent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Outbox {
     pieces: Vec<Piece>,
-    arena: BytesMut,
+    arena: Arena,
     len: usize,
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        Self { pieces: Vec::new(), arena: Arena::new(ARENA_BYTES), len: 0 }
+    }
 }
 
 impl Outbox {
@@ -59,6 +65,13 @@ impl Outbox {
         self.len = 0;
     }
 
+    /// Holds no memory while nothing waits.
+    pub fn rest(&mut self) {
+        if self.is_empty() {
+            *self = Self::default();
+        }
+    }
+
     #[cfg(test)]
     pub fn into_pieces(mut self) -> Vec<Piece> {
         self.seal();
@@ -76,17 +89,18 @@ impl Outbox {
     }
 
     fn copy(&mut self, bytes: &[u8]) {
-        if self.arena.capacity() - self.arena.len() < bytes.len() {
+        if !self.arena.make_room(bytes.len()) {
             self.seal();
-            self.arena.reserve(ARENA_BYTES);
+            self.arena.make_room(bytes.len());
         }
-        self.arena.put_slice(bytes);
+        self.arena.put(bytes);
         self.len += bytes.len();
     }
 
     fn seal(&mut self) {
-        if !self.arena.is_empty() {
-            self.pieces.push(Piece::Memory(self.arena.split().freeze()));
+        let piece = self.arena.take();
+        if !piece.is_empty() {
+            self.pieces.push(Piece::Memory(piece));
         }
     }
 }

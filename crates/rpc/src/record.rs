@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use buf::{Buffer, Pool, SharedBuffer};
+use buf::{Arena, Buffer, Pool, SharedBuffer};
 use bytes::{BufMut, Bytes, BytesMut};
 use smallvec::smallvec;
 use xdr::{Located, Message, PlacedPayload};
@@ -61,7 +61,7 @@ pub struct RecordTooLong {
 pub struct RecordReader {
     max: usize,
     pool: Pool,
-    arena: BytesMut,
+    arena: Arena,
     state: State,
     /// Small records since the last large one.
     small_run: u32,
@@ -84,7 +84,7 @@ enum State {
 impl RecordReader {
     /// Reads records of at most `max` bytes; those that are large get buffers of `pool`.
     pub fn new(max: usize, pool: Pool) -> Self {
-        Self { max, pool, arena: BytesMut::new(), state: State::Mark, small_run: SMALL_RUN }
+        Self { max, pool, arena: Arena::new(ARENA_BYTES), state: State::Mark, small_run: SMALL_RUN }
     }
 
     /// Takes what it can from `staged`, up to the end of one record. Returns how many bytes it took, and the record.
@@ -148,6 +148,11 @@ impl RecordReader {
             _ => 0,
         };
         ahead.max(wanted.saturating_sub(staged))
+    }
+
+    /// Holds no memory between records.
+    pub fn rest(&mut self) {
+        self.arena.rest();
     }
 
     /// The sink that is being filled, when the connection ends within a reply.
@@ -218,7 +223,7 @@ impl RecordReader {
         let Placement { sink, located } = placement;
         let tail = len - located.position - located.len;
         self.room(located.position + tail);
-        self.arena.put_slice(&prefix[..located.position]);
+        self.arena.put(&prefix[..located.position]);
         self.small_run = if len > SMALL_MAX { 0 } else { self.small_run.saturating_add(1) };
         self.state = State::Placed { xid, sink, located, filled: 0, tail };
         (located.position, Step::Next)
@@ -245,7 +250,7 @@ impl RecordReader {
             return (take, Step::More);
         }
         let more = (staged.len() - take).min(*tail);
-        self.arena.put_slice(&staged[take..take + more]);
+        self.arena.put(&staged[take..take + more]);
         *tail -= more;
         if *tail > 0 {
             return (take + more, Step::More);
@@ -258,7 +263,7 @@ impl RecordReader {
             unreachable!()
         };
         // RFC 4506 §4.10: padding follows the item; it is not part of the reduced stream.
-        let mut stream = self.arena.split();
+        let mut stream = self.arena.piece().split();
         let padding = padding(located.len).min(stream.len() - located.position);
         stream.copy_within(located.position + padding.., located.position);
         stream.truncate(stream.len() - padding);
@@ -274,14 +279,12 @@ impl RecordReader {
 
     fn copy(&mut self, bytes: &[u8]) -> Bytes {
         self.room(bytes.len());
-        self.arena.put_slice(bytes);
-        self.arena.split().freeze()
+        self.arena.put(bytes);
+        self.arena.take()
     }
 
     fn room(&mut self, len: usize) {
-        if self.arena.capacity() < len {
-            self.arena.reserve(len.max(ARENA_BYTES));
-        }
+        assert!(self.arena.make_room(len), "one piece at a time");
     }
 }
 

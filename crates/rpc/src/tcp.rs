@@ -238,6 +238,10 @@ impl Driver {
             let unwanted = shared.held || shared.closing;
             let may_go_on = !self.stash.is_empty() && !unwanted && self.reply_bytes < REPLIES_MAX;
             if shared.outbox.is_empty() && !may_go_on {
+                shared.outbox.rest();
+                self.stage.rest();
+                self.reader.rest();
+                self.queue.rest();
                 shared.sleeping = Some(cx.waker().clone());
                 return Poll::Pending;
             }

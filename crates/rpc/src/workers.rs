@@ -35,7 +35,7 @@ pub struct WorkerOptions {
 impl Default for WorkerOptions {
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        Self { threads, blocking_threads_max: 16, connections_max: 4096 }
+        Self { threads, blocking_threads_max: 16, connections_max: 16384 }
     }
 }
 

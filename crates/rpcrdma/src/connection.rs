@@ -352,6 +352,27 @@ impl Connection {
         self.events.pop_front()
     }
 
+    /// Holds little memory while nothing goes on.
+    pub fn rest(&mut self) {
+        fn empty<T>(queue: &mut VecDeque<T>) {
+            if queue.is_empty() && queue.capacity() > REST_ENTRIES {
+                *queue = VecDeque::new();
+            }
+        }
+        empty(&mut self.work);
+        empty(&mut self.events);
+        empty(&mut self.deadlines);
+        empty(&mut self.unsent);
+        empty(&mut self.to_pull);
+        empty(&mut self.unsent_replies);
+        empty(&mut self.unread);
+        self.calls.rest();
+        self.incoming.rest();
+        if self.by_xid.is_empty() && self.by_xid.capacity() > REST_ENTRIES {
+            self.by_xid = Map::default();
+        }
+    }
+
     /// When to call [`handle_timeout`](Self::handle_timeout).
     pub fn poll_timeout(&mut self) -> Option<Instant> {
         while let Some(&(due, deadline)) = self.deadlines.front() {
@@ -462,6 +483,8 @@ impl From<WorkId> for Name {
 }
 
 const KIND_BITS: u32 = 4;
+/// Room that is not worth giving back.
+const REST_ENTRIES: usize = 4;
 /// While so many bytes of replies have not been taken, no more messages are read.
 const REPLY_BYTES_MAX: usize = 32 << 20;
 /// What a peer without credits is taken to have, so that it can be told errors.

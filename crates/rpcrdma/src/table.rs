@@ -38,6 +38,8 @@ pub(crate) struct Key(u64);
 pub(crate) struct Table<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
+    /// What a new slot's first key has above its index.
+    fresh: Key,
 }
 
 #[derive(Debug)]
@@ -67,14 +69,14 @@ impl Key {
 
 impl<T> Table<T> {
     pub(crate) fn new() -> Self {
-        Self { slots: Vec::new(), free: Vec::new() }
+        Self { slots: Vec::new(), free: Vec::new(), fresh: Key(0) }
     }
 
     pub(crate) fn insert(&mut self, entry: T) -> Key {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = self.slots.len() as u64;
             assert!(index <= INDEX_MASK, "more than a million calls at once");
-            self.slots.push(Slot { key: Key(index), entry: None });
+            self.slots.push(Slot { key: Key(self.fresh.0 | index), entry: None });
             index as u32
         });
         let slot = &mut self.slots[index as usize];
@@ -98,6 +100,14 @@ impl<T> Table<T> {
         Some(entry)
     }
 
+    /// Holds no memory to speak of while it is empty. Keys stay valid once.
+    pub(crate) fn rest(&mut self) {
+        if self.len() == 0 && self.slots.len() > REST_SLOTS {
+            let used = self.slots.iter().map(|slot| slot.key.0).max().unwrap_or(0);
+            *self = Self { fresh: Key(used & !INDEX_MASK).next(), ..Self::new() };
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -113,6 +123,8 @@ impl<T> Table<T> {
 
 /// Bits of a key.
 pub(crate) const KEY_BITS: u32 = 48;
+/// Slots that are not worth giving back.
+const REST_SLOTS: usize = 2;
 const INDEX_MASK: u64 = (1 << 20) - 1;
 
 #[cfg(test)]
@@ -130,5 +142,21 @@ mod tests {
         assert_eq!(table.remove(first), None);
         assert_eq!(table.get(Key::from_bits(second.to_bits())), Some(&"second"));
         assert_eq!((table.len(), table.keys()), (1, vec![second]));
+    }
+
+    #[test]
+    fn a_table_at_rest_forgets_its_slots_but_not_which_keys_it_gave() {
+        let mut table = Table::new();
+        let mut given = Vec::new();
+        for round in 0..20 {
+            let keys: Vec<Key> = (0..10).map(|entry| table.insert((round, entry))).collect();
+            table.rest();
+            assert!(keys.iter().enumerate().all(|(at, key)| table.remove(*key) == Some((round, at))));
+            table.rest();
+            assert_eq!(table.slots.capacity(), 0);
+            given.extend(keys);
+        }
+        let again = table.insert((99, 99));
+        assert!(!given.contains(&again) && given.iter().all(|key| table.get(*key).is_none()));
     }
 }

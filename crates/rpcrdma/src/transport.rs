@@ -171,6 +171,10 @@ impl RdmaTransport {
                     if io.post_work(&mut shared.connection) || io.poll_timer(&mut shared.connection, cx) {
                         continue; // something was queued while the queue pair was at work
                     }
+                    shared.rest();
+                    if io.completions.capacity() > REST_ENTRIES {
+                        io.completions = Vec::new();
+                    }
                     shared.driver = Some(cx.waker().clone());
                     return Poll::Pending;
                 }
@@ -251,6 +255,17 @@ impl Shared {
         }
     }
 
+    /// Holds little memory while nothing goes on.
+    fn rest(&mut self) {
+        self.connection.rest();
+        if self.waiting.is_empty() && self.waiting.capacity() > REST_ENTRIES {
+            self.waiting = Map::default();
+        }
+        if self.incoming.capacity() > REST_ENTRIES {
+            self.incoming = Default::default(); // empty, as nothing is handed up
+        }
+    }
+
     fn wake_driver(&mut self) {
         if let Some(driver) = self.driver.take() {
             driver.wake();
@@ -324,6 +339,9 @@ impl Drop for CallFuture<'_> {
         }
     }
 }
+
+/// Room that is not worth giving back.
+const REST_ENTRIES: usize = 4;
 
 /// Puts the bytes of file pieces into memory, where the peer can be let at them.
 fn read_files(message: &mut Message, pool: &Pool) -> Result<(), TransportError> {

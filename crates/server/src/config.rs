@@ -61,6 +61,8 @@ pub struct ServerConfig {
     pub state_dir: Option<PathBuf>,
     /// `workers`: threads that serve connections; one for each core if not given.
     pub workers: Option<NonZeroUsize>,
+    /// `connections`: most that are served at once.
+    pub connections: Option<NonZeroUsize>,
     /// `rpcbind`: how clients learn the ports.
     pub rpcbind: RpcbindMode,
     /// `log`: a filter of `tracing`, such as `"info,server=debug"`.

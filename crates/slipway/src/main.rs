@@ -11,6 +11,7 @@ mod child;
 mod cli;
 mod commands;
 mod copy;
+mod descriptors;
 mod exit;
 mod fuse;
 mod logging;

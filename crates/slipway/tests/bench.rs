@@ -127,3 +127,20 @@ fn what_cannot_be_is_refused_before_anything_is_done() {
     refused(&["write", "--beside", "pread", "--url", "tcp://x"], "nfs://");
     refused(&["mixed", "--block", "1K"], "--block");
 }
+
+#[test]
+fn idle_connections_are_counted_and_others_go_on_beside_them() {
+    let steps = ["--idle", "1,100,150", "--active", "3", "--beside", "20", "--seconds", "0.05", "--rounds", "1"];
+    let found: Value = serde_json::from_str(&ok(&[&["bench", "connections", "--json"], &steps[..]].concat())).unwrap();
+    for (found, transport) in found.as_array().unwrap().iter().zip(["tcp", "rdma"]) {
+        assert_eq!(found["transport"], transport);
+        let memory = found["memory"].as_array().unwrap();
+        let counts: Vec<_> = memory.iter().map(|at| at["connections"].as_u64().unwrap()).collect();
+        assert_eq!(counts, [1, 100, 150]);
+        assert!(memory.iter().all(|at| at["bytes"].as_u64().unwrap() > 1 << 20) && found["bytes_each"].is_number());
+        assert!(found["goodput"]["alone"].as_f64().unwrap() > 0.0);
+        assert!(found["goodput"]["beside_idle"].as_f64().unwrap() > 0.0);
+    }
+    let problem = fails(2, &["bench", "connections", "--idle", "1000000000000"]);
+    assert!(problem.contains("file descriptors") && problem.contains("ulimit -Hn"), "{problem}");
+}

@@ -331,6 +331,16 @@ impl IwarpQp {
         }
     }
 
+    /// Holds little memory while waiting, which may be for long.
+    fn rest(&mut self) {
+        self.stage.rest();
+        self.sender.rest();
+        self.queue.rest();
+        if self.events.capacity() > REST_EVENTS {
+            self.events = Vec::new();
+        }
+    }
+
     fn end(&mut self, error: QpError) {
         if !matches!(self.phase, Phase::Ended(_)) {
             tracing::debug!(peer = %self.peer, %error, "connection ended");
@@ -399,6 +409,8 @@ impl QueuePair for IwarpQp {
         }
         if read == Progress::More || written == Progress::More {
             cx.waker().wake_by_ref();
+        } else {
+            self.rest();
         }
         Poll::Pending
     }
@@ -430,5 +442,7 @@ const READ_BUDGET: usize = 2 << 20;
 /// Completions beyond which nothing more is read before they are looked at: what a peer sends in spite of
 /// having no credits for it takes no more receives than these, and those in what was read with the last of them.
 const EVENTS_MAX: usize = 256;
+/// Room for events that is not worth giving back.
+const REST_EVENTS: usize = 4;
 /// Bytes written before others get their turn.
 const WRITE_BUDGET: usize = 4 << 20;

@@ -12,7 +12,7 @@
 
 use std::{collections::VecDeque, io};
 
-use buf::{Buffer, Piece, Rope, SendQueue};
+use buf::{Arena, Buffer, Piece, Rope, SendQueue};
 use bytes::{BufMut, Bytes, BytesMut};
 
 use super::{
@@ -43,7 +43,7 @@ pub(crate) struct Sender {
     reads_outstanding: u16,
     /// Bytes that ever went to the queue.
     formed: u64,
-    block: BytesMut,
+    block: Arena,
 }
 
 pub(crate) struct SenderOptions {
@@ -108,7 +108,7 @@ impl Sender {
             reads_begun: 0,
             reads_outstanding: 0,
             formed: 0,
-            block: BytesMut::with_capacity(BLOCK_LEN),
+            block: Arena::new(BLOCK_LEN),
         }
     }
 
@@ -154,7 +154,7 @@ impl Sender {
     /// # Errors
     /// A file that cannot be read; the stream cannot go on.
     pub(crate) fn form(&mut self, queue: &mut SendQueue, receiver: &mut Receiver) -> io::Result<()> {
-        while queue.len() + self.block.len() < QUEUED_MAX {
+        while queue.len() + self.block.piece().len() < QUEUED_MAX {
             if self.current.is_none() && !self.begin(receiver) {
                 break;
             }
@@ -208,6 +208,15 @@ impl Sender {
             };
             self.completed += 1;
             completions.push(Completion { id, status, kind });
+        }
+    }
+
+    /// Holds no memory while there is nothing to do.
+    pub(crate) fn rest(&mut self) {
+        self.block.rest();
+        let idle = self.posted.is_empty() && self.started.is_empty() && self.responses.is_empty();
+        if idle && self.started.capacity().max(self.posted.capacity()) > REST_REQUESTS {
+            (self.posted, self.started, self.responses) = Default::default();
         }
     }
 
@@ -328,7 +337,7 @@ impl Sender {
                 let State::Sending { sent, .. } = &mut started.state else {
                     unreachable!("only Sends and Writes complete when sent")
                 };
-                *sent = Some(self.formed + self.block.len() as u64);
+                *sent = Some(self.formed + self.block.piece().len() as u64);
             }
             Then::Answered => receiver.reads_owed -= 1,
             Then::Nothing => {}
@@ -340,10 +349,12 @@ impl Sender {
         let header_len = message.header.encoded_len();
         let payload = message.left.min(self.options.payload_max);
         let ulpdu = header_len + payload;
-        let start = self.block.len();
-        self.block.put_u16(ulpdu as u16);
-        message.next_header(payload).encode(&mut self.block);
-        let mut crc = if self.options.crc { crc32c::crc32c(&self.block[start..]) } else { 0 };
+        // If there is none behind what has begun, that grows.
+        let _ = self.block.make_room(AROUND_MAX);
+        let start = self.block.piece().len();
+        self.block.piece().put_u16(ulpdu as u16);
+        message.next_header(payload).encode(self.block.piece());
+        let mut crc = if self.options.crc { crc32c::crc32c(&self.block.piece()[start..]) } else { 0 };
         let mut left = payload;
         while left > 0 {
             let piece = message.take(left);
@@ -355,7 +366,7 @@ impl Sender {
                         crc = crc32c::crc32c_append(crc, bytes);
                     }
                     if bytes.len() <= COPY_MAX {
-                        self.block.put_slice(bytes);
+                        self.block.put(bytes);
                         continue;
                     }
                 }
@@ -365,9 +376,9 @@ impl Sender {
             self.emit(piece, queue);
         }
         let pad = &[0; 4][..mpa::pad_len(ulpdu)];
-        self.block.put_slice(pad);
+        self.block.put(pad);
         let crc = if self.options.crc { crc32c::crc32c_append(crc, pad) } else { 0 };
-        self.block.put_slice(&mpa::crc_field(crc));
+        self.block.put(&mpa::crc_field(crc));
         Ok(())
     }
 
@@ -384,10 +395,9 @@ impl Sender {
     }
 
     fn emit_block(&mut self, queue: &mut SendQueue) {
-        if !self.block.is_empty() {
-            let block = self.block.split().freeze();
+        let block = self.block.take();
+        if !block.is_empty() {
             self.emit(Piece::Memory(block), queue);
-            self.block.reserve(BLOCK_LEN);
         }
     }
 
@@ -453,4 +463,8 @@ const PAGE: usize = 4096;
 /// Pieces up to this length are cheaper to copy than to gather.
 const COPY_MAX: usize = 256;
 const BLOCK_LEN: usize = 8192;
+/// What surrounds the payload of an FPDU.
+const AROUND_MAX: usize = 32;
+/// Room for requests that is not worth giving back.
+const REST_REQUESTS: usize = 4;
 const SINK_BIT: u32 = 0x8000_0000;

@@ -9,7 +9,7 @@ use server::config::ByteSize;
 use crate::{
     bench::{
         bare::{self, Bare, PeerArgs},
-        html,
+        connections, html,
         plan::{self, Plan},
         point::{Operation, Point},
         setup::{self, Common},
@@ -76,6 +76,8 @@ enum What {
     /// send and sendfile answer over TCP from a process of their own, pread reads the file in the client, memcpy copies
     /// memory. All four, unless --beside says otherwise.
     Baseline(Common),
+    /// What idle connections cost: the server's memory, and the goodput of others beside them
+    Connections(connections::Args),
     /// Answers send and sendfile
     #[command(hide = true)]
     Peer(PeerArgs),
@@ -149,6 +151,7 @@ pub fn run(args: &Args) -> Outcome {
             }
             tell(&common, &plan::baseline())
         }
+        What::Connections(args) => connections::run(args),
         What::Peer(args) => bare::peer(args).map(|()| Exit::Ok),
     }
 }

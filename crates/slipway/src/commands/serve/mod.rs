@@ -21,6 +21,7 @@ use server::{
 
 use crate::{
     cli::LogArgs,
+    descriptors,
     exit::{Exit, Failure, Outcome},
     logging, switch,
 };
@@ -85,6 +86,9 @@ pub struct Args {
     /// Threads that serve connections; one for each core unless said otherwise
     #[arg(short, long, value_name = "N")]
     workers: Option<NonZeroUsize>,
+    /// Most connections that are served at once; further ones are closed
+    #[arg(long, value_name = "N")]
+    connections: Option<NonZeroUsize>,
     /// Where the key of file handles is kept, so that mounts survive a restart
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
@@ -134,6 +138,7 @@ impl Args {
         if !self.listen.is_empty() {
             config.listen = self.listen.iter().map(|url| url.0.clone()).collect();
         }
+        config.server.connections = self.connections.or(config.server.connections);
         config.server.workers = self.workers.or(config.server.workers);
         match self.rpcbind.as_deref() {
             Some("auto") => config.server.rpcbind = RpcbindMode::Auto,
@@ -192,6 +197,8 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     let listeners = listen_all(&switch, &config.listen)?;
     let mut options = WorkerOptions::default();
     options.threads = config.server.workers.map_or(options.threads, NonZeroUsize::get);
+    options.connections_max = config.server.connections.map_or(options.connections_max, NonZeroUsize::get);
+    descriptors::raise_to_most();
     let workers = Workers::new(options).map_err(Failure::failed)?;
     let mut announcement = Announcement::new(&config);
     let mut places = Vec::new();
