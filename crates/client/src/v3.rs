@@ -353,7 +353,7 @@ pub(crate) fn pieces(data: Rope) -> Result<SmallVec<[Bytes; 1]>> {
 }
 
 fn plan<P: Procedure3>(listing_max: usize, payload_max: usize) -> ReplyPlan {
-    // RFC 8166 §3.4.1: only a reply whose item may be placed directly has a payload.
+    // RFC 8166 §3.4.2: only a reply whose item may be placed directly has a payload.
     let locate = (payload_max > 0).then_some(locate::<P::Res> as fn(&Bytes) -> Option<Located>);
     ReplyPlan { inline_max: RESULT_MAX + listing_max, payload_max, sink: None, locate }
 }

@@ -3,7 +3,7 @@
 use buf::Buffer;
 use bytes::Bytes;
 
-/// A steering tag: names a registered region of memory to the peer (RFC 5040 §2.1).
+/// A steering tag: names a registered region of memory to the peer (RFC 5040 §2.3).
 ///
 /// The lowest byte is the key that changes with each registration of the same index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -6,7 +6,8 @@
 //! adapter's provider can keep one filled with [`ReceiveSource::take`].
 //!
 //! When the budget is used up, a queue pair that holds its guaranteed number already leaves the next Send unread
-//! in the network until something comes back, so that nobody's memory is promised twice. One that waits for an RDMA
+//! in the network until something comes back, so that nobody's memory is promised twice (RFC 5041 §7.1 lets a receiver
+//! recover from the lack of a buffer by means of the layer below). One that waits for an RDMA
 //! Read takes a buffer all the same: the response lies behind the Send, and others may wait for what it will free.
 //!
 //! A buffer is charged to its queue pair until its last byte is dropped, wherever it has moved meanwhile.

@@ -1,6 +1,6 @@
 //! The table of registered regions that the software providers check every access against.
 //!
-//! RFC 5041 §7.2 and RFC 5040 §8 say what must be checked: that the steering tag is valid, that the
+//! RFC 5041 §7.1 and RFC 5040 §7.2 say what must be checked: that the steering tag is valid, that the
 //! bytes lie inside the region (without overflow), and that the peer has the right. A tag is the
 //! index of a slot and a key that changes with each registration, so a stale tag finds nothing.
 

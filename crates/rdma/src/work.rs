@@ -18,7 +18,7 @@ pub enum WorkRequest {
         id: WorkId,
         /// The message.
         data: Rope,
-        /// Send with Invalidate: the peer's region that its adapter shall invalidate (RFC 5040 §5.1).
+        /// Send with Invalidate: the peer's region that its adapter shall invalidate (RFC 5040 §5.3).
         invalidate: Option<Stag>,
         /// Ask the peer for an event (Send with Solicited Event).
         solicited: bool,

@@ -30,7 +30,7 @@ pub struct Netid(pub String);
 
 impl Netid {
     /// The identifier of a transport of the switch at an address: `tcp`, `tcp6`, `udp`, `rdma6`, … (RFC 5665 §5,
-    /// RFC 8166 §7.1).
+    /// RFC 8166 §9).
     pub fn new(transport: &str, address: SocketAddr) -> Self {
         Self(format!("{transport}{}", if address.is_ipv6() { "6" } else { "" }))
     }

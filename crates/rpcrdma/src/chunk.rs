@@ -1,6 +1,6 @@
 //! Chunk lists: what a requester offers of its memory, checked once when they are decoded.
 //!
-//! Read RFC 8166 §3.4 and §4.3. The wire forms (§4.3, XDR in §5):
+//! Read RFC 8166 §3.4 and §4.3. The wire forms (§4.3, XDR in §4.1.2):
 //!
 //! | list | form |
 //! |---|---|
@@ -32,7 +32,7 @@ pub struct Segment {
     pub offset: u64,
 }
 
-/// Segments that together hold one item of data, or receive one (RFC 8166 §3.4.3).
+/// Segments that together hold one item of data, or receive one (RFC 8166 §3.4.4).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chunk {
     segments: SmallVec<[Segment; 1]>,
@@ -108,7 +108,7 @@ impl Chunk {
     }
 
     /// The same chunk with the lengths that say `used` bytes of it were written, from its start
-    /// (RFC 8166 §3.4.6: a chunk that was not used is returned with lengths of zero).
+    /// (RFC 8166 §4.3.2.2: a chunk that was not used is returned with lengths of zero).
     ///
     /// # Panics
     /// If it is shorter.
@@ -153,7 +153,7 @@ impl ReadList {
     /// The list would break what holds for every list.
     pub fn push(&mut self, position: u32, segment: Segment) -> Result<(), DecodeErrorKind> {
         if !position.is_multiple_of(4) {
-            // RFC 8166 §3.4.4: a chunk holds a whole item, and XDR items start at multiples of four.
+            // RFC 8166 §3.4.5: a chunk holds a whole item, and XDR items start at multiples of four.
             return Err(DecodeErrorKind::MisplacedPayload);
         }
         // RFC 8166 §3.4.5: segments of one position are one chunk, in the order of the list.

@@ -40,11 +40,11 @@ impl ReplyOffer {
         if settings.design == Design::ReadRead {
             return Self::default(); // the reply will be fetched
         }
-        // RFC 8167 §5.1: the accepting side exposes no memory.
+        // RFC 8167 §5.3 leaves chunks of callbacks open: here the accepting side exposes no memory.
         if PLAIN_LEN + inline_max + padded <= recv_max || settings.role == Role::Accepting {
             return Self::default();
         }
-        // RFC 8166 §4.3.2: the reply's header returns the chunk.
+        // RFC 8166 §3.4.6: the reply's header returns the chunk.
         let header = PLAIN_LEN + if payload_max > 0 { WRITE_CHUNK_LEN } else { 0 };
         if header + inline_max <= recv_max {
             return Self { write: payload_max, reply: 0 };
@@ -73,7 +73,7 @@ pub(crate) fn fit_call(
     settings: &Settings,
     pool: &Pool,
 ) -> Result<ReadFit, TransportError> {
-    // RFC 8167 §5.1: a callback has no chunks, for the accepting side exposes no memory.
+    // A callback has no chunks (RFC 8167 §5.3), for the accepting side exposes no memory.
     fit_reads(message, PLAIN_LEN + offer.wire_len(), settings.role == Role::Connecting, settings, pool)
 }
 
@@ -154,7 +154,7 @@ impl Inline {
                 out.len += padded;
                 out.payloads.push((position - reduced, payload.data));
             }
-            // RFC 8166 §3.4.4: positions count all payloads, wherever they travel.
+            // RFC 8166 §3.4.5: positions count all payloads, wherever they travel.
             reduced += padded;
         }
         out

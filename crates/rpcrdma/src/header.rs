@@ -36,7 +36,7 @@ pub enum Body {
     Msg(Lists),
     /// RDMA_NOMSG: the RPC message is in a chunk.
     NoMsg(Lists),
-    /// RDMA_DONE: obsolete, and ignored (RFC 8166 §4.2.4); but in the Read-Read design, of which it was a part: the
+    /// RDMA_DONE: obsolete, and ignored (RFC 8166 §4.6.2); but in the Read-Read design, of which it was a part: the
     /// requester has read the reply from the responder's memory.
     Done,
     /// RDMA_ERROR: the call could not be received, or its reply not be sent.
@@ -117,7 +117,7 @@ impl Body {
                 ERR_CHUNK => Ok(Body::Error(RdmaError::Chunk)),
                 other => Err(decoder.error(DecodeErrorKind::BadDiscriminant(other))),
             },
-            // RDMA_MSGP, too: no sender of it is known, and RFC 8166 §4.2.4 withdraws it.
+            // RDMA_MSGP, too: no sender of it is known, and RFC 8166 §4.6.1 withdraws it.
             other => Err(unknown(other)),
         }
     }

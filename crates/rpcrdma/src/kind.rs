@@ -70,7 +70,7 @@ impl RdmaKind {
     }
 
     fn private_data(&self, options: &Options) -> Vec<u8> {
-        // RFC 8797 §5: private data is optional; a fabric that carries none of this length gets along without.
+        // RFC 8797 §4: private data is optional; a fabric that carries none of this length gets along without.
         let data = options.private_data().encode();
         if self.provider.caps().private_data_max < data.len() { Vec::new() } else { data }
     }

@@ -91,7 +91,7 @@ impl Options {
         for (name, size) in [("inline_send", &mut options.inline_send), ("inline_recv", &mut options.inline_recv)] {
             if let Some(bytes) = reader.bytes(name, 1024..=INLINE_MAX)? {
                 if !bytes.is_multiple_of(1024) {
-                    // RFC 8797 §4.1: sizes are told in units of 1024 bytes.
+                    // RFC 8797 §4.2: sizes are told in units of 1024 bytes.
                     return Err(reader.error(name, format!("{bytes} is not a multiple of 1024")));
                 }
                 *size = bytes;
@@ -172,7 +172,7 @@ impl Settings {
             design: options.agreed_design(&peer),
             send_max: options.inline_send.min(peer.recv_size),
             recv_max: options.inline_recv.min(peer.send_size),
-            // RFC 8797 §4.1.1: the flag is the requester's; a responder that can, may.
+            // RFC 8797 §4.1: a responder may if both have set the flag.
             invalidate_peer: options.remote_invalidation && peer.remote_invalidation,
             options,
         }
@@ -202,7 +202,7 @@ impl Settings {
     }
 }
 
-/// Receives to keep posted: one for each call of either direction (RFC 8167 §4.2), and a few for errors.
+/// Receives to keep posted: one for each call of either direction (RFC 8167 §4.3), and a few for errors.
 pub fn receives(options: &Options) -> usize {
     // A reply that was read is followed by RDMA_DONE, which may arrive together with the call that takes its credit.
     let per_credit = if options.design == Design::ReadRead { 2 } else { 1 };

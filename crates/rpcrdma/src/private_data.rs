@@ -38,13 +38,14 @@ impl PrivateData {
         bytes
     }
 
-    /// Reads the wire form; `None` if the peer sent something else, or nothing. What follows is ignored: some
-    /// connection managers pad.
+    /// Reads the wire form; `None` if the peer sent something else, or nothing. What precedes and follows is ignored:
+    /// layers below may have data of their own there, and some connection managers pad.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let (magic, rest) = bytes.split_first_chunk::<4>()?;
-        let (&[version, flags, send, recv], rest) = rest.split_first_chunk()?;
-        // RFC 8797 §5.2: an unknown version is treated as no private data.
-        (*magic == MAGIC && version == VERSION).then_some(Self {
+        // RFC 8797 §5.2: the format identifier is searched for, at any offset.
+        let at = bytes.windows(MAGIC.len()).position(|word| word == MAGIC)?;
+        let (&[version, flags, send, recv], rest) = bytes[at + MAGIC.len()..].split_first_chunk()?;
+        // RFC 8797 §5.1, §5.2: an unknown version is treated as no private data.
+        (version == VERSION).then_some(Self {
             remote_invalidation: flags & 1 != 0,
             send_size: decode_size(send),
             recv_size: decode_size(recv),
@@ -99,6 +100,9 @@ mod tests {
         }
         bytes[4] = 2;
         assert_eq!(PrivateData::decode(&bytes), None);
+        // Behind another layer's data, at an odd offset.
+        let behind = [&[0xf6, 0xab, 0x0e, 7, 7][..], &[0xf6, 0xab, 0x0e, 0x18, 1, 1, 0, 0]].concat();
+        assert!(PrivateData::decode(&behind).unwrap().remote_invalidation);
     }
 
     #[test]

@@ -102,7 +102,7 @@ impl Connection {
         if !self.grants.receive() {
             return self.fail_protocol("more calls than it has credits for");
         }
-        // RFC 8167 §5.1: only the connecting side offers chunks.
+        // RFC 8167 §5.3: whoever takes no chunks answers them with ERR_CHUNK; only the connecting side offers any.
         let chunks_allowed = self.settings.role == Role::Accepting || lists.is_empty();
         if !chunks_allowed || !reads_make_sense(&lists.reads, stream.as_ref(), self.settings.options.message_max) {
             return self.refuse(xid, credits);
@@ -200,7 +200,7 @@ pub(crate) fn reads_make_sense(reads: &ReadList, inline: Option<&Bytes>, message
     let (mut end, mut reduced) = (0, 0);
     items.iter().all(|ReadChunk { position, chunk }| {
         let position = *position as usize;
-        // RFC 8166 §3.4.4: positions count the unreduced stream.
+        // RFC 8166 §3.4.5: positions count the unreduced stream.
         let fits = position >= end && position - reduced <= stream_len;
         reduced += chunk.len().next_multiple_of(4);
         end = position + chunk.len().next_multiple_of(4);

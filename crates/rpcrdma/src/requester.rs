@@ -1,6 +1,6 @@
 //! Calls that we make: from the queue to the wire, and from the reply back to the caller.
 //!
-//! Read RFC 8166 §3.3 (credits), §3.4.2 and §4.4 (memory is exposed for one RPC and invalidated before its result is
+//! Read RFC 8166 §3.3 (credits), §4.4 (memory is exposed for one RPC and invalidated before its result is
 //! used). A call goes through these stages:
 //!
 //! `Unsent` (waits for a credit) → `Sent` (what it exposes belongs to the queue pair) → `Finishing`

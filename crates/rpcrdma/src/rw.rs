@@ -1,7 +1,7 @@
 //! Moving data of calls that we answer: RDMA Reads of their chunks, RDMA Writes to those of their replies.
 //! (RDMA Reads of replies are in `fetch.rs`.)
 //!
-//! Read RFC 8166 §3.4.2 and §4.4.2. Each segment is one RDMA operation; the queue pair starts no more RDMA
+//! Read RFC 8166 §3.4.5 and §3.4.6. Each segment is one RDMA operation; the queue pair starts no more RDMA
 //! Reads at once than the peer takes. Bytes being read on one connection are bounded: further calls wait in order.
 //!
 //! On error the queue pair says that the connection is ending; nothing is retried.

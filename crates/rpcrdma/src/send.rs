@@ -1,6 +1,6 @@
 //! Replies: fitting them to what the caller offered, and errors.
 //!
-//! Read RFC 8166 §3.4.6 (write chunks), §3.5 (long replies) and §4.5 (errors), RFC 8797 §4.1.1 (remote invalidation).
+//! Read RFC 8166 §3.4.6 (write chunks), §3.5 (long replies) and §4.5 (errors), RFC 8797 §4.1 (remote invalidation).
 //!
 //! Payloads go to the write chunks in order; what has no chunk stays in the stream. A stream too long to be sent
 //! inline goes to the reply chunk. The RDMA Writes are posted before the Send, and so arrive before it.
@@ -143,8 +143,8 @@ fn fit_reply(incoming: &Incoming, message: Message, credits: u32, send_max: usiz
     let mut writes = SmallVec::<[(Chunk, Rope); 1]>::new();
     let mut used: SmallVec<[Option<usize>; 4]> = SmallVec::from_elem(None, offered.writes.chunks().len());
     for (payload, (chunk, used)) in message.payloads.iter().zip(offered.writes.chunks().iter().zip(&mut used)) {
-        // RFC 8166 §3.4.6: the first item that may be placed takes the first chunk, and so on; an empty chunk
-        // asks for its item inline.
+        // RFC 8166 §4.3.2.1: the first item that may be placed takes the first chunk, and so on, an empty item too
+        // (RFC 8267 §6.4.1). §4.3.2.3: an empty chunk asks for its item inline.
         match payload.data.len() {
             _ if chunk.is_empty() => {}
             len if len > chunk.len() => return Err(TransportError::TooLong { len, max: chunk.len() }),

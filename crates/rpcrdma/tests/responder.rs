@@ -324,6 +324,23 @@ fn a_bad_steering_tag_ends_the_connection_and_no_buffer_is_lost() {
 }
 
 #[test]
+fn an_empty_result_takes_its_write_chunk_and_leaves_the_next_to_the_next() {
+    let (mut node, mut puppet) = server(&[&[0; 100], &[0; 100], &[0; 100]]);
+    let mut encoder = xdr::Encoder::default();
+    [7, REPLY].into_iter().for_each(|word| encoder.u32(word));
+    for data in [&b"one"[..], b"", b"three"] {
+        encoder.payload(bytes::Bytes::copy_from_slice(data).into());
+    }
+    exchange(&mut node, &mut puppet, writes(&[&[(1, 100)], &[(2, 100)], &[(3, 100)]]), encoder.finish()).unwrap();
+    let (lists, stream) = puppet.heard_msg();
+    let lens: Vec<_> = lists.writes.chunks().iter().map(Chunk::len).collect();
+    assert_eq!(lens, [3, 0, 5]);
+    assert_eq!(stream.len(), 4 * 5, "the payloads are not in the stream");
+    assert_eq!((&puppet.memory[&Stag(1)][..3], &puppet.memory[&Stag(3)][..5]), (&b"one"[..], &b"three"[..]));
+    assert_eq!(puppet.memory[&Stag(2)], [0; 100]);
+}
+
+#[test]
 fn more_calls_than_credits_end_the_connection() {
     let options = Options { credits: 4, ..Options::default() };
     let mut node = Node::server(options);

@@ -132,14 +132,13 @@ impl Encoder {
         self.u32(u32::try_from(len).expect("an XDR length fits 32 bits"));
     }
 
-    /// Appends a length to the stream and `data` as a payload beside it.
+    /// Appends a length to the stream and `data` as a payload beside it. An empty one is one, too: it takes the chunk that
+    /// was offered for it (RFC 8267 §6.4.1: the first READ the first, the next the next), and leaves it without bytes.
     pub fn payload(&mut self, data: Rope) {
         self.length(data.len());
-        if !data.is_empty() {
-            let position = Some(self.position() as u32);
-            self.reduced += data.len() + padding(data.len());
-            self.payloads.push(PlacedPayload { position, data });
-        }
+        let position = Some(self.position() as u32);
+        self.reduced += data.len() + padding(data.len());
+        self.payloads.push(PlacedPayload { position, data });
     }
 
     /// Appends bytes that are XDR already: whole items, their length a multiple of four.
@@ -271,7 +270,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Reads a length and the payload that belongs to it: the one held at this position, else the
-    /// next one of no position (RFC 8166 §3.4.6: write chunks carry none), else bytes of the stream.
+    /// next one of no position (RFC 8166 §4.3.2.1: write chunks carry none), else bytes of the stream.
     ///
     /// # Errors
     /// The length is above `max` or differs from its payload's, or there are neither payload nor bytes.
@@ -286,7 +285,7 @@ impl<'a> Decoder<'a> {
         match first.position {
             Some(at) if at as usize > position => return self.fixed_opaque(len).map(Rope::from),
             Some(at) if (at as usize) < position => return Err(self.error(DecodeErrorKind::MisplacedPayload)),
-            // RFC 8166 §4.3.2: a write chunk that comes back empty was not used; the item is inline.
+            // RFC 8166 §4.3.2.2: a write chunk that comes back empty was not used; the item is inline.
             None if first.data.is_empty() => {
                 self.payloads = rest;
                 return self.fixed_opaque(len).map(Rope::from);

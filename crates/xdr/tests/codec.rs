@@ -112,6 +112,24 @@ fn a_payload_is_taken_by_its_position_else_in_its_turn() {
 }
 
 #[test]
+fn an_empty_payload_keeps_its_place_among_the_others() {
+    let mut encoder = Encoder::default();
+    for data in [&b"abcde"[..], b"", b"", b"fg"] {
+        encoder.payload(Bytes::from_static(data).into());
+    }
+    let message = encoder.finish();
+    let positions: Vec<_> = message.payloads.iter().map(|payload| payload.position).collect();
+    assert_eq!(positions, [Some(4), Some(16), Some(20), Some(24)]);
+    assert_eq!(message.to_rope().to_bytes().unwrap().len(), message.len());
+    let inline = Message::from(message.to_rope().to_bytes().unwrap());
+    for message in [message, inline] {
+        let mut decoder = Decoder::new(&message);
+        let lens = [(); 4].map(|()| decoder.payload(10).unwrap().len());
+        assert_eq!((lens, decoder.finish()), ([5, 0, 0, 2], Ok(())));
+    }
+}
+
+#[test]
 fn an_unused_payload_means_that_the_item_is_inline() {
     let stream = Bytes::from_static(&[0, 0, 0, 3, 1, 2, 3, 0]);
     let unused = PlacedPayload { position: None, data: Rope::new() };

@@ -32,7 +32,8 @@ pub struct IwarpOptions {
     /// Ask for CRC32C on every FPDU. A peer that asks for it gets it in any case. With CRCs, files
     /// are read into memory to be sent.
     pub crc: bool,
-    /// Longest FPDU to send, in bytes: 128 to 65541. Every peer takes any length (RFC 5044 §4).
+    /// Longest FPDU to send, in bytes: 128 to 65541. The length field allows as much
+    /// (RFC 5044 §4.1), and receivers here take it.
     pub fpdu_max: usize,
     /// The MPA revision to connect with: 2 negotiates the numbers of reads, 1 does not.
     pub revision: u8,

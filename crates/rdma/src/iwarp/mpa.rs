@@ -53,7 +53,7 @@ pub enum HandshakeError {
     Key,
     /// A revision that we do not speak.
     Revision(u8),
-    /// More private data than RFC 5044 §7.1 allows.
+    /// More private data than RFC 5044 §7.1.1 allows.
     PrivateData(usize),
     /// The flag for enhanced set-up without its fields.
     Enhanced,
@@ -169,7 +169,7 @@ impl std::fmt::Display for HandshakeError {
 
 impl std::error::Error for HandshakeError {}
 
-/// Bytes of padding after a ULPDU of `len` bytes: an FPDU is a multiple of four (RFC 5044 §4).
+/// Bytes of padding after a ULPDU of `len` bytes: an FPDU is a multiple of four (RFC 5044 §4.1).
 pub fn pad_len(len: usize) -> usize {
     (LENGTH_LEN + len).wrapping_neg() % 4
 }

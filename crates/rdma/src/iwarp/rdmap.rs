@@ -116,7 +116,7 @@ impl ReadRequest {
     }
 }
 
-/// Why a stream ends: layer, error type and error code (RFC 5040 §4.8, RFC 5041 §8.2, RFC 5044 §8).
+/// Why a stream ends: layer, error type and error code (RFC 5040 §4.8, RFC 5041 §7.2, RFC 5044 §8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorCode {
     /// 0 RDMAP, 1 DDP, 2 the layer below (MPA).
@@ -177,7 +177,7 @@ impl ErrorCode {
             AccessFault::Stag => Self::TAGGED_STAG,
             AccessFault::Bounds => Self::TAGGED_BOUNDS,
             AccessFault::Wrap => Self::TAGGED_WRAP,
-            // RFC 5040 §8.1: DDP knows no rights.
+            // RFC 5040 §4.8: an error of RDMAP, since DDP knows no rights.
             AccessFault::Rights => Self::new(0, 1, 0x02),
         }
     }

@@ -253,7 +253,7 @@ impl Receiver {
         Ok(taken)
     }
 
-    /// Everything that can be wrong with a segment (RFC 5041 §7, RFC 5040 §5–§7), before any of it is placed.
+    /// Everything that can be wrong with a segment (RFC 5041 §7.1, RFC 5040 §7.2), before any of it is placed.
     fn check(&mut self, segment: &Segment) -> Result<(), Fault> {
         let fault = |error| Err(peer(error, segment));
         match (segment.opcode, segment.header) {
@@ -302,7 +302,7 @@ impl Receiver {
                 Some(buffer) => (self.filled, buffer.len()),
                 None => return Err(peer(ErrorCode::UNTAGGED_NO_BUFFER, segment)),
             },
-            // RFC 5040 §6.6: the queue of read requests has as many buffers as reads were agreed on.
+            // RFC 5040 §6.1: the queue of read requests has as many buffers as reads were agreed on.
             1 if self.reads_owed >= self.inbound_reads => {
                 return Err(peer(ErrorCode::UNTAGGED_NO_BUFFER, segment));
             }

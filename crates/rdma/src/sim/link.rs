@@ -313,7 +313,7 @@ impl Link {
             }
             Body::Write { data, to } => match end.regions.for_write(to.stag, to.offset, data.len()) {
                 Ok(place) => place.copy_from_slice(&data),
-                // RFC 5040 §5.2: a Write of no bytes touches no region.
+                // RFC 5041 §7.1: only segments with bytes are checked.
                 Err(_) if data.is_empty() => {}
                 Err(fault) => self.protocol_fault(sim, side, fault.text(), false),
             },
