@@ -1,7 +1,7 @@
 //! Replies that the caller reads from our memory: the responder's side of the Read-Read design.
 //!
 //! For comparison only. Read RFC 5666, which RFC 8166 replaces (its XDR: "RDMA_DONE: Client signals reply completion"; in
-//! RFC 8166 §5.1: "Not to be used"). What does not fit inline is registered for the caller to read and told in the read
+//! RFC 8166 §4.1.2: "Not to be used"). What does not fit inline is registered for the caller to read and told in the read
 //! list of the reply; RDMA_DONE ends that.
 //!
 //! Why nobody does this any more: our memory is advertised, and how long a reply's memory stays out is up to the
@@ -149,7 +149,7 @@ impl Connection {
     /// The caller says that it has read the reply with this XID.
     pub(crate) fn handle_done(&mut self, xid: Xid) {
         if !self.settings.exposes_replies() {
-            return; // RFC 8166 §4.2.4: ignored.
+            return; // RFC 8166 §4.6.2: ignored.
         }
         let Some(index) = self.exposed.undone.iter().position(|&(undone, _)| undone == xid) else {
             return self.fail_protocol("RDMA_DONE for a reply that is not exposed");

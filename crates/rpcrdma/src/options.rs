@@ -13,7 +13,7 @@ pub enum Design {
     #[default]
     ReadWrite,
     /// The responder exposes them and the requester reads them, then says RDMA_DONE: how it was done at first, and
-    /// RFC 8166 §4.2.4 withdraws. For comparison only; see [`Options::allow_read_read`].
+    /// RFC 8166 §4.6.2 withdraws. For comparison only; see [`Options::allow_read_read`].
     ReadRead,
 }
 

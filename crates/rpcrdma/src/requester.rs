@@ -402,7 +402,7 @@ impl Outcome {
             Outcome::Failed(error) => Err(error),
             Outcome::Fetched { message, placed: None } => Ok((message, None, 0)),
             Outcome::Fetched { message, placed: Some((position, placed)) } => Ok((message, Some(position), placed)),
-            // RFC 8166 §3.4.6: a write chunk tells no position; it belongs to the next item that may have one.
+            // RFC 8166 §4.3.2.1: a write chunk tells no position; it belongs to the next item that may have one.
             Outcome::Answered { stream: Stream::Inline(stream), placed } => Ok((stream.into(), None, placed)),
             Outcome::Answered { stream: Stream::InChunk(len), placed } => {
                 let mut buffer = reply_chunk.ok_or(TransportError::Lost("the reply chunk is gone".into()))?;
