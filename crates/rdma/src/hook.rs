@@ -107,6 +107,10 @@ impl<P: Provider> Provider for Hooked<P> {
         self.provider.caps()
     }
 
+    fn registrations(&self) -> &'static [crate::registration::Registration] {
+        self.provider.registrations()
+    }
+
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {
         let inner = self.provider.listen(local)?;
         Ok(Box::new(HookedListener { inner, shared: self.shared.clone() }))

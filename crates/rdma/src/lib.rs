@@ -20,6 +20,7 @@ mod memory;
 mod provider;
 mod receives;
 mod regions;
+pub mod registration;
 pub mod shm;
 pub mod sim;
 mod work;

@@ -12,7 +12,10 @@ use std::{
 use buf::Buffer;
 use bytes::Bytes;
 
-use crate::{Completion, Memory, PostError, ReceiveSource, Region, Stag, WorkId, WorkRequest};
+use crate::{
+    Completion, Memory, PostError, ReceiveSource, Region, Stag, WorkId, WorkRequest,
+    registration::{Registration, RegistrationOptions},
+};
 
 /// A future as trait objects return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -21,6 +24,12 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub trait Provider: Send + Sync + 'static {
     /// What it can do.
     fn caps(&self) -> ProviderCaps;
+
+    /// The ways of registration that differ; none if registering costs nothing, so that all are alike. Others are
+    /// ignored in [`QpOptions::registration`].
+    fn registrations(&self) -> &'static [Registration] {
+        &[]
+    }
 
     /// Waits for connections at `local`; port 0 picks a free one.
     ///
@@ -64,11 +73,14 @@ pub struct QpOptions {
     /// Where the buffers for incoming Sends come from, and the id that their completions have: only where
     /// [`ProviderCaps::shared_receives`]. No receives are posted then, neither when the connection is made nor later.
     pub receive_source: Option<(ReceiveSource, WorkId)>,
+    /// How memory is registered; only where [`Provider::registrations`] has that way.
+    pub registration: RegistrationOptions,
 }
 
 impl Default for QpOptions {
     fn default() -> Self {
-        Self { send_queue: 1024, outbound_reads: 32, inbound_reads: 32, receive_source: None }
+        let registration = RegistrationOptions::default();
+        Self { send_queue: 1024, outbound_reads: 32, inbound_reads: 32, receive_source: None, registration }
     }
 }
 

@@ -62,11 +62,12 @@ impl RdmaKind {
 
     /// The receives that a new connection starts with, and the options of its queue pair.
     fn receives(&self, options: &Options, source: &ReceiveSource) -> (Vec<(WorkId, Buffer)>, QpOptions) {
+        let qp_options = QpOptions { registration: options.registration, ..QpOptions::default() };
         if !self.provider.caps().shared_receives {
-            return (Connection::initial_receives(options, &self.pool), QpOptions::default());
+            return (Connection::initial_receives(options, &self.pool), qp_options);
         }
         let receive_source = Some((source.clone(), Connection::receive_id()));
-        (Vec::new(), QpOptions { receive_source, ..QpOptions::default() })
+        (Vec::new(), QpOptions { receive_source, ..qp_options })
     }
 
     fn private_data(&self, options: &Options) -> Vec<u8> {
@@ -124,7 +125,17 @@ impl TransportKind for RdmaKind {
     }
 
     fn with_options(&self, options: &RawOptions) -> Result<Arc<dyn TransportKind>, OptionError> {
-        Ok(Arc::new(Self::with(self.provider.clone(), self.options.with(options)?, self.pool.clone())))
+        let options = self.options.with(options)?;
+        let (provider, ways) = (self.provider.caps().name, self.provider.registrations());
+        if let Some(way) = options.registration.way.filter(|way| !ways.contains(way)) {
+            match ways {
+                [] => tracing::info!(
+                    "registration={way}: memory costs nothing to register with {provider}; all ways are alike"
+                ),
+                _ => tracing::warn!("registration={way}: {provider} has no such way, and takes its own"),
+            }
+        }
+        Ok(Arc::new(Self::with(self.provider.clone(), options, self.pool.clone())))
     }
 
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {

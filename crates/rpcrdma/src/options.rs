@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use rdma::registration::RegistrationOptions;
 use rpc::{OptionError, OptionReader, RawOptions};
 
 use crate::private_data::{INLINE_MAX, PrivateData};
@@ -24,6 +25,8 @@ pub struct Options {
     pub inline_send: usize,
     /// Bytes of each receive buffer; a multiple of 1024.
     pub inline_recv: usize,
+    /// How memory is registered with the provider, if that makes a difference to it.
+    pub registration: RegistrationOptions,
     /// Who moves the data of replies. A connecting side that asks for [`Design::ReadRead`] gets it or no connection; an
     /// accepting side that has it offers it to those who ask.
     pub design: Design,
@@ -61,6 +64,7 @@ impl Default for Options {
         Self {
             inline_send: 4096,
             inline_recv: 4096,
+            registration: RegistrationOptions::default(),
             design: Design::ReadWrite,
             allow_read_read: false,
             credits: 128,
@@ -81,7 +85,8 @@ impl Default for Options {
 impl Options {
     /// These options with others in place of some: `inline_send`, `inline_recv`, `min_chunk`, `message_max`, `pull_max`,
     /// `recv_memory` and `exposed_max` in bytes, `credits`, `callback_credits`, `peer_timeout`, `connect_timeout`,
-    /// `idle=TIME|off`, `remote_invalidation=on|off`, `design=read-write|read-read` and `allow_read_read=on|off`.
+    /// `idle=TIME|off`, `remote_invalidation=on|off`, `design=read-write|read-read`, `allow_read_read=on|off`,
+    /// `registration=per-io|fast|cache|pool`, and of its cache `cache_bytes` and `cache_entries`.
     ///
     /// # Errors
     /// An option is unknown or out of range.
@@ -97,6 +102,13 @@ impl Options {
                 *size = bytes;
             }
         }
+        if let Some(way) = reader.text("registration").map(str::parse) {
+            options.registration.way = Some(way.map_err(|problem| reader.error("registration", problem))?);
+        }
+        let bounds = &mut options.registration.cache;
+        bounds.bytes = reader.bytes("cache_bytes", 1 << 16..=1 << 50)?.map_or(bounds.bytes, |bytes| bytes as u64);
+        let entries = reader.number("cache_entries", 1..=1 << 20)?;
+        bounds.entries = entries.map_or(bounds.entries, |entries| entries as usize);
         options.design = match reader.text("design") {
             None => self.design,
             Some("read-write") => Design::ReadWrite,
@@ -221,6 +233,8 @@ const SPARE_RECEIVES: usize = 4;
 
 #[cfg(test)]
 mod tests {
+    use rdma::registration::Registration;
+
     use super::*;
 
     fn with(name: &str, value: &str) -> Result<Options, OptionError> {
@@ -234,7 +248,16 @@ mod tests {
         assert_eq!(with("peer_timeout", "1500ms").unwrap().peer_timeout, Duration::from_millis(1500));
         assert!(!with("remote_invalidation", "off").unwrap().remote_invalidation);
         assert_eq!(with("design", "read-read").unwrap().design, Design::ReadRead);
-        let bad = [("credits", "0"), ("inline_send", "1000"), ("min_chunk", "x"), ("colour", "1"), ("design", "write")];
+        assert_eq!(with("registration", "per-io").unwrap().registration.way, Some(Registration::PerIo));
+        assert_eq!(with("cache_entries", "9").unwrap().registration.cache.entries, 9);
+        let bad = [
+            ("credits", "0"),
+            ("inline_send", "1000"),
+            ("min_chunk", "x"),
+            ("colour", "1"),
+            ("design", "write"),
+            ("registration", "x"),
+        ];
         for (name, value) in bad {
             let error = with(name, value).unwrap_err();
             assert_eq!((error.transport, error.option.as_str()), ("rdma", name));
