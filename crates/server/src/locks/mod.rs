@@ -261,6 +261,18 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         file.shares.iter().find(|(other, _)| *other == owner).map(|(_, share)| *share)
     }
 
+    /// Whether anybody who has a file open denies others what `share` is for, or is denied by it.
+    pub fn denies(&self, file: &F, share: Share) -> bool {
+        let shares = self.ids.get(file).map(|file| &self.files[file].shares);
+        shares.is_some_and(|shares| shares.iter().any(|(_, held)| held.conflicts(share)))
+    }
+
+    /// Whether `owner` has locked any of a file.
+    pub fn holds(&self, file: &F, owner: &Owner) -> bool {
+        let file = self.ids.get(file).map(|file| &self.files[file]);
+        file.zip(self.owners.find(owner)).is_some_and(|(file, owner)| file.ranges(owner).is_some())
+    }
+
     /// Closes a file; false if `owner` had not opened it.
     pub fn unshare(&mut self, file: &F, owner: &Owner) -> bool {
         let (Some(&file), Some(owner)) = (self.ids.get(file), self.owners.find(owner)) else { return false };

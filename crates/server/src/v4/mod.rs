@@ -1,3 +1,3 @@
-//! NFS version 4. So far its state: [`state`].
+//! NFS version 4. So far its state: [`state`], which no service uses yet.
 
 pub mod state;

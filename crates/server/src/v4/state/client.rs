@@ -33,8 +33,6 @@ pub struct Client {
     pub reclaim_complete: bool,
     /// The last CREATE_SESSION: a reply cache of one slot.
     pub(super) created: (Sequenceid4, Result<CreateSessionOk, Nfsstat4>),
-    /// Opens, locks, delegations and layouts.
-    holdings: u64,
     renewed_at: Instant,
 }
 
@@ -79,27 +77,9 @@ pub struct Removed {
 }
 
 impl Client {
-    /// Whether it has sessions, opens, locks, delegations or layouts.
-    pub fn has_state(&self) -> bool {
-        !self.sessions.is_empty() || self.holdings > 0
-    }
-
     /// For its next CREATE_SESSION.
     pub fn next_sequence(&self) -> Sequenceid4 {
         Sequenceid4(self.created.0.0.wrapping_add(1))
-    }
-
-    /// Counts an open, lock, delegation or layout more.
-    pub fn hold(&mut self) {
-        self.holdings += 1;
-    }
-
-    /// Counts one less.
-    ///
-    /// # Panics
-    /// If there is none.
-    pub fn release(&mut self) {
-        self.holdings = self.holdings.checked_sub(1).expect("what is released was held");
     }
 
     /// Renews its lease.
@@ -147,7 +127,8 @@ impl Clients {
         self.find(id).is_none_or(|client| now.saturating_duration_since(client.renewed_at) > self.lease)
     }
 
-    /// Finds or makes the record that EXCHANGE_ID asks for; `protect` is how its state would be protected.
+    /// Finds or makes the record that EXCHANGE_ID asks for; `protect` is how its state would be protected. `has_state`
+    /// says whether a client has sessions, opens, locks or the like.
     ///
     /// # Errors
     /// What the cases of §18.35.4 say, or DELAY if there are too many clients.
@@ -157,6 +138,7 @@ impl Clients {
         protect: StateProtect4R,
         principal: &Principal,
         now: Instant,
+        has_state: impl Fn(&Self, Clientid4) -> bool,
     ) -> Result<Exchanged, Nfsstat4> {
         let records = self.by_owner.get(&args.clientowner.ownerid.0).copied().unwrap_or_default();
         if args.flags & EXCHGID4_FLAG_UPD_CONFIRMED_REC_A != 0 {
@@ -169,7 +151,7 @@ impl Clients {
         let client = &self.by_id[&id];
         if client.principal != *principal {
             // Case 3: a collision.
-            if client.has_state() && !self.is_expired(id, now) {
+            if has_state(self, id) && !self.is_expired(id, now) {
                 return Err(Nfsstat4::ClidInuse);
             }
             return self.introduce(args, protect, principal, now, Some(id));
@@ -240,7 +222,6 @@ impl Clients {
             sessions: Vec::new(),
             reclaim_complete: false,
             created,
-            holdings: 0,
             renewed_at: now,
         };
         self.by_id.insert(clientid, client);
@@ -293,11 +274,9 @@ impl Clients {
         Some(Removed { clientid, client })
     }
 
-    /// Clients to be forgotten: unconfirmed for a lease (§18.35.4), or expired with nothing but sessions. Those that
-    /// hold something keep it until somebody else wants it (§8.4.3).
-    pub fn lapsed(&self, now: Instant) -> Vec<Clientid4> {
-        let lapsed = self.by_id.iter().filter(|(id, client)| client.holdings == 0 && self.is_expired(**id, now));
-        lapsed.map(|(&id, _)| id).collect()
+    /// Those that have not renewed their lease in time.
+    pub fn expired(&self, now: Instant) -> impl Iterator<Item = Clientid4> {
+        self.by_id.keys().copied().filter(move |id| self.is_expired(*id, now))
     }
 
     fn next_id(&mut self) -> Clientid4 {

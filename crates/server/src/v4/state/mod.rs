@@ -5,18 +5,22 @@
 //! [`State::poll_event`]. Read RFC 8881 §2.10 (sessions), §8.3–8.4 (leases and recovery) and §18.33–18.37, §18.46, §18.50,
 //! §18.51 (the operations).
 //!
-//! `R` is what a reply is kept as: the body of a COMPOUND result, so that a retry gets the same bytes again.
+//! `R` is what a reply is kept as: the body of a COMPOUND result, so that a retry gets the same bytes again. `F` names a
+//! file. Opens and locks are in [`open`]; what conflicts with what is for [`LockTable`](crate::locks::LockTable) to say.
 //!
 //! On error nothing has changed, except where §18.36.4 says that a failed CREATE_SESSION is remembered too.
 
 pub mod client;
+pub mod open;
 pub mod session;
 pub mod slot;
+pub mod stateid;
 #[cfg(test)]
 mod tests;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
+    hash::Hash,
     time::{Duration, Instant},
 };
 
@@ -27,6 +31,7 @@ use rand::{RngCore, SeedableRng, rngs::StdRng};
 use client::{Clients, Removed};
 use session::{ChannelLimits, Connection, ConnectionId, Session};
 use slot::{Begun, Fingerprint, Ticket};
+use stateid::Stateids;
 
 /// Who sends a request, as far as the owner of state is concerned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +68,8 @@ pub struct StateOptions {
     pub clients_max: usize,
     /// Most sessions of one client.
     pub client_sessions_max: usize,
+    /// Most stateids of one client, those included that it has lost and not freed.
+    pub client_stateids_max: usize,
 }
 
 /// What is to be done as a consequence of an operation.
@@ -70,8 +77,10 @@ pub struct StateOptions {
 pub enum Event {
     /// A client is confirmed: its name is to be remembered over a restart before the reply goes out (§8.4.2.1).
     Confirmed(Clientid4),
-    /// A client is gone: what it held is to be released, and it cannot reclaim.
+    /// A client is gone: its locks are to be released in the lock table, and it cannot reclaim.
     Gone(Clientid4),
+    /// A client has lost all that it held: it cannot reclaim any of it after a restart.
+    Revoked(Clientid4),
     /// A client has reclaimed all that it will.
     ReclaimComplete(Clientid4),
 }
@@ -102,24 +111,33 @@ pub struct Request<'a> {
     pub operations: u32,
 }
 
-/// Clients, sessions and leases.
+/// Clients, sessions, leases, opens and locks.
 #[derive(Debug)]
-pub struct State<R> {
+pub struct State<R, F> {
     options: StateOptions,
     clients: Clients,
     sessions: HashMap<Sessionid4, Session<R>>,
+    stateids: Stateids<F>,
     events: VecDeque<Event>,
     /// During grace: who had state before the restart, by the owner's name, and has not said that all is reclaimed.
     reclaiming: Option<HashSet<Bytes>>,
     rng: StdRng,
 }
 
-impl<R: Clone> State<R> {
+impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// No state. `instance` differs from restart to restart; session IDs come from `seed`, which nobody else may know.
     pub fn new(options: StateOptions, instance: u32, seed: [u8; 32]) -> Self {
         let clients = Clients::new(instance, options.lease, options.clients_max);
         let rng = StdRng::from_seed(seed);
-        Self { options, clients, sessions: HashMap::new(), events: VecDeque::new(), reclaiming: None, rng }
+        Self {
+            options,
+            clients,
+            sessions: HashMap::new(),
+            stateids: Stateids::new(instance),
+            events: VecDeque::new(),
+            reclaiming: None,
+            rng,
+        }
     }
 
     /// Begins the time in which what was held before a restart can be reclaimed, by the clients of these owners.
@@ -151,11 +169,6 @@ impl<R: Clone> State<R> {
     /// The clients.
     pub fn clients(&self) -> &Clients {
         &self.clients
-    }
-
-    /// A client, for counting what it holds.
-    pub fn client_mut(&mut self, id: Clientid4) -> Option<&mut client::Client> {
-        self.clients.find_mut(id)
     }
 
     /// A session.
@@ -190,7 +203,9 @@ impl<R: Clone> State<R> {
             return Err(Nfsstat4::Inval);
         }
         let protect = self.protect(&args.state_protect, principal)?;
-        let exchanged = self.clients.exchange(args, protect, principal, now)?;
+        let holds = |id| self.stateids.count(id) > 0;
+        let has_state = |clients: &Clients, id| holds(id) || !clients.find(id).is_none_or(|c| c.sessions.is_empty());
+        let exchanged = self.clients.exchange(args, protect, principal, now, has_state)?;
         if let Some(replaced) = exchanged.replaced {
             self.forget(replaced);
         }
@@ -311,7 +326,6 @@ impl<R: Clone> State<R> {
         }
         let begun = session.slots.begin(args, request.fingerprint)?;
         session.imply(connection);
-        client.renew(now);
         let channel = session.fore;
         let (highest_slotid, target_highest_slotid) =
             (session.slots.enforced_highest(), session.slots.target_highest());
@@ -323,14 +337,37 @@ impl<R: Clone> State<R> {
             target_highest_slotid,
             status_flags: self.status_flags(args.sessionid),
         };
+        self.renew(now, clientid);
         Ok(Sequenced { clientid, result, begun, channel })
     }
 
     /// Ends a request that [`sequence`](Self::sequence) has begun; as [`slot::SlotTable::finish`]. Its session may be gone.
-    pub fn finish(&mut self, session: Sessionid4, ticket: Ticket, reply: R, cheap: bool) {
+    pub fn finish(&mut self, now: Instant, session: Sessionid4, ticket: Ticket, reply: R, cheap: bool) {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.slots.finish(ticket, reply, cheap);
+            let clientid = session.clientid;
+            // §8.3: the lease lasts from the end of the compound.
+            self.renew(now, clientid);
         }
+    }
+
+    /// Renews a lease, unless the client has lost everything and not acknowledged it (§18.46.3).
+    fn renew(&mut self, now: Instant, id: Clientid4) {
+        if !self.has_lost_all(id) {
+            self.clients.find_mut(id).expect("a session has a client").renew(now);
+        }
+    }
+
+    /// Whether its lease has expired and all that it held was taken.
+    fn has_lost_all(&self, id: Clientid4) -> bool {
+        let lost = self.stateids.revoked(id, Nfsstat4::Expired);
+        lost > 0 && lost == self.stateids.count(id)
+    }
+
+    /// Whether a request of a client is being executed.
+    fn is_busy(&self, id: Clientid4) -> bool {
+        let client = self.clients.find(id);
+        client.is_some_and(|client| client.sessions.iter().any(|id| self.sessions[id].slots.is_busy()))
     }
 
     /// DESTROY_SESSION (§18.37). `own` says that the compound's SEQUENCE is of the same session.
@@ -377,7 +414,8 @@ impl<R: Clone> State<R> {
         if client.protect != StateProtect4R::None && client.principal != *principal {
             return Err(Nfsstat4::WrongCred);
         }
-        if own == Some(id) || client.has_state() && !self.clients.is_expired(id, now) {
+        let has_state = !client.sessions.is_empty() || self.stateids.count(id) > 0;
+        if own == Some(id) || has_state && !self.clients.is_expired(id, now) {
             return Err(Nfsstat4::ClientidBusy);
         }
         let removed = self.clients.remove(id).expect("it was there");
@@ -409,18 +447,25 @@ impl<R: Clone> State<R> {
         self.sessions.values_mut().for_each(|session| session.unbind(connection));
     }
 
-    /// Forgets who has lapsed. To be called now and then, at least once in a lease.
+    /// Forgets who has not renewed its lease in time: those that were never confirmed (§18.35.4), and those that have
+    /// nothing but sessions. Who holds something keeps it until somebody else wants it (§8.4.3), and nobody expires while a
+    /// request of his is being executed (§8.3). To be called now and then, at least once in a lease.
     pub fn expire(&mut self, now: Instant) {
-        for id in self.clients.lapsed(now) {
+        let expired = self.clients.expired(now);
+        let lapsed = expired.filter(|id| self.stateids.count(*id) == 0 && !self.is_busy(*id));
+        for id in lapsed.collect::<Vec<_>>() {
             let removed = self.clients.remove(id).expect("it was there");
             self.forget(removed);
         }
     }
 
-    /// Drops the sessions of a client that is gone.
+    /// Drops the sessions and stateids of a client that is gone. Its locks are for whoever gets the event.
     fn forget(&mut self, Removed { clientid, client }: Removed) {
         for session in client.sessions {
             self.sessions.remove(&session);
+        }
+        for stateid in self.stateids.of_client(clientid) {
+            self.stateids.remove(&stateid);
         }
         if client.confirmed {
             self.events.push_back(Event::Gone(clientid));
@@ -448,6 +493,14 @@ impl<R: Clone> State<R> {
         let session = &self.sessions[&id];
         let client = self.clients.find(session.clientid).expect("a session has a client");
         let mut flags = 0;
+        if self.has_lost_all(session.clientid) {
+            flags |= SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED;
+        } else if self.stateids.revoked(session.clientid, Nfsstat4::Expired) > 0 {
+            flags |= SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED;
+        }
+        if self.stateids.revoked(session.clientid, Nfsstat4::AdminRevoked) > 0 {
+            flags |= SEQ4_STATUS_ADMIN_STATE_REVOKED;
+        }
         if session.lacks_back() {
             flags |= SEQ4_STATUS_CB_PATH_DOWN_SESSION;
             if client.sessions.iter().all(|id| self.sessions[id].backchannel().next().is_none()) {

@@ -1,119 +1,6 @@
 //! The cases of RFC 8881 §18.33–18.37, §18.46, §18.50 and §18.51, one after the other.
 
-use super::{slot::Begun, *};
-
-const LEASE: Duration = Duration::from_secs(90);
-const OWNER: Principal = Principal::Sys { uid: 0, gid: 0 };
-const OTHER: Principal = Principal::Sys { uid: 1, gid: 1 };
-const TCP: Connection = Connection { id: ConnectionId(1), duplex: true };
-
-struct World {
-    state: State<&'static str>,
-    now: Instant,
-}
-
-fn channel() -> ChannelAttrs4 {
-    ChannelAttrs4 {
-        headerpadsize: 64,
-        maxrequestsize: 1 << 20,
-        maxresponsesize: 1 << 20,
-        maxresponsesize_cached: 8 << 10,
-        maxoperations: 16,
-        maxrequests: 64,
-        rdma_ird: None,
-    }
-}
-
-fn exchange(name: &str, verifier: u8, flags: u32) -> ExchangeIdArgs {
-    ExchangeIdArgs {
-        clientowner: ClientOwner4 { verifier: [verifier; 8], ownerid: name.into() },
-        flags,
-        state_protect: StateProtect4A::None,
-        client_impl_id: None,
-    }
-}
-
-fn create(clientid: Clientid4, sequence: u32) -> CreateSessionArgs {
-    CreateSessionArgs {
-        clientid,
-        sequence: Sequenceid4(sequence),
-        flags: CREATE_SESSION4_FLAG_CONN_BACK_CHAN,
-        fore_chan_attrs: channel(),
-        back_chan_attrs: ChannelAttrs4 { maxoperations: 2, maxrequests: 1, ..channel() },
-        cb_program: 0x4000_0000,
-        sec_parms: Default::default(),
-    }
-}
-
-fn bind(sessid: Sessionid4, dir: ChannelDirFromClient4) -> BindConnToSessionArgs {
-    BindConnToSessionArgs { sessid, dir, use_conn_in_rdma_mode: false }
-}
-
-impl World {
-    fn new() -> Self {
-        let limits = ChannelLimits {
-            request_max: 256 << 10,
-            response_max: 256 << 10,
-            response_cached_max: 4 << 10,
-            operations_max: 50,
-            slots_max: 8,
-        };
-        let options = StateOptions {
-            server_owner: ServerOwner4 { minor_id: 0, major_id: "server".into() },
-            server_scope: Bytes::from_static(b"scope"),
-            implementation: None,
-            flags: EXCHGID4_FLAG_USE_NON_PNFS,
-            lease: LEASE,
-            channel: limits,
-            clients_max: 4,
-            client_sessions_max: 3,
-        };
-        Self { state: State::new(options, 7, [1; 32]), now: Instant::now() }
-    }
-
-    fn exchange(&mut self, args: &ExchangeIdArgs, principal: &Principal) -> Result<ExchangeIdOk, Nfsstat4> {
-        self.state.exchange_id(self.now, 1, args, principal)
-    }
-
-    fn create(&mut self, args: &CreateSessionArgs) -> Result<CreateSessionOk, Nfsstat4> {
-        self.state.create_session(self.now, args, &OWNER, TCP)
-    }
-
-    /// A confirmed client with a session.
-    fn client(&mut self, name: &str, verifier: u8) -> (Clientid4, Sessionid4) {
-        let id = self.exchange(&exchange(name, verifier, 0), &OWNER).unwrap().clientid;
-        (id, self.create(&create(id, 1)).unwrap().sessionid)
-    }
-
-    fn sequence(
-        &mut self,
-        sessionid: Sessionid4,
-        sequence: u32,
-        connection: u64,
-    ) -> Result<Sequenced<&'static str>, Nfsstat4> {
-        let args = SequenceArgs {
-            sessionid,
-            sequenceid: Sequenceid4(sequence),
-            slotid: Slotid4(0),
-            highest_slotid: Slotid4(0),
-            cachethis: true,
-        };
-        let fingerprint = Fingerprint { principal: OWNER, checksum: u64::from(sequence) };
-        let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
-        self.state.sequence(self.now, request, ConnectionId(connection))
-    }
-
-    fn call(&mut self, sessionid: Sessionid4, sequence: u32, connection: u64) -> SequenceOk {
-        let sequenced = self.sequence(sessionid, sequence, connection).unwrap();
-        let Begun::Execute(ticket) = sequenced.begun else { panic!("new") };
-        self.state.finish(sessionid, ticket, "reply", false);
-        sequenced.result
-    }
-
-    fn events(&mut self) -> Vec<Event> {
-        std::iter::from_fn(|| self.state.poll_event()).collect()
-    }
-}
+use super::*;
 
 #[test]
 fn case_1_a_new_owner_gets_an_unconfirmed_record() {
@@ -159,11 +46,11 @@ fn case_3_a_collision_is_refused_while_the_other_has_state_and_a_lease() {
 #[test]
 fn case_3_a_collision_with_a_client_without_state_is_a_new_owner() {
     let mut world = World::new();
-    let (id, session) = world.client("a", 1);
+    let (id, session) = world.ready("a");
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
-    world.state.client_mut(id).unwrap().hold();
+    let open = world.open(id, "o", 1, 0).unwrap();
     assert_eq!(world.exchange(&exchange("a", 1, 0), &OTHER), Err(Nfsstat4::ClidInuse), "an open is state");
-    world.state.client_mut(id).unwrap().release();
+    world.state.close(&mut world.locks, id, &'f', &open).unwrap();
     assert_ne!(world.exchange(&exchange("a", 1, 0), &OTHER).unwrap().clientid, id);
 }
 
@@ -490,22 +377,22 @@ fn a_session_is_destroyed_by_its_connections_when_nothing_is_under_way() {
     assert_eq!(world.state.destroy_session(session, false, &OWNER, TCP.id), Err(Nfsstat4::Delay));
     assert_eq!(world.state.destroy_session(session, true, &OWNER, TCP.id), Ok(()));
     let Begun::Execute(ticket) = sequenced.begun else { panic!("new") };
-    world.state.finish(session, ticket, "reply", false);
+    world.state.finish(world.now, session, ticket, "reply", false);
     assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::BadSession);
 }
 
 #[test]
 fn a_client_is_destroyed_when_it_has_nothing() {
     let mut world = World::new();
-    let (id, session) = world.client("a", 1);
+    let (id, session) = world.ready("a");
     let (other, _) = world.client("b", 1);
     let destroy = |world: &mut World, id, own| world.state.destroy_clientid(world.now, id, own, &OWNER);
     assert_eq!(destroy(&mut world, Clientid4(5), None), Err(Nfsstat4::StaleClientid));
     assert_eq!(destroy(&mut world, id, None), Err(Nfsstat4::ClientidBusy), "it has a session");
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
-    world.state.client_mut(id).unwrap().hold();
+    let open = world.open(id, "o", 1, 0).unwrap();
     assert_eq!(destroy(&mut world, id, Some(other)), Err(Nfsstat4::ClientidBusy), "it has an open");
-    world.state.client_mut(id).unwrap().release();
+    world.state.close(&mut world.locks, id, &'f', &open).unwrap();
     assert_eq!(destroy(&mut world, id, Some(id)), Err(Nfsstat4::ClientidBusy));
     world.events();
     assert_eq!(destroy(&mut world, id, Some(other)), Ok(()));
@@ -544,8 +431,8 @@ fn reclaim_is_complete_once() {
 fn who_is_silent_for_a_lease_is_forgotten_unless_it_holds_something() {
     let mut world = World::new();
     let (idle, session) = world.client("a", 1);
-    let (holder, kept) = world.client("b", 1);
-    world.state.client_mut(holder).unwrap().hold();
+    let (holder, kept) = world.ready("b");
+    world.open(holder, "o", 1, 0).unwrap();
     world.exchange(&exchange("c", 1, 0), &OWNER).unwrap();
     world.events();
     world.now += LEASE;

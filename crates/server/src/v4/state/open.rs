@@ -1,0 +1,439 @@
+//! Opens and byte-range locks of NFSv4.1: OPEN, OPEN_DOWNGRADE, CLOSE, LOCK, LOCKT, LOCKU, FREE_STATEID, TEST_STATEID, and
+//! what READ and WRITE ask about a stateid.
+//!
+//! Read RFC 8881 §9 (opens, share reservations, locks) and §18.2, §18.10–18.12, §18.16, §18.18, §18.38, §18.48. What
+//! conflicts is for the [`LockTable`] to say, which other protocols share; here is who owns what by which name.
+//!
+//! On error nothing has changed.
+
+use std::{hash::Hash, time::Instant};
+
+use nfs::v4::*;
+use smallvec::SmallVec;
+
+use super::{
+    Event, State,
+    stateid::{Kind, Open, Other},
+};
+use crate::locks::{Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share};
+
+/// What OPEN asks for, once the file is known.
+#[derive(Clone, Debug)]
+pub struct OpenRequest<F> {
+    /// The session's client.
+    pub client: Clientid4,
+    /// The open-owner.
+    pub owner: bytes::Bytes,
+    /// The file.
+    pub file: F,
+    /// The `OPEN4_SHARE_ACCESS_` bits, without what is said of delegations.
+    pub access: u32,
+    /// The `OPEN4_SHARE_DENY_` bits.
+    pub deny: u32,
+    /// Whether it was open before the server's restart.
+    pub reclaim: bool,
+}
+
+/// Why LOCK or LOCKT fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LockFailure {
+    /// Another lock is in the way.
+    Denied(LockDenied4),
+    /// Anything else.
+    Status(Nfsstat4),
+}
+
+impl From<Nfsstat4> for LockFailure {
+    fn from(status: Nfsstat4) -> Self {
+        Self::Status(status)
+    }
+}
+
+impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
+    /// OPEN (§18.16), after the file was found or made. An owner that has the file open gets the same stateid, with the
+    /// union of both opens.
+    ///
+    /// # Errors
+    /// INVAL, SHARE_DENIED, GRACE, NO_GRACE; DELAY if there are too many opens.
+    pub fn open(
+        &mut self,
+        locks: &mut LockTable<F>,
+        request: &OpenRequest<F>,
+        now: Instant,
+    ) -> Result<Stateid4, Nfsstat4> {
+        let OpenRequest { client, owner, file, access, deny, reclaim } = request;
+        check_share(*access, *deny)?;
+        self.check_reclaim(*client, *reclaim)?;
+        let had = self.stateids.find_open(*client, owner, file);
+        self.check_room(*client, had)?;
+        let mut open = match had {
+            Some(other) => self.stateids.open(&other).clone(),
+            None => Open { owner: owner.clone(), access: 0, deny: 0, accesses: 0, denials: 0, locks: Vec::new() },
+        };
+        open.access |= access;
+        open.deny |= deny;
+        open.accesses |= 1 << access;
+        open.denials |= 1 << deny;
+        let (owner, share) = (open_owner(*client, owner), share(open.access, open.deny));
+        while let Err(error) = locks.share(file, &owner, share, *reclaim, now) {
+            let LockError::Denied(holder) = error else { return Err(status(&error)) };
+            if !self.displace(locks, &holder, now) {
+                return Err(Nfsstat4::ShareDenied);
+            }
+        }
+        Ok(match had {
+            Some(other) => {
+                *self.stateids.open_mut(&other) = open;
+                self.stateids.change(&other)
+            }
+            None => self.stateids.insert(*client, file.clone(), Kind::Open(open)),
+        })
+    }
+
+    /// OPEN_DOWNGRADE (§18.18).
+    ///
+    /// # Errors
+    /// What is wrong with the stateid; INVAL if no opens of the owner make up what is left.
+    pub fn open_downgrade(
+        &mut self,
+        locks: &mut LockTable<F>,
+        client: Clientid4,
+        file: &F,
+        args: &OpenDowngradeArgs,
+        now: Instant,
+    ) -> Result<Stateid4, Nfsstat4> {
+        let access = args.share_access & !OPEN4_SHARE_ACCESS_WANT_DELEG_MASK;
+        check_share(access, args.share_deny)?;
+        let other = self.resolve_open(client, file, &args.open_stateid)?;
+        let open = self.stateids.open(&other);
+        if !is_union(open.accesses, access) || !is_union(open.denials, args.share_deny) {
+            return Err(Nfsstat4::Inval);
+        }
+        let mut open = open.clone();
+        (open.access, open.deny) = (access, args.share_deny);
+        open.accesses &= subsets(access);
+        open.denials &= subsets(args.share_deny);
+        // It takes away, so nothing can be in its way but grace, for which it is as good as a reclaim.
+        let (owner, reclaim) = (open_owner(client, &open.owner), locks.in_grace(now));
+        locks.share(file, &owner, share(open.access, open.deny), reclaim, now).map_err(|error| status(&error))?;
+        *self.stateids.open_mut(&other) = open;
+        Ok(self.stateids.change(&other))
+    }
+
+    /// CLOSE (§18.2). Locks under the open are released.
+    ///
+    /// # Errors
+    /// What is wrong with the stateid.
+    pub fn close(
+        &mut self,
+        locks: &mut LockTable<F>,
+        client: Clientid4,
+        file: &F,
+        stateid: &Stateid4,
+    ) -> Result<Stateid4, Nfsstat4> {
+        let closed = self.resolve_open(client, file, stateid)?;
+        let Open { owner, locks: under, .. } = self.stateids.open(&closed).clone();
+        for lock in under {
+            self.release_locks(locks, &lock);
+        }
+        locks.unshare(file, &open_owner(client, &owner));
+        self.stateids.remove(&closed);
+        // §18.2.4: what comes back is never valid.
+        Ok(Stateid4::INVALID)
+    }
+
+    /// LOCK (§18.10).
+    ///
+    /// # Errors
+    /// DENIED; what is wrong with the stateid; OPENMODE, INVAL, GRACE, NO_GRACE; DELAY if there are too many locks.
+    pub fn lock(
+        &mut self,
+        locks: &mut LockTable<F>,
+        client: Clientid4,
+        file: &F,
+        args: &LockArgs,
+        now: Instant,
+    ) -> Result<Stateid4, LockFailure> {
+        let range = range(args.offset, args.length)?;
+        let (open, owner, had) = match &args.locker {
+            Locker4::New { open_stateid, lock_owner, .. } => {
+                let open = self.resolve_open(client, file, open_stateid)?;
+                let owner = lock_owner.owner.0.clone();
+                let had = self.stateids.find_lock(&open, &owner);
+                (open, owner, had)
+            }
+            Locker4::Exist { lock_stateid, .. } => {
+                let had = self.stateids.resolve(client, Some(file), lock_stateid)?;
+                let Kind::Lock { owner, open } = &self.stateids.entry(&had).kind else {
+                    return Err(Nfsstat4::BadStateid.into());
+                };
+                (*open, owner.clone(), Some(had))
+            }
+        };
+        self.check_reclaim(client, args.reclaim)?;
+        self.check_room(client, had)?;
+        let needed = if args.locktype.is_exclusive() { OPEN4_SHARE_ACCESS_WRITE } else { OPEN4_SHARE_ACCESS_READ };
+        if self.stateids.open(&open).access & needed == 0 {
+            return Err(Nfsstat4::OpenMode.into());
+        }
+        let request = Request { range, kind: kind(args.locktype), wait: false, reclaim: args.reclaim };
+        loop {
+            match locks.lock(file, &lock_owner(client, &owner), &request, now) {
+                Ok(Locked::Granted) => break,
+                Ok(Locked::Waiting(_)) => unreachable!("it does not wait"),
+                Err(LockError::Denied(holder)) if self.displace(locks, &holder, now) => {}
+                Err(LockError::Denied(holder)) => return Err(LockFailure::Denied(denied(&holder))),
+                Err(error) => return Err(status(&error).into()),
+            }
+        }
+        Ok(match had {
+            Some(other) => self.stateids.change(&other),
+            None => self.stateids.insert(client, file.clone(), Kind::Lock { owner, open }),
+        })
+    }
+
+    /// LOCKT (§18.11). The owner's client is the session's.
+    ///
+    /// # Errors
+    /// DENIED, INVAL, GRACE.
+    pub fn lockt(
+        &self,
+        locks: &LockTable<F>,
+        client: Clientid4,
+        file: &F,
+        args: &LockTArgs,
+        now: Instant,
+    ) -> Result<(), LockFailure> {
+        let range = range(args.offset, args.length)?;
+        if locks.in_grace(now) {
+            return Err(Nfsstat4::Grace.into());
+        }
+        match locks.test(file, &lock_owner(client, &args.owner.owner.0), range, kind(args.locktype)) {
+            Some(holder) => Err(LockFailure::Denied(denied(&holder))),
+            None => Ok(()),
+        }
+    }
+
+    /// LOCKU (§18.12).
+    ///
+    /// # Errors
+    /// What is wrong with the stateid; INVAL; DELAY if it would leave too many ranges.
+    pub fn locku(
+        &mut self,
+        locks: &mut LockTable<F>,
+        client: Clientid4,
+        file: &F,
+        args: &LockUArgs,
+    ) -> Result<Stateid4, Nfsstat4> {
+        let range = range(args.offset, args.length)?;
+        let other = self.stateids.resolve(client, Some(file), &args.lock_stateid)?;
+        let Kind::Lock { owner, .. } = &self.stateids.entry(&other).kind else { return Err(Nfsstat4::BadStateid) };
+        locks.unlock(file, &lock_owner(client, owner), range).map_err(|error| status(&error))?;
+        Ok(self.stateids.change(&other))
+    }
+
+    /// FREE_STATEID (§18.38). Loss of what was revoked is thereby acknowledged.
+    ///
+    /// # Errors
+    /// BAD_STATEID, OLD_STATEID; LOCKS_HELD while it stands for something.
+    pub fn free_stateid(
+        &mut self,
+        locks: &LockTable<F>,
+        client: Clientid4,
+        stateid: &Stateid4,
+    ) -> Result<(), Nfsstat4> {
+        match self.stateids.resolve(client, None, stateid) {
+            Ok(other) => {
+                let entry = self.stateids.entry(&other);
+                let Kind::Lock { owner, .. } = &entry.kind else { return Err(Nfsstat4::LocksHeld) };
+                if locks.holds(&entry.file, &lock_owner(client, owner)) {
+                    return Err(Nfsstat4::LocksHeld);
+                }
+            }
+            Err(Nfsstat4::Expired | Nfsstat4::AdminRevoked) => {}
+            Err(status) => return Err(status),
+        }
+        self.stateids.remove(&stateid.other);
+        Ok(())
+    }
+
+    /// TEST_STATEID (§18.48): the status of each.
+    pub fn test_stateid(&self, client: Clientid4, args: &TestStateidArgs) -> Vec<Nfsstat4> {
+        let test = |stateid| self.stateids.resolve(client, None, stateid).err().unwrap_or(Nfsstat4::Ok);
+        args.stateids.iter().map(test).collect()
+    }
+
+    /// Whether READ, or WRITE and the like, may be done on behalf of a stateid (§9.1.2, §9.1.4). The current stateid has
+    /// been put in its place.
+    ///
+    /// # Errors
+    /// What is wrong with the stateid; OPENMODE; LOCKED if somebody denies it; GRACE.
+    pub fn check_io(
+        &self,
+        locks: &LockTable<F>,
+        client: Clientid4,
+        file: &F,
+        stateid: &Stateid4,
+        write: bool,
+        now: Instant,
+    ) -> Result<(), Nfsstat4> {
+        if *stateid == Stateid4::ANONYMOUS || *stateid == Stateid4::READ_BYPASS {
+            if locks.in_grace(now) {
+                return Err(Nfsstat4::Grace);
+            }
+            let share = Share { read: !write, write, deny_read: false, deny_write: false };
+            return if locks.denies(file, share) { Err(Nfsstat4::Locked) } else { Ok(()) };
+        }
+        let other = self.stateids.resolve(client, Some(file), stateid)?;
+        let open = match &self.stateids.entry(&other).kind {
+            Kind::Open(open) => open,
+            Kind::Lock { open, .. } => self.stateids.open(open),
+        };
+        // §18.22.3: one who has opened it to write may read, since he may have to for writing part of a page.
+        if write && open.access & OPEN4_SHARE_ACCESS_WRITE == 0 { Err(Nfsstat4::OpenMode) } else { Ok(()) }
+    }
+
+    /// Takes all that a client holds, for `status`: EXPIRED or ADMIN_REVOKED. The client learns it when it uses any.
+    pub fn revoke_all(&mut self, locks: &mut LockTable<F>, client: Clientid4, status: Nfsstat4) {
+        for other in self.stateids.of_client(client) {
+            self.stateids.revoke(&other, status);
+        }
+        locks.release_client(LockClient::V4(client.0));
+        self.events.push_back(Event::Revoked(client));
+    }
+
+    /// Takes what is in the way, if its client has let its lease expire (§8.4.3); false if it has not.
+    fn displace(&mut self, locks: &mut LockTable<F>, holder: &Holder, now: Instant) -> bool {
+        let LockClient::V4(id) = holder.owner.client else { return false };
+        let client = Clientid4(id);
+        let expired = self.clients.is_expired(client, now) && !self.is_busy(client);
+        if expired {
+            self.revoke_all(locks, client, Nfsstat4::Expired);
+        }
+        expired
+    }
+
+    /// A reclaim is for who had something before the restart, and until it has said that all is reclaimed; anything else
+    /// is for who has said so (§18.51.3).
+    fn check_reclaim(&self, client: Clientid4, reclaim: bool) -> Result<(), Nfsstat4> {
+        let complete = self.clients.find(client).is_some_and(|client| client.reclaim_complete);
+        match reclaim {
+            true if complete || !self.in_grace() => Err(Nfsstat4::NoGrace),
+            true if !self.may_reclaim(client) => Err(Nfsstat4::ReclaimBad),
+            false if !complete => Err(Nfsstat4::Grace),
+            _ => Ok(()),
+        }
+    }
+
+    /// # Errors
+    /// DELAY if there would be one stateid too many.
+    fn check_room(&self, client: Clientid4, had: Option<Other>) -> Result<(), Nfsstat4> {
+        let full = had.is_none() && self.stateids.count(client) >= self.options.client_stateids_max;
+        if full { Err(Nfsstat4::Delay) } else { Ok(()) }
+    }
+
+    fn resolve_open(&self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Other, Nfsstat4> {
+        let other = self.stateids.resolve(client, Some(file), stateid)?;
+        match self.stateids.entry(&other).kind {
+            Kind::Open(_) => Ok(other),
+            Kind::Lock { .. } => Err(Nfsstat4::BadStateid),
+        }
+    }
+
+    /// Forgets the locks of a stateid, and releases them if the owner has none under another open of the file.
+    fn release_locks(&mut self, locks: &mut LockTable<F>, other: &Other) {
+        let entry = self.stateids.remove(other).expect("it was found");
+        let Kind::Lock { owner, .. } = entry.kind else { panic!("a lock") };
+        if !self.stateids.has_locks(entry.client, &owner, &entry.file) {
+            let all = Range::to_end(0);
+            locks.unlock(&entry.file, &lock_owner(entry.client, &owner), all).expect("none are left");
+        }
+    }
+}
+
+/// # Errors
+/// INVAL (§18.16.3, §18.18.3).
+fn check_share(access: u32, deny: u32) -> Result<(), Nfsstat4> {
+    let valid = (1..=OPEN4_SHARE_ACCESS_BOTH).contains(&access) && deny <= OPEN4_SHARE_DENY_BOTH;
+    if valid { Ok(()) } else { Err(Nfsstat4::Inval) }
+}
+
+/// Whether `wanted` is the union of some of the values of which `seen` is the set.
+fn is_union(seen: u8, wanted: u32) -> bool {
+    let parts = (0..4).filter(|value| seen & subsets(wanted) & 1 << value != 0);
+    wanted == 0 || parts.fold(0, |union, value| union | value) == wanted
+}
+
+/// The set of values that have no bits but those of `value`.
+fn subsets(value: u32) -> u8 {
+    (0..4).filter(|part| part & !value == 0).fold(0, |set, part| set | 1 << part)
+}
+
+fn share(access: u32, deny: u32) -> Share {
+    Share {
+        read: access & OPEN4_SHARE_ACCESS_READ != 0,
+        write: access & OPEN4_SHARE_ACCESS_WRITE != 0,
+        deny_read: deny & OPEN4_SHARE_DENY_READ != 0,
+        deny_write: deny & OPEN4_SHARE_DENY_WRITE != 0,
+    }
+}
+
+/// # Errors
+/// INVAL (§18.10.3): no bytes, or an end beyond 64 bits.
+fn range(offset: u64, length: u64) -> Result<Range, Nfsstat4> {
+    match length {
+        LENGTH_TO_EOF => Ok(Range::to_end(offset)),
+        _ if offset.checked_add(length).is_none() => Err(Nfsstat4::Inval),
+        _ => Range::new(offset, length).ok_or(Nfsstat4::Inval),
+    }
+}
+
+fn kind(locktype: NfsLockType4) -> LockKind {
+    if locktype.is_exclusive() { LockKind::Exclusive } else { LockKind::Shared }
+}
+
+/// Open-owners and lock-owners are apart, also when they are called the same.
+fn open_owner(client: Clientid4, name: &[u8]) -> Owner {
+    owner(client, OPEN_OWNER, name)
+}
+
+fn lock_owner(client: Clientid4, name: &[u8]) -> Owner {
+    owner(client, LOCK_OWNER, name)
+}
+
+fn owner(Clientid4(client): Clientid4, kind: u8, name: &[u8]) -> Owner {
+    let mut opaque = SmallVec::from_slice(&[kind]);
+    opaque.extend_from_slice(name);
+    Owner { client: LockClient::V4(client), opaque }
+}
+
+fn denied(holder: &Holder) -> LockDenied4 {
+    let (clientid, name) = match holder.owner.client {
+        LockClient::V4(id) => (Clientid4(id), &holder.owner.opaque[1..]),
+        LockClient::Nlm(_) => (Clientid4(0), &holder.owner.opaque[..]),
+    };
+    let name = bytes::Bytes::copy_from_slice(&name[..name.len().min(OPAQUE_LIMIT)]);
+    LockDenied4 {
+        offset: holder.range.first(),
+        length: holder.range.length().unwrap_or(LENGTH_TO_EOF),
+        locktype: match holder.kind {
+            LockKind::Shared => NfsLockType4::Read,
+            LockKind::Exclusive => NfsLockType4::Write,
+        },
+        owner: StateOwner4 { clientid, owner: name.into() },
+    }
+}
+
+fn status(error: &LockError) -> Nfsstat4 {
+    match error {
+        LockError::Denied(_) => Nfsstat4::Denied,
+        LockError::Deadlock => Nfsstat4::Deadlock,
+        LockError::Grace => Nfsstat4::Grace,
+        LockError::NoGrace => Nfsstat4::NoGrace,
+        // RESOURCE is of 4.0 alone; the client may have room when it comes again.
+        LockError::Full => Nfsstat4::Delay,
+    }
+}
+
+const OPEN_OWNER: u8 = b'o';
+const LOCK_OWNER: u8 = b'l';

@@ -1,0 +1,323 @@
+//! [`Stateids`]: the names of opens and locks, and what is wrong with those that clients send.
+//!
+//! Read RFC 8881 §8.2 (stateids) and §18.48 (TEST_STATEID). A stateid is its `other`, which never changes, and a `seqid`,
+//! which counts the changes of what it stands for. What is found is of the client that asks, always.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::Hash,
+};
+
+use bytes::Bytes;
+use nfs::v4::{Clientid4, Nfsstat4, Stateid4};
+
+/// The part of a stateid that never changes.
+pub type Other = [u8; 12];
+
+/// All stateids; `F` names a file.
+#[derive(Debug)]
+pub struct Stateids<F> {
+    entries: HashMap<Other, Entry<F>>,
+    by_client: HashMap<Clientid4, BTreeSet<Other>>,
+    by_owner: HashMap<Key<F>, Other>,
+    /// Under how many opens a lock-owner has locks in a file.
+    lock_owners: HashMap<(Clientid4, Bytes, F), u32>,
+    /// How many clients have lost and not freed.
+    revoked: HashMap<(Clientid4, Nfsstat4), usize>,
+    /// The server's incarnation, so that stateids of an earlier one are not taken for others.
+    instance: u32,
+    next: u64,
+}
+
+/// What there is one stateid of.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Key<F> {
+    Open(Clientid4, Bytes, F),
+    /// Under an open.
+    Lock(Other, Bytes),
+}
+
+/// What a stateid stands for.
+#[derive(Debug)]
+pub struct Entry<F> {
+    /// Whose it is.
+    pub client: Clientid4,
+    /// Of which file.
+    pub file: F,
+    /// What.
+    pub kind: Kind,
+    /// EXPIRED or ADMIN_REVOKED, if the client has lost it.
+    pub revoked: Option<Nfsstat4>,
+    seqid: u32,
+}
+
+/// The kinds of state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// An open.
+    Open(Open),
+    /// Byte-range locks of one owner, under one open.
+    Lock {
+        /// The owner.
+        owner: Bytes,
+        /// The open.
+        open: Other,
+    },
+}
+
+/// An open of one owner, which may have opened the file more than once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// The owner.
+    pub owner: Bytes,
+    /// The `OPEN4_SHARE_ACCESS_` bits in effect.
+    pub access: u32,
+    /// The `OPEN4_SHARE_DENY_` bits in effect.
+    pub deny: u32,
+    /// The accesses with which it was opened: bit `n` for access `n`.
+    pub(super) accesses: u8,
+    /// The denials, as well.
+    pub(super) denials: u8,
+    /// Locks under it.
+    pub(super) locks: Vec<Other>,
+}
+
+impl<F: Clone + Eq + Hash> Stateids<F> {
+    /// None.
+    pub fn new(instance: u32) -> Self {
+        Self {
+            entries: HashMap::new(),
+            by_client: HashMap::new(),
+            by_owner: HashMap::new(),
+            lock_owners: HashMap::new(),
+            revoked: HashMap::new(),
+            instance,
+            next: 0,
+        }
+    }
+
+    /// How many a client has, those included that it has lost.
+    pub fn count(&self, client: Clientid4) -> usize {
+        self.by_client.get(&client).map_or(0, BTreeSet::len)
+    }
+
+    /// How many a client has lost for `status`, and not freed.
+    pub fn revoked(&self, client: Clientid4, status: Nfsstat4) -> usize {
+        self.revoked.get(&(client, status)).copied().unwrap_or(0)
+    }
+
+    /// A new one.
+    ///
+    /// # Panics
+    /// If it is of locks under what is no open.
+    pub fn insert(&mut self, client: Clientid4, file: F, kind: Kind) -> Stateid4 {
+        self.next += 1;
+        let mut other = [0; 12];
+        other[..4].copy_from_slice(&self.instance.to_be_bytes());
+        other[4..].copy_from_slice(&self.next.to_be_bytes());
+        if let Kind::Lock { owner, open } = &kind {
+            self.open_mut(open).locks.push(other);
+            *self.lock_owners.entry((client, owner.clone(), file.clone())).or_default() += 1;
+        }
+        self.by_owner.insert(key(client, &file, &kind), other);
+        self.entries.insert(other, Entry { client, file, kind, revoked: None, seqid: 1 });
+        self.by_client.entry(client).or_default().insert(other);
+        Stateid4 { seqid: 1, other }
+    }
+
+    /// What a stateid stands for.
+    ///
+    /// # Panics
+    /// If there is no such one.
+    pub fn entry(&self, other: &Other) -> &Entry<F> {
+        &self.entries[other]
+    }
+
+    /// The open that a stateid stands for, to be changed.
+    ///
+    /// # Panics
+    /// If there is no such one.
+    pub fn open_mut(&mut self, other: &Other) -> &mut Open {
+        match self.entries.get_mut(other).map(|entry| &mut entry.kind) {
+            Some(Kind::Open(open)) => open,
+            _ => panic!("an open that was found"),
+        }
+    }
+
+    /// The open that a stateid stands for.
+    ///
+    /// # Panics
+    /// If there is no such one.
+    pub fn open(&self, other: &Other) -> &Open {
+        match &self.entries[other].kind {
+            Kind::Open(open) => open,
+            Kind::Lock { .. } => panic!("an open that was found"),
+        }
+    }
+
+    /// The open of a file by an owner.
+    pub fn find_open(&self, client: Clientid4, owner: &Bytes, file: &F) -> Option<Other> {
+        self.by_owner.get(&Key::Open(client, owner.clone(), file.clone())).copied()
+    }
+
+    /// The locks of an owner under an open.
+    pub fn find_lock(&self, open: &Other, owner: &Bytes) -> Option<Other> {
+        self.by_owner.get(&Key::Lock(*open, owner.clone())).copied()
+    }
+
+    /// Whether a lock-owner has locks in a file, under any open.
+    pub fn has_locks(&self, client: Clientid4, owner: &Bytes, file: &F) -> bool {
+        self.lock_owners.contains_key(&(client, owner.clone(), file.clone()))
+    }
+
+    /// Counts a change, and gives the stateid as it is from now on.
+    ///
+    /// # Panics
+    /// If there is no such one.
+    pub fn change(&mut self, other: &Other) -> Stateid4 {
+        let entry = self.entries.get_mut(other).expect("a stateid that was found");
+        // §8.2.2: zero means the most recent, so it is passed over.
+        entry.seqid = entry.seqid.checked_add(1).unwrap_or(1);
+        Stateid4 { seqid: entry.seqid, other: *other }
+    }
+
+    /// Takes what one stands for; the client is told so with `status`, until it frees the stateid.
+    pub fn revoke(&mut self, other: &Other, status: Nfsstat4) {
+        if self.entries.get(other).is_some_and(|entry| entry.revoked.is_none()) {
+            self.disown(other);
+            let entry = self.entries.get_mut(other).expect("it is there");
+            entry.revoked = Some(status);
+            *self.revoked.entry((entry.client, status)).or_default() += 1;
+        }
+    }
+
+    /// Forgets one.
+    pub fn remove(&mut self, other: &Other) -> Option<Entry<F>> {
+        let Entry { client, revoked, .. } = self.entries.get(other)?;
+        match revoked {
+            None => self.disown(other),
+            Some(status) => {
+                let lost = (*client, *status);
+                let count = self.revoked.get_mut(&lost).expect("it was counted");
+                *count -= 1;
+                if *count == 0 {
+                    self.revoked.remove(&lost);
+                }
+            }
+        }
+        let entry = self.entries.remove(other)?;
+        let of_client = self.by_client.get_mut(&entry.client).expect("each is some client's");
+        of_client.remove(other);
+        if of_client.is_empty() {
+            self.by_client.remove(&entry.client);
+        }
+        Some(entry)
+    }
+
+    /// Lets its owner have another in its place.
+    fn disown(&mut self, other: &Other) {
+        let Entry { client, file, kind, .. } = &self.entries[other];
+        self.by_owner.remove(&key(*client, file, kind));
+        let Kind::Lock { owner, open } = kind else { return };
+        let owner = (*client, owner.clone(), file.clone());
+        let count = self.lock_owners.get_mut(&owner).expect("it was counted");
+        *count -= 1;
+        if *count == 0 {
+            self.lock_owners.remove(&owner);
+        }
+        let open = *open;
+        if let Some(Kind::Open(open)) = self.entries.get_mut(&open).map(|entry| &mut entry.kind) {
+            open.locks.retain(|lock| lock != other);
+        }
+    }
+
+    /// Those of a client.
+    pub fn of_client(&self, client: Clientid4) -> Vec<Other> {
+        self.by_client.get(&client).map_or_else(Vec::new, |others| others.iter().copied().collect())
+    }
+
+    /// Finds what a client means by a stateid that is none of the special ones, by the procedure of §8.2.4. `file` is the
+    /// current file handle, where there is one.
+    ///
+    /// # Errors
+    /// BAD_STATEID, OLD_STATEID, or what it was revoked with.
+    pub fn resolve(&self, client: Clientid4, file: Option<&F>, stateid: &Stateid4) -> Result<Other, Nfsstat4> {
+        let entry = self.entries.get(&stateid.other).ok_or(Nfsstat4::BadStateid)?;
+        if file.is_some_and(|file| entry.file != *file) || entry.client != client {
+            return Err(Nfsstat4::BadStateid);
+        }
+        if let Some(status) = entry.revoked {
+            return Err(status);
+        }
+        if stateid.seqid == 0 || stateid.seqid == entry.seqid {
+            return Ok(stateid.other);
+        }
+        // Counts wrap around, so that one is older than another if it is less than half of all behind it.
+        let behind = entry.seqid.wrapping_sub(stateid.seqid);
+        Err(if behind < 1 << 31 { Nfsstat4::OldStateid } else { Nfsstat4::BadStateid })
+    }
+}
+
+fn key<F: Clone>(client: Clientid4, file: &F, kind: &Kind) -> Key<F> {
+    match kind {
+        Kind::Open(open) => Key::Open(client, open.owner.clone(), file.clone()),
+        Kind::Lock { owner, open } => Key::Lock(*open, owner.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLIENT: Clientid4 = Clientid4(1);
+
+    fn open() -> Kind {
+        Kind::Open(Open { owner: Bytes::new(), access: 1, deny: 0, accesses: 2, denials: 1, locks: Vec::new() })
+    }
+
+    #[test]
+    fn a_stateid_is_good_for_its_client_and_file_and_time() {
+        let mut table = Stateids::new(3);
+        let first = table.insert(CLIENT, 'f', open());
+        let resolve = |table: &Stateids<char>, client, file, seqid| {
+            table.resolve(client, file, &Stateid4 { seqid, ..first }).map(drop)
+        };
+        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 1), Ok(()));
+        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 0), Ok(()), "the most recent");
+        assert_eq!(resolve(&table, CLIENT, None, 1), Ok(()));
+        assert_eq!(resolve(&table, CLIENT, Some(&'g'), 1), Err(Nfsstat4::BadStateid));
+        assert_eq!(resolve(&table, Clientid4(2), Some(&'f'), 1), Err(Nfsstat4::BadStateid));
+        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 2), Err(Nfsstat4::BadStateid), "of the future");
+        let second = table.change(&first.other);
+        assert_eq!(second, Stateid4 { seqid: 2, ..first });
+        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 1), Err(Nfsstat4::OldStateid));
+        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 2), Ok(()));
+        table.revoke(&first.other, Nfsstat4::Expired);
+        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 2), Err(Nfsstat4::Expired));
+        table.remove(&first.other);
+        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 2), Err(Nfsstat4::BadStateid));
+        assert_eq!(table.count(CLIENT), 0);
+    }
+
+    #[test]
+    fn counts_wrap_around_and_pass_over_zero() {
+        let mut table = Stateids::new(3);
+        let first = table.insert(CLIENT, 'f', open());
+        table.entries.get_mut(&first.other).unwrap().seqid = u32::MAX;
+        assert_eq!(table.change(&first.other).seqid, 1);
+        let old = Stateid4 { seqid: u32::MAX, ..first };
+        assert_eq!(table.resolve(CLIENT, None, &old), Err(Nfsstat4::OldStateid));
+    }
+
+    #[test]
+    fn no_two_are_alike_nor_those_of_another_incarnation() {
+        let (mut one, mut two) = (Stateids::new(1), Stateids::new(2));
+        let names: BTreeSet<Other> = (0..100).map(|_| one.insert(CLIENT, 'f', open()).other).collect();
+        assert_eq!(names.len(), 100);
+        let foreign = two.insert(CLIENT, 'f', open());
+        assert_eq!(one.resolve(CLIENT, None, &foreign), Err(Nfsstat4::BadStateid));
+        for special in [Stateid4::ANONYMOUS, Stateid4::READ_BYPASS, Stateid4::CURRENT, Stateid4::INVALID] {
+            assert_eq!(one.resolve(CLIENT, None, &special), Err(Nfsstat4::BadStateid));
+        }
+    }
+}

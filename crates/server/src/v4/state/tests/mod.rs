@@ -1,0 +1,139 @@
+//! A state and its clients, for the tests of the operations.
+
+mod open;
+mod session;
+
+use super::{
+    open::{LockFailure, OpenRequest},
+    slot::Begun,
+    *,
+};
+use crate::locks::{Limits, LockTable};
+
+const LEASE: Duration = Duration::from_secs(90);
+const OWNER: Principal = Principal::Sys { uid: 0, gid: 0 };
+const OTHER: Principal = Principal::Sys { uid: 1, gid: 1 };
+const TCP: Connection = Connection { id: ConnectionId(1), duplex: true };
+
+struct World {
+    state: State<&'static str, char>,
+    locks: LockTable<char>,
+    now: Instant,
+}
+
+fn channel() -> ChannelAttrs4 {
+    ChannelAttrs4 {
+        headerpadsize: 64,
+        maxrequestsize: 1 << 20,
+        maxresponsesize: 1 << 20,
+        maxresponsesize_cached: 8 << 10,
+        maxoperations: 16,
+        maxrequests: 64,
+        rdma_ird: None,
+    }
+}
+
+fn exchange(name: &str, verifier: u8, flags: u32) -> ExchangeIdArgs {
+    ExchangeIdArgs {
+        clientowner: ClientOwner4 { verifier: [verifier; 8], ownerid: name.into() },
+        flags,
+        state_protect: StateProtect4A::None,
+        client_impl_id: None,
+    }
+}
+
+fn create(clientid: Clientid4, sequence: u32) -> CreateSessionArgs {
+    CreateSessionArgs {
+        clientid,
+        sequence: Sequenceid4(sequence),
+        flags: CREATE_SESSION4_FLAG_CONN_BACK_CHAN,
+        fore_chan_attrs: channel(),
+        back_chan_attrs: ChannelAttrs4 { maxoperations: 2, maxrequests: 1, ..channel() },
+        cb_program: 0x4000_0000,
+        sec_parms: Default::default(),
+    }
+}
+
+fn bind(sessid: Sessionid4, dir: ChannelDirFromClient4) -> BindConnToSessionArgs {
+    BindConnToSessionArgs { sessid, dir, use_conn_in_rdma_mode: false }
+}
+
+impl World {
+    fn new() -> Self {
+        let limits = ChannelLimits {
+            request_max: 256 << 10,
+            response_max: 256 << 10,
+            response_cached_max: 4 << 10,
+            operations_max: 50,
+            slots_max: 8,
+        };
+        let options = StateOptions {
+            server_owner: ServerOwner4 { minor_id: 0, major_id: "server".into() },
+            server_scope: Bytes::from_static(b"scope"),
+            implementation: None,
+            flags: EXCHGID4_FLAG_USE_NON_PNFS,
+            lease: LEASE,
+            channel: limits,
+            clients_max: 4,
+            client_sessions_max: 3,
+            client_stateids_max: 100,
+        };
+        Self { state: State::new(options, 7, [1; 32]), locks: LockTable::new(Limits::default()), now: Instant::now() }
+    }
+
+    fn exchange(&mut self, args: &ExchangeIdArgs, principal: &Principal) -> Result<ExchangeIdOk, Nfsstat4> {
+        self.state.exchange_id(self.now, 1, args, principal)
+    }
+
+    fn create(&mut self, args: &CreateSessionArgs) -> Result<CreateSessionOk, Nfsstat4> {
+        self.state.create_session(self.now, args, &OWNER, TCP)
+    }
+
+    /// A confirmed client with a session.
+    fn client(&mut self, name: &str, verifier: u8) -> (Clientid4, Sessionid4) {
+        let id = self.exchange(&exchange(name, verifier, 0), &OWNER).unwrap().clientid;
+        (id, self.create(&create(id, 1)).unwrap().sessionid)
+    }
+
+    fn sequence(
+        &mut self,
+        sessionid: Sessionid4,
+        sequence: u32,
+        connection: u64,
+    ) -> Result<Sequenced<&'static str>, Nfsstat4> {
+        let args = SequenceArgs {
+            sessionid,
+            sequenceid: Sequenceid4(sequence),
+            slotid: Slotid4(0),
+            highest_slotid: Slotid4(0),
+            cachethis: true,
+        };
+        let fingerprint = Fingerprint { principal: OWNER, checksum: u64::from(sequence) };
+        let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
+        self.state.sequence(self.now, request, ConnectionId(connection))
+    }
+
+    fn call(&mut self, sessionid: Sessionid4, sequence: u32, connection: u64) -> SequenceOk {
+        let sequenced = self.sequence(sessionid, sequence, connection).unwrap();
+        let Begun::Execute(ticket) = sequenced.begun else { panic!("new") };
+        self.state.finish(self.now, sessionid, ticket, "reply", false);
+        sequenced.result
+    }
+
+    /// A client that has reclaimed what it had, and opens what it likes.
+    fn ready(&mut self, name: &str) -> (Clientid4, Sessionid4) {
+        let (id, session) = self.client(name, 1);
+        self.state.reclaim_complete(id, &ReclaimCompleteArgs { one_fs: false }).unwrap();
+        (id, session)
+    }
+
+    fn open(&mut self, client: Clientid4, owner: &'static str, access: u32, deny: u32) -> Result<Stateid4, Nfsstat4> {
+        let owner = Bytes::from_static(owner.as_bytes());
+        let request = OpenRequest { client, owner, file: 'f', access, deny, reclaim: false };
+        self.state.open(&mut self.locks, &request, self.now)
+    }
+
+    fn events(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.state.poll_event()).collect()
+    }
+}

@@ -1,0 +1,406 @@
+//! The cases of RFC 8881 §9, §18.2, §18.10–18.12, §18.16, §18.18, §18.38 and §18.48, one after the other.
+
+use super::*;
+
+const READ: u32 = OPEN4_SHARE_ACCESS_READ;
+const WRITE: u32 = OPEN4_SHARE_ACCESS_WRITE;
+const BOTH: u32 = OPEN4_SHARE_ACCESS_BOTH;
+
+fn owner(clientid: Clientid4, name: &'static str) -> StateOwner4 {
+    StateOwner4 { clientid, owner: name.into() }
+}
+
+impl World {
+    fn downgrade(&mut self, client: Clientid4, open: Stateid4, access: u32, deny: u32) -> Result<Stateid4, Nfsstat4> {
+        let args = OpenDowngradeArgs { open_stateid: open, seqid: Seqid4(0), share_access: access, share_deny: deny };
+        self.state.open_downgrade(&mut self.locks, client, &'f', &args, self.now)
+    }
+
+    fn close(&mut self, client: Clientid4, open: Stateid4) -> Result<Stateid4, Nfsstat4> {
+        self.state.close(&mut self.locks, client, &'f', &open)
+    }
+
+    fn lock_by(
+        &mut self,
+        client: Clientid4,
+        locker: Locker4,
+        locktype: NfsLockType4,
+        (offset, length): (u64, u64),
+    ) -> Result<Stateid4, LockFailure> {
+        let args = LockArgs { locktype, reclaim: false, offset, length, locker };
+        self.state.lock(&mut self.locks, client, &'f', &args, self.now)
+    }
+
+    /// Locks under an open.
+    fn lock(
+        &mut self,
+        client: Clientid4,
+        open: Stateid4,
+        name: &'static str,
+        bytes: (u64, u64),
+    ) -> Result<Stateid4, LockFailure> {
+        let locker = Locker4::New {
+            open_seqid: Seqid4(0),
+            open_stateid: open,
+            lock_seqid: Seqid4(0),
+            lock_owner: owner(client, name),
+        };
+        self.lock_by(client, locker, NfsLockType4::Write, bytes)
+    }
+
+    /// Locks more.
+    fn relock(&mut self, client: Clientid4, lock: Stateid4, bytes: (u64, u64)) -> Result<Stateid4, LockFailure> {
+        let locker = Locker4::Exist { lock_stateid: lock, lock_seqid: Seqid4(0) };
+        self.lock_by(client, locker, NfsLockType4::Write, bytes)
+    }
+
+    fn unlock(
+        &mut self,
+        client: Clientid4,
+        lock: Stateid4,
+        (offset, length): (u64, u64),
+    ) -> Result<Stateid4, Nfsstat4> {
+        let args = LockUArgs { locktype: NfsLockType4::Write, seqid: Seqid4(0), lock_stateid: lock, offset, length };
+        self.state.locku(&mut self.locks, client, &'f', &args)
+    }
+
+    fn io(&self, client: Clientid4, stateid: Stateid4, write: bool) -> Result<(), Nfsstat4> {
+        self.state.check_io(&self.locks, client, &'f', &stateid, write, self.now)
+    }
+
+    fn test(&self, client: Clientid4, stateids: &[Stateid4]) -> Vec<Nfsstat4> {
+        self.state.test_stateid(client, &TestStateidArgs { stateids: stateids.to_vec() })
+    }
+
+    fn free(&mut self, client: Clientid4, stateid: Stateid4) -> Result<(), Nfsstat4> {
+        self.state.free_stateid(&self.locks, client, &stateid)
+    }
+}
+
+fn denied(failure: LockFailure) -> LockDenied4 {
+    match failure {
+        LockFailure::Denied(denied) => denied,
+        LockFailure::Status(status) => panic!("{status:?}"),
+    }
+}
+
+#[test]
+fn an_owner_has_one_open_of_a_file() {
+    let mut world = World::new();
+    let (client, _) = world.ready("a");
+    let first = world.open(client, "o", READ, 0).unwrap();
+    let second = world.open(client, "o", WRITE, OPEN4_SHARE_DENY_WRITE).unwrap();
+    assert_eq!((second.other, second.seqid), (first.other, 2));
+    assert_eq!(world.io(client, first, false), Err(Nfsstat4::OldStateid));
+    assert_eq!(world.io(client, second, true), Ok(()));
+    assert_eq!(world.open(client, "p", WRITE, 0), Err(Nfsstat4::ShareDenied), "another owner is another");
+    let other = world.open(client, "p", READ, 0).unwrap();
+    assert_ne!(other.other, first.other);
+    assert_eq!(world.close(client, second), Ok(Stateid4::INVALID));
+    assert_eq!(world.io(client, second, false), Err(Nfsstat4::BadStateid));
+    assert!(world.open(client, "p", WRITE, 0).is_ok());
+}
+
+#[test]
+fn opens_that_deny_each_other_are_refused_and_change_nothing() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let held = world.open(a, "o", READ, OPEN4_SHARE_DENY_WRITE).unwrap();
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied));
+    assert_eq!(world.open(b, "o", READ, OPEN4_SHARE_DENY_READ), Err(Nfsstat4::ShareDenied));
+    let reader = world.open(b, "o", READ, 0).unwrap();
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "an upgrade is no better");
+    assert_eq!(world.io(b, reader, true), Err(Nfsstat4::OpenMode));
+    assert_eq!(world.io(b, reader, false), Ok(()));
+    world.close(a, held).unwrap();
+    assert_eq!(world.open(b, "o", WRITE, 0).unwrap().seqid, 2);
+    for (access, deny) in [(0, 0), (4, 0), (READ, 4)] {
+        assert_eq!(world.open(b, "o", access, deny), Err(Nfsstat4::Inval), "{access} {deny}");
+    }
+}
+
+#[test]
+fn an_open_is_reduced_to_what_it_was_made_of() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let whole = world.open(a, "o", BOTH, OPEN4_SHARE_DENY_WRITE).unwrap();
+    assert_eq!(world.downgrade(a, whole, READ, OPEN4_SHARE_DENY_WRITE), Err(Nfsstat4::Inval), "it was one open");
+    let whole = world.open(a, "o", READ, 0).unwrap();
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied));
+    let less = world.downgrade(a, whole, READ, 0).unwrap();
+    assert_eq!(less.seqid, 3);
+    assert_eq!(world.io(a, less, true), Err(Nfsstat4::OpenMode));
+    assert!(world.open(b, "o", WRITE, 0).is_ok());
+    assert_eq!(world.downgrade(a, less, BOTH, 0), Err(Nfsstat4::Inval), "it does not come back");
+    let want = OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
+    assert!(world.downgrade(a, less, READ | want, 0).is_ok());
+    assert_eq!(world.downgrade(a, less, 0, 0), Err(Nfsstat4::Inval));
+}
+
+#[test]
+fn two_opens_make_up_a_union() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    world.open(a, "o", READ, 0).unwrap();
+    let both = world.open(a, "o", WRITE, 0).unwrap();
+    let same = world.downgrade(a, both, BOTH, 0).unwrap();
+    let less = world.downgrade(a, same, WRITE, 0).unwrap();
+    assert_eq!(world.downgrade(a, less, READ, 0), Err(Nfsstat4::Inval));
+}
+
+#[test]
+fn locks_have_a_stateid_of_their_own_and_conflict() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let open_a = world.open(a, "o", BOTH, 0).unwrap();
+    let open_b = world.open(b, "o", BOTH, 0).unwrap();
+    let lock = world.lock(a, open_a, "l", (10, 10)).unwrap();
+    assert_eq!(lock.seqid, 1);
+    let again = world.relock(a, lock, (30, LENGTH_TO_EOF)).unwrap();
+    assert_eq!((again.other, again.seqid), (lock.other, 2));
+    assert_eq!(world.lock(a, open_a, "l", (50, 1)).unwrap(), Stateid4 { seqid: 3, ..lock }, "by the open again");
+    let refused = denied(world.lock(b, open_b, "l", (15, 10)).unwrap_err());
+    let expected = LockDenied4 { offset: 10, length: 10, locktype: NfsLockType4::Write, owner: owner(a, "l") };
+    assert_eq!(refused, expected);
+    let refused = denied(world.lock(b, open_b, "l", (40, 1)).unwrap_err());
+    assert_eq!((refused.offset, refused.length), (30, LENGTH_TO_EOF));
+    let args = LockTArgs { locktype: NfsLockType4::Read, offset: 12, length: 1, owner: owner(b, "l") };
+    assert!(world.state.lockt(&world.locks, b, &'f', &args, world.now).is_err());
+    assert_eq!(world.state.lockt(&world.locks, a, &'f', &args, world.now), Ok(()), "the client's own of that name");
+    let lock = Stateid4 { seqid: 0, ..lock };
+    assert_eq!(world.unlock(a, lock, (10, 10)).unwrap().seqid, 4);
+    world.lock(b, open_b, "l", (15, 10)).unwrap();
+    assert_eq!(world.io(a, lock, true), Ok(()), "a lock stateid is as good as its open");
+}
+
+#[test]
+fn bad_ranges_modes_and_stateids_are_refused() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let open = world.open(a, "o", READ, 0).unwrap();
+    let status = |result: Result<Stateid4, LockFailure>| match result {
+        Err(LockFailure::Status(status)) => status,
+        other => panic!("{other:?}"),
+    };
+    for range in [(0, 0), (2, u64::MAX - 1), (u64::MAX, 2)] {
+        assert_eq!(status(world.lock(a, open, "l", range)), Nfsstat4::Inval, "{range:?}");
+    }
+    assert_eq!(status(world.lock(a, open, "l", (0, 1))), Nfsstat4::OpenMode, "an exclusive lock of a reader");
+    assert_eq!(status(world.lock(b, open, "l", (0, 1))), Nfsstat4::BadStateid, "another's open");
+    assert_eq!(status(world.relock(a, open, (0, 1))), Nfsstat4::BadStateid, "an open is no lock");
+    assert_eq!(world.unlock(a, open, (0, 1)), Err(Nfsstat4::BadStateid));
+    let writer = world.open(a, "o", WRITE, 0).unwrap();
+    let lock = world.lock(a, writer, "l", (0, 1)).unwrap();
+    assert_eq!(status(world.lock(a, lock, "l", (0, 1))), Nfsstat4::BadStateid, "a lock is no open");
+    assert_eq!(world.close(a, lock), Err(Nfsstat4::BadStateid));
+    assert_eq!(status(world.lock(a, Stateid4::ANONYMOUS, "l", (0, 1))), Nfsstat4::BadStateid);
+}
+
+#[test]
+fn closing_releases_the_locks_under_it_and_no_others() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let one = world.open(a, "o", BOTH, 0).unwrap();
+    let two = world.open(a, "p", BOTH, 0).unwrap();
+    let open_b = world.open(b, "o", BOTH, 0).unwrap();
+    let alone = world.lock(a, one, "alone", (0, 10)).unwrap();
+    let shared = world.lock(a, one, "shared", (20, 10)).unwrap();
+    world.lock(a, two, "shared", (40, 10)).unwrap();
+    world.close(a, one).unwrap();
+    assert_eq!(world.test(a, &[alone, shared]), [Nfsstat4::BadStateid; 2]);
+    world.lock(b, open_b, "l", (0, 10)).unwrap();
+    denied(world.lock(b, open_b, "l", (20, 1)).unwrap_err());
+    world.close(a, two).unwrap();
+    world.lock(b, open_b, "l", (20, 30)).unwrap();
+}
+
+#[test]
+fn a_stateid_is_freed_when_it_stands_for_nothing() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let open = world.open(a, "o", BOTH, 0).unwrap();
+    let lock = world.lock(a, open, "l", (0, 10)).unwrap();
+    assert_eq!(world.free(a, open), Err(Nfsstat4::LocksHeld));
+    assert_eq!(world.free(a, lock), Err(Nfsstat4::LocksHeld));
+    let lock = world.unlock(a, lock, (0, 10)).unwrap();
+    assert_eq!(world.free(b, lock), Err(Nfsstat4::BadStateid));
+    let old = Stateid4 { seqid: 1, ..lock };
+    assert_eq!(world.test(a, &[lock, old, open]), [Nfsstat4::Ok, Nfsstat4::OldStateid, Nfsstat4::Ok]);
+    assert_eq!(world.free(a, lock), Ok(()));
+    assert_eq!(world.test(a, &[lock, Stateid4::ANONYMOUS]), [Nfsstat4::BadStateid; 2]);
+    assert_eq!(world.free(a, Stateid4::CURRENT), Err(Nfsstat4::BadStateid));
+    assert_eq!(world.lock(a, open, "l", (0, 10)).unwrap().seqid, 1, "a new one");
+}
+
+#[test]
+fn without_a_stateid_only_what_nobody_denies_is_done() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    for special in [Stateid4::ANONYMOUS, Stateid4::READ_BYPASS] {
+        assert_eq!((world.io(a, special, false), world.io(a, special, true)), (Ok(()), Ok(())));
+    }
+    world.open(a, "o", READ, OPEN4_SHARE_DENY_WRITE).unwrap();
+    for special in [Stateid4::ANONYMOUS, Stateid4::READ_BYPASS] {
+        assert_eq!((world.io(a, special, false), world.io(a, special, true)), (Ok(()), Err(Nfsstat4::Locked)));
+    }
+    assert_eq!(world.io(a, Stateid4::INVALID, false), Err(Nfsstat4::BadStateid));
+    assert_eq!(world.io(a, Stateid4::CURRENT, false), Err(Nfsstat4::BadStateid), "it is to be replaced before");
+}
+
+#[test]
+fn a_writer_may_read_what_he_has_to() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    let open = world.open(a, "o", WRITE, 0).unwrap();
+    assert_eq!((world.io(a, open, false), world.io(a, open, true)), (Ok(()), Ok(())));
+}
+
+#[test]
+fn nothing_is_opened_before_reclaim_is_complete() {
+    let mut world = World::new();
+    let (a, _) = world.client("a", 1);
+    assert_eq!(world.open(a, "o", READ, 0), Err(Nfsstat4::Grace));
+    world.state.reclaim_complete(a, &ReclaimCompleteArgs { one_fs: false }).unwrap();
+    assert!(world.open(a, "o", READ, 0).is_ok());
+}
+
+#[test]
+fn in_grace_those_who_had_something_reclaim_it() {
+    let mut world = World::new();
+    world.state.begin_grace(HashSet::from([Bytes::from_static(b"a")]));
+    world.locks.begin_grace(world.now + LEASE);
+    let ((a, _), (b, _)) = (world.client("a", 1), world.client("b", 1));
+    let reclaim = |world: &mut World, client, reclaim| {
+        let request = OpenRequest { client, owner: Bytes::new(), file: 'f', access: BOTH, deny: 0, reclaim };
+        world.state.open(&mut world.locks, &request, world.now)
+    };
+    let open = reclaim(&mut world, a, true).unwrap();
+    assert_eq!(reclaim(&mut world, b, true), Err(Nfsstat4::ReclaimBad), "it had nothing");
+    let locker =
+        Locker4::New { open_seqid: Seqid4(0), open_stateid: open, lock_seqid: Seqid4(0), lock_owner: owner(a, "l") };
+    let mut args = LockArgs { locktype: NfsLockType4::Write, reclaim: true, offset: 0, length: 1, locker };
+    world.state.lock(&mut world.locks, a, &'f', &args, world.now).unwrap();
+    assert_eq!(world.io(a, Stateid4::ANONYMOUS, false), Err(Nfsstat4::Grace));
+    for client in [a, b] {
+        world.state.reclaim_complete(client, &ReclaimCompleteArgs { one_fs: false }).unwrap();
+    }
+    assert_eq!(reclaim(&mut world, a, true), Err(Nfsstat4::NoGrace), "it has said that this was all");
+    args.offset = 5;
+    let late = world.state.lock(&mut world.locks, a, &'f', &args, world.now);
+    assert_eq!(late, Err(LockFailure::Status(Nfsstat4::NoGrace)));
+    assert_eq!(reclaim(&mut world, b, false), Err(Nfsstat4::Grace));
+    assert!(world.state.may_end_grace());
+    world.state.end_grace();
+    world.locks.end_grace();
+    assert!(reclaim(&mut world, b, false).is_ok());
+    assert_eq!(reclaim(&mut world, b, true), Err(Nfsstat4::NoGrace));
+}
+
+#[test]
+fn what_a_silent_client_holds_is_taken_when_somebody_wants_it() {
+    let mut world = World::new();
+    let ((a, session), (b, lively)) = (world.ready("a"), world.ready("b"));
+    let open = world.open(a, "o", BOTH, OPEN4_SHARE_DENY_WRITE).unwrap();
+    let lock = world.lock(a, open, "l", (0, 1)).unwrap();
+    world.events();
+    world.now += LEASE;
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "its lease lasts");
+    world.call(lively, 1, 2);
+    world.now += Duration::from_secs(1);
+    world.state.expire(world.now);
+    assert_eq!(world.test(a, &[open, lock]), [Nfsstat4::Ok; 2], "nobody wants it");
+    assert!(world.open(b, "o", WRITE, 0).is_ok());
+    assert_eq!(world.test(a, &[open, lock]), [Nfsstat4::Expired; 2]);
+    assert_eq!(world.io(a, open, true), Err(Nfsstat4::Expired));
+    assert!(world.events().contains(&Event::Revoked(a)));
+    // §18.46.3: it is told so, and its lease is not renewed, until it has freed all that it has lost.
+    assert_eq!(world.call(session, 1, 1).status_flags, SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED);
+    assert!(world.state.clients().is_expired(a, world.now));
+    assert_eq!(world.free(a, open), Ok(()));
+    assert_eq!(world.call(session, 2, 1).status_flags, SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED);
+    assert_eq!(world.free(a, lock), Ok(()));
+    assert_eq!(world.call(session, 3, 1).status_flags, 0);
+    assert!(!world.state.clients().is_expired(a, world.now));
+    assert_eq!(world.open(a, "o", READ, 0).unwrap().seqid, 1);
+}
+
+#[test]
+fn a_lock_of_a_silent_client_is_no_hindrance_either() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let open_a = world.open(a, "o", BOTH, 0).unwrap();
+    world.lock(a, open_a, "l", (0, 1)).unwrap();
+    world.now += LEASE + Duration::from_secs(1);
+    let open_b = world.open(b, "o", BOTH, 0).unwrap();
+    assert_eq!(world.test(a, &[open_a]), [Nfsstat4::Ok], "they did not conflict");
+    world.lock(b, open_b, "l", (0, 1)).unwrap();
+    assert_eq!(world.test(a, &[open_a]), [Nfsstat4::Expired]);
+}
+
+#[test]
+fn a_client_does_not_expire_under_a_request() {
+    let mut world = World::new();
+    let ((a, session), (b, _)) = (world.ready("a"), world.ready("b"));
+    world.open(a, "o", READ, OPEN4_SHARE_DENY_WRITE).unwrap();
+    let Begun::Execute(ticket) = world.sequence(session, 1, 1).unwrap().begun else { panic!("new") };
+    world.now += LEASE * 2;
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied));
+    world.state.finish(world.now, session, ticket, "reply", false);
+    world.now += LEASE;
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "the lease lasts from its end");
+    world.now += Duration::from_secs(1);
+    assert!(world.open(b, "o", WRITE, 0).is_ok());
+}
+
+#[test]
+fn the_administrator_takes_what_he_likes() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    let open = world.open(a, "o", READ, 0).unwrap();
+    world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
+    assert_eq!(world.io(a, open, false), Err(Nfsstat4::AdminRevoked));
+    assert_eq!(world.call(session, 1, 1).status_flags, SEQ4_STATUS_ADMIN_STATE_REVOKED);
+    let new = world.open(a, "o", READ, 0).unwrap();
+    assert_ne!(new.other, open.other);
+    assert_eq!(world.free(a, open), Ok(()));
+    assert_eq!(world.call(session, 2, 1).status_flags, 0);
+}
+
+#[test]
+fn a_client_that_is_gone_holds_nothing() {
+    let mut world = World::new();
+    let (old, _) = world.ready("a");
+    let open = world.open(old, "o", BOTH, 0).unwrap();
+    let lock = world.lock(old, open, "l", (0, 1)).unwrap();
+    let new = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap().clientid;
+    assert_eq!(world.test(old, &[open, lock]), [Nfsstat4::Ok; 2]);
+    world.create(&create(new, 1)).unwrap();
+    assert_eq!(world.test(old, &[open, lock]), [Nfsstat4::BadStateid; 2]);
+    assert!(world.events().contains(&Event::Gone(old)));
+}
+
+#[test]
+fn stateids_of_a_client_are_bounded() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    let open = world.open(a, "o", BOTH, 0).unwrap();
+    let mut last = None;
+    for n in 0..200u32 {
+        let locker = Locker4::New {
+            open_seqid: Seqid4(0),
+            open_stateid: open,
+            lock_seqid: Seqid4(0),
+            lock_owner: StateOwner4 { clientid: a, owner: n.to_string().as_str().into() },
+        };
+        match world.lock_by(a, locker, NfsLockType4::Write, (0, 1)) {
+            // An owner that has unlocked all still has its stateid.
+            Ok(lock) => last = Some((n, world.unlock(a, lock, (0, 1)).unwrap())),
+            Err(failure) => assert_eq!(failure, LockFailure::Status(Nfsstat4::Delay)),
+        }
+    }
+    let (n, lock) = last.unwrap();
+    assert_eq!(n, 98);
+    assert!(world.relock(a, lock, (0, 1)).is_ok(), "what there is goes on");
+    assert_eq!(world.open(a, "p", READ, 0), Err(Nfsstat4::Delay));
+    assert!(world.open(a, "o", READ, 0).is_ok());
+}
