@@ -116,7 +116,7 @@ pub struct GetAclOk {
 }
 
 /// GETACL results.
-pub type GetAclRes = Res3<GetAclOk, ()>;
+pub type GetAclRes = Res3<GetAclOk, PostOpAttr>;
 
 /// SETACL arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -127,8 +127,8 @@ pub struct SetAclArgs {
     pub acl: SecAttr,
 }
 
-/// SETACL results: the object's attributes.
-pub type SetAclRes = Res3<PostOpAttr, ()>;
+/// SETACL results: the object's attributes, also of a failure.
+pub type SetAclRes = Res3<PostOpAttr, PostOpAttr>;
 
 #[cfg(test)]
 mod tests {

@@ -11,12 +11,14 @@
 //!
 //! On error nothing has changed, unless the error's description says otherwise.
 
+mod acl;
 mod error;
 pub mod memory;
 mod permission;
 pub mod posix;
 mod types;
 
+pub use acl::{ACL_ENTRIES_MAX, Acl, AclEntry, AclKind, AclWho};
 pub use error::VfsError;
 pub use types::*;
 
@@ -193,6 +195,25 @@ pub trait Vfs: Send + Sync + 'static {
         attrs: bool,
         each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<ReadDir>;
+
+    /// An object's ACL, and its attributes; no ACL if its mode says all, or, for [`AclKind::Default`], if there is none.
+    ///
+    /// # Errors
+    /// `NotSupported` unless [`FsCaps::acls`].
+    fn acl(&self, caller: &Caller<'_>, object: &Handle, kind: AclKind) -> Result<(Option<Acl>, Attr)> {
+        let _ = (caller, object, kind);
+        Err(VfsError::NotSupported)
+    }
+
+    /// Sets an object's ACL, and with it its mode's permission bits; without one, the mode decides alone.
+    ///
+    /// # Errors
+    /// `NotSupported` unless [`FsCaps::acls`], and for symbolic links; `Perm` for all but the owner; `Access` for a default
+    /// ACL of what is no directory.
+    fn set_acl(&self, caller: &Caller<'_>, object: &Handle, kind: AclKind, acl: Option<&Acl>) -> Result<Change> {
+        let _ = (caller, object, kind, acl);
+        Err(VfsError::NotSupported)
+    }
 
     /// Space and objects, total and free.
     ///

@@ -1,6 +1,6 @@
-//! Who may do what: the classic rules of owner, group and others, as Linux applies them.
+//! Who may do what: the classic rules of owner, group and others, or an ACL, as Linux applies them.
 
-use crate::{Attr, Cred, Kind, Rights, SetAttr, SetTime, VfsError};
+use crate::{Acl, Attr, Cred, Kind, Rights, SetAttr, SetTime, VfsError};
 
 /// Permission to read, as a bit of a mode's last digit.
 pub(crate) const READ: u32 = 4;
@@ -18,24 +18,29 @@ pub(crate) const STICKY: u32 = 0o1000;
 
 /// What permissions are decided by.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Guarded {
+pub(crate) struct Guarded<'a> {
     pub(crate) kind: Kind,
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+    /// Beside the mode, if there is one.
+    pub(crate) acl: Option<&'a Acl>,
 }
 
-impl From<&Attr> for Guarded {
+impl From<&Attr> for Guarded<'_> {
     fn from(attr: &Attr) -> Self {
-        Self { kind: attr.kind, mode: attr.mode, uid: attr.uid, gid: attr.gid }
+        Self { kind: attr.kind, mode: attr.mode, uid: attr.uid, gid: attr.gid, acl: None }
     }
 }
 
-impl Guarded {
+impl Guarded<'_> {
     /// Whether all of `wanted` ([`READ`], [`WRITE`], [`EXECUTE`]) is allowed.
     pub(crate) fn allows(self, cred: &Cred, wanted: u32) -> bool {
         if is_root(cred) {
             return wanted & EXECUTE == 0 || self.kind == Kind::Dir || self.mode & 0o111 != 0;
+        }
+        if let Some(acl) = self.acl {
+            return acl.allows(self.uid, self.gid, cred, wanted);
         }
         let bits = if self.uid == cred.uid {
             self.mode >> 6
@@ -71,7 +76,7 @@ impl Guarded {
     }
 
     /// Removing the name of `victim` from this directory: the sticky bit's rule.
-    pub(crate) fn check_sticky(self, cred: &Cred, victim: Guarded) -> Result<(), VfsError> {
+    pub(crate) fn check_sticky(self, cred: &Cred, victim: Guarded<'_>) -> Result<(), VfsError> {
         if self.mode & STICKY == 0 || self.is_owned_by(cred) || victim.uid == cred.uid {
             return Ok(());
         }

@@ -418,4 +418,6 @@ pub struct FsCaps {
     pub chown_restricted: bool,
     /// Whether operations can have to wait for storage at all.
     pub blocks: bool,
+    /// Whether objects can have ACLs.
+    pub acls: bool,
 }

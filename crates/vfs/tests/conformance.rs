@@ -2,6 +2,8 @@
 //!
 //! A case that needs what this machine or user cannot give says so by name and is otherwise passed.
 
+#[path = "conformance/acls.rs"]
+mod acls;
 #[path = "conformance/attributes.rs"]
 mod attributes;
 #[path = "conformance/data.rs"]
@@ -46,6 +48,12 @@ macro_rules! every_backend {
 }
 
 every_backend! {
+    acls {
+        acls_are_kept_and_show_in_the_mode
+        acls_decide_who_may
+        default_acls_are_inherited
+        only_owners_set_acls_and_only_where_there_are_any
+    }
     making {
         a_new_tree_is_an_empty_directory
         files_are_created_with_their_attributes

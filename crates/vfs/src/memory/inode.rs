@@ -11,10 +11,10 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::{
     dir::Dir,
     pages::{PageSource, Pages},
-    space::Charge,
+    space::{Charge, Space},
 };
 use crate::{
-    Attr, Cred, Device, Kind, Result, SetAttr, SetTime, Time, VfsError,
+    Acl, AclKind, Attr, Cred, Device, Kind, Result, SetAttr, SetTime, Time, VfsError,
     permission::{self, Guarded},
 };
 
@@ -43,7 +43,27 @@ pub(super) struct State {
     pub(super) ctime: Time,
     /// Of the exclusive create that made it, until data or times are set.
     pub(super) verifier: Option<[u8; 8]>,
+    /// Beside the mode, if it says more.
+    pub(super) acl: Option<KeptAcl>,
+    /// Of a directory: what new objects in it get.
+    pub(super) default_acl: Option<KeptAcl>,
     pub(super) content: Content,
+}
+
+/// An ACL, and the space that it takes.
+#[derive(Debug)]
+pub(super) struct KeptAcl {
+    pub(super) acl: Acl,
+    _charge: Charge,
+}
+
+impl KeptAcl {
+    /// # Errors
+    /// `NoSpace`.
+    pub(super) fn new(acl: Acl, space: &Arc<Space>) -> Result<Self> {
+        let charge = Charge::new(space, (acl.entries().len() * size_of::<crate::AclEntry>()) as u64)?;
+        Ok(Self { acl, _charge: charge })
+    }
 }
 
 /// What an object holds.
@@ -71,7 +91,20 @@ impl Inode {
         let Origin { kind, device, mode, uid, gid, verifier, content } = origin;
         let time = now();
         let nlink = if kind == Kind::Dir { 2 } else { 1 };
-        let state = State { kind, mode, nlink, uid, gid, atime: time, mtime: time, ctime: time, verifier, content };
+        let state = State {
+            kind,
+            mode,
+            nlink,
+            uid,
+            gid,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            verifier,
+            acl: None,
+            default_acl: None,
+            content,
+        };
         Arc::new(Self { id, fsid, kind, device, state: RwLock::new(state), _charge: charge })
     }
 
@@ -115,8 +148,9 @@ impl Inode {
 }
 
 impl State {
-    pub(super) fn guarded(&self) -> Guarded {
-        Guarded { kind: self.kind, mode: self.mode, uid: self.uid, gid: self.gid }
+    pub(super) fn guarded(&self) -> Guarded<'_> {
+        let acl = self.acl.as_ref().map(|kept| &kept.acl);
+        Guarded { kind: self.kind, mode: self.mode, uid: self.uid, gid: self.gid, acl }
     }
 
     /// # Errors
@@ -211,6 +245,9 @@ impl State {
         }
         if let Some(mode) = set.mode {
             self.mode = self.guarded().settable_mode(cred, mode);
+            if let Some(kept) = &mut self.acl {
+                kept.acl.set_mode(mode);
+            }
         }
         if set.size.is_some() || set.atime.is_some() || set.mtime.is_some() {
             self.verifier = None;
@@ -222,6 +259,64 @@ impl State {
         self.atime = set.atime.map_or(self.atime, time);
         self.mtime = set.mtime.map_or(self.mtime, time);
         self.ctime = now;
+        Ok(())
+    }
+}
+
+impl State {
+    /// The ACL of this kind.
+    pub(super) fn acl(&self, kind: AclKind) -> Option<&Acl> {
+        let kept = match kind {
+            AclKind::Access => &self.acl,
+            AclKind::Default => &self.default_acl,
+        };
+        kept.as_ref().map(|kept| &kept.acl)
+    }
+
+    /// Sets an ACL.
+    ///
+    /// # Errors
+    /// See [`set_acl`](crate::Vfs::set_acl); `NoSpace`.
+    pub(super) fn set_acl(&mut self, cred: &Cred, kind: AclKind, acl: Option<&Acl>, space: &Arc<Space>) -> Result<()> {
+        if self.kind == Kind::Symlink {
+            return Err(VfsError::NotSupported);
+        }
+        if !self.guarded().is_owned_by(cred) {
+            return Err(VfsError::Perm);
+        }
+        if kind == AclKind::Default && self.kind != Kind::Dir {
+            return if acl.is_some() { Err(VfsError::Access) } else { Ok(()) };
+        }
+        let says_more = acl.filter(|acl| kind == AclKind::Default || !acl.is_minimal());
+        let kept = says_more.map(|acl| KeptAcl::new(acl.clone(), space)).transpose()?;
+        match (kind, acl) {
+            (AclKind::Default, _) => self.default_acl = kept,
+            (AclKind::Access, acl) => {
+                if let Some(acl) = acl {
+                    let mode = self.mode & 0o7000 | acl.mode();
+                    self.mode = self.guarded().settable_mode(cred, mode);
+                }
+                self.acl = kept;
+            }
+        }
+        self.changed();
+        Ok(())
+    }
+
+    /// Gives a new object what it gets of its directory's default ACL, in place of what `mode` alone would allow.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(super) fn inherit(&mut self, parent: &State, space: &Arc<Space>) -> Result<()> {
+        let Some(default) = parent.acl(AclKind::Default).filter(|_| self.kind != Kind::Symlink) else { return Ok(()) };
+        let acl = default.inherited(self.mode);
+        self.mode = self.mode & 0o7000 | acl.mode();
+        if !acl.is_minimal() {
+            self.acl = Some(KeptAcl::new(acl, space)?);
+        }
+        if self.kind == Kind::Dir {
+            self.default_acl = Some(KeptAcl::new(default.clone(), space)?);
+        }
         Ok(())
     }
 }

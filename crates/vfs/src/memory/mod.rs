@@ -30,8 +30,9 @@ use self::{
     table::Table,
 };
 use crate::{
-    Attr, Caller, Change, CreateMode, Created, Device, DirEntry, FsCaps, Handle, Kind, NAME_MAX, Name, NodeKind,
-    PreAttr, Read, ReadDir, ReadInto, Result, Rights, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
+    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Device, DirEntry, FsCaps, Handle, Kind, NAME_MAX, Name,
+    NodeKind, PreAttr, Read, ReadDir, ReadInto, Result, Rights, SetAttr, Stability, StatFs, Time, Vfs, VfsError,
+    Written,
     permission::{EXECUTE, READ},
 };
 
@@ -348,6 +349,20 @@ impl Vfs for Memory {
         }
     }
 
+    fn acl(&self, _: &Caller<'_>, object: &Handle, kind: AclKind) -> Result<(Option<Acl>, Attr)> {
+        let inode = self.find(object)?;
+        let state = inode.read()?;
+        Ok((state.acl(kind).cloned(), inode.attr(&state)))
+    }
+
+    fn set_acl(&self, caller: &Caller<'_>, object: &Handle, kind: AclKind, acl: Option<&Acl>) -> Result<Change> {
+        let inode = self.find(object)?;
+        let mut state = inode.write()?;
+        let before = PreAttr::from(&inode.attr(&state));
+        state.set_acl(caller.cred, kind, acl, &self.space)?;
+        Ok(Change { before, after: inode.attr(&state) })
+    }
+
     fn statfs(&self, _: &Caller<'_>, object: &Handle) -> Result<StatFs> {
         let inode = self.find(object)?;
         let attr = inode.attr(&*inode.read()?);
@@ -384,4 +399,5 @@ const CAPS: FsCaps = FsCaps {
     time_resolution_ns: 1,
     chown_restricted: true,
     blocks: false,
+    acls: true,
 };

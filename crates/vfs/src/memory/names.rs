@@ -152,6 +152,7 @@ impl Memory {
         let charge = Charge::new(&self.space, OBJECT_BYTES + new.target.len() as u64)?;
         let inode = Inode::new(self.table.next_id(), self.fsid, origin, charge);
         let mut state = inode.write()?;
+        state.inherit(parent, &self.space)?;
         // The mode has been seen to; a symbolic link has none, and only a file has a size.
         let set = SetAttr { mode: None, size: new.set.size.filter(|_| new.kind == Kind::File), ..new.set.clone() };
         if set != SetAttr::default() {

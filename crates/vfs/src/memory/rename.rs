@@ -159,7 +159,8 @@ impl Place<'_> {
     }
 
     fn check_take(&self, caller: &Caller<'_>, victim: &Inode) -> Result<()> {
-        let dir = self.dir.read()?.guarded();
+        let state = self.dir.read()?;
+        let dir = state.guarded();
         dir.check(caller.cred, WRITE)?;
         dir.check_sticky(caller.cred, victim.read()?.guarded())
     }

@@ -136,8 +136,10 @@ impl Posix {
         if let Some(mode) = set.mode {
             self.chmod(fd, mode & 0o7777)?;
         }
-        if set.atime.is_some() || set.mtime.is_some() {
-            let times = Timestamps { last_access: timespec(set.atime), last_modification: timespec(set.mtime) };
+        // Truncating has set it, as whoever may write may; alone, only the owner may set it (utimensat(2)).
+        let mtime = set.mtime.filter(|mtime| !(set.size.is_some() && *mtime == SetTime::Now));
+        if set.atime.is_some() || mtime.is_some() {
+            let times = Timestamps { last_access: timespec(set.atime), last_modification: timespec(mtime) };
             rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH)?;
         }
         Ok(())

@@ -12,6 +12,7 @@
 //! **Identity**: see `identity.rs`. Descriptors that name objects are opened by the server; whatever a caller's rights
 //! decide is done as the caller.
 
+mod acl;
 mod attributes;
 mod data;
 mod database;
@@ -42,8 +43,8 @@ use rustix::{
 
 use self::{database::Database, identity::Identity, objects::Object, objects::Objects, resolve::Naming};
 use crate::{
-    Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, NAME_MAX, Name, NodeKind, Read, ReadDir,
-    ReadInto, Result, Rights, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
+    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, NAME_MAX, Name, NodeKind, Read,
+    ReadDir, ReadInto, Result, Rights, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
 };
 
 /// How a [`Posix`] behaves.
@@ -183,6 +184,7 @@ fn caps(root: &OwnedFd, file_system: u64) -> FsCaps {
         time_resolution_ns: 1,
         chown_restricted: true,
         blocks: !matches!(file_system, TMPFS_MAGIC | RAMFS_MAGIC),
+        acls: acl::supported(root),
     }
 }
 
@@ -366,6 +368,18 @@ impl Vfs for Posix {
             return Err(VfsError::BadCookie);
         }
         self.list(caller, &dir, cookie, attrs, each)
+    }
+
+    fn acl(&self, caller: &Caller<'_>, object: &Handle, kind: AclKind) -> Result<(Option<Acl>, Attr)> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, object)?;
+        self.acl_of(&object, kind)
+    }
+
+    fn set_acl(&self, caller: &Caller<'_>, object: &Handle, kind: AclKind, acl: Option<&Acl>) -> Result<Change> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, object)?;
+        self.replace_acl(caller, &object, kind, acl)
     }
 
     fn statfs(&self, caller: &Caller<'_>, object: &Handle) -> Result<StatFs> {
