@@ -5,6 +5,7 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use buf::Pool;
@@ -17,7 +18,8 @@ use crate::{
     config::{BackendConfig, ExportConfig},
     export::{Export, Exports},
     handle::{ExportId, HandleKey},
-    server::NfsServer,
+    recovery::Recovery,
+    server::{GRACE_DEFAULT, NfsServer},
 };
 
 impl NfsServer {
@@ -30,15 +32,34 @@ impl NfsServer {
     /// # Errors
     /// A directory or the state directory cannot be used; two exports are the same; clients could reach the state.
     pub fn open(exports: &[ExportConfig], state_dir: &Path, pool: &Pool) -> io::Result<Self> {
+        Self::open_with_grace(exports, state_dir, pool, GRACE_DEFAULT)
+    }
+
+    /// As [`open`](Self::open), with another time for clients to reclaim their locks after a restart.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with_grace(
+        exports: &[ExportConfig],
+        state_dir: &Path,
+        pool: &Pool,
+        grace: Duration,
+    ) -> io::Result<Self> {
         let persistent = exports.iter().any(|export| matches!(export.backend, BackendConfig::Posix { .. }));
         if !persistent {
-            return Ok(Self::new(Exports::open(exports, None, pool)?, HandleKey::random()));
+            // No file handle survives a restart, so no lock can.
+            let exports = Exports::open(exports, None, pool)?;
+            return Self::recovering(exports, HandleKey::random(), Recovery::in_memory(), grace);
         }
         let key = HandleKey::load_or_create(state_dir).map_err(|error| {
             io::Error::new(error.kind(), format!("the state directory cannot be used, name another: {error}"))
         })?;
         let state_dir = state_dir.canonicalize().map_err(|error| located(state_dir, error))?;
-        Ok(Self::new(Exports::open(exports, Some(&state_dir), pool)?, key))
+        let recovery = Recovery::open(&state_dir).unwrap_or_else(|error| {
+            tracing::warn!(%error, "locks cannot be reclaimed after a restart of this server");
+            Recovery::in_memory()
+        });
+        Self::recovering(Exports::open(exports, Some(&state_dir), pool)?, key, recovery, grace)
     }
 }
 

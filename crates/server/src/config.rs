@@ -65,6 +65,10 @@ pub struct ServerConfig {
     pub connections: Option<NonZeroUsize>,
     /// `rpcbind`: how clients learn the ports.
     pub rpcbind: RpcbindMode,
+    /// `nlm_port`: where NLM and NSM listen, by which NFSv3 locks files; any free port if not given.
+    pub nlm_port: Option<u16>,
+    /// `grace_s`: seconds for clients to reclaim their locks after a restart; 90 if not given.
+    pub grace_s: Option<u64>,
     /// `log`: a filter of `tracing`, such as `"info,server=debug"`.
     pub log: Option<String>,
     /// `log_format`: `"text"` or `"json"`.
@@ -357,6 +361,8 @@ mod tests {
             state_dir = "/state"
             workers = 3
             rpcbind = "builtin"
+            nlm_port = 4045
+            grace_s = 45
             log = "debug"
             log_format = "json"
             [[listen]]
@@ -384,6 +390,7 @@ mod tests {
         assert_eq!(server.state_dir.as_deref(), Some(Path::new("/state")));
         assert_eq!(server.workers, NonZeroUsize::new(3));
         assert_eq!((server.rpcbind, server.log_format), (RpcbindMode::Builtin, LogFormat::Json));
+        assert_eq!((server.nlm_port, server.grace_s), (Some(4045), Some(45)));
         assert_eq!(server.log.as_deref(), Some("debug"));
         let listen = &config.listen[0];
         assert_eq!((listen.transport.as_str(), listen.address.port()), ("rdma", 20049));

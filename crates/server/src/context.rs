@@ -13,6 +13,7 @@ use crate::{
     export::{Access, Export, Exports},
     handle::HandleKey,
     mount::MountTable,
+    nlm::lockd::Lockd,
     v3::attr,
 };
 
@@ -21,6 +22,7 @@ pub(crate) struct Shared {
     pub(crate) exports: Exports,
     pub(crate) key: HandleKey,
     pub(crate) mounts: Mutex<MountTable>,
+    pub(crate) lockd: Lockd,
 }
 
 /// One call, as a procedure sees it.

@@ -1,4 +1,5 @@
-//! The NFS server: exports of [`vfs`] trees, served as the RPC programs NFS and MOUNT.
+//! The NFS server: exports of [`vfs`] trees, served as the RPC programs NFS and MOUNT, with NLM, NSM and NFS_ACL
+//! beside them for locks and access control lists.
 //!
 //! [`NfsServer`] is where to begin; [`Config`] is the configuration file. Calls come from [`rpc`], which knows
 //! connections; what they do is decided here, and done by [`vfs`].
@@ -19,6 +20,10 @@ mod export;
 mod handle;
 pub mod locks;
 mod mount;
+mod nfsacl;
+mod nlm;
+mod nsm;
+pub mod recovery;
 mod server;
 mod v3;
 pub mod v4;
@@ -27,5 +32,8 @@ pub use config::Config;
 pub use export::{Access, Client, Export, ExportError, ExportOptions, Exports, Squash};
 pub use handle::{ExportId, HandleKey};
 pub use mount::Mount3;
+pub use nfsacl::NfsAcl3;
+pub use nlm::{Nlm4, callbacks::CallbackTransports};
+pub use nsm::Nsm1;
 pub use server::NfsServer;
 pub use v3::Nfs3;

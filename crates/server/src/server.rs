@@ -1,6 +1,6 @@
 //! [`NfsServer`]: from exports to the RPC programs that serve them.
 
-use std::sync::Arc;
+use std::{io, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use rpc::Service;
@@ -10,6 +10,14 @@ use crate::{
     export::Exports,
     handle::HandleKey,
     mount::{Mount3, MountTable},
+    nfsacl::NfsAcl3,
+    nlm::{
+        Nlm4,
+        callbacks::{self, CallbackTransports},
+        lockd::Lockd,
+    },
+    nsm::Nsm1,
+    recovery::Recovery,
     v3::Nfs3,
 };
 
@@ -51,8 +59,23 @@ impl NfsServer {
     /// A server of these exports, whose file handles are authenticated by `key`:
     /// [`HandleKey::load_or_create`] if they shall be valid after a restart, else [`HandleKey::random`].
     pub fn new(exports: impl Into<Exports>, key: HandleKey) -> Self {
+        Self::recovering(exports, key, Recovery::in_memory(), GRACE_DEFAULT).expect("memory takes what is to be kept")
+    }
+
+    /// As [`new`](Self::new), with what must survive a restart of the server. If clients may have held locks before,
+    /// only these can be locked for the time of `grace`.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub fn recovering(
+        exports: impl Into<Exports>,
+        key: HandleKey,
+        recovery: Recovery,
+        grace: Duration,
+    ) -> io::Result<Self> {
         let mounts = Mutex::new(MountTable::default());
-        Self { shared: Arc::new(Shared { exports: exports.into(), key, mounts }) }
+        let lockd = Lockd::start(recovery, grace)?;
+        Ok(Self { shared: Arc::new(Shared { exports: exports.into(), key, mounts, lockd }) })
     }
 
     /// What is exported.
@@ -70,8 +93,37 @@ impl NfsServer {
         Mount3::new(self.shared.clone())
     }
 
-    /// All programs.
+    /// NFS_ACL version 3.
+    pub fn nfsacl3(&self) -> NfsAcl3 {
+        NfsAcl3::new(self.shared.clone())
+    }
+
+    /// NLM version 4.
+    pub fn nlm4(&self) -> Nlm4 {
+        Nlm4::new(self.shared.clone())
+    }
+
+    /// NSM version 1.
+    pub fn nsm1(&self) -> Nsm1 {
+        Nsm1::new(self.shared.clone())
+    }
+
+    /// NFS and what clients expect at the same address.
     pub fn services(&self) -> Vec<Arc<dyn Service>> {
-        vec![Arc::new(self.nfs3()), Arc::new(self.mount3())]
+        vec![Arc::new(self.nfs3()), Arc::new(self.mount3()), Arc::new(self.nfsacl3())]
+    }
+
+    /// What NFSv3 locks files by: over TCP and UDP alone, at addresses that clients learn from rpcbind. Run
+    /// [`lock_callbacks`](Self::lock_callbacks) with them.
+    pub fn lock_services(&self) -> Vec<Arc<dyn Service>> {
+        vec![Arc::new(self.nlm4()), Arc::new(self.nsm1())]
+    }
+
+    /// Tells clients what they wait for: that they have a lock, or that the server has restarted. Once for a server.
+    pub fn lock_callbacks(&self, transports: CallbackTransports) -> impl Future<Output = ()> + Send + 'static {
+        callbacks::run(self.shared.clone(), transports)
     }
 }
+
+/// Long enough for a client to hear of a restart, and to reclaim.
+pub(crate) const GRACE_DEFAULT: Duration = Duration::from_secs(90);

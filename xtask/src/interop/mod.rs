@@ -8,6 +8,7 @@ mod client;
 mod fixture;
 mod knfsd;
 mod lab;
+mod locks;
 mod server;
 mod tools;
 
@@ -41,8 +42,9 @@ impl Bench {
 type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
 
 /// The suites in the order they run; `reference` only proves the harness, and runs when asked for.
-const SUITES: [(&str, Suite); 6] = [
+const SUITES: [(&str, Suite); 7] = [
     ("client", client::run),
+    ("locks", locks::run),
     ("knfsd", knfsd::run),
     ("libnfs", tools::libnfs),
     ("fio", tools::fio),

@@ -67,7 +67,7 @@ impl Default for Limits {
             owner_file_max: 1 << 14,
             client_waiters_max: 1 << 12,
             file_waiters_max: 1 << 10,
-            total_waiters_max: 1 << 16,
+            total_waiters_max: 1 << 14,
         }
     }
 }
@@ -176,9 +176,9 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         }
     }
 
-    /// Lets only reclaims through until then.
+    /// Lets only reclaims through until then at least.
     pub fn begin_grace(&mut self, until: Instant) {
-        self.grace_until = Some(until);
+        self.grace_until = self.grace_until.max(Some(until));
     }
 
     /// Ends grace: everybody has what they had.
@@ -189,6 +189,11 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     /// Whether only reclaims are let through now.
     pub fn in_grace(&self, now: Instant) -> bool {
         self.grace_until.is_some_and(|until| now < until)
+    }
+
+    /// Whether there was grace whose time has passed, and which has not been [ended](Self::end_grace).
+    pub fn is_grace_over(&self, now: Instant) -> bool {
+        self.grace_until.is_some_and(|until| now >= until)
     }
 
     /// Locks a range, or waits for it. A request that waits already is not queued twice.
@@ -225,15 +230,15 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         self.conflict(file, self.owners.find(owner), range, kind)
     }
 
-    /// Takes back a request that waits; false if none such does.
-    pub fn cancel(&mut self, file: &F, owner: &Owner, range: Range, kind: LockKind) -> bool {
-        let (Some(&file), Some(owner)) = (self.ids.get(file), self.owners.find(owner)) else { return false };
+    /// Takes back a request that waits, if one such does.
+    pub fn cancel(&mut self, file: &F, owner: &Owner, range: Range, kind: LockKind) -> Option<WaiterId> {
+        let (file, owner) = (*self.ids.get(file)?, self.owners.find(owner)?);
         let waiting = &self.files[&file].waiting;
-        let Some(at) = waiting.iter().position(|waiter| waiter.is(owner, range, kind)) else { return false };
-        self.remove_waiter(file, at);
+        let at = waiting.iter().position(|waiter| waiter.is(owner, range, kind))?;
+        let id = self.remove_waiter(file, at).id;
         self.rescan(file);
         self.settle(file, owner);
-        true
+        Some(id)
     }
 
     /// Opens a file: sets what `owner` has it open for, whatever that was before.
@@ -463,6 +468,12 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
             self.ids.remove(&state.key);
             self.files.remove(&file);
         }
+    }
+}
+
+impl<F: Clone + Eq + Hash> Default for LockTable<F> {
+    fn default() -> Self {
+        Self::new(Limits::default())
     }
 }
 

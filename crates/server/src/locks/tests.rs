@@ -96,11 +96,11 @@ fn a_downgrade_or_a_cancel_lets_others_in() {
     let reader = rig.waits(&b, wait(range(5, 1), Shared));
     rig.lock(&a, ask(range(5, 5), Shared)).unwrap();
     assert_eq!(rig.grants(), [reader]);
-    rig.waits(&c, wait(range(5, 1), Exclusive));
+    let writer = rig.waits(&c, wait(range(5, 1), Exclusive));
     let behind = rig.waits(&d, wait(range(5, 1), Shared));
-    assert!(!rig.table.cancel(&0, &c, range(5, 1), Shared), "of another kind");
-    assert!(rig.table.cancel(&0, &c, range(5, 1), Exclusive));
-    assert!(!rig.table.cancel(&0, &c, range(5, 1), Exclusive));
+    assert_eq!(rig.table.cancel(&0, &c, range(5, 1), Shared), None, "of another kind");
+    assert_eq!(rig.table.cancel(&0, &c, range(5, 1), Exclusive), Some(writer));
+    assert_eq!(rig.table.cancel(&0, &c, range(5, 1), Exclusive), None);
     assert_eq!(rig.grants(), [behind]);
 }
 
@@ -367,7 +367,7 @@ fn run(steps: &[Step]) {
                     continue;
                 }
                 let gone = model.waiting.remove(usize::from(at) % model.waiting.len());
-                assert!(table.cancel(&gone.file, &who(gone.who), gone.range, gone.kind));
+                assert_eq!(table.cancel(&gone.file, &who(gone.who), gone.range, gone.kind), Some(gone.id));
             }
             Step::ReleaseOwner { who: number } => {
                 table.release_owner(&who(number));

@@ -33,7 +33,7 @@ pub struct Grant<F> {
 /// A request that waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiter {
-    id: WaiterId,
+    pub(super) id: WaiterId,
     pub(super) owner: OwnerId,
     range: Range,
     kind: LockKind,

@@ -7,6 +7,8 @@ mod io;
 mod object;
 mod readdir;
 
+pub(crate) use object::{post_op, with};
+
 use std::{ops::RangeInclusive, sync::Arc};
 
 use nfs::v3::{self, Proc3, Procedure3};

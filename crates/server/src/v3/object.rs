@@ -82,7 +82,7 @@ fn readlink(cx: &Context<'_>, args: &ReadLinkArgs, out: &mut Encoder) -> Result<
 }
 
 /// Goes on with an object if there is one.
-pub(super) fn with<'o, 'a, T>(
+pub(crate) fn with<'o, 'a, T>(
     object: &'o Result<Object<'a>, Nfsstat3>,
     go_on: impl FnOnce(&'o Object<'a>) -> Result<T, Fault>,
 ) -> Result<T, Fault> {
@@ -93,7 +93,7 @@ pub(super) fn with<'o, 'a, T>(
 }
 
 /// The attributes that a failure reports.
-pub(super) fn post_op(object: &Result<Object<'_>, Nfsstat3>) -> Result<nfs::v3::PostOpAttr, WouldBlock> {
+pub(crate) fn post_op(object: &Result<Object<'_>, Nfsstat3>) -> Result<nfs::v3::PostOpAttr, WouldBlock> {
     object.as_ref().map_or(Ok(None), Object::post_op)
 }
 

@@ -26,6 +26,7 @@ use crate::{
 pub struct Announcement<'a> {
     config: &'a Config,
     ready: Ready,
+    locks: bool,
 }
 
 impl<'a> Announcement<'a> {
@@ -34,12 +35,17 @@ impl<'a> Announcement<'a> {
         let uid = rustix::process::geteuid();
         let identity = if uid.is_root() { "callers".to_owned() } else { uid.as_raw().to_string() };
         let exports = config.export.iter().map(|export| export.name.clone()).collect();
-        Self { config, ready: Ready { pid: std::process::id(), listen: Vec::new(), exports, identity } }
+        Self { config, ready: Ready { pid: std::process::id(), listen: Vec::new(), exports, identity }, locks: false }
     }
 
     /// Adds where it is served.
     pub fn listens(&mut self, transport: &str, address: SocketAddr) {
         self.ready.listen.push(ReadyListen { transport: transport.to_owned(), address });
+    }
+
+    /// Whether clients find what NFSv3 locks files by.
+    pub fn locks(&mut self, locks: bool) {
+        self.locks = locks;
     }
 
     /// Says it.
@@ -74,6 +80,12 @@ impl<'a> Announcement<'a> {
         if !commands.is_empty() {
             text.push_str(&format!("Mount it on Linux, as root:\n  {}\n", commands.join("\n  ")));
         }
+        if !self.locks {
+            text.push_str(
+                "Clients cannot lock files by NFSv3 (nolock), as they could not find NLM: no rpcbind has it. Start rpcbind, \
+                 or serve as root with --rpcbind builtin.\n",
+            );
+        }
         if let Some(first) = self.ready.listen.first() {
             let (place, transport, port) = (host(first.address.ip()), &first.transport, first.address.port());
             let query = if transport == "tcp" { String::new() } else { format!("?proto={transport}") };
@@ -92,10 +104,11 @@ impl<'a> Announcement<'a> {
             _ => listen,
         };
         Some(format!(
-            "mount -t nfs -o vers=3,proto={transport},port={},mountproto={},mountport={},nolock {}:{} /mnt",
+            "mount -t nfs -o vers=3,proto={transport},port={},mountproto={},mountport={}{} {}:{} /mnt",
             address.port(),
             mount.transport,
             mount.address.port(),
+            if self.locks { "" } else { ",nolock" },
             host(address.ip()),
             self.ready.exports[0],
         ))

@@ -2,6 +2,7 @@
 
 mod announce;
 mod listen;
+mod locking;
 mod rpcbind;
 mod signals;
 
@@ -27,6 +28,7 @@ use crate::{
 };
 use announce::Announcement;
 use listen::ListenUrl;
+use rpcbind::{Group, Place};
 use signals::{Signal, Signals};
 
 /// Serve directories, or memory, over NFS.
@@ -39,7 +41,7 @@ to mount what it serves. As root, each operation runs with its caller's user and
 SIGTERM and SIGINT answer what has been called, and end it. SIGUSR1 prints counters of all procedures.
 
 Configuration file, for several exports (unknown keys are refused):
-  [server]                      # state_dir, workers, rpcbind, log, log_format
+  [server]                      # state_dir, workers, rpcbind, nlm_port, grace_s, log, log_format
   workers = 4
   [[listen]]                    # transport, address, options
   transport = \"tcp\"
@@ -96,6 +98,12 @@ pub struct Args {
     /// port 111, which needs root
     #[arg(long, value_name = "HOW", value_parser = ["auto", "off", "builtin"])]
     rpcbind: Option<String>,
+    /// Where NLM and NSM listen, by which NFSv3 locks files; any free port unless said otherwise
+    #[arg(long, value_name = "PORT")]
+    nlm_port: Option<u16>,
+    /// How long clients may reclaim their locks after a restart, and nothing else be locked; 90 unless said otherwise
+    #[arg(long, value_name = "SECONDS")]
+    grace: Option<u64>,
     /// When ready, print what is served where as one line of JSON, not as text
     #[arg(long)]
     json: bool,
@@ -146,6 +154,8 @@ impl Args {
             Some("builtin") => config.server.rpcbind = RpcbindMode::Builtin,
             _ => {}
         }
+        config.server.nlm_port = self.nlm_port.or(config.server.nlm_port);
+        config.server.grace_s = self.grace.or(config.server.grace_s);
         let state_dir = self.state_dir.clone().or(config.server.state_dir.take());
         config.server.state_dir = Some(state_dir.unwrap_or_else(default_state_dir));
         Ok(config)
@@ -188,7 +198,8 @@ type Listening = (String, Box<dyn Listener>);
 async fn serve(args: &Args, config: Config) -> Outcome {
     let pool = Pool::default();
     let state_dir = config.server.state_dir.as_deref().expect("it has been completed");
-    let nfs = NfsServer::open(&config.export, state_dir, &pool).map_err(Failure::usage)?;
+    let grace = Duration::from_secs(config.server.grace_s.unwrap_or(GRACE_S));
+    let nfs = NfsServer::open_with_grace(&config.export, state_dir, &pool, grace).map_err(Failure::usage)?;
     let builder = nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared);
     let server = builder.build();
 
@@ -207,11 +218,13 @@ async fn serve(args: &Args, config: Config) -> Outcome {
         places.push((transport, listener.local_addr()));
         workers.listen(server.clone(), listener);
     }
-    let published = rpcbind::publish(config.server.rpcbind, &switch, &workers, &server, &places).await?;
+    let locking = locking::start(&config.server, &switch, &workers, &nfs, &places)?;
+    let published = publish(&config, &switch, &workers, (&server, &places), locking.as_ref()).await?;
+    announcement.locks(published.known == [true, true, true]);
     announcement.publish(args.json, args.ready_file.as_deref())?;
 
     while signals.next().await == Signal::Report {
-        signals::report(&server);
+        signals::report([Some(&server), locking.as_ref().map(|locking| &locking.server)].into_iter().flatten());
     }
     announce::notify("STOPPING=1");
     published.withdraw().await;
@@ -224,6 +237,23 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     }
     remove(args.ready_file.as_deref());
     Ok(Exit::Ok)
+}
+
+/// Makes known where NFS is, and where locks can be had.
+async fn publish(
+    config: &Config,
+    switch: &Switch,
+    workers: &Workers,
+    (server, places): (&Server, &[Place]),
+    locking: Option<&locking::Locking>,
+) -> Result<rpcbind::Published, Failure> {
+    let mut groups = vec![Group { what: "files", programs: server.programs().collect(), places }];
+    for (program, version) in locking.iter().flat_map(|locking| locking.server.programs()) {
+        let places = &locking.expect("it has programs").places;
+        // One of them may be another's on this host: the kernel's lock manager, or rpc.statd.
+        groups.push(Group { what: "locks", programs: vec![(program, version)], places });
+    }
+    rpcbind::publish(config.server.rpcbind, switch, workers, &groups).await
 }
 
 /// Listens where `addresses` say; without any at the default ones, of which only the first must be had.
@@ -267,3 +297,6 @@ fn remove(ready_file: Option<&Path>) {
 
 /// How long calls may take to be answered when the server ends.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
+
+/// Long enough for a client to hear of a restart, and to reclaim.
+const GRACE_S: u64 = 90;

@@ -14,13 +14,28 @@ use server::config::{ListenConfig, RpcbindMode};
 use super::listen_one;
 use crate::exit::Failure;
 
+/// A transport, and where it listens.
+pub type Place = (String, SocketAddr);
+
+/// Programs that are of use to clients only together, and where they are.
+pub struct Group<'a> {
+    /// What clients use them for.
+    pub what: &'static str,
+    /// Their numbers and versions.
+    pub programs: Vec<(u32, u32)>,
+    /// Where they are.
+    pub places: &'a [Place],
+}
+
 /// What has been made known, to be taken back.
 pub struct Published {
     kind: Arc<dyn TransportKind>,
     bindings: Vec<Binding>,
+    /// Of the groups, in order, whether clients can find it.
+    pub known: Vec<bool>,
 }
 
-/// Makes known where the programs of `server` are: `listeners` are transports and addresses.
+/// Makes known where programs are.
 ///
 /// # Errors
 /// Our own rpcbind cannot listen. That another one does not do what it should is only said.
@@ -28,26 +43,35 @@ pub async fn publish(
     mode: RpcbindMode,
     switch: &Switch,
     workers: &Workers,
-    server: &Server,
-    listeners: &[(String, SocketAddr)],
+    groups: &[Group<'_>],
 ) -> Result<Published, Failure> {
     let kind = switch.find("tcp").expect("it is registered");
-    let bindings = bindings(&server.programs().collect::<Vec<_>>(), listeners);
-    let mut published = Published { kind, bindings: Vec::new() };
+    let mut published = Published { kind, bindings: Vec::new(), known: vec![false; groups.len()] };
+    let bindings = groups.iter().map(|group| bindings(&group.programs, group.places));
     match mode {
         RpcbindMode::Off => {}
-        RpcbindMode::Auto => match published.register(bindings).await {
-            Ok(()) => tracing::info!("registered with rpcbind"),
-            Err(why) => tracing::info!(%why, "not registered with rpcbind: clients need -o port=…,mountport=…"),
-        },
-        RpcbindMode::Builtin => builtin(switch, workers, bindings)?,
+        RpcbindMode::Auto => {
+            for (at, (group, bindings)) in groups.iter().zip(bindings).enumerate() {
+                match published.register(bindings).await {
+                    Ok(known) => published.known[at] = known,
+                    Err(why) => {
+                        tracing::info!(%why, what = group.what, "not registered with rpcbind");
+                        break;
+                    }
+                }
+            }
+        }
+        RpcbindMode::Builtin => {
+            builtin(switch, workers, bindings.flatten().collect())?;
+            published.known.fill(true);
+        }
     }
     Ok(published)
 }
 
 impl Published {
-    /// Registers, unless somebody else serves the same.
-    async fn register(&mut self, bindings: Vec<Binding>) -> Result<(), LookupError> {
+    /// Registers, unless somebody else serves the same: then false.
+    async fn register(&mut self, bindings: Vec<Binding>) -> Result<bool, LookupError> {
         for Binding { program, version, netid, address } in &bindings {
             match rpcbind::lookup(self.kind.clone(), RPCBIND, *program, *version, netid).await {
                 Ok(other) if other.port() != address.port() => {
@@ -55,15 +79,15 @@ impl Published {
                         "slipway serve: program {program} is registered with rpcbind at port {} of {netid} already: left so",
                         other.port()
                     );
-                    return Ok(());
+                    return Ok(false);
                 }
                 Ok(_) | Err(LookupError::NotRegistered { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
         rpcbind::register(self.kind.clone(), RPCBIND, &bindings).await?;
-        self.bindings = bindings;
-        Ok(())
+        self.bindings.extend(bindings);
+        Ok(true)
     }
 
     /// Takes back what has been registered.

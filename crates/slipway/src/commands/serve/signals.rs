@@ -76,8 +76,9 @@ fn end_of_input() -> watch::Receiver<bool> {
 }
 
 /// Prints what every procedure was called, on standard error.
-pub fn report(server: &Server) {
-    eprint!("{}", table(&server.stats()));
+pub fn report<'a>(servers: impl Iterator<Item = &'a std::sync::Arc<Server>>) {
+    let stats: Vec<_> = servers.flat_map(|server| server.stats()).collect();
+    eprint!("{}", table(&stats));
 }
 
 fn table(stats: &[ProcedureStats]) -> String {

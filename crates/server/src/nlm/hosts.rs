@@ -1,0 +1,161 @@
+//! [`Hosts`]: who locks by NLM.
+//!
+//! A host is its address and its name for itself: names alone are often `localhost`, and several hosts can share an
+//! address. The protocol does not authenticate either.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+};
+
+use bytes::Bytes;
+
+/// The number of a host; never 0.
+pub(super) type HostId = u32;
+
+/// One host.
+#[derive(Clone, Debug)]
+pub(super) struct Host {
+    pub(super) address: IpAddr,
+    pub(super) name: Bytes,
+    /// Its NSM state number, as far as known; 0 if not.
+    pub(super) state: i32,
+    /// Whether the durable store has it.
+    pub(super) monitored: bool,
+    /// Whether it may have held locks before we restarted.
+    pub(super) may_reclaim: bool,
+    /// Whether it called by UDP, and so is to be called.
+    pub(super) lossy: bool,
+}
+
+/// All hosts that are known, at most [`HOSTS_MAX`].
+#[derive(Debug, Default)]
+pub(super) struct Hosts {
+    ids: HashMap<(IpAddr, Bytes), HostId>,
+    hosts: HashMap<HostId, Host>,
+    last: HostId,
+    /// Made room, but the durable store still has them.
+    forgotten: Vec<(IpAddr, Bytes)>,
+}
+
+impl Hosts {
+    pub(super) fn find(&self, address: IpAddr, name: &[u8]) -> Option<HostId> {
+        // The key's lookup takes an owned name, which a slice can be made without copying only if it is static.
+        self.ids.get(&(address.to_canonical(), Bytes::copy_from_slice(name))).copied()
+    }
+
+    /// The number of a host, who may be new. `is_idle` says of which others nothing need be known, if there are too many.
+    pub(super) fn intern(
+        &mut self,
+        address: IpAddr,
+        name: &[u8],
+        is_idle: impl Fn(HostId, &Host) -> bool,
+    ) -> Option<HostId> {
+        if let Some(id) = self.find(address, name) {
+            return Some(id);
+        }
+        if self.hosts.len() >= HOSTS_MAX {
+            let idle = self.hosts.iter().find(|(id, host)| is_idle(**id, host)).map(|(id, _)| *id)?;
+            let host = self.remove(idle)?;
+            if host.monitored {
+                self.forgotten.push((host.address, host.name));
+            }
+        }
+        loop {
+            self.last = self.last.wrapping_add(1);
+            if self.last != 0 && !self.hosts.contains_key(&self.last) {
+                break;
+            }
+        }
+        let (address, name) = (address.to_canonical(), Bytes::copy_from_slice(name));
+        self.ids.insert((address, name.clone()), self.last);
+        let host = Host { address, name, state: 0, monitored: false, may_reclaim: false, lossy: false };
+        self.hosts.insert(self.last, host);
+        Some(self.last)
+    }
+
+    pub(super) fn get(&self, id: HostId) -> Option<&Host> {
+        self.hosts.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: HostId) -> Option<&mut Host> {
+        self.hosts.get_mut(&id)
+    }
+
+    pub(super) fn remove(&mut self, id: HostId) -> Option<Host> {
+        let host = self.hosts.remove(&id)?;
+        self.ids.remove(&(host.address, host.name.clone()));
+        Some(host)
+    }
+
+    /// Hosts that the durable store need not have any more.
+    pub(super) fn take_forgotten(&mut self) -> Vec<(IpAddr, Bytes)> {
+        let mut forgotten = std::mem::take(&mut self.forgotten);
+        forgotten.retain(|key| !self.ids.contains_key(key));
+        forgotten
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (HostId, &Host)> {
+        self.hosts.iter().map(|(id, host)| (*id, host))
+    }
+
+    /// Whom a host means that says from `peer` that `name` has restarted. Its name there need not be that in its locks
+    /// (one may be qualified): then it is all hosts of the address. From another address, as a host with several may
+    /// have, the name must be right and the port one that only root has.
+    pub(super) fn restarted(&self, peer: SocketAddr, name: &[u8]) -> Vec<HostId> {
+        let address = peer.ip().to_canonical();
+        if let Some(id) = self.find(address, name) {
+            return vec![id];
+        }
+        let there: Vec<_> = self.iter().filter(|(_, host)| host.address == address).map(|(id, _)| id).collect();
+        if !there.is_empty() || peer.port() >= PORT_PRIVILEGED {
+            return there;
+        }
+        self.iter().filter(|(_, host)| host.name == name).map(|(id, _)| id).collect()
+    }
+}
+
+const HOSTS_MAX: usize = 4096;
+/// Ports from here on are anyone's.
+pub(crate) const PORT_PRIVILEGED: u16 = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restarted_host_is_found_by_address_and_name() {
+        let mut hosts = Hosts::default();
+        let mut add = |address: &str, name: &str| hosts.intern(address.parse().unwrap(), name.as_bytes(), |_, _| false);
+        let a = add("10.0.0.1", "venus").unwrap();
+        let b = add("10.0.0.2", "localhost").unwrap();
+        let c = add("::ffff:10.0.0.2", "mars").unwrap();
+        let d = add("10.0.0.3", "localhost").unwrap();
+        assert_eq!(add("::ffff:10.0.0.1", "venus"), Some(a));
+        let said = |peer: &str, name: &str| {
+            let mut found = hosts.restarted(peer.parse().unwrap(), name.as_bytes());
+            found.sort_unstable();
+            found
+        };
+        assert_eq!(said("10.0.0.1:900", "venus"), [a]);
+        assert_eq!(said("[::ffff:10.0.0.1]:5000", "venus.example.com"), [a], "by its address");
+        assert_eq!(said("10.0.0.2:900", "mars"), [c], "not the other one behind the same address");
+        assert_eq!(said("10.0.0.2:900", "pluto"), [b, c]);
+        assert_eq!(said("10.0.0.9:900", "venus"), [a], "by its name, from another address of its");
+        assert_eq!(said("10.0.0.9:1024", "venus"), [], "anyone can say that");
+        assert_eq!(said("10.0.0.9:900", "localhost"), [b, d]);
+    }
+
+    #[test]
+    fn hosts_are_bounded_and_idle_ones_make_room() {
+        let mut hosts = Hosts::default();
+        let address = |i: usize| IpAddr::from([10, 1, (i >> 8) as u8, i as u8]);
+        for i in 0..HOSTS_MAX {
+            hosts.intern(address(i), b"", |_, _| false).unwrap();
+        }
+        assert_eq!(hosts.intern(address(HOSTS_MAX), b"", |_, _| false), None);
+        let idle = hosts.find(address(7), b"").unwrap();
+        assert!(hosts.intern(address(HOSTS_MAX), b"", |id, _| id == idle).is_some());
+        assert_eq!((hosts.hosts.len(), hosts.ids.len(), hosts.find(address(7), b"")), (HOSTS_MAX, HOSTS_MAX, None));
+    }
+}

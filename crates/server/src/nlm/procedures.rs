@@ -1,0 +1,275 @@
+//! The procedures: arguments to questions to [`Lockd`](super::lockd::Lockd), and answers to results.
+//!
+//! Who may read a file may lock it, and so may its owner; who may only write it may lock it exclusively. Unlocking needs
+//! nothing but the file handle.
+
+use std::marker::PhantomData;
+
+use nfs::{
+    nlm::{
+        self, CancelArgs, LockArgs, Nlm4Stats, NlmProc4, Res, ShareAccess, ShareMode, TestArgs, TestReply, TestRes,
+        UnlockArgs,
+    },
+    v3::Nfsstat3,
+};
+use vfs::{Kind, Rights};
+use xdr::{Decode, Encode, Encoder, Message};
+
+use super::lockd::{Ask, From, LockFile, svid_and_oh};
+use crate::{
+    context::{Context, Object},
+    error::{Fault, WouldBlock},
+    exec::Answer,
+    locks::{LockKind, Range, Share as ShareReservation},
+};
+
+/// Implements [`Answer`] for a procedure, and for the one that is called and answered without a reply, if there is one.
+macro_rules! answers {
+    ($($name:ident, $text:literal: $args:ty => $function:ident $(, $msg:ident, $msg_text:literal by $response:ident)?;)*) => {$(
+        pub(super) struct $name;
+
+        impl Answer for $name {
+            type Args = $args;
+            type Status = Nlm4Stats;
+            const NAME: &'static str = $text;
+
+            fn answer(cx: &Context<'_>, args: &$args, out: &mut Encoder) -> Result<Nlm4Stats, WouldBlock> {
+                let (status, results) = $function(cx, args)?;
+                results.encode(out);
+                Ok(status)
+            }
+        }
+
+        $(pub(super) struct $msg;
+
+        impl Answer for $msg {
+            type Args = $args;
+            type Status = Nlm4Stats;
+            const NAME: &'static str = $msg_text;
+
+            fn answer(cx: &Context<'_>, args: &$args, _: &mut Encoder) -> Result<Nlm4Stats, WouldBlock> {
+                let (status, results) = $function(cx, args)?;
+                let results = Message::encode(&results).stream;
+                cx.shared.lockd.respond(from(cx, b""), NlmProc4::$response, results);
+                Ok(status)
+            }
+        })?
+    )*};
+}
+
+answers! {
+    Test, "TEST": TestArgs => test, TestMsg, "TEST_MSG" by TestRes;
+    Lock, "LOCK": LockArgs => lock, LockMsg, "LOCK_MSG" by LockRes;
+    NmLock, "NM_LOCK": LockArgs => nm_lock;
+    Cancel, "CANCEL": CancelArgs => cancel, CancelMsg, "CANCEL_MSG" by CancelRes;
+    Unlock, "UNLOCK": UnlockArgs => unlock, UnlockMsg, "UNLOCK_MSG" by UnlockRes;
+    Granted, "GRANTED": TestArgs => granted, GrantedMsg, "GRANTED_MSG" by GrantedRes;
+    Share, "SHARE": nlm::ShareArgs => share;
+    Unshare, "UNSHARE": nlm::ShareArgs => unshare;
+}
+
+/// The result of a call that we have not made: whatever it says is no news.
+pub(super) struct Unexpected<A>(PhantomData<A>);
+
+impl<A: Decode + Send + 'static> Answer for Unexpected<A> {
+    type Args = A;
+    type Status = ();
+    const NAME: &'static str = "a result";
+
+    fn answer(_: &Context<'_>, _: &A, _: &mut Encoder) -> Result<(), WouldBlock> {
+        Ok(())
+    }
+}
+
+pub(super) struct FreeAll;
+
+impl Answer for FreeAll {
+    type Args = nlm::FreeAllArgs;
+    type Status = ();
+    const NAME: &'static str = "FREE_ALL";
+
+    fn answer(cx: &Context<'_>, args: &nlm::FreeAllArgs, _: &mut Encoder) -> Result<(), WouldBlock> {
+        cx.shared.lockd.free_all(from(cx, &args.name));
+        Ok(())
+    }
+}
+
+type Results<R> = Result<(Nlm4Stats, R), WouldBlock>;
+
+fn test(cx: &Context<'_>, args: &TestArgs) -> Results<TestRes> {
+    let reply = (|| {
+        let (file, range) = (lockable(cx, &args.lock.fh, args.exclusive)?, range(&args.lock)?);
+        if cx.shared.lockd.in_grace() {
+            return Err(Refused::Status(Nlm4Stats::DeniedGracePeriod));
+        }
+        let from = from(cx, &args.lock.caller_name);
+        let Some(holder) = cx.shared.lockd.test(from, &args.lock, &file, range, kind(args.exclusive)) else {
+            return Ok(TestReply::Other(Nlm4Stats::Granted));
+        };
+        let (svid, oh) = svid_and_oh(&holder.owner);
+        let (offset, len) = (holder.range.first(), holder.range.length().unwrap_or(0));
+        Ok(TestReply::Denied(nlm::Holder { exclusive: holder.kind == LockKind::Exclusive, svid, oh, offset, len }))
+    })();
+    let reply = match reply {
+        Ok(reply) => reply,
+        Err(Refused::WouldBlock) => return Err(WouldBlock),
+        Err(Refused::Status(status)) => TestReply::Other(status),
+    };
+    let status = match &reply {
+        TestReply::Denied(_) => Nlm4Stats::Denied,
+        TestReply::Other(status) => *status,
+    };
+    Ok((status, TestRes { cookie: args.cookie.clone(), reply }))
+}
+
+fn lock(cx: &Context<'_>, args: &LockArgs) -> Results<Res> {
+    conclude(&args.cookie, lock_monitored(cx, args, Some(args.state)))
+}
+
+/// From a host that cannot be told of a restart: what it held is lost then.
+fn nm_lock(cx: &Context<'_>, args: &LockArgs) -> Results<Res> {
+    conclude(&args.cookie, lock_monitored(cx, args, None))
+}
+
+fn lock_monitored(cx: &Context<'_>, args: &LockArgs, monitor: Option<i32>) -> Result<Nlm4Stats, Refused> {
+    let ask = Ask {
+        file: lockable(cx, &args.lock.fh, args.exclusive)?,
+        range: range(&args.lock)?,
+        lock: &args.lock,
+        kind: kind(args.exclusive),
+        wait: args.block,
+        reclaim: args.reclaim,
+        monitor,
+        may_block: cx.may_block,
+    };
+    cx.shared.lockd.lock(from(cx, &args.lock.caller_name), &ask).map_err(|WouldBlock| Refused::WouldBlock)
+}
+
+fn cancel(cx: &Context<'_>, args: &CancelArgs) -> Results<Res> {
+    let status = (|| {
+        let (file, range) = (file(cx, &args.lock.fh)?, range(&args.lock)?);
+        let from = from(cx, &args.lock.caller_name);
+        let cancelled = cx.shared.lockd.cancel(from, &args.lock, &file, range, kind(args.exclusive));
+        Ok(if cancelled { Nlm4Stats::Granted } else { Nlm4Stats::Denied })
+    })();
+    conclude(&args.cookie, status)
+}
+
+fn unlock(cx: &Context<'_>, args: &UnlockArgs) -> Results<Res> {
+    let status = (|| {
+        let (file, range) = (file(cx, &args.lock.fh)?, range(&args.lock)?);
+        Ok(cx.shared.lockd.unlock(from(cx, &args.lock.caller_name), &args.lock, &file, range))
+    })();
+    conclude(&args.cookie, status)
+}
+
+/// We wait for no lock of anybody's.
+fn granted(_: &Context<'_>, args: &TestArgs) -> Results<Res> {
+    conclude(&args.cookie, Ok(Nlm4Stats::Denied))
+}
+
+fn share(cx: &Context<'_>, args: &nlm::ShareArgs) -> Results<nlm::ShareRes> {
+    let share = &args.share;
+    let status = (|| {
+        let file = lockable(cx, &share.fh, matches!(share.access, ShareAccess::Write))?;
+        let from = from(cx, &share.caller_name);
+        Ok(cx.shared.lockd.share(from, &share.oh, &file, reservation(share.mode, share.access), args.reclaim))
+    })();
+    conclude_share(args, status)
+}
+
+fn unshare(cx: &Context<'_>, args: &nlm::ShareArgs) -> Results<nlm::ShareRes> {
+    let status = file(cx, &args.share.fh).map(|file| {
+        cx.shared.lockd.unshare(from(cx, &args.share.caller_name), &args.share.oh, &file);
+        Nlm4Stats::Granted
+    });
+    conclude_share(args, status)
+}
+
+/// Why there is nothing to ask.
+enum Refused {
+    WouldBlock,
+    Status(Nlm4Stats),
+}
+
+impl std::convert::From<Fault> for Refused {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::WouldBlock => Refused::WouldBlock,
+            Fault::Status(status) => Refused::Status(match status {
+                Nfsstat3::Stale | Nfsstat3::BadHandle | Nfsstat3::NoEnt => Nlm4Stats::StaleFh,
+                Nfsstat3::RoFs => Nlm4Stats::RoFs,
+                Nfsstat3::Acces | Nfsstat3::Perm => Nlm4Stats::Denied,
+                Nfsstat3::Jukebox => Nlm4Stats::DeniedNoLocks,
+                _ => Nlm4Stats::Failed,
+            }),
+        }
+    }
+}
+
+fn conclude(cookie: &nlm::Netobj, status: Result<Nlm4Stats, Refused>) -> Results<Res> {
+    let status = match status {
+        Ok(status) | Err(Refused::Status(status)) => status,
+        Err(Refused::WouldBlock) => return Err(WouldBlock),
+    };
+    Ok((status, Res { cookie: cookie.clone(), status }))
+}
+
+fn conclude_share(args: &nlm::ShareArgs, status: Result<Nlm4Stats, Refused>) -> Results<nlm::ShareRes> {
+    let (status, Res { cookie, .. }) = conclude(&args.cookie, status)?;
+    Ok((status, nlm::ShareRes { cookie, status, sequence: 0 }))
+}
+
+fn from<'a>(cx: &Context<'_>, name: &'a [u8]) -> From<'a> {
+    From { peer: cx.peer, lossy: cx.carrier.name == "udp", name }
+}
+
+fn kind(exclusive: bool) -> LockKind {
+    if exclusive { LockKind::Exclusive } else { LockKind::Shared }
+}
+
+fn reservation(mode: ShareMode, access: ShareAccess) -> ShareReservation {
+    let (access, deny) = (access as u32, mode as u32);
+    let has = |bits: u32, bit| bits & bit != 0;
+    ShareReservation { read: has(access, 1), write: has(access, 2), deny_read: has(deny, 1), deny_write: has(deny, 2) }
+}
+
+/// What is locked; beyond what a file can have, there is nothing to lock.
+fn range(lock: &nlm::Lock) -> Result<Range, Refused> {
+    let last_max = i64::MAX as u64;
+    let fits = lock.offset <= last_max && lock.len.saturating_sub(1) <= last_max - lock.offset;
+    match lock.len {
+        _ if !fits => Err(Refused::Status(Nlm4Stats::FBig)),
+        0 => Ok(Range::to_end(lock.offset)),
+        len => Ok(Range::new(lock.offset, len).expect("it is not empty, and fits")),
+    }
+}
+
+/// The file of a handle, if the caller may use its export at all. NLM goes by TCP or UDP whatever NFS goes by.
+fn object<'a>(cx: &Context<'a>, fh: &[u8]) -> Result<Object<'a>, Fault> {
+    let (id, handle) = cx.shared.key.open(fh)?;
+    let export = cx.shared.exports.find(id).ok_or(Nfsstat3::Stale)?;
+    if !export.admits_host(cx.peer) {
+        return Err(Nfsstat3::Acces.into());
+    }
+    Ok(cx.object_of(export, handle))
+}
+
+fn file(cx: &Context<'_>, fh: &[u8]) -> Result<LockFile, Refused> {
+    let object = object(cx, fh)?;
+    Ok((object.export.id(), object.handle))
+}
+
+/// The file of a handle, if the caller may lock it.
+fn lockable(cx: &Context<'_>, fh: &[u8], exclusive: bool) -> Result<LockFile, Refused> {
+    let object = object(cx, fh)?;
+    let wanted = Rights { read: true, modify: exclusive, ..Rights::default() };
+    let (rights, attr) = object.vfs().access(&object.caller(), &object.handle, wanted).map_err(Fault::from)?;
+    if attr.kind != Kind::File {
+        return Err(Refused::Status(Nlm4Stats::Failed));
+    }
+    if !rights.read && !rights.modify && attr.uid != object.caller().cred.uid {
+        return Err(Refused::Status(Nlm4Stats::Denied));
+    }
+    Ok((object.export.id(), object.handle))
+}

@@ -1,0 +1,260 @@
+//! What must survive a restart of the server, in one embedded database in the state directory: `recovery.redb`.
+//!
+//! Every change is a transaction, on stable storage when the call returns: what a client was promised is not forgotten,
+//! whenever the server ends. Calls wait for storage; run them where that is allowed. Each protocol has tables of its own
+//! here:
+//!
+//! | table | key | value |
+//! |---|---|---|
+//! | `nsm` | `"state"` | our NSM state number, u32 |
+//! | `nsm_hosts` | 16 bytes of an IPv6 address (IPv4 mapped), then a host's name | its NSM state number, u32 |
+//! | `nsm_monitors` | a `mon_id` in XDR | its 16 private bytes |
+
+use std::{
+    io,
+    net::{IpAddr, Ipv6Addr},
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, backends::InMemoryBackend};
+
+/// The database.
+pub struct Recovery {
+    database: Database,
+    persistent: bool,
+}
+
+/// A host that may hold locks, and so is told when we have restarted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MonitoredHost {
+    /// Where it is.
+    pub address: IpAddr,
+    /// Its name for itself.
+    pub name: Bytes,
+    /// Its NSM state number when it first locked.
+    pub state: i32,
+}
+
+/// A program on this host that wants to know when another host has restarted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Monitor {
+    /// Who is monitored for whom: a `mon_id` in XDR.
+    pub mon_id: Bytes,
+    /// What the program is told.
+    pub private: [u8; 16],
+}
+
+impl Recovery {
+    /// Opens the database in the state directory, or makes it.
+    ///
+    /// # Errors
+    /// It cannot be read or written, or another server has it.
+    pub fn open(state_dir: &Path) -> io::Result<Self> {
+        let path = state_dir.join(FILE);
+        let located = |error: redb::DatabaseError| io::Error::other(format!("{}: {error}", path.display()));
+        let database = Database::create(&path).map_err(located)?;
+        Self::with(database, true)
+    }
+
+    /// A database that ends with the process: for a server whose file handles do so, too.
+    pub fn in_memory() -> Self {
+        let database = Database::builder().create_with_backend(InMemoryBackend::new()).expect("memory takes it");
+        Self::with(database, false).expect("memory takes it")
+    }
+
+    fn with(database: Database, persistent: bool) -> io::Result<Self> {
+        let recovery = Self { database, persistent };
+        recovery.write(|transaction| {
+            transaction.open_table(NSM)?;
+            transaction.open_table(NSM_HOSTS)?;
+            transaction.open_table(NSM_MONITORS)?;
+            Ok(())
+        })?;
+        Ok(recovery)
+    }
+
+    /// Whether it survives the process.
+    pub fn is_persistent(&self) -> bool {
+        self.persistent
+    }
+
+    /// The NSM state number of a new life: odd, and greater than that of every one before (C702 §11.2).
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub fn next_nsm_state(&self) -> io::Result<i32> {
+        let mut next = 0;
+        self.write(|transaction| {
+            let mut table = transaction.open_table(NSM)?;
+            let last = table.get(STATE)?.map(|state| state.value());
+            // Where nothing is remembered, the time is greater than at every start before.
+            let seconds = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as u32);
+            next = (last.map_or_else(seconds, |last| last + 1) | 1) & i32::MAX as u32;
+            table.insert(STATE, next)?;
+            Ok(())
+        })?;
+        Ok(next as i32)
+    }
+
+    /// The hosts that are told when we have restarted.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub fn hosts(&self) -> io::Result<Vec<MonitoredHost>> {
+        let read = || -> Result<Vec<MonitoredHost>, redb::Error> {
+            let transaction = self.database.begin_read()?;
+            let table = transaction.open_table(NSM_HOSTS)?;
+            let entry = |entry: Result<(redb::AccessGuard<'_, &[u8]>, redb::AccessGuard<'_, u32>), _>| {
+                let (key, state) = entry?;
+                Ok(host_of(key.value()).map(|(address, name)| MonitoredHost {
+                    address,
+                    name,
+                    state: state.value() as i32,
+                }))
+            };
+            table.iter()?.map(entry).filter_map(Result::transpose).collect()
+        };
+        read().map_err(io::Error::other)
+    }
+
+    /// Remembers a host.
+    ///
+    /// # Errors
+    /// The storage fails: the host must not get locks then.
+    pub fn add_host(&self, host: &MonitoredHost) -> io::Result<()> {
+        let key = host_key(host.address, &host.name);
+        self.write(|transaction| {
+            transaction.open_table(NSM_HOSTS)?.insert(&key[..], host.state as u32)?;
+            Ok(())
+        })
+    }
+
+    /// Forgets hosts.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub fn remove_hosts<'a>(&self, hosts: impl IntoIterator<Item = (IpAddr, &'a [u8])>) -> io::Result<()> {
+        self.write(|transaction| {
+            let mut table = transaction.open_table(NSM_HOSTS)?;
+            for (address, name) in hosts {
+                table.remove(&host_key(address, name)[..])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Who on this host wants to know of restarts.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub fn monitors(&self) -> io::Result<Vec<Monitor>> {
+        let read = || -> Result<Vec<Monitor>, redb::Error> {
+            let transaction = self.database.begin_read()?;
+            let table = transaction.open_table(NSM_MONITORS)?;
+            let entry = |entry: Result<(redb::AccessGuard<'_, &[u8]>, redb::AccessGuard<'_, &[u8; 16]>), _>| {
+                let (key, private) = entry?;
+                Ok(Monitor { mon_id: Bytes::copy_from_slice(key.value()), private: *private.value() })
+            };
+            table.iter()?.map(entry).collect()
+        };
+        read().map_err(io::Error::other)
+    }
+
+    /// Remembers who wants to know.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub fn add_monitor(&self, monitor: &Monitor) -> io::Result<()> {
+        self.write(|transaction| {
+            transaction.open_table(NSM_MONITORS)?.insert(&monitor.mon_id[..], &monitor.private)?;
+            Ok(())
+        })
+    }
+
+    /// Forgets those of whom `gone` says so.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub fn remove_monitors(&self, gone: impl Fn(&[u8]) -> bool) -> io::Result<()> {
+        self.write(|transaction| {
+            transaction.open_table(NSM_MONITORS)?.retain(|key, _| !gone(key))?;
+            Ok(())
+        })
+    }
+
+    fn write(&self, change: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error>) -> io::Result<()> {
+        let run = || -> Result<(), redb::Error> {
+            let transaction = self.database.begin_write()?;
+            change(&transaction)?;
+            Ok(transaction.commit()?)
+        };
+        run().map_err(io::Error::other)
+    }
+}
+
+fn host_key(address: IpAddr, name: &[u8]) -> Vec<u8> {
+    let address = match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    };
+    [&address.octets()[..], name].concat()
+}
+
+fn host_of(key: &[u8]) -> Option<(IpAddr, Bytes)> {
+    let (address, name) = key.split_first_chunk::<16>()?;
+    Some((IpAddr::V6(Ipv6Addr::from(*address)).to_canonical(), Bytes::copy_from_slice(name)))
+}
+
+const FILE: &str = "recovery.redb";
+const STATE: &str = "state";
+const NSM: TableDefinition<'_, &str, u32> = TableDefinition::new("nsm");
+const NSM_HOSTS: TableDefinition<'_, &[u8], u32> = TableDefinition::new("nsm_hosts");
+const NSM_MONITORS: TableDefinition<'_, &[u8], &[u8; 16]> = TableDefinition::new("nsm_monitors");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(address: &str, name: &str, state: i32) -> MonitoredHost {
+        MonitoredHost { address: address.parse().unwrap(), name: name.to_owned().into(), state }
+    }
+
+    #[test]
+    fn hosts_monitors_and_the_state_number_survive() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (host("10.0.0.1", "venus", 3), host("fe80::1", "", -1));
+        let monitor = Monitor { mon_id: Bytes::from_static(b"mars"), private: [7; 16] };
+        let first = {
+            let recovery = Recovery::open(dir.path()).unwrap();
+            assert!(Recovery::open(dir.path()).is_err(), "one server at a time");
+            recovery.add_host(&a).unwrap();
+            recovery.add_host(&b).unwrap();
+            recovery.add_host(&a).unwrap();
+            recovery.add_monitor(&monitor).unwrap();
+            recovery.next_nsm_state().unwrap()
+        };
+        let recovery = Recovery::open(dir.path()).unwrap();
+        assert_eq!(recovery.hosts().unwrap(), [a.clone(), b.clone()]);
+        assert_eq!(recovery.monitors().unwrap(), [monitor]);
+        let second = recovery.next_nsm_state().unwrap();
+        assert_eq!((first % 2, second), (1, first + 2));
+        recovery.remove_hosts([(a.address, &a.name[..])]).unwrap();
+        assert_eq!(recovery.hosts().unwrap(), [b]);
+        recovery.remove_monitors(|id| id == b"other").unwrap();
+        assert_eq!(recovery.monitors().unwrap().len(), 1);
+        recovery.remove_monitors(|id| id == b"mars").unwrap();
+        assert_eq!(recovery.monitors().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn in_memory_it_works_alike_and_ends() {
+        let recovery = Recovery::in_memory();
+        let first = recovery.next_nsm_state().unwrap();
+        assert_eq!(recovery.next_nsm_state().unwrap(), first + 2);
+        recovery.add_host(&host("::ffff:10.0.0.1", "x", 1)).unwrap();
+        assert_eq!(recovery.hosts().unwrap(), [host("10.0.0.1", "x", 1)]);
+        assert!(!recovery.is_persistent());
+    }
+}

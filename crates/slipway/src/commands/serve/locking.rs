@@ -1,0 +1,54 @@
+//! File locks for NFSv3: NLM and NSM at ports of their own, which clients learn from rpcbind, and what is said to clients
+//! unasked.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use rpc::{Server, Switch, Workers};
+use server::{
+    CallbackTransports, NfsServer,
+    config::{ListenConfig, RpcbindMode, ServerConfig},
+};
+
+use super::{listen_one, rpcbind::Place};
+use crate::exit::Failure;
+
+/// Where locks can be had.
+pub struct Locking {
+    /// NLM and NSM.
+    pub server: Arc<Server>,
+    /// Transports and addresses.
+    pub places: Vec<Place>,
+}
+
+/// Starts NLM and NSM over TCP and UDP beside NFS, which listens at `nfs_at`; not where nobody could find them.
+///
+/// # Errors
+/// The port is not to be had.
+pub fn start(
+    config: &ServerConfig,
+    switch: &Switch,
+    workers: &Workers,
+    nfs: &NfsServer,
+    nfs_at: &[Place],
+) -> Result<Option<Locking>, Failure> {
+    if config.rpcbind == RpcbindMode::Off {
+        return Ok(None);
+    }
+    let server = nfs.lock_services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared).build();
+    let port = config.nlm_port.unwrap_or(0);
+    let address = match nfs_at.first() {
+        Some((_, address)) => SocketAddr::new(address.ip(), port),
+        None => super::listen::everywhere(port),
+    };
+    let mut places = Vec::new();
+    for transport in ["tcp", "udp"] {
+        let listen = ListenConfig { transport: transport.to_owned(), address, options: Default::default() };
+        let (transport, listener) = listen_one(switch, &listen)
+            .map_err(|failure| Failure { message: format!("--nlm-port: {}", failure.message), ..failure })?;
+        places.push((transport, listener.local_addr()));
+        workers.listen(server.clone(), listener);
+    }
+    let kind = |name| switch.find(name).expect("it is registered");
+    tokio::spawn(nfs.lock_callbacks(CallbackTransports { tcp: kind("tcp"), udp: kind("udp") }));
+    Ok(Some(Locking { server, places }))
+}

@@ -1,0 +1,14 @@
+//! Two Linux clients in the guest, and our server between them, in a network namespace of its own there: file locks need
+//! calls in both directions, which the lab's network to the host does not let through.
+
+use super::Bench;
+use super::lab::{Guest, text};
+use crate::report::Report;
+
+/// Runs `guest/locks.sh`.
+pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
+    let guest = Guest::new(bench, bench.fresh("locks")?.join("guest"))?;
+    guest.environment(&[("SLIPWAY", text(&bench.slipway))])?;
+    let succeeded = guest.run("locks.sh");
+    guest.results("locks", succeeded, report)
+}
