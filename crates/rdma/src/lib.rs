@@ -23,6 +23,7 @@ mod regions;
 pub mod registration;
 pub mod shm;
 pub mod sim;
+pub mod verbs;
 mod work;
 
 pub use memory::{Access, Memory, Region, RemoteSegment, Stag};

@@ -74,4 +74,12 @@ impl Memory {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// Where the first byte is.
+    pub(crate) fn address(&self) -> u64 {
+        match self {
+            Memory::Write(buffer) => buffer.as_ptr() as u64,
+            Memory::Read(bytes) => bytes.as_ptr() as u64,
+        }
+    }
 }

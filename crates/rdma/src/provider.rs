@@ -55,10 +55,13 @@ pub trait Provider: Send + Sync + 'static {
 pub struct ProviderCaps {
     /// Its name: `iwarp`, `shm`, `sim`, …
     pub name: &'static str,
-    /// Longest private data that a connection request or reply can carry, in bytes.
+    /// Longest private data that a connection request or reply can carry, in bytes. It may arrive with
+    /// zeros behind it.
     pub private_data_max: usize,
     /// Whether its queue pairs can take receives from [`QpOptions::receive_source`].
     pub shared_receives: bool,
+    /// Whether a peer may invalidate regions of ours (Send with Invalidate), whatever adapter the connection is on.
+    pub remote_invalidation: bool,
 }
 
 /// What a new queue pair shall be able to do.
@@ -135,6 +138,8 @@ pub struct QpCaps {
     pub outbound_reads: u16,
     /// Longest single region, in bytes.
     pub region_max: usize,
+    /// Whether a Send can invalidate a region of the peer.
+    pub send_invalidate: bool,
     /// Whether file pieces of a rope are sent without passing through user memory.
     pub file_ranges: bool,
 }
@@ -163,8 +168,9 @@ pub trait QueuePair: Send {
         None
     }
 
-    /// Exposes `memory` to the peer, exactly its visible bytes. The queue pair keeps it until a
-    /// [`WorkRequest::Invalidate`] completes or a receive says that the peer invalidated it.
+    /// Exposes `memory` to the peer, exactly its visible bytes. The peer can use it when it has seen a message that was
+    /// posted later. The queue pair keeps it until a [`WorkRequest::Invalidate`] completes or a receive says that
+    /// the peer invalidated it.
     ///
     /// # Errors
     /// Too many regions; the memory comes back.

@@ -44,6 +44,14 @@ macro_rules! conformance {
                 super::$name(super::Fabric::new(super::Iwarp::new(options))).await;
             })*
         }
+        mod verbs {
+            $(#[tokio::test]
+            async fn $name() {
+                if let Some(fabric) = super::Fabric::verbs() {
+                    super::$name(fabric).await;
+                }
+            })*
+        }
         mod shm {
             $(#[tokio::test]
             async fn $name() {
@@ -139,15 +147,20 @@ async fn private_data_goes_both_ways(fabric: Fabric) {
             (asked, qp)
         })
         .await;
-    assert_eq!(&asked.0[..], b"request");
-    assert_eq!(&connected.unwrap().private_data[..], b"the reply");
+    let same = |have: &[u8], sent: &[u8]| {
+        let (data, padding) = have.split_at(sent.len());
+        assert!(data == sent && padding.iter().all(|&byte| byte == 0), "{have:?}");
+        assert!(padding.is_empty() || fabric.adapter);
+    };
+    same(&asked.0, b"request");
+    same(&connected.unwrap().private_data, b"the reply");
 
     let max = fabric.provider.caps().private_data_max;
     let longest = pattern(1, max);
     let (connected, asked) =
         fabric.attempt(&longest, |mut request| async move { request.private_data().await.unwrap() }).await;
     assert!(connected.is_err());
-    assert_eq!(asked, longest);
+    same(&asked, &longest);
     let (nobody, options, too_long) = ("127.0.0.1:9".parse().unwrap(), QpOptions::default(), pattern(1, max + 1));
     let error = fabric.provider.connect(nobody, &options, &too_long, Vec::new()).await.err().unwrap();
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
@@ -174,6 +187,7 @@ async fn nobody_listens(fabric: Fabric) {
 async fn writes_are_there_when_the_send_after_them_arrives(fabric: Fabric) {
     let mut pair = fabric.pair().await;
     let region = pair.client.expose_for_write(100_000);
+    pair.settle(Side::Client).await;
     let recv = pair.client.recv(16);
     let data = pattern(3, 100_000);
     // In pieces, last first.
@@ -213,6 +227,7 @@ async fn a_read_brings_the_bytes(fabric: Fabric) {
             Side::Server => Side::Client,
         };
         let region = pair.end(other).expose_for_read(&data);
+        pair.settle(other).await;
         let whole = pair.end(side).read(150_000, region.stag, region.offset);
         let part = pair.end(side).read(1001, region.stag, region.offset + 99);
         pair.until(|pair| match side {
@@ -237,17 +252,14 @@ async fn ropes_of_many_pieces_arrive_whole(fabric: Fabric) {
     }
     let expected = data.slice(..at);
     let region = pair.client.expose_for_write(at);
+    pair.settle(Side::Client).await;
     let recv = pair.client.recv(at);
     pair.server.write(rope.clone(), region.stag, region.offset);
     pair.server.send_invalidate(rope, region.stag, false);
     pair.until(|pair| pair.client.has(&[recv])).await;
-    let CompletionKind::Receive { buffer, invalidated: Some((stag, Memory::Write(written))), .. } =
-        pair.client.ok(recv)
-    else {
-        panic!("nothing invalidated")
-    };
-    assert!(**buffer == expected[..] && **written == expected[..]);
-    assert_eq!(*stag, region.stag);
+    assert!(pair.client.received(recv) == expected);
+    let Memory::Write(written) = pair.invalidated(Side::Client, recv, region.stag).await else { panic!("read-only") };
+    assert!(*written == expected[..]);
 }
 
 async fn file_pieces_arrive_whole(fabric: Fabric) {
@@ -264,16 +276,15 @@ async fn file_pieces_arrive_whole(fabric: Fabric) {
     rope.push(Piece::File(FileRange { file, offset: 299_000, len: 1500 }));
     let expected = [&content[1000..201_000], b"between", &content[299_000..], &[0; 500]].concat();
     let region = pair.client.expose_for_write(rope.len());
+    pair.settle(Side::Client).await;
     let recv = pair.client.recv(rope.len());
     pair.server.write(rope.clone(), region.stag, region.offset);
     pair.server.send_invalidate(rope, region.stag, true);
     pair.until(|pair| pair.client.has(&[recv])).await;
-    let CompletionKind::Receive { buffer, invalidated: Some((_, Memory::Write(written))), solicited: true } =
-        pair.client.ok(recv)
-    else {
-        panic!("no solicited receive that invalidates")
-    };
-    assert!(**buffer == expected[..] && **written == expected[..]);
+    assert!(pair.client.received(recv) == expected);
+    assert_eq!(solicited(&pair, recv), !pair.adapter);
+    let Memory::Write(written) = pair.invalidated(Side::Client, recv, region.stag).await else { panic!("read-only") };
+    assert!(*written == expected[..]);
 }
 
 async fn transfers_of_megabytes(fabric: Fabric) {
@@ -282,18 +293,18 @@ async fn transfers_of_megabytes(fabric: Fabric) {
         let data = pattern(7, len);
         let target = pair.client.expose_for_write(len);
         let source = pair.client.expose_for_read(&data);
+        pair.settle(Side::Client).await;
         let read = pair.server.read(len, source.stag, source.offset);
         let write = pair.server.write(data.clone(), target.stag, target.offset);
         let recv = pair.client.recv(len);
         let send = pair.server.send_invalidate(data.clone(), target.stag, false);
         pair.until(|pair| pair.server.has(&[read, write, send]) && pair.client.has(&[recv])).await;
         assert!(pair.server.read_result(read) == data);
-        let CompletionKind::Receive { buffer, invalidated: Some((_, Memory::Write(written))), .. } =
-            pair.client.ok(recv)
-        else {
-            panic!("nothing invalidated")
+        assert!(pair.client.received(recv) == data);
+        let Memory::Write(written) = pair.invalidated(Side::Client, recv, target.stag).await else {
+            panic!("read-only")
         };
-        assert!(**buffer == data[..] && **written == data[..]);
+        assert!(*written == data[..]);
     }
 }
 
@@ -335,21 +346,24 @@ async fn a_send_invalidates_on_its_way(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let data = pattern(8, 64);
     let read = pair.client.expose_for_read(&data);
+    pair.settle(Side::Client).await;
     let recvs = [pair.client.recv(100), pair.client.recv(100)];
     pair.server.send_invalidate(Bytes::from_static(b"done"), read.stag, false);
     let id = pair.server.id();
     let data_only = Rope::from(Bytes::from_static(b"event"));
     pair.server.qp.post(WorkRequest::Send { id, data: data_only, invalidate: None, solicited: true }).unwrap();
     pair.until(|pair| pair.client.has(&recvs)).await;
-    let [first, second] = recvs.map(|id| pair.client.ok(id));
-    assert!(
-        matches!(first, CompletionKind::Receive { invalidated: Some((stag, Memory::Read(bytes))), solicited: false, .. }
-        if *stag == read.stag && *bytes == data)
-    );
-    assert!(matches!(second, CompletionKind::Receive { invalidated: None, solicited: true, .. }));
+    assert!(matches!(pair.client.ok(recvs[1]), CompletionKind::Receive { invalidated: None, .. }));
+    assert_eq!(recvs.map(|recv| solicited(&pair, recv)), [false, !pair.adapter]);
+    let Memory::Read(bytes) = pair.invalidated(Side::Client, recvs[0], read.stag).await else { panic!("written") };
+    assert_eq!(bytes, data);
     let id = pair.client.invalidate(read.stag);
     pair.until(|pair| pair.client.has(&[id])).await;
     assert_eq!(pair.client.find(id).unwrap().status, Status::LocalAccess);
+}
+
+fn solicited(pair: &Pair, recv: WorkId) -> bool {
+    matches!(pair.client.ok(recv), CompletionKind::Receive { solicited: true, .. })
 }
 
 async fn a_send_that_invalidates_nothing_is_refused(fabric: Fabric) {
@@ -367,6 +381,10 @@ async fn expect_fault(pair: &mut Pair, side: Side) {
         Side::Client => (client, server),
         Side::Server => (server, client),
     };
+    if pair.adapter {
+        // What either hears of it is the fabric's affair; Linux's siw keeps it to itself.
+        return;
+    }
     assert!(matches!(finder, QpError::Protocol(_)), "{finder:?}");
     assert!(matches!(culprit, QpError::Terminated(_)), "{culprit:?}");
 }
@@ -376,9 +394,11 @@ async fn writes_outside_a_region_are_refused(fabric: Fabric) {
         let mut pair = greeted(&fabric).await;
         let target = pair.client.expose_for_write(1000);
         let source = pair.client.expose_for_read(&[0; 1000]);
+        pair.settle(Side::Client).await;
         let (stag, offset, len) = match case {
             0 => (target.stag, target.offset + 995, 10),
             1 => (target.stag, target.offset.wrapping_sub(1), 10),
+            2 if fabric.siw => continue,
             2 => (target.stag, u64::MAX, 2),
             3 => (source.stag, source.offset, 10),
             4 => (Stag(target.stag.0 ^ 1), target.offset, 10),
@@ -397,8 +417,10 @@ async fn reads_outside_a_region_are_refused(fabric: Fabric) {
         let mut pair = greeted(&fabric).await;
         let target = pair.client.expose_for_write(1000);
         let source = pair.client.expose_for_read(&[7; 1000]);
+        pair.settle(Side::Client).await;
         let (stag, offset, len) = match case {
             0 => (source.stag, source.offset + 1, 1000),
+            1 | 2 if fabric.siw => continue,
             1 => (source.stag, u64::MAX, 2),
             2 => (target.stag, target.offset, 10),
             3 => (Stag(source.stag.0 ^ 1), source.offset, 10),
@@ -408,7 +430,8 @@ async fn reads_outside_a_region_are_refused(fabric: Fabric) {
         let bad = pair.server.read(len, stag, offset);
         expect_fault(&mut pair, Side::Client).await;
         let done = pair.server.find(bad).unwrap();
-        assert_eq!(done.status, Status::RemoteAccess, "case {case}");
+        let flushed = pair.adapter && done.status == Status::Flushed;
+        assert!(done.status == Status::RemoteAccess || flushed, "case {case}: {:?}", done.status);
         assert!(
             matches!(&done.kind, CompletionKind::Read(buffer) if buffer.len() == len && buffer.iter().all(|&b| b == 0))
         );
@@ -476,7 +499,7 @@ async fn a_disconnect_brings_every_buffer_home(fabric: Fabric) {
 async fn a_dropped_end_is_noticed(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let recv = pair.client.recv(10);
-    let Pair { mut client, server } = pair;
+    let Pair { mut client, server, .. } = pair;
     drop(server);
     let mut ended = None;
     while ended.is_none() {
@@ -489,6 +512,7 @@ async fn what_was_posted_before_a_disconnect_arrives(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let data = pattern(9, 3 << 20);
     let target = pair.client.expose_for_write(data.len());
+    pair.settle(Side::Client).await;
     let recv = pair.client.recv(10);
     pair.server.write(data.clone(), target.stag, target.offset);
     let send = pair.server.send_invalidate(Bytes::from_static(b"bye"), target.stag, false);
@@ -496,12 +520,9 @@ async fn what_was_posted_before_a_disconnect_arrives(fabric: Fabric) {
     let (client, server) = pair.until_ended().await;
     assert_eq!((client, server), (QpError::Disconnected, QpError::Disconnected));
     pair.server.ok(send);
-    let CompletionKind::Receive { buffer, invalidated: Some((_, Memory::Write(written))), .. } = pair.client.ok(recv)
-    else {
-        panic!("nothing invalidated")
-    };
-    assert_eq!(&**buffer, b"bye");
-    assert!(**written == data[..]);
+    assert_eq!(pair.client.received(recv), b"bye");
+    let Memory::Write(written) = pair.invalidated(Side::Client, recv, target.stag).await else { panic!("read-only") };
+    assert!(*written == data[..]);
 }
 
 async fn an_abort_is_seen_as_a_cut(fabric: Fabric) {
@@ -511,7 +532,9 @@ async fn an_abort_is_seen_as_a_cut(fabric: Fabric) {
     pair.server.qp.abort();
     let (client, server) = pair.until_ended().await;
     let reset = QpError::Io(io::ErrorKind::ConnectionReset);
-    assert_eq!((client, server), (reset.clone(), reset));
+    assert_eq!(server, reset);
+    // A connection manager closes for whoever does not.
+    assert!(client == reset || pair.adapter, "{client:?}");
     assert_eq!(pair.client.find(recv).unwrap().status, Status::Flushed);
     assert_eq!(pair.server.find(send).unwrap().status, Status::Flushed);
 }
@@ -540,6 +563,7 @@ async fn more_reads_than_may_be_outstanding(fabric: Fabric) {
     assert_eq!(pair.server.qp.caps().outbound_reads, 2);
     pair.client.send(Bytes::from_static(b"hello"));
     let regions: Vec<_> = (0..50).map(|i| (i, pair.client.expose_for_read(&pattern(i, 5000)))).collect();
+    pair.settle(Side::Client).await;
     let reads: Vec<_> =
         regions.iter().map(|(i, region)| (*i, pair.server.read(5000, region.stag, region.offset))).collect();
     let send = pair.server.send(Bytes::from_static(b"after"));
@@ -581,7 +605,7 @@ async fn the_send_queue_has_an_end(fabric: Fabric) {
 async fn traffic_both_ways_of_all_kinds(fabric: Fabric) {
     const ROUNDS: u64 = 60;
     let mut pair = greeted(&fabric).await;
-    let mut checks = Vec::new();
+    let mut exposed = Vec::new();
     for round in 0..ROUNDS {
         for (side, other) in [(Side::Client, Side::Server), (Side::Server, Side::Client)] {
             let seed = round * 2 + matches!(side, Side::Client) as u64;
@@ -590,25 +614,28 @@ async fn traffic_both_ways_of_all_kinds(fabric: Fabric) {
             let target = pair.end(other).expose_for_write(len);
             let source = pair.end(other).expose_for_read(&data);
             let recv = pair.end(other).recv(len);
-            let from = pair.end(side);
-            let read = from.read(len, source.stag, source.offset);
-            from.write(data.clone(), target.stag, target.offset);
-            let send = from.send_invalidate(data.clone(), target.stag, false);
-            checks.push((side, other, data, read, recv, send));
+            exposed.push((side, other, data, target, source, recv));
         }
+    }
+    pair.settle(Side::Client).await;
+    pair.settle(Side::Server).await;
+    let mut checks = Vec::new();
+    for (side, other, data, target, source, recv) in exposed {
+        let from = pair.end(side);
+        let read = from.read(data.len(), source.stag, source.offset);
+        from.write(data.clone(), target.stag, target.offset);
+        let send = from.send_invalidate(data.clone(), target.stag, false);
+        checks.push((side, other, data, read, recv, send, target));
     }
     let last = checks[checks.len() - 2..].iter().map(|check| (check.4, check.5)).collect::<Vec<_>>();
     let [(server_recv, client_send), (client_recv, server_send)] = last[..] else { unreachable!() };
     pair.until(|pair| pair.client.has(&[client_recv, client_send]) && pair.server.has(&[server_recv, server_send]))
         .await;
-    for (side, other, data, read, recv, send) in checks {
+    for (side, other, data, read, recv, send, target) in checks {
         assert!(pair.end(side).read_result(read) == data);
         pair.end(side).ok(send);
-        let CompletionKind::Receive { buffer, invalidated: Some((_, Memory::Write(written))), .. } =
-            pair.end(other).ok(recv)
-        else {
-            panic!("nothing invalidated")
-        };
-        assert!(**buffer == data[..] && **written == data[..]);
+        assert!(pair.end(other).received(recv) == data);
+        let Memory::Write(written) = pair.invalidated(other, recv, target.stag).await else { panic!("read-only") };
+        assert!(*written == data[..]);
     }
 }

@@ -72,11 +72,15 @@ impl RdmaKind {
 
     fn private_data(&self, options: &Options) -> Vec<u8> {
         // RFC 8797 §4: private data is optional; a fabric that carries none of this length gets along without.
-        let data = options.private_data().encode();
-        if self.provider.caps().private_data_max < data.len() { Vec::new() } else { data }
+        let caps = self.provider.caps();
+        let mut data = options.private_data();
+        data.remote_invalidation &= caps.remote_invalidation;
+        let data = data.encode();
+        if caps.private_data_max < data.len() { Vec::new() } else { data }
     }
 
-    fn transport(&self, qp: Box<dyn rdma::QueuePair>, settings: Settings) -> Arc<dyn Transport> {
+    fn transport(&self, qp: Box<dyn rdma::QueuePair>, mut settings: Settings) -> Arc<dyn Transport> {
+        settings.invalidate_peer &= qp.caps().send_invalidate;
         let Settings { role, design, send_max, recv_max, .. } = settings;
         let peer = qp.peer();
         tracing::debug!(%peer, send_max, recv_max, ?role, ?design, "connected");

@@ -110,6 +110,7 @@ impl Provider for Iwarp {
             name: "iwarp",
             private_data_max: mpa::PRIVATE_DATA_MAX - mpa::ENHANCED_LEN,
             shared_receives: true,
+            remote_invalidation: true,
         }
     }
 

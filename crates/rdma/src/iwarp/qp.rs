@@ -105,7 +105,7 @@ impl IwarpQp {
         Self {
             stream: Some(stream),
             peer,
-            caps: QpCaps { outbound_reads, region_max: u32::MAX as usize, file_ranges },
+            caps: QpCaps { outbound_reads, region_max: u32::MAX as usize, send_invalidate: true, file_ranges },
             receiver: Receiver::new(crc, inbound_reads, iwarp.regions_max, recvs),
             stage: RecvStage::new(STAGE_LEN),
             events: Vec::new(),

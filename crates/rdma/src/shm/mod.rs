@@ -107,7 +107,8 @@ impl Shm {
 
 impl Provider for Shm {
     fn caps(&self) -> ProviderCaps {
-        ProviderCaps { name: "shm", private_data_max: packet::PRIVATE_DATA_MAX, shared_receives: true }
+        let private_data_max = packet::PRIVATE_DATA_MAX;
+        ProviderCaps { name: "shm", private_data_max, shared_receives: true, remote_invalidation: true }
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {

@@ -80,7 +80,7 @@ impl ShmQp {
         Self {
             peer,
             user,
-            caps: QpCaps { outbound_reads, region_max: u32::MAX as usize, file_ranges: true },
+            caps: QpCaps { outbound_reads, region_max: u32::MAX as usize, send_invalidate: true, file_ranges: true },
             socket,
             ring: control.rx(accepting),
             receiver: Receiver::new(inbound_reads, shm.regions_max, recvs),

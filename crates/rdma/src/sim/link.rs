@@ -113,7 +113,7 @@ impl End {
     ) -> Self {
         Self {
             local,
-            caps: QpCaps { outbound_reads, region_max: u32::MAX as usize, file_ranges: false },
+            caps: QpCaps { outbound_reads, region_max: u32::MAX as usize, send_invalidate: true, file_ranges: false },
             send_queue: options.send_queue,
             regions: Regions::new(regions_max),
             recvs: ReceiveQueue::new(options.receive_source.as_ref(), recvs),

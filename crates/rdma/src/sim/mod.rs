@@ -227,7 +227,8 @@ impl Sim {
 
 impl Provider for Sim {
     fn caps(&self) -> ProviderCaps {
-        ProviderCaps { name: "sim", private_data_max: self.options.private_data_max, shared_receives: true }
+        let private_data_max = self.options.private_data_max;
+        ProviderCaps { name: "sim", private_data_max, shared_receives: true, remote_invalidation: true }
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {

@@ -10,6 +10,7 @@ use rdma::{
     Completion, CompletionKind, ConnectRequest, Memory, Provider, QpError, QpOptions, QueuePair, Region, RemoteSegment,
     Stag, Status, WorkId, WorkRequest,
     shm::{Shm, ShmOptions},
+    verbs::{Verbs, VerbsOptions, survey},
 };
 use tempfile::TempDir;
 
@@ -23,6 +24,10 @@ pub struct Fabric {
     pub pool: Option<Pool>,
     /// Of its sockets, if it has some.
     pub directory: Option<TempDir>,
+    /// The wire is an adapter's, which does things in its own way where the contract leaves it the choice.
+    pub adapter: bool,
+    /// It may be Linux's siw, which (6.1) misses an address that wraps, and lets a peer read what it may only write.
+    pub siw: bool,
 }
 
 pub struct End {
@@ -36,6 +41,10 @@ pub struct End {
 pub struct Pair {
     pub client: End,
     pub server: End,
+    /// As in [`Fabric`].
+    pub adapter: bool,
+    /// As in the caps of the provider.
+    pub remote_invalidation: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +57,7 @@ impl Fabric {
     pub fn new(provider: impl Provider) -> Self {
         let provider: Arc<dyn Provider> = Arc::new(provider);
         let listen = "127.0.0.1:0".parse().unwrap();
-        Self { connector: provider.clone(), provider, listen, pool: None, directory: None }
+        Self { connector: provider.clone(), provider, listen, pool: None, directory: None, adapter: false, siw: false }
     }
 
     /// Shared memory, with sockets in a fresh directory.
@@ -68,6 +77,26 @@ impl Fabric {
         Self { pool: Some(pool), ..self }
     }
 
+    /// The adapter of this machine, if it has one, at the address that the environment names.
+    pub fn verbs() -> Option<Self> {
+        let skipped = |why: &str| println!("SKIPPED rdma: conformance over verbs: {why}");
+        let verbs = match Verbs::open(VerbsOptions::default()) {
+            Ok(verbs) => verbs,
+            Err(why) => {
+                skipped(&why.to_string());
+                return None;
+            }
+        };
+        let Ok(address) = std::env::var(VERBS_ADDRESS) else {
+            skipped(&format!("{VERBS_ADDRESS} does not say which IP address an adapter of this machine has"));
+            return None;
+        };
+        let ip: std::net::IpAddr =
+            address.parse().unwrap_or_else(|_| panic!("{VERBS_ADDRESS} is {address}, no IP address"));
+        let siw = survey().is_ok_and(|devices| devices.iter().any(|device| device.iwarp));
+        Some(Self { listen: (ip, 0).into(), adapter: true, siw, ..Self::new(verbs) })
+    }
+
     pub async fn pair(&self) -> Pair {
         self.pair_with(&QpOptions::default(), &QpOptions::default(), 0).await
     }
@@ -83,7 +112,12 @@ impl Fabric {
         };
         let (connected, server) = tokio::join!(self.connector.connect(at, client, b"", posted()), accept);
         let end = |qp| End { pool: self.pool.clone(), ..End::new(qp) };
-        Pair { client: end(connected.unwrap().qp), server: end(server) }
+        Pair {
+            client: end(connected.unwrap().qp),
+            server: end(server),
+            adapter: self.adapter,
+            remote_invalidation: self.connector.caps().remote_invalidation,
+        }
     }
 
     /// A connection attempt that meets `answer` on the other side.
@@ -243,6 +277,47 @@ impl Pair {
         }
     }
 
+    /// Waits until what `side` has exposed so far can be used by the other, which no message of it tells.
+    pub async fn settle(&mut self, side: Side) {
+        let id = self.end(side).write(Bytes::new(), Stag(0), 0);
+        self.until_at(side, id).await;
+    }
+
+    async fn until_at(&mut self, side: Side, id: WorkId) {
+        let done = move |pair: &Pair| match side {
+            Side::Client => pair.client.has(&[id]),
+            Side::Server => pair.server.has(&[id]),
+        };
+        self.until(done).await;
+    }
+
+    /// The memory of the region that the Send received by `recv` has invalidated on its way. Where peers cannot do that,
+    /// its owner does it now.
+    pub async fn invalidated(&mut self, side: Side, recv: WorkId, stag: Stag) -> Memory {
+        let remote = self.remote_invalidation;
+        let end = self.end(side);
+        let done = end.done.iter_mut().find(|done| done.id == recv).expect("it has completed");
+        assert_eq!(done.status, Status::Ok);
+        let CompletionKind::Receive { invalidated, .. } = &mut done.kind else { panic!("not a receive") };
+        if remote {
+            let (invalidated, memory) = invalidated.take().expect("nothing invalidated");
+            assert_eq!(invalidated, stag);
+            return memory;
+        }
+        assert!(invalidated.is_none());
+        if end.error.is_some() {
+            return end.qp.reclaim(stag).expect("the peer did not take it");
+        }
+        let id = end.invalidate(stag);
+        self.until_at(side, id).await;
+        let end = self.end(side);
+        let at = end.done.iter().position(|done| done.id == id).expect("ids differ");
+        match end.done.remove(at).kind {
+            CompletionKind::Invalidate(Some(memory)) => memory,
+            other => panic!("no memory: {other:?}"),
+        }
+    }
+
     /// Polls both ends until both have ended; their errors.
     pub async fn until_ended(&mut self) -> (QpError, QpError) {
         self.until(|pair| pair.client.error.is_some() && pair.server.error.is_some()).await;
@@ -269,4 +344,6 @@ pub fn pattern(seed: u64, len: usize) -> Bytes {
     out.into()
 }
 
+/// The environment variable that names the IP address of an adapter.
+const VERBS_ADDRESS: &str = "SLIPWAY_VERBS_ADDRESS";
 const LIMIT: Duration = Duration::from_secs(60);

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use rdma::verbs::{self, DeviceReport, Unavailable};
 use rustix::{
     fs::{Mode, OFlags, ResolveFlags},
     process::Resource,
@@ -19,7 +20,7 @@ use crate::{output, switch};
 pub fn all() -> Vec<Finding> {
     let mut findings = vec![identity(), containment()];
     findings.extend(transports());
-    findings.push(adapters(Path::new("/sys/class/infiniband")));
+    findings.push(adapters(Path::new("/sys/class/infiniband"), verbs::survey()));
     findings.push(checksum_instruction());
     findings.push(tcp_port("port 2049/tcp", 2049, "nfs"));
     findings.push(udp_port("port 2049/udp", 2049));
@@ -67,36 +68,85 @@ fn containment() -> Finding {
 fn transports() -> Vec<Finding> {
     let switch = switch::all();
     let names: Vec<_> = switch.names().collect();
-    let providers = switch::PROVIDERS.join(", ");
     vec![
         Finding::ok("transports", names.join(", ")),
-        Finding::ok("rdma providers", format!("{providers}: RDMA in software over TCP, needs no adapter and no root")),
+        Finding::ok(
+            "rdma providers",
+            "iwarp: RDMA in software over TCP, needs no adapter and no root; verbs: adapters",
+        ),
     ]
 }
 
-fn adapters(class: &Path) -> Finding {
+/// What the kernel has, what the libraries find of it, and what stands between.
+fn adapters(class: &Path, surveyed: Result<Vec<DeviceReport>, Unavailable>) -> Finding {
     const CHECK: &str = "rdma adapters";
-    let mut found: Vec<String> = fs::read_dir(class)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let kind = read_line(entry.path().join("node_type"));
-            let state = read_line(entry.path().join("ports/1/state"));
-            format!("{name} ({}, port 1 {})", kind.trim_start_matches(|c: char| !c.is_alphabetic()), state)
-        })
-        .collect();
-    found.sort();
-    if found.is_empty() {
-        return Finding::note(
+    let packages = switch::VERBS_PACKAGES;
+    let in_kernel: Vec<String> = devices(class).iter().map(|device| ports(class, device)).collect();
+    let listed = in_kernel.join(", ");
+    match surveyed {
+        _ if in_kernel.is_empty() => Finding::note(
             CHECK,
             "none in /sys/class/infiniband; RDMA runs in software",
             "none needed. For the kernel's own software RDMA: modprobe siw (or rdma_rxe) and `rdma link add siw0 type siw \
-             netdev lo`",
-        );
+             netdev eth0`",
+        ),
+        Err(why) => Finding::note(
+            CHECK,
+            format!("{listed}; not used: {why}"),
+            format!("apt install {packages}, or dnf install rdma-core"),
+        ),
+        Ok(found) if found.len() < in_kernel.len() => {
+            let usable: Vec<_> = found.into_iter().map(|device| device.name).collect();
+            let usable = if usable.is_empty() { "none".to_owned() } else { usable.join(", ") };
+            Finding::note(
+                CHECK,
+                format!("{listed}; of these programs can use: {usable}"),
+                format!(
+                    "apt install {packages} (each kind of adapter has a library in ibverbs-providers); modprobe ib_uverbs; see \
+                     that /dev/infiniband/uverbs* can be opened"
+                ),
+            )
+        }
+        Ok(_) if !Path::new("/dev/infiniband/rdma_cm").exists() => Finding::note(
+            CHECK,
+            format!("{listed}; not used: there is no /dev/infiniband/rdma_cm to make connections with"),
+            "modprobe rdma_ucm (or apt install rdma-core, which does so)",
+        ),
+        Ok(found) => match found.iter().find(|device| !device.ports.iter().any(|port| port.active)) {
+            Some(down) => Finding::note(
+                CHECK,
+                format!("{listed}; {} has no port that is up", down.name),
+                "see to its cable and switch, `ip link set … up` on its network interface, and the subnet manager on InfiniBand",
+            ),
+            None => Finding::ok(CHECK, format!("{listed}; used by the provider verbs")),
+        },
     }
-    Finding::ok(CHECK, format!("{}; peers reach the iwarp provider from iWARP adapters and siw", found.join(", ")))
+}
+
+fn devices(class: &Path) -> Vec<String> {
+    let entries = fs::read_dir(class).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// A device with its ports and their states, as the kernel tells them.
+fn ports(class: &Path, device: &str) -> String {
+    let directory = class.join(device);
+    let kind = read_line(directory.join("node_type"));
+    let mut ports: Vec<String> = fs::read_dir(directory.join("ports"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|port| {
+            let state = read_line(port.path().join("state"));
+            let layer = read_line(port.path().join("link_layer"));
+            let state = state.split(": ").last().unwrap_or_default();
+            format!("port {} {state} on {layer}", port.file_name().to_string_lossy())
+        })
+        .collect();
+    ports.sort();
+    format!("{device} ({}, {})", kind.trim_start_matches(|c: char| !c.is_alphabetic()), ports.join(", "))
 }
 
 fn checksum_instruction() -> Finding {
@@ -287,14 +337,34 @@ mod tests {
     }
 
     #[test]
-    fn adapters_are_listed_with_kind_and_state() {
+    fn adapters_are_listed_with_kind_and_state_and_what_keeps_them_from_use() {
         let class = tempfile::tempdir().unwrap();
-        assert_eq!(adapters(class.path()).state, State::Note);
+        let report = |active| DeviceReport {
+            name: "siw0".into(),
+            iwarp: true,
+            windows: false,
+            ports: vec![verbs::PortReport { active, ethernet: true }],
+        };
+        assert_eq!(adapters(class.path(), Ok(Vec::new())).state, State::Note);
         let port = class.path().join("siw0/ports/1");
         fs::create_dir_all(&port).unwrap();
         fs::write(class.path().join("siw0/node_type"), "4: RNIC\n").unwrap();
         fs::write(port.join("state"), "4: ACTIVE\n").unwrap();
-        let finding = adapters(class.path());
-        assert!(finding.found.starts_with("siw0 (RNIC, port 1 4: ACTIVE)"), "{}", finding.found);
+        fs::write(port.join("link_layer"), "Ethernet\n").unwrap();
+        let missing = adapters(class.path(), Err(Unavailable::Library("libibverbs.so.1: not found".into())));
+        assert!(
+            missing.found.starts_with("siw0 (RNIC, port 1 ACTIVE on Ethernet); not used: lib"),
+            "{}",
+            missing.found
+        );
+        assert!(missing.fix.unwrap().contains("apt install libibverbs1 librdmacm1 ibverbs-providers"));
+        let unusable = adapters(class.path(), Ok(Vec::new()));
+        assert!(unusable.found.ends_with("programs can use: none"), "{}", unusable.found);
+        if Path::new("/dev/infiniband/rdma_cm").exists() {
+            assert!(adapters(class.path(), Ok(vec![report(false)])).found.contains("siw0 has no port that is up"));
+            assert_eq!(adapters(class.path(), Ok(vec![report(true)])).state, State::Ok);
+        } else {
+            assert!(adapters(class.path(), Ok(vec![report(true)])).fix.unwrap().contains("modprobe rdma_ucm"));
+        }
     }
 }

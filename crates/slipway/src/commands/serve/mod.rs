@@ -34,8 +34,8 @@ use signals::{Signal, Signals};
 /// Serve directories, or memory, over NFS.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-By default it listens at all addresses, with tcp at port 2049 and rdma (iWARP in software) at port 20049, and prints how
-to mount what it serves. As root, each operation runs with its caller's user and groups, and a client's root is nobody
+By default it listens at all addresses, with tcp at port 2049 and rdma at port 20049 (on RDMA adapters, if there are any,
+and by iWARP in software), and prints how to mount what it serves. As root, each operation runs with its caller's user and groups, and a client's root is nobody
 (--squash). As an ordinary user, all files are touched as that user.
 
 SIGTERM and SIGINT answer what has been called, and end it. SIGUSR1 prints counters of all procedures.

@@ -1,0 +1,205 @@
+//! How connections are made: addresses and routes, requests and their acceptance.
+//!
+//! A request's identifier moves from the listener's channel to one of its own when it is accepted, on whatever thread that
+//! is. Private data arrives padded with zeros on InfiniBand and RoCE, whose messages have a fixed size.
+
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use buf::Buffer;
+use bytes::Bytes;
+
+use super::{
+    PRIVATE_DATA_MAX, VerbsOptions,
+    cm::{CmId, Event, EventChannel, Events, Offer, canonical},
+    ffi::{
+        RDMA_CM_EVENT_ADDR_RESOLVED, RDMA_CM_EVENT_DEVICE_REMOVAL, RDMA_CM_EVENT_ESTABLISHED,
+        RDMA_CM_EVENT_ROUTE_RESOLVED,
+    },
+    library::Library,
+    qp::VerbsQp,
+    queue::Queues,
+};
+use crate::{BoxFuture, ConnectRequest, Connected, Listener, QpOptions, QueuePair, WorkId};
+
+pub(super) struct VerbsListener {
+    options: Arc<VerbsOptions>,
+    local: SocketAddr,
+    events: Option<Events>,
+    channel: Arc<EventChannel>,
+    /// One for each family of addresses.
+    _ids: Vec<CmId>,
+}
+
+struct VerbsRequest {
+    options: Arc<VerbsOptions>,
+    /// Until it is accepted.
+    id: Option<CmId>,
+    peer: SocketAddr,
+    private_data: Bytes,
+    /// What the peer proposes, seen from here: outbound, inbound.
+    reads: (u8, u8),
+}
+
+impl VerbsListener {
+    pub(super) fn bind(options: &Arc<VerbsOptions>, local: SocketAddr) -> io::Result<Self> {
+        let channel = EventChannel::create(Library::load()?)?;
+        let backlog = i32::try_from(options.backlog).unwrap_or(i32::MAX);
+        let listen = |local: SocketAddr| {
+            let id = CmId::create(&channel)?;
+            id.listen(local, backlog).map_err(|error| io::Error::new(error.kind(), format!("{local}: {error}")))?;
+            Ok::<_, io::Error>(id)
+        };
+        let first = listen(local)?;
+        let bound = first.local().map_or(local, |bound| SocketAddr::new(local.ip(), bound.port()));
+        let mut ids = vec![first];
+        if local.ip() == Ipv6Addr::UNSPECIFIED {
+            // As a socket at `[::]` does, this one serves IPv4 as well.
+            ids.push(listen((Ipv4Addr::UNSPECIFIED, bound.port()).into())?);
+        }
+        Ok(Self { options: options.clone(), local: bound, events: None, channel, _ids: ids })
+    }
+}
+
+impl Listener for VerbsListener {
+    fn local_addr(&self) -> SocketAddr {
+        self.local
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ConnectRequest>>> {
+        Box::pin(async {
+            if self.events.is_none() {
+                self.events = Some(Events::new(self.channel.clone())?);
+            }
+            let events = self.events.as_ref().expect("made just now");
+            loop {
+                let Event { kind, request, private_data, reads, .. } = events.next().await?;
+                let Some(id) = request else {
+                    // What concerns a request that has not been accepted shows when it is.
+                    if kind == RDMA_CM_EVENT_DEVICE_REMOVAL {
+                        tracing::warn!(local = %self.local, "an adapter is being removed");
+                    }
+                    continue;
+                };
+                let Some(peer) = id.peer() else {
+                    tracing::debug!("a request from no IP address");
+                    id.reject();
+                    continue;
+                };
+                let (options, peer) = (self.options.clone(), canonical(peer));
+                return Ok(Box::new(VerbsRequest { options, id: Some(id), peer, private_data, reads })
+                    as Box<dyn ConnectRequest>);
+            }
+        })
+    }
+}
+
+impl ConnectRequest for VerbsRequest {
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>> {
+        Box::pin(async { Ok(self.private_data.clone()) })
+    }
+
+    fn accept<'a>(
+        mut self: Box<Self>,
+        options: &'a QpOptions,
+        private_data: &'a [u8],
+        recvs: Vec<(WorkId, Buffer)>,
+    ) -> BoxFuture<'a, io::Result<Box<dyn QueuePair>>> {
+        Box::pin(async move {
+            check_private_data(private_data)?;
+            let mut id = self.id.take().expect("accepted once");
+            let channel = EventChannel::create(id.library())?;
+            id.migrate(&channel)?;
+            let mut qp = prepare(id, Events::new(channel)?, self.peer, &self.options, options, recvs)?;
+            let device = qp.queues().device.caps.reads;
+            let (outbound, inbound) = self.reads;
+            let outbound_reads = least(options.outbound_reads.min(device.0), outbound);
+            let inbound_reads = least(options.inbound_reads.min(device.1), inbound);
+            qp.queues().id.accept(&Offer { private_data, outbound_reads, inbound_reads })?;
+            timed(&self.options, qp.events().expect(RDMA_CM_EVENT_ESTABLISHED)).await?;
+            qp.established(outbound_reads.into(), true);
+            Ok(Box::new(qp) as Box<dyn QueuePair>)
+        })
+    }
+}
+
+impl Drop for VerbsRequest {
+    fn drop(&mut self) {
+        if let Some(id) = &self.id {
+            id.reject();
+        }
+    }
+}
+
+pub(super) async fn connect(
+    verbs: &Arc<VerbsOptions>,
+    remote: SocketAddr,
+    options: &QpOptions,
+    private_data: &[u8],
+    recvs: Vec<(WorkId, Buffer)>,
+) -> io::Result<Connected> {
+    check_private_data(private_data)?;
+    let channel = EventChannel::create(Library::load()?)?;
+    let id = CmId::create(&channel)?;
+    let events = Events::new(channel)?;
+    let timeout_ms = i32::try_from(verbs.handshake_timeout.as_millis()).unwrap_or(i32::MAX);
+    let set_up = async {
+        id.resolve_address(remote, timeout_ms)?;
+        events.expect(RDMA_CM_EVENT_ADDR_RESOLVED).await?;
+        id.resolve_route(timeout_ms)?;
+        events.expect(RDMA_CM_EVENT_ROUTE_RESOLVED).await
+    };
+    timed(verbs, set_up).await?;
+    let mut qp = prepare(id, events, remote, verbs, options, recvs)?;
+    let device = qp.queues().device.caps.reads;
+    let outbound_reads = least(options.outbound_reads.min(device.0), u8::MAX);
+    let inbound_reads = least(options.inbound_reads.min(device.1), u8::MAX);
+    qp.queues().id.connect(&Offer { private_data, outbound_reads, inbound_reads })?;
+    let event = timed(verbs, qp.events().expect(RDMA_CM_EVENT_ESTABLISHED)).await?;
+    qp.established(outbound_reads.min(event.reads.0).into(), false);
+    Ok(Connected { qp: Box::new(qp), private_data: event.private_data })
+}
+
+/// A queue pair with its receives posted, on an identifier that has its device.
+fn prepare(
+    id: CmId,
+    events: Events,
+    peer: SocketAddr,
+    verbs: &VerbsOptions,
+    options: &QpOptions,
+    recvs: Vec<(WorkId, Buffer)>,
+) -> io::Result<VerbsQp> {
+    let queues = Queues::create(id, options.send_queue.min(SENDS_MAX), recvs.len().max(RECVS_MIN))?;
+    let mut qp = VerbsQp::new(queues, events, peer, verbs, options);
+    qp.post_first_recvs(recvs)?;
+    Ok(qp)
+}
+
+fn least(ours: u16, theirs: u8) -> u8 {
+    u8::try_from(ours).unwrap_or(u8::MAX).min(theirs)
+}
+
+async fn timed<T>(options: &VerbsOptions, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let limit: Duration = options.handshake_timeout;
+    tokio::time::timeout(limit, step).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+fn check_private_data(private_data: &[u8]) -> io::Result<()> {
+    if private_data.len() > PRIVATE_DATA_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data too long"));
+    }
+    Ok(())
+}
+
+/// Work requests that the adapter has at once; further ones wait here, where they cost less memory.
+const SENDS_MAX: usize = 256;
+/// Receives that the adapter can have at once, unless there are more from the start.
+const RECVS_MIN: usize = 64;

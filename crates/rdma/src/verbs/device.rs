@@ -1,0 +1,249 @@
+//! A device as connections use it: what it can do, its protection domain, what is registered with it for good, and
+//! what it has to say of queue pairs that failed.
+//!
+//! One protection domain for each device and process: a slab is registered once however many connections there are.
+//! A [`Device`] lives as long as a connection on it; the connection's identifier keeps librdmacm from closing the context
+//! beneath it.
+
+#![expect(unsafe_code, reason = "calls of C")]
+
+use std::{
+    collections::BTreeMap,
+    ffi::{CStr, c_int, c_uint},
+    io,
+    os::fd::BorrowedFd,
+    ptr::NonNull,
+    sync::Arc,
+};
+
+use buf::{Buffer, Pool, Slab};
+use parking_lot::{Mutex, RwLock};
+use rustix::fs::OFlags;
+
+use super::{
+    ffi::*,
+    library::{Library, check, last_error},
+    memory::SlabMr,
+};
+
+/// An opened device.
+pub(super) struct Device {
+    pub(super) caps: DeviceCaps,
+    pub(super) pd: Arc<Pd>,
+    /// Where bytes go that are not of any pool and too few to be registered.
+    pub(super) staging: Pool,
+    /// What stands for an empty buffer, which has no address of its own.
+    pub(super) nothing: Buffer,
+    /// By the address of their first byte.
+    slabs: RwLock<BTreeMap<usize, Arc<SlabMr>>>,
+    /// What asynchronous events said of queue pairs, by address.
+    faults: Mutex<BTreeMap<usize, &'static str>>,
+}
+
+/// What a device can do, as far as it matters.
+#[derive(Clone, Debug)]
+pub(super) struct DeviceCaps {
+    pub(super) name: String,
+    /// It speaks iWARP: an RDMA Read's sink needs the right of remote write, and the accepting side waits for the first message.
+    pub(super) iwarp: bool,
+    /// Type-2 memory windows: exposed and invalidated by work requests, bound to one queue pair.
+    pub(super) windows: bool,
+    pub(super) send_invalidate: bool,
+    pub(super) queue_max: u32,
+    pub(super) cq_max: u32,
+    pub(super) pieces_max: u32,
+    /// RDMA Reads that a queue pair can have outstanding, as initiator and as responder.
+    pub(super) reads: (u16, u16),
+    pub(super) region_max: usize,
+    pub(super) ports: u8,
+    /// How a completion says that the message invalidated a region.
+    pub(super) invalidated_flag: c_uint,
+}
+
+/// A protection domain.
+pub(super) struct Pd {
+    pub(super) library: &'static Library,
+    ptr: NonNull<ibv_pd>,
+    context: NonNull<ibv_context>,
+}
+
+// SAFETY: libibverbs locks its objects; the pointers are valid until `Drop`.
+unsafe impl Send for Pd {}
+// SAFETY: as above.
+unsafe impl Sync for Pd {}
+
+impl Device {
+    /// The device of a context, opened by librdmacm for an identifier that outlives the result.
+    ///
+    /// # Errors
+    /// The device does not answer.
+    ///
+    /// # Safety
+    /// `context` is a context of librdmacm, and an identifier bound to it exists until the last clone is dropped.
+    pub(super) unsafe fn of(library: &'static Library, context: NonNull<ibv_context>) -> io::Result<Arc<Self>> {
+        let mut devices = library.devices.lock();
+        let key = context.as_ptr() as usize;
+        if let Some(device) = devices.get(&key).and_then(std::sync::Weak::upgrade) {
+            return Ok(device);
+        }
+        // SAFETY: by the caller.
+        let device = Arc::new(unsafe { Self::open(library, context)? });
+        devices.insert(key, Arc::downgrade(&device));
+        tracing::debug!(caps = ?device.caps, "device opened");
+        Ok(device)
+    }
+
+    /// # Safety
+    /// As [`of`](Self::of).
+    unsafe fn open(library: &'static Library, context: NonNull<ibv_context>) -> io::Result<Self> {
+        // SAFETY: an open context.
+        let caps = unsafe { DeviceCaps::query(library, context)? };
+        // SAFETY: as above; the result is checked.
+        let ptr = unsafe { (library.functions.ibv_alloc_pd)(context.as_ptr()) };
+        let ptr = NonNull::new(ptr).ok_or_else(|| last_error("allocating a protection domain"))?;
+        let pd = Arc::new(Pd { library, ptr, context });
+        // SAFETY: the descriptor is the context's, which stays open.
+        unblock(unsafe { BorrowedFd::borrow_raw((*context.as_ptr()).async_fd) })?;
+        let (slabs, faults) = (RwLock::default(), Mutex::default());
+        let staging = Pool::default();
+        Ok(Self { caps, pd, nothing: staging.take(1), staging, slabs, faults })
+    }
+
+    /// The registration of the slab that `bytes` lie in, made if it is new; `None` if they are of no pool.
+    ///
+    /// # Errors
+    /// It cannot be registered.
+    pub(super) fn slab_of(&self, bytes: &[u8]) -> io::Result<Option<Arc<SlabMr>>> {
+        let start = bytes.as_ptr() as usize;
+        let known = |slabs: &BTreeMap<usize, Arc<SlabMr>>| {
+            slabs.range(..=start).next_back().map(|(_, slab)| slab.clone()).filter(|slab| slab.holds(bytes))
+        };
+        if let Some(slab) = known(&self.slabs.read()) {
+            return Ok(Some(slab));
+        }
+        let Some((slab, _)) = Slab::of(bytes) else { return Ok(None) };
+        let mut slabs = self.slabs.write();
+        if let Some(slab) = known(&slabs) {
+            return Ok(Some(slab));
+        }
+        // Those of pools that are gone: nobody else holds the slab, nor its registration.
+        slabs.retain(|_, slab| Arc::strong_count(slab) > 1 || slab.in_use());
+        let registered = Arc::new(SlabMr::register(&self.pd, &self.caps, slab)?);
+        slabs.insert(registered.base(), registered.clone());
+        Ok(Some(registered))
+    }
+
+    /// Whether the device has reported a fault of this queue pair, and which.
+    pub(super) fn take_fault(&self, qp: NonNull<ibv_qp>) -> Option<&'static str> {
+        let mut faults = self.faults.lock();
+        self.pd.drain_events(&mut faults);
+        faults.remove(&(qp.as_ptr() as usize))
+    }
+
+    /// Longest message on a port, in bytes.
+    pub(super) fn message_max(&self, port: u8) -> usize {
+        let mut attr = ibv_port_attr::default();
+        // SAFETY: an open context; `attr` has room for more than this entry point fills in.
+        let queried = unsafe { (self.pd.library.functions.ibv_query_port)(self.pd.context.as_ptr(), port, &mut attr) };
+        // Every device carries this much.
+        if queried == 0 && attr.max_msg_sz > 0 { attr.max_msg_sz as usize } else { 1 << 20 }
+    }
+}
+
+impl DeviceCaps {
+    /// # Safety
+    /// `context` is an open context.
+    pub(super) unsafe fn query(library: &'static Library, context: NonNull<ibv_context>) -> io::Result<Self> {
+        // SAFETY: all fields are numbers.
+        let mut attr: ibv_device_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: an open context, and a structure of the library's layout.
+        check(unsafe { (library.functions.ibv_query_device)(context.as_ptr(), &mut attr) }, "asking a device")?;
+        // SAFETY: an open context has a device, whose name is a C string within its array.
+        let (iwarp, name) = unsafe {
+            let device = (*context.as_ptr()).device;
+            let name = CStr::from_ptr((&raw const (*device).name).cast()).to_string_lossy().into_owned();
+            ((*device).transport_type == IBV_TRANSPORT_IWARP, name)
+        };
+        // SAFETY: an open context.
+        let ops = unsafe { &(*context.as_ptr()).ops };
+        let flags = attr.device_cap_flags;
+        let type_2 = flags & (IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+        let reads = |max: c_int| u16::try_from(max.clamp(0, READS_MAX)).expect("in range");
+        Ok(Self {
+            name,
+            iwarp,
+            windows: type_2 && attr.max_mw > 0 && ops.alloc_mw.is_some() && ops.dealloc_mw.is_some(),
+            send_invalidate: flags & IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
+            queue_max: attr.max_qp_wr.max(1) as u32,
+            cq_max: attr.max_cqe.max(1) as u32,
+            pieces_max: attr.max_sge.max(1) as u32,
+            reads: (reads(attr.max_qp_init_rd_atom), reads(attr.max_qp_rd_atom)),
+            region_max: usize::try_from(attr.max_mr_size).unwrap_or(usize::MAX).min(u32::MAX as usize),
+            ports: attr.phys_port_cnt,
+            // Linux's rxe shows the kernel's own bit for it, which libibverbs does not translate.
+            invalidated_flag: IBV_WC_WITH_INV | if attr.vendor_id == RXE { IBV_WC_IP_CSUM_OK } else { 0 },
+        })
+    }
+}
+
+impl Pd {
+    pub(super) fn as_ptr(&self) -> *mut ibv_pd {
+        self.ptr.as_ptr()
+    }
+
+    pub(super) fn context(&self) -> NonNull<ibv_context> {
+        self.context
+    }
+
+    pub(super) fn ops(&self) -> &ibv_context_ops {
+        // SAFETY: the context is open, and its table does not change.
+        unsafe { &(*self.context.as_ptr()).ops }
+    }
+
+    fn drain_events(&self, faults: &mut BTreeMap<usize, &'static str>) {
+        let functions = &self.library.functions;
+        let mut event = ibv_async_event { element: std::ptr::null_mut(), event_type: 0 };
+        // SAFETY: an open context, whose descriptor does not block.
+        while unsafe { (functions.ibv_get_async_event)(self.context.as_ptr(), &mut event) } == 0 {
+            let what = match event.event_type {
+                IBV_EVENT_QP_FATAL => Some("fatal error of the queue pair"),
+                IBV_EVENT_QP_REQ_ERR => Some("invalid request"),
+                IBV_EVENT_QP_ACCESS_ERR => Some("access to memory without the right to it"),
+                _ => None,
+            };
+            tracing::debug!(event = event.event_type, ?what, "asynchronous event");
+            if let Some(what) = what {
+                faults.insert(event.element as usize, what);
+            }
+            // SAFETY: the event was got just now, and is acknowledged once.
+            unsafe { (functions.ibv_ack_async_event)(&mut event) };
+        }
+    }
+}
+
+impl std::fmt::Debug for Pd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pd").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `open`; all that was made in it holds an `Arc` of it and is gone.
+        let dealloc = unsafe { (self.library.functions.ibv_dealloc_pd)(self.ptr.as_ptr()) };
+        if let Err(error) = check(dealloc, "giving up a protection domain") {
+            tracing::debug!(%error);
+        }
+    }
+}
+
+/// Makes calls that read from a descriptor return instead of waiting.
+pub(super) fn unblock(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    Ok(rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)?)
+}
+
+/// What eight bits can say, less the value that asks for the most there is.
+const READS_MAX: c_int = 254;
+/// The vendor that rxe says it is of.
+const RXE: u32 = 0x00ff_ffff;

@@ -1,0 +1,219 @@
+//! Requests as the adapter takes them: which work requests one becomes, and by which keys its memory is reached.
+//!
+//! Bytes that are of no pool are copied if they are few, else registered for this one request; what a rope refers to in
+//! a file is read into memory. A message of too many pieces is copied together; an RDMA Write of too many pieces, or
+//! longer than the port's longest message, becomes several.
+
+use std::{collections::VecDeque, ffi::c_int, io};
+
+use buf::{Buffer, Piece, Rope};
+use smallvec::SmallVec;
+
+use super::{
+    ffi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, ibv_bind_mw, ibv_sge},
+    memory::{Keys, Mr},
+    queue::{Operation, Pieces, Queues},
+};
+use crate::{RemoteSegment, Stag, WorkRequest};
+
+/// Something for the send queue.
+pub(super) enum Request {
+    /// As it was posted.
+    User(WorkRequest),
+    /// The window of this region is to be bound.
+    Bind(Stag, ibv_bind_mw),
+}
+
+/// The work requests that one request becomes, and what they need until it has completed.
+#[derive(Default)]
+pub(super) struct Plan {
+    pub(super) wrs: VecDeque<(Operation, Pieces)>,
+    pub(super) holds: Holds,
+}
+
+/// What was made for one request and lasts as long as it.
+#[expect(dead_code, reason = "held for their drop")]
+pub(super) enum Hold {
+    Registered(Mr),
+    Copied(Buffer),
+}
+
+pub(super) type Holds = SmallVec<[Hold; 2]>;
+
+impl Plan {
+    /// One work request without bytes of ours.
+    pub(super) fn single(operation: Operation) -> Self {
+        Self { wrs: VecDeque::from([(operation, Pieces::new())]), holds: Holds::new() }
+    }
+
+    /// For a Send, an RDMA Write or an RDMA Read. One of no bytes to or from the peer's memory needs no work request:
+    /// there is nothing to be checked.
+    ///
+    /// # Errors
+    /// Memory cannot be registered, or a file not be read.
+    pub(super) fn transfer(request: &WorkRequest, queues: &Queues, keys: &mut Keys) -> io::Result<Self> {
+        let mut plan = Self::default();
+        match request {
+            WorkRequest::Send { data, invalidate, solicited, .. } => {
+                // Siw takes no Send with Invalidate inline.
+                let inline = fits_inline(data, queues) && !(queues.device.caps.iwarp && invalidate.is_some());
+                let pieces = match inline {
+                    true => data.pieces().iter().filter_map(in_memory).map(|bytes| piece(bytes, 0)).collect(),
+                    false => gather(data, queues, keys, &mut plan.holds, queues.limits.pieces)?,
+                };
+                let invalidate = invalidate.map(|stag| stag.0);
+                plan.wrs.push_back((Operation::Send { invalidate, solicited: *solicited, inline }, pieces));
+            }
+            WorkRequest::Write { data, to, .. } if !data.is_empty() => {
+                let pieces = gather(data, queues, keys, &mut plan.holds, usize::MAX)?;
+                let messages = split(&pieces, queues.limits.pieces, queues.limits.message);
+                plan.wrs.extend(messages.into_iter().map(|(at, pieces)| (write_to(*to, at), pieces)));
+            }
+            WorkRequest::Read { into, from, .. } if !into.is_empty() => {
+                // RFC 5040 §5.2: on iWARP the peer's answer names our sink, which must give the right: to this buffer alone.
+                let iwarp = queues.device.caps.iwarp;
+                let access = IBV_ACCESS_LOCAL_WRITE | if iwarp { IBV_ACCESS_REMOTE_WRITE } else { 0 };
+                let (sink, mr) = sink(queues, keys, into, access)?;
+                plan.holds.extend(mr.map(Hold::Registered));
+                let messages = split(&[sink], 1, queues.limits.message);
+                plan.wrs.extend(messages.into_iter().map(|(at, pieces)| (read_from(*from, at), pieces)));
+            }
+            WorkRequest::Write { .. } | WorkRequest::Read { .. } | WorkRequest::Invalidate { .. } => {}
+        }
+        Ok(plan)
+    }
+}
+
+/// How the adapter reaches a buffer that it shall fill.
+///
+/// # Errors
+/// It cannot be registered.
+pub(super) fn sink(
+    queues: &Queues,
+    keys: &mut Keys,
+    buffer: &Buffer,
+    access: c_int,
+) -> io::Result<(ibv_sge, Option<Mr>)> {
+    if buffer.is_empty() {
+        let lkey = keys.local(&queues.device, &queues.device.nothing)?.expect("it is of a pool");
+        return Ok((ibv_sge { length: 0, ..piece(&queues.device.nothing, lkey) }, None));
+    }
+    if access == IBV_ACCESS_LOCAL_WRITE
+        && let Some(lkey) = keys.local(&queues.device, buffer)?
+    {
+        return Ok((piece(buffer, lkey), None));
+    }
+    let mr = Mr::register(&queues.device.pd, buffer.as_ptr(), buffer.len(), access)?;
+    Ok((piece(buffer, mr.lkey()), Some(mr)))
+}
+
+fn fits_inline(data: &Rope, queues: &Queues) -> bool {
+    data.len() <= queues.limits.inline
+        && data.pieces().len() <= queues.limits.pieces
+        && data.pieces().iter().all(|piece| in_memory(piece).is_some())
+}
+
+fn in_memory(piece: &Piece) -> Option<&[u8]> {
+    match piece {
+        Piece::Memory(bytes) => Some(bytes),
+        Piece::File(_) => None,
+    }
+}
+
+/// The pieces of `data`, at most `max`, as the adapter reaches them.
+fn gather(data: &Rope, queues: &Queues, keys: &mut Keys, holds: &mut Holds, max: usize) -> io::Result<Pieces> {
+    let device = &queues.device;
+    if data.pieces().len() > max {
+        let mut together = device.staging.take(data.len());
+        data.copy_to(&mut together)?;
+        let (piece, mr) = sink(queues, keys, &together, IBV_ACCESS_LOCAL_WRITE)?;
+        holds.extend(mr.map(Hold::Registered));
+        holds.push(Hold::Copied(together));
+        return Ok(Pieces::from_slice(&[piece]));
+    }
+    let mut pieces = Pieces::new();
+    for part in data.pieces() {
+        if let Piece::Memory(bytes) = part {
+            if let Some(lkey) = keys.local(device, bytes)? {
+                pieces.push(piece(bytes, lkey));
+                continue;
+            }
+            if bytes.len() > COPY_MAX {
+                let mr = Mr::register(&device.pd, bytes.as_ptr(), bytes.len(), 0)?;
+                pieces.push(piece(bytes, mr.lkey()));
+                holds.push(Hold::Registered(mr));
+                continue;
+            }
+        }
+        let mut copy = device.staging.take(part.len());
+        match part {
+            Piece::Memory(bytes) => copy.copy_from_slice(bytes),
+            Piece::File(range) => range.read(&mut copy)?,
+        }
+        let (sink, mr) = sink(queues, keys, &copy, IBV_ACCESS_LOCAL_WRITE)?;
+        pieces.push(sink);
+        holds.extend(mr.map(Hold::Registered));
+        holds.push(Hold::Copied(copy));
+    }
+    Ok(pieces)
+}
+
+fn piece(bytes: &[u8], lkey: u32) -> ibv_sge {
+    ibv_sge { addr: bytes.as_ptr() as u64, length: bytes.len() as u32, lkey }
+}
+
+/// Cuts a list of pieces into messages of at most so many pieces and bytes, each with the offset of its first byte.
+fn split(pieces: &[ibv_sge], pieces_max: usize, bytes_max: usize) -> Vec<(u64, Pieces)> {
+    let mut messages = Vec::new();
+    let (mut message, mut bytes, mut at) = (Pieces::new(), 0, 0);
+    for piece in pieces {
+        let mut rest = *piece;
+        while rest.length > 0 {
+            if message.len() == pieces_max || bytes == bytes_max {
+                messages.push((at, std::mem::take(&mut message)));
+                at += bytes as u64;
+                bytes = 0;
+            }
+            let len = (rest.length as usize).min(bytes_max - bytes) as u32;
+            message.push(ibv_sge { length: len, ..rest });
+            (rest.addr, rest.length) = (rest.addr + u64::from(len), rest.length - len);
+            bytes += len as usize;
+        }
+    }
+    messages.push((at, message));
+    messages
+}
+
+fn write_to(to: RemoteSegment, at: u64) -> Operation {
+    Operation::Write { rkey: to.stag.0, remote: to.offset.wrapping_add(at) }
+}
+
+fn read_from(from: RemoteSegment, at: u64) -> Operation {
+    Operation::Read { rkey: from.stag.0, remote: from.offset.wrapping_add(at) }
+}
+
+/// Bytes of no pool up to this are copied: registering pins pages and takes a system call.
+const COPY_MAX: usize = 16 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lens(messages: &[(u64, Pieces)]) -> Vec<(u64, Vec<(u64, u32)>)> {
+        messages.iter().map(|(at, pieces)| (*at, pieces.iter().map(|p| (p.addr, p.length)).collect())).collect()
+    }
+
+    #[test]
+    fn messages_keep_to_both_limits_and_hold_every_byte_in_order() {
+        let piece = |addr, length| ibv_sge { addr, length, lkey: 1 };
+        let pieces = [piece(1000, 5), piece(2000, 12), piece(3000, 1), piece(4000, 1)];
+        let by_bytes = split(&pieces, 8, 8);
+        assert_eq!(
+            lens(&by_bytes),
+            [(0, vec![(1000, 5), (2000, 3)]), (8, vec![(2003, 8)]), (16, vec![(2011, 1), (3000, 1), (4000, 1)])]
+        );
+        let by_pieces = split(&pieces, 2, 100);
+        assert_eq!(lens(&by_pieces), [(0, vec![(1000, 5), (2000, 12)]), (17, vec![(3000, 1), (4000, 1)])]);
+        assert_eq!(lens(&split(&[piece(7, 4)], 1, 4)), [(0, vec![(7, 4)])]);
+    }
+}

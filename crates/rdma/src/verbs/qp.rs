@@ -1,0 +1,605 @@
+//! The queue pair: what is posted, in which order it completes, and how a connection ends.
+//!
+//! Read [`crate::QueuePair`] for the contract, and `queue` for the adapter's side. Requests wait here until the send queue
+//! has room for them, then each becomes one work request or more (`prepare`). Work requests are numbered from 1; as they
+//! complete in order, a completion of number *n* is one of everything up to *n*, and only some ask to be told.
+//!
+//! A posted request keeps its buffer, and whatever was registered or copied for it alone. At the end of the
+//! connection the adapter is stopped first (windows, then queues are destroyed); only then comes everything home.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    future::Future,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use buf::Buffer;
+use smallvec::SmallVec;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::{
+    VerbsOptions,
+    cm::Events,
+    ffi::*,
+    memory::{Exposure, Keys, Mr, Window},
+    prepare::{Holds, Plan, Request, sink},
+    queue::{Operation, Queues, meaning},
+};
+use crate::{
+    Completion, CompletionKind, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag, Status, WorkId,
+    WorkRequest,
+};
+
+/// A connection by an adapter.
+pub(super) struct VerbsQp {
+    // On drop in this order: windows before the queue pair that they are bound to, what was posted after it.
+    spare: Vec<Window>,
+    regions: HashMap<Stag, Exposed>,
+    queues: Option<Queues>,
+    events: Option<Events>,
+    keys: Keys,
+    peer: SocketAddr,
+    caps: QpCaps,
+    phase: Phase,
+
+    queued: VecDeque<Request>,
+    /// What is left to be posted of the first request that is queued.
+    begun: Option<Plan>,
+    posted: VecDeque<Posted>,
+    /// The number of the next work request.
+    next: u64,
+    /// Everything before this number has completed.
+    done: u64,
+    /// Requests that have not come home, and how many there may be.
+    outstanding: usize,
+    outstanding_max: usize,
+    regions_max: usize,
+
+    recvs_queued: VecDeque<(WorkId, Buffer)>,
+    recvs: VecDeque<PostedRecv>,
+
+    /// Nothing is sent before the first message has come.
+    hold: bool,
+    /// A notification has been asked for.
+    armed: bool,
+    /// When something last completed.
+    active: Instant,
+    spin: Duration,
+    linger: Duration,
+}
+
+/// A request that the adapter has.
+struct Posted {
+    /// The number of its last work request; of the last before it, if it needs none.
+    last: u64,
+    /// It waits for a completion of its own.
+    awaited: bool,
+    request: Request,
+    status: Status,
+    _holds: Holds,
+}
+
+struct PostedRecv {
+    id: WorkId,
+    buffer: Buffer,
+    _mr: Option<Mr>,
+}
+
+/// A region, and what exposes it until that is undone.
+struct Exposed {
+    exposure: Option<Exposure>,
+    memory: Memory,
+    /// Its invalidation has been posted.
+    ending: bool,
+}
+
+enum Phase {
+    Open,
+    /// What is queued is still sent; then the peer is told, and closes too.
+    Closing {
+        told: bool,
+        timer: Pin<Box<Sleep>>,
+    },
+    /// The queue pair has failed, and the connection manager may say why.
+    Failing {
+        error: QpError,
+        timer: Pin<Box<Sleep>>,
+    },
+    Ended(QpError),
+}
+
+impl VerbsQp {
+    /// On queues just made, before the connection is.
+    pub(super) fn new(
+        queues: Queues,
+        events: Events,
+        peer: SocketAddr,
+        verbs: &VerbsOptions,
+        options: &QpOptions,
+    ) -> Self {
+        let device = &queues.device.caps;
+        let caps = QpCaps {
+            outbound_reads: 0,
+            region_max: device.region_max,
+            send_invalidate: device.send_invalidate,
+            file_ranges: false,
+        };
+        Self {
+            spare: Vec::new(),
+            regions: HashMap::new(),
+            queues: Some(queues),
+            events: Some(events),
+            keys: Keys::default(),
+            peer,
+            caps,
+            phase: Phase::Open,
+            queued: VecDeque::new(),
+            begun: None,
+            posted: VecDeque::new(),
+            next: 1,
+            done: 1,
+            outstanding: 0,
+            outstanding_max: options.send_queue,
+            regions_max: verbs.regions_max,
+            recvs_queued: VecDeque::new(),
+            recvs: VecDeque::new(),
+            hold: false,
+            armed: false,
+            active: Instant::now(),
+            spin: verbs.spin,
+            linger: verbs.linger,
+        }
+    }
+
+    /// Gives the adapter receives, so that they are there before the peer can send.
+    ///
+    /// # Errors
+    /// It does not take them.
+    pub(super) fn post_first_recvs(&mut self, recvs: Vec<(WorkId, Buffer)>) -> io::Result<()> {
+        self.recvs_queued.extend(recvs);
+        self.pump_recvs()
+    }
+
+    /// The connection has been made, with so many RDMA Reads outstanding at once.
+    pub(super) fn established(&mut self, outbound_reads: u16, accepted: bool) {
+        self.caps.outbound_reads = outbound_reads;
+        // RFC 5044 §7.1.2: the responder sends nothing until the first FPDU has come.
+        self.hold = accepted && self.queues().device.caps.iwarp;
+    }
+
+    pub(super) fn queues(&self) -> &Queues {
+        self.queues.as_ref().expect("the connection is being made")
+    }
+
+    pub(super) fn events(&self) -> &Events {
+        self.events.as_ref().expect("the connection is being made")
+    }
+
+    fn pump_recvs(&mut self) -> io::Result<()> {
+        let Some(queues) = &mut self.queues else { return Ok(()) };
+        let mut chain = SmallVec::<[(u64, ibv_sge); 16]>::new();
+        while self.recvs.len() < queues.limits.recvs
+            && let Some((id, buffer)) = self.recvs_queued.pop_front()
+        {
+            let (piece, mr) = match sink(queues, &mut self.keys, &buffer, IBV_ACCESS_LOCAL_WRITE) {
+                Ok(sink) => sink,
+                Err(error) => {
+                    self.recvs_queued.push_front((id, buffer));
+                    return Err(error);
+                }
+            };
+            chain.push((RECEIVE, piece));
+            self.recvs.push_back(PostedRecv { id, buffer, _mr: mr });
+        }
+        queues.post_recvs(&chain)
+    }
+
+    /// Posts what is queued as far as there is room, and rings the doorbell once.
+    fn pump_sends(&mut self) -> io::Result<()> {
+        if self.hold || !matches!(self.phase, Phase::Open | Phase::Closing { told: false, .. }) {
+            return Ok(());
+        }
+        let mut bound = SmallVec::<[Stag; 8]>::new();
+        while !self.queued.is_empty() {
+            let (mut plan, status) = self.begin()?;
+            let Some(queues) = &mut self.queues else { return Ok(()) };
+            let room = queues.limits.sends - (self.next - self.done) as usize;
+            let count = plan.wrs.len();
+            let mut awaited = false;
+            for (index, (operation, pieces)) in plan.wrs.drain(..count.min(room)).enumerate() {
+                // Their end matters to us; that of anything else is learnt in passing. (And siw completes a Send before the
+                // RDMA Reads that were posted before it.)
+                awaited = matches!(operation, Operation::Read { .. } | Operation::Invalidate { .. });
+                queues.push(self.next, awaited && index + 1 == count, &operation, &pieces);
+                self.next += 1;
+            }
+            if !plan.wrs.is_empty() {
+                self.begun = Some(plan);
+                break;
+            }
+            let request = self.queued.pop_front().expect("begun just now");
+            if let Request::Bind(stag, _) = request {
+                bound.push(stag);
+            }
+            self.posted.push_back(Posted { last: self.next - 1, awaited, request, status, _holds: plan.holds });
+        }
+        let Some(queues) = &mut self.queues else { return Ok(()) };
+        queues.post()?;
+        for stag in bound {
+            if let Some(exposure) = self.regions.get_mut(&stag).and_then(|region| region.exposure.as_mut()) {
+                exposure.bound();
+            }
+        }
+        Ok(())
+    }
+
+    /// What is to be posted for the first request that is queued, and how it ends if nothing goes wrong.
+    fn begin(&mut self) -> io::Result<(Plan, Status)> {
+        if let Some(plan) = self.begun.take() {
+            return Ok((plan, Status::Ok));
+        }
+        let (Some(queues), Some(request)) = (&self.queues, self.queued.front()) else {
+            return Ok((Plan::default(), Status::Flushed));
+        };
+        match request {
+            Request::Bind(_, bind) => Ok((Plan::single(Operation::Bind(*bind)), Status::Ok)),
+            Request::User(WorkRequest::Invalidate { stag, .. }) => Ok(match self.regions.get_mut(stag) {
+                Some(region) if !region.ending => {
+                    region.ending = true;
+                    let window = matches!(region.exposure, Some(Exposure::Window(..)));
+                    if !window {
+                        region.exposure = None; // deregistered, here and now
+                        return Ok((Plan::default(), Status::Ok));
+                    }
+                    (Plan::single(Operation::Invalidate { rkey: stag.0 }), Status::Ok)
+                }
+                _ => (Plan::default(), Status::LocalAccess),
+            }),
+            Request::User(WorkRequest::Read { .. }) if self.caps.outbound_reads == 0 => {
+                Ok((Plan::default(), Status::LocalAccess))
+            }
+            Request::User(request) => Ok((Plan::transfer(request, queues, &mut self.keys)?, Status::Ok)),
+        }
+    }
+
+    /// Takes in what has completed, up to a fair budget.
+    fn reap(&mut self, completions: &mut Vec<Completion>) -> io::Result<()> {
+        let mut batch = [ibv_wc::default(); BATCH];
+        for _ in 0..BATCHES {
+            let Some(queues) = &mut self.queues else { return Ok(()) };
+            let got = queues.poll(&mut batch)?;
+            if got > 0 {
+                self.active = Instant::now();
+            }
+            for wc in &batch[..got] {
+                match wc.wr_id {
+                    RECEIVE => self.received(wc, completions),
+                    number => self.sent(number, wc, completions),
+                }
+            }
+            if got < batch.len() {
+                break;
+            }
+        }
+        self.complete(completions);
+        Ok(())
+    }
+
+    fn received(&mut self, wc: &ibv_wc, completions: &mut Vec<Completion>) {
+        let Some(PostedRecv { id, mut buffer, .. }) = self.recvs.pop_front() else { return };
+        if wc.status != IBV_WC_SUCCESS {
+            let kind = CompletionKind::Receive { buffer, invalidated: None, solicited: false };
+            completions.push(Completion { id, status: Status::Flushed, kind });
+            return self.failed(wc, true);
+        }
+        self.hold = false;
+        buffer.set_len(wc.byte_len as usize);
+        let stag = Stag(wc.invalidated_rkey);
+        let flag = self.queues().device.caps.invalidated_flag;
+        let invalidated = if wc.wc_flags & flag != 0 { self.take_region(stag) } else { None };
+        let invalidated = invalidated.map(|memory| (stag, memory));
+        // The adapter does not tell whether the peer asked for an event.
+        let kind = CompletionKind::Receive { buffer, invalidated, solicited: false };
+        completions.push(Completion { id, status: Status::Ok, kind });
+    }
+
+    fn sent(&mut self, number: u64, wc: &ibv_wc, completions: &mut Vec<Completion>) {
+        // Requests without work requests of their own stand behind the one whose number they share.
+        let at = self.posted.partition_point(|posted| posted.last < number);
+        let posted = self.posted.get_mut(at);
+        if wc.status == IBV_WC_SUCCESS {
+            self.done = self.done.max(number + 1);
+            if let Some(posted) = posted {
+                posted.awaited &= posted.last != number;
+            }
+            return;
+        }
+        self.done = self.done.max(number);
+        if let Some(posted) = posted {
+            posted.status = match wc.status {
+                IBV_WC_REM_ACCESS_ERR => Status::RemoteAccess,
+                _ => Status::Flushed,
+            };
+        }
+        self.complete(completions);
+        self.failed(wc, false);
+    }
+
+    /// Hands home what has completed, in the order posted.
+    fn complete(&mut self, completions: &mut Vec<Completion>) {
+        while let Some(posted) = self.posted.front()
+            && posted.last < self.done
+            && !posted.awaited
+        {
+            let Posted { request, status, .. } = self.posted.pop_front().expect("just seen");
+            self.hand_home(request, status, completions);
+        }
+    }
+
+    fn hand_home(&mut self, request: Request, status: Status, completions: &mut Vec<Completion>) {
+        let Request::User(request) = request else { return };
+        self.outstanding -= 1;
+        let mut completion =
+            request.flushed(|stag| if status == Status::LocalAccess { None } else { self.take_region(stag) });
+        completion.status = status;
+        completions.push(completion);
+    }
+
+    /// Takes out a region that nobody can reach any more.
+    fn take_region(&mut self, stag: Stag) -> Option<Memory> {
+        let Exposed { exposure, memory, .. } = self.regions.remove(&stag)?;
+        if let Some(Exposure::Window(window, _)) = exposure
+            && self.spare.len() < SPARE_MAX
+        {
+            self.spare.push(window);
+        }
+        Some(memory)
+    }
+
+    /// A work request has not completed well: the queue pair is of no more use.
+    fn failed(&mut self, wc: &ibv_wc, receive: bool) {
+        if !matches!(self.phase, Phase::Open | Phase::Closing { told: false, .. }) {
+            return;
+        }
+        let Some(queues) = &self.queues else { return };
+        let text = queues.device.pd.library.status_text(wc.status);
+        tracing::debug!(peer = %self.peer, status = text, vendor = wc.vendor_err, receive, "work failed");
+        match meaning(wc.status, receive, text) {
+            Some(error) => self.end(error),
+            None => {
+                // An adapter that flushes when the peer closes may do so before the connection manager tells.
+                let timer = Box::pin(sleep_until(Instant::now() + FAILING));
+                let error = QpError::Protocol("the adapter has stopped the connection".into());
+                self.phase = Phase::Failing { error, timer };
+            }
+        }
+    }
+
+    /// A call to the adapter has failed.
+    fn broken(&mut self, error: &io::Error) {
+        if !matches!(self.phase, Phase::Ended(_)) {
+            tracing::error!(peer = %self.peer, %error, "ending the connection");
+            self.end(QpError::Io(error.kind()));
+        }
+    }
+
+    fn end(&mut self, error: QpError) {
+        if !matches!(self.phase, Phase::Ended(_)) {
+            tracing::debug!(peer = %self.peer, %error, "connection ended");
+            self.phase = Phase::Ended(error);
+        }
+    }
+
+    /// Takes in what the connection manager says.
+    fn poll_events(&mut self, cx: &mut Context<'_>) {
+        while let Some(events) = &self.events
+            && let Poll::Ready(event) = events.poll_next(cx)
+        {
+            let fault = || self.queues.as_ref().and_then(Queues::take_fault);
+            match event {
+                Err(error) => return self.broken(&error),
+                Ok(event) => match event.kind {
+                    RDMA_CM_EVENT_DISCONNECTED => {
+                        // Once we have closed, an adapter's complaint about what was under way means nothing.
+                        let fault = if matches!(self.phase, Phase::Closing { .. }) { None } else { fault() };
+                        let error = fault.map_or(QpError::Disconnected, |what| QpError::Protocol(what.into()));
+                        return self.end(error);
+                    }
+                    RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                        tracing::warn!(peer = %self.peer, "the adapter is being removed");
+                        return self.end(QpError::Io(io::ErrorKind::NetworkDown));
+                    }
+                    _ => {}
+                },
+            }
+        }
+    }
+
+    /// Goes on with an end that has begun.
+    fn poll_end(&mut self, cx: &mut Context<'_>) {
+        let idle = self.queued.is_empty() && self.posted.is_empty();
+        match &mut self.phase {
+            Phase::Open | Phase::Ended(_) => {}
+            Phase::Closing { told, timer } => {
+                if idle && !*told {
+                    *told = true;
+                    self.queues.as_ref().expect("until the end").id.disconnect();
+                }
+                if timer.as_mut().poll(cx).is_ready() {
+                    self.end(QpError::Disconnected);
+                }
+            }
+            Phase::Failing { error, timer } => {
+                let error = error.clone();
+                let fault = self.queues.as_ref().and_then(Queues::take_fault);
+                if let Some(what) = fault {
+                    self.end(QpError::Protocol(what.into()));
+                } else if timer.as_mut().poll(cx).is_ready() {
+                    self.end(error);
+                }
+            }
+        }
+    }
+
+    /// Stops the adapter, and brings everything home.
+    fn stop(&mut self, completions: &mut Vec<Completion>) {
+        let _ = self.reap(completions); // what has completed has completed
+        self.events = None;
+        if let Some(queues) = self.queues.take() {
+            queues.id.disconnect();
+            self.spare.clear();
+            // Windows refer to the queue pair; registrations made for regions are done with, too.
+            self.regions.values_mut().for_each(|region| region.exposure = None);
+            drop(queues);
+        }
+        self.begun = None;
+        let posted = std::mem::take(&mut self.posted);
+        for Posted { request, status, .. } in posted {
+            let status = if status == Status::Ok { Status::Flushed } else { status };
+            self.hand_home(request, status, completions);
+        }
+        for request in std::mem::take(&mut self.queued) {
+            self.hand_home(request, Status::Flushed, completions);
+        }
+        let recvs = std::mem::take(&mut self.recvs).into_iter().map(|recv| (recv.id, recv.buffer));
+        for (id, buffer) in recvs.chain(std::mem::take(&mut self.recvs_queued)) {
+            let kind = CompletionKind::Receive { buffer, invalidated: None, solicited: false };
+            completions.push(Completion { id, status: Status::Flushed, kind });
+        }
+    }
+
+    /// Whether there is nothing to do until the adapter says so; else the task is to come again.
+    fn poll_idle(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
+        if self.active.elapsed() < self.spin {
+            return Ok(false);
+        }
+        let Some(queues) = &mut self.queues else { return Ok(true) };
+        if !self.armed {
+            // What completed before this is not told of: look once more.
+            queues.request_notification()?;
+            self.armed = true;
+            return Ok(false);
+        }
+        match queues.poll_notification(cx) {
+            Poll::Pending => Ok(true),
+            Poll::Ready(notified) => {
+                self.armed = false;
+                notified.map(|()| false)
+            }
+        }
+    }
+}
+
+impl QueuePair for VerbsQp {
+    fn caps(&self) -> &QpCaps {
+        &self.caps
+    }
+
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+        let Some(queues) = &self.queues else { return Err(memory) };
+        let Ok(len) = u32::try_from(memory.len()) else { return Err(memory) };
+        if self.regions.len() >= self.regions_max || memory.len() > self.caps.region_max {
+            return Err(memory);
+        }
+        match Exposure::new(&queues.device, &mut self.keys, &mut self.spare, &memory) {
+            Ok((exposure, bind)) => {
+                let stag = Stag(exposure.rkey());
+                self.queued.extend(bind.map(|bind| Request::Bind(stag, bind)));
+                let offset = memory.address();
+                self.regions.insert(stag, Exposed { exposure: Some(exposure), memory, ending: false });
+                Ok(Region { stag, offset, len })
+            }
+            Err(error) => {
+                tracing::error!(peer = %self.peer, %error, "memory cannot be exposed");
+                Err(memory)
+            }
+        }
+    }
+
+    fn post_recv(&mut self, id: WorkId, buffer: Buffer) {
+        self.recvs_queued.push_back((id, buffer));
+        // At once: what the peer sends next may be meant for it.
+        if let Err(error) = self.pump_recvs() {
+            self.broken(&error);
+        }
+    }
+
+    fn post(&mut self, request: WorkRequest) -> Result<(), PostError> {
+        if self.outstanding >= self.outstanding_max {
+            return Err(PostError::QueueFull(request));
+        }
+        self.outstanding += 1;
+        self.queued.push_back(Request::User(request));
+        Ok(())
+    }
+
+    fn poll_completions(
+        &mut self,
+        cx: &mut Context<'_>,
+        completions: &mut Vec<Completion>,
+    ) -> Poll<Result<(), QpError>> {
+        let before = completions.len();
+        loop {
+            let worked = self.pump_recvs().and_then(|()| self.pump_sends()).and_then(|()| self.reap(completions));
+            if let Err(error) = worked {
+                self.broken(&error);
+            }
+            self.poll_events(cx);
+            self.poll_end(cx);
+            if let Phase::Ended(error) = &self.phase {
+                let error = error.clone();
+                self.stop(completions);
+                return Poll::Ready(if completions.len() > before { Ok(()) } else { Err(error) });
+            }
+            if completions.len() > before {
+                return Poll::Ready(Ok(()));
+            }
+            match self.poll_idle(cx) {
+                Ok(true) => return Poll::Pending,
+                Ok(false) if !self.armed => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Ok(false) => {}
+                Err(error) => self.broken(&error),
+            }
+        }
+    }
+
+    fn reclaim(&mut self, stag: Stag) -> Option<Memory> {
+        if self.queues.is_some() {
+            return None;
+        }
+        self.regions.remove(&stag).map(|region| region.memory)
+    }
+
+    fn disconnect(&mut self) {
+        if matches!(self.phase, Phase::Open) {
+            let timer = Box::pin(sleep_until(Instant::now() + self.linger));
+            self.phase = Phase::Closing { told: false, timer };
+        }
+    }
+
+    fn abort(&mut self) {
+        // Requests that the adapter does not have yet are lost.
+        self.end(QpError::Io(io::ErrorKind::ConnectionReset));
+    }
+}
+
+/// Marks the completion of a receive; they complete in the order posted.
+const RECEIVE: u64 = u64::MAX;
+const BATCH: usize = 32;
+/// Batches taken in before others get their turn.
+const BATCHES: usize = 8;
+/// Windows kept for the next regions.
+const SPARE_MAX: usize = 256;
+/// How long the connection manager may take to tell why the adapter has stopped.
+const FAILING: Duration = Duration::from_millis(500);

@@ -1,0 +1,345 @@
+//! The adapter's queues of one connection: the queue pair, its completion queue, its completion channel.
+//!
+//! Thin and without policy: it builds chains of work requests, rings the doorbell once for a chain, and reads completions
+//! and notifications. What is posted refers to memory by address and key; the caller keeps that memory, and its
+//! registrations, until the completion has been read or [`Queues`] is dropped, after which the adapter touches nothing.
+
+#![expect(unsafe_code, reason = "calls of C")]
+
+use std::{
+    ffi::{c_int, c_uint},
+    io,
+    ptr::{NonNull, null_mut},
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use smallvec::SmallVec;
+use tokio::io::unix::AsyncFd;
+
+use super::{
+    cm::{CmId, Descriptor},
+    device::Device,
+    ffi::*,
+    library::{check, last_error},
+};
+use crate::QpError;
+
+/// The queues; they end with the connection's identifier, which they own.
+pub(super) struct Queues {
+    ready: Option<AsyncFd<Descriptor>>,
+    qp: NonNull<ibv_qp>,
+    cq: NonNull<ibv_cq>,
+    channel: NonNull<ibv_comp_channel>,
+    pub(super) limits: Limits,
+    /// Notifications read and not yet acknowledged.
+    unacknowledged: c_uint,
+    chain: Chain,
+    pub(super) device: Arc<Device>,
+    // Last: it keeps the device open.
+    pub(super) id: CmId,
+}
+
+// SAFETY: libibverbs locks its objects, and the pointers within the chain are only followed while it is posted.
+unsafe impl Send for Queues {}
+
+/// How much the queues hold.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) sends: usize,
+    pub(super) recvs: usize,
+    pub(super) pieces: usize,
+    /// Bytes that can travel inside a work request, without a key.
+    pub(super) inline: usize,
+    /// Bytes of one message.
+    pub(super) message: usize,
+}
+
+/// Work requests to be posted together.
+#[derive(Default)]
+struct Chain {
+    sends: Vec<ibv_send_wr>,
+    pieces: Vec<ibv_sge>,
+}
+
+/// A list of pieces for one work request.
+pub(super) type Pieces = SmallVec<[ibv_sge; 4]>;
+
+/// What a work request does.
+pub(super) enum Operation {
+    Send { invalidate: Option<u32>, solicited: bool, inline: bool },
+    Write { rkey: u32, remote: u64 },
+    Read { rkey: u32, remote: u64 },
+    Bind(ibv_bind_mw),
+    Invalidate { rkey: u32 },
+}
+
+impl Queues {
+    /// Makes the queues of a connection that is about to be made, in the current runtime.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub(super) fn create(id: CmId, sends: usize, recvs: usize) -> io::Result<Self> {
+        let device = id.device()?;
+        let caps = &device.caps;
+        let at_most = |wanted: usize, max: u32| wanted.clamp(1, max as usize);
+        let (mut sends, mut recvs) = (at_most(sends, caps.queue_max), at_most(recvs, caps.queue_max));
+        if sends + recvs > caps.cq_max as usize {
+            (sends, recvs) = (sends.min(caps.cq_max as usize / 2).max(1), recvs.min(caps.cq_max as usize / 2).max(1));
+        }
+        let message = device.message_max(id.port());
+        let pieces = at_most(PIECES, caps.pieces_max);
+        let limits = Limits { sends, recvs, pieces, inline: 0, message };
+        let functions = &id.library().functions;
+        let context = device.pd.context().as_ptr();
+        // SAFETY: an open context; the result is checked.
+        let channel = unsafe { (functions.ibv_create_comp_channel)(context) };
+        let channel = NonNull::new(channel).ok_or_else(|| last_error("creating a completion channel"))?;
+        let entries = c_int::try_from(sends + recvs).unwrap_or(c_int::MAX);
+        // SAFETY: as above; the channel was made just now.
+        let cq = unsafe { (functions.ibv_create_cq)(context, entries, null_mut(), channel.as_ptr(), 0) };
+        let Some(cq) = NonNull::new(cq) else {
+            let error = last_error("creating a completion queue");
+            // SAFETY: nothing uses the channel.
+            unsafe { (functions.ibv_destroy_comp_channel)(channel.as_ptr()) };
+            return Err(error);
+        };
+        let mut queues = match create_qp(&id, &device, cq, limits) {
+            Ok((qp, limits)) => {
+                let chain = Chain::default();
+                Self { ready: None, qp, cq, channel, limits, unacknowledged: 0, chain, device, id }
+            }
+            Err(error) => {
+                // SAFETY: nothing uses the completion queue, nor then the channel.
+                unsafe {
+                    (functions.ibv_destroy_cq)(cq.as_ptr());
+                    (functions.ibv_destroy_comp_channel)(channel.as_ptr());
+                }
+                return Err(error);
+            }
+        };
+        queues.watch()?;
+        tracing::debug!(device = queues.device.caps.name, limits = ?queues.limits, "queue pair created");
+        Ok(queues)
+    }
+
+    /// Has the completion channel watched by the current runtime.
+    fn watch(&mut self) -> io::Result<()> {
+        // SAFETY: valid as long as `self`.
+        let fd = unsafe { self.channel.as_ref().fd };
+        // SAFETY: open as long as the channel.
+        super::device::unblock(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) })?;
+        // SAFETY: `ready` is dropped before the channel.
+        self.ready = Some(unsafe { Descriptor::new(fd).register()? });
+        Ok(())
+    }
+
+    /// Adds a work request to the chain. A signalled one tells when it has completed, and with it all before it.
+    pub(super) fn push(&mut self, wr_id: u64, signalled: bool, operation: &Operation, pieces: &[ibv_sge]) {
+        // SAFETY: plain numbers and null pointers.
+        let mut wr: ibv_send_wr = unsafe { std::mem::zeroed() };
+        wr.wr_id = wr_id;
+        wr.num_sge = pieces.len() as c_int;
+        wr.send_flags = if signalled { IBV_SEND_SIGNALED } else { 0 };
+        match *operation {
+            Operation::Send { invalidate, solicited, inline } => {
+                wr.opcode = if invalidate.is_some() { IBV_WR_SEND_WITH_INV } else { IBV_WR_SEND };
+                wr.invalidate_rkey = invalidate.unwrap_or(0);
+                // Where libsiw looks for it.
+                wr.rkey = wr.invalidate_rkey;
+                wr.send_flags |= if solicited { IBV_SEND_SOLICITED } else { 0 };
+                wr.send_flags |= if inline { IBV_SEND_INLINE } else { 0 };
+            }
+            Operation::Write { rkey, remote } | Operation::Read { rkey, remote } => {
+                let write = matches!(operation, Operation::Write { .. });
+                wr.opcode = if write { IBV_WR_RDMA_WRITE } else { IBV_WR_RDMA_READ };
+                (wr.rkey, wr.remote_addr) = (rkey, remote);
+            }
+            Operation::Bind(bind) => {
+                wr.opcode = IBV_WR_BIND_MW;
+                wr.bind_mw = bind;
+            }
+            Operation::Invalidate { rkey } => {
+                wr.opcode = IBV_WR_LOCAL_INV;
+                wr.invalidate_rkey = rkey;
+            }
+        }
+        self.chain.sends.push(wr);
+        self.chain.pieces.extend_from_slice(pieces);
+    }
+
+    /// Posts the chain. The last of it is signalled in any case.
+    ///
+    /// # Errors
+    /// The queue pair is of no more use.
+    pub(super) fn post(&mut self) -> io::Result<()> {
+        let Chain { sends, pieces } = &mut self.chain;
+        let Some(last) = sends.last_mut() else { return Ok(()) };
+        last.send_flags |= IBV_SEND_SIGNALED;
+        // The lists do not move any more: now they can be linked.
+        let mut at = pieces.as_mut_ptr();
+        let mut next = null_mut();
+        for wr in sends.iter_mut() {
+            wr.sg_list = at;
+            // SAFETY: the pieces of all requests lie behind one another.
+            at = unsafe { at.add(wr.num_sge as usize) };
+        }
+        for wr in sends.iter_mut().rev() {
+            wr.next = next;
+            next = wr;
+        }
+        let post = self.device.pd.ops().post_send.expect("every provider has it");
+        let mut bad = null_mut();
+        // SAFETY: a linked list of work requests in the library's layout, which is only read during the call.
+        let posted = unsafe { post(self.qp.as_ptr(), next, &mut bad) };
+        sends.clear();
+        pieces.clear();
+        check(posted, "posting to the send queue")
+    }
+
+    /// Posts receives, each of one piece.
+    ///
+    /// # Errors
+    /// The queue pair is of no more use.
+    pub(super) fn post_recvs(&mut self, recvs: &[(u64, ibv_sge)]) -> io::Result<()> {
+        let post = self.device.pd.ops().post_recv.expect("every provider has it");
+        for (wr_id, piece) in recvs {
+            let mut piece = *piece;
+            let mut wr = ibv_recv_wr { wr_id: *wr_id, next: null_mut(), sg_list: &mut piece, num_sge: 1 };
+            let mut bad = null_mut();
+            // SAFETY: a work request in the library's layout, which is only read during the call.
+            check(unsafe { post(self.qp.as_ptr(), &mut wr, &mut bad) }, "posting to the receive queue")?;
+        }
+        Ok(())
+    }
+
+    /// Reads completions into `into`; how many there were.
+    ///
+    /// # Errors
+    /// The completion queue is broken.
+    pub(super) fn poll(&mut self, into: &mut [ibv_wc]) -> io::Result<usize> {
+        let poll = self.device.pd.ops().poll_cq.expect("every provider has it");
+        // SAFETY: room for as many as are asked for.
+        let got = unsafe { poll(self.cq.as_ptr(), into.len() as c_int, into.as_mut_ptr()) };
+        usize::try_from(got).map_err(|_| io::Error::other("the completion queue cannot be polled"))
+    }
+
+    /// Asks for a notification of the next completion. What has completed before must be polled once more.
+    ///
+    /// # Errors
+    /// The device is gone.
+    pub(super) fn request_notification(&mut self) -> io::Result<()> {
+        let notify = self.device.pd.ops().req_notify_cq.expect("every provider has it");
+        // SAFETY: a valid completion queue.
+        check(unsafe { notify(self.cq.as_ptr(), 0) }, "asking for a completion notification")
+    }
+
+    /// Ready when a notification that was asked for has come.
+    pub(super) fn poll_notification(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let mut ready = match self.ready.as_ref().expect("watched since it was made").poll_read_ready(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(ready) => ready?,
+            };
+            let (mut cq, mut tag) = (null_mut(), null_mut());
+            let functions = &self.device.pd.library.functions;
+            // SAFETY: a valid channel that does not block.
+            if unsafe { (functions.ibv_get_cq_event)(self.channel.as_ptr(), &mut cq, &mut tag) } != 0 {
+                let error = last_error("reading a completion notification");
+                if error.kind() != io::ErrorKind::WouldBlock {
+                    return Poll::Ready(Err(error));
+                }
+                ready.clear_ready();
+                continue;
+            }
+            self.unacknowledged += 1;
+            if self.unacknowledged >= ACKNOWLEDGE_AT {
+                self.acknowledge();
+            }
+            return Poll::Ready(Ok(()));
+        }
+    }
+
+    /// What the device has said of the queue pair.
+    pub(super) fn take_fault(&self) -> Option<&'static str> {
+        self.device.take_fault(self.qp)
+    }
+
+    fn acknowledge(&mut self) {
+        // SAFETY: as many notifications as were read from this queue's channel, which is its alone.
+        unsafe { (self.device.pd.library.functions.ibv_ack_cq_events)(self.cq.as_ptr(), self.unacknowledged) };
+        self.unacknowledged = 0;
+    }
+}
+
+impl Drop for Queues {
+    fn drop(&mut self) {
+        self.ready = None;
+        if self.unacknowledged > 0 {
+            self.acknowledge();
+        }
+        let functions = &self.id.library().functions;
+        // SAFETY: all of them were made by `create` and are used by nobody else; this is the order the library wants.
+        // When the queue pair is destroyed the adapter has stopped using memory for it.
+        unsafe {
+            (functions.rdma_destroy_qp)(self.id.as_ptr());
+            (functions.ibv_destroy_cq)(self.cq.as_ptr());
+            (functions.ibv_destroy_comp_channel)(self.channel.as_ptr());
+        }
+        self.device.take_fault(self.qp);
+    }
+}
+
+/// A queue pair for the identifier, with as much inline data as the device grants.
+fn create_qp(id: &CmId, device: &Device, cq: NonNull<ibv_cq>, limits: Limits) -> io::Result<(NonNull<ibv_qp>, Limits)> {
+    let mut error = None;
+    for inline in INLINE_TRIES {
+        let cap = ibv_qp_cap {
+            max_send_wr: limits.sends as u32,
+            max_recv_wr: limits.recvs as u32,
+            max_send_sge: limits.pieces as u32,
+            max_recv_sge: 1,
+            max_inline_data: inline,
+        };
+        let (qp_context, srq) = (null_mut(), null_mut());
+        let (send_cq, recv_cq) = (cq.as_ptr(), cq.as_ptr());
+        let mut attr = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type: IBV_QPT_RC, sq_sig_all: 0 };
+        let functions = &id.library().functions;
+        // SAFETY: an identifier with a device, a domain and a queue of the same device.
+        let created = unsafe { (functions.rdma_create_qp)(id.as_ptr(), device.pd.as_ptr(), &mut attr) };
+        match check(created, "creating a queue pair") {
+            Ok(()) => {
+                // SAFETY: the call succeeded.
+                let qp = NonNull::new(unsafe { (*id.as_ptr()).qp }).expect("created");
+                // Some providers do not tell what they granted; what was asked for was granted.
+                let inline = attr.cap.max_inline_data.min(inline) as usize;
+                return Ok((qp, Limits { inline, ..limits }));
+            }
+            Err(refused) => error = Some(refused),
+        }
+    }
+    Err(error.expect("tried at least once"))
+}
+
+/// Why a connection has ended, if the status of its first failed work request tells.
+pub(super) fn meaning(status: c_uint, receive: bool, text: String) -> Option<QpError> {
+    match status {
+        IBV_WC_WR_FLUSH_ERR => None,
+        IBV_WC_REM_INV_REQ_ERR | IBV_WC_REM_ACCESS_ERR | IBV_WC_REM_OP_ERR if !receive => {
+            Some(QpError::Terminated(text))
+        }
+        IBV_WC_RNR_RETRY_EXC_ERR => Some(QpError::Terminated("the peer has no receive for a Send".into())),
+        IBV_WC_RETRY_EXC_ERR => Some(QpError::Io(io::ErrorKind::TimedOut)),
+        _ if receive => Some(QpError::Protocol(text)),
+        _ => {
+            tracing::error!(status = text, "the adapter refuses a request of ours");
+            Some(QpError::Io(io::ErrorKind::Other))
+        }
+    }
+}
+
+/// Pieces of one message; more are copied together, or sent as further RDMA Writes.
+const PIECES: usize = 8;
+/// Bytes of inline data to ask for, until the device grants it.
+const INLINE_TRIES: [u32; 3] = [256, 64, 0];
+const ACKNOWLEDGE_AT: c_uint = 64;
