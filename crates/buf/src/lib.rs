@@ -10,14 +10,15 @@
 //! - [`Pool`]: where buffers come from. Its memory is page-aligned, allocated in large slabs and
 //!   never unmapped while the pool lives, so that a provider can register each [`Slab`] once with its
 //!   adapter or with a peer on the same host.
-//! - [`Rope`]: a gather list of [`Piece`]s: memory, or a range of an open file that a socket can
-//!   send without its bytes passing through user memory.
+//! - [`Rope`]: a gather list of [`Piece`]s: memory, a range of an open file that a socket can
+//!   send without its bytes passing through user memory, or memory of a peer on this host.
 //! - [`SendQueue`] and [`RecvStage`]: ropes to and from a stream socket, with few system calls.
 //!
 //! On error nothing is lost: an operation that fails gives its buffer back.
 
 mod arena;
 mod buffer;
+mod peer;
 mod pool;
 mod rope;
 mod slab;
@@ -25,6 +26,7 @@ mod stream;
 
 pub use arena::Arena;
 pub use buffer::{Account, Buffer, SharedBuffer};
+pub use peer::PeerBytes;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use rope::{FileRange, Piece, Rope};
 pub use slab::Slab;

@@ -3,7 +3,10 @@
 //! Sizes are powers of two from 4 KiB to 2 MiB; a larger request is served from the heap. A slab is
 //! mapped when a size runs out and stays until the pool and all its buffers are gone.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{
+    ptr::NonNull,
+    sync::{Arc, OnceLock},
+};
 
 use parking_lot::Mutex;
 
@@ -42,6 +45,8 @@ pub struct Pool(Arc<Inner>);
 
 struct Inner {
     options: PoolOptions,
+    /// If it is shared: the one beside it that is not.
+    private: OnceLock<Pool>,
     classes: [Mutex<Class>; CLASSES],
 }
 
@@ -79,7 +84,7 @@ unsafe impl Sync for Chunk {}
 impl Pool {
     /// An empty pool; memory is mapped when first asked for.
     pub fn new(options: PoolOptions) -> Self {
-        Self(Arc::new(Inner { options, classes: Default::default() }))
+        Self(Arc::new(Inner { options, private: OnceLock::new(), classes: Default::default() }))
     }
 
     /// A buffer of `len` visible bytes, page-aligned up to 2 MiB. Its content is unspecified.
@@ -93,6 +98,15 @@ impl Pool {
             entry.free.pop().expect("grow adds a block")
         };
         Buffer::from_chunk(Chunk { block: block.0, class, home: self.0.clone() }, len)
+    }
+
+    /// A pool whose memory no peer can map: this one, unless it is [shared](PoolOptions::shared). What is parsed belongs
+    /// there, so that it stays what it was when it was checked.
+    pub fn private(&self) -> &Pool {
+        if !self.0.options.shared {
+            return self;
+        }
+        self.0.private.get_or_init(|| Pool::new(PoolOptions { shared: false, ..self.0.options.clone() }))
     }
 
     /// What the pool holds now.
@@ -198,6 +212,14 @@ mod tests {
         assert_eq!(pool.take(2 << 20).capacity(), 2 << 20);
         assert_eq!(pool.take((2 << 20) + 1).capacity(), (2 << 20) + 1);
         assert_eq!(pool.take(5).as_ptr() as usize % 4096, 0);
+    }
+
+    #[test]
+    fn beside_a_shared_pool_is_one_that_no_peer_maps() {
+        let pool = Pool::new(PoolOptions { shared: true, ..PoolOptions::default() });
+        let is_shared = |pool: &Pool| Slab::of(&pool.take(1)).unwrap().0.fd().is_some();
+        assert!(is_shared(&pool) && !is_shared(pool.private()));
+        assert!(Arc::ptr_eq(&pool.private().0, &pool.private().private().0));
     }
 
     #[test]

@@ -10,6 +10,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use smallvec::SmallVec;
 
+use crate::PeerBytes;
+
 /// One contiguous part of a [`Rope`].
 #[derive(Clone, Debug)]
 pub enum Piece {
@@ -17,6 +19,8 @@ pub enum Piece {
     Memory(Bytes),
     /// Bytes of an open file.
     File(FileRange),
+    /// Bytes in memory that a peer on this host can change.
+    Peer(PeerBytes),
 }
 
 /// `len` bytes of `file` from `offset`.
@@ -46,12 +50,27 @@ impl Piece {
         match self {
             Piece::Memory(bytes) => bytes.len(),
             Piece::File(range) => range.len,
+            Piece::Peer(bytes) => bytes.len(),
         }
     }
 
     /// Whether the piece has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The bytes in memory that is nobody else's: as they are, if they are such, else a copy.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn into_memory(self) -> io::Result<Bytes> {
+        let mut copy = BytesMut::zeroed(if matches!(self, Piece::Memory(_)) { 0 } else { self.len() });
+        match self {
+            Piece::Memory(bytes) => return Ok(bytes),
+            Piece::File(range) => range.read(&mut copy)?,
+            Piece::Peer(bytes) => bytes.copy_to(&mut copy),
+        }
+        Ok(copy.freeze())
     }
 
     /// Removes and returns the first `at` bytes.
@@ -61,6 +80,7 @@ impl Piece {
     pub fn split_to(&mut self, at: usize) -> Piece {
         match self {
             Piece::Memory(bytes) => Piece::Memory(bytes.split_to(at)),
+            Piece::Peer(bytes) => Piece::Peer(bytes.split_to(at)),
             Piece::File(range) => {
                 assert!(at <= range.len);
                 let head = FileRange { file: range.file.clone(), offset: range.offset, len: at };
@@ -172,6 +192,7 @@ impl Rope {
             match piece {
                 Piece::Memory(bytes) => target.copy_from_slice(bytes),
                 Piece::File(range) => range.read(target)?,
+                Piece::Peer(bytes) => bytes.copy_to(target),
             }
             at += piece.len();
         }

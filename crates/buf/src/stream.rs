@@ -10,7 +10,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use rustix::{
     io::Errno,
     net::{SendAncillaryBuffer, SendFlags},
@@ -43,7 +43,13 @@ impl SendQueue {
     }
 
     /// Adds one piece at the end.
-    pub fn push(&mut self, piece: Piece) {
+    pub fn push(&mut self, mut piece: Piece) {
+        if let Piece::Peer(bytes) = &piece {
+            // It must not keep the peer waiting for as long as the socket takes.
+            let mut copy = BytesMut::zeroed(bytes.len());
+            bytes.copy_to(&mut copy);
+            piece = Piece::Memory(copy.freeze());
+        }
         if !piece.is_empty() {
             self.len += piece.len();
             self.pieces.push_back(piece);
@@ -71,6 +77,7 @@ impl SendQueue {
         while let Some(front) = self.pieces.front() {
             let sent = match front {
                 Piece::Memory(_) => self.send_memory(socket),
+                Piece::Peer(_) => unreachable!("copied when it was queued"),
                 Piece::File(range) => match send_file(socket, range) {
                     Ok(0) => {
                         self.zero_front();
@@ -94,7 +101,7 @@ impl SendQueue {
             .iter()
             .map_while(|piece| match piece {
                 Piece::Memory(bytes) => Some(IoSlice::new(bytes)),
-                Piece::File(_) => None,
+                Piece::File(_) | Piece::Peer(_) => None,
             })
             .take(GATHER_MAX)
             .collect();

@@ -1,7 +1,7 @@
 //! From a URL to a mount: which addresses, ports and transports, and which part of the path is the export.
 //!
-//! - **Ports.** A port in the URL is that of NFS. Without one it is 20049 for `rdma` (RFC 8267 §4.4), else what rpcbind says,
-//!   else 2049.
+//! - **Ports.** A port in the URL is that of NFS. Without one it is 20049 for `rdma` (RFC 8267 §4.4); for `tcp` and `udp` what
+//!   rpcbind says; else 2049.
 //! - **MOUNT** is where `mountport` says. Otherwise it is tried on the connection of NFS, where Slipway's server answers it,
 //!   and then where rpcbind says; the other way round if rpcbind has been asked already. So a server that has no MOUNT on RDMA
 //!   is asked by TCP.
@@ -166,8 +166,11 @@ impl Site {
         if let Some(nfs) = self.url.port {
             return Ok(Ports { nfs, mount: None, asked: false });
         }
-        if self.options().proto == "rdma" {
-            return Ok(Ports { nfs: NFS_RDMA_PORT, mount: None, asked: false });
+        match self.options().proto.as_str() {
+            "tcp" | "udp" => {}
+            "rdma" => return Ok(Ports { nfs: NFS_RDMA_PORT, mount: None, asked: false }),
+            // rpcbind knows nothing of it.
+            _ => return Ok(Ports { nfs: NFS_PORT, mount: None, asked: false }),
         }
         let nfs = self.ask_rpcbind(ip, NFS_PROGRAM, nfs::v3::VERSION, &self.options().proto).await;
         let mount = match self.options().mount_port {

@@ -345,10 +345,7 @@ impl Backoff {
 
 /// The data of a READ piece by piece, as it was received.
 pub(crate) fn pieces(data: Rope) -> Result<SmallVec<[Bytes; 1]>> {
-    let pieces = data.into_iter().map(|piece| match piece {
-        Piece::Memory(bytes) => Ok(bytes),
-        Piece::File(range) => Rope::from(range).to_bytes().map_err(|_| unreadable("READ")),
-    });
+    let pieces = data.into_iter().map(|piece| piece.into_memory().map_err(|_| unreadable("READ")));
     pieces.collect()
 }
 

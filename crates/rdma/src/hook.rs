@@ -17,14 +17,14 @@ use std::{
     task::{Context, Poll},
 };
 
-use buf::Buffer;
+use buf::{Buffer, PeerBytes};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     BoxFuture, Completion, CompletionKind, ConnectRequest, Connected, Listener, Memory, PeerUser, PostError, Provider,
-    ProviderCaps, QpCaps, QpError, QpOptions, QueuePair, Region, Stag, WorkId, WorkRequest,
+    ProviderCaps, QpCaps, QpError, QpOptions, QueuePair, Region, RemoteSegment, Stag, WorkId, WorkRequest,
 };
 
 /// Names a queue pair of a [`Hooked`] provider in what its hook is told.
@@ -211,6 +211,10 @@ impl QueuePair for HookedQp {
             self.shared.hook.ended(self.id, error);
         }
         polled
+    }
+
+    fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
+        self.inner.view(from, len)
     }
 
     fn reclaim(&mut self, stag: Stag) -> Option<Memory> {

@@ -9,11 +9,11 @@ use std::{
     task::{Context, Poll},
 };
 
-use buf::Buffer;
+use buf::{Buffer, PeerBytes};
 use bytes::Bytes;
 
 use crate::{
-    Completion, Memory, PostError, ReceiveSource, Region, Stag, WorkId, WorkRequest,
+    Completion, Memory, PostError, ReceiveSource, Region, RemoteSegment, Stag, WorkId, WorkRequest,
     registration::{Registration, RegistrationOptions},
 };
 
@@ -199,6 +199,13 @@ pub trait QueuePair: Send {
         cx: &mut Context<'_>,
         completions: &mut Vec<Completion>,
     ) -> Poll<Result<(), QpError>>;
+
+    /// The peer's memory itself, in place of an RDMA Read of it: `None` where it cannot be reached, or the peer has not
+    /// exposed it. The peer's region stays exposed while the bytes are held, whatever the peer does.
+    fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
+        let _ = (from, len);
+        None
+    }
 
     /// Takes back the memory of a region after the connection has ended, when the peer can no longer reach it.
     fn reclaim(&mut self, stag: Stag) -> Option<Memory>;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
 
-use crate::{AuthSys, Credential};
+use crate::{AuthSys, Credential, PeerUser};
 
 /// A flavour and its body, not yet interpreted (RFC 5531 §8.2, `opaque_auth`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -146,6 +146,28 @@ impl Credential {
     }
 }
 
+impl PeerUser {
+    /// What of a credential this user may claim. AUTH_SYS is the caller's word; where the kernel knows the caller, only
+    /// root may speak for others. A claim to be another user is taken as none; of the groups, those remain that the user
+    /// is in.
+    pub fn confine(&self, credential: Credential) -> Credential {
+        let Credential::Sys(mut sys) = credential else { return credential };
+        if self.uid == 0 {
+            return Credential::Sys(sys);
+        }
+        if sys.uid != self.uid {
+            tracing::debug!(claimed = sys.uid, user = self.uid, "a claim to be another user is not believed");
+            return Credential::None;
+        }
+        let is_member = |gid: u32| gid == self.gid || self.groups.contains(&gid);
+        if !is_member(sys.gid) {
+            sys.gid = self.gid;
+        }
+        sys.gids.retain(|gid| is_member(*gid));
+        Credential::Sys(sys)
+    }
+}
+
 impl AuthSys {
     /// The user and groups of this process, on this host.
     pub fn of_process() -> Self {
@@ -206,6 +228,19 @@ mod tests {
         let caller = Credential::Sys(sys());
         assert_eq!(Credential::authenticate(&caller.to_opaque(), &OpaqueAuth::NONE), Ok(caller));
         assert_eq!(Credential::authenticate(&OpaqueAuth::NONE, &OpaqueAuth::NONE), Ok(Credential::None));
+    }
+
+    #[test]
+    fn who_is_known_to_the_kernel_speaks_only_for_itself_unless_root() {
+        let user = |uid| PeerUser { uid, gid: 100, groups: vec![3, 200] };
+        let claim = Credential::Sys(sys());
+        assert_eq!(user(0).confine(claim.clone()), claim);
+        assert_eq!(user(1001).confine(claim.clone()), Credential::None);
+        assert_eq!(user(1000).confine(Credential::None), Credential::None);
+        let Credential::Sys(own) = user(1000).confine(claim) else { panic!("its own claim stands") };
+        assert_eq!((own.uid, own.gid, &own.gids[..]), (1000, 100, &[3][..]));
+        let Credential::Sys(other) = user(1000).confine(Credential::Sys(AuthSys { gid: 0, ..sys() })) else { panic!() };
+        assert_eq!(other.gid, 100, "not a group that it is in");
     }
 
     #[test]

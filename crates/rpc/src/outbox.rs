@@ -46,7 +46,7 @@ impl Outbox {
             for piece in payload.data {
                 match piece {
                     Piece::Memory(bytes) => self.bytes(bytes),
-                    file @ Piece::File(_) => self.piece(file),
+                    other => self.piece(other),
                 }
             }
             self.copy(&[0; 3][..padding]);

@@ -428,7 +428,7 @@ mod tests {
             .into_iter()
             .flat_map(|piece| match piece {
                 Piece::Memory(bytes) => bytes.to_vec(),
-                Piece::File(range) => panic!("{range:?}"),
+                other => panic!("{other:?}"),
             })
             .collect();
         assert_eq!(wire.len(), messages.iter().map(|message| MARK_BYTES + message.len()).sum::<usize>());

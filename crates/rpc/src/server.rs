@@ -179,7 +179,10 @@ impl Server {
             }
         };
         let (credential, (service, target)) = match self.admit(&header) {
-            Ok(admitted) => admitted,
+            Ok((credential, target)) => match transport.peer_user() {
+                Some(user) => (user.confine(credential), target),
+                None => (credential, target),
+            },
             Err(body) => {
                 tracing::debug!(%peer, program = header.program, version = header.version, procedure = header.procedure,
                     ?body, "a call that is not executed");

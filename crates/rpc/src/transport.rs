@@ -148,6 +148,17 @@ pub struct IncomingCall {
     pub peer: SocketAddr,
 }
 
+/// A user of this host, as the kernel says who is at the other end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerUser {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Further groups.
+    pub groups: Vec<u32>,
+}
+
 /// One connection (or, for datagrams, one socket), usable from any thread.
 pub trait Transport: Send + Sync + 'static {
     /// What it can do.
@@ -155,6 +166,11 @@ pub trait Transport: Send + Sync + 'static {
 
     /// The other end; for a datagram socket that serves many, its own address.
     fn peer(&self) -> SocketAddr;
+
+    /// The user at the other end, if the transport knows for certain: the peer is on this host.
+    fn peer_user(&self) -> Option<&PeerUser> {
+        None
+    }
 
     /// Where buffers for payloads should come from.
     fn pool(&self) -> &Pool;

@@ -12,8 +12,10 @@
 
 use std::{collections::VecDeque, time::Instant};
 
-use buf::{Buffer, Pool};
-use rdma::{Completion, CompletionKind, Memory, ReceiveSource, Region, Stag, Status, WorkId, WorkRequest};
+use buf::{Buffer, PeerBytes, Pool};
+use rdma::{
+    Completion, CompletionKind, Memory, ReceiveSource, Region, RemoteSegment, Stag, Status, WorkId, WorkRequest,
+};
 use rpc::{CallError, CallsMade, Reply, ReplyPlan, ReplyToken, TransportError, Xid};
 use xdr::Message;
 
@@ -50,6 +52,8 @@ pub struct Connection {
     pub(crate) incoming: Table<Incoming>,
     pub(crate) to_pull: VecDeque<Key>,
     pub(crate) pulling_bytes: usize,
+    /// When the last completion came.
+    pub(crate) now: Option<Instant>,
     /// When an RDMA Read was last begun or completed.
     pub(crate) last_read: Option<Instant>,
     /// Replies whose data the peer reads.
@@ -106,6 +110,11 @@ pub trait Registry {
     fn register(&mut self, memory: Memory) -> Result<Region, Memory>;
     /// See [`rdma::QueuePair::reclaim`].
     fn reclaim(&mut self, stag: Stag) -> Option<Memory>;
+    /// See [`rdma::QueuePair::view`].
+    fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
+        let _ = (from, len);
+        None
+    }
 }
 
 impl Registry for Box<dyn rdma::QueuePair> {
@@ -115,6 +124,10 @@ impl Registry for Box<dyn rdma::QueuePair> {
 
     fn reclaim(&mut self, stag: Stag) -> Option<Memory> {
         (**self).reclaim(stag)
+    }
+
+    fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
+        (**self).view(from, len)
     }
 }
 
@@ -186,6 +199,7 @@ impl Connection {
             incoming: Table::new(),
             to_pull: VecDeque::new(),
             pulling_bytes: 0,
+            now: None,
             last_read: None,
             exposed: Exposed::new(),
             unsent_replies: VecDeque::new(),
@@ -209,7 +223,7 @@ impl Connection {
 
     /// The receives that a connection with these options, and no source of them, starts with.
     pub fn initial_receives(options: &crate::Options, pool: &Pool) -> Vec<(WorkId, Buffer)> {
-        (0..receives(options)).map(|_| (Name::Receive.into(), pool.take(options.inline_recv))).collect()
+        (0..receives(options)).map(|_| (Name::Receive.into(), pool.private().take(options.inline_recv))).collect()
     }
 
     /// What was agreed with the peer.
@@ -219,6 +233,7 @@ impl Connection {
 
     /// A work request has ended.
     pub fn handle_completion(&mut self, completion: Completion, now: Instant) {
+        self.now = Some(now);
         let name = Name::from(completion.id);
         match (name, completion.kind) {
             (Name::Receive, CompletionKind::Receive { buffer, invalidated, .. }) => {
@@ -335,6 +350,9 @@ impl Connection {
 
     /// The next thing for the queue pair. `registry` registers what a call exposes.
     pub fn poll_work(&mut self, registry: &mut dyn Registry) -> Option<Work> {
+        if !self.to_pull.is_empty() {
+            self.start_pulls(registry);
+        }
         while self.work.is_empty()
             && matches!(self.state, State::Open)
             && (self.send_exposed_reply(registry) || self.send_next_call(registry))
@@ -418,7 +436,7 @@ impl Connection {
     }
 
     pub(crate) fn post_receive(&mut self) {
-        let buffer = self.pool.take(self.settings.options.inline_recv);
+        let buffer = self.pool.private().take(self.settings.options.inline_recv);
         self.work.push_back(Work::Receive(Name::Receive.into(), buffer));
     }
 

@@ -9,7 +9,7 @@
 
 use std::time::Instant;
 
-use buf::Buffer;
+use buf::{Buffer, Piece};
 use bytes::Bytes;
 use rdma::WorkRequest;
 use rpc::Xid;
@@ -98,7 +98,7 @@ impl Connection {
         } else if let Stage::Fetching(fetch) = &mut call.stage
             && is_ok
         {
-            fetch.pull.arrived(part, buffer);
+            fetch.pull.arrived(part, Piece::Memory(buffer.freeze()));
         }
         if is_ok {
             self.last_read = Some(now);

@@ -228,7 +228,7 @@ fn reads_of(payloads: &[PlacedPayload], pool: &Pool) -> SmallVec<[(u32, SmallVec
 fn contiguous(rope: &Rope, pool: &Pool) -> SmallVec<[Bytes; 1]> {
     let memory = |piece: &Piece| match piece {
         Piece::Memory(bytes) => Some(bytes.clone()),
-        Piece::File(_) => None,
+        Piece::File(_) | Piece::Peer(_) => None,
     };
     if rope.pieces().len() <= PIECES_MAX
         && let Some(pieces) = rope.pieces().iter().map(memory).collect()

@@ -26,6 +26,7 @@ use crate::{Connection, Design, Options, RdmaTransport, Role, Settings, private_
 /// ```
 #[derive(Clone)]
 pub struct RdmaKind {
+    name: &'static str,
     provider: Arc<dyn Provider>,
     options: Options,
     pool: Pool,
@@ -44,20 +45,27 @@ pub struct RdmaListener {
 impl RdmaKind {
     /// RPC-over-RDMA on `provider`, with a pool of its own.
     pub fn new(provider: Arc<dyn Provider>, options: Options) -> Self {
-        Self::with(provider, options, Pool::default())
+        Self::with(crate::NAME, provider, options, Pool::default())
     }
 
-    fn with(provider: Arc<dyn Provider>, options: Options, pool: Pool) -> Self {
+    fn with(name: &'static str, provider: Arc<dyn Provider>, options: Options, pool: Pool) -> Self {
         let (buffer_bytes, guaranteed) = (options.inline_recv, GUARANTEED_RECEIVES);
-        let source =
-            |budget| ReceiveSource::new(ReceiveSourceOptions { buffer_bytes, budget, guaranteed }, pool.clone());
+        // Messages are parsed where they are received, so that no peer may be able to change them there.
+        let source = |budget| {
+            ReceiveSource::new(ReceiveSourceOptions { buffer_bytes, budget, guaranteed }, pool.private().clone())
+        };
         let (connecting, accepting) = (source(usize::MAX), source(options.recv_memory / buffer_bytes));
-        Self { provider, options, pool, connecting, accepting }
+        Self { name, provider, options, pool, connecting, accepting }
     }
 
     /// The same with buffers from `pool`.
     pub fn with_pool(self, pool: Pool) -> Self {
-        Self::with(self.provider, self.options, pool)
+        Self::with(self.name, self.provider, self.options, pool)
+    }
+
+    /// The same under another name in the switch, for one provider beside others.
+    pub fn named(self, name: &'static str) -> Self {
+        Self { name, ..self }
     }
 
     /// The receives that a new connection starts with, and the options of its queue pair.
@@ -95,7 +103,7 @@ impl RdmaKind {
         if self.provider.caps().shared_receives {
             connection = connection.with_receive_source(source.clone());
         }
-        Arc::new(RdmaTransport::new(qp, connection, self.pool.clone()))
+        Arc::new(RdmaTransport::new(self.name, qp, connection, self.pool.clone()))
     }
 
     async fn connect_to(&self, remote: SocketAddr) -> io::Result<Arc<dyn Transport>> {
@@ -125,11 +133,11 @@ impl RdmaKind {
 
 impl TransportKind for RdmaKind {
     fn name(&self) -> &'static str {
-        crate::NAME
+        self.name
     }
 
     fn with_options(&self, options: &RawOptions) -> Result<Arc<dyn TransportKind>, OptionError> {
-        let options = self.options.with(options)?;
+        let options = self.options.with(options).map_err(|error| OptionError { transport: self.name, ..error })?;
         let (provider, ways) = (self.provider.caps().name, self.provider.registrations());
         if let Some(way) = options.registration.way.filter(|way| !ways.contains(way)) {
             match ways {
@@ -139,13 +147,13 @@ impl TransportKind for RdmaKind {
                 _ => tracing::warn!("registration={way}: {provider} has no such way, and takes its own"),
             }
         }
-        Ok(Arc::new(Self::with(self.provider.clone(), options, self.pool.clone())))
+        Ok(Arc::new(Self::with(self.name, self.provider.clone(), options, self.pool.clone())))
     }
 
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
         Box::pin(async move {
             let connected = within(self.options.connect_timeout, self.connect_to(remote)).await;
-            connected.map_err(|error| TransportError::Connect(format!("{remote} over {}: {error}", crate::NAME)))
+            connected.map_err(|error| TransportError::Connect(format!("{remote} over {}: {error}", self.name)))
         })
     }
 

@@ -44,5 +44,5 @@ pub use kind::{RdmaKind, RdmaListener};
 pub use options::{Design, Options, Role, Settings, receives};
 pub use transport::RdmaTransport;
 
-/// The transport's name in the switch.
+/// The transport's name in the switch, unless [`RdmaKind::named`] says otherwise.
 pub const NAME: &str = "rdma";

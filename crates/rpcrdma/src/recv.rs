@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use buf::{Buffer, Rope};
+use buf::{Buffer, Piece, Rope};
 use bytes::{Bytes, BytesMut};
 use rpc::{ReplyToken, Xid};
 use smallvec::SmallVec;
@@ -64,7 +64,7 @@ impl Connection {
             Body::Msg(lists) => {
                 let stream = decoder.take_rest();
                 match Direction::of(&stream, xid) {
-                    Some(Direction::Call) => self.handle_call(xid, credits, lists, Some(stream), now),
+                    Some(Direction::Call) => self.handle_call(xid, credits, lists, Some(stream)),
                     Some(Direction::Reply) => self.handle_reply(xid, credits, lists, Some(stream), now),
                     // RFC 8166 §4.5.2: an XID in the header that is not the message's is such an error.
                     None => self.refuse_new(xid, credits),
@@ -73,7 +73,7 @@ impl Connection {
             Body::NoMsg(lists) if self.by_xid.contains_key(&xid) && self.may_be_long_reply(&lists) => {
                 self.handle_reply(xid, credits, lists, None, now);
             }
-            Body::NoMsg(lists) if decoder.remaining() == 0 => self.handle_call(xid, credits, lists, None, now),
+            Body::NoMsg(lists) if decoder.remaining() == 0 => self.handle_call(xid, credits, lists, None),
             Body::NoMsg(_) => self.refuse_new(xid, credits),
             Body::Done => self.handle_done(xid),
             Body::Error(error) => self.handle_error(xid, credits, error),
@@ -97,7 +97,7 @@ impl Connection {
         }
     }
 
-    fn handle_call(&mut self, xid: Xid, credits: u32, lists: Lists, stream: Option<Bytes>, now: Instant) {
+    fn handle_call(&mut self, xid: Xid, credits: u32, lists: Lists, stream: Option<Bytes>) {
         // RFC 8166 §3.3.1: whoever sends more than it was granted may lose the connection.
         if !self.grants.receive() {
             return self.fail_protocol("more calls than it has credits for");
@@ -115,7 +115,6 @@ impl Connection {
         let stage = Stage::Pull(Pull::new(stream, &lists.reads));
         let key = self.incoming.insert(Incoming { xid, credits, lists, stage });
         self.to_pull.push_back(key);
-        self.start_pulls(now);
     }
 
     /// A call's message is in a read chunk, a reply's in the reply chunk, or in a read chunk where we read replies.
@@ -212,7 +211,7 @@ pub(crate) fn reads_make_sense(reads: &ReadList, inline: Option<&Bytes>, message
 pub(crate) fn assemble(pull: Pull, reads: &ReadList) -> Message {
     let (stream_chunk, items) = reads.split_stream();
     let (inline, mut parts) = pull.into_parts();
-    let mut take = |chunk: &Chunk| -> SmallVec<[Bytes; 1]> { parts.by_ref().take(chunk.parts().count()).collect() };
+    let mut take = |chunk: &Chunk| -> SmallVec<[Piece; 1]> { parts.by_ref().take(chunk.parts().count()).collect() };
     let stream = match stream_chunk {
         None => inline.expect("checked by reads_make_sense"),
         Some(chunk) => join(take(chunk)),
@@ -220,7 +219,8 @@ pub(crate) fn assemble(pull: Pull, reads: &ReadList) -> Message {
     let mut message = Message::from(stream);
     let mut reduced = 0;
     for ReadChunk { position, chunk } in items.iter().filter(|item| !item.chunk.is_empty()) {
-        let data: Rope = take(chunk).into_iter().collect();
+        let mut data = Rope::new();
+        take(chunk).into_iter().for_each(|piece| data.push(piece));
         let len = without_padding(&message.stream, *position as usize - reduced, data.len());
         reduced += data.len().next_multiple_of(4);
         message.payloads.push(PlacedPayload { position: Some(*position), data: data.slice(0, len) });
@@ -238,7 +238,10 @@ pub(crate) fn without_padding(stream: &Bytes, at: usize, len: usize) -> usize {
     }
 }
 
-fn join(parts: SmallVec<[Bytes; 1]>) -> Bytes {
+/// A stream, which has been read and so is memory.
+fn join(parts: SmallVec<[Piece; 1]>) -> Bytes {
+    let parts: SmallVec<[Bytes; 1]> =
+        parts.into_iter().map(|part| part.into_memory().expect("it is memory already")).collect();
     if let [part] = &parts[..] {
         return part.clone();
     }

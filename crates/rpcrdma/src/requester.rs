@@ -7,7 +7,7 @@
 //! (answered; memory is being invalidated) → an event, unless its caller has gone. In the Read-Read design, `Fetching` may
 //! come before `Finishing`, see `fetch.rs`.
 
-use buf::{Buffer, SharedBuffer};
+use buf::{Buffer, SharedBuffer, Slab};
 use bytes::Bytes;
 use rdma::{Memory, Stag, WorkRequest};
 use rpc::{CallError, Reply, ReplyPlan, TransportError, Xid};
@@ -407,7 +407,7 @@ impl Outcome {
             Outcome::Answered { stream: Stream::InChunk(len), placed } => {
                 let mut buffer = reply_chunk.ok_or(TransportError::Lost("the reply chunk is gone".into()))?;
                 buffer.set_len(len);
-                let stream = buffer.freeze();
+                let stream = private(buffer);
                 match is_reply_to(&stream, xid) {
                     true => Ok((stream.into(), None, placed)),
                     false => Err(TransportError::Protocol("a reply chunk that holds no reply to its call".into())),
@@ -415,6 +415,12 @@ impl Outcome {
             }
         }
     }
+}
+
+/// The bytes of a reply chunk, where a peer that maps our memory cannot change them while they are parsed.
+fn private(buffer: Buffer) -> Bytes {
+    let shared = Slab::of(&buffer).is_some_and(|(slab, _)| slab.fd().is_some());
+    if shared { Bytes::copy_from_slice(&buffer) } else { buffer.freeze() }
 }
 
 /// What a call exposes.

@@ -8,12 +8,12 @@
 
 use std::time::Instant;
 
-use buf::{Buffer, Rope};
+use buf::{Buffer, Piece, Rope};
 use bytes::Bytes;
 use rdma::WorkRequest;
 
 use crate::{
-    Connection,
+    Connection, Registry,
     chunk::{Chunk, ReadList},
     connection::{Deadline, Name},
     recv::{Incoming, Stage},
@@ -26,7 +26,7 @@ pub(crate) struct Pull {
     /// The stream, if it was inline.
     inline: Option<Bytes>,
     /// What has arrived, one for each segment that holds bytes, in order of position.
-    parts: Vec<Option<Buffer>>,
+    parts: Vec<Option<Piece>>,
     /// How many have not.
     missing: usize,
     /// Memory that it takes.
@@ -42,8 +42,8 @@ impl Pull {
     }
 
     /// A segment's bytes are here.
-    pub(crate) fn arrived(&mut self, part: usize, buffer: Buffer) {
-        let slot = self.parts[part].replace(buffer);
+    pub(crate) fn arrived(&mut self, part: usize, bytes: Piece) {
+        let slot = self.parts[part].replace(bytes);
         assert!(slot.is_none(), "one completion for each RDMA Read");
         self.missing -= 1;
     }
@@ -54,17 +54,19 @@ impl Pull {
     }
 
     /// The inline stream, and the parts in order.
-    pub(crate) fn into_parts(self) -> (Option<Bytes>, impl Iterator<Item = Bytes>) {
+    pub(crate) fn into_parts(self) -> (Option<Bytes>, impl Iterator<Item = Piece>) {
         assert_eq!(self.missing, 0);
-        (self.inline, self.parts.into_iter().flatten().map(Buffer::freeze))
+        (self.inline, self.parts.into_iter().flatten())
     }
 }
 
 impl Connection {
-    /// Posts the RDMA Reads of the calls that wait, as far as the bound on bytes allows.
-    pub(crate) fn start_pulls(&mut self, now: Instant) {
+    /// Posts the RDMA Reads of the calls that wait, as far as the bound on bytes allows. Data that can be used where they
+    /// are need none; a stream is read in any case, since nobody else must be able to change what is parsed.
+    pub(crate) fn start_pulls(&mut self, registry: &mut dyn Registry) {
+        let now = self.now.expect("a call has arrived with a completion");
         while let Some(&key) = self.to_pull.front() {
-            let Some(Incoming { stage: Stage::Pull(pull), lists, .. }) = self.incoming.get(key) else {
+            let Some(Incoming { stage: Stage::Pull(pull), lists, .. }) = self.incoming.get_mut(key) else {
                 unreachable!("a call that waits to be pulled stands")
             };
             if self.pulling_bytes > 0 && self.pulling_bytes + pull.bytes > self.settings.options.pull_max {
@@ -72,14 +74,19 @@ impl Connection {
             }
             self.to_pull.pop_front();
             self.pulling_bytes += pull.bytes;
-            let segments = lists.reads.chunks().iter().flat_map(|read| read.chunk.parts());
-            for (part, (_, segment)) in segments.enumerate() {
-                let into = self.pool.take(segment.length as usize);
-                let request = WorkRequest::Read { id: Name::Read(key, part).into(), into, from: segment.remote(0) };
-                self.work.push_back(crate::Work::Post(request));
+            let chunks = lists.reads.chunks().iter();
+            let segments = chunks.flat_map(|read| read.chunk.parts().map(|(_, segment)| (read.position, segment)));
+            for (part, (position, segment)) in segments.enumerate() {
+                let (from, len) = (segment.remote(0), segment.length as usize);
+                if let Some(view) = if position == 0 { None } else { registry.view(from, len) } {
+                    pull.arrived(part, Piece::Peer(view));
+                    continue;
+                }
+                let (id, into) = (Name::Read(key, part).into(), self.pool.take(len));
+                self.work.push_back(crate::Work::Post(WorkRequest::Read { id, into, from }));
             }
             if pull.is_complete() {
-                self.pulled(key); // all of its segments are empty
+                self.pulled(key); // its segments are empty, or can be used where they are
             } else {
                 self.last_read = Some(now);
                 self.add_deadline(Deadline::Pull(key), now);
@@ -92,11 +99,10 @@ impl Connection {
         let Some(Incoming { stage: Stage::Pull(pull), .. }) = self.incoming.get_mut(key) else {
             unreachable!("a call stands while it is being read")
         };
-        pull.arrived(part, buffer);
+        pull.arrived(part, Piece::Memory(buffer.freeze()));
         self.last_read = Some(now);
         if pull.is_complete() {
             self.pulled(key);
-            self.start_pulls(now);
         }
     }
 

@@ -18,7 +18,7 @@ use buf::{Piece, Pool};
 use parking_lot::Mutex;
 use rdma::{Completion, PostError, QueuePair};
 use rpc::{
-    BoxFuture, CallError, CallsMade, IncomingCall, Reply, ReplyPlan, ReplyToken, Transport, TransportCaps,
+    BoxFuture, CallError, CallsMade, IncomingCall, PeerUser, Reply, ReplyPlan, ReplyToken, Transport, TransportCaps,
     TransportError,
 };
 use smallvec::SmallVec;
@@ -31,6 +31,7 @@ use crate::{CallId, Connection, Design, Event, Role, Work, table::Map};
 pub struct RdmaTransport {
     caps: TransportCaps,
     peer: SocketAddr,
+    user: Option<PeerUser>,
     pool: Pool,
     shared: Mutex<Shared>,
     io: Mutex<Io>,
@@ -65,15 +66,20 @@ struct Io {
 }
 
 impl RdmaTransport {
-    /// A transport on a connection just made, with the receives of [`Connection::initial_receives`] posted or a source
+    /// A transport of this name on a connection just made, with the receives of [`Connection::initial_receives`] posted or a source
     /// of receives in both.
-    pub fn new(qp: Box<dyn QueuePair>, connection: Connection, pool: Pool) -> Self {
+    pub fn new(name: &'static str, qp: Box<dyn QueuePair>, connection: Connection, pool: Pool) -> Self {
         let peer = qp.peer();
+        let user = qp.peer_user().map(|rdma::PeerUser { uid, gid, groups }| PeerUser {
+            uid: *uid,
+            gid: *gid,
+            groups: groups.clone(),
+        });
         let settings = connection.settings();
         let idle = settings.options.idle;
         let idle = if settings.role == Role::Accepting { rpc::accepting_idle(idle) } else { idle };
         let caps = TransportCaps {
-            name: crate::NAME,
+            name,
             message_max: settings.options.message_max,
             lossy: false,
             // What the peer reads must be in memory.
@@ -89,7 +95,7 @@ impl RdmaTransport {
             peer,
         };
         let io = Io { qp, completions: Vec::new(), full: false, timer: None };
-        Self { caps, peer, pool, shared: Mutex::new(shared), io: Mutex::new(io) }
+        Self { caps, peer, user, pool, shared: Mutex::new(shared), io: Mutex::new(io) }
     }
 }
 
@@ -100,6 +106,10 @@ impl Transport for RdmaTransport {
 
     fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    fn peer_user(&self) -> Option<&PeerUser> {
+        self.user.as_ref()
     }
 
     fn pool(&self) -> &Pool {
@@ -162,6 +172,11 @@ impl RdmaTransport {
                     return Poll::Ready(Err(error.clone()));
                 }
                 io.post_work(&mut shared.connection);
+                // A call whose data can be used where they are has arrived with that.
+                shared.take_events(woken);
+                if let Some(call) = shared.incoming.pop_front() {
+                    return Poll::Ready(Ok(call));
+                }
             }
             let ended = match io.qp.poll_completions(cx, &mut io.completions) {
                 Poll::Ready(Ok(())) => None,
@@ -170,6 +185,10 @@ impl RdmaTransport {
                     let mut shared = self.shared.lock();
                     if io.post_work(&mut shared.connection) || io.poll_timer(&mut shared.connection, cx) {
                         continue; // something was queued while the queue pair was at work
+                    }
+                    shared.take_events(woken);
+                    if !shared.incoming.is_empty() {
+                        continue;
                     }
                     shared.rest();
                     if io.completions.capacity() > REST_ENTRIES {
@@ -343,10 +362,10 @@ impl Drop for CallFuture<'_> {
 /// Room that is not worth giving back.
 const REST_ENTRIES: usize = 4;
 
-/// Puts the bytes of file pieces into memory, where the peer can be let at them.
+/// Puts the bytes of files, and of peers, into memory, where the peer can be let at them.
 fn read_files(message: &mut Message, pool: &Pool) -> Result<(), TransportError> {
     for payload in &mut message.payloads {
-        if payload.data.pieces().iter().any(|piece| matches!(piece, Piece::File(_))) {
+        if payload.data.pieces().iter().any(|piece| !matches!(piece, Piece::Memory(_))) {
             let mut buffer = pool.take(payload.data.len());
             payload
                 .data

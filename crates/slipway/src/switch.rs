@@ -5,9 +5,15 @@
 //! server and the server answers there, else in software. Its other options are those of RPC-over-RDMA and, in
 //! the same place, those of iWARP in software: `crc`, `congestion`, `sndbuf`, `rcvbuf`, `mpa`, `pcap`.
 
+//! "shm" is the same protocol in shared memory, and "auto" chooses.
+
+mod auto;
+mod shm;
+
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use buf::Pool;
+use auto::Auto;
+use buf::{Pool, PoolOptions};
 use rdma::{
     iwarp::{Iwarp, IwarpOptions, Pcap},
     verbs::{Verbs, VerbsOptions},
@@ -18,17 +24,25 @@ use rpc::{
 };
 use rpcrdma::RdmaKind;
 
-/// All transports, with buffers from one pool of their own.
+/// All transports, to connect with: with buffers from a pool of their own, and for shm from one whose memory a server on
+/// this host can be let at.
 pub fn all() -> Switch {
-    with_pool(&Pool::default())
+    let shared = PoolOptions { shared: true, huge_pages: true, ..PoolOptions::default() };
+    with_pools(&Pool::default(), &Pool::new(shared))
 }
 
-/// All transports, with buffers from `pool`.
+/// All transports, to serve with: with buffers from `pool`, which no client ever sees.
 pub fn with_pool(pool: &Pool) -> Switch {
+    with_pools(pool, pool)
+}
+
+fn with_pools(pool: &Pool, of_shm: &Pool) -> Switch {
     let mut switch = Switch::new();
     switch.register(Arc::new(TcpKind::new(Default::default(), pool.clone())));
     switch.register(Arc::new(UdpKind::new(Default::default(), pool.clone())));
     switch.register(Arc::new(Rdma::new(Choice::Auto, IwarpOptions::default(), pool)));
+    switch.register(Arc::new(shm::SharedMemory::new(Default::default(), of_shm)));
+    switch.register(Arc::new(Auto::new(&switch)));
     switch
 }
 
@@ -210,7 +224,7 @@ mod tests {
 
     #[test]
     fn all_transports_are_there() {
-        assert_eq!(all().names().collect::<Vec<_>>(), ["rdma", "tcp", "udp"]);
+        assert_eq!(all().names().collect::<Vec<_>>(), ["auto", "rdma", "shm", "tcp", "udp"]);
     }
 
     #[test]
@@ -220,6 +234,18 @@ mod tests {
         assert!(error.contains("credits") && error.contains("crc"), "{error}");
         assert!(rdma(&[("provider", "carrier-pigeon")]).err().unwrap().problem.contains("iwarp"));
         assert!(rdma(&[("crc", "maybe")]).is_err() && rdma(&[("mpa", "3")]).is_err());
+    }
+
+    #[test]
+    fn shm_takes_its_own_options_and_those_of_the_protocol() {
+        let shm = |name: &str, value: &str| {
+            let raw = RawOptions::from([(name.to_owned(), value.to_owned())]);
+            all().find("shm").unwrap().with_options(&raw)
+        };
+        assert!(shm("socket", "/run/x.sock").is_ok() && shm("spin", "0").is_ok() && shm("credits", "4").is_ok());
+        let error = shm("crc", "on").err().unwrap();
+        assert_eq!(error.transport, "shm");
+        assert!(error.problem.contains("credits") && error.problem.contains("socket"), "{error}");
     }
 
     #[test]

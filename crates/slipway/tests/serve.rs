@@ -132,7 +132,7 @@ fn mistakes_of_configuration_are_located() {
     assert!(said("").contains("nothing to serve"));
     let export = "[[export]]\nname = '/m'\nbackend = 'memory'\n";
     let listen = |listen: &str| format!("{export}[[listen]]\naddress = '127.0.0.1:0'\n{listen}\n");
-    assert!(said(&listen("transport = 'pigeon'")).contains("there are rdma, tcp, udp"));
+    assert!(said(&listen("transport = 'pigeon'")).contains("there are auto, rdma, shm, tcp, udp"));
     assert!(said(&listen("transport = 'tcp'\noptions = { colour = 'red' }")).contains("colour"));
 
     assert!(fails(2, &["serve"]).contains("DIR"));
@@ -215,6 +215,11 @@ const SIZE: u64 = 96 << 20;
 #[test]
 fn no_byte_is_lost_when_the_server_is_killed_over_tcp() {
     killed_under_a_writing_client("tcp");
+}
+
+#[test]
+fn no_byte_is_lost_when_the_server_is_killed_over_shm() {
+    killed_under_a_writing_client("shm");
 }
 
 #[test]

@@ -221,6 +221,6 @@ proptest! {
 fn address(piece: &Piece) -> *const u8 {
     match piece {
         Piece::Memory(bytes) => bytes.as_ptr(),
-        Piece::File(_) => unreachable!("no files here"),
+        other => unreachable!("{other:?}"),
     }
 }

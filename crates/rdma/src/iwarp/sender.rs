@@ -359,7 +359,10 @@ impl Sender {
         while left > 0 {
             let piece = message.take(left);
             left -= piece.len();
-            let piece = self.in_memory_if_needed(piece)?;
+            let piece = match self.in_memory_if_needed(piece)? {
+                peer @ Piece::Peer(_) => Piece::Memory(peer.into_memory()?),
+                piece => piece,
+            };
             match &piece {
                 Piece::Memory(bytes) => {
                     if self.options.crc {
@@ -370,7 +373,7 @@ impl Sender {
                         continue;
                     }
                 }
-                Piece::File(_) => {}
+                Piece::File(_) | Piece::Peer(_) => {}
             }
             self.emit_block(queue);
             self.emit(piece, queue);

@@ -181,6 +181,13 @@ impl PeerSlab {
                     }
                 }
                 Piece::File(range) => read_file(range, target)?,
+                Piece::Peer(bytes) => {
+                    // SAFETY: as above; from one peer's memory to another's, or to another place in it.
+                    #[expect(unsafe_code)]
+                    unsafe {
+                        std::ptr::copy(bytes.as_ptr(), target.as_ptr(), bytes.len());
+                    }
+                }
             }
             at += piece.len();
         }

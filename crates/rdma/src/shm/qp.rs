@@ -17,7 +17,7 @@ use std::{
     time::Instant,
 };
 
-use buf::Buffer;
+use buf::{Buffer, PeerBytes};
 use tokio::time::{Sleep, sleep_until};
 
 use super::{
@@ -33,8 +33,8 @@ use super::{
     spin::Spin,
 };
 use crate::{
-    Completion, CompletionKind, Memory, PeerUser, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag,
-    WorkId, WorkRequest, receives::ReceiveQueue,
+    Completion, CompletionKind, Memory, PeerUser, PostError, QpCaps, QpError, QpOptions, QueuePair, Region,
+    RemoteSegment, Stag, WorkId, WorkRequest, receives::ReceiveQueue,
 };
 
 /// What the handshake has brought.
@@ -340,6 +340,13 @@ impl QueuePair for ShmQp {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
+        match &mut self.side {
+            Side::Accepting(mapped) if !matches!(self.phase, Phase::Ended(_)) => mapped.view(from, len, &self.socket),
+            _ => None,
+        }
     }
 
     fn reclaim(&mut self, stag: Stag) -> Option<Memory> {

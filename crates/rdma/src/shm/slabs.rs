@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use buf::{Buffer, Rope, Slab};
+use buf::{Buffer, PeerBytes, Rope, Slab};
 
 use super::{
     memory::{Control, PeerSlab, SharedWords},
@@ -192,6 +192,20 @@ impl Mapped {
         if copied { Direct::Done } else { Direct::Ask }
     }
 
+    /// The bytes of a region themselves, which stays exposed while they are held.
+    pub(crate) fn view(&mut self, from: RemoteSegment, len: usize, socket: &Socket) -> Option<PeerBytes> {
+        if len == 0 {
+            return None;
+        }
+        let (slab, offset) = self.pin(from, len, Access::RemoteRead, socket).ok()?;
+        let pin =
+            Pin { table: self.table.clone(), bell: self.bell.clone(), stag: from.stag, slab: self.slabs[slab].clone() };
+        let start = pin.slab.range(offset, len)?;
+        // SAFETY: the range lies inside the slab's mapping, which the pin keeps; this process has no references to it.
+        #[expect(unsafe_code)]
+        Some(unsafe { PeerBytes::new(Arc::new(pin), start, len) })
+    }
+
     /// Where `len` bytes at `segment` lie: the index of a slab and an offset, still to be checked against the slab's size.
     /// The region stays as it is until unpinned.
     fn pin(
@@ -233,6 +247,22 @@ impl Mapped {
 
     fn unpin(&self, stag: Stag) {
         if self.table.unpin(stag) {
+            self.bell.ring();
+        }
+    }
+}
+
+/// Keeps a region exposed, and its slab mapped.
+struct Pin {
+    table: Table<SharedWords>,
+    bell: Bell,
+    stag: Stag,
+    slab: Arc<PeerSlab>,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        if self.table.unpin(self.stag) {
             self.bell.ring();
         }
     }

@@ -38,7 +38,7 @@ use crate::{
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "What is compared")]
 pub struct Common {
-    /// Transports: tcp,rdma unless said otherwise; with --url its proto
+    /// Transports: tcp,rdma,shm unless said otherwise; with --url its proto
     #[arg(short, long, value_delimiter = ',')]
     pub transport: Vec<String>,
     /// An option of a transport or mount, and values to compare: crc=on,off. With one value it applies to all. It concerns
@@ -148,7 +148,7 @@ impl Common {
     fn series(&self) -> Result<Vec<Series>, Failure> {
         let transports = match (&self.transport[..], &self.url) {
             ([], Some(url)) => vec![url.options.proto.clone()],
-            ([], None) => ["tcp", "rdma"].map(str::to_owned).to_vec(),
+            ([], None) => ["tcp", "rdma", "shm"].map(str::to_owned).to_vec(),
             (given, _) => given.to_vec(),
         };
         let congestion = self.congestion.as_ref();

@@ -16,7 +16,7 @@ use serde_json::Value;
 /// Longer than anything takes that does not hang.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-pub const TRANSPORTS: [&str; 3] = ["tcp", "udp", "rdma"];
+pub const TRANSPORTS: [&str; 4] = ["tcp", "udp", "rdma", "shm"];
 
 /// The command with these arguments, not started.
 pub fn command(args: &[impl AsRef<OsStr>]) -> Command {
@@ -152,5 +152,13 @@ impl Drop for Server {
     }
 }
 
-pub const LISTEN: [&str; 6] =
-    ["--listen", "tcp://127.0.0.1:0", "--listen", "udp://127.0.0.1:0", "--listen", "rdma://127.0.0.1:0"];
+pub const LISTEN: [&str; 8] = [
+    "--listen",
+    "tcp://127.0.0.1:0",
+    "--listen",
+    "udp://127.0.0.1:0",
+    "--listen",
+    "rdma://127.0.0.1:0",
+    "--listen",
+    "shm://127.0.0.1:0",
+];

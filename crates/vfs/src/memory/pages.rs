@@ -261,6 +261,11 @@ impl Cursor<'_> {
             let (target, rest) = into.split_at_mut(len);
             match piece {
                 Piece::Memory(bytes) => target.copy_from_slice(&bytes[self.skip..self.skip + len]),
+                Piece::Peer(bytes) => {
+                    let mut bytes = bytes.clone();
+                    bytes.split_to(self.skip);
+                    bytes.split_to(len).copy_to(target);
+                }
                 Piece::File(range) => {
                     let mut range = range.clone();
                     range.offset += self.skip as u64;

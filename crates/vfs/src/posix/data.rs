@@ -2,8 +2,8 @@
 
 use std::{
     fs::File,
-    io::{IoSlice, IoSliceMut},
-    os::fd::AsFd,
+    io::IoSliceMut,
+    os::fd::{AsFd, AsRawFd},
     sync::Arc,
 };
 
@@ -180,41 +180,74 @@ fn probe(file: &File, offset: u64, len: usize) -> Result<()> {
 }
 
 fn write_all(file: &File, mut offset: u64, data: &Rope, flags: ReadWriteFlags) -> Result<()> {
-    // Pieces of files go through memory.
+    // Pieces of files go through memory. What is a peer's is for the kernel alone to look at.
     let copies: SmallVec<[Option<Vec<u8>>; 4]> = data
         .pieces()
         .iter()
         .map(|piece| match piece {
-            Piece::Memory(_) => Ok(None),
+            Piece::Memory(_) | Piece::Peer(_) => Ok(None),
             Piece::File(range) => {
                 let mut copy = vec![0; range.len];
                 range.read(&mut copy).map(|()| Some(copy)).map_err(|_| VfsError::Io)
             }
         })
         .collect::<Result<_>>()?;
-    let mut slices: SmallVec<[IoSlice<'_>; 8]> = data
+    let mut slices: SmallVec<[libc::iovec; 8]> = data
         .pieces()
         .iter()
         .zip(&copies)
-        .map(|(piece, copy)| match (piece, copy) {
-            (Piece::Memory(bytes), _) => IoSlice::new(bytes),
-            (Piece::File(_), copy) => IoSlice::new(copy.as_deref().unwrap_or_default()),
+        .map(|(piece, copy)| {
+            let start = match piece {
+                Piece::Memory(bytes) => bytes.as_ptr(),
+                Piece::Peer(bytes) => bytes.as_ptr(),
+                Piece::File(_) => copy.as_deref().unwrap_or_default().as_ptr(),
+            };
+            libc::iovec { iov_base: start.cast_mut().cast(), iov_len: piece.len() }
         })
         .collect();
     let mut rest = &mut slices[..];
     while !rest.is_empty() {
-        let batch = &rest[..rest.len().min(GATHER_MAX)];
-        match rustix::io::pwritev2(file, batch, offset, flags) {
+        match pwritev(file, &rest[..rest.len().min(GATHER_MAX)], offset, flags) {
             Ok(0) => return Err(VfsError::Io),
             Ok(written) => {
                 offset += written as u64;
-                IoSlice::advance_slices(&mut rest, written);
+                rest = skip(rest, written);
             }
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
     }
     Ok(())
+}
+
+/// `pwritev2` of memory that may be a peer's, of which there can be no slices.
+fn pwritev(file: &File, slices: &[libc::iovec], offset: u64, flags: ReadWriteFlags) -> rustix::io::Result<usize> {
+    let offset = offset.try_into().map_err(|_| Errno::INVAL)?;
+    let (count, flags) = (slices.len() as libc::c_int, flags.bits() as libc::c_int);
+    // SAFETY: the kernel only reads the slices, which are of pieces that the caller holds, or of copies of them.
+    #[expect(unsafe_code)]
+    let written = unsafe { libc::pwritev2(file.as_raw_fd(), slices.as_ptr(), count, offset, flags) };
+    usize::try_from(written).map_err(|_| {
+        let errno = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        Errno::from_raw_os_error(errno)
+    })
+}
+
+/// What is left of `slices` behind the first `len` bytes.
+fn skip(mut slices: &mut [libc::iovec], mut len: usize) -> &mut [libc::iovec] {
+    while let [first, ..] = slices
+        && len >= first.iov_len
+    {
+        len -= first.iov_len;
+        slices = &mut slices[1..];
+    }
+    if let [first, ..] = slices {
+        // SAFETY: the address stays inside the piece.
+        #[expect(unsafe_code)]
+        let base = unsafe { first.iov_base.byte_add(len) };
+        (first.iov_base, first.iov_len) = (base, first.iov_len - len);
+    }
+    slices
 }
 
 /// Fewer bytes than this are copied to memory even if a range of a file would do.

@@ -24,11 +24,11 @@ use crate::{
 };
 use material::{Manifest, Material};
 
-/// Serve a fresh directory, copy trees in and out over tcp and rdma, and check every byte.
+/// Serve a fresh directory, copy trees in and out over tcp, rdma and shm, and check every byte.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-It needs neither root nor a network: the server is a process of its own on 127.0.0.1, RDMA runs in software (iWARP), and
-what is made is removed. The exit code is 1 if anything that comes back differs from what was sent.
+It needs neither root nor a network: the server is a process of its own on 127.0.0.1, RDMA runs in software (iWARP), shm
+is memory that both processes share, and what is made is removed. The exit code is 1 if anything that comes back differs from what was sent.
 
 Examples:
   slipway demo
@@ -36,7 +36,7 @@ Examples:
   slipway demo --transport rdma --congestion cubic")]
 pub struct Args {
     /// Transports to use
-    #[arg(short, long, value_delimiter = ',', default_value = "tcp,rdma", value_parser = ["tcp", "udp", "rdma"])]
+    #[arg(short, long, value_delimiter = ',', default_value = "tcp,rdma,shm", value_parser = ["tcp", "udp", "rdma", "shm"])]
     transport: Vec<String>,
     /// Bytes of the large files, together
     #[arg(long, default_value = "256M")]

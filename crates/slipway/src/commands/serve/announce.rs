@@ -100,7 +100,9 @@ impl<'a> Announcement<'a> {
     fn mount_command(&self, listen: &ReadyListen) -> Option<String> {
         let ReadyListen { transport, address } = listen;
         let mount = match transport.as_str() {
-            "rdma" => self.ready.listen.iter().find(|other| other.transport != "rdma")?,
+            // Linux knows no such transport.
+            "shm" => return None,
+            "rdma" => self.ready.listen.iter().find(|other| ["tcp", "udp"].contains(&other.transport.as_str()))?,
             _ => listen,
         };
         Some(format!(

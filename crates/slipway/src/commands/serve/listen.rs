@@ -46,12 +46,13 @@ fn parse_address(text: &str, port: u16) -> Result<SocketAddr, String> {
     Err(format!("'{text}' is not an address and port to listen at: write 0.0.0.0:2049, [::]:2049 or :2049"))
 }
 
-/// Every address of this host, with the port of NFS for this transport (RFC 8166 §9: 20049 for RDMA).
+/// Every address of this host, with the port of NFS for this transport (RFC 8166 §9: 20049 for RDMA). The ports of shm are
+/// names of sockets, and so do not meet those of TCP.
 fn default_address(transport: &str) -> Result<SocketAddr, String> {
     match transport {
-        "tcp" | "udp" => Ok(everywhere(PORT)),
+        "tcp" | "udp" | "shm" => Ok(everywhere(PORT)),
         "rdma" => Ok(everywhere(PORT_RDMA)),
-        other => Err(format!("'{other}' is no transport to listen with: write tcp://…, udp://… or rdma://…")),
+        other => Err(format!("'{other}' is no transport to listen with: write tcp://…, udp://…, rdma://… or shm://…")),
     }
 }
 
@@ -63,9 +64,9 @@ pub fn everywhere(port: u16) -> SocketAddr {
     }
 }
 
-/// Where a server listens that is not told: TCP, and RDMA.
-pub fn defaults() -> [ListenConfig; 2] {
-    ["tcp", "rdma"].map(|transport| ListenConfig {
+/// Where a server listens that is not told: TCP, RDMA, and shared memory.
+pub fn defaults() -> [ListenConfig; 3] {
+    ["tcp", "rdma", "shm"].map(|transport| ListenConfig {
         transport: transport.to_owned(),
         address: default_address(transport).expect("they are known"),
         options: Default::default(),
@@ -89,7 +90,7 @@ mod tests {
         assert_eq!((listen.transport.as_str(), listen.address), ("tcp", "127.0.0.1:0".parse().unwrap()));
         let options: Vec<_> = listen.options.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(options, [("congestion", "cubic"), ("nodelay", "")]);
-        assert_eq!(parse("rdma").address.port(), 20049);
+        assert_eq!((parse("rdma").address.port(), parse("shm").address.port()), (20049, 2049));
         assert_eq!(parse("udp://[::1]").address, "[::1]:2049".parse().unwrap());
         assert_eq!(parse("tcp://10.0.0.1").address, "10.0.0.1:2049".parse().unwrap());
         assert!(parse("tcp://:7").address.ip().is_unspecified());

@@ -35,7 +35,7 @@ use signals::{Signal, Signals};
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 By default it listens at all addresses, with tcp at port 2049 and rdma at port 20049 (on RDMA adapters, if there are any,
-and by iWARP in software), and prints how to mount what it serves. As root, each operation runs with its caller's user and groups, and a client's root is nobody
+and by iWARP in software), and for clients on this host with shm (shared memory), and prints how to mount what it serves. As root, each operation runs with its caller's user and groups, and a client's root is nobody
 (--squash). As an ordinary user, all files are touched as that user.
 
 SIGTERM and SIGINT answer what has been called, and end it. SIGUSR1 prints counters of all procedures.
@@ -82,7 +82,7 @@ pub struct Args {
     /// Hosts that may use it: an address, a network as in 10.0.0.0/8, or a name. All, if there is none
     #[arg(long, value_name = "HOST", conflicts_with = "config")]
     clients: Vec<Client>,
-    /// Where to listen: tcp://ADDRESS:PORT, udp://…, rdma://…, with ?option=value; port 0 chooses a free one
+    /// Where to listen: tcp://ADDRESS:PORT, udp://…, rdma://…, shm://…, with ?option=value; port 0 chooses a free one
     #[arg(short, long, value_name = "URL")]
     listen: Vec<ListenUrl>,
     /// Threads that serve connections; one for each core unless said otherwise
@@ -261,11 +261,13 @@ fn listen_all(switch: &Switch, addresses: &[ListenConfig]) -> Result<Vec<Listeni
     if !addresses.is_empty() {
         return addresses.iter().map(|address| listen_one(switch, address)).collect();
     }
-    let [first, second] = listen::defaults();
+    let [first, others @ ..] = listen::defaults();
     let mut listeners = vec![listen_one(switch, &first)?];
-    match listen_one(switch, &second) {
-        Ok(listener) => listeners.push(listener),
-        Err(failure) => eprintln!("slipway serve: {failure}; going on without"),
+    for other in others {
+        match listen_one(switch, &other) {
+            Ok(listener) => listeners.push(listener),
+            Err(failure) => eprintln!("slipway serve: {failure}; going on without"),
+        }
     }
     Ok(listeners)
 }

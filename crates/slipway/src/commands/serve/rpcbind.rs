@@ -128,7 +128,8 @@ fn builtin(switch: &Switch, workers: &Workers, bindings: Vec<Binding>) -> Result
 /// Each program at each address. Who listens at every IPv6 address is there for IPv4, too.
 fn bindings(programs: &[(u32, u32)], listeners: &[(String, SocketAddr)]) -> Vec<Binding> {
     let mut bindings = Vec::new();
-    for (transport, address) in listeners {
+    // Sockets of shm have names, not ports.
+    for (transport, address) in listeners.iter().filter(|(transport, _)| transport != "shm") {
         let mut addresses = vec![*address];
         if address.is_ipv6() && address.ip().is_unspecified() {
             addresses.push((Ipv4Addr::UNSPECIFIED, address.port()).into());
