@@ -1,4 +1,4 @@
-//! The client over RPC-over-RDMA, on iWARP in user space.
+//! The client over RPC-over-RDMA: on iWARP in user space, and in shared memory.
 
 mod common;
 
@@ -8,15 +8,36 @@ use client::{Mount, MountClient};
 use common::{Server, pattern};
 use nfs::v3::*;
 
-async fn mount() -> (Server, Mount) {
-    let server = Server::over("rdma").await;
-    let mount = server.mount("proto=rdma").await;
+async fn mount(transport: &str) -> (Server, Mount) {
+    let server = Server::over(transport).await;
+    let mount = server.mount(&format!("proto={transport}")).await;
     (server, mount)
 }
 
-#[tokio::test]
-async fn data_of_any_size_goes_both_ways() {
-    let (_server, mount) = mount().await;
+macro_rules! over_each {
+    ($($name:ident)*) => {
+        mod rdma {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name("rdma").await;
+            })*
+        }
+        mod shm {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name("shm").await;
+            })*
+        }
+    };
+}
+
+over_each! {
+    data_of_any_size_goes_both_ways
+    replies_that_fit_no_send_come_in_a_reply_chunk
+}
+
+async fn data_of_any_size_goes_both_ways(transport: &str) {
+    let (_server, mount) = mount(transport).await;
     assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 1 << 20));
     for len in [0, 1, 3, 100, 1000, 4095, 4096, 5001, 70_000, (1 << 20) + 1, 9_999_999] {
         let data = pattern(len);
@@ -31,9 +52,8 @@ async fn data_of_any_size_goes_both_ways() {
     }
 }
 
-#[tokio::test]
-async fn replies_that_fit_no_send_come_in_a_reply_chunk() {
-    let (_server, mount) = mount().await;
+async fn replies_that_fit_no_send_come_in_a_reply_chunk(transport: &str) {
+    let (_server, mount) = mount(transport).await;
     let text = "t/".repeat(2000);
     mount.symlink(&text, "long").await.unwrap();
     assert_eq!(mount.readlink("long").await.unwrap(), text);

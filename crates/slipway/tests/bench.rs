@@ -27,10 +27,10 @@ fn every_operation_is_measured_side_by_side() {
     for what in ["read", "write", "getattr", "create"] {
         let data = matches!(what, "read" | "write");
         let block: &[&str] = if data { &["--block", "32K"] } else { &[] };
-        let report = report(what, &[&["--transport", "tcp,udp,rdma", "--threads", "2"], block].concat());
+        let report = report(what, &[&["--transport", "tcp,udp,rdma,shm", "--threads", "2"], block].concat());
         assert_eq!((&report["benchmark"], names(&report)), (&what.into(), TRANSPORTS.to_vec()));
         assert!(report["machine"]["cpu"].is_string() && report["memory_bandwidth"].is_string());
-        assert_eq!(rows(&report).len(), 3);
+        assert_eq!(rows(&report).len(), TRANSPORTS.len());
         for row in rows(&report) {
             assert_eq!((&row["operation"], &row["threads"], &row["rounds"]), (&what.into(), &2.into(), &2.into()));
             assert!(row["operations"].as_u64().unwrap() > 0 && row["latency_us"]["p50"].as_f64().unwrap() > 0.0);

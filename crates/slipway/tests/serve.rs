@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{PATIENCE, Server, command, fails, finish, ok, stderr};
+use common::{PATIENCE, Server, command, fails, finish, ok, run, stderr};
 use rustix::process::Signal;
 
 #[test]
@@ -215,6 +215,50 @@ const SIZE: u64 = 96 << 20;
 #[test]
 fn no_byte_is_lost_when_the_server_is_killed_over_tcp() {
     killed_under_a_writing_client("tcp");
+}
+
+/// Clients die while the server is at their memory; it serves the next as if nothing had been.
+#[test]
+fn clients_killed_over_shm_disturb_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let (served, source) = (dir.path().join("served"), dir.path().join("source"));
+    fs::create_dir(&served).unwrap();
+    let content: Vec<u8> = (0..SIZE / 2).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    fs::write(&source, &content).unwrap();
+    let server = Server::dir(&served, &dir.path().join("state"));
+    let mut killed = 0;
+    for round in 0..4u64 {
+        let name = format!("copy-{round}");
+        let mut copy =
+            command(&["cp", source.to_str().unwrap(), &server.url("shm", &format!("/{name}"))]).spawn().unwrap();
+        if grows_to(&served.join(name), (round + 1) * SIZE / 16, &mut copy) {
+            copy.kill().unwrap();
+            killed += 1;
+        }
+        copy.wait().unwrap();
+    }
+    assert!(killed > 0, "a client was killed while it wrote");
+    let (url, back) = (server.url("shm", "/copy"), dir.path().join("back"));
+    ok(&["cp", source.to_str().unwrap(), &url]);
+    ok(&["cp", &url, back.to_str().unwrap()]);
+    assert!(fs::read(back).unwrap() == content);
+    server.stop();
+}
+
+/// `proto=auto` takes shared memory where the server has it, else tcp, and says so.
+#[test]
+fn auto_chooses_shared_memory_and_falls_back_to_tcp() {
+    let chosen = |server: &Server, port: u16| {
+        let url = format!("nfs://127.0.0.1:{port}{}?proto=auto", server.ready["exports"][0].as_str().unwrap());
+        let output = run(&["-v", "ls", &url]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output).to_owned()
+    };
+    let both = Server::memory();
+    let said = chosen(&both, both.port("shm"));
+    assert!(said.contains("connected") && said.contains("shm"), "{said}");
+    let said = chosen(&both, both.port("tcp"));
+    assert!(said.contains("falling back") && said.contains("nobody listens") && said.contains("tcp"), "{said}");
 }
 
 #[test]

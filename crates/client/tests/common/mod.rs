@@ -6,10 +6,13 @@ pub mod proxy;
 
 use std::{net::SocketAddr, sync::Arc};
 
-use buf::Pool;
+use buf::{Pool, PoolOptions};
 use bytes::Bytes;
 use client::{Mount, NfsUrl};
-use rdma::iwarp::{Iwarp, IwarpOptions};
+use rdma::{
+    iwarp::{Iwarp, IwarpOptions},
+    shm::{Shm, ShmOptions},
+};
 use rpc::{Drain, ServerBuilder, Service, Switch, TcpKind, TcpOptions, TransportKind, UdpKind, UdpOptions};
 use rpcrdma::RdmaKind;
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
@@ -81,7 +84,16 @@ pub fn switch() -> Switch {
     switch.register(tcp());
     switch.register(udp());
     switch.register(Arc::new(RdmaKind::new(Arc::new(Iwarp::new(IwarpOptions::default())), Default::default())));
+    switch.register(shm());
     switch
+}
+
+/// Shared memory, with its sockets where no other test has them.
+pub fn shm() -> Arc<dyn TransportKind> {
+    let directory = std::env::temp_dir().join(format!("slipway-client-{}", std::process::id()));
+    let options = ShmOptions { directory: Some(directory), ..ShmOptions::default() };
+    let pool = Pool::new(PoolOptions { shared: true, ..PoolOptions::default() });
+    Arc::new(RdmaKind::new(Arc::new(Shm::new(options)), Default::default()).with_pool(pool).named("shm"))
 }
 
 pub fn memory() -> Memory {

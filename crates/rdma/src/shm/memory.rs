@@ -284,7 +284,7 @@ const TABLE_START: usize = 2 * RING_SPACE;
 const CONTROL_LEN: usize = TABLE_START + EXPOSURES_MAX * ENTRY_WORDS * 8;
 const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use bytes::Bytes;
 

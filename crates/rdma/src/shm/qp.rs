@@ -166,6 +166,15 @@ impl ShmQp {
         any
     }
 
+    /// Watches the ring for less than a microsecond; whether something has come.
+    fn look_again(&mut self) -> bool {
+        (0..LOOKS).any(|_| {
+            std::hint::spin_loop();
+            // What is wrong with the ring is found out by whoever takes from it.
+            self.ring.available() != Ok(0)
+        })
+    }
+
     /// Whether a Send waits for a receive, and all behind it. Registers the task for when there may be one; if there is one
     /// now, it has been taken.
     fn is_starved(&mut self, cx: &mut Context<'_>) -> bool {
@@ -330,6 +339,9 @@ impl QueuePair for ShmQp {
                 continue;
             }
             if self.spin.again(Instant::now) {
+                if self.look_again() {
+                    continue;
+                }
                 break;
             }
             if !self.sleep(cx, completions) {
@@ -398,5 +410,7 @@ fn take_packet(side: &mut Side, packet: Packet, fd: Option<OwnedFd>) -> Result<(
 const EVENTS_MAX: usize = 256;
 /// More records than a ring can hold.
 const RECORDS_PER_TURN: usize = 1 << 13;
+/// Looks at the ring before other tasks of the thread have their turn.
+const LOOKS: usize = 32;
 /// Turns before other tasks of the thread have theirs.
 const TURNS_MAX: usize = 8;

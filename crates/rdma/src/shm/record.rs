@@ -148,7 +148,7 @@ const CLOSE: u64 = 5;
 const LAST: u64 = 1;
 const SOLICITED: u64 = 2;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::shm::memory::Control;

@@ -1,8 +1,10 @@
 //! When to look again at once, and when to sleep.
 //!
-//! Waking a sleeper costs tens of microseconds, spinning costs a processor. So a side spins for at most [`SPIN_MAX`]
-//! when that has been worth it lately, as the kernel's `haltpoll` does: each wait that would have been short enough
-//! doubles the time, each that was not halves it, down to nothing. An idle connection sleeps.
+//! Waking a sleeper costs tens of microseconds, spinning costs a processor. So a side spins for a while when that has
+//! been worth it lately, in the manner of the kernel's `haltpoll`. What counts is the whole wait: one that was short enough
+//! although somebody had to be woken ([`SHORT`]) would have been far shorter without, so that the next is begun by
+//! spinning, twice as long each time; a long one halves the time. Who spins to no avail again and again, because the peer
+//! takes a little longer than that each time, gives it up for a while. An idle connection sleeps.
 
 use std::time::{Duration, Instant};
 
@@ -14,24 +16,38 @@ pub(crate) struct Spin {
     budget: Duration,
     /// Since when there is nothing to do.
     idle: Option<Instant>,
+    /// Short waits in a row that the longest spin did not outlast.
+    misses: u32,
+    /// Short waits that are still to be slept through after too many of these.
+    rest: u32,
 }
 
 impl Spin {
     /// For a machine of `processors`. On one alone, whoever spins keeps its peer from working.
     pub(crate) fn new(max: Duration, processors: usize) -> Self {
-        Self { max: if processors > 1 { max } else { Duration::ZERO }, budget: Duration::ZERO, idle: None }
+        let max = if processors > 1 { max } else { Duration::ZERO };
+        Self { max, budget: Duration::ZERO, idle: None, misses: 0, rest: 0 }
     }
 
     /// There was something to do.
     pub(crate) fn worked(&mut self, now: impl FnOnce() -> Instant) {
         let Some(since) = self.idle.take() else { return };
-        self.budget = if now() - since <= self.max {
-            (self.budget * 2).clamp(SPIN_MIN.min(self.max), self.max)
-        } else if self.budget <= SPIN_MIN {
-            Duration::ZERO
+        let waited = now() - since;
+        if waited < self.budget {
+            (self.budget, self.misses) = (self.max, 0);
+        } else if waited > SHORT {
+            self.misses = 0;
+            self.budget = if self.budget <= SPIN_MIN { Duration::ZERO } else { self.budget / 2 };
+        } else if self.rest > 0 {
+            self.rest -= 1;
+        } else if self.budget < self.max {
+            self.budget = (self.budget * 2).clamp(SPIN_MIN.min(self.max), self.max);
         } else {
-            self.budget / 2
-        };
+            self.misses += 1;
+            if self.misses >= MISSES_MAX {
+                (self.budget, self.misses, self.rest) = (Duration::ZERO, 0, REST);
+            }
+        }
     }
 
     /// There is nothing to do: whether to look again at once.
@@ -48,36 +64,53 @@ impl Spin {
 /// The default of the longest spin.
 pub(crate) const SPIN_MAX: Duration = Duration::from_micros(50);
 const SPIN_MIN: Duration = Duration::from_micros(10);
+/// A wait that may have consisted of waking two sleepers.
+const SHORT: Duration = Duration::from_micros(250);
+const MISSES_MAX: u32 = 16;
+const REST: u32 = 256;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Waits for so many microseconds from now on; how many of them it spun.
+    fn wait(spin: &mut Spin, clock: &mut Instant, us: u64) -> u64 {
+        let mut spun = 0;
+        for at in 0..us {
+            let now = *clock + Duration::from_micros(at);
+            if !spin.again(|| now) {
+                break;
+            }
+            spun += 1;
+        }
+        *clock += Duration::from_micros(us);
+        let now = *clock;
+        spin.worked(|| now);
+        spun
+    }
+
     #[test]
     fn short_waits_make_it_spin_and_long_ones_sleep() {
-        let start = Instant::now();
-        let at = |us: u64| move || start + Duration::from_micros(us);
-        let mut spin = Spin::new(Duration::from_micros(50), 2);
-        assert!(!spin.again(at(0)), "it has not been worth it yet");
-        spin.worked(at(40));
-        assert!(spin.again(at(100)) && spin.again(at(109)) && !spin.again(at(110)));
-        spin.worked(at(120));
-        spin.again(at(200));
-        spin.worked(at(210));
-        assert!(spin.again(at(300)) && spin.again(at(339)) && !spin.again(at(340)));
-        for wait in 0..3 {
-            spin.again(at(1000 * wait + 1000));
-            spin.worked(at(1000 * wait + 1900));
-        }
-        assert!(!spin.again(at(9000)), "long waits have taught it to sleep");
+        let (mut spin, mut clock) = (Spin::new(SPIN_MAX, 2), Instant::now());
+        let waits: Vec<_> = (0..5).map(|_| wait(&mut spin, &mut clock, 90)).collect();
+        assert_eq!(waits, [0, 10, 20, 40, 50], "two wake-ups are to be saved");
+        assert_eq!(wait(&mut spin, &mut clock, 3), 3, "and are");
+        let waits: Vec<_> = (0..5).map(|_| wait(&mut spin, &mut clock, 5000)).collect();
+        assert_eq!(waits, [50, 25, 13, 7, 0], "long waits teach it to sleep");
+    }
+
+    #[test]
+    fn who_spins_to_no_avail_gives_it_up_for_a_while() {
+        let (mut spin, mut clock) = (Spin::new(SPIN_MAX, 2), Instant::now());
+        let spun: u64 = (0..200).map(|_| wait(&mut spin, &mut clock, 90)).sum();
+        assert!(spun < 20 * 50, "{spun}");
+        let later: u64 = (0..100).map(|_| wait(&mut spin, &mut clock, 90)).sum();
+        assert!(later > 0, "it is tried again");
     }
 
     #[test]
     fn with_one_processor_it_never_spins() {
-        let start = Instant::now();
-        let mut spin = Spin::new(Duration::from_micros(50), 1);
-        spin.again(|| start);
-        spin.worked(|| start);
-        assert!(!spin.again(|| start));
+        let (mut spin, mut clock) = (Spin::new(SPIN_MAX, 1), Instant::now());
+        assert_eq!((0..10).map(|_| wait(&mut spin, &mut clock, 20)).sum::<u64>(), 0);
     }
 }

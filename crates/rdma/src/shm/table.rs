@@ -127,7 +127,7 @@ const PINS: u64 = 0xff_ffff << 8;
 /// How often the two sides can change a word under each other before something is wrong.
 const ATTEMPTS: usize = 64;
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::shm::memory::Control;
@@ -167,7 +167,7 @@ mod tests {
 }
 
 /// The same in all interleavings: see [`super::ring`].
-#[cfg(all(test, loom))]
+#[cfg(test)]
 mod model {
     use std::sync::atomic::Ordering;
 
@@ -183,6 +183,9 @@ mod model {
     struct Modelled(Arc<Vec<AtomicU64>>);
 
     impl Words for Modelled {
+        fn fence(&self) {
+            loom::sync::atomic::fence(Ordering::SeqCst);
+        }
         fn count(&self) -> usize {
             self.0.len()
         }

@@ -84,8 +84,10 @@ pub fn run(args: &Args) -> Outcome {
         args.congestion.iter().map(|name| ("congestion".to_owned(), name.clone())).collect();
     let arguments: Vec<OsString> =
         vec!["--squash".into(), "none".into(), "--state-dir".into(), room.path().join("state").into(), served.into()];
+    // Shared memory is no network.
+    let options_of = |name: &str| if name == "shm" { BTreeMap::new() } else { options.clone() };
     let listen: Vec<_> =
-        args.transport.iter().map(|name| Listen { transport: name.clone(), options: options.clone() }).collect();
+        args.transport.iter().map(|name| Listen { transport: name.clone(), options: options_of(name) }).collect();
     let server = Server::start(&listen, &arguments)?;
     let mut legs = Vec::new();
     let mut different = 0;

@@ -72,9 +72,25 @@ fn transports() -> Vec<Finding> {
         Finding::ok("transports", names.join(", ")),
         Finding::ok(
             "rdma providers",
-            "iwarp: RDMA in software over TCP, needs no adapter and no root; verbs: adapters",
+            "iwarp: RDMA in software over TCP, needs no adapter and no root; verbs: adapters; \
+             shm: memory shared on one host",
         ),
+        shared_memory(),
     ]
+}
+
+/// shm needs sealed memfds, and a directory for its sockets.
+fn shared_memory() -> Finding {
+    const CHECK: &str = "shared memory";
+    let listening = switch::all().find("shm").expect("it is registered").listen((Ipv4Addr::LOCALHOST, 0).into());
+    match listening {
+        Ok(_) => Finding::ok(CHECK, "works: proto=shm reaches servers on this host, with one copy"),
+        Err(error) => Finding::note(
+            CHECK,
+            format!("no place for sockets ({error}): serve listens without shm"),
+            "make /run/slipway (as root) or $XDG_RUNTIME_DIR writable, or name a socket: shm://:2049?socket=/path",
+        ),
+    }
 }
 
 /// What the kernel has, what the libraries find of it, and what stands between.

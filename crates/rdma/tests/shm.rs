@@ -1,0 +1,305 @@
+//! Peers of the shm provider that keep to no rules: they can end their own connection, and nothing else.
+
+mod common;
+
+use std::{
+    future::poll_fn,
+    io::IoSlice,
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+};
+
+use bytes::Bytes;
+use common::{End, Fabric, Side, pattern, shared_pool};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use rdma::{CompletionKind, Listener, Memory, QpError, QpOptions, Stag, Status};
+use rustix::{
+    fs::{MemfdFlags, SealFlags},
+    net::{
+        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+        SendFlags, SocketAddrUnix, SocketType,
+    },
+};
+
+/// A client that was written by somebody else.
+struct Raw {
+    socket: OwnedFd,
+    control: OwnedFd,
+}
+
+impl Raw {
+    fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        send(&self.socket, bytes, fds);
+    }
+
+    fn slab(&self, number: u32, bytes: u64, fds: &[BorrowedFd<'_>]) {
+        self.send(&[&[4][..], &number.to_le_bytes(), &bytes.to_le_bytes()].concat(), fds);
+    }
+
+    /// Writes words of the control memory.
+    fn put(&self, word: usize, words: &[u64]) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        assert_eq!(rustix::io::pwrite(&self.control, &bytes, 8 * word as u64), Ok(bytes.len()));
+    }
+
+    fn bell(&self) {
+        self.send(&[5], &[]);
+    }
+}
+
+fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(ancillary.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    // A server that has hung up already is what is hoped for.
+    let _ = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL);
+}
+
+fn path(fabric: &Fabric, listener: &dyn Listener) -> PathBuf {
+    fabric.directory.as_ref().unwrap().path().join(format!("shm-{}.sock", listener.local_addr().port()))
+}
+
+fn socket(path: &PathBuf) -> OwnedFd {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    socket
+}
+
+/// A raw client and the server's end of its connection.
+async fn raw(fabric: &Fabric) -> (Raw, End) {
+    let mut listener = fabric.provider.listen(fabric.listen).unwrap();
+    let socket = socket(&path(fabric, &*listener));
+    send(&socket, b"SLIPSHM1\x01\x20\0\x20\0", &[]);
+    let request = listener.accept().await.unwrap();
+    let server = request.accept(&QpOptions::default(), b"", Vec::new()).await.unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 100];
+    let slices = &mut [std::io::IoSliceMut::new(&mut bytes)];
+    rustix::net::recvmsg(&socket, slices, &mut ancillary, RecvFlags::empty()).unwrap();
+    let control = ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    (Raw { socket, control: control.unwrap() }, End::new(server))
+}
+
+async fn ends(end: &mut End) -> QpError {
+    let polling = async {
+        loop {
+            if let Err(error) = poll_fn(|cx| end.qp.poll_completions(cx, &mut end.done)).await {
+                return error;
+            }
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(30), polling).await.expect("the connection ends")
+}
+
+fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, bytes).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+#[tokio::test]
+async fn descriptors_that_are_no_slabs_end_the_connection_and_no_other() {
+    let fabric = Fabric::shm().with_pool(shared_pool());
+    let mut neighbour = fabric.pair().await;
+    let (sealed, open) = (memfd(8192, SealFlags::SHRINK), memfd(8192, SealFlags::GROW));
+    let (pipe, _) = rustix::pipe::pipe().unwrap();
+    let cases: [(&str, u32, u64, Vec<BorrowedFd<'_>>); 8] = [
+        ("not sealed", 0, 8192, vec![open.as_fd()]),
+        ("8192 bytes, not 12288", 0, 12288, vec![sealed.as_fd()]),
+        ("no memfd", 0, 8192, vec![pipe.as_fd()]),
+        ("without its descriptor", 0, 8192, vec![]),
+        ("out of turn", 1, 8192, vec![sealed.as_fd()]),
+        ("out of turn", 0, u64::MAX, vec![sealed.as_fd()]),
+        ("no sense", 0, 8192, vec![sealed.as_fd(); 2]),
+        ("no sense", 0, 8192, vec![sealed.as_fd(); 8]),
+    ];
+    for (what, number, bytes, fds) in cases {
+        let (raw, mut server) = raw(&fabric).await;
+        raw.slab(number, bytes, &fds);
+        let QpError::Protocol(said) = ends(&mut server).await else { panic!("{what}: not noticed") };
+        assert!(said.contains(what), "{said}");
+    }
+    let (raw, mut server) = raw(&fabric).await;
+    raw.send(b"\x07nonsense", &[]);
+    assert!(matches!(ends(&mut server).await, QpError::Protocol(_)));
+    works(&mut neighbour).await;
+}
+
+/// A Send, a Write and a Read go through.
+async fn works(pair: &mut common::Pair) {
+    let data = pattern(1, 9000);
+    let (target, source) = (pair.client.expose_for_write(9000), pair.client.expose_for_read(&data));
+    let recv = pair.client.recv(10);
+    let read = pair.server.read(9000, source.stag, source.offset);
+    pair.server.write(data.clone(), target.stag, target.offset);
+    let send = pair.server.send_invalidate(Bytes::from_static(b"well"), target.stag, false);
+    pair.until(|pair| pair.client.has(&[recv]) && pair.server.has(&[send, read])).await;
+    assert!(pair.server.read_result(read) == data);
+    let CompletionKind::Receive { invalidated: Some((_, Memory::Write(written))), .. } = pair.client.ok(recv) else {
+        panic!("nothing was invalidated")
+    };
+    assert!(**written == data[..]);
+}
+
+#[tokio::test]
+async fn garbage_in_the_control_memory_ends_the_connection_at_most() {
+    let fabric = Fabric::shm();
+    let mut neighbour = fabric.pair().await;
+    let mut refused = 0;
+    for seed in 0..200 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let (raw, mut server) = raw(&fabric).await;
+        server.recv(4096);
+        server.expose_for_write(1000);
+        let mut word = || match rng.random_range(0..4) {
+            0 => rng.random(),
+            1 => rng.random_range(0..64),
+            2 => rng.random_range(0..6u64) << 32 | rng.random_range(0..100u64),
+            _ => 0x101,
+        };
+        let garbage: Vec<u64> = (0..200).map(|_| word()).collect();
+        raw.put(64, &garbage);
+        // The table of exposures, too.
+        raw.put((2 * 69_632) / 8, &garbage);
+        raw.put(
+            0,
+            &[match seed % 4 {
+                0 => u64::MAX,
+                1 => 1 << 20,
+                _ => seed % 150,
+            }],
+        );
+        raw.bell();
+        for at in 0..10 {
+            server.write(pattern(2, 100), Stag(0x101 + at), 0);
+            server.read(100, Stag(0x101 + at), 0);
+        }
+        drop(raw);
+        let error = ends(&mut server).await;
+        refused += usize::from(matches!(error, QpError::Protocol(_)));
+        let home = server.done.iter().filter(|done| matches!(done.kind, CompletionKind::Read(_))).count();
+        assert_eq!(home, 10, "seed {seed}: every buffer comes home");
+    }
+    assert!(refused > 100, "only {refused} were found out");
+    works(&mut neighbour).await;
+}
+
+/// The table says that a region lies where there is no memory: the server asks the client instead, who refuses.
+#[tokio::test]
+async fn a_table_that_points_beyond_a_slab_is_not_believed() {
+    let fabric = Fabric::shm();
+    for (slab, offset) in [(0u64, 8192u64), (0, u64::MAX), (0, 8092)] {
+        let (raw, mut server) = raw(&fabric).await;
+        raw.slab(0, 8192, &[memfd(8192, SealFlags::SHRINK).as_fd()]);
+        let state = 0x101 << 32 | 1;
+        raw.put((2 * 69_632) / 8, &[state, slab << 32 | 1000, offset]);
+        let write = server.write(pattern(3, 1000), Stag(0x101), 0);
+        drop(raw);
+        ends(&mut server).await;
+        // It went into the ring, where nobody took it.
+        assert_eq!(server.find(write).unwrap().status, Status::Ok);
+    }
+    let (raw, mut server) = raw(&fabric).await;
+    raw.put((2 * 69_632) / 8, &[0x101 << 32 | 1, 9 << 32 | 1000, 0]);
+    server.write(pattern(3, 1000), Stag(0x101), 0);
+    assert!(matches!(ends(&mut server).await, QpError::Protocol(_)), "a slab that was never passed");
+}
+
+#[tokio::test]
+async fn memory_that_the_peer_is_at_is_kept_when_the_connection_ends() {
+    let pool = shared_pool();
+    let fabric = Fabric::shm().with_pool(pool.clone());
+    let mut pair = fabric.pair().await;
+    let data = pattern(4, 5000);
+    let region = pair.client.expose_for_read(&data);
+    let view = pair.server.qp.view(rdma::RemoteSegment { stag: region.stag, offset: 1 }, 4999).unwrap();
+    assert!(pair.server.qp.view(rdma::RemoteSegment { stag: region.stag, offset: 1 }, 5000).is_none());
+    let mut copy = vec![0; 4999];
+    // An invalidation waits for the view; the end of the connection does not.
+    let invalidate = pair.client.invalidate(region.stag);
+    let recv = pair.server.recv(10);
+    pair.client.send(Bytes::from_static(b"hello"));
+    pair.until(|pair| pair.server.has(&[recv])).await;
+    assert!(!pair.client.has(&[invalidate]));
+    pair.client.qp.disconnect();
+    pair.until_ended().await;
+    let CompletionKind::Invalidate(Some(Memory::Read(home))) = &pair.client.find(invalidate).unwrap().kind else {
+        panic!("the memory does not come home")
+    };
+    assert_eq!(*home, data);
+    let used = || pool.stats().mapped - pool.stats().free;
+    drop(pair);
+    view.copy_to(&mut copy);
+    assert_eq!(copy, data[1..], "what the view shows is not used for anything else");
+    assert!(used() > 0);
+    drop(view);
+    for _ in 0..500 {
+        if used() == 0 {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("the memory was never given back");
+}
+
+#[tokio::test]
+async fn an_invalidation_waits_for_the_peers_access() {
+    let fabric = Fabric::shm().with_pool(shared_pool());
+    let mut pair = fabric.pair().await;
+    let region = pair.client.expose_for_read(&pattern(5, 5000));
+    let view = pair.server.qp.view(rdma::RemoteSegment { stag: region.stag, offset: 0 }, 5000).unwrap();
+    let invalidate = pair.client.invalidate(region.stag);
+    let recv = pair.server.recv(10);
+    let send = pair.client.send(Bytes::from_static(b"hello"));
+    pair.until(|pair| pair.server.has(&[recv])).await;
+    assert!(!pair.client.has(&[invalidate]) && !pair.client.has(&[send]), "completions keep their order");
+    let waiting = pair.until(|pair| pair.client.has(&[invalidate, send]));
+    let dropping = async {
+        tokio::task::yield_now().await;
+        drop(view);
+    };
+    tokio::join!(waiting, dropping);
+    assert!(matches!(pair.client.ok(invalidate), CompletionKind::Invalidate(Some(_))));
+}
+
+#[tokio::test]
+async fn the_kernel_says_who_the_peer_is() {
+    let fabric = Fabric::shm();
+    let mut pair = fabric.pair().await;
+    for side in [Side::Client, Side::Server] {
+        let user = pair.end(side).qp.peer_user().unwrap().clone();
+        assert_eq!((user.uid, user.gid), (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw()));
+    }
+}
+
+/// An idle pair of queue pairs is not polled.
+#[tokio::test]
+async fn an_idle_connection_sleeps() {
+    let fabric = Fabric::shm();
+    let mut pair = fabric.pair().await;
+    pair.server.recv(10);
+    pair.client.send(Bytes::from_static(b"hello"));
+    pair.until(|pair| !pair.server.done.is_empty()).await;
+    let mut polls = 0;
+    let idle = poll_fn(|cx| {
+        polls += 1;
+        pair.server.qp.poll_completions(cx, &mut pair.server.done).map(drop)
+    });
+    let _ = tokio::time::timeout(std::time::Duration::from_millis(300), idle).await;
+    assert!(polls < 100_000, "{polls} polls: it never stops to look");
+    let mut more = 0;
+    let idle = poll_fn(|cx| {
+        more += 1;
+        pair.server.qp.poll_completions(cx, &mut pair.server.done).map(drop)
+    });
+    let _ = tokio::time::timeout(std::time::Duration::from_millis(100), idle).await;
+    assert!(more <= 3, "{more} polls of a connection that sleeps");
+}
