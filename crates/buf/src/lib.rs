@@ -13,6 +13,7 @@
 //! - [`Rope`]: a gather list of [`Piece`]s: memory, a range of an open file that a socket can
 //!   send without its bytes passing through user memory, or memory of a peer on this host.
 //! - [`SendQueue`] and [`RecvStage`]: ropes to and from a stream socket, with few system calls.
+//! - [`Spin`]: whether a driver that has nothing to do looks again at once or sleeps.
 //!
 //! On error nothing is lost: an operation that fails gives its buffer back.
 
@@ -22,6 +23,7 @@ mod peer;
 mod pool;
 mod rope;
 mod slab;
+mod spin;
 mod stream;
 
 pub use arena::Arena;
@@ -30,4 +32,5 @@ pub use peer::PeerBytes;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use rope::{FileRange, Piece, Rope};
 pub use slab::Slab;
+pub use spin::{SOCKET_SPIN_MAX, SPIN_MAX, Spin};
 pub use stream::{Received, RecvStage, SendQueue, Spread, read_vectored};

@@ -136,7 +136,7 @@ impl SendQueue {
 
 fn send_file(socket: BorrowedFd<'_>, range: &FileRange) -> rustix::io::Result<usize> {
     let mut offset = range.offset;
-    rustix::fs::sendfile(socket, range.fd(), Some(&mut offset), range.len)
+    rustix::fs::sendfile(socket, range.fd(), Some(&mut offset), range.len.min(FILE_PART))
 }
 
 /// What one [`RecvStage::receive`] brought. Nothing at all means that the peer has closed its side.
@@ -347,6 +347,10 @@ fn direct_part(received: usize, wanted: usize, spread: Spread) -> usize {
     }
 }
 
+/// Most bytes of a file in one `sendfile`. The kernel moves 64 KiB (16 pages) at a time, which does not fit into one
+/// segment with what is already in it, and holds the rest back when more follows; where the congestion control paces (bbr),
+/// each such remainder waits for its own turn. Below that, one part is one segment: measured in `docs/performance.md`.
+const FILE_PART: usize = 60 << 10;
 const PIECES_INLINE: usize = 8;
 /// Room for pieces that is not worth giving back.
 const REST_PIECES: usize = 4;

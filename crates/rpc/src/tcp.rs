@@ -15,14 +15,15 @@ mod kind;
 
 use std::{
     collections::VecDeque,
+    future::Future,
     io,
     net::{Shutdown, SocketAddr},
     pin::Pin,
     task::{Context, Poll, Waker, ready},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use buf::{Pool, RecvStage, SendQueue};
+use buf::{Pool, RecvStage, SOCKET_SPIN_MAX, SendQueue, Spin};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use socket2::SockRef;
@@ -75,6 +76,7 @@ struct Driver {
     /// Calls that came while calls are not wanted: one, or more if replies are awaited that can be behind them.
     stash: VecDeque<IncomingCall>,
     stash_bytes: usize,
+    spin: Spin,
     linger: Option<Pin<Box<Sleep>>>,
     over: Option<TransportError>,
 }
@@ -111,6 +113,7 @@ impl TcpTransport {
                 reply_bytes: 0,
                 stash: VecDeque::new(),
                 stash_bytes: 0,
+                spin: Spin::new(SOCKET_SPIN_MAX),
                 linger: None,
                 over: None,
             }),
@@ -243,6 +246,10 @@ impl Driver {
                 self.reader.rest();
                 self.queue.rest();
                 shared.sleeping = Some(cx.waker().clone());
+                if self.queue.is_empty() && self.spin.again(Instant::now) {
+                    // Woken once the sockets of this thread have been looked at again, without sleeping.
+                    let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
+                }
                 return Poll::Pending;
             }
         }
@@ -309,6 +316,7 @@ impl Driver {
                     return Err(TransportError::Lost("the peer has closed it".to_owned()));
                 }
                 (Some(received), _) => {
+                    self.spin.worked(Instant::now);
                     self.reader.direct_filled(received.direct);
                     return Ok(true);
                 }

@@ -12,9 +12,10 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     task::{Context, Poll},
+    time::Instant as StdInstant,
 };
 
-use buf::{Buffer, Received, RecvStage, SendQueue, read_vectored};
+use buf::{Buffer, Received, RecvStage, SOCKET_SPIN_MAX, SendQueue, Spin, read_vectored};
 use socket2::SockRef;
 use tokio::{
     io::Interest,
@@ -56,6 +57,7 @@ pub(super) struct IwarpQp {
     phase: Phase,
     linger: std::time::Duration,
     tap: Option<Tap>,
+    spin: Spin,
 }
 
 enum Phase {
@@ -115,6 +117,7 @@ impl IwarpQp {
             phase: Phase::Open,
             linger: iwarp.linger,
             tap,
+            spin: Spin::new(SOCKET_SPIN_MAX),
         }
     }
 
@@ -152,7 +155,10 @@ impl IwarpQp {
                 Poll::Ready(Ok(())) => {}
             }
             match self.read_once(completions) {
-                Ok(len) => budget = budget.saturating_sub(len),
+                Ok(len) => {
+                    self.spin.worked(StdInstant::now);
+                    budget = budget.saturating_sub(len);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
                     self.end(QpError::Io(error.kind()));
@@ -409,6 +415,9 @@ impl QueuePair for IwarpQp {
         }
         if read == Progress::More || written == Progress::More {
             cx.waker().wake_by_ref();
+        } else if matches!(self.phase, Phase::Open) && self.spin.again(StdInstant::now) {
+            // Woken once the sockets of this thread have been looked at again, without sleeping.
+            let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
         } else {
             self.rest();
         }

@@ -14,7 +14,7 @@
 //! | `ring`, `record` | messages in shared memory |
 //! | `table` | what the accepting side may touch |
 //! | `slabs` | the connecting side's memory, as each of the two sides knows it |
-//! | `qp`, `sender`, `receiver`, `spin` | the queue pair |
+//! | `qp`, `sender`, `receiver` | the queue pair |
 //!
 //! Buffers belong to the queue pair while posted or registered. What is registered goes back to its owner only when no
 //! access to it is under way in the other process; if the connection ends in the middle of one, its owner gets other
@@ -33,7 +33,6 @@ mod ring;
 mod sender;
 mod slabs;
 mod socket;
-mod spin;
 mod table;
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -69,7 +68,7 @@ impl Default for ShmOptions {
         Self {
             socket: None,
             directory: None,
-            spin: spin::SPIN_MAX,
+            spin: buf::SPIN_MAX,
             handshake_timeout: Duration::from_secs(10),
             linger: Duration::from_secs(2),
             regions_max: 1 << 16,

@@ -17,7 +17,7 @@ use std::{
     time::Instant,
 };
 
-use buf::{Buffer, PeerBytes};
+use buf::{Buffer, PeerBytes, Spin};
 use tokio::time::{Sleep, sleep_until};
 
 use super::{
@@ -30,7 +30,6 @@ use super::{
     sender::{Around, Failure, Progress, Sender},
     slabs::Side,
     socket::{Received, Socket},
-    spin::Spin,
 };
 use crate::{
     Completion, CompletionKind, Memory, PeerUser, PostError, QpCaps, QpError, QpOptions, QueuePair, Region,
@@ -76,7 +75,6 @@ impl ShmQp {
         let Start { peer, user, inbound_reads, outbound_reads, side, socket, control } = start;
         let accepting = matches!(side, Side::Accepting(_));
         let recvs = ReceiveQueue::new(options.receive_source.as_ref(), recvs);
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             peer,
             user,
@@ -86,7 +84,7 @@ impl ShmQp {
             receiver: Receiver::new(inbound_reads, shm.regions_max, recvs),
             sender: Sender::new(control.tx(accepting), options.send_queue, outbound_reads),
             side,
-            spin: Spin::new(shm.spin, processors),
+            spin: Spin::new(shm.spin),
             dozing: false,
             phase: Phase::Open,
             linger: shm.linger,

@@ -1,4 +1,4 @@
-//! When to look again at once, and when to sleep.
+//! [`Spin`]: when to look again at once, and when to sleep.
 //!
 //! Waking a sleeper costs tens of microseconds, spinning costs a processor. So a side spins for a while when that has
 //! been worth it lately, in the manner of the kernel's `haltpoll`. What counts is the whole wait: one that was short enough
@@ -6,11 +6,15 @@
 //! spinning, twice as long each time; a long one halves the time. Who spins to no avail again and again, because the peer
 //! takes a little longer than that each time, gives it up for a while. An idle connection sleeps.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::LazyLock,
+    thread,
+    time::{Duration, Instant},
+};
 
-/// How long to spin.
+/// How long the driver of a connection spins.
 #[derive(Debug)]
-pub(crate) struct Spin {
+pub struct Spin {
     /// Longest time that is ever worth it.
     max: Duration,
     budget: Duration,
@@ -23,14 +27,19 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
+    /// Never longer than `max`, and not at all on a machine with one processor.
+    pub fn new(max: Duration) -> Self {
+        Self::among(max, *PROCESSORS)
+    }
+
     /// For a machine of `processors`. On one alone, whoever spins keeps its peer from working.
-    pub(crate) fn new(max: Duration, processors: usize) -> Self {
+    fn among(max: Duration, processors: usize) -> Self {
         let max = if processors > 1 { max } else { Duration::ZERO };
         Self { max, budget: Duration::ZERO, idle: None, misses: 0, rest: 0 }
     }
 
     /// There was something to do.
-    pub(crate) fn worked(&mut self, now: impl FnOnce() -> Instant) {
+    pub fn worked(&mut self, now: impl FnOnce() -> Instant) {
         let Some(since) = self.idle.take() else { return };
         let waited = now() - since;
         if waited < self.budget {
@@ -51,7 +60,7 @@ impl Spin {
     }
 
     /// There is nothing to do: whether to look again at once.
-    pub(crate) fn again(&mut self, now: impl FnOnce() -> Instant) -> bool {
+    pub fn again(&mut self, now: impl FnOnce() -> Instant) -> bool {
         if self.budget.is_zero() && self.idle.is_some() {
             return false;
         }
@@ -61,8 +70,12 @@ impl Spin {
     }
 }
 
-/// The default of the longest spin.
-pub(crate) const SPIN_MAX: Duration = Duration::from_micros(50);
+/// The longest spin that is worth it as a rule.
+pub const SPIN_MAX: Duration = Duration::from_micros(50);
+/// The same for sockets, where more has to happen before the next bytes are there: as long as the kernel's own
+/// `haltpoll` waits before it lets a virtual processor sleep.
+pub const SOCKET_SPIN_MAX: Duration = Duration::from_micros(200);
+static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
 const SPIN_MIN: Duration = Duration::from_micros(10);
 /// A wait that may have consisted of waking two sleepers.
 const SHORT: Duration = Duration::from_micros(250);
@@ -91,7 +104,7 @@ mod tests {
 
     #[test]
     fn short_waits_make_it_spin_and_long_ones_sleep() {
-        let (mut spin, mut clock) = (Spin::new(SPIN_MAX, 2), Instant::now());
+        let (mut spin, mut clock) = (Spin::among(SPIN_MAX, 2), Instant::now());
         let waits: Vec<_> = (0..5).map(|_| wait(&mut spin, &mut clock, 90)).collect();
         assert_eq!(waits, [0, 10, 20, 40, 50], "two wake-ups are to be saved");
         assert_eq!(wait(&mut spin, &mut clock, 3), 3, "and are");
@@ -101,7 +114,7 @@ mod tests {
 
     #[test]
     fn who_spins_to_no_avail_gives_it_up_for_a_while() {
-        let (mut spin, mut clock) = (Spin::new(SPIN_MAX, 2), Instant::now());
+        let (mut spin, mut clock) = (Spin::among(SPIN_MAX, 2), Instant::now());
         let spun: u64 = (0..200).map(|_| wait(&mut spin, &mut clock, 90)).sum();
         assert!(spun < 20 * 50, "{spun}");
         let later: u64 = (0..100).map(|_| wait(&mut spin, &mut clock, 90)).sum();
@@ -110,7 +123,7 @@ mod tests {
 
     #[test]
     fn with_one_processor_it_never_spins() {
-        let (mut spin, mut clock) = (Spin::new(SPIN_MAX, 1), Instant::now());
+        let (mut spin, mut clock) = (Spin::among(SPIN_MAX, 1), Instant::now());
         assert_eq!((0..10).map(|_| wait(&mut spin, &mut clock, 20)).sum::<u64>(), 0);
     }
 }
