@@ -153,11 +153,12 @@ impl Recovery {
         let read = || -> Result<Vec<Monitor>, redb::Error> {
             let transaction = self.database.begin_read()?;
             let table = transaction.open_table(NSM_MONITORS)?;
-            let entry = |entry: Result<(redb::AccessGuard<'_, &[u8]>, redb::AccessGuard<'_, &[u8; 16]>), _>| {
+            let mut monitors = Vec::new();
+            for entry in table.iter()? {
                 let (key, private) = entry?;
-                Ok(Monitor { mon_id: Bytes::copy_from_slice(key.value()), private: *private.value() })
-            };
-            table.iter()?.map(entry).collect()
+                monitors.push(Monitor { mon_id: Bytes::copy_from_slice(key.value()), private: *private.value() });
+            }
+            Ok(monitors)
         };
         read().map_err(io::Error::other)
     }

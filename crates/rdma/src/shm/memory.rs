@@ -303,7 +303,8 @@ mod tests {
         let theirs = Control::open(fd.as_fd()).unwrap();
         let (mut down, mut up) = (ours.tx(true), theirs.tx(false));
         (0..RING_WORDS).for_each(|_| (down.push(u64::MAX), up.push(1)).0);
-        (down.publish(), up.publish());
+        down.publish();
+        up.publish();
         let (mut down, mut up) = (theirs.rx(false), ours.rx(true));
         assert_eq!((down.available(), up.available()), (Ok(RING_WORDS), Ok(RING_WORDS)));
         assert!((0..RING_WORDS).all(|at| down.word(at) == u64::MAX && up.word(at) == 1));

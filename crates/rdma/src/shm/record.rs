@@ -189,7 +189,7 @@ mod tests {
             &[0xff << 32],
             &[4 << 40 | READ_RESPONSE << 32],
             &[1 << 63],
-            &[FRAGMENT_MAX as u64 + 1 | READ_RESPONSE << 32, 0, 0],
+            &[(FRAGMENT_MAX as u64 + 1) | (READ_RESPONSE << 32), 0, 0],
             &[9 | READ_RESPONSE << 32, 0],
             &[SEND << 32],
             &[SEND << 32, 1 << 32],

@@ -221,7 +221,7 @@ impl Mapped {
         let learnt = if slab < self.slabs.len() { Ok(()) } else { self.learn(slab, socket) };
         let within = offset.checked_add(len as u64).is_some_and(|end| end <= u64::from(place.len));
         match (learnt, place.offset.checked_add(offset)) {
-            (Ok(()), Some(offset)) if within => return Ok((slab, offset)),
+            (Ok(()), Some(offset)) if within => Ok((slab, offset)),
             (learnt, _) => {
                 self.unpin(stag);
                 Err(learnt.err().map_or(Direct::Ask, Direct::Broken))

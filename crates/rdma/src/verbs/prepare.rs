@@ -116,7 +116,7 @@ fn fits_inline(data: &Rope, queues: &Queues) -> bool {
 fn in_memory(piece: &Piece) -> Option<&[u8]> {
     match piece {
         Piece::Memory(bytes) => Some(bytes),
-        Piece::File(_) => None,
+        Piece::File(_) | Piece::Peer(_) => None,
     }
 }
 
@@ -149,6 +149,7 @@ fn gather(data: &Rope, queues: &Queues, keys: &mut Keys, holds: &mut Holds, max:
         match part {
             Piece::Memory(bytes) => copy.copy_from_slice(bytes),
             Piece::File(range) => range.read(&mut copy)?,
+            Piece::Peer(bytes) => bytes.copy_to(&mut copy),
         }
         let (sink, mr) = sink(queues, keys, &copy, IBV_ACCESS_LOCAL_WRITE)?;
         pieces.push(sink);

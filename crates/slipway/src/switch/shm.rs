@@ -47,8 +47,8 @@ impl TransportKind for SharedMemory {
 
 fn provider_options(raw: &RawOptions) -> Result<ShmOptions, OptionError> {
     let mut reader = OptionReader::new(NAME, raw);
-    let mut options = ShmOptions::default();
-    options.socket = reader.text("socket").map(Into::into);
+    let socket = reader.text("socket").map(Into::into);
+    let mut options = ShmOptions { socket, ..ShmOptions::default() };
     if let Some(us) = reader.number("spin", 0..=10_000)? {
         options.spin = Duration::from_micros(us);
     }

@@ -61,7 +61,7 @@ impl KeptAcl {
     /// # Errors
     /// `NoSpace`.
     pub(super) fn new(acl: Acl, space: &Arc<Space>) -> Result<Self> {
-        let charge = Charge::new(space, (acl.entries().len() * size_of::<crate::AclEntry>()) as u64)?;
+        let charge = Charge::new(space, size_of_val(acl.entries()) as u64)?;
         Ok(Self { acl, _charge: charge })
     }
 }
