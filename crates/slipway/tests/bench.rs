@@ -98,7 +98,7 @@ fn a_page_is_written_beside_the_text() {
     assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
     let data = html.split("id=\"results\">").nth(1).unwrap().split("</script>").next().unwrap();
     let data: Value = serde_json::from_str(data).unwrap();
-    assert_eq!(rows(&data).len(), 24, "twelve points over two transports");
+    assert_eq!(rows(&data).len(), 36, "twelve points over three transports");
     for row in rows(&data) {
         assert!(html.contains(&format!("<td>{}</td>", row["series"].as_str().unwrap())));
     }

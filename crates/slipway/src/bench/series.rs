@@ -224,7 +224,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_is_named() {
-        assert!(names(&["pigeon"], &[], &["memory"]).unwrap_err().contains("there is no 'pigeon'; there are rdma"));
+        assert!(
+            names(&["pigeon"], &[], &["memory"])
+                .unwrap_err()
+                .contains("there is no 'pigeon'; there are auto, rdma, shm")
+        );
         assert!(names(&["tcp"], &["crc=on"], &["memory"]).unwrap_err().contains("'crc'"), "nobody takes it");
         let error = names(&["tcp", "rdma"], &["crc=on,perhaps"], &["memory"]).unwrap_err();
         assert!(error.contains("transport rdma: option 'crc'"), "{error}");
