@@ -16,7 +16,7 @@ macro_rules! procedures {
         /// The procedures.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
-        pub enum NlmProc4 { $($(#[$doc])* #[doc = concat!("[`", stringify!($args), "`] to [`", stringify!($res), "`].")] $name = $number),* }
+        pub enum NlmProc4 { $($(#[$doc])* #[doc = concat!("`", stringify!($args), "` to `", stringify!($res), "`.")] $name = $number),* }
 
         impl NlmProc4 {
             /// All of them, in order.
