@@ -347,9 +347,8 @@ fn direct_part(received: usize, wanted: usize, spread: Spread) -> usize {
     }
 }
 
-/// Most bytes of a file in one `sendfile`. The kernel moves 64 KiB (16 pages) at a time, which does not fit into one
-/// segment with what is already in it, and holds the rest back when more follows; where the congestion control paces (bbr),
-/// each such remainder waits for its own turn. Below that, one part is one segment: measured in `docs/performance.md`.
+/// Most bytes of a file in one `sendfile`. With 64 KiB and more, bbr is slower by two thirds, most likely as the kernel
+/// moves 64 KiB at a time, which does not fit one segment with what is already in it: measured in `docs/performance.md`.
 const FILE_PART: usize = 60 << 10;
 const PIECES_INLINE: usize = 8;
 /// Room for pieces that is not worth giving back.
