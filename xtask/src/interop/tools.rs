@@ -67,7 +67,14 @@ pub fn fio(bench: &Bench, report: &mut Report) -> Result<(), String> {
         for (what, engine) in FIO {
             let here = format!("--directory={}", at.display());
             let job = ["--name=job", "--bs=16k", "--size=32m", "--iodepth=8", "--numjobs=2", &here];
-            let check = ["--verify=crc32c", "--do_verify=1", "--verify_fatal=1", "--fsync=512", "--unlink=1"];
+            let check = [
+                "--verify=crc32c",
+                "--do_verify=1",
+                "--verify_fatal=1",
+                "--verify_state_save=0",
+                "--fsync=512",
+                "--unlink=1",
+            ];
             report.step(&name(transport, what), || {
                 outcome(program("fio", &[job.as_slice(), engine, &check].concat()).map(drop))
             });
