@@ -31,7 +31,7 @@ use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
 
 use crate::{
     AcceptStat, Credential, Drain, OpaqueAuth, RejectStat, Reply, ReplyBody, ReplyHeader, ReplyPlan, Server, Transport,
-    TransportError, TransportKind,
+    TransportError, TransportKind, Xid,
     msg::{CALL, RPC_VERSION},
 };
 
@@ -306,12 +306,8 @@ impl Client {
     }
 
     fn encode(&self, procedure: u32, arguments: &impl Encode) -> Message {
-        let xid = self.link.next_xid.fetch_add(1, Relaxed);
-        let mut encoder = Encoder::with_capacity(256);
-        [xid, CALL, RPC_VERSION, self.program, self.version, procedure].into_iter().for_each(|word| encoder.u32(word));
-        encoder.raw(&self.auth);
-        arguments.encode(&mut encoder);
-        encoder.finish()
+        let xid = Xid(self.link.next_xid.fetch_add(1, Relaxed));
+        encode_call(xid, (self.program, self.version, procedure), &self.auth, arguments)
     }
 
     /// Sends a call until it is answered, or its deadline has passed.
@@ -340,14 +336,30 @@ impl Client {
     }
 }
 
-fn encode_auth(credential: &Credential) -> Bytes {
+/// A call; `auth` is credential and verifier.
+pub(crate) fn encode_call(
+    xid: Xid,
+    (program, version, procedure): (u32, u32, u32),
+    auth: &Bytes,
+    arguments: &impl Encode,
+) -> Message {
+    let mut encoder = Encoder::with_capacity(256);
+    [xid.0, CALL, RPC_VERSION, program, version, procedure].into_iter().for_each(|word| encoder.u32(word));
+    encoder.raw(auth);
+    arguments.encode(&mut encoder);
+    encoder.finish()
+}
+
+/// A credential and its verifier as they stand in a call.
+pub(crate) fn encode_auth(credential: &Credential) -> Bytes {
     let mut encoder = Encoder::default();
     credential.to_opaque().encode(&mut encoder);
     OpaqueAuth::NONE.encode(&mut encoder);
     encoder.finish().stream
 }
 
-fn decode<R: Decode>(message: &Message) -> Result<R, ClientError> {
+/// The results in a reply.
+pub(crate) fn decode<R: Decode>(message: &Message) -> Result<R, ClientError> {
     let mut decoder = Decoder::new(message);
     let header = ReplyHeader::decode(&mut decoder).map_err(ClientError::Decode)?;
     match header.body {

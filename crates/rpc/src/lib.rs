@@ -5,6 +5,7 @@
 //!   [`UdpKind`]; the crate `rpcrdma` has RDMA.
 //! - [`Service`]: an RPC program on the serving side; [`Server`] and [`Workers`] serve any number of them.
 //! - [`Client`]: calls on the other side, through lost connections, until their deadlines.
+//! - Calls go both ways: a service calls back by [`Reverse`], and [`ClientOptions::callbacks`] answers.
 //!
 //! # How to write your own RPC program
 //!
@@ -80,6 +81,7 @@ mod outbox;
 mod pending;
 mod programs;
 pub mod record;
+mod reverse;
 pub mod rpcbind;
 mod server;
 mod service;
@@ -95,6 +97,7 @@ pub use drc::{Admission, Drc, DrcKey, DrcOptions, Execution};
 pub use idle::accepting_idle;
 pub use msg::{AcceptStat, CallHeader, CallHeaderError, RejectStat, ReplyBody, ReplyHeader};
 pub use options::OptionReader;
+pub use reverse::{Reverse, ReverseTarget};
 pub use server::{Drain, Limits, Server, ServerBuilder};
 pub use service::*;
 pub use tcp::{TcpKind, TcpOptions, TcpTransport};

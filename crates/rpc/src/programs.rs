@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    AcceptStat, CallHeader, Procedure, Service,
+    AcceptStat, CallHeader, ConnectionId, Procedure, Service,
     counters::{Counters, ProcedureStats},
 };
 
@@ -58,6 +58,11 @@ impl Programs {
             (low, high) = (low.min(entry.low), high.max(entry.high));
         }
         Err(if low <= high { AcceptStat::ProgMismatch { low, high } } else { AcceptStat::ProgUnavail })
+    }
+
+    /// Tells every service.
+    pub fn disconnected(&self, connection: ConnectionId) {
+        self.entries.iter().for_each(|entry| entry.service.disconnected(connection));
     }
 
     pub fn count(&self, target: Target, took: Duration, ok: bool) {

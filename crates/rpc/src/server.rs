@@ -13,7 +13,10 @@ use std::{
     future::{Future, poll_fn},
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     task::{Context, Poll, ready},
     time::Instant,
 };
@@ -23,8 +26,8 @@ use tokio::sync::{oneshot, watch};
 use xdr::{Decoder, Message};
 
 use crate::{
-    AcceptError, AcceptStat, BoxFuture, Call, CallHeader, Credential, IncomingCall, RejectStat, ReplyBody, ReplyHeader,
-    ReplyToken, Service, Transport, TransportError, Xid,
+    AcceptError, AcceptStat, BoxFuture, Call, CallHeader, ConnectionId, Credential, IncomingCall, RejectStat,
+    ReplyBody, ReplyHeader, ReplyToken, Service, Transport, TransportError, Xid,
     counters::ProcedureStats,
     drc::{Admission, Drc, DrcOptions, Execution},
     idle::Idle,
@@ -153,9 +156,9 @@ impl Server {
         mut drain: Drain,
         tell: Option<oneshot::Sender<TransportError>>,
     ) -> TransportError {
-        let transport = &*transport;
+        let connection = Served { programs: &self.programs, id: next_connection() };
         let mut drained = std::pin::pin!(drain.wait());
-        let mut serving = Serving::new(self, transport, |call| self.execute(transport, call));
+        let mut serving = Serving::new(self, &*transport, |call| self.execute(connection.id, &transport, call));
         serving.tell = tell;
         poll_fn(|cx| {
             if !serving.draining && drained.as_mut().poll(cx).is_ready() {
@@ -167,8 +170,9 @@ impl Server {
     }
 
     /// Executes one call, from its header to its reply.
-    async fn execute(&self, transport: &dyn Transport, incoming: IncomingCall) {
+    async fn execute(&self, connection: ConnectionId, carrier: &Arc<dyn Transport>, incoming: IncomingCall) {
         let started = Instant::now();
+        let transport = &**carrier;
         let IncomingCall { message, token, peer } = incoming;
         let mut arguments = Decoder::new(&message);
         let header = match CallHeader::decode(&mut arguments) {
@@ -201,7 +205,8 @@ impl Server {
             };
         }
         let CallHeader { xid, version, procedure, .. } = header;
-        let call = Call { xid, version, procedure, credential: &credential, peer, transport, arguments };
+        let credential = &credential;
+        let call = Call { xid, version, procedure, credential, peer, connection, transport: carrier, arguments };
         let result = Guarded::new(service, call).await.unwrap_or_else(|panic| {
             tracing::error!(%peer, procedure = target.procedure.name, panic, "a service has panicked");
             Err(AcceptError::SystemErr)
@@ -224,6 +229,23 @@ impl Server {
             stat => ReplyBody::accepted(stat),
         })?;
         Ok((credential, found))
+    }
+}
+
+fn next_connection() -> ConnectionId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    ConnectionId(NEXT.fetch_add(1, Relaxed))
+}
+
+/// A connection; when it is dropped, however that comes, its services hear that it is over.
+struct Served<'a> {
+    programs: &'a Programs,
+    id: ConnectionId,
+}
+
+impl Drop for Served<'_> {
+    fn drop(&mut self) {
+        self.programs.disconnected(self.id);
     }
 }
 

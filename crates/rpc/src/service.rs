@@ -1,6 +1,6 @@
 //! An RPC program on the serving side.
 
-use std::{net::SocketAddr, ops::RangeInclusive};
+use std::{net::SocketAddr, ops::RangeInclusive, sync::Arc};
 
 use bytes::Bytes;
 use xdr::{Decoder, Encoder, Message};
@@ -23,7 +23,17 @@ pub trait Service: Send + Sync + 'static {
     /// Executes a call. The results are the body of the reply, encoded by [`Call::reply`] or otherwise *behind
     /// the header that [`Call::encoder`] has begun*, so that payload positions count from the XID.
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>>;
+
+    /// A connection is over, and so are all calls that came by it. Every service of its server hears of it, once,
+    /// whether or not it was ever called by that connection.
+    fn disconnected(&self, connection: ConnectionId) {
+        let _ = connection;
+    }
 }
+
+/// Names a connection among all that this process has served, and is never the name of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
 
 /// What is known of a procedure.
 #[derive(Clone, Copy, Debug)]
@@ -70,8 +80,11 @@ pub struct Call<'a> {
     pub credential: &'a Credential,
     /// From where.
     pub peer: SocketAddr,
-    /// The connection it came by.
-    pub transport: &'a dyn Transport,
+    /// The connection it came by; for a datagram socket that serves many, that socket.
+    pub connection: ConnectionId,
+    /// What carries that connection. Who keeps it, to call back by it later, keeps the connection's memory after its
+    /// end, too: a [`Weak`](std::sync::Weak) reference is better, as in [`Reverse`](crate::Reverse).
+    pub transport: &'a Arc<dyn Transport>,
     /// Stands at the arguments. Payload positions count from the XID.
     pub arguments: Decoder<'a>,
 }

@@ -235,6 +235,46 @@ async fn the_server_can_call_back_on_the_same_connection() {
     assert_eq!(back.value(), 5);
 }
 
+/// A service keeps who has called, calls it later by that very connection, and hears when each is over.
+#[tokio::test]
+async fn a_service_calls_by_a_connection_after_its_call_and_until_that_is_over() {
+    let host = Host::start(&[]);
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let back = Arc::new(Counter::default());
+        let callbacks = Some(rpc::Server::builder().shared(back.clone()).build());
+        let options = ClientOptions { callbacks, ..host.options() };
+        let client = Client::connect(host.kind.clone(), host.address, options).await.unwrap();
+        add(&client, 1).await.unwrap();
+        clients.push((client, back));
+    }
+    let callers: Vec<_> = host.counter.callers.lock().unwrap().values().cloned().collect();
+    assert_eq!(callers.len(), 2, "each connection has its own name");
+    let target = rpc::ReverseTarget::new(Counter::PROGRAM, 1, &rpc::Credential::None);
+    let plan = || (ReplyPlan::default(), Duration::from_secs(60));
+    for (caller, amount) in callers.iter().zip([5u64, 7]) {
+        let sums = (0..3).map(|_| caller.call::<u64>(&target, common::ADD, &amount, plan()));
+        let sums = futures_util::future::join_all(sums).await.into_iter().map(|answer| answer.unwrap().results);
+        assert_eq!(sums.max(), Some(3 * amount));
+    }
+    let mut values: Vec<u64> = clients.iter().map(|(_, back)| back.value()).collect();
+    values.sort();
+    assert_eq!(values, [15, 21], "each by its own connection");
+    let gone = clients.remove(0).0;
+    drop(gone);
+    while host.counter.callers.lock().unwrap().len() > 1 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let left = *host.counter.callers.lock().unwrap().keys().next().unwrap();
+    let over = callers.iter().find(|caller| caller.connection() != left).unwrap();
+    let failed = over.call::<u64>(&target, common::ADD, &1u64, plan()).await.unwrap_err();
+    assert!(matches!(failed.error, rpc::ClientError::Transport(rpc::TransportError::Lost(_))), "{}", failed.error);
+    let unknown = rpc::ReverseTarget::new(Counter::PROGRAM + 1, 1, &rpc::Credential::None);
+    let caller = callers.iter().find(|caller| caller.connection() == left).unwrap();
+    let failed = caller.call::<u64>(&unknown, common::ADD, &1u64, plan()).await.unwrap_err();
+    assert!(matches!(failed.error, rpc::ClientError::NotExecuted(rpc::AcceptStat::ProgUnavail)), "{}", failed.error);
+}
+
 #[tokio::test]
 async fn an_idle_connection_is_closed_and_made_again_for_the_next_call() {
     // The server's is the shorter time in the second case.

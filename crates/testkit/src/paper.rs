@@ -2,18 +2,21 @@
 
 use std::{
     net::SocketAddr,
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use buf::Pool;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallError, CallsMade, Credential, IncomingCall, Reply, ReplyPlan, ReplyToken,
-    Service, Transport, TransportCaps, TransportError, Xid,
+    AcceptError, BoxFuture, Call, CallError, CallsMade, ConnectionId, Credential, IncomingCall, Reply, ReplyPlan,
+    ReplyToken, Service, Transport, TransportCaps, TransportError, Xid,
 };
 use xdr::{Decoder, Message};
 
 /// A transport that only says what it is. It carries nothing.
-pub struct Paper {
+pub struct Paper(Arc<dyn Transport>);
+
+struct Blank {
     caps: TransportCaps,
     pool: Pool,
 }
@@ -22,7 +25,7 @@ impl Paper {
     /// A transport of this name and longest message.
     pub fn new(name: &'static str, message_max: usize) -> Self {
         let caps = TransportCaps { name, message_max, lossy: false, file_ranges: false, idle: None };
-        Self { caps, pool: Pool::default() }
+        Self(Arc::new(Blank { caps, pool: Pool::default() }))
     }
 
     /// A call as `service` would get it over this transport. Its XID is 7 and its version the highest.
@@ -39,13 +42,14 @@ impl Paper {
             procedure,
             credential,
             peer,
-            transport: self,
+            connection: ConnectionId(0),
+            transport: &self.0,
             arguments: Decoder::new(arguments),
         })
     }
 }
 
-impl Transport for Paper {
+impl Transport for Blank {
     fn caps(&self) -> &TransportCaps {
         &self.caps
     }

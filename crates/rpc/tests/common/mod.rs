@@ -3,19 +3,22 @@
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     ops::RangeInclusive,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
+    time::Duration,
 };
 
 use buf::Buffer;
 use bytes::Bytes;
 use rpc::{
-    AcceptError, Answer, BoxFuture, Call, CallFailed, CallOptions, Client, ClientOptions, Limits, Procedure,
-    RawOptions, ReplyHeader, ReplyPlan, Server, Service, TcpKind, TransportKind, WorkerOptions, Workers,
+    AcceptError, Answer, BoxFuture, Call, CallFailed, CallOptions, Client, ClientOptions, ConnectionId, Credential,
+    Limits, Procedure, RawOptions, ReplyHeader, ReplyPlan, Reverse, ReverseTarget, Server, Service, TcpKind,
+    TransportKind, WorkerOptions, Workers,
 };
 use tokio::sync::watch;
 use xdr::{Decode, Message, Payload};
@@ -27,11 +30,18 @@ pub struct Counter {
     value: AtomicU64,
     at_gate: watch::Sender<usize>,
     gate: watch::Sender<bool>,
+    /// The callers by each connection, for as long as it stands.
+    pub callers: Mutex<BTreeMap<ConnectionId, Reverse>>,
 }
 
 impl Default for Counter {
     fn default() -> Self {
-        Self { value: AtomicU64::new(0), at_gate: watch::Sender::new(0), gate: watch::Sender::new(false) }
+        Self {
+            value: AtomicU64::new(0),
+            at_gate: watch::Sender::new(0),
+            gate: watch::Sender::new(false),
+            callers: Mutex::default(),
+        }
     }
 }
 
@@ -103,22 +113,11 @@ impl Counter {
             }
             CALL_BACK => {
                 let add = u64::decode(&mut call.arguments)?;
-                let header = rpc::CallHeader {
-                    xid: rpc::Xid(7),
-                    program: Self::PROGRAM,
-                    version: 1,
-                    procedure: ADD,
-                    credential: rpc::OpaqueAuth::NONE,
-                    verifier: rpc::OpaqueAuth::NONE,
-                };
-                let mut encoder = xdr::Encoder::default();
-                xdr::Encode::encode(&header, &mut encoder);
-                encoder.u64(add);
-                let reply = call.transport.call(encoder.finish(), ReplyPlan::default()).await;
-                let reply = reply.map_err(|_| AcceptError::SystemErr)?;
-                let mut decoder = xdr::Decoder::new(&reply.message);
-                ReplyHeader::decode(&mut decoder)?;
-                Ok(call.reply(&decoder.u64()?))
+                let reverse = Reverse::new(call.connection, call.transport);
+                let target = ReverseTarget::new(Self::PROGRAM, 1, &Credential::None);
+                let plan = (ReplyPlan::default(), Duration::from_secs(60));
+                let answer = reverse.call::<u64>(&target, ADD, &add, plan).await;
+                Ok(call.reply(&answer.map_err(|_| AcceptError::SystemErr)?.results))
             }
             _ => unreachable!("only what `procedure` knows"),
         }
@@ -142,7 +141,13 @@ impl Service for Counter {
 
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
         assert_ne!(call.procedure, PANIC, "as asked for");
+        let reverse = Reverse::new(call.connection, call.transport);
+        self.callers.lock().unwrap().insert(call.connection, reverse);
         Box::pin(self.execute(call))
+    }
+
+    fn disconnected(&self, connection: ConnectionId) {
+        self.callers.lock().unwrap().remove(&connection);
     }
 }
 

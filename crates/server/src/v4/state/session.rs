@@ -1,12 +1,9 @@
 //! [`Session`]: its channels and the connections that carry them (RFC 8881 §2.10.3, §2.10.4, §18.34, §18.36).
 
 use nfs::v4::*;
+pub use rpc::ConnectionId;
 
 use super::slot::SlotTable;
-
-/// The name of a connection, given by whoever owns connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnectionId(pub u64);
 
 /// What a connection can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
