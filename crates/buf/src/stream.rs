@@ -96,12 +96,17 @@ impl SendQueue {
     }
 
     fn send_memory(&self, socket: BorrowedFd<'_>) -> rustix::io::Result<usize> {
+        let mut room = PART;
         let slices: SmallVec<[IoSlice<'_>; GATHER_MAX]> = self
             .pieces
             .iter()
             .map_while(|piece| match piece {
-                Piece::Memory(bytes) => Some(IoSlice::new(bytes)),
-                Piece::File(_) | Piece::Peer(_) => None,
+                Piece::Memory(bytes) if room > 0 => {
+                    let now = &bytes[..bytes.len().min(room)];
+                    room -= now.len();
+                    Some(IoSlice::new(now))
+                }
+                Piece::Memory(_) | Piece::File(_) | Piece::Peer(_) => None,
             })
             .take(GATHER_MAX)
             .collect();
@@ -136,7 +141,7 @@ impl SendQueue {
 
 fn send_file(socket: BorrowedFd<'_>, range: &FileRange) -> rustix::io::Result<usize> {
     let mut offset = range.offset;
-    rustix::fs::sendfile(socket, range.fd(), Some(&mut offset), range.len.min(FILE_PART))
+    rustix::fs::sendfile(socket, range.fd(), Some(&mut offset), range.len.min(PART))
 }
 
 /// What one [`RecvStage::receive`] brought. Nothing at all means that the peer has closed its side.
@@ -347,9 +352,10 @@ fn direct_part(received: usize, wanted: usize, spread: Spread) -> usize {
     }
 }
 
-/// Most bytes of a file in one `sendfile`. With 64 KiB and more, bbr is slower by two thirds, most likely as the kernel
-/// moves 64 KiB at a time, which does not fit one segment with what is already in it: measured in `docs/performance.md`.
-const FILE_PART: usize = 60 << 10;
+/// Most bytes of one `sendfile` or `sendmsg`. With 64 KiB and more, bbr is slower: READs from a file by two thirds, from
+/// memory by a third. Most likely the kernel then makes segments that bbr has to pace one by one: measured in
+/// `docs/performance.md`.
+const PART: usize = 60 << 10;
 const PIECES_INLINE: usize = 8;
 /// Room for pieces that is not worth giving back.
 const REST_PIECES: usize = 4;
