@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use crate::{
-    AcceptStat, CallHeader, ConnectionId, Procedure, Service,
+    AcceptStat, CallHeader, ConnectionId, Procedure, Reverse, Service,
     counters::{Counters, ProcedureStats},
 };
 
@@ -58,6 +58,11 @@ impl Programs {
             (low, high) = (low.min(entry.low), high.max(entry.high));
         }
         Err(if low <= high { AcceptStat::ProgMismatch { low, high } } else { AcceptStat::ProgUnavail })
+    }
+
+    /// Tells every service.
+    pub fn connected(&self, peer: &Reverse) {
+        self.entries.iter().for_each(|entry| entry.service.connected(peer));
     }
 
     /// Tells every service.

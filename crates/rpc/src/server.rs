@@ -27,7 +27,7 @@ use xdr::{Decoder, Message};
 
 use crate::{
     AcceptError, AcceptStat, BoxFuture, Call, CallHeader, ConnectionId, Credential, IncomingCall, RejectStat,
-    ReplyBody, ReplyHeader, ReplyToken, Service, Transport, TransportError, Xid,
+    ReplyBody, ReplyHeader, ReplyToken, Reverse, Service, Transport, TransportError, Xid,
     counters::ProcedureStats,
     drc::{Admission, Drc, DrcOptions, Execution},
     idle::Idle,
@@ -156,7 +156,7 @@ impl Server {
         mut drain: Drain,
         tell: Option<oneshot::Sender<TransportError>>,
     ) -> TransportError {
-        let connection = Served { programs: &self.programs, id: next_connection() };
+        let connection = Served::new(&self.programs, &transport);
         let mut drained = std::pin::pin!(drain.wait());
         let mut serving = Serving::new(self, &*transport, |call| self.execute(connection.id, &transport, call));
         serving.tell = tell;
@@ -232,15 +232,19 @@ impl Server {
     }
 }
 
-fn next_connection() -> ConnectionId {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    ConnectionId(NEXT.fetch_add(1, Relaxed))
-}
-
 /// A connection; when it is dropped, however that comes, its services hear that it is over.
 struct Served<'a> {
     programs: &'a Programs,
     id: ConnectionId,
+}
+
+impl<'a> Served<'a> {
+    fn new(programs: &'a Programs, transport: &Arc<dyn Transport>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = ConnectionId(NEXT.fetch_add(1, Relaxed));
+        programs.connected(&Reverse::new(id, transport));
+        Self { programs, id }
+    }
 }
 
 impl Drop for Served<'_> {

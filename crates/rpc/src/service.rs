@@ -5,7 +5,7 @@ use std::{net::SocketAddr, ops::RangeInclusive, sync::Arc};
 use bytes::Bytes;
 use xdr::{Decoder, Encoder, Message};
 
-use crate::{BoxFuture, Transport, Xid};
+use crate::{BoxFuture, Reverse, Transport, Xid};
 
 /// An RPC program: some versions of it, each with procedures.
 ///
@@ -23,6 +23,12 @@ pub trait Service: Send + Sync + 'static {
     /// Executes a call. The results are the body of the reply, encoded by [`Call::reply`] or otherwise *behind
     /// the header that [`Call::encoder`] has begun*, so that payload positions count from the XID.
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>>;
+
+    /// A connection begins. Every service of its server hears of it, once, before any call; `peer` is for calling the
+    /// other end later.
+    fn connected(&self, peer: &Reverse) {
+        let _ = peer;
+    }
 
     /// A connection is over, and so are all calls that came by it. Every service of its server hears of it, once,
     /// whether or not it was ever called by that connection.

@@ -141,9 +141,11 @@ impl Service for Counter {
 
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
         assert_ne!(call.procedure, PANIC, "as asked for");
-        let reverse = Reverse::new(call.connection, call.transport);
-        self.callers.lock().unwrap().insert(call.connection, reverse);
         Box::pin(self.execute(call))
+    }
+
+    fn connected(&self, peer: &Reverse) {
+        self.callers.lock().unwrap().insert(peer.connection(), peer.clone());
     }
 
     fn disconnected(&self, connection: ConnectionId) {
