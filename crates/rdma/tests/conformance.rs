@@ -11,6 +11,7 @@ use rdma::{
     CompletionKind, Memory, PostError, QpError, QpOptions, Stag, Status, WorkId, WorkRequest,
     hook::{Hooked, Tracer},
     iwarp::{Iwarp, IwarpOptions},
+    registration::Registration,
     sim::{Sim, SimOptions},
 };
 
@@ -64,6 +65,24 @@ macro_rules! conformance {
                 super::$name(super::Fabric::shm()).await;
             })*
         }
+        mod shm_per_io {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::registering(super::Registration::PerIo)).await;
+            })*
+        }
+        mod shm_fast {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::registering(super::Registration::Fast)).await;
+            })*
+        }
+        mod shm_cache {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name(super::registering(super::Registration::Cache)).await;
+            })*
+        }
         mod shm_hooked {
             $(#[tokio::test]
             async fn $name() {
@@ -107,6 +126,13 @@ conformance! {
     reads_that_were_not_agreed_on_fail_alone
     the_send_queue_has_an_end
     traffic_both_ways_of_all_kinds
+}
+
+/// Shared memory, registered in a way that is not its own choice.
+fn registering(way: Registration) -> Fabric {
+    let fabric = Fabric::shm().with_pool(shared_pool()).registering(way);
+    assert!(fabric.provider.registrations().contains(&way));
+    fabric
 }
 
 async fn a_send_fills_the_receives_in_order(fabric: Fabric) {

@@ -160,7 +160,12 @@ impl ConnectRequest for ShmRequest {
                 user: Some(self.user.clone()),
                 inbound_reads,
                 outbound_reads,
-                side: Side::Accepting(Mapped::new(&control, socket.bell(), self.options.mapped_max)),
+                side: Side::Accepting(Mapped::new(
+                    &control,
+                    socket.bell(),
+                    &options.registration,
+                    self.options.mapped_max,
+                )),
                 socket,
                 control,
             };
@@ -209,7 +214,7 @@ pub(super) async fn connect(
         user: Some(peer_user(socket.as_fd())?),
         inbound_reads: options.inbound_reads.min(agreed.inbound_reads),
         outbound_reads: options.outbound_reads.min(agreed.outbound_reads),
-        side: Side::Connecting(Shared::new(&control, socket.bell(), shm.mapped_max)),
+        side: Side::Connecting(Shared::new(&control, socket.bell(), &options.registration, shm.mapped_max)),
         socket,
         control,
     };

@@ -145,8 +145,24 @@ impl PeerSlab {
     /// # Errors
     /// It is no memfd, is not sealed against shrinking, or is of another size; or it cannot be mapped.
     pub(crate) fn open(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        check(fd, bytes)?;
+        Self::check(fd, bytes)?;
         Ok(Self { mapping: Mapping::new(fd, bytes)? })
+    }
+
+    /// Whether a descriptor is of a slab that the peer says has `bytes`, to be mapped later.
+    ///
+    /// # Errors
+    /// It is no memfd, is not sealed against shrinking, or is of another size.
+    pub(crate) fn check(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
+        check(fd, bytes)
+    }
+
+    /// Maps `bytes` from `start` of a slab that was checked, with their pages: those of one access.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
+    pub(crate) fn window(fd: BorrowedFd<'_>, start: u64, bytes: usize) -> io::Result<Self> {
+        Ok(Self { mapping: Mapping::part(fd, start, bytes, MapFlags::POPULATE)? })
     }
 
     /// The address of the bytes `offset .. offset + len`, if all lie in the slab.
@@ -258,10 +274,15 @@ fn check(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<()> {
 
 impl Mapping {
     fn new(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
+        Self::part(fd, 0, bytes, MapFlags::empty())
+    }
+
+    fn part(fd: BorrowedFd<'_>, start: u64, bytes: usize, flags: MapFlags) -> io::Result<Self> {
+        let flags = flags | MapFlags::SHARED;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing.
         #[expect(unsafe_code)]
-        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, fd, 0)? };
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, flags, fd, start)? };
         Ok(Self { start: NonNull::new(start.cast()).expect("mmap gives no null"), bytes })
     }
 }

@@ -13,6 +13,7 @@
 //! | `memory` | mapping what the peer has made |
 //! | `ring`, `record` | messages in shared memory |
 //! | `table` | what the accepting side may touch |
+//! | `passed` | the slabs that the accepting side has been passed, and the ways of mapping them |
 //! | `slabs` | the connecting side's memory, as each of the two sides knows it |
 //! | `qp`, `sender`, `receiver` | the queue pair |
 //!
@@ -25,6 +26,7 @@
 mod connect;
 mod memory;
 mod packet;
+mod passed;
 mod place;
 mod qp;
 mod receiver;
@@ -39,7 +41,7 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use buf::Buffer;
 
-use crate::{BoxFuture, Connected, Listener, Provider, ProviderCaps, QpOptions, WorkId};
+use crate::{BoxFuture, Connected, Listener, Provider, ProviderCaps, QpOptions, WorkId, registration::Registration};
 
 /// How the [`Shm`] provider behaves.
 #[derive(Clone, Debug)]
@@ -108,6 +110,10 @@ impl Provider for Shm {
     fn caps(&self) -> ProviderCaps {
         let private_data_max = packet::PRIVATE_DATA_MAX;
         ProviderCaps { name: "shm", private_data_max, shared_receives: true, remote_invalidation: true }
+    }
+
+    fn registrations(&self) -> &'static [Registration] {
+        &Registration::ALL
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {

@@ -9,6 +9,7 @@
 //! | Reject | `SLIPSHM1`, 3 | |
 //! | Slab | 4, its number (32 bits), its bytes (64 bits) | the slab |
 //! | Bell | 5 | |
+//! | Forget | 6, a slab's number (32 bits) | |
 
 use bytes::{BufMut, Bytes};
 
@@ -25,6 +26,8 @@ pub(crate) enum Packet {
     Slab { number: u32, bytes: u64 },
     /// Look at the ring.
     Bell,
+    /// The connecting side takes a slab back.
+    Forget { number: u32 },
 }
 
 /// What the two sides tell each other first.
@@ -52,6 +55,10 @@ impl Packet {
                 out.put_u64_le(*bytes);
             }
             Packet::Bell => out.put_u8(BELL),
+            Packet::Forget { number } => {
+                out.put_u8(FORGET);
+                out.put_u32_le(*number);
+            }
         }
         out
     }
@@ -68,6 +75,7 @@ impl Packet {
         }
         match *bytes {
             [BELL] => Some(Packet::Bell),
+            [FORGET, a, b, c, d] => Some(Packet::Forget { number: u32::from_le_bytes([a, b, c, d]) }),
             [SLAB, ref rest @ ..] => {
                 let (&number, rest) = rest.split_first_chunk()?;
                 let bytes = u64::from_le_bytes(rest.try_into().ok()?);
@@ -108,6 +116,7 @@ const ACCEPT: u8 = 2;
 const REJECT: u8 = 3;
 const SLAB: u8 = 4;
 const BELL: u8 = 5;
+const FORGET: u8 = 6;
 
 #[cfg(test)]
 mod tests {
@@ -126,6 +135,7 @@ mod tests {
             Packet::Reject,
             Packet::Slab { number: 9, bytes: 1 << 40 },
             Packet::Bell,
+            Packet::Forget { number: 1 << 30 },
         ];
         for packet in packets {
             let bytes = packet.encode();

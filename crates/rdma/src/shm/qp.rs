@@ -138,7 +138,7 @@ impl ShmQp {
                         kind: CompletionKind::Receive { invalidated: Some((stag, _)), .. },
                         ..
                     }) = &event
-                        && let Side::Connecting(shared) = &self.side
+                        && let Side::Connecting(shared) = &mut self.side
                     {
                         // The peer itself has ended this exposure.
                         shared.revoke(*stag);
@@ -292,11 +292,17 @@ impl QueuePair for ShmQp {
         let Side::Connecting(shared) = &mut self.side else { return self.receiver.regions.register(memory, 0) };
         let place = shared.locate(memory.bytes(), &self.socket);
         let access = memory.access();
-        let region = self.receiver.regions.register(memory, 0)?;
-        if let Some(place) = place {
-            shared.expose(region, access, place);
+        match (self.receiver.regions.register(memory, 0), place) {
+            (Ok(region), Some(place)) => {
+                shared.expose(region, access, place);
+                Ok(region)
+            }
+            (Err(memory), Some(place)) => {
+                shared.give_up(place);
+                Err(memory)
+            }
+            (registered, None) => registered,
         }
-        Ok(region)
     }
 
     fn post_recv(&mut self, id: WorkId, buffer: Buffer) {
@@ -398,7 +404,8 @@ impl Drop for ShmQp {
 /// What may come by the socket once the connection stands.
 fn take_packet(side: &mut Side, packet: Packet, fd: Option<OwnedFd>) -> Result<(), String> {
     match (side, packet) {
-        (Side::Accepting(mapped), Packet::Slab { number, bytes }) => mapped.add(number, bytes, fd),
+        (Side::Accepting(mapped), Packet::Slab { number, bytes }) => mapped.slabs().add(number, bytes, fd),
+        (Side::Accepting(mapped), Packet::Forget { number }) if fd.is_none() => mapped.slabs().forget(number),
         (_, Packet::Bell) if fd.is_none() => Ok(()),
         _ => Err("a packet that makes no sense".to_owned()),
     }

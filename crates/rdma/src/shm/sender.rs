@@ -328,14 +328,19 @@ impl Sender {
                     _ => (Status::LocalAccess, State::Done(CompletionKind::Read(into))),
                 }
             }
-            WorkRequest::Invalidate { stag, .. } => match around.side {
-                Side::Connecting(shared) if !shared.revoke(stag) => (Status::Ok, State::Revoking(stag)),
-                _ => {
+            WorkRequest::Invalidate { stag, .. } => {
+                let is_out = match around.side {
+                    Side::Connecting(shared) => shared.revoke(stag),
+                    Side::Accepting(_) => true,
+                };
+                if is_out {
                     let memory = around.receiver.regions.remove(stag);
                     let status = if memory.is_some() { Status::Ok } else { Status::LocalAccess };
                     (status, State::Done(CompletionKind::Invalidate(memory)))
+                } else {
+                    (Status::Ok, State::Revoking(stag))
                 }
-            },
+            }
         };
         self.started.push_back(Started { id, status, state });
         Ok(moved)

@@ -1,12 +1,12 @@
 //! The connecting side's memory, as each side knows it.
 //!
-//! The connecting side ([`Shared`]) passes each slab once, when a region in it is first registered, and keeps the table of
-//! exposures. The accepting side ([`Mapped`]) maps the slabs, and carries out its RDMA operations on what the table
+//! The connecting side ([`Shared`]) passes each slab once, when a region in it is first registered (or for each region, see
+//! `passed.rs`), and keeps the table of exposures. The accepting side ([`Mapped`]) maps the slabs, and carries out its RDMA operations on what the table
 //! says. What it cannot carry out, for whatever reason, it leaves to the ring, where the connecting side judges it.
 
 use std::{
+    collections::{BTreeSet, HashMap},
     io,
-    os::fd::{AsFd, OwnedFd},
     sync::Arc,
 };
 
@@ -15,10 +15,15 @@ use buf::{Buffer, PeerBytes, Rope, Slab};
 use super::{
     memory::{Control, PeerSlab, SharedWords},
     packet::Packet,
+    passed::{DEFAULT, Passed, SLABS_MAX},
     socket::{Bell, Received, Socket},
     table::{Place, Table},
 };
-use crate::{Access, Memory, Region, RemoteSegment, Stag, regions::Regions};
+use crate::{
+    Access, Memory, Region, RemoteSegment, Stag,
+    regions::Regions,
+    registration::{Registration, RegistrationOptions},
+};
 
 /// Which side this is, and what it knows.
 pub(crate) enum Side {
@@ -32,19 +37,38 @@ pub(crate) enum Side {
 pub(crate) struct Shared {
     table: Table<SharedWords>,
     bell: Bell,
-    /// What the peer has been passed, by address. The slab stays mapped while it is here.
+    way: Registration,
+    /// What the peer has been passed for good, by address. The slab stays mapped while it is here.
     slabs: Vec<(Arc<Slab>, u32)>,
+    /// What it has been passed for one region.
+    single: HashMap<Stag, Single>,
+    /// Numbers of all that it has, and the next.
+    passed: BTreeSet<u32>,
+    next: u32,
+    /// What it may give up and could not yet be told of.
+    released: Vec<u32>,
     bytes: u64,
     bytes_max: u64,
+}
+
+/// Where memory is that is to be registered.
+pub(crate) struct Located {
+    slab: u32,
+    offset: u64,
+    single: Option<Single>,
+}
+
+/// A slab that was passed for one region, by [`Registration::PerIo`].
+struct Single {
+    number: u32,
+    bytes: u64,
 }
 
 /// The connecting side's memory, mapped here.
 pub(crate) struct Mapped {
     table: Table<SharedWords>,
     bell: Bell,
-    slabs: Vec<Arc<PeerSlab>>,
-    bytes: u64,
-    bytes_max: u64,
+    slabs: Passed,
 }
 
 /// How far an attempt to reach the peer's memory came.
@@ -61,46 +85,109 @@ pub(crate) enum Direct {
 }
 
 impl Shared {
-    pub(crate) fn new(control: &Arc<Control>, bell: Bell, bytes_max: u64) -> Self {
-        Self { table: control.table(), bell, slabs: Vec::new(), bytes: 0, bytes_max }
+    pub(crate) fn new(control: &Arc<Control>, bell: Bell, options: &RegistrationOptions, bytes_max: u64) -> Self {
+        Self {
+            table: control.table(),
+            bell,
+            way: options.way.unwrap_or(DEFAULT),
+            slabs: Vec::new(),
+            single: HashMap::new(),
+            passed: BTreeSet::new(),
+            next: 0,
+            released: Vec::new(),
+            bytes: 0,
+            bytes_max,
+        }
     }
 
     /// Lets the peer at a region that was registered. If there is no entry to be had, it has to ask.
-    pub(crate) fn expose(&mut self, region: Region, access: Access, (slab, offset): (u32, u64)) {
+    pub(crate) fn expose(&mut self, region: Region, access: Access, located: Located) {
+        let Located { slab, offset, single } = located;
+        if let Some(single) = single {
+            self.single.insert(region.stag, single);
+        }
         self.table.expose(region.stag, access, Place { slab, offset, len: region.len });
     }
 
     /// Whether a region is out of the peer's reach; if not, to be asked again when the doorbell has rung.
-    pub(crate) fn revoke(&self, stag: Stag) -> bool {
-        self.table.revoke(stag)
+    pub(crate) fn revoke(&mut self, stag: Stag) -> bool {
+        let is_out = self.table.revoke(stag);
+        if is_out && let Some(single) = self.single.remove(&stag) {
+            self.take_slab_back(single.number, single.bytes);
+        }
+        is_out
     }
 
     /// The slab of `bytes` by its number, and where in it they begin; `None` if they are in none that can be shared, and
     /// so have to be asked for.
-    pub(crate) fn locate(&mut self, bytes: &[u8], socket: &Socket) -> Option<(u32, u64)> {
+    pub(crate) fn locate(&mut self, bytes: &[u8], socket: &Socket) -> Option<Located> {
         if bytes.is_empty() {
             return None;
+        }
+        if self.way == Registration::PerIo {
+            let (slab, offset) = Slab::of(bytes)?;
+            let number = self.pass(&slab, socket)?;
+            let single = Some(Single { number, bytes: slab.len() as u64 });
+            return Some(Located { slab: number, offset: offset as u64, single });
         }
         let start = bytes.as_ptr() as usize;
         let after = self.slabs.partition_point(|(slab, _)| slab.base() as usize <= start);
         if let Some((slab, number)) = after.checked_sub(1).map(|at| &self.slabs[at])
             && let Some(offset) = slab.offset_of(bytes)
         {
-            return Some((*number, offset as u64));
+            return Some(Located { slab: *number, offset: offset as u64, single: None });
         }
         let (slab, offset) = Slab::of(bytes)?;
+        let number = self.pass(&slab, socket)?;
+        tracing::debug!(number, bytes = slab.len(), "sharing a slab");
+        self.slabs.insert(after, (slab, number));
+        Some(Located { slab: number, offset: offset as u64, single: None })
+    }
+
+    /// Memory that was located is not registered after all.
+    pub(crate) fn give_up(&mut self, located: Located) {
+        if let Some(Single { number, bytes }) = located.single {
+            self.take_slab_back(number, bytes);
+        }
+    }
+
+    /// Passes a slab; its number, unless it cannot be shared.
+    fn pass(&mut self, slab: &Slab, socket: &Socket) -> Option<u32> {
         let fd = slab.fd()?;
-        let number = self.slabs.len() as u32;
+        self.tell_released();
+        let number = self.next;
+        let oldest = self.passed.first().copied().unwrap_or(number);
         let total = self.bytes + slab.len() as u64;
-        if self.slabs.len() >= SLABS_MAX || total > self.bytes_max {
+        // The peer keeps all numbers from the oldest on.
+        if (number - oldest) as usize >= SLABS_MAX || !self.released.is_empty() || total > self.bytes_max {
             return None;
         }
+        self.next = number.checked_add(1)?;
         // The peer finds it in the socket when it needs it: a region is told of only after this.
-        socket.send(&Packet::Slab { number, bytes: slab.len() as u64 }, Some(fd)).ok()?;
-        tracing::debug!(number, bytes = slab.len(), "sharing a slab");
+        if socket.send(&Packet::Slab { number, bytes: slab.len() as u64 }, Some(fd)).is_err() {
+            self.next = number;
+            return None;
+        }
+        self.passed.insert(number);
         self.bytes = total;
-        self.slabs.insert(after, (slab, number));
-        Some((number, offset as u64))
+        Some(number)
+    }
+
+    fn take_slab_back(&mut self, number: u32, bytes: u64) {
+        self.bytes -= bytes;
+        self.released.push(number);
+        self.tell_released();
+    }
+
+    /// Tells the peer what it may give up, as far as the socket has room.
+    fn tell_released(&mut self) {
+        while let Some(&number) = self.released.last() {
+            if !self.bell.tell(&Packet::Forget { number }) {
+                return;
+            }
+            self.released.pop();
+            self.passed.remove(&number);
+        }
     }
 
     /// Takes the memory of a region back when the connection has ended. If the peer is at it just now, its owner gets other
@@ -146,24 +233,13 @@ impl Shared {
 }
 
 impl Mapped {
-    pub(crate) fn new(control: &Arc<Control>, bell: Bell, bytes_max: u64) -> Self {
-        Self { table: control.table(), bell, slabs: Vec::new(), bytes: 0, bytes_max }
+    pub(crate) fn new(control: &Arc<Control>, bell: Bell, options: &RegistrationOptions, bytes_max: u64) -> Self {
+        Self { table: control.table(), bell, slabs: Passed::new(options, bytes_max) }
     }
 
-    /// Maps a slab that the peer has passed.
-    ///
-    /// # Errors
-    /// It is not what the peer says it is, or more than one connection may have.
-    pub(crate) fn add(&mut self, number: u32, bytes: u64, fd: Option<OwnedFd>) -> Result<(), String> {
-        let Some(fd) = fd else { return Err("a slab without its descriptor".to_owned()) };
-        let total = self.bytes.checked_add(bytes).filter(|&total| total <= self.bytes_max);
-        let Some(total) = total.filter(|_| number as usize == self.slabs.len() && self.slabs.len() < SLABS_MAX) else {
-            return Err(format!("slab {number} of {bytes} bytes is out of turn, or too much"));
-        };
-        let slab = PeerSlab::open(fd.as_fd(), bytes as usize).map_err(|error| error.to_string())?;
-        self.slabs.push(Arc::new(slab));
-        self.bytes = total;
-        Ok(())
+    /// The slabs of the peer.
+    pub(crate) fn slabs(&mut self) -> &mut Passed {
+        &mut self.slabs
     }
 
     /// Carries out an RDMA Write.
@@ -172,7 +248,7 @@ impl Mapped {
             Ok(pinned) => pinned,
             Err(direct) => return direct,
         };
-        let filled = self.slabs[slab].fill(offset, data);
+        let filled = slab.fill(offset, data);
         self.unpin(to.stag);
         match filled {
             Ok(true) => Direct::Done,
@@ -187,7 +263,7 @@ impl Mapped {
             Ok(pinned) => pinned,
             Err(direct) => return direct,
         };
-        let copied = self.slabs[slab].copy_to(offset, into);
+        let copied = slab.copy_to(offset, into);
         self.unpin(from.stag);
         if copied { Direct::Done } else { Direct::Ask }
     }
@@ -198,47 +274,47 @@ impl Mapped {
             return None;
         }
         let (slab, offset) = self.pin(from, len, Access::RemoteRead, socket).ok()?;
-        let pin =
-            Pin { table: self.table.clone(), bell: self.bell.clone(), stag: from.stag, slab: self.slabs[slab].clone() };
+        let pin = Pin { table: self.table.clone(), bell: self.bell.clone(), stag: from.stag, slab };
         let start = pin.slab.range(offset, len)?;
         // SAFETY: the range lies inside the slab's mapping, which the pin keeps; this process has no references to it.
         #[expect(unsafe_code)]
         Some(unsafe { PeerBytes::new(Arc::new(pin), start, len) })
     }
 
-    /// Where `len` bytes at `segment` lie: the index of a slab and an offset, still to be checked against the slab's size.
-    /// The region stays as it is until unpinned.
+    /// A mapping that holds the `len` bytes at `segment`, and where in it they begin. The region stays as it is until
+    /// unpinned.
     fn pin(
         &mut self,
         segment: RemoteSegment,
         len: usize,
         access: Access,
         socket: &Socket,
-    ) -> Result<(usize, u64), Direct> {
+    ) -> Result<(Arc<PeerSlab>, u64), Direct> {
         let RemoteSegment { stag, offset } = segment;
         let place = self.table.pin(stag, access).ok_or(Direct::Ask)?;
-        let slab = place.slab as usize;
-        let learnt = if slab < self.slabs.len() { Ok(()) } else { self.learn(slab, socket) };
+        let learnt = if self.slabs.knows(place.slab) { Ok(()) } else { self.learn(place.slab, socket) };
         let within = offset.checked_add(len as u64).is_some_and(|end| end <= u64::from(place.len));
-        match (learnt, place.offset.checked_add(offset)) {
-            (Ok(()), Some(offset)) if within => Ok((slab, offset)),
-            (learnt, _) => {
-                self.unpin(stag);
-                Err(learnt.err().map_or(Direct::Ask, Direct::Broken))
-            }
-        }
+        let reached = match (&learnt, place.offset.checked_add(offset)) {
+            (Ok(()), Some(offset)) if within => self.slabs.reach(place.slab, offset, len),
+            _ => None,
+        };
+        reached.ok_or_else(|| {
+            self.unpin(stag);
+            learnt.err().map_or(Direct::Ask, Direct::Broken)
+        })
     }
 
     /// Takes in slabs until this one is there: the peer has sent it before it told of a region in it.
-    fn learn(&mut self, slab: usize, socket: &Socket) -> Result<(), String> {
+    fn learn(&mut self, slab: u32, socket: &Socket) -> Result<(), String> {
         for _ in 0..PACKETS_MAX {
             match socket.receive() {
-                Ok(Received::Packet(Packet::Slab { number, bytes }, fd)) => self.add(number, bytes, fd)?,
+                Ok(Received::Packet(Packet::Slab { number, bytes }, fd)) => self.slabs.add(number, bytes, fd)?,
+                Ok(Received::Packet(Packet::Forget { number }, None)) => self.slabs.forget(number)?,
                 Ok(Received::Packet(Packet::Bell, None)) => {}
                 Ok(Received::End | Received::Nothing) | Err(_) => break,
                 Ok(Received::Packet(..) | Received::Garbage) => return Err("a packet that makes no sense".to_owned()),
             }
-            if slab < self.slabs.len() {
+            if self.slabs.knows(slab) {
                 return Ok(());
             }
         }
@@ -268,8 +344,6 @@ impl Drop for Pin {
     }
 }
 
-/// Slabs of one connection.
-const SLABS_MAX: usize = 4096;
 /// Packets that are looked at to find a slab. More than doorbells can have come between.
 const PACKETS_MAX: usize = 4096;
 const KEEP_POLL: std::time::Duration = std::time::Duration::from_millis(20);

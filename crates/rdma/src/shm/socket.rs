@@ -57,6 +57,12 @@ impl Bell {
         let _ = rustix::net::send(&self.0, &Packet::Bell.encode(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
+    /// Sends a packet that has no descriptor; whether there was room for it. One for a peer that is gone counts as sent.
+    pub(crate) fn tell(&self, packet: &Packet) -> bool {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        rustix::net::send(&self.0, &packet.encode(), flags) != Err(Errno::AGAIN)
+    }
+
     /// Whether the peer's end is closed for good: its process is gone, or nothing of it holds the connection any more.
     pub(crate) fn is_abandoned(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};

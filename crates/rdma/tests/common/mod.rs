@@ -9,6 +9,7 @@ use bytes::Bytes;
 use rdma::{
     Completion, CompletionKind, ConnectRequest, Memory, Provider, QpError, QpOptions, QueuePair, Region, RemoteSegment,
     Stag, Status, WorkId, WorkRequest,
+    registration::{CacheBounds, Registration, RegistrationOptions},
     shm::{Shm, ShmOptions},
     verbs::{Verbs, VerbsOptions, survey},
 };
@@ -22,6 +23,8 @@ pub struct Fabric {
     pub listen: SocketAddr,
     /// Where the ends take their buffers from, if not from the heap.
     pub pool: Option<Pool>,
+    /// How memory is registered at both ends.
+    pub registration: RegistrationOptions,
     /// Of its sockets, if it has some.
     pub directory: Option<TempDir>,
     /// The wire is an adapter's, which does things in its own way where the contract leaves it the choice.
@@ -57,7 +60,17 @@ impl Fabric {
     pub fn new(provider: impl Provider) -> Self {
         let provider: Arc<dyn Provider> = Arc::new(provider);
         let listen = "127.0.0.1:0".parse().unwrap();
-        Self { connector: provider.clone(), provider, listen, pool: None, directory: None, adapter: false, siw: false }
+        let registration = RegistrationOptions::default();
+        Self {
+            connector: provider.clone(),
+            provider,
+            listen,
+            pool: None,
+            registration,
+            directory: None,
+            adapter: false,
+            siw: false,
+        }
     }
 
     /// Shared memory, with sockets in a fresh directory.
@@ -70,6 +83,12 @@ impl Fabric {
         let directory = tempfile::tempdir().unwrap();
         let options = ShmOptions { directory: Some(directory.path().to_owned()), ..ShmOptions::default() };
         Self { directory: Some(directory), ..Self::new(wrap(Shm::new(options))) }
+    }
+
+    /// With memory registered in this way; a cache holds one slab.
+    pub fn registering(self, way: Registration) -> Self {
+        let cache = CacheBounds { entries: 1, ..CacheBounds::default() };
+        Self { registration: RegistrationOptions { way: Some(way), cache }, ..self }
     }
 
     /// With buffers from `pool`.
@@ -104,13 +123,15 @@ impl Fabric {
     /// Connects; each end starts with `recvs` receives of 4096 bytes, whose ids begin with 1000.
     pub async fn pair_with(&self, client: &QpOptions, server: &QpOptions, recvs: u64) -> Pair {
         let posted = || (0..recvs).map(|id| (WorkId(1000 + id), Buffer::zeroed(4096))).collect();
+        let [client, server] =
+            [client, server].map(|options| QpOptions { registration: self.registration, ..options.clone() });
         let mut listener = self.provider.listen(self.listen).unwrap();
         let at = listener.local_addr();
         let accept = async {
             let request = listener.accept().await.unwrap();
-            request.accept(server, b"", posted()).await.unwrap()
+            request.accept(&server, b"", posted()).await.unwrap()
         };
-        let (connected, server) = tokio::join!(self.connector.connect(at, client, b"", posted()), accept);
+        let (connected, server) = tokio::join!(self.connector.connect(at, &client, b"", posted()), accept);
         let end = |qp| End { pool: self.pool.clone(), ..End::new(qp) };
         Pair {
             client: end(connected.unwrap().qp),

@@ -1,0 +1,215 @@
+//! Slabs that the connecting side has passed, and how the accepting side maps them.
+//!
+//! That is what registration costs here, so the ways of it ([`Registration`]) are ways of mapping:
+//!
+//! | way | the connecting side passes a slab's descriptor | the accepting side maps |
+//! |---|---|---|
+//! | `per-io` | for each region, and takes it back with it | the pages of one access, for that access |
+//! | `fast` | once | the pages of one access, for that access |
+//! | `cache` | once | the slab when it is first used, until others need its place |
+//! | `pool` | once | the slab when it is passed, until the end |
+//!
+//! Each side goes its own way. What the accepting side's operations may touch is in all of them what the table of exposures
+//! says at that moment.
+
+use std::{
+    collections::VecDeque,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+};
+
+use super::memory::PeerSlab;
+use crate::registration::{Cache, Registration, RegistrationOptions};
+
+/// What the connecting side has passed, on the accepting side.
+pub(crate) struct Passed {
+    way: Registration,
+    /// By number from `first` on; nothing where the peer has taken one back. Numbers are never used again.
+    slabs: VecDeque<Option<Slab>>,
+    first: u32,
+    cache: Cache<u32, PeerSlab>,
+    descriptors: usize,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+struct Slab {
+    bytes: u64,
+    backing: Backing,
+}
+
+enum Backing {
+    Mapped(Arc<PeerSlab>),
+    /// Of memory that was found to be what it should be.
+    Descriptor(OwnedFd),
+}
+
+impl Passed {
+    pub(crate) fn new(options: &RegistrationOptions, bytes_max: u64) -> Self {
+        let way = options.way.unwrap_or(DEFAULT);
+        let (slabs, cache) = (VecDeque::new(), Cache::new(options.cache));
+        Self { way, slabs, first: 0, cache, descriptors: 0, bytes: 0, bytes_max }
+    }
+
+    /// Whether this one has been passed, be it taken back since or not.
+    pub(crate) fn knows(&self, number: u32) -> bool {
+        u64::from(number) < self.next()
+    }
+
+    /// Takes in a slab.
+    ///
+    /// # Errors
+    /// It is not what the peer says it is, or more than one connection may have.
+    pub(crate) fn add(&mut self, number: u32, bytes: u64, fd: Option<OwnedFd>) -> Result<(), String> {
+        let Some(fd) = fd else { return Err("a slab without its descriptor".to_owned()) };
+        let total = self.bytes.checked_add(bytes).filter(|&total| total <= self.bytes_max);
+        let Some(total) = total.filter(|_| u64::from(number) == self.next() && self.slabs.len() < SLABS_MAX) else {
+            return Err(format!("slab {number} of {bytes} bytes is out of turn, or too much"));
+        };
+        // Descriptors are scarcer than mappings.
+        let backing = if self.way == Registration::Pool || self.descriptors == DESCRIPTORS_MAX {
+            PeerSlab::open(fd.as_fd(), bytes as usize).map(|slab| Backing::Mapped(Arc::new(slab)))
+        } else {
+            PeerSlab::check(fd.as_fd(), bytes as usize).map(|()| Backing::Descriptor(fd))
+        };
+        let backing = backing.map_err(|error| error.to_string())?;
+        self.descriptors += usize::from(matches!(backing, Backing::Descriptor(_)));
+        self.slabs.push_back(Some(Slab { bytes, backing }));
+        self.bytes = total;
+        Ok(())
+    }
+
+    /// The peer takes a slab back. What is mapped of it for an access stays until that is over.
+    ///
+    /// # Errors
+    /// There is none of this number.
+    pub(crate) fn forget(&mut self, number: u32) -> Result<(), String> {
+        let slab = self.index(number).and_then(|index| self.slabs[index].take());
+        let slab = slab.ok_or_else(|| format!("slab {number} is taken back, and was not there"))?;
+        self.bytes -= slab.bytes;
+        self.descriptors -= usize::from(matches!(slab.backing, Backing::Descriptor(_)));
+        self.cache.remove(&number);
+        while let Some(None) = self.slabs.front() {
+            self.slabs.pop_front();
+            self.first += 1;
+        }
+        Ok(())
+    }
+
+    /// `len` bytes from `offset` of a slab: a mapping, and where in it they begin. `None` if there is no such memory, or it
+    /// cannot be mapped.
+    pub(crate) fn reach(&mut self, number: u32, offset: u64, len: usize) -> Option<(Arc<PeerSlab>, u64)> {
+        let index = self.index(number)?;
+        let Slab { bytes, backing } = self.slabs[index].as_ref()?;
+        let end = offset.checked_add(len as u64).filter(|end| end <= bytes)?;
+        let fd = match backing {
+            Backing::Mapped(slab) => return Some((slab.clone(), offset)),
+            Backing::Descriptor(fd) => fd.as_fd(),
+        };
+        let mapped = if self.way == Registration::Cache {
+            match self.cache.get(&number) {
+                Some(slab) => return Some((slab.clone(), offset)),
+                None => PeerSlab::open(fd, *bytes as usize).map(|slab| {
+                    let slab = Arc::new(slab);
+                    self.cache.insert(number, *bytes, slab.clone());
+                    (slab, offset)
+                }),
+            }
+        } else {
+            let start = offset - offset % PAGE;
+            let window = (end.next_multiple_of(PAGE).min(*bytes) - start) as usize;
+            PeerSlab::window(fd, start, window).map(|slab| (Arc::new(slab), offset - start))
+        };
+        mapped.inspect_err(|error| tracing::debug!(number, %error, "a peer's slab cannot be mapped")).ok()
+    }
+
+    fn index(&self, number: u32) -> Option<usize> {
+        let index = number.checked_sub(self.first)? as usize;
+        (index < self.slabs.len()).then_some(index)
+    }
+
+    fn next(&self) -> u64 {
+        u64::from(self.first) + self.slabs.len() as u64
+    }
+}
+
+/// The way that is taken if none is given.
+pub(crate) const DEFAULT: Registration = Registration::Pool;
+/// Slabs that one connection can have at once.
+pub(crate) const SLABS_MAX: usize = 4096;
+/// Of which this many by their descriptors; further ones are mapped at once.
+const DESCRIPTORS_MAX: usize = 256;
+const PAGE: u64 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use buf::{Pool, PoolOptions, Rope};
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::registration::CacheBounds;
+
+    fn passed(way: Registration) -> Passed {
+        let cache = CacheBounds { entries: 1, ..CacheBounds::default() };
+        Passed::new(&RegistrationOptions { way: Some(way), cache }, 1 << 30)
+    }
+
+    fn pass(passed: &mut Passed, number: u32) -> Result<buf::Buffer, String> {
+        let pool = Pool::new(PoolOptions { shared: true, slab_bytes: 64 << 10, ..PoolOptions::default() });
+        let buffer = pool.take(12_000);
+        let (slab, offset) = buf::Slab::of(&buffer).unwrap();
+        assert_eq!(offset, 0);
+        let fd = slab.fd().unwrap().try_clone_to_owned().unwrap();
+        passed.add(number, slab.len() as u64, Some(fd)).map(|()| buffer)
+    }
+
+    fn write(passed: &mut Passed, number: u32, offset: u64, data: &[u8]) -> bool {
+        let Some((slab, at)) = passed.reach(number, offset, data.len()) else { return false };
+        slab.fill(at, &Rope::from(Bytes::copy_from_slice(data))).unwrap()
+    }
+
+    #[test]
+    fn every_way_reaches_the_same_bytes_and_none_beyond_a_slab() {
+        for way in Registration::ALL {
+            let mut passed = passed(way);
+            let buffers: Vec<_> = (0..3).map(|number| pass(&mut passed, number).unwrap()).collect();
+            for (number, buffer) in (0..).zip(&buffers) {
+                assert!(write(&mut passed, number, 5000, b"hello") && write(&mut passed, number, 4090, &[7; 9]));
+                assert_eq!((&buffer[5000..5005], &buffer[4090..4099]), (&b"hello"[..], &[7; 9][..]), "{way}");
+                for (offset, len) in [(65_536, 1), (65_530, 7), (u64::MAX, 1), (u64::MAX - 8, 9), (0, 65_537)] {
+                    assert!(passed.reach(number, offset, len).is_none(), "{way} {offset}");
+                }
+            }
+            assert!(passed.reach(3, 0, 1).is_none() && !passed.knows(3));
+            assert_eq!(passed.cache.stats().entries, usize::from(way == Registration::Cache), "one, as bounded");
+        }
+    }
+
+    #[test]
+    fn a_slab_that_was_taken_back_is_reached_no_more_and_its_number_not_used_again() {
+        for way in Registration::ALL {
+            let mut passed = passed(way);
+            let _buffers: Vec<_> = (0..3).map(|number| pass(&mut passed, number).unwrap()).collect();
+            assert!(write(&mut passed, 1, 0, b"x"));
+            passed.forget(1).unwrap();
+            assert!(!write(&mut passed, 1, 0, b"x") && passed.knows(1));
+            assert!(passed.forget(1).is_err() && passed.forget(7).is_err());
+            assert!(pass(&mut passed, 1).is_err(), "out of turn");
+            passed.forget(0).unwrap();
+            assert!(write(&mut passed, 2, 0, b"x") && !write(&mut passed, 0, 0, b"x"));
+            let _fourth = pass(&mut passed, 3).unwrap();
+            assert_eq!((passed.slabs.len(), passed.bytes), (2, 2 * 65_536));
+        }
+    }
+
+    #[test]
+    fn a_window_in_use_outlives_its_slab() {
+        let mut passed = passed(Registration::PerIo);
+        let buffer = pass(&mut passed, 0).unwrap();
+        let (window, at) = passed.reach(0, 4100, 100).unwrap();
+        passed.forget(0).unwrap();
+        assert!(window.fill(at, &Rope::from(Bytes::from_static(&[9; 100]))).unwrap());
+        assert_eq!(buffer[4100..4200], [9; 100]);
+        assert!(window.range(at, 4096).is_none(), "only the pages asked for");
+    }
+}
