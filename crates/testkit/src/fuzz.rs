@@ -18,6 +18,7 @@ use bytes::Bytes;
 use rdma::{
     Memory, RemoteSegment, Stag, WorkId, WorkRequest,
     iwarp::{harness::StreamHarness, mpa::Handshake, rdmap::Terminate},
+    shm::harness::{self as shm, RingHarness},
 };
 
 pub use self::{
@@ -36,6 +37,7 @@ pub const TARGETS: &[Target] = &[
     ("xdr", xdr),
     ("iwarp_mpa", iwarp_mpa),
     ("iwarp_stream", iwarp_stream),
+    ("shm_peer", shm_peer),
     ("record_marking", record_marking),
     ("rpc_message", rpc_message),
     ("rpcrdma_header", rpcrdma_header),
@@ -57,6 +59,49 @@ pub fn iwarp_mpa(data: &[u8]) {
         terminate.encode(&mut encoded);
         assert_eq!(Terminate::parse(&encoded).map(|again| again.error), Some(terminate.error));
     }
+}
+
+/// What a peer in shared memory can write: the first byte says where.
+///
+/// 0: words of its ring, each batch of which begins with a byte that says how it lies about their number. The regions are
+/// those of [`iwarp_stream`]. 1: words of the table of exposures, after a tag, an offset and a length to be reached for.
+/// Else: a packet on the socket.
+pub fn shm_peer(data: &[u8]) {
+    let Some((&kind, rest)) = data.split_first() else { return };
+    match kind {
+        0 => shm_ring(rest),
+        1 => {
+            let words: Vec<u64> = rest.as_chunks().0.iter().map(|&word| u64::from_le_bytes(word)).collect();
+            if let [stag, offset, len, ref table @ ..] = words[..] {
+                shm::reach(table, stag as u32, offset, &mut vec![0; len as usize & 0xffff]);
+            }
+        }
+        _ => {
+            shm::packet(rest);
+        }
+    }
+}
+
+fn shm_ring(data: &[u8]) {
+    let mut end = RingHarness::new(4, &[100, 5000, 1]);
+    let regions = [Memory::Write(Buffer::zeroed(1000)), Memory::Read(Bytes::from(vec![7; 1000]))];
+    regions.into_iter().for_each(|memory| drop(end.register(memory).expect("there is room")));
+    let mut at = 0;
+    for batch in data.chunks(1 + 8 * 40) {
+        let words: Vec<u64> = batch[1..].as_chunks().0.iter().map(|&word| u64::from_le_bytes(word)).collect();
+        let honest = (at + words.len()) as u64;
+        let tail = match batch[0] {
+            lie @ 1..128 => honest.wrapping_add(u64::from(lie)),
+            lie @ 128.. => honest.wrapping_sub(u64::from(lie)),
+            0 => honest,
+        };
+        // An error is as good as none: the connection would be over.
+        if end.feed(at, &words, tail).is_err() {
+            break;
+        }
+        at += words.len();
+    }
+    end.end();
 }
 
 /// The bytes of a peer on an established stream.

@@ -97,6 +97,11 @@ impl Control {
         Table(SharedWords { control: self.clone(), start: TABLE_START, count: EXPOSURES_MAX * ENTRY_WORDS })
     }
 
+    /// The words of a ring, as a peer that keeps to no rules sees them.
+    pub(crate) fn words_of_ring(self: &Arc<Self>, of_accepting: bool) -> SharedWords {
+        self.ring(of_accepting)
+    }
+
     fn ring(self: &Arc<Self>, of_accepting: bool) -> SharedWords {
         let start = if of_accepting { RING_SPACE } else { 0 };
         SharedWords { control: self.clone(), start, count: DATA + RING_WORDS }

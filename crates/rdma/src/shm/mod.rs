@@ -24,6 +24,8 @@
 //! On error: a peer that breaks a rule loses its connection; see `docs/providers/shm.md` for what it cannot do.
 
 mod connect;
+#[doc(hidden)]
+pub mod harness;
 mod memory;
 mod packet;
 mod passed;

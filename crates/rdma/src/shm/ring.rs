@@ -8,7 +8,8 @@
 //! Sleeping is by two flags. A consumer that finds nothing sets `ASLEEP`, looks once more, and then waits for its
 //! doorbell; a producer that has published looks at `ASLEEP` and rings. Between "I have published" and "are you asleep?"
 //! on one side, and "I fall asleep" and "is there something?" on the other, stands a sequentially consistent fence: at
-//! least one of the two sees the other. `BLOCKED` is the same for a producer that waits for room.
+//! least one of the two sees the other. `BLOCKED` is the same for a producer that waits for room. Both sides write the
+//! flags, so all writes to them are swaps: each then follows the one before it, for the processor as for the model below.
 
 use std::sync::atomic::Ordering::{self, Acquire, Relaxed, Release};
 
@@ -104,11 +105,11 @@ impl<W: Words> Producer<W> {
 
     /// Asks for the doorbell when there is room for `len` words. False if there is by now.
     pub(crate) fn block(&mut self, len: usize) -> Result<bool, Corrupt> {
-        self.words.store(BLOCKED, 1, Relaxed);
+        self.words.swap(BLOCKED, 1, Relaxed);
         self.words.fence();
         let has_room = self.has_room(len)?;
         if has_room {
-            self.words.store(BLOCKED, 0, Relaxed);
+            self.words.swap(BLOCKED, 0, Relaxed);
         }
         Ok(!has_room)
     }
@@ -181,7 +182,7 @@ impl<W: Words> Consumer<W> {
 
     /// Asks for the doorbell. False if there is something to read by now.
     pub(crate) fn doze(&mut self) -> Result<bool, Corrupt> {
-        self.words.store(ASLEEP, 1, Relaxed);
+        self.words.swap(ASLEEP, 1, Relaxed);
         self.words.fence();
         let dozing = self.available()? == 0;
         if !dozing {
@@ -192,7 +193,7 @@ impl<W: Words> Consumer<W> {
 
     /// Wants no doorbell.
     pub(crate) fn rouse(&mut self) {
-        self.words.store(ASLEEP, 0, Relaxed);
+        self.words.swap(ASLEEP, 0, Relaxed);
     }
 
     fn capacity(&self) -> u64 {
@@ -341,5 +342,129 @@ mod tests {
             rx.release();
         }
         producer.join().unwrap();
+    }
+}
+
+/// All interleavings of a producer and a consumer, with all that the memory model allows, explored by loom.
+///
+/// Loom (0.7) orders the writes to a word only as far as one happens before another, and lets a plain store come between the
+/// two halves of a concurrent swap. With plain stores to the flags it so finds a deadlock that no machine can have: a
+/// producer's swap that returned "awake" and yet undoes the "asleep" that was stored after.
+#[cfg(test)]
+mod model {
+    use loom::{
+        sync::{Arc, Condvar, Mutex, atomic::AtomicU64},
+        thread,
+    };
+
+    use super::*;
+
+    struct Modelled(Arc<Vec<AtomicU64>>);
+
+    /// The words that exist in the model: the four of control, and two of data.
+    fn index(index: usize) -> usize {
+        match index {
+            TAIL => 0,
+            HEAD => 1,
+            ASLEEP => 2,
+            BLOCKED => 3,
+            data => 4 + data - DATA,
+        }
+    }
+
+    impl Words for Modelled {
+        fn fence(&self) {
+            loom::sync::atomic::fence(Ordering::SeqCst);
+        }
+        fn count(&self) -> usize {
+            DATA + self.0.len() - 4
+        }
+        fn load(&self, at: usize, order: Ordering) -> u64 {
+            self.0[index(at)].load(order)
+        }
+        fn store(&self, at: usize, value: u64, order: Ordering) {
+            self.0[index(at)].store(value, order);
+        }
+        fn swap(&self, at: usize, value: u64, order: Ordering) -> u64 {
+            self.0[index(at)].swap(value, order)
+        }
+        fn compare_exchange(&self, at: usize, old: u64, new: u64) -> Result<u64, u64> {
+            self.0[index(at)].compare_exchange(old, new, Ordering::AcqRel, Acquire)
+        }
+    }
+
+    fn ring(capacity: usize) -> (Producer<Modelled>, Consumer<Modelled>) {
+        let words: Arc<Vec<AtomicU64>> = Arc::new((0..4 + capacity).map(|_| AtomicU64::new(0)).collect());
+        (Producer::new(Modelled(words.clone())), Consumer::new(Modelled(words)))
+    }
+
+    /// A doorbell: what is rung stays rung until somebody has waited for it.
+    #[derive(Default)]
+    struct Bell(Mutex<bool>, Condvar);
+
+    impl Bell {
+        fn ring(&self) {
+            *self.0.lock().unwrap() = true;
+            self.1.notify_one();
+        }
+        /// Deadlocks, which loom reports, if nobody ever rings.
+        fn wait(&self) {
+            let mut rung = self.0.lock().unwrap();
+            while !*rung {
+                rung = self.1.wait(rung).unwrap();
+            }
+            *rung = false;
+        }
+    }
+
+    /// Sends `count` words through `capacity`, both sides sleeping whenever they cannot go on.
+    fn exchange(capacity: usize, count: u64) {
+        let mut model = loom::model::Builder::new();
+        // Two to get into a race, and one to spoil the way out of it; without a bound the second test takes minutes.
+        model.preemption_bound = Some(3);
+        model.check(move || {
+            let (mut tx, mut rx) = ring(capacity);
+            let bells = Arc::new((Bell::default(), Bell::default()));
+            let theirs = bells.clone();
+            let producer = thread::spawn(move || {
+                for word in 0..count {
+                    while !tx.has_room(1).unwrap() {
+                        if tx.block(1).unwrap() {
+                            theirs.0.wait();
+                        }
+                    }
+                    tx.push(word + 1);
+                    if tx.publish() {
+                        theirs.1.ring();
+                    }
+                }
+            });
+            let mut expected = 1;
+            while expected <= count {
+                let available = rx.available().unwrap();
+                if available == 0 && rx.doze().unwrap() {
+                    bells.1.wait();
+                }
+                for ahead in 0..available {
+                    assert_eq!(rx.word(ahead), expected, "a word was seen before it was written, or twice");
+                    expected += 1;
+                }
+                rx.advance(available);
+                if rx.release() {
+                    bells.0.ring();
+                }
+            }
+            producer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn no_word_is_lost_and_nobody_sleeps_for_ever() {
+        exchange(2, 2);
+    }
+
+    #[test]
+    fn a_producer_that_waits_for_room_is_woken() {
+        exchange(1, 2);
     }
 }

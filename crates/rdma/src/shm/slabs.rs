@@ -1,8 +1,9 @@
 //! The connecting side's memory, as each side knows it.
 //!
 //! The connecting side ([`Shared`]) passes each slab once, when a region in it is first registered (or for each region, see
-//! `passed.rs`), and keeps the table of exposures. The accepting side ([`Mapped`]) maps the slabs, and carries out its RDMA operations on what the table
-//! says. What it cannot carry out, for whatever reason, it leaves to the ring, where the connecting side judges it.
+//! `passed.rs`), and keeps the table of exposures. The accepting side ([`Mapped`]) maps the slabs, and carries out its RDMA
+//! operations on what the table says. What it cannot carry out, for whatever reason, it leaves to the ring, where the
+//! connecting side judges it.
 
 use std::{
     collections::{BTreeSet, HashMap},
