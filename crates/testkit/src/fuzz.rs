@@ -85,7 +85,9 @@ pub fn shm_peer(data: &[u8]) {
 fn shm_ring(data: &[u8]) {
     let mut end = RingHarness::new(4, &[100, 5000, 1]);
     let regions = [Memory::Write(Buffer::zeroed(1000)), Memory::Read(Bytes::from(vec![7; 1000]))];
-    regions.into_iter().for_each(|memory| drop(end.register(memory).expect("there is room")));
+    for memory in regions {
+        end.register(memory).expect("there is room");
+    }
     let mut at = 0;
     for batch in data.chunks(1 + 8 * 40) {
         let words: Vec<u64> = batch[1..].as_chunks().0.iter().map(|&word| u64::from_le_bytes(word)).collect();
