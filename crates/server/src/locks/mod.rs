@@ -35,7 +35,7 @@ use smallvec::SmallVec;
 
 pub use owner::{LockClient, Owner};
 pub use range::{LockKind, Range};
-pub use share::Share;
+pub use share::{Share, Usage};
 pub use wait::{Grant, WaiterId};
 
 use owner::{OwnerId, Owners};
@@ -270,6 +270,22 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     pub fn denies(&self, file: &F, share: Share) -> bool {
         let shares = self.ids.get(file).map(|file| &self.files[file].shares);
         shares.is_some_and(|shares| shares.iter().any(|(_, held)| held.conflicts(share)))
+    }
+
+    /// What all but one client do with a file.
+    pub fn usage(&self, file: &F, but: LockClient) -> Usage {
+        let mut usage = Usage::default();
+        let Some(file) = self.ids.get(file).map(|file| &self.files[file]) else { return usage };
+        let is_other = |owner: OwnerId| self.owners.state(owner).owner.client != but;
+        for (_, share) in file.shares.iter().filter(|(owner, _)| is_other(*owner)) {
+            usage.reads |= share.read || share.deny_write;
+            usage.writes |= share.write || share.deny_read;
+        }
+        for (_, held) in file.held.iter().filter(|(owner, _)| is_other(*owner)) {
+            usage.reads = true;
+            usage.writes |= held.conflict(Range::to_end(0), LockKind::Shared).is_some();
+        }
+        usage
     }
 
     /// Whether `owner` has locked any of a file.

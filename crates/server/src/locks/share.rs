@@ -22,6 +22,15 @@ impl Share {
     }
 }
 
+/// What is done with a file by those who have it open, or have locked any of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Usage {
+    /// It is read, or others are kept from writing it.
+    pub reads: bool,
+    /// It is written, or others are kept from reading it.
+    pub writes: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

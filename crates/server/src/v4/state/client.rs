@@ -31,6 +31,10 @@ pub struct Client {
     pub sessions: Vec<Sessionid4>,
     /// Whether it has said that all is reclaimed.
     pub reclaim_complete: bool,
+    /// The minor version that it spoke when it introduced itself, and is called in.
+    pub minorversion: u32,
+    /// Whether the last attempt to call it has failed.
+    pub(super) callbacks_fail: bool,
     /// The last CREATE_SESSION: a reply cache of one slot.
     pub(super) created: (Sequenceid4, Result<CreateSessionOk, Nfsstat4>),
     renewed_at: Instant,
@@ -221,6 +225,8 @@ impl Clients {
             implementation: args.client_impl_id.clone(),
             sessions: Vec::new(),
             reclaim_complete: false,
+            minorversion: 1,
+            callbacks_fail: false,
             created,
             renewed_at: now,
         };
@@ -272,6 +278,16 @@ impl Clients {
             self.by_owner.remove(ownerid);
         }
         Some(Removed { clientid, client })
+    }
+
+    /// Whether there is a confirmed client of this owner.
+    pub fn is_known(&self, owner: &Bytes) -> bool {
+        self.by_owner.get(owner).is_some_and(|records| records.confirmed.is_some())
+    }
+
+    /// All clients.
+    pub fn iter(&self) -> impl Iterator<Item = (Clientid4, &Client)> {
+        self.by_id.iter().map(|(id, client)| (*id, client))
     }
 
     /// Those that have not renewed their lease in time.

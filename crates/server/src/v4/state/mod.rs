@@ -10,7 +10,10 @@
 //!
 //! On error nothing has changed, except where §18.36.4 says that a failed CREATE_SESSION is remembered too.
 
+pub mod back;
 pub mod client;
+pub mod delegation;
+pub mod marks;
 pub mod open;
 pub mod session;
 pub mod slot;
@@ -29,6 +32,8 @@ use nfs::v4::*;
 use rand::{RngCore, SeedableRng, rngs::StdRng};
 
 use client::{Clients, Removed};
+use delegation::Delegations;
+use marks::Marks;
 use session::{ChannelLimits, Connection, ConnectionId, Session};
 use slot::{Begun, Fingerprint, Ticket};
 use stateid::Stateids;
@@ -117,7 +122,10 @@ pub struct State<R, F> {
     options: StateOptions,
     clients: Clients,
     sessions: HashMap<Sessionid4, Session<R>>,
+    /// The sessions of each connection that carries a channel of any.
+    by_connection: HashMap<ConnectionId, Vec<Sessionid4>>,
     stateids: Stateids<F>,
+    delegations: Delegations<F>,
     events: VecDeque<Event>,
     /// During grace: who had state before the restart, by the owner's name, and has not said that all is reclaimed.
     reclaiming: Option<HashSet<Bytes>>,
@@ -133,7 +141,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             options,
             clients,
             sessions: HashMap::new(),
+            by_connection: HashMap::new(),
             stateids: Stateids::new(instance),
+            delegations: Delegations::default(),
             events: VecDeque::new(),
             reclaiming: None,
             rng,
@@ -169,6 +179,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// The clients.
     pub fn clients(&self) -> &Clients {
         &self.clients
+    }
+
+    /// The files that may be delegated, for asking without this state.
+    pub fn marks(&self) -> &Marks {
+        self.stateids.marks()
     }
 
     /// A session.
@@ -209,7 +224,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if let Some(replaced) = exchanged.replaced {
             self.forget(replaced);
         }
-        let client = self.clients.find(exchanged.clientid).expect("the record was found or made");
+        let client = self.clients.find_mut(exchanged.clientid).expect("the record was found or made");
+        client.minorversion = minorversion;
         let confirmed = if client.confirmed { EXCHGID4_FLAG_CONFIRMED_R } else { 0 };
         Ok(ExchangeIdOk {
             clientid: exchanged.clientid,
@@ -268,9 +284,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             fore_chan_attrs: session.fore,
             back_chan_attrs: session.back,
         };
+        session.connections().for_each(|connection| self.by_connection.entry(connection).or_default().push(sessionid));
         self.sessions.insert(sessionid, session);
         let client = self.clients.find_mut(args.clientid).expect("a session has a client");
         client.sessions.push(sessionid);
+        client.callbacks_fail = false;
         client.renew(now);
         if !client.confirmed {
             if let Some(replaced) = self.clients.confirm(args.clientid) {
@@ -296,7 +314,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if client.protect != StateProtect4R::None && client.principal != *principal {
             return Err(Nfsstat4::WrongCred);
         }
+        let was_bound = session.is_bound(connection.id);
         let dir = session.bind(connection, args.dir)?;
+        if !was_bound {
+            self.by_connection.entry(connection.id).or_default().push(args.sessid);
+        }
+        let clientid = session.clientid;
+        self.note_callback(clientid, false);
         Ok(BindConnToSessionOk { sessid: args.sessid, dir, use_conn_in_rdma_mode: false })
     }
 
@@ -325,7 +349,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(Nfsstat4::TooManyOps);
         }
         let begun = session.slots.begin(args, request.fingerprint)?;
-        session.imply(connection);
+        if session.imply(connection) {
+            self.by_connection.entry(connection).or_default().push(args.sessionid);
+        }
         let channel = session.fore;
         let (highest_slotid, target_highest_slotid) =
             (session.slots.enforced_highest(), session.slots.target_highest());
@@ -394,7 +420,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(Nfsstat4::Delay);
         }
         client.sessions.retain(|session| *session != id);
-        self.sessions.remove(&id);
+        self.drop_session(id);
         Ok(())
     }
 
@@ -444,13 +470,30 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// A connection is no more.
     pub fn disconnect(&mut self, connection: ConnectionId) {
-        self.sessions.values_mut().for_each(|session| session.unbind(connection));
+        for id in self.by_connection.remove(&connection).unwrap_or_default() {
+            if let Some(session) = self.sessions.get_mut(&id) {
+                session.unbind(connection);
+            }
+        }
+    }
+
+    fn drop_session(&mut self, id: Sessionid4) {
+        let Some(session) = self.sessions.remove(&id) else { return };
+        for connection in session.connections() {
+            let Some(sessions) = self.by_connection.get_mut(&connection) else { continue };
+            sessions.retain(|session| *session != id);
+            if sessions.is_empty() {
+                self.by_connection.remove(&connection);
+            }
+        }
     }
 
     /// Forgets who has not renewed its lease in time: those that were never confirmed (§18.35.4), and those that have
     /// nothing but sessions. Who holds something keeps it until somebody else wants it (§8.4.3), and nobody expires while a
-    /// request of his is being executed (§8.3). To be called now and then, at least once in a lease.
+    /// request of his is being executed (§8.3). Delegations that were to be given back in time are revoked. To be called
+    /// now and then, at least once in a lease.
     pub fn expire(&mut self, now: Instant) {
+        self.revoke_overdue(now);
         let expired = self.clients.expired(now);
         let lapsed = expired.filter(|id| self.stateids.count(*id) == 0 && !self.is_busy(*id));
         for id in lapsed.collect::<Vec<_>>() {
@@ -462,7 +505,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Drops the sessions and stateids of a client that is gone. Its locks are for whoever gets the event.
     fn forget(&mut self, Removed { clientid, client }: Removed) {
         for session in client.sessions {
-            self.sessions.remove(&session);
+            self.drop_session(session);
         }
         for stateid in self.stateids.of_client(clientid) {
             self.stateids.remove(&stateid);
@@ -500,6 +543,15 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         if self.stateids.revoked(session.clientid, Nfsstat4::AdminRevoked) > 0 {
             flags |= SEQ4_STATUS_ADMIN_STATE_REVOKED;
+        }
+        if self.stateids.revoked(session.clientid, Nfsstat4::DelegRevoked) > 0 {
+            flags |= SEQ4_STATUS_RECALLABLE_STATE_REVOKED;
+        }
+        if session.back_slots.is_lost() {
+            flags |= SEQ4_STATUS_BACKCHANNEL_FAULT;
+        }
+        if client.callbacks_fail {
+            flags |= SEQ4_STATUS_CB_PATH_DOWN;
         }
         if session.lacks_back() {
             flags |= SEQ4_STATUS_CB_PATH_DOWN_SESSION;

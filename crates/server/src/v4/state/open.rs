@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use super::{
     Event, State,
+    delegation::Access,
     stateid::{Kind, Open, Other},
 };
 use crate::locks::{Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share};
@@ -54,7 +55,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// union of both opens.
     ///
     /// # Errors
-    /// INVAL, SHARE_DENIED, GRACE, NO_GRACE; DELAY if there are too many opens.
+    /// INVAL, SHARE_DENIED, GRACE, NO_GRACE; DELAY if there are too many opens, or delegations in the way, which have been
+    /// recalled.
     pub fn open(
         &mut self,
         locks: &mut LockTable<F>,
@@ -64,6 +66,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let OpenRequest { client, owner, file, access, deny, reclaim } = request;
         check_share(*access, *deny)?;
         self.check_reclaim(*client, *reclaim)?;
+        if !reclaim {
+            let harmless = access & OPEN4_SHARE_ACCESS_WRITE == 0 && deny & OPEN4_SHARE_DENY_READ == 0;
+            let access = if harmless { Access::Read } else { Access::Write };
+            self.recall(locks, file, (Some(*client), access), now)?;
+        }
         let had = self.stateids.find_open(*client, owner, file);
         self.check_room(*client, had)?;
         let mut open = match had {
@@ -250,7 +257,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                     return Err(Nfsstat4::LocksHeld);
                 }
             }
-            Err(Nfsstat4::Expired | Nfsstat4::AdminRevoked) => {}
+            Err(Nfsstat4::Expired | Nfsstat4::AdminRevoked | Nfsstat4::DelegRevoked) => {}
             Err(status) => return Err(status),
         }
         self.stateids.remove(&stateid.other);
@@ -267,10 +274,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// been put in its place.
     ///
     /// # Errors
-    /// What is wrong with the stateid; OPENMODE; LOCKED if somebody denies it; GRACE.
+    /// What is wrong with the stateid; OPENMODE; LOCKED if somebody denies it; GRACE; DELAY while a delegation in the way
+    /// is recalled.
     pub fn check_io(
-        &self,
-        locks: &LockTable<F>,
+        &mut self,
+        locks: &mut LockTable<F>,
         client: Clientid4,
         file: &F,
         stateid: &Stateid4,
@@ -282,15 +290,20 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 return Err(Nfsstat4::Grace);
             }
             let share = Share { read: !write, write, deny_read: false, deny_write: false };
-            return if locks.denies(file, share) { Err(Nfsstat4::Locked) } else { Ok(()) };
+            if locks.denies(file, share) {
+                return Err(Nfsstat4::Locked);
+            }
+            let access = if write { Access::Write } else { Access::Read };
+            return self.recall(locks, file, (Some(client), access), now);
         }
         let other = self.stateids.resolve(client, Some(file), stateid)?;
-        let open = match &self.stateids.entry(&other).kind {
-            Kind::Open(open) => open,
-            Kind::Lock { open, .. } => self.stateids.open(open),
+        let may_write = match &self.stateids.entry(&other).kind {
+            Kind::Open(open) => open.access & OPEN4_SHARE_ACCESS_WRITE != 0,
+            Kind::Lock { open, .. } => self.stateids.open(open).access & OPEN4_SHARE_ACCESS_WRITE != 0,
+            Kind::Delegation(delegation) => delegation.write,
         };
         // §18.22.3: one who has opened it to write may read, since he may have to for writing part of a page.
-        if write && open.access & OPEN4_SHARE_ACCESS_WRITE == 0 { Err(Nfsstat4::OpenMode) } else { Ok(()) }
+        if write && !may_write { Err(Nfsstat4::OpenMode) } else { Ok(()) }
     }
 
     /// Takes all that a client holds, for `status`: EXPIRED or ADMIN_REVOKED. The client learns it when it uses any.
@@ -336,7 +349,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let other = self.stateids.resolve(client, Some(file), stateid)?;
         match self.stateids.entry(&other).kind {
             Kind::Open(_) => Ok(other),
-            Kind::Lock { .. } => Err(Nfsstat4::BadStateid),
+            _ => Err(Nfsstat4::BadStateid),
         }
     }
 

@@ -3,7 +3,7 @@
 use nfs::v4::*;
 pub use rpc::ConnectionId;
 
-use super::slot::SlotTable;
+use super::{back::BackSlots, slot::SlotTable};
 
 /// What a connection can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +44,8 @@ pub struct Session<R> {
     pub cb_sec: CallbackSec4,
     /// The slots of calls.
     pub slots: SlotTable<R>,
+    /// The slots of callbacks.
+    pub back_slots: BackSlots,
     bound: Vec<Bound>,
     /// Whether the client has ever asked for callbacks by this session.
     wants_back: bool,
@@ -76,6 +78,7 @@ impl<R: Clone> Session<R> {
             cb_program: args.cb_program,
             cb_sec: args.sec_parms.clone(),
             slots: SlotTable::new(fore.maxrequests),
+            back_slots: BackSlots::new(args.back_chan_attrs.maxrequests),
             bound: Vec::new(),
             wants_back: back.is_some(),
         };
@@ -84,15 +87,17 @@ impl<R: Clone> Session<R> {
         Ok(session)
     }
 
-    /// Binds a connection that SEQUENCE came by, as it may where state is not protected (§18.34.3).
-    pub fn imply(&mut self, connection: ConnectionId) {
-        if !self.is_bound(connection) {
+    /// Binds a connection that SEQUENCE came by, as it may where state is not protected (§18.34.3). Whether that is new.
+    pub fn imply(&mut self, connection: ConnectionId) -> bool {
+        let is_new = !self.is_bound(connection);
+        if is_new {
             if self.bound.len() >= CONNECTIONS_MAX {
                 // The oldest has most probably been lost without notice.
                 self.bound.remove(0);
             }
             self.bound.push(Bound { id: connection, fore: true, back: false, implied: true });
         }
+        is_new
     }
 
     /// Binds a connection as BIND_CONN_TO_SESSION asks.
@@ -132,6 +137,11 @@ impl<R: Clone> Session<R> {
     /// Forgets a connection.
     pub fn unbind(&mut self, connection: ConnectionId) {
         self.bound.retain(|bound| bound.id != connection);
+    }
+
+    /// The connections that carry any channel of it.
+    pub fn connections(&self) -> impl Iterator<Item = ConnectionId> + '_ {
+        self.bound.iter().map(|bound| bound.id)
     }
 
     /// Whether a connection carries any channel of it.

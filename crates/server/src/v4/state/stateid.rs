@@ -1,4 +1,4 @@
-//! [`Stateids`]: the names of opens and locks, and what is wrong with those that clients send.
+//! [`Stateids`]: the names of opens, locks and delegations, and what is wrong with those that clients send.
 //!
 //! Read RFC 8881 §8.2 (stateids) and §18.48 (TEST_STATEID). A stateid is its `other`, which never changes, and a `seqid`,
 //! which counts the changes of what it stands for. What is found is of the client that asks, always.
@@ -10,6 +10,9 @@ use std::{
 
 use bytes::Bytes;
 use nfs::v4::{Clientid4, Nfsstat4, Stateid4};
+use smallvec::SmallVec;
+
+use super::{delegation::Delegation, marks::Marks};
 
 /// The part of a stateid that never changes.
 pub type Other = [u8; 12];
@@ -22,6 +25,10 @@ pub struct Stateids<F> {
     by_owner: HashMap<Key<F>, Other>,
     /// Under how many opens a lock-owner has locks in a file.
     lock_owners: HashMap<(Clientid4, Bytes, F), u32>,
+    /// The delegations of a file, but those that were revoked.
+    delegations: HashMap<F, SmallVec<[Other; 1]>>,
+    delegations_count: usize,
+    marks: Marks,
     /// How many clients have lost and not freed.
     revoked: HashMap<(Clientid4, Nfsstat4), usize>,
     /// The server's incarnation, so that stateids of an earlier one are not taken for others.
@@ -35,6 +42,7 @@ enum Key<F> {
     Open(Clientid4, Bytes, F),
     /// Under an open.
     Lock(Other, Bytes),
+    Delegation(Clientid4, F),
 }
 
 /// What a stateid stands for.
@@ -46,7 +54,7 @@ pub struct Entry<F> {
     pub file: F,
     /// What.
     pub kind: Kind,
-    /// EXPIRED or ADMIN_REVOKED, if the client has lost it.
+    /// EXPIRED, ADMIN_REVOKED or DELEG_REVOKED, if the client has lost it.
     pub revoked: Option<Nfsstat4>,
     seqid: u32,
 }
@@ -63,6 +71,8 @@ pub enum Kind {
         /// The open.
         open: Other,
     },
+    /// A delegation.
+    Delegation(Delegation),
 }
 
 /// An open of one owner, which may have opened the file more than once.
@@ -90,6 +100,9 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             by_client: HashMap::new(),
             by_owner: HashMap::new(),
             lock_owners: HashMap::new(),
+            delegations: HashMap::new(),
+            delegations_count: 0,
+            marks: Marks::new(),
             revoked: HashMap::new(),
             instance,
             next: 0,
@@ -115,9 +128,17 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         let mut other = [0; 12];
         other[..4].copy_from_slice(&self.instance.to_be_bytes());
         other[4..].copy_from_slice(&self.next.to_be_bytes());
-        if let Kind::Lock { owner, open } = &kind {
-            self.open_mut(open).locks.push(other);
-            *self.lock_owners.entry((client, owner.clone(), file.clone())).or_default() += 1;
+        match &kind {
+            Kind::Open(_) => {}
+            Kind::Lock { owner, open } => {
+                self.open_mut(open).locks.push(other);
+                *self.lock_owners.entry((client, owner.clone(), file.clone())).or_default() += 1;
+            }
+            Kind::Delegation(_) => {
+                self.delegations.entry(file.clone()).or_default().push(other);
+                self.delegations_count += 1;
+                self.marks.add(&file);
+            }
         }
         self.by_owner.insert(key(client, &file, &kind), other);
         self.entries.insert(other, Entry { client, file, kind, revoked: None, seqid: 1 });
@@ -151,7 +172,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     pub fn open(&self, other: &Other) -> &Open {
         match &self.entries[other].kind {
             Kind::Open(open) => open,
-            Kind::Lock { .. } => panic!("an open that was found"),
+            _ => panic!("an open that was found"),
         }
     }
 
@@ -163,6 +184,62 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     /// The locks of an owner under an open.
     pub fn find_lock(&self, open: &Other, owner: &Bytes) -> Option<Other> {
         self.by_owner.get(&Key::Lock(*open, owner.clone())).copied()
+    }
+
+    /// The delegations of a file.
+    pub fn delegations(&self, file: &F) -> SmallVec<[Other; 1]> {
+        self.delegations.get(file).cloned().unwrap_or_default()
+    }
+
+    /// All delegations.
+    pub fn delegations_count(&self) -> usize {
+        self.delegations_count
+    }
+
+    /// The files that may have delegations, for asking without this table.
+    pub fn marks(&self) -> &Marks {
+        &self.marks
+    }
+
+    /// The delegation of a file that a client has.
+    pub fn find_delegation(&self, client: Clientid4, file: &F) -> Option<Other> {
+        self.by_owner.get(&Key::Delegation(client, file.clone())).copied()
+    }
+
+    /// Whether one stands for a delegation that its client has.
+    pub fn is_delegation(&self, other: &Other) -> bool {
+        let entry = self.entries.get(other).filter(|entry| entry.revoked.is_none());
+        entry.is_some_and(|entry| matches!(entry.kind, Kind::Delegation(_)))
+    }
+
+    /// The delegation that a stateid stands for.
+    ///
+    /// # Panics
+    /// If there is no such one.
+    pub fn delegation(&self, other: &Other) -> &Delegation {
+        match &self.entries[other].kind {
+            Kind::Delegation(delegation) => delegation,
+            _ => panic!("a delegation that was found"),
+        }
+    }
+
+    /// The delegation that a stateid stands for, to be changed.
+    ///
+    /// # Panics
+    /// If there is no such one.
+    pub fn delegation_mut(&mut self, other: &Other) -> &mut Delegation {
+        match self.entries.get_mut(other).map(|entry| &mut entry.kind) {
+            Some(Kind::Delegation(delegation)) => delegation,
+            _ => panic!("a delegation that was found"),
+        }
+    }
+
+    /// A stateid as it is now.
+    ///
+    /// # Panics
+    /// If there is no such one.
+    pub fn current(&self, other: &Other) -> Stateid4 {
+        Stateid4 { seqid: self.entries[other].seqid, other: *other }
     }
 
     /// Whether a lock-owner has locks in a file, under any open.
@@ -218,7 +295,19 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     fn disown(&mut self, other: &Other) {
         let Entry { client, file, kind, .. } = &self.entries[other];
         self.by_owner.remove(&key(*client, file, kind));
-        let Kind::Lock { owner, open } = kind else { return };
+        let (owner, open) = match kind {
+            Kind::Open(_) => return,
+            Kind::Lock { owner, open } => (owner, open),
+            Kind::Delegation(_) => {
+                let of_file = self.delegations.get_mut(file).expect("it is listed");
+                of_file.retain(|delegation| delegation != other);
+                if of_file.is_empty() {
+                    self.delegations.remove(file);
+                }
+                self.delegations_count -= 1;
+                return self.marks.remove(file);
+            }
+        };
         let owner = (*client, owner.clone(), file.clone());
         let count = self.lock_owners.get_mut(&owner).expect("it was counted");
         *count -= 1;
@@ -262,6 +351,7 @@ fn key<F: Clone>(client: Clientid4, file: &F, kind: &Kind) -> Key<F> {
     match kind {
         Kind::Open(open) => Key::Open(client, open.owner.clone(), file.clone()),
         Kind::Lock { owner, open } => Key::Lock(*open, owner.clone()),
+        Kind::Delegation(_) => Key::Delegation(client, file.clone()),
     }
 }
 

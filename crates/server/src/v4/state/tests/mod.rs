@@ -1,5 +1,6 @@
 //! A state and its clients, for the tests of the operations.
 
+mod delegation;
 mod open;
 mod session;
 

@@ -64,8 +64,8 @@ impl World {
         self.state.locku(&mut self.locks, client, &'f', &args)
     }
 
-    fn io(&self, client: Clientid4, stateid: Stateid4, write: bool) -> Result<(), Nfsstat4> {
-        self.state.check_io(&self.locks, client, &'f', &stateid, write, self.now)
+    fn io(&mut self, client: Clientid4, stateid: Stateid4, write: bool) -> Result<(), Nfsstat4> {
+        self.state.check_io(&mut self.locks, client, &'f', &stateid, write, self.now)
     }
 
     fn test(&self, client: Clientid4, stateids: &[Stateid4]) -> Vec<Nfsstat4> {

@@ -1,0 +1,271 @@
+//! Delegations: granted, recalled, returned, revoked; and the slots that recalls go by.
+
+use super::*;
+use crate::{
+    locks::{LockClient, LockKind, Owner, Range},
+    v4::state::{
+        back::{BackOutcome, NoPath},
+        delegation::{Access, DelegationRequest, Recall},
+    },
+};
+
+const READ: u32 = OPEN4_SHARE_ACCESS_READ;
+const WRITE: u32 = OPEN4_SHARE_ACCESS_WRITE;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Got {
+    Read(Stateid4),
+    Write(Stateid4),
+    None,
+    Why(OpenNoneDelegation4),
+}
+
+const CONTENTION: Got = Got::Why(OpenNoneDelegation4::Contention { server_will_push_deleg: false });
+const RESOURCE: Got = Got::Why(OpenNoneDelegation4::Resource { server_will_signal_avail: false });
+
+impl World {
+    /// What an OPEN of this access gets beside the open.
+    fn delegation(&mut self, client: Clientid4, share_access: u32) -> Got {
+        let request = DelegationRequest { client, file: &'f', share_access, reclaim: None };
+        self.delegate(&request)
+    }
+
+    fn delegate(&mut self, request: &DelegationRequest<'_, char>) -> Got {
+        match self.state.delegate(&self.locks, request, self.now) {
+            OpenDelegation4::Read(read) => Got::Read(read.stateid),
+            OpenDelegation4::Write(write) => Got::Write(write.stateid),
+            OpenDelegation4::None => Got::None,
+            OpenDelegation4::NoneExt(why) => Got::Why(why),
+        }
+    }
+
+    fn open_and_delegate(&mut self, client: Clientid4, access: u32) -> Got {
+        self.open(client, "o", access, OPEN4_SHARE_DENY_NONE).unwrap();
+        self.delegation(client, access)
+    }
+
+    fn by_others(&mut self, access: Access) -> Result<(), Nfsstat4> {
+        self.state.recall(&mut self.locks, &'f', (None, access), self.now)
+    }
+
+    fn recalls(&mut self) -> Vec<Recall<char>> {
+        std::iter::from_fn(|| self.state.poll_recall()).collect()
+    }
+
+    fn flags(&mut self, session: Sessionid4, sequence: u32) -> u32 {
+        self.call(session, sequence, 1).status_flags
+    }
+}
+
+#[test]
+fn readers_share_a_file_and_a_writer_has_it_alone() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    assert!(matches!(world.open_and_delegate(a, READ), Got::Read(_)));
+    assert!(matches!(world.open_and_delegate(b, READ), Got::Read(_)));
+    assert_eq!(world.by_others(Access::Read), Ok(()), "reading is what they are for");
+    assert_eq!(world.recalls(), []);
+    assert_eq!(world.open(a, "w", WRITE, 0), Err(Nfsstat4::Delay));
+    let recalls = world.recalls();
+    assert_eq!(recalls.iter().map(|recall| recall.client).collect::<Vec<_>>(), [b], "one's own is not in the way");
+    assert_eq!(world.open(a, "w", WRITE, 0), Err(Nfsstat4::Delay));
+    assert_eq!(world.recalls(), [], "it is recalled once");
+    world.state.delegreturn(b, &'f', &recalls[0].stateid).unwrap();
+    assert!(!world.state.is_recalling(&recalls[0]));
+    world.open(a, "w", WRITE, 0).unwrap();
+}
+
+#[test]
+fn a_writer_is_in_the_way_of_everybody_else() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let Got::Write(stateid) = world.open_and_delegate(a, OPEN4_SHARE_ACCESS_BOTH) else { panic!("to write") };
+    for access in [Access::Read, Access::Write] {
+        assert_eq!(world.by_others(access), Err(Nfsstat4::Delay));
+    }
+    assert_eq!(world.recalls(), [Recall { client: a, file: 'f', stateid }]);
+    assert_eq!(world.state.recall(&mut world.locks, &'f', (Some(a), Access::Write), world.now), Ok(()), "its own");
+    assert_eq!(world.state.recall(&mut world.locks, &'g', (None, Access::Write), world.now), Ok(()), "another file");
+    assert_eq!(world.open(b, "o", READ, 0), Err(Nfsstat4::Delay));
+    // While it is recalled its holder may still open, write, and tell what it has done (CLAIM_DELEGATE_CUR).
+    assert_eq!(world.state.check_delegation(a, &'f', &stateid), Ok(()));
+    assert_eq!(world.state.check_delegation(b, &'f', &stateid), Err(Nfsstat4::BadStateid));
+    let io = |world: &mut World, client, write| {
+        world.state.check_io(&mut world.locks, client, &'f', &stateid, write, world.now)
+    };
+    assert_eq!(io(&mut world, a, true), Ok(()));
+    assert_eq!(io(&mut world, b, false), Err(Nfsstat4::BadStateid));
+    let open = world.open(a, "o", WRITE, 0).unwrap();
+    assert_eq!(world.state.check_delegation(a, &'f', &open), Err(Nfsstat4::BadStateid), "an open is none");
+    assert_eq!(world.state.delegreturn(a, &'f', &open), Err(Nfsstat4::BadStateid));
+    world.state.delegreturn(a, &'f', &stateid).unwrap();
+    assert_eq!(world.state.delegreturn(a, &'f', &stateid), Err(Nfsstat4::BadStateid));
+    world.open(b, "o", READ, 0).unwrap();
+}
+
+#[test]
+fn a_delegation_to_read_does_not_allow_writing() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    let Got::Read(stateid) = world.open_and_delegate(a, READ) else { panic!("to read") };
+    let now = world.now;
+    assert_eq!(world.state.check_io(&mut world.locks, a, &'f', &stateid, false, now), Ok(()));
+    assert_eq!(world.state.check_io(&mut world.locks, a, &'f', &stateid, true, now), Err(Nfsstat4::OpenMode));
+    // Reads without a stateid are no worse than those of other protocols.
+    let anonymous = Stateid4::ANONYMOUS;
+    let (b, _) = world.ready("b");
+    assert_eq!(world.state.check_io(&mut world.locks, b, &'f', &anonymous, false, now), Ok(()));
+    assert_eq!(world.state.check_io(&mut world.locks, b, &'f', &anonymous, true, now), Err(Nfsstat4::Delay));
+}
+
+#[test]
+fn what_is_wanted_is_heard_and_refusals_say_why() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    world.open(a, "o", READ, 0).unwrap();
+    let why = |why| Got::Why(OpenNoneDelegation4::Other(why));
+    assert_eq!(world.delegation(a, READ | OPEN4_SHARE_ACCESS_WANT_NO_DELEG), why(WhyNoDelegation4::NotWanted));
+    assert_eq!(world.delegation(a, READ | OPEN4_SHARE_ACCESS_WANT_CANCEL), why(WhyNoDelegation4::Cancelled));
+    let impossible = world.delegation(a, READ | OPEN4_SHARE_ACCESS_WANT_WRITE_DELEG);
+    assert_eq!(impossible, why(WhyNoDelegation4::NotSuppUpgrade), "it may not write");
+    assert!(matches!(world.delegation(a, READ | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG), Got::Read(_)));
+    assert_eq!(world.delegation(a, READ), Got::None, "it has one, and did not say what it wants");
+    let again = world.delegation(a, OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG);
+    assert_eq!(again, why(WhyNoDelegation4::NotSuppUpgrade));
+    world.open(b, "o", READ, 0).unwrap();
+    assert_eq!(world.delegation(b, OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_WRITE_DELEG), CONTENTION);
+}
+
+#[test]
+fn none_is_given_of_what_others_use_or_have_just_wanted() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let any = |access| access | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG;
+    let open = world.open(b, "o", READ, 0).unwrap();
+    assert_eq!(world.delegation(a, any(WRITE)), CONTENTION);
+    world.state.close(&mut world.locks, b, &'f', &open).unwrap();
+    // A lock by another protocol, without an open.
+    let host = Owner { client: LockClient::Nlm(1), opaque: Default::default() };
+    let request =
+        crate::locks::Request { range: Range::to_end(0), kind: LockKind::Exclusive, wait: false, reclaim: false };
+    world.locks.lock(&'f', &host, &request, world.now).unwrap();
+    assert_eq!(world.delegation(a, any(READ)), CONTENTION);
+    world.locks.release_client(LockClient::Nlm(1));
+    // A change that is being made.
+    let changing = world.state.marks().begin_change(&'f');
+    assert_eq!(world.delegation(a, any(READ)), CONTENTION);
+    assert_eq!(world.by_others(Access::Write), Ok(()), "nothing has been left behind");
+    drop(changing);
+    let Got::Read(stateid) = world.delegation(a, any(READ)) else { panic!("nobody is in the way") };
+    assert_eq!(world.by_others(Access::Write), Err(Nfsstat4::Delay));
+    world.state.delegreturn(a, &'f', &stateid).unwrap();
+    assert_eq!(world.by_others(Access::Write), Ok(()));
+    assert_eq!(world.delegation(a, any(READ)), CONTENTION, "for a while");
+    world.now += LEASE / 2;
+    assert!(matches!(world.delegation(a, any(READ)), Got::Read(_)));
+}
+
+#[test]
+fn who_cannot_be_called_gets_none_until_it_can() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    let any = READ | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG;
+    world.open(a, "o", READ, 0).unwrap();
+    world.state.disconnect(TCP.id);
+    assert_eq!(world.delegation(a, any), RESOURCE);
+    assert_eq!(world.state.begin_callback(a).unwrap_err(), NoPath::Down);
+    let again = Connection { id: ConnectionId(2), duplex: true };
+    let args = bind(session, ChannelDirFromClient4::ForeOrBoth);
+    world.state.bind_conn_to_session(&args, &OWNER, again).unwrap();
+    world.state.note_callback(a, true);
+    assert_eq!(world.delegation(a, any), RESOURCE);
+    assert_ne!(world.flags(session, 1) & SEQ4_STATUS_CB_PATH_DOWN, 0);
+    world.state.note_callback(a, false);
+    assert_eq!(world.flags(session, 2) & SEQ4_STATUS_CB_PATH_DOWN, 0);
+    assert!(matches!(world.delegation(a, any), Got::Read(_)));
+    let call = world.state.begin_callback(a).unwrap();
+    assert_eq!((call.session, call.connections), (session, vec![ConnectionId(2)]));
+    assert_eq!(world.state.begin_callback(a).unwrap_err(), NoPath::Busy, "the client has one slot");
+    world.state.end_callback(session, &call.ticket, BackOutcome::Unknown);
+    assert_eq!(world.state.begin_callback(a).unwrap_err(), NoPath::Down);
+    assert_ne!(world.flags(session, 3) & SEQ4_STATUS_BACKCHANNEL_FAULT, 0, "its sequence is not known any more");
+}
+
+#[test]
+fn who_does_not_give_back_in_a_leases_time_is_deprived_and_told() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!("to write") };
+    assert_eq!(world.by_others(Access::Read), Err(Nfsstat4::Delay));
+    world.now += LEASE;
+    // It is alive, and renews its lease.
+    assert_eq!(world.flags(session, 1), 0);
+    world.state.expire(world.now);
+    assert_eq!(world.by_others(Access::Read), Ok(()));
+    assert_eq!(world.flags(session, 2), SEQ4_STATUS_RECALLABLE_STATE_REVOKED);
+    assert_eq!(world.state.delegreturn(a, &'f', &stateid), Err(Nfsstat4::DelegRevoked));
+    let test = TestStateidArgs { stateids: vec![stateid].into() };
+    assert_eq!(world.state.test_stateid(a, &test), [Nfsstat4::DelegRevoked]);
+    world.state.free_stateid(&world.locks, a, &stateid).unwrap();
+    assert_eq!(world.flags(session, 3), 0);
+    world.open(a, "o", READ, 0).unwrap();
+}
+
+#[test]
+fn one_that_was_returned_in_time_is_not_revoked_nor_one_that_came_later() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!("to write") };
+    assert_eq!(world.by_others(Access::Read), Err(Nfsstat4::Delay));
+    world.state.delegreturn(a, &'f', &stateid).unwrap();
+    world.now += LEASE / 2;
+    assert!(matches!(world.delegation(a, WRITE), Got::Write(_)));
+    world.now += LEASE / 2;
+    assert_eq!(world.flags(session, 1), 0);
+    world.state.expire(world.now);
+    assert_eq!(world.by_others(Access::Read), Err(Nfsstat4::Delay), "it still has the second");
+}
+
+#[test]
+fn a_silent_client_keeps_what_it_has_until_somebody_wants_it() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    assert!(matches!(world.open_and_delegate(a, WRITE), Got::Write(_)));
+    world.now += 10 * LEASE;
+    world.state.expire(world.now);
+    assert_eq!(world.state.clients().len(), 1);
+    assert_eq!(world.by_others(Access::Read), Ok(()), "nobody waits for a silent client");
+    assert_eq!(world.recalls(), []);
+    assert_ne!(world.flags(session, 1) & SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED, 0);
+}
+
+#[test]
+fn what_was_delegated_before_a_restart_is_delegated_again() {
+    let mut world = World::new();
+    world.state.begin_grace([Bytes::from_static(b"a")].into());
+    world.locks.begin_grace(world.now + LEASE);
+    let (a, _) = world.client("a", 1);
+    let owner = Bytes::from_static(b"o");
+    let request = OpenRequest { client: a, owner, file: 'f', access: WRITE, deny: 0, reclaim: true };
+    world.state.open(&mut world.locks, &request, world.now).unwrap();
+    assert_eq!(world.delegation(a, WRITE | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG), RESOURCE, "nothing new is given");
+    let reclaim = Some(OpenDelegationType4::Write);
+    let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, reclaim };
+    assert!(matches!(world.delegate(&request), Got::Write(_)));
+    let nothing = Some(OpenDelegationType4::None);
+    let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, reclaim: nothing };
+    assert_eq!(world.delegate(&request), Got::None);
+}
+
+#[test]
+fn delegations_of_a_client_that_is_gone_are_in_nobodys_way() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    assert!(matches!(world.open_and_delegate(a, WRITE), Got::Write(_)));
+    // It has restarted.
+    world.client("a", 2);
+    assert_eq!(world.by_others(Access::Write), Ok(()));
+    let (b, _) = world.ready("b");
+    world.locks.release_client(LockClient::V4(a.0));
+    assert!(matches!(world.open_and_delegate(b, WRITE), Got::Write(_)));
+}
