@@ -204,7 +204,7 @@ fn who_does_not_give_back_in_a_leases_time_is_deprived_and_told() {
     assert_eq!(world.by_others(Access::Read), Ok(()));
     assert_eq!(world.flags(session, 2), SEQ4_STATUS_RECALLABLE_STATE_REVOKED);
     assert_eq!(world.state.delegreturn(a, &'f', &stateid), Err(Nfsstat4::DelegRevoked));
-    let test = TestStateidArgs { stateids: vec![stateid].into() };
+    let test = TestStateidArgs { stateids: vec![stateid] };
     assert_eq!(world.state.test_stateid(a, &test), [Nfsstat4::DelegRevoked]);
     world.state.free_stateid(&world.locks, a, &stateid).unwrap();
     assert_eq!(world.flags(session, 3), 0);
