@@ -7,7 +7,10 @@
 //! takes a little longer than that each time, gives it up for a while. An idle connection sleeps.
 
 use std::{
+    future::Future,
+    pin::pin,
     sync::LazyLock,
+    task::Context,
     thread,
     time::{Duration, Instant},
 };
@@ -67,6 +70,18 @@ impl Spin {
         let now = now();
         let since = *self.idle.get_or_insert(now);
         now - since < self.budget
+    }
+}
+
+impl Spin {
+    /// [`Spin::again`] for a driver that waits for a socket: if so, its task is woken once the sockets of this thread
+    /// have been looked at again, without sleeping. Only on a tokio runtime.
+    pub fn poll_again(&mut self, cx: &mut Context<'_>) -> bool {
+        let again = self.again(Instant::now);
+        if again {
+            let _ = pin!(tokio::task::yield_now()).poll(cx);
+        }
+        again
     }
 }
 

@@ -213,6 +213,14 @@ impl QueuePair for HookedQp {
         polled
     }
 
+    fn start(&mut self) {
+        self.inner.start();
+    }
+
+    fn is_spinning(&self) -> bool {
+        self.inner.is_spinning()
+    }
+
     fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
         self.inner.view(from, len)
     }

@@ -200,6 +200,17 @@ pub trait QueuePair: Send {
         completions: &mut Vec<Completion>,
     ) -> Poll<Result<(), QpError>>;
 
+    /// Starts what has been posted, as far as that goes without waiting, so that the peer has it while the caller goes on
+    /// with something else. What has completed by it is told by [`poll_completions`](Self::poll_completions). Nothing is
+    /// lost by not calling it.
+    fn start(&mut self) {}
+
+    /// Whether [`poll_completions`](Self::poll_completions), which has found nothing, looks again at once: the wait is
+    /// expected to be short, and not worth preparing for.
+    fn is_spinning(&self) -> bool {
+        false
+    }
+
     /// The peer's memory itself, in place of an RDMA Read of it: `None` where it cannot be reached, or the peer has not
     /// exposed it. The peer's region stays exposed while the bytes are held, whatever the peer does.
     fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
@@ -242,3 +253,12 @@ impl fmt::Display for QpError {
 }
 
 impl std::error::Error for QpError {}
+
+/// What a poll tells: first what has completed, then that the connection has ended; `None` if there is neither.
+pub(crate) fn polled(completed: bool, ended: Option<&QpError>) -> Option<Poll<Result<(), QpError>>> {
+    match ended {
+        _ if completed => Some(Poll::Ready(Ok(()))),
+        Some(error) => Some(Poll::Ready(Err(error.clone()))),
+        None => None,
+    }
+}

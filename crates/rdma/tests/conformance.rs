@@ -1,5 +1,6 @@
 //! What every provider must do, run for each.
 
+#[macro_use]
 mod common;
 
 use std::{fs::File, io, sync::Arc};
@@ -12,120 +13,55 @@ use rdma::{
     hook::{Hooked, Tracer},
     iwarp::{Iwarp, IwarpOptions},
     registration::Registration,
-    sim::{Sim, SimOptions},
 };
 
-macro_rules! conformance {
-    ($($name:ident)*) => {
-        mod sim {
-            $(#[tokio::test(start_paused = true)]
-            async fn $name() {
-                for seed in 0..5 {
-                    super::$name(super::Fabric::new(super::Sim::new(super::SimOptions { seed, ..Default::default() }))).await;
-                }
-            })*
-        }
-        mod iwarp {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name(super::Fabric::new(super::Iwarp::new(super::IwarpOptions::default()))).await;
-            })*
-        }
-        mod iwarp_hooked {
-            $(#[tokio::test]
-            async fn $name() {
-                let iwarp = super::Iwarp::new(super::IwarpOptions::default());
-                super::$name(super::Fabric::new(super::Hooked::new(iwarp, super::Arc::new(super::Tracer)))).await;
-            })*
-        }
-        mod iwarp_with_crc {
-            $(#[tokio::test]
-            async fn $name() {
-                let options = super::IwarpOptions { crc: true, ..Default::default() };
-                super::$name(super::Fabric::new(super::Iwarp::new(options))).await;
-            })*
-        }
-        mod verbs {
-            $(#[tokio::test]
-            async fn $name() {
-                if let Some(fabric) = super::Fabric::verbs() {
-                    super::$name(fabric).await;
-                }
-            })*
-        }
-        mod shm {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name(super::Fabric::shm().with_pool(super::shared_pool())).await;
-            })*
-        }
-        mod shm_of_private_memory {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name(super::Fabric::shm()).await;
-            })*
-        }
-        mod shm_per_io {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name(super::registering(super::Registration::PerIo)).await;
-            })*
-        }
-        mod shm_fast {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name(super::registering(super::Registration::Fast)).await;
-            })*
-        }
-        mod shm_cache {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name(super::registering(super::Registration::Cache)).await;
-            })*
-        }
-        mod shm_hooked {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name(super::Fabric::shm_as(|shm| super::Hooked::new(shm, super::Arc::new(super::Tracer)))).await;
-            })*
-        }
-        mod iwarp_in_small_fpdus {
-            $(#[tokio::test]
-            async fn $name() {
-                let options = super::IwarpOptions { fpdu_max: 700, send_buffer: Some(8192), recv_buffer: Some(8192), ..Default::default() };
-                super::$name(super::Fabric::new(super::Iwarp::new(options))).await;
-            })*
-        }
-    };
-}
-
-conformance! {
-    a_send_fills_the_receives_in_order
-    private_data_goes_both_ways
-    a_dropped_request_rejects_the_peer
-    nobody_listens
-    writes_are_there_when_the_send_after_them_arrives
-    a_read_brings_the_bytes
-    ropes_of_many_pieces_arrive_whole
-    file_pieces_arrive_whole
-    transfers_of_megabytes
-    nothing_is_a_valid_length
-    invalidation_gives_the_memory_back
-    a_send_invalidates_on_its_way
-    a_send_that_invalidates_nothing_is_refused
-    writes_outside_a_region_are_refused
-    reads_outside_a_region_are_refused
-    a_send_needs_a_receive
-    a_send_must_fit_the_receive
-    a_disconnect_brings_every_buffer_home
-    a_dropped_end_is_noticed
-    what_was_posted_before_a_disconnect_arrives
-    an_abort_is_seen_as_a_cut
-    after_the_end_everything_is_flushed
-    more_reads_than_may_be_outstanding
-    reads_that_were_not_agreed_on_fail_alone
-    the_send_queue_has_an_end
-    traffic_both_ways_of_all_kinds
+over_fabrics! {
+    [
+        a_send_fills_the_receives_in_order
+        private_data_goes_both_ways
+        a_dropped_request_rejects_the_peer
+        nobody_listens
+        writes_are_there_when_the_send_after_them_arrives
+        a_read_brings_the_bytes
+        ropes_of_many_pieces_arrive_whole
+        file_pieces_arrive_whole
+        transfers_of_megabytes
+        nothing_is_a_valid_length
+        invalidation_gives_the_memory_back
+        a_send_invalidates_on_its_way
+        a_send_that_invalidates_nothing_is_refused
+        writes_outside_a_region_are_refused
+        reads_outside_a_region_are_refused
+        a_send_needs_a_receive
+        a_send_must_fit_the_receive
+        a_disconnect_brings_every_buffer_home
+        a_dropped_end_is_noticed
+        what_was_posted_before_a_disconnect_arrives
+        an_abort_is_seen_as_a_cut
+        after_the_end_everything_is_flushed
+        more_reads_than_may_be_outstanding
+        reads_that_were_not_agreed_on_fail_alone
+        the_send_queue_has_an_end
+        traffic_both_ways_of_all_kinds
+        what_was_started_completes_once_and_in_order
+    ]
+    sim;
+    iwarp = Fabric::iwarp(IwarpOptions::default());
+    iwarp_hooked = Fabric::new(Hooked::new(Iwarp::new(IwarpOptions::default()), Arc::new(Tracer)));
+    iwarp_with_crc = Fabric::iwarp(IwarpOptions { crc: true, ..Default::default() });
+    iwarp_in_small_fpdus = Fabric::iwarp_in_small_fpdus();
+    iwarp_per_io = Fabric::iwarp(IwarpOptions::default()).registering(Registration::PerIo);
+    iwarp_fast = Fabric::iwarp(IwarpOptions::default()).registering(Registration::Fast);
+    iwarp_cache = Fabric::iwarp(IwarpOptions::default()).registering(Registration::Cache);
+    iwarp_pool = Fabric::iwarp(IwarpOptions::default()).registering(Registration::Pool);
+    verbs = Fabric::verbs();
+    shm = Fabric::shm().with_pool(shared_pool());
+    shm_of_private_memory = Fabric::shm();
+    shm_hooked = Fabric::shm_as(|shm| Hooked::new(shm, Arc::new(Tracer)));
+    shm_per_io = registering(Registration::PerIo);
+    shm_fast = registering(Registration::Fast);
+    shm_cache = registering(Registration::Cache);
+    shm_pool = registering(Registration::Pool);
 }
 
 /// Shared memory, registered in a way that is not its own choice.
@@ -133,6 +69,23 @@ fn registering(way: Registration) -> Fabric {
     let fabric = Fabric::shm().with_pool(shared_pool()).registering(way);
     assert!(fabric.provider.registrations().contains(&way));
     fabric
+}
+
+async fn what_was_started_completes_once_and_in_order(fabric: Fabric) {
+    let mut pair = fabric.pair().await;
+    let data: Vec<_> = (0..4).map(|at| pattern(at, 1000 * at as usize + 1)).collect();
+    let recvs: Vec<_> = data.iter().map(|_| pair.server.recv(4096)).collect();
+    let mut sends = Vec::new();
+    for data in &data {
+        sends.push(pair.client.send(data.clone()));
+        pair.client.qp.start();
+    }
+    let (sent, received) = (sends.clone(), recvs.clone());
+    pair.until(move |pair| pair.client.has(&sent) && pair.server.has(&received)).await;
+    assert_eq!(pair.client.done.iter().map(|done| done.id).collect::<Vec<_>>(), sends);
+    for (recv, data) in recvs.iter().zip(&data) {
+        assert_eq!(pair.server.received(*recv), data);
+    }
 }
 
 async fn a_send_fills_the_receives_in_order(fabric: Fabric) {

@@ -1,53 +1,26 @@
 //! Queue pairs that share their receives, over every provider that can.
 
+#[macro_use]
 mod common;
 
 use buf::Pool;
 use common::{End, Fabric, Pair, pattern};
 use rdma::{
-    CompletionKind, QpOptions, ReceiveSource, ReceiveSourceOptions, ReceiveStats, Status, WorkId,
-    iwarp::{Iwarp, IwarpOptions},
-    sim::{Sim, SimOptions},
+    CompletionKind, QpOptions, ReceiveSource, ReceiveSourceOptions, ReceiveStats, Status, WorkId, iwarp::IwarpOptions,
 };
 
-macro_rules! over_each_provider {
-    ($($name:ident)*) => {
-        mod sim {
-            $(#[tokio::test(start_paused = true)]
-            async fn $name() {
-                for seed in 0..5 {
-                    super::$name(super::Fabric::new(super::Sim::new(super::SimOptions { seed, ..Default::default() }))).await;
-                }
-            })*
-        }
-        mod iwarp {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name(super::Fabric::new(super::Iwarp::new(super::IwarpOptions::default()))).await;
-            })*
-        }
-        mod shm {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name(super::Fabric::shm()).await;
-            })*
-        }
-        mod iwarp_in_small_fpdus {
-            $(#[tokio::test]
-            async fn $name() {
-                let options = super::IwarpOptions { fpdu_max: 700, send_buffer: Some(8192), recv_buffer: Some(8192), ..Default::default() };
-                super::$name(super::Fabric::new(super::Iwarp::new(options))).await;
-            })*
-        }
-    };
-}
-
-over_each_provider! {
-    an_idle_queue_pair_holds_nothing
-    a_send_waits_for_a_receive_and_no_other_connection_with_it
-    what_waits_goes_on_as_soon_as_something_comes_back
-    a_send_ahead_of_a_read_response_does_not_wait
-    a_send_must_fit_what_the_source_gives
+over_fabrics! {
+    [
+        an_idle_queue_pair_holds_nothing
+        a_send_waits_for_a_receive_and_no_other_connection_with_it
+        what_waits_goes_on_as_soon_as_something_comes_back
+        a_send_ahead_of_a_read_response_does_not_wait
+        a_send_must_fit_what_the_source_gives
+    ]
+    sim;
+    iwarp = Fabric::iwarp(IwarpOptions::default());
+    iwarp_in_small_fpdus = Fabric::iwarp_in_small_fpdus();
+    shm = Fabric::shm();
 }
 
 const RECEIVE: WorkId = WorkId(77);

@@ -271,6 +271,21 @@ async fn an_invalidation_waits_for_the_peers_access() {
 }
 
 #[tokio::test]
+async fn what_is_started_leaves_before_its_end_is_polled() {
+    let fabric = Fabric::shm();
+    let mut pair = fabric.pair().await;
+    let recv = pair.server.recv(10);
+    let send = pair.client.send(Bytes::from_static(b"hello"));
+    pair.client.qp.start();
+    while !pair.server.has(&[recv]) {
+        poll_fn(|cx| pair.server.qp.poll_completions(cx, &mut pair.server.done)).await.unwrap();
+    }
+    assert_eq!(pair.server.received(recv), b"hello");
+    assert!(!pair.client.has(&[send]), "that is told when it is asked for");
+    pair.until(|pair| pair.client.has(&[send])).await;
+}
+
+#[tokio::test]
 async fn the_kernel_says_who_the_peer_is() {
     let fabric = Fabric::shm();
     let mut pair = fabric.pair().await;

@@ -241,14 +241,12 @@ impl Driver {
             let unwanted = shared.held || shared.closing;
             let may_go_on = !self.stash.is_empty() && !unwanted && self.reply_bytes < REPLIES_MAX;
             if shared.outbox.is_empty() && !may_go_on {
-                shared.outbox.rest();
-                self.stage.rest();
-                self.reader.rest();
-                self.queue.rest();
                 shared.sleeping = Some(cx.waker().clone());
-                if self.queue.is_empty() && self.spin.again(Instant::now) {
-                    // Woken once the sockets of this thread have been looked at again, without sleeping.
-                    let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
+                if !self.queue.is_empty() || !self.spin.poll_again(cx) {
+                    shared.outbox.rest();
+                    self.stage.rest();
+                    self.reader.rest();
+                    self.queue.rest();
                 }
                 return Poll::Pending;
             }

@@ -2,7 +2,8 @@
 //!
 //! Read [`rpc::Transport`] for who calls what. There are two locks: callers take the one around the protocol's state,
 //! for as long as it takes to queue something; only the driver takes the one around the queue pair,
-//! and does all I/O under it. Replies that are queued while calls wait to be handed up leave together.
+//! and does all I/O under it. Replies are posted before the next call is handed up; whether they leave at once or together is up to
+//! the queue pair ([`QueuePair::start`]).
 //!
 //! Buffers: see [`crate`]. On error: the queue pair returns everything, the connection ends every call, and `poll_recv`
 //! tells the driver.
@@ -165,19 +166,23 @@ impl RdmaTransport {
             {
                 let mut shared = self.shared.lock();
                 shared.driver = None;
+                // The replies to calls handed up before; the peer shall have them while the next is executed.
+                let posted = shared.over.is_none() && io.post_work(&mut shared.connection);
+                // A call whose data can be used where they are has arrived with that.
+                shared.take_events(woken);
                 if let Some(call) = shared.incoming.pop_front() {
+                    drop(shared);
+                    if posted {
+                        io.qp.start();
+                    }
                     return Poll::Ready(Ok(call));
                 }
                 if let Some(error) = &shared.over {
                     return Poll::Ready(Err(error.clone()));
                 }
-                io.post_work(&mut shared.connection);
-                // A call whose data can be used where they are has arrived with that.
-                shared.take_events(woken);
-                if let Some(call) = shared.incoming.pop_front() {
-                    return Poll::Ready(Ok(call));
-                }
             }
+            // Who was called back runs before this task looks again. Only the lock that is the driver's own is held.
+            woken.drain(..).for_each(Waker::wake);
             let ended = match io.qp.poll_completions(cx, &mut io.completions) {
                 Poll::Ready(Ok(())) => None,
                 Poll::Ready(Err(error)) => Some(error),
@@ -190,9 +195,11 @@ impl RdmaTransport {
                     if !shared.incoming.is_empty() {
                         continue;
                     }
-                    shared.rest();
-                    if io.completions.capacity() > REST_ENTRIES {
-                        io.completions = Vec::new();
+                    if !io.qp.is_spinning() {
+                        shared.rest();
+                        if io.completions.capacity() > REST_ENTRIES {
+                            io.completions = Vec::new();
+                        }
                     }
                     shared.driver = Some(cx.waker().clone());
                     return Poll::Pending;

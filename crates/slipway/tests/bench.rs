@@ -79,6 +79,16 @@ fn axes_and_backends_multiply_and_limits_are_told() {
 }
 
 #[test]
+fn designs_are_compared_side_by_side() {
+    let axes = ["--axis", "allow_read_read=on", "--axis", "design=read-write,read-read"];
+    let report = report("read", &[&["--transport", "tcp,rdma", "--block", "32K"], &axes[..]].concat());
+    assert_eq!(names(&report), ["tcp", "rdma design=read-write", "rdma design=read-read"]);
+    for row in rows(&report) {
+        assert!(row["operations"].as_u64().unwrap() > 0, "{row}");
+    }
+}
+
+#[test]
 fn a_server_of_somebody_elses_is_measured_and_left_clean() {
     let server = Server::memory();
     let url = server.url("rdma", "");

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     Completion, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag, WorkId, WorkRequest,
-    receives::ReceiveQueue,
+    provider::polled, receives::ReceiveQueue,
 };
 
 /// What the handshake has agreed on.
@@ -58,6 +58,8 @@ pub(super) struct IwarpQp {
     linger: std::time::Duration,
     tap: Option<Tap>,
     spin: Spin,
+    /// The last poll has found nothing, and looks again.
+    spinning: bool,
 }
 
 enum Phase {
@@ -118,6 +120,7 @@ impl IwarpQp {
             linger: iwarp.linger,
             tap,
             spin: Spin::new(SOCKET_SPIN_MAX),
+            spinning: false,
         }
     }
 
@@ -347,6 +350,14 @@ impl IwarpQp {
         }
     }
 
+    /// Why the connection has ended, if it has.
+    fn error(&self) -> Option<&QpError> {
+        match &self.phase {
+            Phase::Ended(error) => Some(error),
+            _ => None,
+        }
+    }
+
     fn end(&mut self, error: QpError) {
         if !matches!(self.phase, Phase::Ended(_)) {
             tracing::debug!(peer = %self.peer, %error, "connection ended");
@@ -407,21 +418,22 @@ impl QueuePair for IwarpQp {
         if let Phase::Ended(_) = self.phase {
             self.flush(completions);
         }
-        if completions.len() > before {
-            return Poll::Ready(Ok(()));
+        if let Some(polled) = polled(completions.len() > before, self.error()) {
+            return polled;
         }
-        if let Phase::Ended(error) = &self.phase {
-            return Poll::Ready(Err(error.clone()));
-        }
-        if read == Progress::More || written == Progress::More {
+        let more = read == Progress::More || written == Progress::More;
+        if more {
             cx.waker().wake_by_ref();
-        } else if matches!(self.phase, Phase::Open) && self.spin.again(StdInstant::now) {
-            // Woken once the sockets of this thread have been looked at again, without sleeping.
-            let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
-        } else {
+        }
+        self.spinning = more || matches!(self.phase, Phase::Open) && self.spin.poll_again(cx);
+        if !self.spinning {
             self.rest();
         }
         Poll::Pending
+    }
+
+    fn is_spinning(&self) -> bool {
+        self.spinning
     }
 
     fn reclaim(&mut self, stag: Stag) -> Option<Memory> {

@@ -109,6 +109,7 @@ impl Control {
 }
 
 impl SharedWords {
+    #[inline]
     fn word(&self, index: usize) -> &AtomicU64 {
         assert!(index < self.count);
         // SAFETY: all parts lie inside the control memory, as the constants below say, which is mapped while `control`
@@ -121,6 +122,7 @@ impl SharedWords {
 }
 
 impl Words for SharedWords {
+    #[inline]
     fn count(&self) -> usize {
         self.count
     }
@@ -135,10 +137,12 @@ impl Words for SharedWords {
         self.word(index).store(value, order);
     }
 
+    #[inline]
     fn swap(&self, index: usize, value: u64, order: Ordering) -> u64 {
         self.word(index).swap(value, order)
     }
 
+    #[inline]
     fn compare_exchange(&self, index: usize, old: u64, new: u64) -> Result<u64, u64> {
         self.word(index).compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire)
     }

@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     Completion, CompletionKind, Memory, PeerUser, PostError, QpCaps, QpError, QpOptions, QueuePair, Region,
-    RemoteSegment, Stag, WorkId, WorkRequest, receives::ReceiveQueue,
+    RemoteSegment, Stag, WorkId, WorkRequest, provider::polled, receives::ReceiveQueue,
 };
 
 /// What the handshake has brought.
@@ -57,6 +57,10 @@ pub(super) struct ShmQp {
     sender: Sender,
     side: Side,
     spin: Spin,
+    /// What completed while [`QueuePair::start`] was at work.
+    early: Vec<Completion>,
+    /// Polls without anything since there was something.
+    empty_polls: u32,
     /// The doorbell has been asked for.
     dozing: bool,
     phase: Phase,
@@ -85,6 +89,8 @@ impl ShmQp {
             sender: Sender::new(control.tx(accepting), options.send_queue, outbound_reads),
             side,
             spin: Spin::new(shm.spin),
+            early: Vec::new(),
+            empty_polls: 0,
             dozing: false,
             phase: Phase::Open,
             linger: shm.linger,
@@ -92,7 +98,15 @@ impl ShmQp {
     }
 
     fn is_ended(&self) -> bool {
-        matches!(self.phase, Phase::Ended(_))
+        self.error().is_some()
+    }
+
+    /// Why the connection has ended, if it has.
+    fn error(&self) -> Option<&QpError> {
+        match &self.phase {
+            Phase::Ended(error) => Some(error),
+            _ => None,
+        }
     }
 
     /// One round of receiving and sending; whether there may be more to do at once.
@@ -101,22 +115,25 @@ impl ShmQp {
         if self.is_ended() {
             return false;
         }
+        let more = self.send(completions);
+        if self.is_ended() {
+            return false;
+        }
+        self.poll_close(cx);
+        received || more
+    }
+
+    /// One round of sending; whether there is more to do at once.
+    fn send(&mut self, completions: &mut Vec<Completion>) -> bool {
         let mut around = Around { receiver: &mut self.receiver, side: &mut self.side, socket: &self.socket };
         let sent = self.sender.round(&mut around, completions);
         self.sender.publish(&self.socket);
-        let more = match sent {
-            Ok(progress) => progress == Progress::More,
-            Err(Failure::Peer(what)) => {
-                self.refuse(what, 0);
-                return false;
-            }
-            Err(Failure::Io(error)) => {
-                self.end(QpError::Io(error.kind()));
-                return false;
-            }
-        };
-        self.poll_close(cx);
-        received || more
+        match sent {
+            Ok(progress) => return progress == Progress::More,
+            Err(Failure::Peer(what)) => self.refuse(what, 0),
+            Err(Failure::Io(error)) => self.end(QpError::Io(error.kind())),
+        }
+        false
     }
 
     /// Takes in at most as much as a ring can hold; whether that was anything.
@@ -323,6 +340,7 @@ impl QueuePair for ShmQp {
         completions: &mut Vec<Completion>,
     ) -> Poll<Result<(), QpError>> {
         let before = completions.len();
+        completions.append(&mut self.early);
         if std::mem::take(&mut self.dozing) {
             self.ring.rouse();
         }
@@ -331,24 +349,26 @@ impl QueuePair for ShmQp {
             if self.is_ended() {
                 self.flush(completions);
             }
-            if completions.len() > before {
+            if let Some(polled) = polled(completions.len() > before, self.error()) {
                 self.spin.worked(Instant::now);
-                return Poll::Ready(Ok(()));
-            }
-            if let Phase::Ended(error) = &self.phase {
-                return Poll::Ready(Err(error.clone()));
+                self.empty_polls = 0;
+                return polled;
             }
             if more {
                 self.spin.worked(Instant::now);
                 continue;
             }
             if self.spin.again(Instant::now) {
-                if self.look_again() {
+                // Who has been woken by what was there has something to do first.
+                let first = self.empty_polls == 0;
+                self.empty_polls = self.empty_polls.saturating_add(1);
+                if !first && self.look_again() {
                     continue;
                 }
                 break;
             }
             if !self.sleep(cx, completions) {
+                self.empty_polls = 0;
                 return Poll::Pending;
             }
             self.dozing = false;
@@ -356,6 +376,19 @@ impl QueuePair for ShmQp {
         }
         cx.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    fn start(&mut self) {
+        if !matches!(self.phase, Phase::Open) {
+            return;
+        }
+        let mut early = std::mem::take(&mut self.early);
+        self.send(&mut early);
+        self.early = early;
+    }
+
+    fn is_spinning(&self) -> bool {
+        self.empty_polls > 0
     }
 
     fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {

@@ -24,6 +24,7 @@ pub(crate) trait Words {
     /// Replaces word `index`; returns what it was.
     fn swap(&self, index: usize, value: u64, order: Ordering) -> u64;
     /// A sequentially consistent fence.
+    #[inline]
     fn fence(&self) {
         std::sync::atomic::fence(Ordering::SeqCst);
     }
@@ -61,6 +62,7 @@ impl<W: Words> Producer<W> {
     }
 
     /// Whether there is room for `len` words.
+    #[inline]
     pub(crate) fn has_room(&mut self, len: usize) -> Result<bool, Corrupt> {
         if self.capacity() - (self.tail - self.head) >= len as u64 {
             return Ok(true);
@@ -74,6 +76,7 @@ impl<W: Words> Producer<W> {
     }
 
     /// Appends a word; room for it has been found.
+    #[inline]
     pub(crate) fn push(&mut self, word: u64) {
         self.words.store(self.place(self.tail), word, Relaxed);
         self.tail += 1;
@@ -93,6 +96,7 @@ impl<W: Words> Producer<W> {
     }
 
     /// Shows the consumer what was appended. True if its doorbell must be rung.
+    #[inline]
     pub(crate) fn publish(&mut self) -> bool {
         if self.published == self.tail {
             return false;
@@ -114,10 +118,12 @@ impl<W: Words> Producer<W> {
         Ok(!has_room)
     }
 
+    #[inline]
     fn capacity(&self) -> u64 {
         (self.words.count() - DATA) as u64
     }
 
+    #[inline]
     fn place(&self, index: u64) -> usize {
         place(&self.words, index)
     }
@@ -130,6 +136,7 @@ impl<W: Words> Consumer<W> {
     }
 
     /// Words that can be read.
+    #[inline]
     pub(crate) fn available(&mut self) -> Result<usize, Corrupt> {
         if self.tail == self.head {
             let tail = self.words.load(TAIL, Acquire);
@@ -142,6 +149,7 @@ impl<W: Words> Consumer<W> {
     }
 
     /// The word `ahead` of the next. It may differ each time: what is checked is what was loaded once.
+    #[inline]
     pub(crate) fn word(&self, ahead: usize) -> u64 {
         self.words.load(place(&self.words, self.head + ahead as u64), Relaxed)
     }
@@ -159,6 +167,7 @@ impl<W: Words> Consumer<W> {
     }
 
     /// Is done with `len` words, that were available.
+    #[inline]
     pub(crate) fn advance(&mut self, len: usize) {
         self.head += len as u64;
         assert!(self.head <= self.tail, "no more is taken than was available");
@@ -170,6 +179,7 @@ impl<W: Words> Consumer<W> {
     }
 
     /// Gives what was read back to the producer. True if its doorbell must be rung.
+    #[inline]
     pub(crate) fn release(&mut self) -> bool {
         if self.released == self.head {
             return false;
@@ -196,11 +206,13 @@ impl<W: Words> Consumer<W> {
         self.words.swap(ASLEEP, 0, Relaxed);
     }
 
+    #[inline]
     fn capacity(&self) -> u64 {
         (self.words.count() - DATA) as u64
     }
 }
 
+#[inline]
 fn place(words: &impl Words, index: u64) -> usize {
     let capacity = words.count() - DATA;
     // A power of two, so that no index that a peer could bring about lies outside.

@@ -22,6 +22,7 @@ use super::{Cut, MessageKind, Sim};
 use crate::{
     Completion, CompletionKind, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, RemoteSegment, Stag,
     Status, WorkId, WorkRequest,
+    provider::polled,
     receives::ReceiveQueue,
     regions::{AccessFault, Regions},
 };
@@ -458,11 +459,8 @@ impl QueuePair for SimQp {
             if end.ended.is_some() {
                 end.flush(completions);
             }
-            if completions.len() > before {
-                return Poll::Ready(Ok(()));
-            }
-            if let Some(error) = &end.ended {
-                return Poll::Ready(Err(error.clone()));
+            if let Some(polled) = polled(completions.len() > before, end.ended.as_ref()) {
+                return polled;
             }
             end.waker = Some(cx.waker().clone());
             if end.recvs.is_starved() && (end.reads_outstanding > 0 || end.recvs.poll_prepared(cx).is_ready()) {

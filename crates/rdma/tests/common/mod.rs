@@ -1,6 +1,6 @@
 //! Two connected ends, driven together.
 
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unused_macros, reason = "each test binary uses a part of it")]
 
 use std::{future::poll_fn, net::SocketAddr, sync::Arc, task::Poll, time::Duration};
 
@@ -9,8 +9,10 @@ use bytes::Bytes;
 use rdma::{
     Completion, CompletionKind, ConnectRequest, Memory, Provider, QpError, QpOptions, QueuePair, Region, RemoteSegment,
     Stag, Status, WorkId, WorkRequest,
+    iwarp::{Iwarp, IwarpOptions},
     registration::{CacheBounds, Registration, RegistrationOptions},
     shm::{Shm, ShmOptions},
+    sim::{Sim, SimOptions},
     verbs::{Verbs, VerbsOptions, survey},
 };
 use tempfile::TempDir;
@@ -56,6 +58,35 @@ pub enum Side {
     Server,
 }
 
+/// A module of tests for each fabric: of each function that takes a [`Fabric`]. `sim` is virtual time, with some seeds, and
+/// takes turns at the ways of registration; a fabric may be an `Option` of one, if not every machine has it.
+macro_rules! over_fabrics {
+    ([$($test:ident)*]) => {};
+    ([$($test:ident)*] sim; $($rest:tt)*) => {
+        mod sim {
+            $(#[tokio::test(start_paused = true)]
+            async fn $test() {
+                for seed in 0..5 {
+                    super::$test(super::Fabric::sim(seed)).await;
+                }
+            })*
+        }
+        over_fabrics! { [$($test)*] $($rest)* }
+    };
+    ([$($test:ident)*] $fabric:ident = $make:expr; $($rest:tt)*) => {
+        mod $fabric {
+            use super::*;
+            $(#[tokio::test]
+            async fn $test() {
+                if let Some(fabric) = Option::<Fabric>::from($make) {
+                    super::$test(fabric).await;
+                }
+            })*
+        }
+        over_fabrics! { [$($test)*] $($rest)* }
+    };
+}
+
 impl Fabric {
     pub fn new(provider: impl Provider) -> Self {
         let provider: Arc<dyn Provider> = Arc::new(provider);
@@ -71,6 +102,22 @@ impl Fabric {
             adapter: false,
             siw: false,
         }
+    }
+
+    /// The simulated fabric.
+    pub fn sim(seed: u64) -> Self {
+        let way = Registration::ALL[seed as usize % Registration::ALL.len()];
+        Self::new(Sim::new(SimOptions { seed, ..SimOptions::default() })).registering(way)
+    }
+
+    pub fn iwarp(options: IwarpOptions) -> Self {
+        Self::new(Iwarp::new(options))
+    }
+
+    /// So that whatever can be cut is cut.
+    pub fn iwarp_in_small_fpdus() -> Self {
+        let (send_buffer, recv_buffer) = (Some(8192), Some(8192));
+        Self::iwarp(IwarpOptions { fpdu_max: 700, send_buffer, recv_buffer, ..IwarpOptions::default() })
     }
 
     /// Shared memory, with sockets in a fresh directory.

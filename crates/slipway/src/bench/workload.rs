@@ -70,7 +70,8 @@ impl Work {
             file,
             blocks: (site.file_size() / point.block as u64).max(1),
             next: AtomicU64::new(0),
-            data: site::pattern(point.block),
+            // Where an application has its data that takes its buffers from the mount.
+            data: in_pool(&mount, &site::pattern(point.block)),
             name: format!("{}-new", site.file(thread)),
             sources,
             mount,
@@ -217,4 +218,10 @@ impl Work {
         let turn = self.next.fetch_add(1, Relaxed);
         site::block_at(turn, self.point.random, self.blocks) * self.point.block as u64
     }
+}
+
+fn in_pool(mount: &Mount, data: &[u8]) -> Bytes {
+    let mut buffer = mount.pool().take(data.len());
+    buffer.copy_from_slice(data);
+    buffer.freeze()
 }

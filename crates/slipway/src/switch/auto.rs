@@ -1,38 +1,74 @@
 //! "auto": the best transport that a server can be reached by from here.
 //!
-//! Each connection is made by the first of these that can make it: shared memory with a server on this host; TCP.
-//! What was tried in vain is in the log, and so is what was chosen. A connection that is lost is made again in the same
-//! way, so that a mount goes on by TCP while a server comes back without shared memory.
+//! Each connection is made by the first of these that can make it: shared memory with a server on this host; RDMA by an
+//! adapter; TCP. What was tried in vain is in the log, and so is what was chosen. A connection that is lost is made again in
+//! the same way, so that a mount goes on by TCP while a server comes back without shared memory.
+//!
+//! A port other than 2049 is taken to be the server's on every transport. 2049 becomes 20049 for RDMA (RFC 8267 §4.4).
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
+use nfs::{NFS_PORT, NFS_RDMA_PORT};
 use rpc::{BoxFuture, Listener, OptionError, RawOptions, Switch, Transport, TransportError, TransportKind};
 
+/// The kind of transport that chooses among others.
 pub(super) struct Auto {
-    /// In the order of preference. An adapter's provider belongs behind the first.
-    kinds: Vec<Arc<dyn TransportKind>>,
+    /// In the order of preference.
+    candidates: Vec<Candidate>,
+}
+
+/// A transport that may lead to the server.
+#[derive(Clone)]
+struct Candidate {
+    /// As users write it.
+    proto: &'static str,
+    kind: Arc<dyn TransportKind>,
+    /// How long a server that is not there may be waited for.
+    limit: Option<Duration>,
 }
 
 impl Auto {
     pub(super) fn new(switch: &Switch) -> Self {
-        Self { kinds: PREFERENCE.iter().filter_map(|name| switch.find(name)).collect() }
+        let candidate = |(proto, limit): &(&'static str, Option<Duration>)| {
+            // iWARP in software is slower than TCP: RDMA is chosen only where an adapter does it.
+            let options = match *proto {
+                ADAPTER => RawOptions::from([("provider".to_owned(), "verbs".to_owned())]),
+                _ => RawOptions::new(),
+            };
+            let kind = switch.find(proto)?.with_options(&options).ok()?;
+            Some(Candidate { proto, kind, limit: *limit })
+        };
+        Self { candidates: PREFERENCE.iter().filter_map(candidate).collect() }
     }
 
     async fn first(&self, remote: SocketAddr) -> Result<Arc<dyn Transport>, TransportError> {
         let mut last = TransportError::Connect(format!("{remote}: there is no transport"));
-        for kind in &self.kinds {
-            match kind.connect(remote).await {
-                Ok(transport) => {
-                    tracing::info!(%remote, transport = kind.name(), "proto=auto: connected");
-                    return Ok(transport);
+        for candidate in &self.candidates {
+            let transport = candidate.proto;
+            match candidate.connect(remote).await {
+                Ok(connected) => {
+                    tracing::info!(%remote, transport, "proto=auto: connected");
+                    return Ok(connected);
                 }
                 Err(error) => {
-                    tracing::info!(%remote, transport = kind.name(), %error, "proto=auto: falling back");
+                    tracing::info!(%remote, transport, %error, "proto=auto: falling back");
                     last = error;
                 }
             }
         }
         Err(last)
+    }
+}
+
+impl Candidate {
+    async fn connect(&self, mut remote: SocketAddr) -> Result<Arc<dyn Transport>, TransportError> {
+        if self.proto == ADAPTER && remote.port() == NFS_PORT {
+            remote.set_port(NFS_RDMA_PORT);
+        }
+        let connecting = self.kind.connect(remote);
+        let Some(limit) = self.limit else { return connecting.await };
+        let late = |_| Err(TransportError::Connect(format!("no answer within {} s", limit.as_secs())));
+        tokio::time::timeout(limit, connecting).await.unwrap_or_else(late)
     }
 }
 
@@ -43,11 +79,14 @@ impl TransportKind for Auto {
 
     fn with_options(&self, options: &RawOptions) -> Result<Arc<dyn TransportKind>, OptionError> {
         match options.keys().next() {
-            None => Ok(Arc::new(Self { kinds: self.kinds.clone() })),
+            None => Ok(Arc::new(Self { candidates: self.candidates.clone() })),
             Some(option) => Err(OptionError {
                 transport: self.name(),
                 option: option.clone(),
-                problem: format!("options are for one transport; choose it with proto={}", PREFERENCE.join(" or ")),
+                problem: format!(
+                    "options are for one transport; choose it with proto={}",
+                    PREFERENCE.map(|(proto, _)| proto).join(" or ")
+                ),
             }),
         }
     }
@@ -61,4 +100,54 @@ impl TransportKind for Auto {
     }
 }
 
-const PREFERENCE: [&str; 2] = ["shm", "tcp"];
+const ADAPTER: &str = rpcrdma::NAME;
+/// The last is waited for as long as the caller waits.
+const PREFERENCE: [(&str, Option<Duration>); 3] = [("shm", None), (ADAPTER, Some(super::ADAPTER_LIMIT)), ("tcp", None)];
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// Notes who is asked for what, and connects nobody.
+    struct Refusing(&'static str, Arc<Mutex<Vec<(&'static str, u16)>>>);
+
+    impl TransportKind for Refusing {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+        fn with_options(&self, options: &RawOptions) -> Result<Arc<dyn TransportKind>, OptionError> {
+            assert_eq!(options.get("provider").map(String::as_str), (self.0 == ADAPTER).then_some("verbs"));
+            Ok(Arc::new(Self(self.0, self.1.clone())))
+        }
+        fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
+            self.1.lock().push((self.0, remote.port()));
+            Box::pin(async {
+                match self.0 {
+                    ADAPTER => std::future::pending().await,
+                    name => Err(TransportError::Connect(name.to_owned())),
+                }
+            })
+        }
+        fn listen(&self, _: SocketAddr) -> io::Result<Box<dyn Listener>> {
+            unreachable!("auto does not listen")
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_is_tried_in_turn_at_its_own_port_and_the_last_says_why() {
+        let asked = Arc::default();
+        let mut switch = Switch::new();
+        for name in ["tcp", ADAPTER, "shm"] {
+            switch.register(Arc::new(Refusing(name, Arc::clone(&asked))));
+        }
+        let auto = Auto::new(&switch);
+        let error = auto.connect("127.0.0.1:2049".parse().unwrap()).await.err().unwrap();
+        assert!(error.to_string().contains("tcp"), "{error}");
+        assert_eq!(*asked.lock(), [("shm", 2049), (ADAPTER, 20049), ("tcp", 2049)]);
+        asked.lock().clear();
+        assert!(auto.connect("127.0.0.1:999".parse().unwrap()).await.is_err());
+        assert_eq!(*asked.lock(), [("shm", 999), (ADAPTER, 999), ("tcp", 999)]);
+    }
+}
