@@ -18,24 +18,6 @@ if [ "$SERVER" = knfsd ]; then
   knfsd /run/export
 fi
 
-# mount_twice TRANSPORT OPTIONS: $M and $M2, which share no cache (and see each other's writes at once)
-mount_twice() {
-  M=/run/mnt/$1 M2=/run/mnt/$1-again HERE=by-$1
-  mkdir -p "$M" "$M2"
-  mount -t nfs -o "vers=3,nolock,nosharecache,rsize=$IOSIZE,wsize=$IOSIZE,$2" "$SERVER:$EXPORT" "$M"
-  mount -t nfs -o "vers=3,nolock,nosharecache,actimeo=0,rsize=$IOSIZE,wsize=$IOSIZE,$2" "$SERVER:$EXPORT" "$M2"
-}
-
-# over TRANSPORT OPTIONS: every check of content.sh on $EXPORT over one transport.
-over() {
-  local t=$1 options=$2
-  RESULTS=/run/out/results.$t
-  M=/run/mnt/$t M2=/run/mnt/$t-again HERE=by-$t
-  check "$t: mounts" mount_twice "$t" "$options" || return
-  content "$t"
-  check "$t: unmounts" umount "$M" "$M2"
-}
-
 squashed() {
   mkdir -p /run/mnt/squashed
   mount -t nfs -o "vers=3,nolock,proto=tcp,port=$TCP_PORT,mountport=$MOUNT_PORT,mountproto=tcp" "$SERVER:$SQUASHED" /run/mnt/squashed

@@ -1,5 +1,7 @@
 # What every mount must do, whoever serves it: $M is the mount, $M2 a second mount of the same export that shares no
-# cache with it and revalidates every attribute, $HERE a fresh directory name in both, $FILES the manifest (sha256sum's format) of /run/out/tree.tar.
+# cache with it and revalidates every attribute, $HERE a fresh directory name in both, $FILES the manifest (sha256sum's format) of
+# $TREE, an archive.
+TREE=/run/out/tree.tar
 
 # The tree that the server was given before the mount reads back as it is.
 given_tree_reads_back() {
@@ -10,7 +12,7 @@ given_tree_reads_back() {
 # A source tree is unpacked here; another mount sees every name and size. (The host compares the contents afterwards.)
 source_tree_unpacks() {
   mkdir "$M/$HERE/tree"
-  tar xf /run/out/tree.tar -C "$M/$HERE/tree"
+  tar xf "$TREE" -C "$M/$HERE/tree"
   sync -f "$M/$HERE"
   equal "$(cut -c67- "$FILES" | sort | sha256sum)" "$(cd "$M2/$HERE/tree" && find . -type f -printf '%P\n' | sort | sha256sum)"
 }
@@ -182,4 +184,22 @@ content() {
     sparse_files large_reads_and_writes beyond_four_gib appends_from_two_mounts df_tells_the_truth callers_identity; do
     check "$t: ${c//_/ }" "$c"
   done
+}
+
+# mount_twice TRANSPORT OPTIONS: $M and $M2, which share no cache (and see each other's writes at once)
+mount_twice() {
+  M=/run/mnt/$1 M2=/run/mnt/$1-again HERE=by-$1
+  mkdir -p "$M" "$M2"
+  mount -t nfs -o "vers=3,nolock,nosharecache,rsize=$IOSIZE,wsize=$IOSIZE,$2" "$SERVER:$EXPORT" "$M"
+  mount -t nfs -o "vers=3,nolock,nosharecache,actimeo=0,rsize=$IOSIZE,wsize=$IOSIZE,$2" "$SERVER:$EXPORT" "$M2"
+}
+
+# over TRANSPORT OPTIONS: every check on $EXPORT over one transport, with the results in a file of its own.
+over() {
+  local t=$1 options=$2
+  RESULTS=/run/out/results.$t
+  M=/run/mnt/$t M2=/run/mnt/$t-again HERE=by-$t
+  check "$t: mounts" mount_twice "$t" "$options" || return
+  content "$t"
+  check "$t: unmounts" umount "$M" "$M2"
 }

@@ -25,6 +25,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 use crate::{
     BoxFuture, Completion, CompletionKind, ConnectRequest, Connected, Listener, Memory, PeerUser, PostError, Provider,
     ProviderCaps, QpCaps, QpError, QpOptions, QueuePair, Region, RemoteSegment, Stag, WorkId, WorkRequest,
+    registration::{Registration, RegistrationOptions},
 };
 
 /// Names a queue pair of a [`Hooked`] provider in what its hook is told.
@@ -107,8 +108,12 @@ impl<P: Provider> Provider for Hooked<P> {
         self.provider.caps()
     }
 
-    fn registrations(&self) -> &'static [crate::registration::Registration] {
+    fn registrations(&self) -> &'static [Registration] {
         self.provider.registrations()
+    }
+
+    fn remote_invalidation(&self, registration: &RegistrationOptions) -> bool {
+        self.provider.remote_invalidation(registration)
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {

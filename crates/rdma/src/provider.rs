@@ -31,6 +31,12 @@ pub trait Provider: Send + Sync + 'static {
         &[]
     }
 
+    /// [`ProviderCaps::remote_invalidation`], with memory registered in this way.
+    fn remote_invalidation(&self, registration: &RegistrationOptions) -> bool {
+        let _ = registration;
+        self.caps().remote_invalidation
+    }
+
     /// Waits for connections at `local`; port 0 picks a free one.
     ///
     /// # Errors
@@ -62,6 +68,9 @@ pub struct ProviderCaps {
     pub shared_receives: bool,
     /// Whether a peer may invalidate regions of ours (Send with Invalidate), whatever adapter the connection is on.
     pub remote_invalidation: bool,
+    /// Whether listeners and connections answer only to threads with the credentials of the one that opened them, object
+    /// for object: a thread that has changed its own, even if back again, can use them no more.
+    pub keeps_credentials: bool,
 }
 
 /// What a new queue pair shall be able to do.

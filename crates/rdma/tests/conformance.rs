@@ -5,7 +5,7 @@ mod common;
 
 use std::{fs::File, io, sync::Arc};
 
-use buf::{Buffer, FileRange, Piece, Rope};
+use buf::{Buffer, FileRange, Piece, Pool, Rope};
 use bytes::Bytes;
 use common::{Fabric, Pair, Side, pattern, shared_pool};
 use rdma::{
@@ -55,6 +55,9 @@ over_fabrics! {
     iwarp_cache = Fabric::iwarp(IwarpOptions::default()).registering(Registration::Cache);
     iwarp_pool = Fabric::iwarp(IwarpOptions::default()).registering(Registration::Pool);
     verbs = Fabric::verbs();
+    verbs_pooled = Fabric::verbs().map(|fabric| fabric.with_pool(Pool::default()));
+    verbs_per_io = Fabric::verbs_registering(Registration::PerIo);
+    verbs_cache = Fabric::verbs_registering(Registration::Cache);
     shm = Fabric::shm().with_pool(shared_pool());
     shm_of_private_memory = Fabric::shm();
     shm_hooked = Fabric::shm_as(|shm| Hooked::new(shm, Arc::new(Tracer)));
@@ -348,6 +351,7 @@ fn solicited(pair: &Pair, recv: WorkId) -> bool {
 async fn a_send_that_invalidates_nothing_is_refused(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let recv = pair.client.recv(100);
+    pair.server.invalidates = true;
     pair.server.send_invalidate(Bytes::from_static(b"done"), Stag(0x1234_5678), false);
     expect_fault(&mut pair, Side::Client).await;
     assert_eq!(pair.client.find(recv).unwrap().status, Status::Flushed);

@@ -224,6 +224,17 @@ pub trait Listener: Send {
     /// # Errors
     /// The listener is of no more use; a fault of one peer is not an error here.
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Incoming>>;
+
+    /// Whether it, or a part of it, and the connections from there answer only to threads that have the credentials of the
+    /// thread that opened it, and never change them: not even to change them back.
+    fn keeps_credentials(&self) -> bool {
+        false
+    }
+
+    /// Takes out the part for which [`keeps_credentials`](Self::keeps_credentials) holds, if it is only a part.
+    fn keeping_part(&mut self) -> Option<Box<dyn Listener>> {
+        None
+    }
 }
 
 /// Options of a transport as they are written: in a URL's query, in the configuration, on the command line.

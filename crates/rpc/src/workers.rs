@@ -2,6 +2,10 @@
 //!
 //! Each is a single-threaded executor that owns its connections from set-up to end. A new connection goes
 //! to the worker that has the fewest.
+//!
+//! A service may act as its callers, by changing the credentials of the thread that it runs on. Connections that
+//! bear no such change ([`Listener::keeps_credentials`]) have workers of their own, which keep theirs; so the others lose
+//! nothing by them.
 
 use std::{
     io,
@@ -30,12 +34,16 @@ pub struct WorkerOptions {
     pub blocking_threads_max: usize,
     /// Most connections of all workers; beyond, new ones are closed at once.
     pub connections_max: usize,
+    /// What each worker for connections that bear no change of credentials runs first, to have services keep them. Without it
+    /// there are no such workers: no service here changes any. There are as many as `threads`, which do nothing
+    /// until there are such connections.
+    pub keep_credentials: Option<fn()>,
 }
 
 impl Default for WorkerOptions {
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        Self { threads, blocking_threads_max: 16, connections_max: 16384 }
+        Self { threads, blocking_threads_max: 16, connections_max: 16384, keep_credentials: None }
     }
 }
 
@@ -50,6 +58,8 @@ pub struct Workers {
 #[derive(Clone)]
 struct Pool {
     workers: Arc<[Worker]>,
+    /// Those who keep their credentials; none if all do.
+    keepers: Arc<[Worker]>,
     connections_max: usize,
     drain: watch::Receiver<bool>,
 }
@@ -69,25 +79,37 @@ impl Workers {
     pub fn new(options: WorkerOptions) -> io::Result<Self> {
         let (drain, drained) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
-        let (mut workers, mut threads) = (Vec::new(), Vec::new());
-        for number in 0..options.threads.max(1) {
-            let (jobs, receiver) = mpsc::unbounded_channel();
-            workers.push(Worker { jobs, load: Arc::default() });
-            threads.push(start_thread(number, &options, receiver, stopped.clone())?);
-        }
-        let pool = Pool { workers: workers.into(), connections_max: options.connections_max, drain: drained };
+        let mut threads = Vec::new();
+        let mut start = |name: &str, first: Option<fn()>| -> io::Result<Arc<[Worker]>> {
+            let numbers = 0..options.threads.max(1);
+            let worker = |number| {
+                let (jobs, receiver) = mpsc::unbounded_channel();
+                threads.push(start_thread(format!("{name}-{number}"), first, &options, receiver, stopped.clone())?);
+                Ok(Worker { jobs, load: Arc::default() })
+            };
+            numbers.map(worker).collect()
+        };
+        // Now: threads have the credentials of the one that starts them, which must be as it was when listeners were made.
+        let workers = start("worker", None)?;
+        let keepers =
+            options.keep_credentials.map_or_else(|| Ok(Arc::default()), |keep| start("keeper", Some(keep)))?;
+        let pool = Pool { workers, keepers, connections_max: options.connections_max, drain: drained };
         Ok(Self { pool, threads, drain, stop })
     }
 
     /// Accepts connections and serves `server` on them.
-    pub fn listen(&self, server: Arc<Server>, listener: Box<dyn Listener>) {
+    pub fn listen(&self, server: Arc<Server>, mut listener: Box<dyn Listener>) {
+        if let Some(keeping) = listener.keeping_part() {
+            self.listen(server.clone(), keeping);
+        }
         let pool = self.pool.clone();
-        self.pool.workers[0].send(Box::new(move || Box::pin(pool.accept(server, listener))));
+        let worker = &self.pool.among(listener.keeps_credentials())[0];
+        worker.send(Box::new(move || Box::pin(pool.accept(server, listener))));
     }
 
     /// Runs something else on the worker that has the least to do, until it ends or the workers do.
     pub fn spawn(&self, job: impl FnOnce() -> BoxFuture<'static, ()> + Send + 'static) {
-        self.pool.dispatch(Box::new(job));
+        self.pool.dispatch(false, Box::new(job));
     }
 
     /// Connections and other jobs now.
@@ -119,7 +141,7 @@ impl Drop for Workers {
 
 impl Pool {
     async fn accept(self, server: Arc<Server>, mut listener: Box<dyn Listener>) {
-        let address = listener.local_addr();
+        let (address, keeping) = (listener.local_addr(), listener.keeps_credentials());
         let mut drain = Drain::when(self.drain.clone());
         loop {
             let accepted = tokio::select! {
@@ -127,16 +149,16 @@ impl Pool {
                 () = drain.wait() => return,
             };
             match accepted {
-                Ok(incoming) if self.load() < self.connections_max => self.serve(server.clone(), incoming),
+                Ok(incoming) if self.load() < self.connections_max => self.serve(server.clone(), keeping, incoming),
                 Ok(_) => tracing::warn!(%address, max = self.connections_max, "too many connections: one was refused"),
                 Err(error) => return tracing::error!(%address, %error, "no more connections are accepted"),
             }
         }
     }
 
-    fn serve(&self, server: Arc<Server>, incoming: Incoming) {
+    fn serve(&self, server: Arc<Server>, keeping: bool, incoming: Incoming) {
         let drain = Drain::when(self.drain.clone());
-        self.dispatch(Box::new(move || {
+        let serve: Job = Box::new(move || {
             Box::pin(async move {
                 match timeout(SETUP_MAX, incoming()).await {
                     Ok(Ok(transport)) => {
@@ -149,11 +171,18 @@ impl Pool {
                     Err(_) => tracing::debug!("a connection took too long to be set up"),
                 }
             })
-        }));
+        });
+        self.dispatch(keeping, serve);
     }
 
-    fn dispatch(&self, job: Job) {
-        let worker = self.workers.iter().min_by_key(|worker| worker.load.load(Relaxed)).expect("there is a worker");
+    /// The workers for connections that bear a change of credentials, or not.
+    fn among(&self, keeping: bool) -> &[Worker] {
+        if keeping && !self.keepers.is_empty() { &self.keepers } else { &self.workers }
+    }
+
+    fn dispatch(&self, keeping: bool, job: Job) {
+        let worker =
+            self.among(keeping).iter().min_by_key(|worker| worker.load.load(Relaxed)).expect("there is a worker");
         worker.load.fetch_add(1, Relaxed);
         let done = Done(worker.load.clone());
         worker.send(Box::new(move || {
@@ -166,7 +195,7 @@ impl Pool {
     }
 
     fn load(&self) -> usize {
-        self.workers.iter().map(|worker| worker.load.load(Relaxed)).sum()
+        self.workers.iter().chain(&*self.keepers).map(|worker| worker.load.load(Relaxed)).sum()
     }
 }
 
@@ -187,7 +216,8 @@ impl Drop for Done {
 }
 
 fn start_thread(
-    number: usize,
+    name: String,
+    first: Option<fn()>,
     options: &WorkerOptions,
     mut jobs: mpsc::UnboundedReceiver<Job>,
     mut stopped: watch::Receiver<bool>,
@@ -195,9 +225,10 @@ fn start_thread(
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(options.blocking_threads_max.max(1))
-        .thread_name(format!("worker-{number}-blocking"))
+        .thread_name(format!("{name}-blocking"))
         .build()?;
-    thread::Builder::new().name(format!("worker-{number}")).spawn(move || {
+    thread::Builder::new().name(name).spawn(move || {
+        first.inspect(|first| first());
         runtime.block_on(async {
             let mut stopped = std::pin::pin!(stopped.wait_for(|&now| now));
             loop {

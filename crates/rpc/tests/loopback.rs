@@ -8,9 +8,11 @@ use buf::Buffer;
 use bytes::Bytes;
 use common::{Counter, Host, add, echo};
 use rpc::{
-    AcceptStat, AuthStat, CallOptions, Client, ClientError, ClientOptions, OpaqueAuth, RawOptions, RejectStat,
-    ReplyPlan, TcpKind, TransportError, TransportKind,
+    AcceptError, AcceptStat, AuthStat, BoxFuture, Call, CallOptions, Client, ClientError, ClientOptions, Incoming,
+    Listener, OpaqueAuth, Procedure, RawOptions, RejectStat, ReplyPlan, Server, Service, TcpKind, TransportError,
+    TransportKind, WorkerOptions, Workers,
 };
+use xdr::Message;
 
 #[tokio::test]
 async fn many_calls_at_a_time_get_their_own_answers() {
@@ -289,5 +291,86 @@ async fn an_idle_connection_is_closed_and_made_again_for_the_next_call() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         }
+    }
+}
+
+thread_local! {
+    static KEEPS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Says whether the thread that serves keeps its credentials.
+struct Keeps;
+
+impl Service for Keeps {
+    fn program(&self) -> u32 {
+        Counter::PROGRAM
+    }
+
+    fn versions(&self) -> std::ops::RangeInclusive<u32> {
+        1..=1
+    }
+
+    fn procedure(&self, _: u32, _: u32) -> Option<Procedure> {
+        Some(Procedure { name: "KEEPS", idempotent: true })
+    }
+
+    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        Box::pin(async move { Ok(call.reply(&KEEPS.get())) })
+    }
+}
+
+/// An ordinary listener, and one whose connections want threads that keep their credentials.
+struct Partly(Box<dyn Listener>, Option<Box<dyn Listener>>);
+
+impl Listener for Partly {
+    fn local_addr(&self) -> std::net::SocketAddr {
+        self.0.local_addr()
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, std::io::Result<Incoming>> {
+        self.0.accept()
+    }
+
+    fn keeps_credentials(&self) -> bool {
+        self.1.is_some()
+    }
+
+    fn keeping_part(&mut self) -> Option<Box<dyn Listener>> {
+        self.1.take()
+    }
+}
+
+struct Keeping(Box<dyn Listener>);
+
+impl Listener for Keeping {
+    fn local_addr(&self) -> std::net::SocketAddr {
+        self.0.local_addr()
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, std::io::Result<Incoming>> {
+        self.0.accept()
+    }
+
+    fn keeps_credentials(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test]
+async fn connections_that_bear_no_change_of_credentials_have_threads_of_their_own() {
+    let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
+    let listen = || kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let (ordinary, keeping) = (listen(), listen());
+    let at = [ordinary.local_addr(), keeping.local_addr()];
+    let options = WorkerOptions { threads: 2, keep_credentials: Some(|| KEEPS.set(true)), ..Default::default() };
+    let workers = Workers::new(options).unwrap();
+    workers
+        .listen(Server::builder().service(Keeps).build(), Box::new(Partly(ordinary, Some(Box::new(Keeping(keeping))))));
+    // More connections than threads of either kind.
+    for connection in 0..10 {
+        let (at, kept) = (at[connection % 2], connection % 2 == 1);
+        let client = Client::connect(kind.clone(), at, ClientOptions::new(Counter::PROGRAM, 1)).await.unwrap();
+        let answer = client.call::<bool>(1, &(), ReplyPlan::default(), CallOptions::default()).await.unwrap();
+        assert_eq!(answer.results, kept);
     }
 }

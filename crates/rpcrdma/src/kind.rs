@@ -82,7 +82,7 @@ impl RdmaKind {
         // RFC 8797 §4: private data is optional; a fabric that carries none of this length gets along without.
         let caps = self.provider.caps();
         let mut data = options.private_data();
-        data.remote_invalidation &= caps.remote_invalidation;
+        data.remote_invalidation &= self.provider.remote_invalidation(&options.registration);
         let data = data.encode();
         if caps.private_data_max < data.len() { Vec::new() } else { data }
     }
@@ -173,6 +173,10 @@ impl TransportKind for RdmaKind {
 impl Listener for RdmaListener {
     fn local_addr(&self) -> SocketAddr {
         self.listener.local_addr()
+    }
+
+    fn keeps_credentials(&self) -> bool {
+        self.kind.provider.caps().keeps_credentials
     }
 
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Incoming>> {

@@ -158,6 +158,14 @@ impl Listener for Both {
         self.iwarp.local_addr()
     }
 
+    fn keeps_credentials(&self) -> bool {
+        self.verbs.as_ref().is_some_and(|verbs| verbs.keeps_credentials())
+    }
+
+    fn keeping_part(&mut self) -> Option<Box<dyn Listener>> {
+        self.verbs.take()
+    }
+
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Incoming>> {
         Box::pin(async {
             if let Some(verbs) = &mut self.verbs {

@@ -291,6 +291,46 @@ fn who_must_not_wait_is_told_and_nothing_happens() {
     }
 }
 
+/// What the kernel's RDMA devices ask of a thread, they ask of the very object that holds its credentials; what can be
+/// seen from here is that nothing needed others.
+#[test]
+fn a_thread_that_keeps_its_credentials_does_nothing_as_another_and_all_else() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED a_thread_that_keeps_its_credentials_does_nothing_as_another_and_all_else: needs root");
+        return;
+    }
+    let place = Place::new();
+    fs::set_permissions(&place.export, fs::Permissions::from_mode(0o777)).unwrap();
+    fs::write(place.export.join("f"), "content").unwrap();
+    let fs = place.open(Handles::Auto);
+    let other = Cred { uid: 4321, gid: 4321, groups: Default::default() };
+    let other = Caller { cred: &other, may_block: true };
+    let (root, file) = (fs.root(), place.walk(&fs, "f").unwrap());
+    let mode = CreateMode::Guarded(SetAttr::default());
+    let data = Rope::from(Bytes::from_static(b"x"));
+    let read = |caller: &Caller<'_>| fs.read(caller, &file, 0, 7, &Pool::default(), false).map(|read| read.data.len());
+    std::thread::scope(|threads| {
+        let keeping = threads.spawn(|| {
+            vfs::posix::keep_credentials();
+            assert_eq!(fs.create(&other, &root, at("new"), &mode).unwrap_err(), VfsError::WouldBlock);
+            assert_eq!(fs.remove(&other, &root, at("f")).unwrap_err(), VfsError::WouldBlock);
+            assert_eq!(read(&other).unwrap_err(), VfsError::WouldBlock);
+            let written = fs.write(&place.caller(), &file, 0, &data, Stability::Unstable);
+            written.expect("root is who the thread is");
+            fs.getattr(&other, &file).unwrap();
+        });
+        keeping.join().unwrap();
+    });
+    assert!(place.export.join("f").exists() && !place.export.join("new").exists());
+    // Here as ever; and then the file is open for that caller.
+    assert_eq!(read(&other), Ok(7));
+    let reading = || {
+        vfs::posix::keep_credentials();
+        read(&other)
+    };
+    assert_eq!(std::thread::scope(|threads| threads.spawn(reading).join().unwrap()), Ok(7));
+}
+
 #[test]
 fn few_descriptors_suffice() {
     for handles in sources() {

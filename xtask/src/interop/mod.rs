@@ -11,6 +11,7 @@ mod lab;
 mod locks;
 mod server;
 mod tools;
+mod verbs;
 
 use std::path::PathBuf;
 
@@ -42,10 +43,11 @@ impl Bench {
 type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
 
 /// The suites in the order they run.
-const SUITES: [(&str, Suite); 7] = [
+const SUITES: [(&str, Suite); 8] = [
     ("client", client::run),
     ("locks", locks::run),
     ("knfsd", knfsd::run),
+    ("verbs", verbs::run),
     ("libnfs", tools::libnfs),
     ("fio", tools::fio),
     ("capture", capture::run),

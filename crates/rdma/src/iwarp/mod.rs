@@ -111,6 +111,7 @@ impl Provider for Iwarp {
             private_data_max: mpa::PRIVATE_DATA_MAX - mpa::ENHANCED_LEN,
             shared_receives: true,
             remote_invalidation: true,
+            keeps_credentials: false,
         }
     }
 

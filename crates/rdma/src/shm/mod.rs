@@ -111,7 +111,13 @@ impl Shm {
 impl Provider for Shm {
     fn caps(&self) -> ProviderCaps {
         let private_data_max = packet::PRIVATE_DATA_MAX;
-        ProviderCaps { name: "shm", private_data_max, shared_receives: true, remote_invalidation: true }
+        ProviderCaps {
+            name: "shm",
+            private_data_max,
+            shared_receives: true,
+            remote_invalidation: true,
+            keeps_credentials: false,
+        }
     }
 
     fn registrations(&self) -> &'static [Registration] {

@@ -228,7 +228,13 @@ impl Sim {
 impl Provider for Sim {
     fn caps(&self) -> ProviderCaps {
         let private_data_max = self.options.private_data_max;
-        ProviderCaps { name: "sim", private_data_max, shared_receives: true, remote_invalidation: true }
+        ProviderCaps {
+            name: "sim",
+            private_data_max,
+            shared_receives: true,
+            remote_invalidation: true,
+            keeps_credentials: false,
+        }
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {

@@ -1,5 +1,5 @@
-//! A device as connections use it: what it can do, its protection domain, what is registered with it for good, and
-//! what it has to say of queue pairs that failed.
+//! A device as connections use it: what it can do, its protection domain, what is registered with it for good. What it has
+//! to say by itself is in `faults`.
 //!
 //! One protection domain for each device and process: a slab is registered once however many connections there are.
 //! A [`Device`] lives as long as a connection on it; the connection's identifier keeps librdmacm from closing the context
@@ -11,16 +11,17 @@ use std::{
     collections::BTreeMap,
     ffi::{CStr, c_int, c_uint},
     io,
-    os::fd::BorrowedFd,
+    os::fd::{BorrowedFd, RawFd},
     ptr::NonNull,
     sync::Arc,
 };
 
 use buf::{Buffer, Pool, Slab};
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use rustix::fs::OFlags;
 
 use super::{
+    faults::Faults,
     ffi::*,
     library::{Library, check, last_error},
     memory::SlabMr,
@@ -36,8 +37,7 @@ pub(super) struct Device {
     pub(super) nothing: Buffer,
     /// By the address of their first byte.
     slabs: RwLock<BTreeMap<usize, Arc<SlabMr>>>,
-    /// What asynchronous events said of queue pairs, by address.
-    faults: Mutex<BTreeMap<usize, &'static str>>,
+    pub(super) faults: Faults,
 }
 
 /// What a device can do, as far as it matters.
@@ -48,6 +48,8 @@ pub(super) struct DeviceCaps {
     pub(super) iwarp: bool,
     /// Type-2 memory windows: exposed and invalidated by work requests, bound to one queue pair.
     pub(super) windows: bool,
+    /// A window opens no more of the registration beneath it than its own bytes.
+    pub(super) windows_confine: bool,
     pub(super) send_invalidate: bool,
     pub(super) queue_max: u32,
     pub(super) cq_max: u32,
@@ -102,11 +104,9 @@ impl Device {
         let ptr = unsafe { (library.functions.ibv_alloc_pd)(context.as_ptr()) };
         let ptr = NonNull::new(ptr).ok_or_else(|| last_error("allocating a protection domain"))?;
         let pd = Arc::new(Pd { library, ptr, context });
-        // SAFETY: the descriptor is the context's, which stays open.
-        unblock(unsafe { BorrowedFd::borrow_raw((*context.as_ptr()).async_fd) })?;
-        let (slabs, faults) = (RwLock::default(), Mutex::default());
+        let faults = Faults::watch(&pd, &caps.name)?;
         let staging = Pool::default();
-        Ok(Self { caps, pd, nothing: staging.take(1), staging, slabs, faults })
+        Ok(Self { caps, pd, nothing: staging.take(1), staging, slabs: RwLock::default(), faults })
     }
 
     /// The registration of the slab that `bytes` lie in, made if it is new; `None` if they are of no pool.
@@ -131,13 +131,6 @@ impl Device {
         let registered = Arc::new(SlabMr::register(&self.pd, &self.caps, slab)?);
         slabs.insert(registered.base(), registered.clone());
         Ok(Some(registered))
-    }
-
-    /// Whether the device has reported a fault of this queue pair, and which.
-    pub(super) fn take_fault(&self, qp: NonNull<ibv_qp>) -> Option<&'static str> {
-        let mut faults = self.faults.lock();
-        self.pd.drain_events(&mut faults);
-        faults.remove(&(qp.as_ptr() as usize))
     }
 
     /// Longest message on a port, in bytes.
@@ -173,6 +166,8 @@ impl DeviceCaps {
             name,
             iwarp,
             windows: type_2 && attr.max_mw > 0 && ops.alloc_mw.is_some() && ops.dealloc_mw.is_some(),
+            // Linux's rxe compares with the bounds of the registration instead (6.1, `check_rkey`).
+            windows_confine: attr.vendor_id != RXE,
             send_invalidate: flags & IBV_DEVICE_MEM_MGT_EXTENSIONS != 0,
             queue_max: attr.max_qp_wr.max(1) as u32,
             cq_max: attr.max_cqe.max(1) as u32,
@@ -200,24 +195,10 @@ impl Pd {
         unsafe { &(*self.context.as_ptr()).ops }
     }
 
-    fn drain_events(&self, faults: &mut BTreeMap<usize, &'static str>) {
-        let functions = &self.library.functions;
-        let mut event = ibv_async_event { element: std::ptr::null_mut(), event_type: 0 };
-        // SAFETY: an open context, whose descriptor does not block.
-        while unsafe { (functions.ibv_get_async_event)(self.context.as_ptr(), &mut event) } == 0 {
-            let what = match event.event_type {
-                IBV_EVENT_QP_FATAL => Some("fatal error of the queue pair"),
-                IBV_EVENT_QP_REQ_ERR => Some("invalid request"),
-                IBV_EVENT_QP_ACCESS_ERR => Some("access to memory without the right to it"),
-                _ => None,
-            };
-            tracing::debug!(event = event.event_type, ?what, "asynchronous event");
-            if let Some(what) = what {
-                faults.insert(event.element as usize, what);
-            }
-            // SAFETY: the event was got just now, and is acknowledged once.
-            unsafe { (functions.ibv_ack_async_event)(&mut event) };
-        }
+    /// The descriptor by which asynchronous events come.
+    pub(super) fn async_fd(&self) -> RawFd {
+        // SAFETY: the context is open.
+        unsafe { (*self.context.as_ptr()).async_fd }
     }
 }
 

@@ -6,6 +6,10 @@
 //! which is bound to the queue pair and to the bytes by a work request, and invalidated by another or by the peer's Send with
 //! Invalidate. On any other by a registration of just these bytes, with just the right needed, undone afterwards.
 //!
+//! So it is with [`Registration::Fast`] and, there being nothing more to prepare, with [`Registration::Pool`]. With
+//! [`Registration::Cache`] each queue pair keeps the registrations of slabs within bounds. With [`Registration::PerIo`]
+//! regions, and what RDMA Reads and Writes move on our side, are registered for themselves, each time.
+//!
 //! A registration outlives what was posted with it, and memory goes home only when the adapter cannot reach it: whoever
 //! drops an [`Mr`] or a [`Window`] knows that.
 
@@ -21,7 +25,10 @@ use super::{
     ffi::*,
     library::last_error,
 };
-use crate::Memory;
+use crate::{
+    Memory,
+    registration::{Cache, Registration, RegistrationOptions},
+};
 
 /// A memory region, deregistered on drop.
 #[derive(Debug)]
@@ -74,11 +81,19 @@ pub(super) enum Onto {
     Mr(Mr),
 }
 
-/// The keys to the slabs that one queue pair has met: no lock is taken for what is known.
-#[derive(Default)]
+/// By which keys one queue pair reaches memory of ours.
 pub(super) struct Keys {
-    /// In the order of their addresses.
+    way: Registration,
+    /// The slabs that it has met, in the order of their addresses: no lock is taken for what is known.
     slabs: Vec<Arc<SlabMr>>,
+    /// In place of them if they are not kept for good, by [`Slab::id`].
+    cache: Cache<u64, SlabMr>,
+}
+
+/// A key, and what must be kept as long as it is used.
+pub(super) struct Local {
+    pub(super) lkey: u32,
+    pub(super) hold: Option<Arc<SlabMr>>,
 }
 
 impl Mr {
@@ -198,10 +213,11 @@ impl Exposure {
             // A key that opens nothing: no right, and to one byte of nobody's.
             return Ok((Self::Region(Mr::register(&device.pd, device.nothing.as_ptr(), 1, 0)?), None));
         }
-        if !device.caps.windows {
+        if !device.caps.windows || keys.each() {
             return Ok((Self::Region(Mr::register(&device.pd, bytes.as_ptr(), bytes.len(), local | right)?), None));
         }
-        let onto = match keys.slab_of(device, bytes)? {
+        let slab = if device.caps.windows_confine { keys.slab_of(device, bytes)? } else { None };
+        let onto = match slab {
             Some(slab) => Onto::Slab(slab),
             None => Onto::Mr(Mr::register(&device.pd, bytes.as_ptr(), bytes.len(), local | IBV_ACCESS_MW_BIND)?),
         };
@@ -243,16 +259,46 @@ impl Onto {
 }
 
 impl Keys {
+    pub(super) fn new(options: &RegistrationOptions) -> Self {
+        let way = options.way.unwrap_or(Registration::Fast);
+        Self { way, slabs: Vec::new(), cache: Cache::new(options.cache) }
+    }
+
+    /// Whether everything that moves is registered for itself.
+    pub(super) fn each(&self) -> bool {
+        self.way == Registration::PerIo
+    }
+
     /// The local key of `bytes`, if they are of a pool.
     ///
     /// # Errors
     /// Their slab is new and cannot be registered.
-    pub(super) fn local(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<u32>> {
-        Ok(self.find(device, bytes)?.map(|index| self.slabs[index].mr.lkey()))
+    pub(super) fn local(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<Local>> {
+        if self.way == Registration::Cache {
+            let slab = self.cached(device, bytes)?;
+            return Ok(slab.map(|slab| Local { lkey: slab.mr.lkey(), hold: Some(slab) }));
+        }
+        // What is kept for good need not be held.
+        Ok(self.find(device, bytes)?.map(|index| Local { lkey: self.slabs[index].mr.lkey(), hold: None }))
     }
 
     fn slab_of(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<Arc<SlabMr>>> {
+        if self.way == Registration::Cache {
+            return self.cached(device, bytes);
+        }
         Ok(self.find(device, bytes)?.map(|index| self.slabs[index].clone()))
+    }
+
+    fn cached(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<Arc<SlabMr>>> {
+        let Some((slab, _)) = Slab::of(bytes) else { return Ok(None) };
+        let (id, len) = (slab.id(), slab.len() as u64);
+        if let Some(known) = self.cache.get(&id) {
+            return Ok(Some(known.clone()));
+        }
+        self.cache.forget(|_, registered| !registered.in_use());
+        let registered = Arc::new(SlabMr::register(&device.pd, &device.caps, slab)?);
+        self.cache.insert(id, len, registered.clone());
+        Ok(Some(registered))
     }
 
     fn find(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<usize>> {

@@ -1,8 +1,8 @@
 //! Real adapters (InfiniBand, RoCE, iWARP, and Linux's software rxe and siw) through librdmacm and libibverbs.
 //!
 //! The libraries are opened at run time: building needs no headers, and a machine without them has all the rest. Read
-//! rdma_cm(7) and the manual pages of libibverbs. From the bottom: `ffi` is the C interface, `library` finds it; `device`
-//! and `memory` are what connections on one adapter share; `cm` and `connect` make connections; `queue` is the adapter's
+//! rdma_cm(7) and the manual pages of libibverbs. From the bottom: `ffi` is the C interface, `library` finds it; `device`,
+//! `faults` and `memory` are what connections on one adapter share; `cm` and `connect` make connections; `queue` is the adapter's
 //! side of one, `prepare` and `qp` are ours.
 //!
 //! Buffers belong to the queue pair while posted or registered. A region is exposed by a memory window where the device has
@@ -11,6 +11,7 @@
 mod cm;
 mod connect;
 mod device;
+mod faults;
 #[doc(hidden)]
 pub mod ffi;
 mod library;
@@ -28,7 +29,10 @@ pub use self::{
     library::Unavailable,
     survey::{DeviceReport, PortReport, survey},
 };
-use crate::{BoxFuture, Connected, Listener, Provider, ProviderCaps, QpOptions, WorkId};
+use crate::{
+    BoxFuture, Connected, Listener, Provider, ProviderCaps, QpOptions, WorkId,
+    registration::{Registration, RegistrationOptions},
+};
 
 /// How the [`Verbs`] provider behaves.
 #[derive(Clone, Debug)]
@@ -43,6 +47,9 @@ pub struct VerbsOptions {
     pub spin: Duration,
     /// Connections that may wait to be accepted.
     pub backlog: u32,
+    /// After so long without a completion the peer's adapter is asked for a sign of life, and after as long again the
+    /// connection ends; never if zero.
+    pub keepalive: Duration,
 }
 
 impl Default for VerbsOptions {
@@ -53,6 +60,7 @@ impl Default for VerbsOptions {
             regions_max: 1 << 16,
             spin: Duration::from_micros(20),
             backlog: 1024,
+            keepalive: Duration::from_secs(60),
         }
     }
 }
@@ -96,7 +104,22 @@ impl Provider for Verbs {
         // A peer may invalidate a window, but not an ordinary registration; and by which device a connection goes is not
         // known when it is told to the peer.
         let (private_data_max, remote_invalidation) = (PRIVATE_DATA_MAX, self.windows);
-        ProviderCaps { name: "verbs", private_data_max, shared_receives: false, remote_invalidation }
+        ProviderCaps {
+            name: "verbs",
+            private_data_max,
+            shared_receives: false,
+            remote_invalidation,
+            // The kernel's `ib_safe_file_access`.
+            keeps_credentials: true,
+        }
+    }
+
+    fn registrations(&self) -> &'static [Registration] {
+        &Registration::ALL
+    }
+
+    fn remote_invalidation(&self, registration: &RegistrationOptions) -> bool {
+        self.windows && registration.way != Some(Registration::PerIo)
     }
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {

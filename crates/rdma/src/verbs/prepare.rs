@@ -1,17 +1,18 @@
 //! Requests as the adapter takes them: which work requests one becomes, and by which keys its memory is reached.
 //!
-//! Bytes that are of no pool are copied if they are few, else registered for this one request; what a rope refers to in
+//! Bytes that are of no pool are copied if they are few, else registered for this one request, as is everything that RDMA Reads
+//! and Writes move where that is the way of registration; what a rope refers to in
 //! a file is read into memory. A message of too many pieces is copied together; an RDMA Write of too many pieces, or
 //! longer than the port's longest message, becomes several.
 
-use std::{collections::VecDeque, ffi::c_int, io};
+use std::{collections::VecDeque, ffi::c_int, io, sync::Arc};
 
 use buf::{Buffer, Piece, Rope};
 use smallvec::SmallVec;
 
 use super::{
     ffi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, ibv_bind_mw, ibv_sge},
-    memory::{Keys, Mr},
+    memory::{Keys, Local, Mr, SlabMr},
     queue::{Operation, Pieces, Queues},
 };
 use crate::{RemoteSegment, Stag, WorkRequest};
@@ -22,6 +23,8 @@ pub(super) enum Request {
     User(WorkRequest),
     /// The window of this region is to be bound.
     Bind(Stag, ibv_bind_mw),
+    /// The peer's adapter is to give a sign of life.
+    Probe,
 }
 
 /// The work requests that one request becomes, and what they need until it has completed.
@@ -35,6 +38,8 @@ pub(super) struct Plan {
 #[expect(dead_code, reason = "held for their drop")]
 pub(super) enum Hold {
     Registered(Mr),
+    /// A registration that is kept, but could be given up.
+    Kept(Arc<SlabMr>),
     Copied(Buffer),
 }
 
@@ -44,6 +49,22 @@ impl Plan {
     /// One work request without bytes of ours.
     pub(super) fn single(operation: Operation) -> Self {
         Self { wrs: VecDeque::from([(operation, Pieces::new())]), holds: Holds::new() }
+    }
+
+    /// What only the peer's adapter can complete, and nobody else notices: a transfer of nothing, whose key is not looked at
+    /// (InfiniBand C9-88; RFC 5040 §4.4). InfiniBand's and RoCE's adapters acknowledge an RDMA Write; iWARP's answer only
+    /// an RDMA Read.
+    ///
+    /// # Errors
+    /// Not even nothing has a key.
+    pub(super) fn probe(queues: &Queues, keys: &mut Keys, reads: bool) -> io::Result<Self> {
+        let (rkey, remote) = (0, 0);
+        if !(queues.device.caps.iwarp && reads) {
+            return Ok(Self::single(Operation::Write { rkey, remote }));
+        }
+        let mut holds = Holds::new();
+        let into = sink(queues, keys, &Buffer::zeroed(0), IBV_ACCESS_LOCAL_WRITE, false, &mut holds)?;
+        Ok(Self { wrs: VecDeque::from([(Operation::Read { rkey, remote }, Pieces::from_slice(&[into]))]), holds })
     }
 
     /// For a Send, an RDMA Write or an RDMA Read. One of no bytes to or from the peer's memory needs no work request:
@@ -59,13 +80,14 @@ impl Plan {
                 let inline = fits_inline(data, queues) && !(queues.device.caps.iwarp && invalidate.is_some());
                 let pieces = match inline {
                     true => data.pieces().iter().filter_map(in_memory).map(|bytes| piece(bytes, 0)).collect(),
-                    false => gather(data, queues, keys, &mut plan.holds, queues.limits.pieces)?,
+                    false => gather(data, queues, keys, &mut plan.holds, queues.limits.pieces, false)?,
                 };
                 let invalidate = invalidate.map(|stag| stag.0);
                 plan.wrs.push_back((Operation::Send { invalidate, solicited: *solicited, inline }, pieces));
             }
             WorkRequest::Write { data, to, .. } if !data.is_empty() => {
-                let pieces = gather(data, queues, keys, &mut plan.holds, usize::MAX)?;
+                let each = keys.each();
+                let pieces = gather(data, queues, keys, &mut plan.holds, usize::MAX, each)?;
                 let messages = split(&pieces, queues.limits.pieces, queues.limits.message);
                 plan.wrs.extend(messages.into_iter().map(|(at, pieces)| (write_to(*to, at), pieces)));
             }
@@ -73,8 +95,8 @@ impl Plan {
                 // RFC 5040 §5.2: on iWARP the peer's answer names our sink, which must give the right: to this buffer alone.
                 let iwarp = queues.device.caps.iwarp;
                 let access = IBV_ACCESS_LOCAL_WRITE | if iwarp { IBV_ACCESS_REMOTE_WRITE } else { 0 };
-                let (sink, mr) = sink(queues, keys, into, access)?;
-                plan.holds.extend(mr.map(Hold::Registered));
+                let each = iwarp || keys.each();
+                let sink = sink(queues, keys, into, access, each, &mut plan.holds)?;
                 let messages = split(&[sink], 1, queues.limits.message);
                 plan.wrs.extend(messages.into_iter().map(|(at, pieces)| (read_from(*from, at), pieces)));
             }
@@ -84,7 +106,7 @@ impl Plan {
     }
 }
 
-/// How the adapter reaches a buffer that it shall fill.
+/// How the adapter reaches a buffer that it shall fill: by a registration of its own if `each` or if it is of no pool.
 ///
 /// # Errors
 /// It cannot be registered.
@@ -93,18 +115,21 @@ pub(super) fn sink(
     keys: &mut Keys,
     buffer: &Buffer,
     access: c_int,
-) -> io::Result<(ibv_sge, Option<Mr>)> {
+    each: bool,
+    holds: &mut Holds,
+) -> io::Result<ibv_sge> {
     if buffer.is_empty() {
-        let lkey = keys.local(&queues.device, &queues.device.nothing)?.expect("it is of a pool");
-        return Ok((ibv_sge { length: 0, ..piece(&queues.device.nothing, lkey) }, None));
+        let nothing = &queues.device.nothing;
+        let local = keys.local(&queues.device, nothing)?.expect("it is of a pool");
+        return Ok(ibv_sge { length: 0, ..kept(nothing, local, holds) });
     }
-    if access == IBV_ACCESS_LOCAL_WRITE
-        && let Some(lkey) = keys.local(&queues.device, buffer)?
-    {
-        return Ok((piece(buffer, lkey), None));
+    if !each && let Some(local) = keys.local(&queues.device, buffer)? {
+        return Ok(kept(buffer, local, holds));
     }
     let mr = Mr::register(&queues.device.pd, buffer.as_ptr(), buffer.len(), access)?;
-    Ok((piece(buffer, mr.lkey()), Some(mr)))
+    let piece = piece(buffer, mr.lkey());
+    holds.push(Hold::Registered(mr));
+    Ok(piece)
 }
 
 fn fits_inline(data: &Rope, queues: &Queues) -> bool {
@@ -120,25 +145,31 @@ fn in_memory(piece: &Piece) -> Option<&[u8]> {
     }
 }
 
-/// The pieces of `data`, at most `max`, as the adapter reaches them.
-fn gather(data: &Rope, queues: &Queues, keys: &mut Keys, holds: &mut Holds, max: usize) -> io::Result<Pieces> {
+/// The pieces of `data`, at most `max`, as the adapter reaches them: `each` by a registration of its own.
+fn gather(
+    data: &Rope,
+    queues: &Queues,
+    keys: &mut Keys,
+    holds: &mut Holds,
+    max: usize,
+    each: bool,
+) -> io::Result<Pieces> {
     let device = &queues.device;
     if data.pieces().len() > max {
         let mut together = device.staging.take(data.len());
         data.copy_to(&mut together)?;
-        let (piece, mr) = sink(queues, keys, &together, IBV_ACCESS_LOCAL_WRITE)?;
-        holds.extend(mr.map(Hold::Registered));
+        let piece = sink(queues, keys, &together, IBV_ACCESS_LOCAL_WRITE, false, holds)?;
         holds.push(Hold::Copied(together));
         return Ok(Pieces::from_slice(&[piece]));
     }
     let mut pieces = Pieces::new();
     for part in data.pieces() {
         if let Piece::Memory(bytes) = part {
-            if let Some(lkey) = keys.local(device, bytes)? {
-                pieces.push(piece(bytes, lkey));
+            if !each && let Some(local) = keys.local(device, bytes)? {
+                pieces.push(kept(bytes, local, holds));
                 continue;
             }
-            if bytes.len() > COPY_MAX {
+            if each || bytes.len() > COPY_MAX {
                 let mr = Mr::register(&device.pd, bytes.as_ptr(), bytes.len(), 0)?;
                 pieces.push(piece(bytes, mr.lkey()));
                 holds.push(Hold::Registered(mr));
@@ -151,12 +182,15 @@ fn gather(data: &Rope, queues: &Queues, keys: &mut Keys, holds: &mut Holds, max:
             Piece::File(range) => range.read(&mut copy)?,
             Piece::Peer(bytes) => bytes.copy_to(&mut copy),
         }
-        let (sink, mr) = sink(queues, keys, &copy, IBV_ACCESS_LOCAL_WRITE)?;
-        pieces.push(sink);
-        holds.extend(mr.map(Hold::Registered));
+        pieces.push(sink(queues, keys, &copy, IBV_ACCESS_LOCAL_WRITE, false, holds)?);
         holds.push(Hold::Copied(copy));
     }
     Ok(pieces)
+}
+
+fn kept(bytes: &[u8], local: Local, holds: &mut Holds) -> ibv_sge {
+    holds.extend(local.hold.map(Hold::Kept));
+    piece(bytes, local.lkey)
 }
 
 fn piece(bytes: &[u8], lkey: u32) -> ibv_sge {

@@ -24,8 +24,9 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use super::{
     VerbsOptions,
     cm::Events,
+    faults::Fault,
     ffi::*,
-    memory::{Exposure, Keys, Mr, Window},
+    memory::{Exposure, Keys, Window},
     prepare::{Holds, Plan, Request, sink},
     queue::{Operation, Queues, meaning},
 };
@@ -70,6 +71,16 @@ pub(super) struct VerbsQp {
     active: Instant,
     spin: Duration,
     linger: Duration,
+    alive: Alive,
+}
+
+/// Whether the peer is still there.
+struct Alive {
+    /// Without a completion; never if zero.
+    after: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
+    /// It has been asked, and has not answered.
+    asked: bool,
 }
 
 /// A request that the adapter has.
@@ -86,7 +97,7 @@ struct Posted {
 struct PostedRecv {
     id: WorkId,
     buffer: Buffer,
-    _mr: Option<Mr>,
+    _holds: Holds,
 }
 
 /// A region, and what exposes it until that is undone.
@@ -133,7 +144,7 @@ impl VerbsQp {
             regions: HashMap::new(),
             queues: Some(queues),
             events: Some(events),
-            keys: Keys::default(),
+            keys: Keys::new(&options.registration),
             peer,
             caps,
             phase: Phase::Open,
@@ -152,6 +163,7 @@ impl VerbsQp {
             active: Instant::now(),
             spin: verbs.spin,
             linger: verbs.linger,
+            alive: Alive { after: verbs.keepalive, timer: None, asked: false },
         }
     }
 
@@ -185,15 +197,16 @@ impl VerbsQp {
         while self.recvs.len() < queues.limits.recvs
             && let Some((id, buffer)) = self.recvs_queued.pop_front()
         {
-            let (piece, mr) = match sink(queues, &mut self.keys, &buffer, IBV_ACCESS_LOCAL_WRITE) {
-                Ok(sink) => sink,
+            let mut holds = Holds::new();
+            let piece = match sink(queues, &mut self.keys, &buffer, IBV_ACCESS_LOCAL_WRITE, false, &mut holds) {
+                Ok(piece) => piece,
                 Err(error) => {
                     self.recvs_queued.push_front((id, buffer));
                     return Err(error);
                 }
             };
             chain.push((RECEIVE, piece));
-            self.recvs.push_back(PostedRecv { id, buffer, _mr: mr });
+            self.recvs.push_back(PostedRecv { id, buffer, _holds: holds });
         }
         queues.post_recvs(&chain)
     }
@@ -246,6 +259,7 @@ impl VerbsQp {
             return Ok((Plan::default(), Status::Flushed));
         };
         match request {
+            Request::Probe => Ok((Plan::probe(queues, &mut self.keys, self.caps.outbound_reads > 0)?, Status::Ok)),
             Request::Bind(_, bind) => Ok((Plan::single(Operation::Bind(*bind)), Status::Ok)),
             Request::User(WorkRequest::Invalidate { stag, .. }) => Ok(match self.regions.get_mut(stag) {
                 Some(region) if !region.ending => {
@@ -341,7 +355,11 @@ impl VerbsQp {
     }
 
     fn hand_home(&mut self, request: Request, status: Status, completions: &mut Vec<Completion>) {
-        let Request::User(request) = request else { return };
+        let request = match request {
+            Request::User(request) => request,
+            Request::Bind(..) => return,
+            Request::Probe => return self.alive.asked = false,
+        };
         self.outstanding -= 1;
         let mut completion =
             request.flushed(|stag| if status == Status::LocalAccess { None } else { self.take_region(stag) });
@@ -406,8 +424,7 @@ impl VerbsQp {
                     RDMA_CM_EVENT_DISCONNECTED => {
                         // Once we have closed, an adapter's complaint about what was under way means nothing.
                         let fault = if matches!(self.phase, Phase::Closing { .. }) { None } else { fault() };
-                        let error = fault.map_or(QpError::Disconnected, |what| QpError::Protocol(what.into()));
-                        return self.end(error);
+                        return self.end(fault.map_or(QpError::Disconnected, QpError::from));
                     }
                     RDMA_CM_EVENT_DEVICE_REMOVAL => {
                         tracing::warn!(peer = %self.peer, "the adapter is being removed");
@@ -415,6 +432,35 @@ impl VerbsQp {
                     }
                     _ => {}
                 },
+            }
+        }
+    }
+
+    /// Takes in what the device says by itself, and what a long silence means.
+    fn poll_health(&mut self, cx: &mut Context<'_>) {
+        let Some(queues) = &self.queues else { return };
+        if let Poll::Ready(fault) = queues.poll_fault(cx) {
+            // Once we have closed, a complaint about what was under way means nothing.
+            if matches!((&self.phase, fault), (Phase::Open, _) | (_, Fault::Device(_))) {
+                return self.end(fault.into());
+            }
+        }
+        if self.alive.after.is_zero() || self.hold || !matches!(self.phase, Phase::Open) {
+            return;
+        }
+        let Alive { after, timer, asked } = &mut self.alive;
+        let timer = timer.get_or_insert_with(|| Box::pin(sleep_until(self.active + *after)));
+        while timer.as_mut().poll(cx).is_ready() {
+            let silent = self.active.elapsed();
+            if silent < *after {
+                timer.as_mut().reset(self.active + *after);
+            } else if *asked {
+                return self.end(QpError::Io(io::ErrorKind::TimedOut));
+            } else {
+                *asked = true;
+                self.queued.push_back(Request::Probe);
+                timer.as_mut().reset(Instant::now() + *after);
+                cx.waker().wake_by_ref();
             }
         }
     }
@@ -436,8 +482,8 @@ impl VerbsQp {
             Phase::Failing { error, timer } => {
                 let error = error.clone();
                 let fault = self.queues.as_ref().and_then(Queues::take_fault);
-                if let Some(what) = fault {
-                    self.end(QpError::Protocol(what.into()));
+                if let Some(fault) = fault {
+                    self.end(fault.into());
                 } else if timer.as_mut().poll(cx).is_ready() {
                     self.end(error);
                 }
@@ -563,7 +609,12 @@ impl QueuePair for VerbsQp {
                 return Poll::Ready(Ok(()));
             }
             match self.poll_idle(cx) {
-                Ok(true) => return Poll::Pending,
+                Ok(true) => {
+                    self.poll_health(cx);
+                    if !matches!(self.phase, Phase::Ended(_)) {
+                        return Poll::Pending;
+                    }
+                }
                 Ok(false) if !self.armed => {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
@@ -591,6 +642,18 @@ impl QueuePair for VerbsQp {
     fn abort(&mut self) {
         // Requests that the adapter does not have yet are lost.
         self.end(QpError::Io(io::ErrorKind::ConnectionReset));
+    }
+}
+
+impl From<Fault> for QpError {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Request(what) => QpError::Protocol(what.into()),
+            Fault::Device(what) => {
+                tracing::error!(what, "an adapter fails");
+                QpError::Io(io::ErrorKind::NetworkDown)
+            }
+        }
     }
 }
 

@@ -20,6 +20,7 @@ use tokio::io::unix::AsyncFd;
 use super::{
     cm::{CmId, Descriptor},
     device::Device,
+    faults::Fault,
     ffi::*,
     library::{check, last_error},
 };
@@ -118,6 +119,7 @@ impl Queues {
                 return Err(error);
             }
         };
+        queues.device.faults.add(queues.qp, queues.cq);
         queues.watch()?;
         tracing::debug!(device = queues.device.caps.name, limits = ?queues.limits, "queue pair created");
         Ok(queues)
@@ -260,9 +262,14 @@ impl Queues {
         }
     }
 
-    /// What the device has said of the queue pair.
-    pub(super) fn take_fault(&self) -> Option<&'static str> {
-        self.device.take_fault(self.qp)
+    /// What the device has said of the queue pair up to now.
+    pub(super) fn take_fault(&self) -> Option<Fault> {
+        self.device.faults.take(self.qp, None)
+    }
+
+    /// What the device says of the queue pair.
+    pub(super) fn poll_fault(&self, cx: &Context<'_>) -> Poll<Fault> {
+        self.device.faults.take(self.qp, Some(cx.waker())).map_or(Poll::Pending, Poll::Ready)
     }
 
     fn acknowledge(&mut self) {
@@ -286,7 +293,7 @@ impl Drop for Queues {
             (functions.ibv_destroy_cq)(self.cq.as_ptr());
             (functions.ibv_destroy_comp_channel)(self.channel.as_ptr());
         }
-        self.device.take_fault(self.qp);
+        self.device.faults.remove(self.qp);
     }
 }
 

@@ -39,6 +39,8 @@ pub struct End {
     pub qp: Box<dyn QueuePair>,
     pub done: Vec<Completion>,
     pub error: Option<QpError>,
+    /// Whether it may invalidate the other's regions; else it just sends.
+    pub invalidates: bool,
     next_id: u64,
     pool: Option<Pool>,
 }
@@ -145,8 +147,13 @@ impl Fabric {
 
     /// The adapter of this machine, if it has one, at the address that the environment names.
     pub fn verbs() -> Option<Self> {
+        Self::verbs_with(VerbsOptions::default())
+    }
+
+    /// The same with options.
+    pub fn verbs_with(options: VerbsOptions) -> Option<Self> {
         let skipped = |why: &str| println!("SKIPPED rdma: conformance over verbs: {why}");
-        let verbs = match Verbs::open(VerbsOptions::default()) {
+        let verbs = match Verbs::open(options) {
             Ok(verbs) => verbs,
             Err(why) => {
                 skipped(&why.to_string());
@@ -161,6 +168,13 @@ impl Fabric {
             address.parse().unwrap_or_else(|_| panic!("{VERBS_ADDRESS} is {address}, no IP address"));
         let siw = survey().is_ok_and(|devices| devices.iter().any(|device| device.iwarp));
         Some(Self { listen: (ip, 0).into(), adapter: true, siw, ..Self::new(verbs) })
+    }
+
+    /// The same, with memory of a pool registered in this way.
+    pub fn verbs_registering(way: Registration) -> Option<Self> {
+        let fabric = Self::verbs()?.with_pool(Pool::default()).registering(way);
+        assert!(fabric.provider.registrations().contains(&way));
+        Some(fabric)
     }
 
     pub async fn pair(&self) -> Pair {
@@ -179,13 +193,9 @@ impl Fabric {
             request.accept(&server, b"", posted()).await.unwrap()
         };
         let (connected, server) = tokio::join!(self.connector.connect(at, &client, b"", posted()), accept);
-        let end = |qp| End { pool: self.pool.clone(), ..End::new(qp) };
-        Pair {
-            client: end(connected.unwrap().qp),
-            server: end(server),
-            adapter: self.adapter,
-            remote_invalidation: self.connector.caps().remote_invalidation,
-        }
+        let remote_invalidation = self.connector.remote_invalidation(&self.registration);
+        let end = |qp| End { pool: self.pool.clone(), invalidates: remote_invalidation, ..End::new(qp) };
+        Pair { client: end(connected.unwrap().qp), server: end(server), adapter: self.adapter, remote_invalidation }
     }
 
     /// A connection attempt that meets `answer` on the other side.
@@ -204,7 +214,7 @@ impl Fabric {
 
 impl End {
     pub fn new(qp: Box<dyn QueuePair>) -> Self {
-        Self { qp, done: Vec::new(), error: None, next_id: 1, pool: None }
+        Self { qp, done: Vec::new(), error: None, invalidates: true, next_id: 1, pool: None }
     }
 
     pub fn id(&mut self) -> WorkId {
@@ -228,7 +238,8 @@ impl End {
 
     pub fn send_invalidate(&mut self, data: impl Into<Rope>, stag: Stag, solicited: bool) -> WorkId {
         let id = self.id();
-        self.qp.post(WorkRequest::Send { id, data: data.into(), invalidate: Some(stag), solicited }).unwrap();
+        let invalidate = self.invalidates.then_some(stag);
+        self.qp.post(WorkRequest::Send { id, data: data.into(), invalidate, solicited }).unwrap();
         id
     }
 

@@ -39,7 +39,7 @@ impl Posix {
             return Err(VfsError::NotSupported);
         }
         let ((), change) = self.change(object, |_| {
-            let _acting = self.identity.assume(caller.cred)?;
+            let _acting = self.identity.assume(caller)?;
             let (path, name) = (path(object.fd()), attribute(kind));
             match acl {
                 Some(acl) => rustix::fs::setxattr(path, name, &acl.to_xattr(), XattrFlags::empty())?,

@@ -121,7 +121,7 @@ impl Posix {
         set: &SetAttr,
         data: Option<&File>,
     ) -> Result<()> {
-        let _acting = self.identity.assume(caller.cred)?;
+        let _acting = self.identity.assume(caller)?;
         if let (Some(size), Some(data)) = (set.size, data) {
             rustix::fs::ftruncate(data, size)?;
         }
@@ -154,7 +154,7 @@ impl Posix {
     pub(super) fn rights(&self, caller: &Caller<'_>, object: &Object, wanted: Rights) -> Result<(Rights, Attr)> {
         let attr = self.attr(object)?;
         let change = wanted.modify || wanted.extend || wanted.delete;
-        let _acting = self.identity.assume(caller.cred)?;
+        let _acting = self.identity.assume(caller)?;
         let may = |asked, mode| asked && kernel::may_access(object.fd(), mode);
         let read = may(wanted.read, libc::R_OK);
         let write = may(change, libc::W_OK);

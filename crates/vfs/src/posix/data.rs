@@ -37,7 +37,7 @@ impl Posix {
     fn open_data(&self, caller: &Caller<'_>, object: &Object, write: bool) -> Result<File> {
         let flags = if write { OFlags::WRONLY } else { OFlags::RDONLY } | OFlags::NONBLOCK | OFlags::NOCTTY;
         let opened = {
-            let _acting = self.identity.assume(caller.cred)?;
+            let _acting = self.identity.assume(caller)?;
             self.reopen(object.fd(), flags)
         };
         match opened {
@@ -54,7 +54,7 @@ impl Posix {
             Identity::Caller => {
                 let may = attr.uid == caller.cred.uid
                     || (!write && {
-                        let _acting = self.identity.assume(caller.cred)?;
+                        let _acting = self.identity.assume(caller)?;
                         kernel::may_access(object.fd(), libc::X_OK)
                     });
                 if may { Ok(self.reopen(object.fd(), flags)?.into()) } else { Err(VfsError::Access) }
@@ -139,7 +139,7 @@ impl Posix {
         let before = self.attr_by(object, file.as_fd())?;
         {
             // As the caller: set-user-id bits go, and quotas and reserved space are the caller's.
-            let _acting = self.identity.assume(caller.cred)?;
+            let _acting = self.identity.assume(caller)?;
             let written = write_all(file, offset, data, flags);
             written.inspect_err(|error| self.note_failure(*error))?;
         }

@@ -5,9 +5,17 @@
 //! "Effect of user ID changes on capabilities") and gives them back when root returns. The identity is given back at
 //! the end of every operation, so that nothing else that the thread does is done as a client.
 //!
+//! What a thread has opened may answer only to the credentials that opened it: the kernel compares the object that holds
+//! them, not its contents (`ib_safe_file_access` of the RDMA devices), and every change, back to root as well, makes
+//! another object. A thread that [keeps its credentials](keep_credentials) therefore never acts as anybody: what would
+//! need that is for a thread that may wait.
+//!
 //! As an ordinary user, everything runs as that user.
 
-use std::{cell::RefCell, io};
+use std::{
+    cell::{Cell, RefCell},
+    io,
+};
 
 use rustix::{
     process::{Gid, Uid},
@@ -16,7 +24,7 @@ use rustix::{
 use smallvec::SmallVec;
 
 use super::kernel::{set_fsgid, set_fsuid};
-use crate::{Cred, Result, VfsError};
+use crate::{Caller, Cred, Result, VfsError};
 
 /// How callers' identities are assumed.
 #[derive(Debug)]
@@ -34,8 +42,17 @@ pub(super) struct Acting {
 }
 
 thread_local! {
+    /// Whether this thread keeps its credentials.
+    static KEEPS: Cell<bool> = const { Cell::new(false) };
     /// The groups that this thread has, if it has set any. They stay when root returns, whom they give nothing.
     static GROUPS: RefCell<Option<SmallVec<[u32; 16]>>> = const { RefCell::new(None) };
+}
+
+/// The calling thread keeps the credentials that it has, for good. Operations that would need others end on it with
+/// [`WouldBlock`](VfsError::WouldBlock), before anything has happened, to be run again by another thread; those that need
+/// none (reading a file that is open for its caller, attributes) and those of root run on it as ever.
+pub fn keep_credentials() {
+    KEEPS.set(true);
 }
 
 impl Identity {
@@ -67,11 +84,12 @@ impl Identity {
         }
     }
 
-    /// Makes the calling thread act as `cred`.
+    /// Makes the calling thread act as `caller`. Before an operation's first call nothing has been changed.
     ///
     /// # Errors
-    /// `Perm` for one who cannot be.
-    pub(super) fn assume(&self, cred: &Cred) -> Result<Acting> {
+    /// `Perm` for one who cannot be; `WouldBlock` on a thread that keeps its credentials.
+    pub(super) fn assume(&self, caller: &Caller<'_>) -> Result<Acting> {
+        let cred = caller.cred;
         let mut acting = Acting { uid: false, gid: false };
         if matches!(self, Self::Own(_)) {
             return Ok(acting);
@@ -79,6 +97,9 @@ impl Identity {
         // All ones means "leave it" to the kernel: the operation would run as root.
         if cred.uid == u32::MAX || cred.gid == u32::MAX || cred.groups.contains(&u32::MAX) {
             return Err(VfsError::Perm);
+        }
+        if (cred.uid != 0 || cred.gid != 0) && KEEPS.get() {
+            return Err(VfsError::WouldBlock);
         }
         if cred.uid != 0 {
             set_groups(&cred.groups)?;

@@ -23,7 +23,7 @@ impl Posix {
         let attr = self.attr(dir)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open = {
-            let _acting = self.identity.assume(caller.cred)?;
+            let _acting = self.identity.assume(caller)?;
             self.with_room(|| rustix::fs::openat(dir.fd(), c".", flags, Mode::empty()))?
         };
         if cookie != 0 {
@@ -70,7 +70,7 @@ impl Posix {
 
     fn named_entry(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &[u8]) -> Option<(Handle, Attr)> {
         let fd = {
-            let _acting = self.identity.assume(caller.cred).ok()?;
+            let _acting = self.identity.assume(caller).ok()?;
             open_beneath(dir.fd(), name, ResolveFlags::empty()).ok()?
         };
         // Not kept at hand: a large directory would drive out what is in use.

@@ -41,6 +41,7 @@ use rustix::{
     io::Errno,
 };
 
+pub use self::identity::keep_credentials;
 use self::{database::Database, identity::Identity, objects::Object, objects::Objects, resolve::Naming};
 use crate::{
     Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, NAME_MAX, Name, NodeKind, Read,

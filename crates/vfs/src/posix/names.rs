@@ -55,7 +55,7 @@ impl Posix {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let ((file, object, attr), change) = self.change(dir, |_| {
             let file = {
-                let _acting = self.identity.assume(caller.cred)?;
+                let _acting = self.identity.assume(caller)?;
                 self.with_room(|| rustix::fs::openat(dir.fd(), name.as_bytes(), flags, bits))?
             };
             let file = File::from(file);
@@ -194,7 +194,7 @@ impl Posix {
         }
         let ((handle, attr), change) = self.change(dir, |_| {
             {
-                let _acting = self.identity.assume(caller.cred)?;
+                let _acting = self.identity.assume(caller)?;
                 make(dir.fd())?;
             }
             let fd = self.with_room(|| open_beneath(dir.fd(), name.as_bytes(), ResolveFlags::empty()))?;
@@ -212,7 +212,7 @@ impl Posix {
         let ((), change) = self.change(dir, |_| {
             let victim = self.peek(dir, name);
             {
-                let _acting = self.identity.assume(caller.cred)?;
+                let _acting = self.identity.assume(caller)?;
                 rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags).map_err(not_empty)?;
             }
             victim.inspect(|victim| self.gone(victim, dir, name));
@@ -241,7 +241,7 @@ impl Posix {
         let before = (self.attr(from_dir)?, self.attr(to_dir)?);
         let (moved, replaced) = (self.peek(from_dir, from), self.peek(to_dir, to));
         {
-            let _acting = self.identity.assume(caller.cred)?;
+            let _acting = self.identity.assume(caller)?;
             rustix::fs::renameat(from_dir.fd(), from.as_bytes(), to_dir.fd(), to.as_bytes()).map_err(not_empty)?;
         }
         // Two names of one object: nothing has happened.
@@ -274,7 +274,7 @@ impl Posix {
         }
         self.attr(object)?;
         let ((), change) = self.change(dir, |_| {
-            let _acting = self.identity.assume(caller.cred)?;
+            let _acting = self.identity.assume(caller)?;
             let path = DecInt::from_fd(object.fd());
             let flags = AtFlags::SYMLINK_FOLLOW;
             rustix::fs::linkat(&self.descriptors, path.as_c_str(), dir.fd(), name.as_bytes(), flags)?;

@@ -153,7 +153,7 @@ impl Posix {
         // Names that the kernel has at hand can be followed without waiting.
         let cached = if self.may_wait(caller).is_err() { ResolveFlags::CACHED } else { ResolveFlags::empty() };
         let opened = {
-            let _acting = self.identity.assume(caller.cred)?;
+            let _acting = self.identity.assume(caller)?;
             // `.` in place of `..`: only to see whether the caller may search.
             let path = if name.as_bytes() == b".." { b"." } else { name.as_bytes() };
             self.with_room(|| open_beneath(dir.fd(), path, cached))
@@ -190,7 +190,7 @@ impl Posix {
             return Ok(None);
         }
         let handle = {
-            let _acting = self.identity.assume(caller.cred)?;
+            let _acting = self.identity.assume(caller)?;
             self.peek(dir, name)
         };
         let Some(object) = handle.and_then(|handle| self.objects.find(&handle)) else { return Ok(None) };

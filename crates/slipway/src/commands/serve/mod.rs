@@ -209,6 +209,9 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     let mut options = WorkerOptions::default();
     options.threads = config.server.workers.map_or(options.threads, NonZeroUsize::get);
     options.connections_max = config.server.connections.map_or(options.connections_max, NonZeroUsize::get);
+    // Only root acts as its callers, and only some transports mind.
+    let minds = listeners.iter().any(|(_, listener)| listener.keeps_credentials());
+    options.keep_credentials = minds.then_some(vfs::posix::keep_credentials);
     descriptors::raise_to_most();
     let workers = Workers::new(options).map_err(Failure::failed)?;
     let mut announcement = Announcement::new(&config);

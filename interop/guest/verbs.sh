@@ -1,0 +1,251 @@
+# Runs in the guest: the provider `verbs` on both of Linux's software devices at once, rxe (RoCE version 2) on eth0 and siw
+# (iWARP) on a veth, with a Linux kernel on the other end and with ourselves. All ends are in the guest, as no such
+# device leads out of it. The server is root's and acts for others, over TCP at the same time.
+. /run/out/guest/lib.sh
+. /run/out/guest/content.sh
+. /run/out/env
+: >"$RESULTS"
+# A part of the tree, as there is so much to be done with it.
+TREE=/run/part.tar FILES=/run/manifest
+(cd /run && tar xf out/tree.tar asm-generic && tar cf part.tar asm-generic && grep '  asm-generic/' out/manifest >manifest)
+IOSIZE=1048576 EXPORT=/run/ours
+OURS_TCP=3049 OURS_RDMA=21049
+declare -A AT=([rxe]=10.0.2.15 [siw]=10.9.1.1) AT6=([rxe]=fd09:1::1 [siw]=fd09:2::1)
+# As for any adapter; siw counts registered memory even for root.
+ulimit -l unlimited
+
+slip() { timeout 300 "$SLIPWAY" "$@"; }
+
+# await COMMAND…: until it succeeds; a minute at most, as the machine is slow.
+await() {
+  local i
+  for ((i = 0; i < 600; i++)); do "$@" >/dev/null 2>&1 && return; sleep 0.1; done
+  echo "in vain: $*" >&2; return 1
+}
+
+devices() {
+  ip link add veth0 type veth peer name veth1
+  ip addr add "${AT[siw]}/24" dev veth0; ip link set veth0 up; ip link set veth1 up
+  ip addr add "${AT6[rxe]}/64" dev eth0 nodad; ip addr add "${AT6[siw]}/64" dev veth0 nodad
+  rdma link add rxe0 type rxe netdev eth0
+  rdma link add siw0 type siw netdev veth0
+  slip doctor | tee /run/out/doctor
+  grep -E '^ok +rdma adapters +rxe0 .*port 1 ACTIVE' /run/out/doctor
+  grep -E 'siw0 .*port 1 ACTIVE' /run/out/doctor
+}
+
+give() { # DIR
+  mkdir -p "$1"; mount -t tmpfs -o size=1g export "$1"
+  mkdir -p "$1/given/tree" "$1/given/many"
+  tar xf "$TREE" -C "$1/given/tree"
+  (cd "$1/given/many" && touch $(seq -f 'entry-%g' 3000))
+  chmod 1777 "$1"
+}
+
+configure() {
+  give /run/ours
+  cat >/run/slipway.toml <<T
+[server]
+state_dir = "/run/state"
+rpcbind = "off"
+[[listen]]
+transport = "tcp"
+address = "[::]:$OURS_TCP"
+[[listen]]
+transport = "rdma"
+address = "[::]:$OURS_RDMA"
+options = { provider = "verbs" }
+[[export]]
+path = "/run/ours"
+squash = "none"
+T
+}
+
+serve() {
+  rm -f /run/ready
+  "$SLIPWAY" -v serve --config /run/slipway.toml --ready-file /run/ready >>/run/out/serve.log 2>&1 &
+  echo $! >/run/serve.pid
+  await test -s /run/ready || { tail -n 3 /run/out/serve.log >&2; return 1; }
+}
+
+# The server dies without a word, and comes again.
+serve_again() { kill -9 "$(cat /run/serve.pid)"; sleep 1; serve; }
+
+# A URL of ours or of the kernel's server at a device, as a user.
+of_ours() { echo "nfs://${AT[$1]}:$OURS_RDMA/run/ours/$3?proto=rdma&provider=verbs&mountport=$OURS_TCP&mountproto=tcp&uid=$2&gid=$2"; }
+of_knfsd() { echo "nfs://${AT[$1]}:20049/run/export/$3?proto=rdma&provider=verbs&mountport=20048&mountproto=tcp&uid=$2&gid=$2"; }
+
+# Our client on a server whose export is at $ROOT: URL is one of the above, $ID who calls.
+at() { $URL "$DEVICE" "$ID" "$1"; }
+
+lists_the_tree() { equal "$(wc -l <"$FILES")" "$(slip ls -lR "$(at given/tree)" | grep -c '^-')"; }
+
+copies_the_tree_out() {
+  slip cp -r "$(at given/tree)" "/tmp/$HERE"
+  (cd "/tmp/$HERE" && sha256sum --quiet -c "$FILES")
+}
+
+copies_the_tree_in() {
+  slip mkdir "$(at "$HERE")"
+  slip cp -r "/tmp/$HERE" "$(at "$HERE/tree")"
+  (cd "$ROOT/$HERE/tree" && sha256sum --quiet -c "$FILES")
+  equal "$ID:$ID" "$(find "$ROOT/$HERE" -printf '%U:%G\n' | sort -u)"
+}
+
+a_large_file_goes_in_and_out() {
+  slip cp /run/out/random "$(at "$HERE/random")"
+  cmp /run/out/random "$ROOT/$HERE/random"
+  slip cp "$(at "$HERE/random")" "/tmp/$HERE.random"
+  cmp /run/out/random "/tmp/$HERE.random"
+}
+
+what_others_own_is_refused() {
+  echo private >"$ROOT/$HERE.private"; chmod 600 "$ROOT/$HERE.private"
+  refused slip cat "$(at "$HERE.private")"
+  refused slip rm "$(at given/many/entry-1)"
+  [ -e "$ROOT/given/many/entry-1" ]
+}
+
+removes() { slip rm -r "$(at "$HERE")"; refused slip stat "$(at "$HERE")"; [ ! -e "$ROOT/$HERE" ]; }
+
+# ours NAME DEVICE URL ROOT ID
+ours() {
+  local name=$1 c
+  DEVICE=$2 URL=$3 ROOT=$4 ID=$5 HERE=ours-$2-$5
+  RESULTS=/run/out/results.$URL.$DEVICE.$ID
+  for c in lists_the_tree copies_the_tree_out copies_the_tree_in a_large_file_goes_in_and_out what_others_own_is_refused removes; do
+    check "$DEVICE: our client as $ID, $name: ${c//_/ }" "$c"
+  done
+}
+
+# Others' calls by TCP meanwhile, so that the threads that serve those have acted as them.
+by_tcp_as_others() {
+  local id url
+  while [ ! -e /run/enough ]; do
+    for id in 1000 2000; do
+      url="nfs://127.0.0.1:$OURS_TCP/run/ours/by-tcp-$id?uid=$id&gid=$id"
+      slip cp /run/out/manifest "$url"; slip rm "$url"
+    done
+    sleep 1
+  done
+}
+
+by_ipv6() {
+  local url="nfs://[${AT6[$1]}]:$OURS_RDMA/run/ours/given?proto=rdma&provider=verbs&mountport=$OURS_TCP&mountproto=tcp"
+  slip ls "$url" | grep tree
+}
+
+auto_takes_the_adapter() {
+  timeout 60 "$SLIPWAY" -v ls "nfs://${AT[$1]}:$OURS_RDMA/run/ours/given?proto=auto&mountport=$OURS_TCP&mountproto=tcp" 2>&1 | tee /dev/stderr |
+    grep 'proto=auto: connected.*transport="rdma"'
+}
+
+too_little_locked_memory_is_explained() {
+  local said
+  DEVICE=siw URL=of_ours ID=0
+  said=$(ulimit -l 64; timeout 60 "$SLIPWAY" ls "$(at given)" 2>&1) && return 1
+  echo "$said"
+  grep RLIMIT_MEMLOCK <<<"$said"
+}
+
+# goes_on_through FAULT: while both clients write, FAULT happens; nothing of what they write is lost.
+goes_on_through() {
+  local fault=$1 device=$2 writers=()
+  DEVICE=$device URL=of_ours ID=1234
+  mkdir -p "/run/mnt/$device"; rm -f /run/happened
+  mount -t nfs -o "vers=3,nolock,proto=rdma,port=$OURS_RDMA,mountport=$OURS_TCP,mountproto=tcp" "${AT[$device]}:/run/ours" "/run/mnt/$device"
+  writes_until_it_happened dd if=/run/out/random of="/run/mnt/$device/kernels" bs=1M conv=fsync status=none & writers+=($!)
+  writes_until_it_happened slip cp /run/out/random "$(at "our-own")" & writers+=($!)
+  await test -s /run/ours/kernels; await test -s /run/ours/our-own
+  "$fault"
+  touch /run/happened
+  wait "${writers[@]}"
+  umount "/run/mnt/$device"
+  cmp /run/out/random /run/ours/kernels; cmp /run/out/random /run/ours/our-own
+  rm /run/ours/kernels /run/ours/our-own
+}
+writes_until_it_happened() { until [ -e /run/happened ]; do "$@"; done; "$@"; }
+
+# The kernel's end of siw's connections is an ordinary socket, by which it can be cut.
+connections_are_cut() { ss -K -t state established "( sport = :$OURS_RDMA )"; sleep 2; ss -K -t state established "( sport = :$OURS_RDMA )"; }
+
+# A client that dies in the middle: its connection goes, and what it held; others are served.
+a_client_dies() {
+  DEVICE=$1 URL=of_ours ID=1234
+  writes_until_it_happened slip cp /run/out/random "$(at dying)" >/dev/null 2>&1 & local loop=$!
+  await test -s /run/ours/dying
+  kill -9 "$loop"; pkill -9 -f "our[s]/dying"
+  slip ls "$(at given)" | grep tree
+  slip rm "$(at dying)"
+}
+
+# Ours holds what the kernel's clients wrote, and drains.
+serves_to_the_end() {
+  local device
+  for device in rxe siw; do
+    (cd "/run/ours/by-$device/tree" && sha256sum --quiet -c "$FILES")
+    cmp "/run/ours/by-$device/large/f" /run/out/random
+  done
+  refused grep -E 'ERROR|Permission denied' /run/out/serve.log
+  kill -TERM "$(cat /run/serve.pid)"
+  await test ! -e "/proc/$(cat /run/serve.pid)"
+}
+
+knfsd_with_export() { give /run/export; knfsd /run/export; }
+
+# conformance DEVICE: the conformance suite, and what only adapters have.
+conformance() {
+  local log=/run/out/conformance.$1.log
+  export SLIPWAY_VERBS_ADDRESS=${AT[$1]}
+  timeout 600 "$CONFORMANCE" --test-threads=2 verbs >"$log" 2>&1 || true
+  timeout 60 "$ALONE" --test-threads=1 an_idle >>"$log" 2>&1 || true
+  # Both ends of siw are sockets of this host; rxe does without a network here.
+  [ "$1" != siw ] || SLIPWAY_VERBS_CUT='ip link set lo down' timeout 60 "$ALONE" --test-threads=1 a_peer >>"$log" 2>&1 || true
+  ip link set lo up
+  refused grep SKIPPED "$log"
+  grep -E '^test result: .* [1-9][0-9]{1,} passed' "$log"
+}
+
+# conforms DEVICE: with a result for each of its tests.
+conforms() {
+  check "$1: conformance suite of providers runs" conformance "$1" || return
+  sed -n "s/^test \([a-z_:]*\) \.\.\. ok$/ok $1: conformance \1/p;
+    s/^test \([a-z_:]*\) \.\.\. FAILED$/fail $1: conformance \1: see conformance.$1.log/p" \
+    "/run/out/conformance.$1.log" >>"$RESULTS"
+}
+
+end() { cat /run/out/results.* >>"$RESULTS"; ! grep -q ^fail "$RESULTS"; exit; }
+
+mkdir -p /run/out/logs
+check "doctor sees both devices" devices || end
+check "our server starts" eval "configure; serve" || end
+by_tcp_as_others >/run/out/logs/by-tcp.log 2>&1 & OTHERS=$!
+CLIENTS=()
+for device in rxe siw; do
+  (SERVER=${AT[$device]} over "$device" "proto=rdma,port=$OURS_RDMA,mountport=$OURS_TCP,mountproto=tcp") & CLIENTS+=($!)
+  (ours "our server" "$device" of_ours /run/ours 1234) & CLIENTS+=($!)
+done
+wait "${CLIENTS[@]}"
+touch /run/enough; wait "$OTHERS"
+for device in rxe siw; do
+  check "$device: our client by IPv6" by_ipv6 "$device"
+  check "$device: proto=auto takes the adapter" auto_takes_the_adapter "$device"
+  check "$device: clients go on when the server dies and comes again" goes_on_through serve_again "$device"
+  check "$device: a client dies" a_client_dies "$device"
+done
+check "siw: too little locked memory is explained" too_little_locked_memory_is_explained
+check "siw: clients go on when connections are cut" goes_on_through connections_are_cut siw
+check "our server ends well, with all that the kernel's clients wrote" serves_to_the_end
+if check "knfsd starts" knfsd_with_export; then
+  (ours knfsd siw of_knfsd /run/export 1234)
+  # Where every device has memory windows, as rxe has, peers are told that they may invalidate regions.
+  check "siw: is removed beneath Linux's server" timeout 60 rdma link delete siw0
+  (ours knfsd rxe of_knfsd /run/export 1234)
+fi
+check "kernel log is clean" kernel_log_is_clean
+# Last, because the kernel logs what these tests do to it.
+conforms rxe
+rdma link delete rxe0
+rdma link add siw0 type siw netdev veth0
+conforms siw
+end
