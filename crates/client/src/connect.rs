@@ -17,7 +17,7 @@ use bytes::Bytes;
 use nfs::{
     MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT,
     mount::{MountOk, Mountstat3},
-    v3::{DATA_BOUND, FsInfoOk},
+    v3::DATA_BOUND,
 };
 use rpc::{
     AcceptStat, AuthStat, BoxFuture, ClientError, RawOptions, RejectStat, Switch, TransportKind,
@@ -26,9 +26,11 @@ use rpc::{
 use tokio::time::timeout;
 
 use crate::{
-    Error, ErrorKind, Mount, MountClient, MountOptions, NfsUrl, Result, UrlError, V3,
+    Error, ErrorKind, Mount, MountClient, MountOptions, NfsUrl, Protocol, Result, UrlError, V3, V4, Version,
     mount::Inner,
     program::{Link, Program},
+    v3,
+    v4::connect::{Callbacks, is_another_version},
 };
 
 /// Where MOUNT was found: an open connection that it shares with NFS, or the way to one.
@@ -105,6 +107,88 @@ impl Site {
     }
 
     async fn mount_at(&self, ip: IpAddr) -> Result<Mount> {
+        let version = self.options().version;
+        if version == Version::V3 {
+            return self.mount3_at(ip).await;
+        }
+        match self.mount4_at(ip).await {
+            Err(error) if version == Version::Auto && is_no_v4(&error) => {
+                tracing::debug!(%error, "the server has no version 4 from 4.1 on");
+                self.mount3_at(ip).await
+            }
+            result => result,
+        }
+    }
+
+    /// By version 4: one port, and no other protocol.
+    async fn mount4_at(&self, ip: IpAddr) -> Result<Mount> {
+        let callbacks = Callbacks::new();
+        let options = self.options();
+        let mut ends = self.ends(ip).await?.into_iter();
+        let first = ends.next().expect("there is the host of the URL");
+        let program = self.program4(&first, &callbacks).await?;
+        let (v4, known) = V4::connect(program, options.version.minors(), &callbacks).await?;
+        for _ in 1..options.nconnect {
+            v4.add_connection(self.program4(&first, &callbacks).await?, &known, false).await?;
+        }
+        for end in ends {
+            for turn in 0..options.nconnect {
+                let program = self.program4(&end, &callbacks).await?;
+                v4.add_connection(program, &known, turn == 0).await?;
+            }
+        }
+        let path = clean(&self.url.path);
+        let names: Vec<Bytes> =
+            path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).map(Bytes::copy_from_slice).collect();
+        let root = v4.root(&names).await.map_err(|error| error.at(&path))?;
+        let (mounted, start) = names.split_at(root.names);
+        let slash = |names: &[Bytes]| Bytes::from(names.join(&b'/'));
+        let message_max = v4.message_max();
+        let limit = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let inner = Inner {
+            url: self.url.clone(),
+            start: slash(start),
+            root: root.handle,
+            read_size: transfer_size(options.read_size, limit(root.maxread), message_max),
+            write_size: transfer_size(options.write_size, limit(root.maxwrite), message_max),
+            page_size: page_size(0, message_max.min(limit(root.maxread) as usize)),
+            mounted: slash(mounted),
+            mountd: None,
+        };
+        Ok(Mount::new(Protocol::V4(v4), inner))
+    }
+
+    /// Where version 4 is reached: by each transport at the URL's host, and at further addresses.
+    async fn ends(&self, ip: IpAddr) -> Result<Vec<(Arc<dyn TransportKind>, SocketAddr)>> {
+        let mut ends = Vec::new();
+        let protos = || self.options().proto.split('+');
+        for (at, proto) in protos().enumerate() {
+            // A port of the URL is that of the first transport: no two share one.
+            let port = self.url.port.filter(|_| at == 0).unwrap_or(default_port(proto));
+            ends.push((self.kind(proto, &self.options().transport)?, SocketAddr::new(ip, port)));
+        }
+        for address in &self.options().addresses {
+            let (proto, host) = address.split_once('@').unwrap_or((protos().next().unwrap_or("tcp"), address));
+            let kind = self.kind(proto, &self.options().transport)?;
+            let has_port = host.rsplit_once(':').is_some_and(|(host, _)| !host.contains(':') || host.ends_with(']'));
+            let host = if has_port { host.to_owned() } else { format!("{host}:{}", default_port(proto)) };
+            let failed = |problem: String| Error::new(ErrorKind::Resolve(format!("{address}: {problem}")), "connect");
+            let found = timeout(self.options().deadline, tokio::net::lookup_host(host)).await;
+            let found = found.map_err(|_| failed("the name service does not answer".to_owned()))?;
+            let found = found.map_err(|error| failed(error.to_string()))?.next();
+            ends.push((kind, found.ok_or_else(|| failed("it has no address".to_owned()))?));
+        }
+        Ok(ends)
+    }
+
+    async fn program4(&self, end: &(Arc<dyn TransportKind>, SocketAddr), callbacks: &Callbacks) -> Result<Program> {
+        let (kind, address) = end.clone();
+        let link = Link::connect(kind, address, self.options(), Some(callbacks.server.clone())).await?;
+        let (server, deadline) = (self.server.clone(), self.options().deadline);
+        Ok(Program::new(link, NFS_PROGRAM, nfs::v4::VERSION, server, deadline))
+    }
+
+    async fn mount3_at(&self, ip: IpAddr) -> Result<Mount> {
         let ports = self.ports(ip).await?;
         let link = self.nfs_link(ip, &ports).await?;
         let export: Probe<_> = |site, client| Box::pin(site.longest_export(client));
@@ -119,15 +203,14 @@ impl Site {
         let inner = Inner {
             url: self.url.clone(),
             start,
-            root: ok.fhandle,
+            root: v3::handle(ok.fhandle),
             read_size: transfer_size(self.options().read_size, info.rtmax, message_max),
             write_size: transfer_size(self.options().write_size, info.wtmax, message_max),
-            page_size: page_size(&info, message_max),
-            info,
+            page_size: page_size(info.dtpref, message_max),
             mounted,
-            mountd,
+            mountd: Some(mountd),
         };
-        Ok(Mount::new(v3, inner))
+        Ok(Mount::new(Protocol::V3(v3), inner))
     }
 
     async fn mountd_at(&self, ip: IpAddr) -> Result<MountClient> {
@@ -182,7 +265,7 @@ impl Site {
 
     async fn nfs_link(&self, ip: IpAddr, ports: &Ports) -> Result<Link> {
         let kind = self.kind(&self.options().proto, &self.options().transport)?;
-        Link::connect(kind, SocketAddr::new(ip, ports.nfs), self.options()).await
+        Link::connect(kind, SocketAddr::new(ip, ports.nfs), self.options(), None).await
     }
 
     /// Runs `first` against each place where MOUNT can be, until one of them speaks MOUNT.
@@ -271,7 +354,7 @@ impl Mountd {
         match self {
             Mountd::Shared(client) => Ok(client.clone()),
             Mountd::At(site, kind, address) => {
-                let link = Link::connect(kind.clone(), *address, site.options()).await?;
+                let link = Link::connect(kind.clone(), *address, site.options(), None).await?;
                 Ok(MountClient::new(site.mount_program(link)))
             }
         }
@@ -285,6 +368,16 @@ impl std::fmt::Debug for Mountd {
             Mountd::At(_, kind, address) => write!(f, "{} {address}", kind.name()),
         }
     }
+}
+
+/// RFC 8881 §2.9.3: version 4 is at its well-known port, without rpcbind.
+fn default_port(proto: &str) -> u16 {
+    if proto == "rdma" { NFS_RDMA_PORT } else { NFS_PORT }
+}
+
+/// Whether an error says that version 3 is worth trying: the server has no other, or nobody is at version 4's port.
+fn is_no_v4(error: &Error) -> bool {
+    is_another_version(error) || matches!(error.kind(), ErrorKind::Rpc(ClientError::Transport(_)))
 }
 
 /// RFC 1813 appendix I: the flavours that the export takes; some servers name none.
@@ -326,9 +419,9 @@ fn transfer_size(wanted: Option<u32>, server_max: u32, message_max: usize) -> us
     wanted.min(server_max).min(message_max.saturating_sub(HEADERS_MAX)).clamp(TRANSFER_MIN, DATA_BOUND)
 }
 
-fn page_size(info: &FsInfoOk, message_max: usize) -> u32 {
+fn page_size(preferred: u32, message_max: usize) -> u32 {
     let most = message_max.saturating_sub(HEADERS_MAX).min(PAGE_MAX);
-    (info.dtpref as usize).max(PAGE_MIN).min(most) as u32
+    (preferred as usize).max(PAGE_MIN).min(most) as u32
 }
 
 /// A firewall that drops packets to rpcbind must not cost the whole deadline.

@@ -3,9 +3,9 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use nfs::v3::{Cookieverf3, EntryPlus3, Fattr3, NfsFh3, Nfsstat3, ReadDirOk};
+use nfs::v3::Nfsstat3;
 
-use crate::{Error, ErrorKind, Mount, Result};
+use crate::{Attr, Error, ErrorKind, Handle, Mount, Result, Verifier};
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,9 +15,9 @@ pub struct DirEntry {
     /// The number of the object in its file system.
     pub fileid: u64,
     /// The object's attributes, if the server gave them.
-    pub attr: Option<Fattr3>,
+    pub attr: Option<Attr>,
     /// The object's handle, if the server gave it.
-    pub handle: Option<NfsFh3>,
+    pub handle: Option<Handle>,
 }
 
 /// Reads a directory, page by page, with attributes and handles where the server gives them.
@@ -33,12 +33,12 @@ pub struct DirEntry {
 #[derive(Debug)]
 pub struct Dir {
     mount: Mount,
-    handle: NfsFh3,
+    handle: Handle,
     path: Bytes,
-    /// READDIRPLUS, until the server says that it has none.
+    /// With attributes and handles.
     plus: bool,
     cookie: u64,
-    verifier: Cookieverf3,
+    verifier: Verifier,
     /// Bytes of one reply.
     page: u32,
     entries: VecDeque<DirEntry>,
@@ -47,7 +47,7 @@ pub struct Dir {
 
 impl Dir {
     /// The directory of this handle; `path` is for messages only.
-    pub fn new(mount: Mount, handle: NfsFh3, path: impl Into<Bytes>) -> Self {
+    pub fn new(mount: Mount, handle: Handle, path: impl Into<Bytes>) -> Self {
         let page = mount.page_size();
         Self {
             mount,
@@ -69,14 +69,14 @@ impl Dir {
     }
 
     /// The directory's handle.
-    pub fn handle(&self) -> &NfsFh3 {
+    pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
     /// The next entry; `None` at the end.
     ///
     /// # Errors
-    /// READDIRPLUS or READDIR failed, or the server gave a name that cannot be one.
+    /// The directory cannot be read, or the server gave a name that cannot be one.
     pub async fn next(&mut self) -> Result<Option<DirEntry>> {
         while self.entries.is_empty() && !self.eof {
             self.fetch().await.map_err(|error| error.at(&self.path))?;
@@ -97,17 +97,8 @@ impl Dir {
     }
 
     async fn fetch(&mut self) -> Result<()> {
-        let v3 = self.mount.v3();
-        let result = if self.plus {
-            v3.readdirplus(&self.handle, self.cookie, self.verifier, self.page, self.page).await
-        } else {
-            v3.readdir(&self.handle, self.cookie, self.verifier, self.page).await.map(plus)
-        };
-        let ok = match result {
-            Err(error) if self.plus && error.status() == Some(Nfsstat3::NotSupp) => {
-                self.plus = false;
-                return Ok(());
-            }
+        let page = self.mount.protocol().readdir(&self.handle, self.cookie, self.verifier, self.page, self.plus).await;
+        let page = match page {
             // One entry can be larger than a page: its name, attributes and handle.
             Err(error) if error.status() == Some(Nfsstat3::TooSmall) && self.page < PAGE_ENOUGH => {
                 self.page = PAGE_ENOUGH;
@@ -115,40 +106,28 @@ impl Dir {
             }
             result => result?,
         };
-        self.verifier = ok.cookieverf;
-        self.eof = ok.reply.eof;
-        if ok.reply.entries.is_empty() && !ok.reply.eof {
+        self.verifier = page.verifier;
+        self.eof = page.eof;
+        if page.entries.is_empty() && !page.eof {
             return Err(protocol("a page of a directory without entries".to_owned()));
         }
-        if ok.reply.entries.last().is_some_and(|last| last.cookie == self.cookie) {
+        if page.entries.last().is_some_and(|last| last.cookie == self.cookie) {
             return Err(protocol("a directory that goes in circles".to_owned()));
         }
-        for entry in ok.reply.entries {
+        for entry in page.entries {
             self.cookie = entry.cookie;
-            let name = entry.name.0;
+            let name = entry.name;
             if name == "." || name == ".." {
                 continue;
             }
             if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
                 return Err(protocol(format!("a file name '{}'", name.escape_ascii())));
             }
-            let (attr, handle) = (entry.name_attributes, entry.name_handle);
+            let (attr, handle) = (entry.attr, entry.handle);
             self.entries.push_back(DirEntry { name, fileid: entry.fileid, attr, handle });
         }
         Ok(())
     }
-}
-
-fn plus(ok: ReadDirOk<nfs::v3::Entry3>) -> ReadDirOk<EntryPlus3> {
-    let entries = ok.reply.entries.into_iter().map(|entry| EntryPlus3 {
-        fileid: entry.fileid,
-        name: entry.name,
-        cookie: entry.cookie,
-        name_attributes: None,
-        name_handle: None,
-    });
-    let reply = nfs::v3::Dirlist3 { entries: xdr::List(entries.collect()), eof: ok.reply.eof };
-    ReadDirOk { dir_attributes: ok.dir_attributes, cookieverf: ok.cookieverf, reply }
 }
 
 fn protocol(problem: String) -> Error {

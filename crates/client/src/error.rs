@@ -3,7 +3,7 @@
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use nfs::{mount::Mountstat3, v3::Nfsstat3};
+use nfs::{mount::Mountstat3, v3::Nfsstat3, v4::Nfsstat4};
 
 use crate::UrlError;
 
@@ -26,8 +26,10 @@ struct Inner {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The server answered with an error.
+    /// The server answered with an error that all versions have, with the same number.
     Nfs(Nfsstat3),
+    /// The server answered with an error that only version 4 has.
+    Nfs4(Nfsstat4),
     /// The server refused the mount.
     Mount(Mountstat3),
     /// No answer within the deadline.
@@ -73,7 +75,7 @@ impl Error {
         &self.0.kind
     }
 
-    /// The procedure, as RFC 1813 names it, or what else was being done.
+    /// The procedure, as its RFC names it, or what else was being done.
     pub fn operation(&self) -> &'static str {
         self.0.operation
     }
@@ -83,7 +85,12 @@ impl Error {
         self.0.path.as_ref()
     }
 
-    /// The server's status, if it answered with one.
+    /// The server's status, if it answered with one that only version 4 has.
+    pub fn status4(&self) -> Option<Nfsstat4> {
+        if let ErrorKind::Nfs4(status) = self.0.kind { Some(status) } else { None }
+    }
+
+    /// The server's status, if it answered with one that all versions have.
     pub fn status(&self) -> Option<Nfsstat3> {
         if let ErrorKind::Nfs(status) = self.0.kind { Some(status) } else { None }
     }
@@ -111,6 +118,7 @@ impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ErrorKind::Nfs(status) => write!(f, "{status}"),
+            ErrorKind::Nfs4(status) => write!(f, "{status}"),
             ErrorKind::Mount(status) => f.write_str(match status {
                 Mountstat3::Ok => "OK",
                 Mountstat3::Perm => "the server does not let this client mount it: operation not permitted",
@@ -170,7 +178,9 @@ impl From<Error> for io::Error {
             ErrorKind::Protocol(_) => Io::InvalidData,
             ErrorKind::Url(_) | ErrorKind::Invalid(_) => Io::InvalidInput,
             ErrorKind::Resolve(_) => Io::HostUnreachable,
-            ErrorKind::Mount(_) | ErrorKind::Rpc(_) | ErrorKind::Path(_) => Io::Other,
+            ErrorKind::Nfs4(Nfsstat4::Symlink | Nfsstat4::WrongType) => Io::InvalidInput,
+            ErrorKind::Nfs4(Nfsstat4::Denied | Nfsstat4::Locked | Nfsstat4::ShareDenied) => Io::ResourceBusy,
+            ErrorKind::Nfs4(_) | ErrorKind::Mount(_) | ErrorKind::Rpc(_) | ErrorKind::Path(_) => Io::Other,
         };
         io::Error::new(kind, error)
     }

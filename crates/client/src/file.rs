@@ -3,22 +3,21 @@
 use buf::{Buffer, Rope};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
-use nfs::v3::{Fattr3, NfsFh3, Sattr3};
 
-use crate::{Error, Mount, Reader, Result, Writer, v3::pieces};
+use crate::{Attr, Error, Handle, Mount, Reader, Result, SetAttr, Verifier, Writer, payload};
 
-/// A file of a [`Mount`]. NFS version 3 has no open files on the server: this is a handle, cheap to clone, and
-/// there is nothing to close.
+/// A file of a [`Mount`]: a handle, cheap to clone, and there is nothing to close. NFS version 3 has no open files on the
+/// server; where a version has, the mount opens and closes by itself.
 #[derive(Clone, Debug)]
 pub struct File {
     mount: Mount,
-    handle: NfsFh3,
+    handle: Handle,
     path: Bytes,
 }
 
 impl File {
     /// The file of this handle; `path` is for messages only.
-    pub fn new(mount: Mount, handle: NfsFh3, path: impl Into<Bytes>) -> Self {
+    pub fn new(mount: Mount, handle: Handle, path: impl Into<Bytes>) -> Self {
         Self { mount, handle, path: path.into() }
     }
 
@@ -28,7 +27,7 @@ impl File {
     }
 
     /// Its handle.
-    pub fn handle(&self) -> &NfsFh3 {
+    pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
@@ -41,8 +40,8 @@ impl File {
     ///
     /// # Errors
     /// GETATTR failed.
-    pub async fn stat(&self) -> Result<Fattr3> {
-        self.mount.v3().getattr(&self.handle).await.map_err(|error| self.annotate(error))
+    pub async fn stat(&self) -> Result<Attr> {
+        self.mount.protocol().getattr(&self.handle).await.map_err(|error| self.annotate(error))
     }
 
     /// Cuts it to `len` bytes, or extends it by a hole.
@@ -50,15 +49,15 @@ impl File {
     /// # Errors
     /// SETATTR failed.
     pub async fn set_len(&self, len: u64) -> Result<()> {
-        self.set_attr(Sattr3 { size: Some(len), ..Sattr3::default() }).await
+        self.set_attr(SetAttr { size: Some(len), ..SetAttr::default() }).await
     }
 
     /// Sets attributes.
     ///
     /// # Errors
     /// SETATTR failed.
-    pub async fn set_attr(&self, set: Sattr3) -> Result<()> {
-        let result = self.mount.v3().setattr(&self.handle, set, None).await;
+    pub async fn set_attr(&self, set: SetAttr) -> Result<()> {
+        let result = self.mount.protocol().setattr(&self.handle, set).await;
         result.map(drop).map_err(|error| self.annotate(error))
     }
 
@@ -78,7 +77,7 @@ impl File {
         if wanted > self.mount.read_size() {
             return self.read_rest(offset, buffer, 0).await;
         }
-        match self.mount.v3().read_into(&self.handle, offset, buffer).await {
+        match self.mount.protocol().read_into(&self.handle, offset, buffer).await {
             (Err(error), buffer) => (Err(self.annotate(error)), buffer),
             (Ok(info), buffer) if info.len == wanted || info.eof => (Ok(info.len), buffer),
             (Ok(info), buffer) => self.read_rest(offset, buffer, info.len).await,
@@ -143,9 +142,9 @@ impl File {
         let (mut start, end) = (offset, offset.saturating_add(len as u64));
         let mut all = BytesMut::new();
         if len <= self.mount.read_size() {
-            let result = self.mount.v3().read(&self.handle, offset, len as u32).await;
+            let result = self.mount.protocol().read(&self.handle, offset, len as u32).await;
             let ok = result.map_err(|error| self.annotate(error))?;
-            let mut data = pieces(ok.data.0)?;
+            let mut data = payload::pieces(ok.data)?;
             if data.len() == 1 && (ok.eof || data[0].len() == len) {
                 return Ok(data.remove(0));
             }
@@ -165,7 +164,7 @@ impl File {
     /// Writes `data` at `offset`; when it returns, all of it is on stable storage. Data is not copied.
     ///
     /// For writes that need not be durable one by one use a [`writer`](Self::writer), or
-    /// [`V3::write`](crate::V3::write).
+    /// [`Protocol::write`](crate::Protocol::write).
     ///
     /// # Errors
     /// A WRITE or COMMIT failed; some of the data may have been written.
@@ -177,13 +176,13 @@ impl File {
 
     /// Makes all writes to the file durable that the server has answered.
     ///
-    /// A [`Writer`] does this by itself. Who uses [`V3::write`](crate::V3::write) must compare the verifiers.
+    /// A [`Writer`] does this by itself. Who uses [`Protocol::write`](crate::Protocol::write) must compare the verifiers.
     ///
     /// # Errors
     /// COMMIT failed.
-    pub async fn commit(&self) -> Result<nfs::v3::Writeverf3> {
-        let result = self.mount.v3().commit(&self.handle, 0, 0).await;
-        result.map(|ok| ok.verf).map_err(|error| self.annotate(error))
+    pub async fn commit(&self) -> Result<Verifier> {
+        let result = self.mount.protocol().commit(&self.handle).await;
+        result.map_err(|error| self.annotate(error))
     }
 
     /// Reads the whole file in order.

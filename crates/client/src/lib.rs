@@ -28,17 +28,22 @@
 //! # Ok(()) }
 //! ```
 
+mod backoff;
 mod connect;
 mod dir;
 mod error;
 mod file;
 mod mount;
 mod mountd;
+mod payload;
 mod program;
+mod protocol;
 mod read_ahead;
 mod reader;
+mod types;
 mod url;
 mod v3;
+mod v4;
 mod walk;
 mod write_behind;
 mod writer;
@@ -48,7 +53,10 @@ pub use error::{Error, ErrorKind, Result};
 pub use file::File;
 pub use mount::{Mount, Object, OpenOptions};
 pub use mountd::MountClient;
+pub use protocol::Protocol;
 pub use reader::Reader;
-pub use url::{MountOptions, NfsUrl, UrlError};
-pub use v3::{ReadInfo, V3};
+pub use types::*;
+pub use url::{MountOptions, NfsUrl, UrlError, Version};
+pub use v3::V3;
+pub use v4::{LockRange, SetXattr, V4};
 pub use writer::Writer;

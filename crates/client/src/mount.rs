@@ -2,18 +2,19 @@
 //!
 //! A path is bytes with slashes between names. It starts at what the URL names, whether it begins with a slash or not.
 //! Symbolic links are followed here, not by the server, and lead nowhere but into the mount: `..` stays at its root and an
-//! absolute link starts there. Whoever has handles uses [`Mount::v3`] and saves the walking.
+//! absolute link starts there. Whoever has handles uses [`Mount::protocol`] and saves the walking.
 
 use std::{sync::Arc, time::Duration};
 
 use buf::Pool;
 use bytes::Bytes;
-use nfs::v3::*;
+use nfs::v3::Nfsstat3;
 use rpc::Switch;
 
 use crate::{
-    Dir, Error, ErrorKind, File, MountOptions, NfsUrl, Result, V3, connect,
-    walk::{End, Node, Step, Walk, split_last},
+    Attr, CreateHow, Dir, Error, ErrorKind, File, FsStat, Handle, MountOptions, NfsUrl, Node, PathConf, Protocol,
+    Result, SetAttr, SetTime, Special, V3, V4, connect,
+    walk::{End, Step, Walk, split_last},
 };
 
 /// A mounted tree. Cheap to clone; usable from any task of any runtime.
@@ -28,7 +29,7 @@ use crate::{
 /// ```
 #[derive(Clone, Debug)]
 pub struct Mount {
-    v3: V3,
+    protocol: Protocol,
     inner: Arc<Inner>,
 }
 
@@ -39,22 +40,21 @@ pub(crate) struct Inner {
     pub mounted: Bytes,
     /// The rest of the URL's path: where paths start.
     pub start: Bytes,
-    pub root: NfsFh3,
-    pub info: FsInfoOk,
+    pub root: Handle,
     pub read_size: usize,
     pub write_size: usize,
     pub page_size: u32,
     /// Where MOUNT is spoken, to take leave there.
-    pub mountd: connect::Mountd,
+    pub mountd: Option<connect::Mountd>,
 }
 
 /// An object that a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
     /// Its handle.
-    pub handle: NfsFh3,
+    pub handle: Handle,
     /// Its attributes.
-    pub attr: Fattr3,
+    pub attr: Attr,
 }
 
 /// How to open a file.
@@ -78,30 +78,45 @@ impl Mount {
         connect::mount(url, switch).await
     }
 
-    pub(crate) fn new(v3: V3, inner: Inner) -> Self {
-        Self { v3, inner: Arc::new(inner) }
+    pub(crate) fn new(protocol: Protocol, inner: Inner) -> Self {
+        Self { protocol, inner: Arc::new(inner) }
     }
 
     /// The same mount, but each call may take so long.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
-        Self { v3: self.v3.with_deadline(deadline), inner: self.inner.clone() }
+        Self { protocol: self.protocol.with_deadline(deadline), inner: self.inner.clone() }
     }
 
-    /// Tells the server that the mount is over, which it may list. The connection ends with the last clone.
+    /// Tells the server that the mount is over: version 3 may list it, version 4 keeps state for it. The connection ends
+    /// with the last clone; of version 4, no clone is of any more use.
     ///
     /// # Errors
-    /// The server cannot be told; it does not matter to anything but its list.
+    /// The server cannot be told. It does not matter to anything but its list; state it forgets by itself.
     pub async fn unmount(self) -> Result<()> {
-        self.inner.mountd.client().await?.umnt(&self.inner.mounted).await
+        match (&self.protocol, &self.inner.mountd) {
+            (Protocol::V4(v4), _) => v4.leave().await,
+            (_, Some(mountd)) => mountd.client().await?.umnt(&self.inner.mounted).await,
+            (_, None) => Ok(()),
+        }
     }
 
-    /// The procedures, by handles.
-    pub fn v3(&self) -> &V3 {
-        &self.v3
+    /// The operations, by handles.
+    pub fn protocol(&self) -> &Protocol {
+        &self.protocol
+    }
+
+    /// The procedures of version 3, if that is what is spoken.
+    pub fn v3(&self) -> Option<&V3> {
+        if let Protocol::V3(v3) = &self.protocol { Some(v3) } else { None }
+    }
+
+    /// What only version 4 can do, if that is what is spoken.
+    pub fn v4(&self) -> Option<&V4> {
+        if let Protocol::V4(v4) = &self.protocol { Some(v4) } else { None }
     }
 
     /// The handle of the directory that was mounted; nothing leads above it.
-    pub fn root(&self) -> &NfsFh3 {
+    pub fn root(&self) -> &Handle {
         &self.inner.root
     }
 
@@ -113,11 +128,6 @@ impl Mount {
     /// The options of the URL.
     pub fn options(&self) -> &MountOptions {
         &self.inner.url.options
-    }
-
-    /// What the server says of its limits.
-    pub fn fsinfo(&self) -> &FsInfoOk {
-        &self.inner.info
     }
 
     /// Bytes of the largest READ.
@@ -132,7 +142,7 @@ impl Mount {
 
     /// Where buffers for reading and writing should come from: memory that the transport knows.
     pub fn pool(&self) -> &Pool {
-        self.v3.program().pool()
+        self.protocol.pool()
     }
 
     pub(crate) fn page_size(&self) -> u32 {
@@ -159,7 +169,7 @@ impl Mount {
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
-    pub async fn stat(&self, path: impl AsRef<[u8]>) -> Result<Fattr3> {
+    pub async fn stat(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
         self.resolve(path).await.map(|object| object.attr)
     }
 
@@ -167,7 +177,7 @@ impl Mount {
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
-    pub async fn stat_link(&self, path: impl AsRef<[u8]>) -> Result<Fattr3> {
+    pub async fn stat_link(&self, path: impl AsRef<[u8]>) -> Result<Attr> {
         self.resolve_link(path).await.map(|object| object.attr)
     }
 
@@ -175,10 +185,10 @@ impl Mount {
     ///
     /// # Errors
     /// `Perm`, …, and as [`resolve`](Self::resolve).
-    pub async fn set_attr(&self, path: impl AsRef<[u8]>, set: Sattr3) -> Result<()> {
+    pub async fn set_attr(&self, path: impl AsRef<[u8]>, set: SetAttr) -> Result<()> {
         let path = path.as_ref();
         let handle = self.object(path, true).await?.handle;
-        self.v3.setattr(&handle, set, None).await.map(drop).map_err(self.at(path))
+        self.protocol.setattr(&handle, set).await.map(drop).map_err(self.at(path))
     }
 
     /// Sets the permission bits.
@@ -186,7 +196,7 @@ impl Mount {
     /// # Errors
     /// As [`set_attr`](Self::set_attr).
     pub async fn chmod(&self, path: impl AsRef<[u8]>, mode: u32) -> Result<()> {
-        self.set_attr(path, Sattr3 { mode: Some(mode), ..Sattr3::default() }).await
+        self.set_attr(path, SetAttr { mode: Some(mode), ..SetAttr::default() }).await
     }
 
     /// Sets the owner, the group, or both.
@@ -194,7 +204,7 @@ impl Mount {
     /// # Errors
     /// As [`set_attr`](Self::set_attr).
     pub async fn chown(&self, path: impl AsRef<[u8]>, uid: Option<u32>, gid: Option<u32>) -> Result<()> {
-        self.set_attr(path, Sattr3 { uid, gid, ..Sattr3::default() }).await
+        self.set_attr(path, SetAttr { uid, gid, ..SetAttr::default() }).await
     }
 
     /// Cuts a file to `size` bytes, or extends it by a hole.
@@ -202,7 +212,7 @@ impl Mount {
     /// # Errors
     /// As [`set_attr`](Self::set_attr).
     pub async fn truncate(&self, path: impl AsRef<[u8]>, size: u64) -> Result<()> {
-        self.set_attr(path, Sattr3 { size: Some(size), ..Sattr3::default() }).await
+        self.set_attr(path, SetAttr { size: Some(size), ..SetAttr::default() }).await
     }
 
     /// Sets the times of last access and last change of the data.
@@ -210,7 +220,7 @@ impl Mount {
     /// # Errors
     /// As [`set_attr`](Self::set_attr).
     pub async fn set_times(&self, path: impl AsRef<[u8]>, atime: SetTime, mtime: SetTime) -> Result<()> {
-        self.set_attr(path, Sattr3 { atime, mtime, ..Sattr3::default() }).await
+        self.set_attr(path, SetAttr { atime, mtime, ..SetAttr::default() }).await
     }
 
     /// Which of the `wanted` rights (`ACCESS3_…`) the caller has.
@@ -220,7 +230,7 @@ impl Mount {
     pub async fn access(&self, path: impl AsRef<[u8]>, wanted: u32) -> Result<u32> {
         let path = path.as_ref();
         let handle = self.object(path, true).await?.handle;
-        self.v3.access(&handle, wanted).await.map(|ok| ok.access).map_err(self.at(path))
+        self.protocol.access(&handle, wanted).await.map_err(self.at(path))
     }
 
     /// The text of the symbolic link at `path`.
@@ -230,7 +240,7 @@ impl Mount {
     pub async fn readlink(&self, path: impl AsRef<[u8]>) -> Result<Bytes> {
         let path = path.as_ref();
         let handle = self.object(path, false).await?.handle;
-        self.v3.readlink(&handle).await.map_err(self.at(path))
+        self.protocol.readlink(&handle).await.map_err(self.at(path))
     }
 
     /// Opens a file that is there.
@@ -256,22 +266,25 @@ impl Mount {
     pub async fn open_with(&self, path: impl AsRef<[u8]>, options: OpenOptions) -> Result<File> {
         let path = path.as_ref();
         let file = |handle| File::new(self.clone(), handle, Bytes::copy_from_slice(path));
-        let handle = match options.create {
+        let made = match options.create {
             Some(mode) if options.exclusive => {
                 let (dir, name) = self.parent(path).await?;
-                self.create_exclusive(&dir, &name, mode).await
+                {
+                    let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+                    self.protocol.create(&dir, &name, CreateHow::Exclusive(rand::random(), set)).await
+                }
             }
             Some(mode) => match self.walk(path, true).await? {
                 End::Missing { dir, name } => {
                     let size = options.truncate.then_some(0);
-                    let set = Sattr3 { mode: Some(mode), size, ..Sattr3::default() };
-                    self.create_at(&dir, &name, CreateHow3::Unchecked(set)).await
+                    let set = SetAttr { mode: Some(mode), size, ..SetAttr::default() };
+                    self.protocol.create(&dir, &name, CreateHow::Unchecked(set)).await
                 }
                 End::Object(node) => return self.opened(file(node.handle), options).await,
             },
             None => return self.opened(file(self.object(path, true).await?.handle), options).await,
         };
-        handle.map(file).map_err(self.at(path))
+        made.map(|node| file(node.handle)).map_err(self.at(path))
     }
 
     async fn opened(&self, file: File, options: OpenOptions) -> Result<File> {
@@ -281,37 +294,27 @@ impl Mount {
         Ok(file)
     }
 
-    /// Makes the regular file `name` in a directory; returns its handle.
-    ///
-    /// # Errors
-    /// `Exist`, `Acces`, `NoSpc`, …
-    pub async fn create_at(&self, dir: &NfsFh3, name: &[u8], how: CreateHow3) -> Result<NfsFh3> {
-        match self.v3.create(dir, name, how).await?.obj {
-            Some(handle) => Ok(handle),
-            None => Ok(self.v3.lookup(dir, name).await?.object),
-        }
-    }
-
-    async fn create_exclusive(&self, dir: &NfsFh3, name: &[u8], mode: u32) -> Result<NfsFh3> {
-        let set = Sattr3 { mode: Some(mode), ..Sattr3::default() };
-        let handle = match self.create_at(dir, name, CreateHow3::Exclusive(rand::random())).await {
-            Err(error) if error.status() == Some(Nfsstat3::NotSupp) => {
-                return self.create_at(dir, name, CreateHow3::Guarded(set)).await;
-            }
-            result => result?,
-        };
-        // RFC 1813 §3.3.8: the server may keep the verifier in the times, and has set no attributes.
-        let (atime, mtime) = (SetTime::ToServerTime, SetTime::ToServerTime);
-        self.v3.setattr(&handle, Sattr3 { atime, mtime, ..set }, None).await?;
-        Ok(handle)
-    }
-
     /// The whole content of a file.
     ///
     /// # Errors
     /// As [`open`](Self::open), or a READ failed.
     pub async fn read(&self, path: impl AsRef<[u8]>) -> Result<Bytes> {
-        self.open(path).await?.read_bytes(0, usize::MAX).await
+        let path = path.as_ref();
+        let object = self.object(path, true).await?;
+        let mut reader = File::new(self.clone(), object.handle, Bytes::copy_from_slice(path)).reader();
+        reader = reader.expecting(object.attr.size);
+        let mut all = bytes::BytesMut::new();
+        while let Some(part) = reader.next().await? {
+            match reader.next().await? {
+                None if all.is_empty() => return Ok(part),
+                None => all.extend_from_slice(&part),
+                Some(next) => {
+                    all.extend_from_slice(&part);
+                    all.extend_from_slice(&next);
+                }
+            }
+        }
+        Ok(all.freeze())
     }
 
     /// Makes a file of this content (mode 0644 where it is new); it is on stable storage when this returns.
@@ -329,18 +332,18 @@ impl Mount {
     pub async fn mkdir(&self, path: impl AsRef<[u8]>, mode: u32) -> Result<()> {
         let path = path.as_ref();
         let (dir, name) = self.parent(path).await?;
-        let set = Sattr3 { mode: Some(mode), ..Sattr3::default() };
-        self.v3.mkdir(&dir, &name, set).await.map(drop).map_err(self.at(path))
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        self.protocol.mkdir(&dir, &name, set).await.map(drop).map_err(self.at(path))
     }
 
     /// Makes a device, socket or pipe.
     ///
     /// # Errors
     /// `Perm`, `NotSupp`, …
-    pub async fn mknod(&self, path: impl AsRef<[u8]>, node: MkNodData3) -> Result<()> {
+    pub async fn mknod(&self, path: impl AsRef<[u8]>, special: Special, set: SetAttr) -> Result<()> {
         let path = path.as_ref();
         let (dir, name) = self.parent(path).await?;
-        self.v3.mknod(&dir, &name, node).await.map(drop).map_err(self.at(path))
+        self.protocol.mknod(&dir, &name, special, set).await.map(drop).map_err(self.at(path))
     }
 
     /// Makes a symbolic link at `path` whose text is `text`.
@@ -350,7 +353,7 @@ impl Mount {
     pub async fn symlink(&self, text: impl AsRef<[u8]>, path: impl AsRef<[u8]>) -> Result<()> {
         let (text, path) = (Bytes::copy_from_slice(text.as_ref()), path.as_ref());
         let (dir, name) = self.parent(path).await?;
-        self.v3.symlink(&dir, &name, text, Sattr3::default()).await.map(drop).map_err(self.at(path))
+        self.protocol.symlink(&dir, &name, text, SetAttr::default()).await.map(drop).map_err(self.at(path))
     }
 
     /// Gives the object at `existing`, itself and not what a link there leads to, the further name `new`.
@@ -361,7 +364,7 @@ impl Mount {
         let new = new.as_ref();
         let object = self.object(existing.as_ref(), false).await?;
         let (dir, name) = self.parent(new).await?;
-        self.v3.link(&object.handle, &dir, &name).await.map(drop).map_err(self.at(new))
+        self.protocol.link(&object.handle, &dir, &name).await.map(drop).map_err(self.at(new))
     }
 
     /// Removes a name that is not a directory's.
@@ -371,7 +374,7 @@ impl Mount {
     pub async fn remove(&self, path: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
         let (dir, name) = self.parent(path).await?;
-        self.v3.remove(&dir, &name).await.map(drop).map_err(self.at(path))
+        self.protocol.remove(&dir, &name).await.map(drop).map_err(self.at(path))
     }
 
     /// Removes an empty directory.
@@ -381,7 +384,7 @@ impl Mount {
     pub async fn rmdir(&self, path: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
         let (dir, name) = self.parent(path).await?;
-        self.v3.rmdir(&dir, &name).await.map(drop).map_err(self.at(path))
+        self.protocol.rmdir(&dir, &name).await.map(drop).map_err(self.at(path))
     }
 
     /// Moves a name, replacing what is at the target if it can be.
@@ -392,7 +395,7 @@ impl Mount {
         let from = from.as_ref();
         let (from_dir, from_name) = self.parent(from).await?;
         let (to_dir, to_name) = self.parent(to.as_ref()).await?;
-        let result = self.v3.rename(&from_dir, &from_name, &to_dir, &to_name).await;
+        let result = self.protocol.rename(&from_dir, &from_name, &to_dir, &to_name).await;
         result.map(drop).map_err(self.at(from))
     }
 
@@ -410,27 +413,27 @@ impl Mount {
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
-    pub async fn statfs(&self, path: impl AsRef<[u8]>) -> Result<FsStatOk> {
+    pub async fn statfs(&self, path: impl AsRef<[u8]>) -> Result<FsStat> {
         let path = path.as_ref();
         let handle = self.object(path, true).await?.handle;
-        self.v3.fsstat(&handle).await.map_err(self.at(path))
+        self.protocol.fsstat(&handle).await.map_err(self.at(path))
     }
 
     /// The limits of the file system at `path`.
     ///
     /// # Errors
     /// As [`resolve`](Self::resolve).
-    pub async fn pathconf(&self, path: impl AsRef<[u8]>) -> Result<PathConfOk> {
+    pub async fn pathconf(&self, path: impl AsRef<[u8]>) -> Result<PathConf> {
         let path = path.as_ref();
         let handle = self.object(path, true).await?.handle;
-        self.v3.pathconf(&handle).await.map_err(self.at(path))
+        self.protocol.pathconf(&handle).await.map_err(self.at(path))
     }
 
     /// The directory that holds the last name of `path`, and that name.
     ///
     /// # Errors
     /// The path does not end in a name, and as [`resolve`](Self::resolve).
-    pub async fn parent(&self, path: &[u8]) -> Result<(NfsFh3, Bytes)> {
+    pub async fn parent(&self, path: &[u8]) -> Result<(Handle, Bytes)> {
         let full = self.full(path);
         let bad = |problem| Error::new(ErrorKind::Path(problem), "walk");
         let (parent, name) = split_last(&full).map_err(bad).map_err(self.at(path))?;
@@ -442,7 +445,7 @@ impl Mount {
         let node = self.walk(path, follow).await.and_then(existing).map_err(self.at(path))?;
         let attr = match node.attr {
             Some(attr) => attr,
-            None => self.v3.getattr(&node.handle).await.map_err(self.at(path))?,
+            None => self.protocol.getattr(&node.handle).await.map_err(self.at(path))?,
         };
         Ok(Object { handle: node.handle, attr })
     }
@@ -453,7 +456,7 @@ impl Mount {
 
     /// Says in an error where it happened.
     fn at(&self, path: &[u8]) -> impl Fn(Error) -> Error {
-        move |error| error.on(self.v3.program().server()).at(path)
+        move |error| error.on(self.protocol.program().server()).at(path)
     }
 
     /// `path` behind the URL's.
@@ -470,14 +473,14 @@ impl Mount {
         loop {
             match walk.step().map_err(|problem| Error::new(ErrorKind::Path(problem), "walk"))? {
                 Step::Done(end) => return Ok(end),
-                Step::ReadLink(link) => walk.link_text(&self.v3.readlink(&link).await?),
-                Step::Lookup { dir, name } => match self.v3.lookup(&dir, &name).await {
-                    Ok(ok) => {
-                        let attr = match ok.obj_attributes {
+                Step::ReadLink(link) => walk.link_text(&self.protocol.readlink(&link).await?),
+                Step::Lookup { dir, name } => match self.protocol.lookup(&dir, &name).await {
+                    Ok(Node { handle, attr }) => {
+                        let attr = match attr {
                             Some(attr) => attr,
-                            None => self.v3.getattr(&ok.object).await?,
+                            None => self.protocol.getattr(&handle).await?,
                         };
-                        walk.found(Node { handle: ok.object, attr: Some(attr) });
+                        walk.found(Node { handle, attr: Some(attr) });
                     }
                     Err(error) if error.is_not_found() => {
                         if !walk.missing() {

@@ -1,12 +1,19 @@
 //! [`Link`] and [`Program`]: RPC calls, with errors that say what was called where.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use buf::{Pool, SharedBuffer};
 use rpc::{
     Answer, AuthSys, CallFailed, CallOptions, Client, ClientError, ClientOptions, Credential, ReplyPlan, TransportKind,
 };
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use xdr::{Decode, Encode};
 
 use crate::{Error, ErrorKind, MountOptions, Result};
@@ -18,12 +25,20 @@ pub(crate) struct Link {
     /// Of the transport; a connection that is made again has the same.
     pool: Pool,
     message_max: usize,
+    /// A connection is being made that nobody waits for.
+    connecting: Arc<AtomicBool>,
 }
 
 impl Link {
-    pub async fn connect(kind: Arc<dyn TransportKind>, server: SocketAddr, options: &MountOptions) -> Result<Self> {
+    /// Connects; `callbacks` answers calls of the server.
+    pub async fn connect(
+        kind: Arc<dyn TransportKind>,
+        server: SocketAddr,
+        options: &MountOptions,
+        callbacks: Option<Arc<rpc::Server>>,
+    ) -> Result<Self> {
         // Program and version are set with each use.
-        let client_options = ClientOptions { credential: credential(options), ..ClientOptions::new(0, 0) };
+        let client_options = ClientOptions { credential: credential(options), callbacks, ..ClientOptions::new(0, 0) };
         let connected = timeout(options.deadline, Client::connect(kind, server, client_options)).await;
         let failed = |kind| Error::new(kind, "connect").on(&server.to_string().into());
         let client = match connected {
@@ -35,7 +50,7 @@ impl Link {
             Some(transport) => (transport.pool().clone(), transport.caps().message_max),
             None => return Err(failed(ErrorKind::Rpc(ClientError::Transport(lost())))),
         };
-        Ok(Self { client, pool, message_max })
+        Ok(Self { client, pool, message_max, connecting: Arc::default() })
     }
 }
 
@@ -79,6 +94,11 @@ impl Program {
         self.link.message_max
     }
 
+    /// How long a call may take.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// When a call that begins now must end.
     pub fn deadline(&self) -> Instant {
         Instant::now() + self.timeout
@@ -93,7 +113,57 @@ impl Program {
         plan: ReplyPlan,
         deadline: Instant,
     ) -> (Result<R>, Option<SharedBuffer>) {
-        let options = CallOptions { deadline: Some(deadline.saturating_duration_since(Instant::now())) };
+        self.call_with(procedure, name, arguments, plan, deadline, false).await
+    }
+
+    /// The same, but when the connection is lost that is the error.
+    pub async fn call_once<A: Encode, R: Decode>(
+        &self,
+        procedure: u32,
+        name: &'static str,
+        arguments: &A,
+        plan: ReplyPlan,
+        deadline: Instant,
+    ) -> (Result<R>, Option<SharedBuffer>) {
+        self.call_with(procedure, name, arguments, plan, deadline, true).await
+    }
+
+    /// Whether there is a connection now.
+    pub fn is_connected(&self) -> bool {
+        self.link.client.transport().is_some()
+    }
+
+    /// Waits until there is a connection.
+    pub async fn connected(&self) {
+        self.link.client.connected().await;
+    }
+
+    /// Makes a connection, for later.
+    pub fn connect_in_background(&self, deadline: Instant) {
+        if !self.link.connecting.swap(true, Relaxed) {
+            let link = self.link.clone();
+            tokio::spawn(async move {
+                let _ = timeout_at(deadline, link.client.connected()).await;
+                link.connecting.store(false, Relaxed);
+            });
+        }
+    }
+
+    /// The error of a call for which there was no connection until its deadline.
+    pub fn late(&self, name: &'static str) -> Error {
+        Error::new(ErrorKind::Timeout { after: self.timeout, last: None }, name).on(&self.server)
+    }
+
+    async fn call_with<A: Encode, R: Decode>(
+        &self,
+        procedure: u32,
+        name: &'static str,
+        arguments: &A,
+        plan: ReplyPlan,
+        deadline: Instant,
+        once: bool,
+    ) -> (Result<R>, Option<SharedBuffer>) {
+        let options = CallOptions { deadline: Some(deadline.saturating_duration_since(Instant::now())), once };
         match self.link.client.call(procedure, arguments, plan, options).await {
             Ok(Answer { results, sink }) => (Ok(results), sink),
             Err(CallFailed { error, sink }) => (Err(self.error(error, name)), sink.map(SharedBuffer::from)),

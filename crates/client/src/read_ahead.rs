@@ -62,9 +62,8 @@ impl<E: Clone> ReadAhead<E> {
     }
 
     /// Asks for the whole window at once: for a caller who is known to want all of it.
-    pub fn eager(mut self) -> Self {
+    pub fn make_eager(&mut self) {
         self.window = self.window_max;
-        self
     }
 
     /// The next request to send, if one is due.
@@ -217,7 +216,8 @@ mod tests {
 
     #[test]
     fn what_lies_before_an_error_comes_first() {
-        let mut ahead = ReadAhead::new(0, 8, 4, 100).eager();
+        let mut ahead = ReadAhead::new(0, 8, 4, 100);
+        ahead.make_eager();
         let (first, second) = (ahead.next_request().unwrap(), ahead.next_request().unwrap());
         ahead.fail(second, "bad sector");
         assert_eq!(ahead.take(), None);

@@ -8,14 +8,12 @@ use std::{
 
 use bytes::{Buf, Bytes};
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use nfs::v3::ReadOk;
 use rpc::BoxFuture;
 use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::{
-    Error, ErrorKind, File, Result,
+    Error, ErrorKind, File, ReadData, Result, payload,
     read_ahead::{Answer, ReadAhead, Request},
-    v3::pieces,
 };
 
 /// Reads a file in order, asking for what comes next before it is wanted.
@@ -34,20 +32,31 @@ use crate::{
 pub struct Reader {
     file: Arc<File>,
     ahead: ReadAhead<Error>,
-    running: FuturesUnordered<BoxFuture<'static, (Request, Result<ReadOk>)>>,
+    running: FuturesUnordered<BoxFuture<'static, (Request, Result<ReadData>)>>,
     /// What is left of a chunk that `AsyncRead` has begun.
     chunk: Bytes,
+    /// Bytes of a file that is thought to be small enough for one READ.
+    small: Option<u32>,
 }
 
 impl Reader {
     pub(crate) fn new(file: File, start: u64, end: u64) -> Self {
         let ahead = ReadAhead::new(start, end, file.mount().read_size(), file.mount().options().read_ahead);
-        Self { file: Arc::new(file), ahead, running: FuturesUnordered::new(), chunk: Bytes::new() }
+        Self { file: Arc::new(file), ahead, running: FuturesUnordered::new(), chunk: Bytes::new(), small: None }
     }
 
     /// Asks for the whole window at once, for a caller who is known to want it all.
     pub(crate) fn eager(mut self) -> Self {
-        self.ahead = self.ahead.eager();
+        self.ahead.make_eager();
+        self
+    }
+
+    /// For a file that is thought to have `size` bytes: if one READ can take them all, then all that reading it needs is
+    /// one call, also by a protocol that opens and closes.
+    pub fn expecting(mut self, size: u64) -> Self {
+        if size <= self.file.mount().read_size() as u64 {
+            self.small = Some((size as u32).max(1));
+        }
         self
     }
 
@@ -90,8 +99,13 @@ impl Reader {
         loop {
             while let Some(request) = self.ahead.next_request() {
                 let file = self.file.clone();
+                let small = self.small.take().filter(|_| request.offset == 0);
                 self.running.push(Box::pin(async move {
-                    let answer = file.mount().v3().read(file.handle(), request.offset, request.len as u32).await;
+                    let (protocol, handle) = (file.mount().protocol(), file.handle());
+                    let answer = match small {
+                        Some(size) => protocol.read_small(handle, size.min(request.len as u32)).await,
+                        None => protocol.read(handle, request.offset, request.len as u32).await,
+                    };
                     (request, answer)
                 }));
             }
@@ -103,12 +117,18 @@ impl Reader {
         }
     }
 
-    fn take_in(&mut self, request: Request, answer: Result<ReadOk>) -> Result<()> {
+    fn take_in(&mut self, request: Request, answer: Result<ReadData>) -> Result<()> {
         let ok = answer?;
         let protocol = |problem: &str| Error::new(ErrorKind::Protocol(problem.to_owned()), "READ");
-        let size = ok.file_attributes.as_ref().map(|attr| attr.size);
-        let data = pieces(ok.data.0)?;
-        self.ahead.answer(request, Answer { data, eof: ok.eof, size }).map_err(protocol)
+        let data = payload::pieces(ok.data)?;
+        self.ahead.answer(request, Answer { data, eof: ok.eof, size: ok.size }).map_err(protocol)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.running.clear();
+        self.file.mount().protocol().done(self.file.handle());
     }
 }
 

@@ -34,7 +34,14 @@ pub struct NfsUrl {
 /// How to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
-    /// `proto`: the transport, by its name in the switch.
+    /// `vers`: the version of NFS.
+    pub version: Version,
+    /// `nconnect`: how many connections version 4 makes to each address, by each transport.
+    pub nconnect: u32,
+    /// `addr`: further addresses of the same server, by commas, each `host`, `host:port` or `proto@host:port`; version 4
+    /// uses them all.
+    pub addresses: Vec<String>,
+    /// `proto`: the transport, by its name in the switch. Version 4 can use several at once: `tcp+rdma`.
     pub proto: String,
     /// `mountport`: the port of MOUNT; without one it is found out.
     pub mount_port: Option<u16>,
@@ -64,6 +71,9 @@ pub struct MountOptions {
 impl Default for MountOptions {
     fn default() -> Self {
         Self {
+            version: Version::V3,
+            nconnect: 1,
+            addresses: Vec::new(),
             proto: "tcp".to_owned(),
             mount_port: None,
             mount_proto: None,
@@ -76,6 +86,31 @@ impl Default for MountOptions {
             read_ahead: 8 << 20,
             write_behind: 16 << 20,
             transport: RawOptions::new(),
+        }
+    }
+}
+
+/// Which version of NFS is spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// The newest that the server has.
+    Auto,
+    /// Version 3.
+    V3,
+    /// Version 4.1.
+    V4_1,
+    /// Version 4.2.
+    V4_2,
+}
+
+impl Version {
+    /// The minor versions of 4 that may be spoken, the newest first.
+    pub(crate) fn minors(self) -> &'static [u32] {
+        match self {
+            Version::Auto => &[2, 1],
+            Version::V3 => &[],
+            Version::V4_1 => &[1],
+            Version::V4_2 => &[2],
         }
     }
 }
@@ -165,6 +200,8 @@ impl MountOptions {
     pub const KEYS: &[&str] = &[
         "proto",
         "vers",
+        "nconnect",
+        "addr",
         "mountport",
         "mountproto",
         "timeo",
@@ -184,8 +221,17 @@ impl MountOptions {
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         match key {
             "proto" => self.proto = name(value)?,
-            "vers" if value == "3" => {}
-            "vers" => return Err("possible: 3".to_owned()),
+            "vers" => {
+                self.version = match value {
+                    "3" => Version::V3,
+                    "4.1" => Version::V4_1,
+                    "4" | "4.2" => Version::V4_2,
+                    "auto" => Version::Auto,
+                    _ => return Err("possible: 3, 4.1, 4.2, auto".to_owned()),
+                }
+            }
+            "nconnect" => self.nconnect = size(value, 1, NCONNECT_MAX)? as u32,
+            "addr" => self.addresses = addresses(value)?,
             "mountport" => self.mount_port = Some(number(value)?),
             "mountproto" => self.mount_proto = Some(name(value)?),
             "timeo" => self.deadline = duration(value)?,
@@ -211,6 +257,11 @@ fn name(value: &str) -> Result<String, String> {
 fn number<T: FromStr>(value: &str) -> Result<T, String> {
     let bits = 8 * size_of::<T>() as u32;
     value.parse().map_err(|_| format!("expected a number from 0 to {}", u64::MAX >> (64 - bits)))
+}
+
+fn addresses(value: &str) -> Result<Vec<String>, String> {
+    let all: Vec<String> = value.split(',').filter(|address| !address.is_empty()).map(str::to_owned).collect();
+    if all.len() > ADDRESSES_MAX { Err(format!("at most {ADDRESSES_MAX} addresses")) } else { Ok(all) }
 }
 
 fn groups(value: &str) -> Result<Vec<u32>, String> {
@@ -250,6 +301,9 @@ fn duration(value: &str) -> Result<Duration, String> {
 
 const SHAPE: &str = "nfs://host[:port]/export/path[?proto=tcp&…]";
 const WINDOW_MAX: usize = 1 << 30;
+/// As in nfs(5).
+const NCONNECT_MAX: usize = 16;
+const ADDRESSES_MAX: usize = 8;
 const TIMEO_MAX_MS: u64 = 24 * 3600 * 1000;
 /// What [`NfsUrl`]'s `Display` encodes: everything but slashes and what RFC 3986 §2.3 calls unreserved.
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'-').remove(b'.').remove(b'_').remove(b'~');
@@ -312,7 +366,7 @@ mod tests {
         assert!(problem("nfs://me@h/a").contains("uid="));
         assert!(problem("nfs://h/a%00b").contains("zero bytes"));
         assert!(problem("nfs://h:99999/").contains("port"));
-        assert!(problem("nfs://h/?vers=4").contains("possible: 3"));
+        assert!(problem("nfs://h/?vers=5").contains("possible: 3, 4.1"));
         assert!(problem("nfs://h/?uid=-1").contains("4294967295"));
         assert!(problem("nfs://h/?mountport=65536").contains("65535"));
         assert!(problem("nfs://h/?rsize=9G").contains("'rsize=9G'"));

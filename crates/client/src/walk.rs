@@ -4,15 +4,16 @@
 //! leads from the root: no path leaves the mount, and the server is never asked for `..`.
 
 use bytes::Bytes;
-use nfs::v3::{Fattr3, Ftype3, NfsFh3};
+
+use crate::{FileKind, Handle, Node};
 
 /// What must be found out next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Look up `name` in `dir`; then [`Walk::found`] or [`Walk::missing`].
-    Lookup { dir: NfsFh3, name: Bytes },
+    Lookup { dir: Handle, name: Bytes },
     /// Read the link; then [`Walk::link_text`].
-    ReadLink(NfsFh3),
+    ReadLink(Handle),
     /// The end of the path.
     Done(End),
 }
@@ -23,15 +24,7 @@ pub(crate) enum End {
     /// At this object.
     Object(Node),
     /// In a directory that has no such name.
-    Missing { dir: NfsFh3, name: Bytes },
-}
-
-/// An object on the way.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Node {
-    pub handle: NfsFh3,
-    /// `None` for the root, until somebody asks.
-    pub attr: Option<Fattr3>,
+    Missing { dir: Handle, name: Bytes },
 }
 
 #[derive(Debug)]
@@ -48,7 +41,7 @@ pub(crate) struct Walk {
 
 impl Walk {
     /// Starts at `root` with the components of `path`.
-    pub fn new(root: NfsFh3, path: &[u8], follow: bool) -> Self {
+    pub fn new(root: Handle, path: &[u8], follow: bool) -> Self {
         let mut walk = Self {
             nodes: vec![Node { handle: root, attr: None }],
             names: Vec::new(),
@@ -69,7 +62,7 @@ impl Walk {
         if let Some(name) = &self.missing {
             return Ok(Step::Done(End::Missing { dir: self.current().handle.clone(), name: name.clone() }));
         }
-        if self.current().is(Ftype3::Lnk) && (self.follow || !self.names.is_empty()) {
+        if self.current().is(FileKind::Lnk) && (self.follow || !self.names.is_empty()) {
             self.links += 1;
             if self.links > LINKS_MAX {
                 return Err("too many levels of symbolic links");
@@ -77,7 +70,7 @@ impl Walk {
             return Ok(Step::ReadLink(self.current().handle.clone()));
         }
         while self.names.last().is_some_and(|name| name == "..") {
-            if self.current().attr.as_ref().is_some_and(|attr| attr.ftype != Ftype3::Dir) {
+            if self.current().attr.as_ref().is_some_and(|attr| attr.kind != FileKind::Dir) {
                 return Err("what stands before '..' is not a directory");
             }
             self.names.pop();
@@ -124,8 +117,8 @@ impl Walk {
 }
 
 impl Node {
-    fn is(&self, ftype: Ftype3) -> bool {
-        self.attr.as_ref().is_some_and(|attr| attr.ftype == ftype)
+    fn is(&self, kind: FileKind) -> bool {
+        self.attr.as_ref().is_some_and(|attr| attr.kind == kind)
     }
 }
 
@@ -149,6 +142,7 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
+    use crate::Attr;
 
     /// A tree by paths; a handle is the path, a value is a link's text.
     struct Tree(HashMap<&'static str, Option<&'static str>>);
@@ -178,9 +172,9 @@ mod tests {
                         match self.0.get(path.as_str()) {
                             Some(text) => {
                                 let ftype = match text {
-                                    Some(_) => Ftype3::Lnk,
-                                    None if path.ends_with("file") => Ftype3::Reg,
-                                    None => Ftype3::Dir,
+                                    Some(_) => FileKind::Lnk,
+                                    None if path.ends_with("file") => FileKind::Reg,
+                                    None => FileKind::Dir,
                                 };
                                 walk.found(Node { handle: path.as_str().into(), attr: Some(attr(ftype)) });
                             }
@@ -199,9 +193,9 @@ mod tests {
         }
     }
 
-    fn attr(ftype: Ftype3) -> Fattr3 {
-        Fattr3 {
-            ftype,
+    fn attr(kind: FileKind) -> Attr {
+        Attr {
+            kind,
             mode: 0,
             nlink: 1,
             uid: 0,

@@ -8,7 +8,8 @@
 use std::collections::VecDeque;
 
 use buf::Rope;
-use nfs::v3::{StableHow, WriteOk, Writeverf3};
+
+use crate::{StableHow, Verifier, Written};
 
 /// A part of the file to be written.
 #[derive(Clone, Debug)]
@@ -35,7 +36,7 @@ pub(crate) struct WriteBehind {
     /// Bytes of blocks that are being written.
     in_flight: usize,
     /// Written, not committed, with the verifier of their write.
-    uncommitted: Vec<(Block, Writeverf3)>,
+    uncommitted: Vec<(Block, Verifier)>,
     uncommitted_bytes: usize,
     /// A COMMIT is under way that covers so many of `uncommitted`, from the first.
     committing: Option<usize>,
@@ -113,7 +114,7 @@ impl WriteBehind {
     ///
     /// # Errors
     /// What is wrong with the answer.
-    pub fn written(&mut self, block: Block, ok: &WriteOk) -> Result<(), &'static str> {
+    pub fn written(&mut self, block: Block, ok: &Written) -> Result<(), &'static str> {
         let (len, count) = (block.data.len(), ok.count as usize);
         if count > len {
             return Err("more was written than was sent");
@@ -144,7 +145,7 @@ impl WriteBehind {
     ///
     /// # Panics
     /// If none was under way.
-    pub fn committed(&mut self, verifier: Writeverf3) -> usize {
+    pub fn committed(&mut self, verifier: Verifier) -> usize {
         let covered = self.committing.take().expect("a COMMIT was under way");
         let mut again = 0;
         for (mut block, verf) in self.uncommitted.drain(..covered) {
@@ -174,8 +175,8 @@ mod tests {
 
     use super::*;
 
-    fn ok(count: usize, committed: StableHow, verf: u8) -> WriteOk {
-        WriteOk { file_wcc: Default::default(), count: count as u32, committed, verf: [verf; 8] }
+    fn ok(count: usize, committed: StableHow, verf: u8) -> Written {
+        Written { count: count as u32, committed, verf: [verf; 8] }
     }
 
     fn rope(bytes: &'static [u8]) -> Rope {
@@ -256,7 +257,7 @@ mod tests {
     }
 
     impl Server {
-        fn write(&mut self, block: &Block, count: usize) -> WriteOk {
+        fn write(&mut self, block: &Block, count: usize) -> Written {
             let data = block.data.to_bytes().unwrap()[..count].to_vec();
             self.cached.push((block.offset as usize, data));
             if block.stable != StableHow::Unstable {
@@ -265,7 +266,7 @@ mod tests {
             ok(count, block.stable, self.boot)
         }
 
-        fn commit(&mut self) -> Writeverf3 {
+        fn commit(&mut self) -> Verifier {
             for (offset, data) in self.cached.drain(..) {
                 self.disk.resize(self.disk.len().max(offset + data.len()), 0);
                 self.disk[offset..offset + data.len()].copy_from_slice(&data);
@@ -293,7 +294,7 @@ mod tests {
             let (mut behind, mut server) = (WriteBehind::new(0, limit), Server::default());
             let mut expected = Vec::new();
             let mut blocks = blocks.into_iter().peekable();
-            let mut replies: Vec<(Option<Block>, WriteOk)> = Vec::new();
+            let mut replies: Vec<(Option<Block>, Written)> = Vec::new();
             while blocks.peek().is_some() || !behind.is_clean() {
                 if let Some(&(len, hole)) = blocks.peek() && behind.has_room(len) {
                     behind.skip(hole);
@@ -319,7 +320,7 @@ mod tests {
                         }
                         Action::Commit => {
                             let verf = server.commit();
-                            (None, WriteOk { verf, ..ok(0, StableHow::FileSync, 0) })
+                            (None, Written { verf, ..ok(0, StableHow::FileSync, 0) })
                         }
                     });
                 }

@@ -8,12 +8,11 @@ use std::{
 
 use buf::{Buffer, Piece, Rope};
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use nfs::v3::{CommitOk, WriteOk};
 use rpc::BoxFuture;
 use tokio::io::AsyncWrite;
 
 use crate::{
-    Error, ErrorKind, File, Result,
+    Error, ErrorKind, File, Result, Verifier, Written,
     write_behind::{Action, Block, WriteBehind},
 };
 
@@ -47,8 +46,8 @@ pub struct Writer {
 }
 
 enum Done {
-    Written(Block, Result<WriteOk>),
-    Committed(Result<CommitOk>),
+    Written(Block, Result<Written>),
+    Committed(Result<Verifier>),
 }
 
 impl Writer {
@@ -225,7 +224,7 @@ impl Writer {
                 .written(block, &result?)
                 .map_err(|problem| Error::new(ErrorKind::Protocol(problem.to_owned()), "WRITE")),
             Done::Committed(result) => {
-                let again = self.behind.committed(result?.verf);
+                let again = self.behind.committed(result?);
                 if again > 0 {
                     tracing::info!(bytes = again, "the server has restarted: uncommitted data is written again");
                 }
@@ -238,11 +237,18 @@ impl Writer {
 fn perform(file: Arc<File>, action: Action) -> BoxFuture<'static, Done> {
     match action {
         Action::Write(block) => Box::pin(async move {
-            let v3 = file.mount().v3();
-            let result = v3.write(file.handle(), block.offset, block.data.clone(), block.stable).await;
+            let protocol = file.mount().protocol();
+            let result = protocol.write(file.handle(), block.offset, block.data.clone(), block.stable).await;
             Done::Written(block, result)
         }),
-        Action::Commit => Box::pin(async move { Done::Committed(file.mount().v3().commit(file.handle(), 0, 0).await) }),
+        Action::Commit => Box::pin(async move { Done::Committed(file.mount().protocol().commit(file.handle()).await) }),
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.running.clear();
+        self.file.mount().protocol().done(self.file.handle());
     }
 }
 

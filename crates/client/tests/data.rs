@@ -188,13 +188,13 @@ async fn the_procedures_are_there_by_handle() {
     let server = Server::memory().await;
     let mount: Mount = server.mount("").await;
     let file = mount.create("f", 0o644).await.unwrap();
-    let v3 = mount.v3();
-    let ok = v3.write(file.handle(), 3, Bytes::from_static(b"abc"), StableHow::Unstable).await.unwrap();
+    let protocol = mount.protocol();
+    let ok = protocol.write(file.handle(), 3, Bytes::from_static(b"abc").into(), StableHow::Unstable).await.unwrap();
     assert_eq!(ok.count, 3);
-    assert_eq!(v3.commit(file.handle(), 0, 0).await.unwrap().verf, ok.verf);
-    let read = v3.read(file.handle(), 0, 100).await.unwrap();
-    assert_eq!((read.data.0.to_bytes().unwrap(), read.eof), (Bytes::from_static(b"\0\0\0abc"), true));
-    let found = v3.lookup(mount.root(), b"f").await.unwrap();
-    assert_eq!(&found.object, file.handle());
-    assert_eq!(v3.getattr(file.handle()).await.unwrap().size, 6);
+    assert_eq!(protocol.commit(file.handle()).await.unwrap(), ok.verf);
+    let read = protocol.read(file.handle(), 0, 100).await.unwrap();
+    assert_eq!((read.data.to_bytes().unwrap(), read.eof), (Bytes::from_static(b"\0\0\0abc"), true));
+    let found = protocol.lookup(mount.root(), b"f").await.unwrap();
+    assert_eq!(&found.handle, file.handle());
+    assert_eq!(protocol.getattr(file.handle()).await.unwrap().size, 6);
 }

@@ -8,9 +8,9 @@ use std::{
 };
 
 use buf::Buffer;
-use client::{ErrorKind, Mount, NfsUrl};
+use client::{CreateHow, ErrorKind, Mount, NfsUrl, SetAttr};
 use common::{Server, faulty::Faulty, memory, pattern, proxy};
-use nfs::v3::{CreateHow3, Nfsstat3, Sattr3};
+use nfs::v3::Nfsstat3;
 use tokio::net::TcpListener;
 
 /// A listener that never answers.
@@ -131,7 +131,7 @@ async fn cut_connections_are_not_noticed_over(proto: &str) {
             let (dir, from, to) = (format!("dir{i}"), format!("dir{i}/from"), format!("dir{i}/to"));
             mount.mkdir(&dir, 0o755).await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
             let (handle, _) = mount.parent(from.as_bytes()).await.unwrap();
-            mount.create_at(&handle, b"from", CreateHow3::Guarded(Sattr3::default())).await.unwrap();
+            mount.protocol().create(&handle, b"from", CreateHow::Guarded(SetAttr::default())).await.unwrap();
             mount.rename(&from, &to).await.unwrap();
             mount.link(&to, format!("link{i}")).await.unwrap();
             mount.remove(&to).await.unwrap();
@@ -177,10 +177,10 @@ async fn a_server_that_says_later_is_asked_again() {
     let server = Server::start(vfs.clone()).await;
     let mount = server.mount("").await;
     vfs.delays.store(3, Ordering::SeqCst);
-    mount.v3().getattr(mount.root()).await.unwrap();
+    mount.protocol().getattr(mount.root()).await.unwrap();
     assert_eq!(vfs.delays.load(Ordering::SeqCst), 0);
     vfs.delays.store(100, Ordering::SeqCst);
-    let hurried = mount.v3().with_deadline(Duration::from_millis(150));
+    let hurried = mount.protocol().with_deadline(Duration::from_millis(150));
     assert_eq!(hurried.getattr(mount.root()).await.unwrap_err().status(), Some(Nfsstat3::Jukebox));
 }
 

@@ -4,9 +4,8 @@ mod common;
 
 use std::sync::Arc;
 
-use client::{Mount, MountClient};
+use client::{FileKind, Mount, MountClient};
 use common::{Server, pattern};
-use nfs::v3::*;
 
 async fn mount(transport: &str) -> (Server, Mount) {
     let server = Server::over(transport).await;
@@ -65,7 +64,7 @@ async fn replies_that_fit_no_send_come_in_a_reply_chunk(transport: &str) {
     assert_eq!(listed.len(), 701);
     assert_eq!(mount.read_dir("").await.unwrap().names_only().collect().await.unwrap().len(), 701);
     let longest = mount.resolve(format!("699{}", &name[3..])).await.unwrap();
-    assert_eq!(longest.attr.ftype, Ftype3::Dir);
+    assert_eq!(longest.attr.kind, FileKind::Dir);
 }
 
 /// As the Linux kernel's server: no MOUNT on RDMA.

@@ -80,6 +80,9 @@ impl ClientOptions {
 pub struct CallOptions {
     /// How long it may take; the client's default if absent.
     pub deadline: Option<Duration>,
+    /// Whether the call ends with [`ClientError::Transport`] when its connection is lost, rather than be sent again by
+    /// the next: for callers who have another connection, and a protocol that knows the call again there.
+    pub once: bool,
 }
 
 /// The results of a call, and the caller's buffer.
@@ -281,6 +284,11 @@ impl Client {
         self.link.current.borrow().transport.clone()
     }
 
+    /// Waits until there is a connection. Until the deadline of no call, so for callers who have their own.
+    pub async fn connected(&self) {
+        self.link.connected(0).await;
+    }
+
     /// Calls `procedure`. `plan` says what is known of the reply: see [`ReplyPlan`]. Its default fits replies
     /// without a payload that are short enough for any transport.
     ///
@@ -320,7 +328,7 @@ impl Client {
     ) -> Result<Reply, CallFailed> {
         let after = options.deadline.unwrap_or(self.link.options.deadline);
         let mut last = None;
-        let exchange = self.link.exchange(message, &mut plan, &mut last);
+        let exchange = self.link.exchange(message, &mut plan, &mut last, options.once);
         let error = match timeout_at(Instant::now() + after, exchange).await {
             Ok(Ok(reply)) => return Ok(reply),
             Ok(Err(error)) => ClientError::Transport(error),
@@ -379,6 +387,7 @@ impl Link {
         message: Message,
         plan: &mut ReplyPlan,
         last: &mut Option<TransportError>,
+        once: bool,
     ) -> Result<Reply, TransportError> {
         let _permit = match &self.permits {
             Some(permits) => Some(permits.acquire().await.expect("never closed")),
@@ -397,6 +406,7 @@ impl Link {
                     return Ok(reply);
                 }
                 Err(error @ (TransportError::TooLong { .. } | TransportError::Refused(_))) => return Err(error),
+                Err(error) if once => return Err(error),
                 Err(error) => {
                     *last = Some(error);
                     failed = generation;

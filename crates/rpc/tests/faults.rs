@@ -185,7 +185,7 @@ async fn the_deadline_names_what_the_transport_said_last() {
     let proxy = Proxy::start(host.address).await;
     proxy.cut([Cut { to_server: 10, ..WHOLE }; 10_000]);
     let client = client(&host, &proxy).await;
-    let options = CallOptions { deadline: Some(Duration::from_millis(200)) };
+    let options = CallOptions { deadline: Some(Duration::from_millis(200)), ..CallOptions::default() };
     let plan = ReplyPlan::default();
     let failed = client.call::<()>(0, &(), plan, options).await.map(drop).unwrap_err();
     assert!(failed.error.to_string().contains("connection lost"), "{}", failed.error);

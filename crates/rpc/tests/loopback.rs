@@ -105,7 +105,7 @@ async fn a_slow_call_does_not_hold_up_others_and_has_its_deadline() {
     let slow = tokio::spawn({
         let client = client.clone();
         async move {
-            let options = CallOptions { deadline: Some(Duration::from_millis(300)) };
+            let options = CallOptions { deadline: Some(Duration::from_millis(300)), ..CallOptions::default() };
             client.call::<()>(common::NEVER, &(), ReplyPlan::default(), options).await.map(drop)
         }
     });
@@ -127,7 +127,7 @@ async fn a_server_that_is_not_there_is_an_error_at_once_or_at_the_deadline() {
     assert!(matches!(refused, ClientError::Transport(TransportError::Connect(_))), "{refused}");
     let client = Client::new(kind, address, ClientOptions::new(1, 1));
     let plan = ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9)), ..ReplyPlan::default() };
-    let options = CallOptions { deadline: Some(Duration::from_millis(400)) };
+    let options = CallOptions { deadline: Some(Duration::from_millis(400)), ..CallOptions::default() };
     let failed = client.call::<()>(0, &(), plan, options).await.map(drop).unwrap_err();
     assert_eq!(failed.sink.unwrap().len(), 9);
     let text = failed.error.to_string();

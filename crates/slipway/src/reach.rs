@@ -109,7 +109,7 @@ pub fn local_name(path: &std::path::Path) -> Option<Bytes> {
 /// What an error at a URL means for the exit code.
 pub fn failure(url: &NfsUrl, error: &client::Error) -> Failure {
     let exit = match error.kind() {
-        ErrorKind::Nfs(_) | ErrorKind::Path(_) | ErrorKind::Protocol(_) => Exit::Failed,
+        ErrorKind::Nfs(_) | ErrorKind::Nfs4(_) | ErrorKind::Path(_) | ErrorKind::Protocol(_) => Exit::Failed,
         ErrorKind::Url(_) | ErrorKind::Invalid(_) => Exit::Usage,
         _ => Exit::Unreachable,
     };

@@ -3,8 +3,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
-use client::{Mount, OpenOptions};
-use nfs::v3::{Ftype3, StableHow};
+use client::{FileKind, Mount, OpenOptions, StableHow};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rdma::sim::Cut;
 use rpc::DrcOptions;
@@ -26,7 +25,7 @@ async fn work(mount: &Mount) -> client::Result<Tree> {
     mount.chmod("/d/b", 0o600).await?;
     let handle = mount.resolve("/d/b").await?.handle;
     for (offset, len) in [(0, 700), (700, 30_000), (30_700, 5)] {
-        mount.v3().write(&handle, offset, pattern(offset, len), StableHow::FileSync).await?;
+        mount.protocol().write(&handle, offset, pattern(offset, len).into(), StableHow::FileSync).await?;
     }
     snapshot(mount).await
 }
@@ -38,7 +37,7 @@ fn pattern(offset: u64, len: usize) -> Bytes {
 }
 
 /// Type, mode, links, size and content of everything, by path.
-type Tree = BTreeMap<String, (Ftype3, u32, u32, u64, Bytes)>;
+type Tree = BTreeMap<String, (FileKind, u32, u32, u64, Bytes)>;
 
 async fn snapshot(mount: &Mount) -> client::Result<Tree> {
     let mut found = BTreeMap::new();
@@ -48,15 +47,15 @@ async fn snapshot(mount: &Mount) -> client::Result<Tree> {
         while let Some(entry) = entries.next().await? {
             let path = format!("{dir}/{}", String::from_utf8_lossy(&entry.name));
             let attr = mount.stat_link(&path).await?;
-            let content = match attr.ftype {
-                Ftype3::Reg => mount.read(&path).await?,
-                Ftype3::Lnk => mount.readlink(&path).await?,
+            let content = match attr.kind {
+                FileKind::Reg => mount.read(&path).await?,
+                FileKind::Lnk => mount.readlink(&path).await?,
                 _ => Bytes::new(),
             };
-            if attr.ftype == Ftype3::Dir {
+            if attr.kind == FileKind::Dir {
                 dirs.push(path.clone());
             }
-            found.insert(path, (attr.ftype, attr.mode, attr.nlink, attr.size, content));
+            found.insert(path, (attr.kind, attr.mode, attr.nlink, attr.size, content));
         }
     }
     Ok(found)
@@ -167,7 +166,7 @@ async fn churn(mount: &Mount, dir: &str, model: &mut BTreeMap<String, Vec<u8>>, 
             let data = pattern(u64::from(step) * 1_000_003, len);
             content.resize(content.len().max(offset + len), 0);
             content[offset..offset + len].copy_from_slice(&data);
-            mount.v3().write(&handle, offset as u64, data, StableHow::FileSync).await.expect("write");
+            mount.protocol().write(&handle, offset as u64, data.into(), StableHow::FileSync).await.expect("write");
         }
     }
 }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use client::{File, Mount, NfsUrl, Result};
-use nfs::v3::{ACCESS3_READ, CreateHow3, NfsFh3, Sattr3, StableHow};
+use client::{CreateHow, File, Handle, Mount, NfsUrl, Result, SetAttr, StableHow};
+use nfs::v3::ACCESS3_READ;
 use tokio::task::JoinSet;
 
 use super::{
@@ -27,7 +27,7 @@ use crate::{
 pub struct Work {
     point: Point,
     mount: Mount,
-    dir: NfsFh3,
+    dir: Handle,
     file: File,
     blocks: u64,
     /// The next block, or the seed of where it is.
@@ -37,7 +37,7 @@ pub struct Work {
     /// What names of its own begin with.
     name: String,
     /// The directory of the sources, if there is something to build.
-    sources: Option<NfsFh3>,
+    sources: Option<Handle>,
 }
 
 impl Work {
@@ -115,9 +115,9 @@ impl Work {
             }
             Operation::Create => {
                 while tally.goes_on() {
-                    let how = CreateHow3::Guarded(Sattr3 { mode: Some(0o644), ..Sattr3::default() });
-                    self.mount.v3().create(&self.dir, name.as_bytes(), how).await?;
-                    self.mount.v3().remove(&self.dir, name.as_bytes()).await?;
+                    let how = CreateHow::Guarded(SetAttr { mode: Some(0o644), ..SetAttr::default() });
+                    self.mount.protocol().create(&self.dir, name.as_bytes(), how).await?;
+                    self.mount.protocol().remove(&self.dir, name.as_bytes()).await?;
                     tally.count(0, None);
                 }
                 Ok(())
@@ -169,8 +169,8 @@ impl Work {
     }
 
     async fn write_block(&self, stable: StableHow) -> Result<usize> {
-        let (v3, handle) = (self.mount.v3(), self.file.handle());
-        Ok(v3.write(handle, self.offset(), self.data.clone(), stable).await?.count as usize)
+        let (protocol, handle) = (self.mount.protocol(), self.file.handle());
+        Ok(protocol.write(handle, self.offset(), self.data.clone().into(), stable).await?.count as usize)
     }
 
     /// Reads and commits as a data base does: 70 of 100 read, at places in no order.
@@ -191,24 +191,24 @@ impl Work {
     }
 
     /// One source file becomes one object file, and that goes away again. Each procedure is an operation.
-    async fn compile(&self, sources: &NfsFh3, object: &str, tally: &mut Tally) -> Result<()> {
-        let (v3, turn) = (self.mount.v3(), self.next.fetch_add(1, Relaxed));
+    async fn compile(&self, sources: &Handle, object: &str, tally: &mut Tally) -> Result<()> {
+        let (protocol, turn) = (self.mount.protocol(), self.next.fetch_add(1, Relaxed));
         let source = site::source(turn);
-        let found = v3.lookup(sources, source.name.as_bytes()).await?.object;
+        let found = protocol.lookup(sources, source.name.as_bytes()).await?.handle;
         tally.count(0, None);
-        v3.access(&found, ACCESS3_READ).await?;
+        protocol.access(&found, ACCESS3_READ).await?;
         tally.count(0, None);
-        tally.count(v3.read(&found, 0, source.size as u32).await?.data.0.len(), None);
-        let how = CreateHow3::Unchecked(Sattr3 { mode: Some(0o644), size: Some(0), ..Sattr3::default() });
-        let made = self.mount.create_at(sources, object.as_bytes(), how).await?;
+        tally.count(protocol.read(&found, 0, source.size as u32).await?.data.len(), None);
+        let how = CreateHow::Unchecked(SetAttr { mode: Some(0o644), size: Some(0), ..SetAttr::default() });
+        let made = protocol.create(sources, object.as_bytes(), how).await?.handle;
         tally.count(0, None);
         let data = self.data.slice(..source.size.min(self.data.len()));
-        tally.count(v3.write(&made, 0, data, StableHow::Unstable).await?.count as usize, None);
-        v3.commit(&made, 0, 0).await?;
+        tally.count(protocol.write(&made, 0, data.into(), StableHow::Unstable).await?.count as usize, None);
+        protocol.commit(&made).await?;
         tally.count(0, None);
-        v3.getattr(&made).await?;
+        protocol.getattr(&made).await?;
         tally.count(0, None);
-        v3.remove(sources, object.as_bytes()).await?;
+        protocol.remove(sources, object.as_bytes()).await?;
         tally.count(0, None);
         Ok(())
     }

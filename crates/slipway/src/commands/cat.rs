@@ -46,7 +46,7 @@ async fn one(reach: &Reach, url: &NfsUrl) -> Result<bool, Failure> {
     if meta.kind != Kind::File {
         return Err(Failure::failed(format!("{url}: is a {}", meta.kind.name())));
     }
-    let mut reader = node.file().reader();
+    let mut reader = node.file().reader().expecting(meta.size);
     let mut stdout = io::stdout().lock();
     loop {
         let block = reader.next().await.map_err(|error| reach::failure(url, &error))?;

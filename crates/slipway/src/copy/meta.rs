@@ -1,6 +1,6 @@
 //! [`Meta`]: what is known of an object, wherever it lies.
 
-use nfs::v3::{Fattr3, Ftype3};
+use client::{Attr, FileKind};
 use rustix::fs::{FileType, Stat, Timespec};
 use serde::Serialize;
 
@@ -97,18 +97,18 @@ impl Meta {
     }
 }
 
-impl From<&Fattr3> for Meta {
-    fn from(attr: &Fattr3) -> Self {
-        let time = |time: nfs::v3::Nfstime3| Time { seconds: time.seconds.into(), nanoseconds: time.nseconds };
+impl From<&Attr> for Meta {
+    fn from(attr: &Attr) -> Self {
+        let time = |time: client::Time| Time { seconds: time.seconds, nanoseconds: time.nseconds };
         Self {
-            kind: match attr.ftype {
-                Ftype3::Reg => Kind::File,
-                Ftype3::Dir => Kind::Dir,
-                Ftype3::Blk => Kind::Block,
-                Ftype3::Chr => Kind::Char,
-                Ftype3::Lnk => Kind::Symlink,
-                Ftype3::Sock => Kind::Socket,
-                Ftype3::Fifo => Kind::Fifo,
+            kind: match attr.kind {
+                FileKind::Reg => Kind::File,
+                FileKind::Dir => Kind::Dir,
+                FileKind::Blk => Kind::Block,
+                FileKind::Chr => Kind::Char,
+                FileKind::Lnk => Kind::Symlink,
+                FileKind::Sock => Kind::Socket,
+                FileKind::Fifo => Kind::Fifo,
             },
             mode: attr.mode & 0o7777,
             nlink: attr.nlink,
@@ -116,7 +116,7 @@ impl From<&Fattr3> for Meta {
             gid: attr.gid,
             size: attr.size,
             used: attr.used,
-            device: (attr.rdev.specdata1, attr.rdev.specdata2),
+            device: (attr.rdev.major, attr.rdev.minor),
             id: (attr.fsid, attr.fileid),
             atime: time(attr.atime),
             mtime: time(attr.mtime),

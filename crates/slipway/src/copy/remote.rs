@@ -1,8 +1,8 @@
 //! The remote end of a copy: an object of a server, by its handle.
 
 use bytes::Bytes;
-use client::{Dir, File, Mount};
-use nfs::v3::{CreateHow3, Ftype3, MkNodData3, NewObjectOk, NfsFh3, Nfsstat3, Nfstime3, Sattr3, SetTime, Specdata3};
+use client::{CreateHow, Device, Dir, File, Handle, Mount, SetAttr, SetTime, Special};
+use nfs::v3::Nfsstat3;
 
 use super::{
     Error, Result,
@@ -13,14 +13,14 @@ use super::{
 #[derive(Clone, Debug)]
 pub struct Remote {
     mount: Mount,
-    handle: NfsFh3,
+    handle: Handle,
     /// The path on the server, for messages.
     path: Bytes,
 }
 
 impl Remote {
     /// The object of this handle; `path` is for messages.
-    pub fn new(mount: Mount, handle: NfsFh3, path: impl Into<Bytes>) -> Self {
+    pub fn new(mount: Mount, handle: Handle, path: impl Into<Bytes>) -> Self {
         Self { mount, handle, path: path.into() }
     }
 
@@ -45,7 +45,7 @@ impl Remote {
         [&self.path[..], slash, name].concat().into()
     }
 
-    fn below(&self, name: &[u8], handle: NfsFh3) -> Self {
+    fn below(&self, name: &[u8], handle: Handle) -> Self {
         Self::new(self.mount.clone(), handle, self.path_of(name))
     }
 
@@ -62,10 +62,10 @@ impl Remote {
     /// # Errors
     /// LOOKUP failed otherwise.
     pub async fn child(&self, name: &[u8]) -> Result<Option<(Self, Meta)>> {
-        match self.mount.v3().lookup(&self.handle, name).await {
+        match self.mount.protocol().lookup(&self.handle, name).await {
             Ok(ok) => {
-                let child = self.below(name, ok.object);
-                let meta = match &ok.obj_attributes {
+                let child = self.below(name, ok.handle);
+                let meta = match &ok.attr {
                     Some(attr) => Meta::from(attr),
                     None => child.meta().await?,
                 };
@@ -104,7 +104,7 @@ impl Remote {
     /// # Errors
     /// READLINK failed.
     pub async fn read_link(&self) -> Result<Bytes> {
-        self.mount.v3().readlink(&self.handle).await.map_err(|error| Error::remote(&self.path, &error))
+        self.mount.protocol().readlink(&self.handle).await.map_err(|error| Error::remote(&self.path, &error))
     }
 
     /// Makes a directory that its owner can fill, or finds one.
@@ -112,9 +112,9 @@ impl Remote {
     /// # Errors
     /// MKDIR failed, or something else has the name.
     pub async fn make_dir(&self, name: &[u8], mode: u32) -> Result<Self> {
-        let set = Sattr3 { mode: Some(mode | 0o700), ..Sattr3::default() };
-        match self.mount.v3().mkdir(&self.handle, name, set).await {
-            Ok(ok) => self.made(name, ok).await,
+        let set = SetAttr { mode: Some(mode | 0o700), ..SetAttr::default() };
+        match self.mount.protocol().mkdir(&self.handle, name, set).await {
+            Ok(made) => Ok(self.below(name, made.handle)),
             Err(error) => match self.child(name).await? {
                 Some((child, meta)) if meta.kind == Kind::Dir => Ok(child),
                 _ => Err(Error::remote(&self.path_of(name), &error)),
@@ -127,8 +127,8 @@ impl Remote {
     /// # Errors
     /// MKDIR failed: `Exist`, `Acces`, …
     pub async fn make_new_dir(&self, name: &[u8], mode: u32) -> client::Result<()> {
-        let set = Sattr3 { mode: Some(mode), ..Sattr3::default() };
-        self.mount.v3().mkdir(&self.handle, name, set).await.map(drop)
+        let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        self.mount.protocol().mkdir(&self.handle, name, set).await.map(drop)
     }
 
     /// Makes a regular file, or empties one; a new one has `mode`.
@@ -136,14 +136,14 @@ impl Remote {
     /// # Errors
     /// CREATE failed.
     pub async fn create(&self, name: &[u8], mode: u32) -> Result<Self> {
-        let how = CreateHow3::Unchecked(Sattr3 { mode: Some(mode), size: Some(0), ..Sattr3::default() });
-        let ok = self
+        let how = CreateHow::Unchecked(SetAttr { mode: Some(mode), size: Some(0), ..SetAttr::default() });
+        let made = self
             .mount
-            .v3()
+            .protocol()
             .create(&self.handle, name, how)
             .await
             .map_err(|error| Error::remote(&self.path_of(name), &error))?;
-        self.made(name, ok).await
+        Ok(self.below(name, made.handle))
     }
 
     /// Makes a symbolic link, in the place of an object that is not a directory.
@@ -151,15 +151,16 @@ impl Remote {
     /// # Errors
     /// SYMLINK failed.
     pub async fn symlink(&self, name: &[u8], text: Bytes) -> Result<Self> {
-        let make = || self.mount.v3().symlink(&self.handle, name, text.clone(), Sattr3::default());
-        let ok = match make().await {
+        let make = || self.mount.protocol().symlink(&self.handle, name, text.clone(), SetAttr::default());
+        let made = match make().await {
             Err(error) if error.status() == Some(Nfsstat3::Exist) => {
                 self.remove(name).await?;
                 make().await
             }
             done => done,
         };
-        self.made(name, ok.map_err(|error| Error::remote(&self.path_of(name), &error))?).await
+        let made = made.map_err(|error| Error::remote(&self.path_of(name), &error))?;
+        Ok(self.below(name, made.handle))
     }
 
     /// Makes a device, socket or pipe as `meta` describes it, in the place of an object that is not a directory.
@@ -167,24 +168,25 @@ impl Remote {
     /// # Errors
     /// MKNOD failed.
     pub async fn make_node(&self, name: &[u8], meta: &Meta) -> Result<Self> {
-        let set = Sattr3 { mode: Some(meta.mode), ..Sattr3::default() };
-        let device = Specdata3 { specdata1: meta.device.0, specdata2: meta.device.1 };
-        let data = match meta.kind {
-            Kind::Block => MkNodData3::Blk(set, device),
-            Kind::Char => MkNodData3::Chr(set, device),
-            Kind::Socket => MkNodData3::Sock(set),
-            Kind::Fifo => MkNodData3::Fifo(set),
-            Kind::File | Kind::Dir | Kind::Symlink => MkNodData3::Other(Ftype3::Reg),
+        let set = SetAttr { mode: Some(meta.mode), ..SetAttr::default() };
+        let device = Device { major: meta.device.0, minor: meta.device.1 };
+        let special = match meta.kind {
+            Kind::Block => Special::Blk(device),
+            Kind::Char => Special::Chr(device),
+            Kind::Socket => Special::Sock,
+            Kind::Fifo => Special::Fifo,
+            Kind::File | Kind::Dir | Kind::Symlink => unreachable!("what has a procedure of its own"),
         };
-        let make = || self.mount.v3().mknod(&self.handle, name, data.clone());
-        let ok = match make().await {
+        let make = || self.mount.protocol().mknod(&self.handle, name, special, set.clone());
+        let made = match make().await {
             Err(error) if error.status() == Some(Nfsstat3::Exist) => {
                 self.remove(name).await?;
                 make().await
             }
             done => done,
         };
-        self.made(name, ok.map_err(|error| Error::remote(&self.path_of(name), &error))?).await
+        let made = made.map_err(|error| Error::remote(&self.path_of(name), &error))?;
+        Ok(self.below(name, made.handle))
     }
 
     /// Gives `existing` a further name here, in the place of an object that is not a directory.
@@ -192,7 +194,7 @@ impl Remote {
     /// # Errors
     /// LINK failed.
     pub async fn link(&self, name: &[u8], existing: &Self) -> Result<()> {
-        let make = || self.mount.v3().link(&existing.handle, &self.handle, name);
+        let make = || self.mount.protocol().link(&existing.handle, &self.handle, name);
         let done = match make().await {
             Err(error) if error.status() == Some(Nfsstat3::Exist) => {
                 self.remove(name).await?;
@@ -208,7 +210,7 @@ impl Remote {
     /// # Errors
     /// REMOVE failed.
     pub async fn remove(&self, name: &[u8]) -> Result<()> {
-        let done = self.mount.v3().remove(&self.handle, name).await;
+        let done = self.mount.protocol().remove(&self.handle, name).await;
         done.map(drop).map_err(|error| Error::remote(&self.path_of(name), &error))
     }
 
@@ -217,7 +219,7 @@ impl Remote {
     /// # Errors
     /// RMDIR failed.
     pub async fn remove_dir(&self, name: &[u8]) -> Result<()> {
-        let done = self.mount.v3().rmdir(&self.handle, name).await;
+        let done = self.mount.protocol().rmdir(&self.handle, name).await;
         done.map(drop).map_err(|error| Error::remote(&self.path_of(name), &error))
     }
 
@@ -226,7 +228,7 @@ impl Remote {
     /// # Errors
     /// SETATTR failed.
     pub async fn set_mode(&self, mode: u32) -> Result<()> {
-        Ok(self.file().set_attr(Sattr3 { mode: Some(mode), ..Sattr3::default() }).await?)
+        Ok(self.file().set_attr(SetAttr { mode: Some(mode), ..SetAttr::default() }).await?)
     }
 
     /// Gives it the owner, mode and times of `meta`. An owner that may not be given is left, as `cp -p` does;
@@ -236,40 +238,24 @@ impl Remote {
     /// SETATTR failed.
     pub async fn preserve(&self, meta: &Meta) -> Result<()> {
         let link = meta.kind == Kind::Symlink;
-        let set = Sattr3 {
+        let set = SetAttr {
             mode: (!link).then_some(meta.mode),
-            atime: SetTime::ToClientTime(nfstime(meta.atime)),
-            mtime: SetTime::ToClientTime(nfstime(meta.mtime)),
-            ..Sattr3::default()
+            atime: SetTime::ToClientTime(time(meta.atime)),
+            mtime: SetTime::ToClientTime(time(meta.mtime)),
+            ..SetAttr::default()
         };
         // Most servers let only root give files away. Who is not the owner's user need not even ask.
-        let owned = Sattr3 { uid: Some(meta.uid), gid: Some(meta.gid), ..set.clone() };
+        let owned = SetAttr { uid: Some(meta.uid), gid: Some(meta.gid), ..set.clone() };
         match self.file().set_attr(owned).await {
             Err(error) if matches!(error.status(), Some(Nfsstat3::Perm | Nfsstat3::Acces | Nfsstat3::Inval)) => {
                 let mode = set.mode.map(|mode| mode & !0o6000);
-                Ok(self.file().set_attr(Sattr3 { mode, ..set }).await?)
+                Ok(self.file().set_attr(SetAttr { mode, ..set }).await?)
             }
             done => Ok(done?),
         }
     }
-
-    /// The new object of a reply. A server need not say its handle (RFC 1813 §3.3.8).
-    async fn made(&self, name: &[u8], ok: NewObjectOk) -> Result<Self> {
-        match ok.obj {
-            Some(handle) => Ok(self.below(name, handle)),
-            None => {
-                let found = self.mount.v3().lookup(&self.handle, name).await;
-                Ok(self.below(name, found.map_err(|error| Error::remote(&self.path_of(name), &error))?.object))
-            }
-        }
-    }
 }
 
-/// NFSv3 counts seconds from 1970 in 32 bits: earlier and later times become its first and last.
-fn nfstime(time: Time) -> Nfstime3 {
-    match u32::try_from(time.seconds) {
-        Ok(seconds) => Nfstime3 { seconds, nseconds: time.nanoseconds },
-        Err(_) if time.seconds < 0 => Nfstime3::default(),
-        Err(_) => Nfstime3 { seconds: u32::MAX, nseconds: 0 },
-    }
+fn time(time: Time) -> client::Time {
+    client::Time { seconds: time.seconds, nseconds: time.nanoseconds }
 }

@@ -53,7 +53,7 @@ impl Source {
                 Source::Local { blocks, thread }
             }
             Node::Remote(remote) => Source::Remote {
-                reader: remote.file().reader(),
+                reader: remote.file().reader().expecting(meta.size),
                 at: 0,
                 sparse: meta.is_sparse(),
                 queue: VecDeque::new(),

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use client::{Error, ErrorKind};
+use client::{Attr, Device, Error, ErrorKind, FileKind, SetTime, Time};
 use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
-use nfs::v3::{Fattr3, Ftype3, Nfsstat3, Nfstime3, SetTime, Specdata3};
+use nfs::v3::Nfsstat3;
 
 /// The attributes of the object that the kernel knows by this number.
-pub fn attributes(ino: u64, attr: &Fattr3, block: u32) -> FileAttr {
+pub fn attributes(ino: u64, attr: &Attr, block: u32) -> FileAttr {
     FileAttr {
         ino: INodeNo(ino),
         size: attr.size,
@@ -16,7 +16,7 @@ pub fn attributes(ino: u64, attr: &Fattr3, block: u32) -> FileAttr {
         mtime: time(attr.mtime),
         ctime: time(attr.ctime),
         crtime: UNIX_EPOCH,
-        kind: kind(attr.ftype),
+        kind: kind(attr.kind),
         perm: (attr.mode & 0o7777) as u16,
         nlink: attr.nlink,
         uid: attr.uid,
@@ -28,28 +28,28 @@ pub fn attributes(ino: u64, attr: &Fattr3, block: u32) -> FileAttr {
 }
 
 /// What an object is.
-pub fn kind(ftype: Ftype3) -> FileType {
-    match ftype {
-        Ftype3::Reg => FileType::RegularFile,
-        Ftype3::Dir => FileType::Directory,
-        Ftype3::Blk => FileType::BlockDevice,
-        Ftype3::Chr => FileType::CharDevice,
-        Ftype3::Lnk => FileType::Symlink,
-        Ftype3::Sock => FileType::Socket,
-        Ftype3::Fifo => FileType::NamedPipe,
+pub fn kind(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Reg => FileType::RegularFile,
+        FileKind::Dir => FileType::Directory,
+        FileKind::Blk => FileType::BlockDevice,
+        FileKind::Chr => FileType::CharDevice,
+        FileKind::Lnk => FileType::Symlink,
+        FileKind::Sock => FileType::Socket,
+        FileKind::Fifo => FileType::NamedPipe,
     }
 }
 
 /// Linux's 32-bit encoding of a device number, which is FUSE's: 12 bits of major between the 8 low and 12 high ones of
 /// the minor.
-pub fn device_number(device: Specdata3) -> u32 {
-    let Specdata3 { specdata1: major, specdata2: minor } = device;
+pub fn device_number(device: Device) -> u32 {
+    let Device { major, minor } = device;
     (minor & 0xff) | ((major & 0xfff) << 8) | ((minor & 0xf_ff00) << 12)
 }
 
 /// The reverse.
-pub fn device(number: u32) -> Specdata3 {
-    Specdata3 { specdata1: (number >> 8) & 0xfff, specdata2: (number & 0xff) | ((number >> 12) & 0xf_ff00) }
+pub fn device(number: u32) -> Device {
+    Device { major: (number >> 8) & 0xfff, minor: (number & 0xff) | ((number >> 12) & 0xf_ff00) }
 }
 
 /// A time to be set; NFSv3 has none before 1970 and after 2106.
@@ -59,15 +59,17 @@ pub fn set_time(time: Option<TimeOrNow>) -> SetTime {
         Some(TimeOrNow::Now) => SetTime::ToServerTime,
         Some(TimeOrNow::SpecificTime(time)) => {
             let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-            let seconds = u32::try_from(since.as_secs()).unwrap_or(u32::MAX);
-            SetTime::ToClientTime(Nfstime3 { seconds, nseconds: since.subsec_nanos() })
+            let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
+            SetTime::ToClientTime(Time { seconds, nseconds: since.subsec_nanos() })
         }
     }
 }
 
-fn time(time: Nfstime3) -> SystemTime {
+fn time(time: Time) -> SystemTime {
     // The server may say anything; more than a second of nanoseconds is none.
-    UNIX_EPOCH + Duration::from_secs(time.seconds.into()) + Duration::from_nanos(time.nseconds.min(999_999_999).into())
+    UNIX_EPOCH
+        + Duration::from_secs(u64::try_from(time.seconds).unwrap_or(0))
+        + Duration::from_nanos(time.nseconds.min(999_999_999).into())
 }
 
 /// What a failed operation is to a program.
@@ -108,19 +110,19 @@ mod tests {
 
     #[test]
     fn device_numbers_come_back() {
-        let number = device_number(Specdata3 { specdata1: 0x103, specdata2: 0x5_4321 });
-        assert_eq!(device(number), Specdata3 { specdata1: 0x103, specdata2: 0x5_4321 });
-        assert_eq!(device_number(Specdata3 { specdata1: 1, specdata2: 3 }), 0x103, "/dev/null");
+        let number = device_number(Device { major: 0x103, minor: 0x5_4321 });
+        assert_eq!(device(number), Device { major: 0x103, minor: 0x5_4321 });
+        assert_eq!(device_number(Device { major: 1, minor: 3 }), 0x103, "/dev/null");
     }
 
     #[test]
     fn times_are_what_nfs_can_say() {
         let at = |time| set_time(Some(TimeOrNow::SpecificTime(time)));
-        let second = Nfstime3 { seconds: 1, nseconds: 5 };
+        let second = Time { seconds: 1, nseconds: 5 };
         assert_eq!(at(UNIX_EPOCH + Duration::new(1, 5)), SetTime::ToClientTime(second));
-        assert_eq!(at(UNIX_EPOCH - Duration::new(1, 0)), SetTime::ToClientTime(Nfstime3::default()));
+        assert_eq!(at(UNIX_EPOCH - Duration::new(1, 0)), SetTime::ToClientTime(Time::default()));
         assert_eq!(set_time(Some(TimeOrNow::Now)), SetTime::ToServerTime);
         assert_eq!(set_time(None), SetTime::DontChange);
-        assert_eq!(time(Nfstime3 { seconds: 1, nseconds: u32::MAX }), UNIX_EPOCH + Duration::new(1, 999_999_999));
+        assert_eq!(time(Time { seconds: 1, nseconds: u32::MAX }), UNIX_EPOCH + Duration::new(1, 999_999_999));
     }
 }

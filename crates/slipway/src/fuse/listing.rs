@@ -3,19 +3,16 @@
 
 use std::collections::VecDeque;
 
-use client::{Mount, Result};
-use nfs::v3::{Cookieverf3, EntryPlus3, NfsFh3, Nfsstat3};
+use client::{Entry, Handle, Mount, Result, Verifier};
 
 /// Where the reading of a directory is.
 #[derive(Default)]
 pub struct Listing {
-    verf: Cookieverf3,
+    verf: Verifier,
     /// The cookie behind which the waiting entries are.
     behind: u64,
-    waiting: VecDeque<EntryPlus3>,
+    waiting: VecDeque<Entry>,
     eof: bool,
-    /// The server does not know READDIRPLUS.
-    plain: bool,
 }
 
 impl Listing {
@@ -23,7 +20,7 @@ impl Listing {
     ///
     /// # Errors
     /// READDIRPLUS, or READDIR, failed.
-    pub async fn next(&mut self, mount: &Mount, dir: &NfsFh3, cookie: u64) -> Result<Option<EntryPlus3>> {
+    pub async fn next(&mut self, mount: &Mount, dir: &Handle, cookie: u64) -> Result<Option<Entry>> {
         if cookie != self.behind || (self.waiting.is_empty() && !self.eof) {
             self.fetch(mount, dir, cookie).await?;
         }
@@ -35,41 +32,17 @@ impl Listing {
     }
 
     /// An entry did not fit: it comes again.
-    pub fn put_back(&mut self, entry: EntryPlus3, cookie: u64) {
+    pub fn put_back(&mut self, entry: Entry, cookie: u64) {
         self.behind = cookie;
         self.waiting.push_front(entry);
     }
 
-    async fn fetch(&mut self, mount: &Mount, dir: &NfsFh3, cookie: u64) -> Result<()> {
+    async fn fetch(&mut self, mount: &Mount, dir: &Handle, cookie: u64) -> Result<()> {
         // RFC 1813 §3.3.16: the first call has a verifier of zeros.
-        let verf = if cookie == 0 { Cookieverf3::default() } else { self.verf };
-        let (entries, eof);
-        match self.plain {
-            false => match mount.v3().readdirplus(dir, cookie, verf, LISTING, LISTING).await {
-                Err(error) if error.status() == Some(Nfsstat3::NotSupp) => {
-                    self.plain = true;
-                    return Box::pin(self.fetch(mount, dir, cookie)).await;
-                }
-                result => {
-                    let ok = result?;
-                    self.verf = ok.cookieverf;
-                    (entries, eof) = (ok.reply.entries.into_iter().collect(), ok.reply.eof);
-                }
-            },
-            true => {
-                let ok = mount.v3().readdir(dir, cookie, verf, LISTING).await?;
-                self.verf = ok.cookieverf;
-                let plus = |entry: nfs::v3::Entry3| EntryPlus3 {
-                    fileid: entry.fileid,
-                    name: entry.name,
-                    cookie: entry.cookie,
-                    name_attributes: None,
-                    name_handle: None,
-                };
-                (entries, eof) = (ok.reply.entries.into_iter().map(plus).collect(), ok.reply.eof);
-            }
-        }
-        (self.behind, self.waiting, self.eof) = (cookie, entries, eof);
+        let verf = if cookie == 0 { Verifier::default() } else { self.verf };
+        let page = mount.protocol().readdir(dir, cookie, verf, LISTING, true).await?;
+        self.verf = page.verifier;
+        (self.behind, self.waiting, self.eof) = (cookie, page.entries.into(), page.eof);
         Ok(())
     }
 }

@@ -16,9 +16,9 @@ mod unstable;
 use std::{ffi::OsStr, future::Future, io, os::unix::ffi::OsStrExt, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use client::SetAttr;
 use client::{Mount, Object};
 use fuser::*;
-use nfs::v3::Sattr3;
 use tokio::{runtime::Handle, sync::oneshot};
 
 use convert::set_time;
@@ -159,7 +159,7 @@ impl Filesystem for Fuse {
         reply: ReplyAttr,
     ) {
         let mode = mode.map(|mode| mode & 0o7777);
-        let set = Sattr3 { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime) };
+        let set = SetAttr { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime) };
         let ttl = self.options.ttl;
         let done = move |reply: ReplyAttr, attr| reply.attr(&ttl, &attr);
         self.answer(reply, |tree| async move { tree.setattr(ino.0, set).await }, done);
@@ -303,8 +303,8 @@ impl Filesystem for Fuse {
     fn readdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let tree = self.tree.clone();
         self.runtime.spawn(async move {
-            let add = |entry: &nfs::v3::EntryPlus3, attr: &FileAttr| {
-                reply.add(attr.ino, entry.cookie, attr.kind, OsStr::from_bytes(&entry.name.0))
+            let add = |entry: &client::Entry, attr: &FileAttr| {
+                reply.add(attr.ino, entry.cookie, attr.kind, OsStr::from_bytes(&entry.name))
             };
             match tree.list(ino.0, fh.0, offset, false, add).await {
                 Ok(()) => reply.ok(),
@@ -316,8 +316,8 @@ impl Filesystem for Fuse {
     fn readdirplus(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
         let (tree, ttl) = (self.tree.clone(), self.options.ttl);
         self.runtime.spawn(async move {
-            let add = |entry: &nfs::v3::EntryPlus3, attr: &FileAttr| {
-                let name = OsStr::from_bytes(&entry.name.0);
+            let add = |entry: &client::Entry, attr: &FileAttr| {
+                let name = OsStr::from_bytes(&entry.name);
                 reply.add(attr.ino, entry.cookie, name, &ttl, attr, Generation(0))
             };
             match tree.list(ino.0, fh.0, offset, true, add).await {
@@ -337,7 +337,7 @@ impl Filesystem for Fuse {
     }
 
     fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        let done = |reply: ReplyStatfs, stat: nfs::v3::FsStatOk| {
+        let done = |reply: ReplyStatfs, stat: client::FsStat| {
             let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
             let (total, free, available) = (blocks(stat.tbytes), blocks(stat.fbytes), blocks(stat.abytes));
             reply.statfs(total, free, available, stat.tfiles, stat.ffiles, STATFS_BLOCK, NAME_MAX, STATFS_BLOCK);

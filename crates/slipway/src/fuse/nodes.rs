@@ -12,8 +12,7 @@ use std::{
     },
 };
 
-use client::{File, Mount};
-use nfs::v3::{Fattr3, Ftype3, NfsFh3};
+use client::{Attr, File, FileKind, Handle, Mount};
 use parking_lot::Mutex;
 
 use super::unstable::Unstable;
@@ -31,21 +30,21 @@ pub struct Node {
     /// How often it is open.
     pub opens: AtomicU64,
     /// The directory and name to remove when it is closed: it was removed while it was open.
-    pub doomed: Mutex<Option<(NfsFh3, Vec<u8>)>>,
+    pub doomed: Mutex<Option<(Handle, Vec<u8>)>>,
 }
 
 /// All objects that the kernel knows.
 pub struct Nodes {
     mount: Mount,
     known: HashMap<u64, (Arc<Node>, u64)>,
-    numbers: HashMap<NfsFh3, u64>,
+    numbers: HashMap<Handle, u64>,
     /// Numbers that were given where the fileid was taken.
     odd: u64,
 }
 
 impl Node {
     /// Its handle.
-    pub fn handle(&self) -> &NfsFh3 {
+    pub fn handle(&self) -> &Handle {
         self.file.handle()
     }
 
@@ -57,7 +56,7 @@ impl Node {
 
 impl Nodes {
     /// The kernel knows the root, and never forgets it.
-    pub fn new(mount: Mount, root: NfsFh3) -> Self {
+    pub fn new(mount: Mount, root: Handle) -> Self {
         let mut nodes = Self { mount, known: HashMap::new(), numbers: HashMap::new(), odd: 0 };
         nodes.insert(ROOT, root, true);
         nodes
@@ -69,19 +68,19 @@ impl Nodes {
     }
 
     /// The object of a handle, if the kernel knows it.
-    pub fn of_handle(&self, handle: &NfsFh3) -> Option<Arc<Node>> {
+    pub fn of_handle(&self, handle: &Handle) -> Option<Arc<Node>> {
         self.find(*self.numbers.get(handle)?)
     }
 
     /// The kernel is told of an object once more.
-    pub fn tell(&mut self, handle: &NfsFh3, attr: &Fattr3) -> Arc<Node> {
+    pub fn tell(&mut self, handle: &Handle, attr: &Attr) -> Arc<Node> {
         let number = match self.numbers.get(handle) {
             Some(&number) => number,
             None => {
                 let free = attr.fileid > ROOT && attr.fileid < ODD && !self.known.contains_key(&attr.fileid);
                 let number = if free { attr.fileid } else { ODD + self.odd };
                 self.odd += u64::from(!free);
-                self.insert(number, handle.clone(), attr.ftype == Ftype3::Dir)
+                self.insert(number, handle.clone(), attr.kind == FileKind::Dir)
             }
         };
         let (node, told) = self.known.get_mut(&number).expect("a number that is given is known");
@@ -99,7 +98,7 @@ impl Nodes {
         }
     }
 
-    fn insert(&mut self, ino: u64, handle: NfsFh3, is_dir: bool) -> u64 {
+    fn insert(&mut self, ino: u64, handle: Handle, is_dir: bool) -> u64 {
         let node = Node {
             ino,
             file: File::new(self.mount.clone(), handle.clone(), format!("inode {ino}")),

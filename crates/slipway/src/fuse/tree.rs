@@ -13,9 +13,9 @@ use std::{
 
 use buf::Buffer;
 use bytes::Bytes;
-use client::{Mount, Object};
+use client::{Attr, CreateHow, Entry, FsStat, Handle, Mount, Node as Made, Object, SetAttr, Special};
 use fuser::{AccessFlags, Errno, FileAttr};
-use nfs::v3::*;
+use nfs::v3::{ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ};
 use parking_lot::Mutex;
 
 use super::{
@@ -69,12 +69,12 @@ impl Tree {
         self.nodes.lock().find(ino).ok_or(Errno::ESTALE)
     }
 
-    fn attributes(&self, ino: u64, attr: &Fattr3) -> FileAttr {
+    fn attributes(&self, ino: u64, attr: &Attr) -> FileAttr {
         attributes(ino, attr, self.mount.read_size() as u32)
     }
 
     /// Tells the kernel of an object.
-    fn tell(&self, handle: &NfsFh3, attr: &Fattr3) -> FileAttr {
+    fn tell(&self, handle: &Handle, attr: &Attr) -> FileAttr {
         let ino = self.nodes.lock().tell(handle, attr).ino;
         self.attributes(ino, attr)
     }
@@ -90,39 +90,39 @@ impl Tree {
         Ok(self.tell(&handle, &attr))
     }
 
-    async fn find(&self, dir: &NfsFh3, name: &[u8]) -> Answer<(NfsFh3, Fattr3)> {
-        let found = self.mount.v3().lookup(dir, name).await.answer()?;
-        let attr = self.attr_of(&found.object, found.obj_attributes).await?;
-        Ok((found.object, attr))
+    async fn find(&self, dir: &Handle, name: &[u8]) -> Answer<(Handle, Attr)> {
+        let found = self.mount.protocol().lookup(dir, name).await.answer()?;
+        let attr = self.attr_of(&found.handle, found.attr).await?;
+        Ok((found.handle, attr))
     }
 
-    async fn attr_of(&self, handle: &NfsFh3, known: PostOpAttr) -> Answer<Fattr3> {
+    async fn attr_of(&self, handle: &Handle, known: Option<Attr>) -> Answer<Attr> {
         match known {
             Some(attr) => Ok(attr),
-            None => self.mount.v3().getattr(handle).await.answer(),
+            None => self.mount.protocol().getattr(handle).await.answer(),
         }
     }
 
     /// GETATTR.
     pub async fn getattr(&self, ino: u64) -> Answer<FileAttr> {
-        let attr = self.mount.v3().getattr(self.node(ino)?.handle()).await.answer()?;
+        let attr = self.mount.protocol().getattr(self.node(ino)?.handle()).await.answer()?;
         Ok(self.attributes(ino, &attr))
     }
 
     /// SETATTR.
-    pub async fn setattr(&self, ino: u64, set: Sattr3) -> Answer<FileAttr> {
+    pub async fn setattr(&self, ino: u64, set: SetAttr) -> Answer<FileAttr> {
         let node = self.node(ino)?;
         if set.size.is_some() {
             // What would have to be written again must not bring back what is cut off.
             node.unstable.commit(&self.mount, node.handle()).await?;
         }
-        let after = self.mount.v3().setattr(node.handle(), set, None).await.answer()?.after;
+        let after = self.mount.protocol().setattr(node.handle(), set).await.answer()?;
         Ok(self.attributes(ino, &self.attr_of(node.handle(), after).await?))
     }
 
     /// READLINK.
     pub async fn readlink(&self, ino: u64) -> Answer<Bytes> {
-        self.mount.v3().readlink(self.node(ino)?.handle()).await.answer()
+        self.mount.protocol().readlink(self.node(ino)?.handle()).await.answer()
     }
 
     /// ACCESS.
@@ -134,70 +134,65 @@ impl Tree {
             (AccessFlags::X_OK, if node.is_dir { ACCESS3_LOOKUP } else { ACCESS3_EXECUTE }),
         ];
         let wanted = wanted.iter().filter(|(flag, _)| mask.contains(*flag)).fold(0, |all, (_, bits)| all | bits);
-        let granted = self.mount.v3().access(node.handle(), wanted).await.answer()?.access;
+        let granted = self.mount.protocol().access(node.handle(), wanted).await.answer()?;
         if granted & wanted == wanted { Ok(()) } else { Err(Errno::EACCES) }
     }
 
     /// CREATE of a file, which is open then. One that is there is an error if `exclusive`.
     pub async fn create(&self, parent: u64, name: &OsStr, mode: u32, exclusive: bool, cut: bool) -> Answer<FileAttr> {
-        let set = Sattr3 { mode: Some(mode & 0o7777), size: cut.then_some(0), ..Sattr3::default() };
-        let how = if exclusive { CreateHow3::Guarded(set) } else { CreateHow3::Unchecked(set) };
+        let set = SetAttr { mode: Some(mode & 0o7777), size: cut.then_some(0), ..SetAttr::default() };
+        let how = if exclusive { CreateHow::Guarded(set) } else { CreateHow::Unchecked(set) };
         let dir = self.node(parent)?;
-        let made = self.mount.v3().create(dir.handle(), name.as_bytes(), how).await.answer()?;
-        let attr = self.made(&dir, name, made).await?;
+        let made = self.mount.protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
+        let attr = self.made(made).await?;
         self.open(attr.ino.0)?;
         Ok(attr)
     }
 
     /// MKNOD, or CREATE where `mode` says that it is a regular file.
     pub async fn mknod(&self, parent: u64, name: &OsStr, mode: u32, rdev: u32) -> Answer<FileAttr> {
-        let (dir, v3) = (self.node(parent)?, self.mount.v3());
-        let (set, name_bytes) = (Sattr3 { mode: Some(mode & 0o7777), ..Sattr3::default() }, name.as_bytes());
-        let node = match rustix::fs::FileType::from_raw_mode(mode) {
-            rustix::fs::FileType::CharacterDevice => MkNodData3::Chr(set, device(rdev)),
-            rustix::fs::FileType::BlockDevice => MkNodData3::Blk(set, device(rdev)),
-            rustix::fs::FileType::Socket => MkNodData3::Sock(set),
-            rustix::fs::FileType::Fifo => MkNodData3::Fifo(set),
+        let (dir, protocol) = (self.node(parent)?, self.mount.protocol());
+        let (set, name_bytes) = (SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() }, name.as_bytes());
+        let special = match rustix::fs::FileType::from_raw_mode(mode) {
+            rustix::fs::FileType::CharacterDevice => Special::Chr(device(rdev)),
+            rustix::fs::FileType::BlockDevice => Special::Blk(device(rdev)),
+            rustix::fs::FileType::Socket => Special::Sock,
+            rustix::fs::FileType::Fifo => Special::Fifo,
             _ => {
-                let made = v3.create(dir.handle(), name_bytes, CreateHow3::Guarded(set)).await.answer()?;
-                return self.made(&dir, name, made).await;
+                let made = protocol.create(dir.handle(), name_bytes, CreateHow::Guarded(set)).await.answer()?;
+                return self.made(made).await;
             }
         };
-        let made = v3.mknod(dir.handle(), name_bytes, node).await.answer()?;
-        self.made(&dir, name, made).await
+        let made = protocol.mknod(dir.handle(), name_bytes, special, set).await.answer()?;
+        self.made(made).await
     }
 
     /// MKDIR.
     pub async fn mkdir(&self, parent: u64, name: &OsStr, mode: u32) -> Answer<FileAttr> {
         let dir = self.node(parent)?;
-        let set = Sattr3 { mode: Some(mode & 0o7777), ..Sattr3::default() };
-        let made = self.mount.v3().mkdir(dir.handle(), name.as_bytes(), set).await.answer()?;
-        self.made(&dir, name, made).await
+        let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
+        let made = self.mount.protocol().mkdir(dir.handle(), name.as_bytes(), set).await.answer()?;
+        self.made(made).await
     }
 
     /// SYMLINK.
     pub async fn symlink(&self, parent: u64, name: &OsStr, text: Bytes) -> Answer<FileAttr> {
         let dir = self.node(parent)?;
-        let made = self.mount.v3().symlink(dir.handle(), name.as_bytes(), text, Sattr3::default()).await.answer()?;
-        self.made(&dir, name, made).await
+        let made =
+            self.mount.protocol().symlink(dir.handle(), name.as_bytes(), text, SetAttr::default()).await.answer()?;
+        self.made(made).await
     }
 
-    async fn made(&self, dir: &Node, name: &OsStr, made: NewObjectOk) -> Answer<FileAttr> {
-        let (handle, attr) = match made.obj {
-            Some(handle) => {
-                let attr = self.attr_of(&handle, made.obj_attributes).await?;
-                (handle, attr)
-            }
-            None => self.find(dir.handle(), name.as_bytes()).await?,
-        };
-        Ok(self.tell(&handle, &attr))
+    async fn made(&self, made: Made) -> Answer<FileAttr> {
+        let attr = self.attr_of(&made.handle, made.attr).await?;
+        Ok(self.tell(&made.handle, &attr))
     }
 
     /// LINK.
     pub async fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Answer<FileAttr> {
         let (node, dir) = (self.node(ino)?, self.node(parent)?);
-        let linked = self.mount.v3().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
-        let attr = self.attr_of(node.handle(), linked.file_attributes).await?;
+        let linked = self.mount.protocol().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
+        let attr = self.attr_of(node.handle(), linked).await?;
         Ok(self.tell(node.handle(), &attr))
     }
 
@@ -207,12 +202,12 @@ impl Tree {
         if self.keep_if_open(&dir, name.as_bytes()).await? {
             return Ok(());
         }
-        self.mount.v3().remove(dir.handle(), name.as_bytes()).await.answer().map(drop)
+        self.mount.protocol().remove(dir.handle(), name.as_bytes()).await.answer().map(drop)
     }
 
     /// RMDIR.
     pub async fn rmdir(&self, parent: u64, name: &OsStr) -> Answer<()> {
-        self.mount.v3().rmdir(self.node(parent)?.handle(), name.as_bytes()).await.answer().map(drop)
+        self.mount.protocol().rmdir(self.node(parent)?.handle(), name.as_bytes()).await.answer().map(drop)
     }
 
     /// RENAME.
@@ -220,7 +215,7 @@ impl Tree {
         let (from_dir, to_dir) = (self.node(from.0)?, self.node(to.0)?);
         let (from, to) = (from.1.as_bytes(), to.1.as_bytes());
         self.keep_if_open(&to_dir, to).await?;
-        self.mount.v3().rename(from_dir.handle(), from, to_dir.handle(), to).await.answer().map(drop)
+        self.mount.protocol().rename(from_dir.handle(), from, to_dir.handle(), to).await.answer().map(drop)
     }
 
     /// A file that loses its name while it is open would be gone from the server, which knows nothing of opens: it gets
@@ -229,15 +224,15 @@ impl Tree {
         if self.open.load(Relaxed) == 0 {
             return Ok(false);
         }
-        let Ok(found) = self.mount.v3().lookup(dir.handle(), name).await else { return Ok(false) };
-        let node = self.nodes.lock().of_handle(&found.object);
+        let Ok(found) = self.mount.protocol().lookup(dir.handle(), name).await else { return Ok(false) };
+        let node = self.nodes.lock().of_handle(&found.handle);
         let Some(node) = node.filter(|node| node.is_open() && node.doomed.lock().is_none()) else { return Ok(false) };
-        if found.obj_attributes.is_some_and(|attr| attr.nlink > 1) {
+        if found.attr.is_some_and(|attr| attr.nlink > 1) {
             return Ok(false); // Another name keeps it.
         }
         let number = self.removed.fetch_add(1, Relaxed);
         let hidden = format!(".nfs{:016x}{:08x}{number:08x}", node.ino, std::process::id()).into_bytes();
-        self.mount.v3().rename(dir.handle(), name, dir.handle(), &hidden).await.answer()?;
+        self.mount.protocol().rename(dir.handle(), name, dir.handle(), &hidden).await.answer()?;
         *node.doomed.lock() = Some((dir.handle().clone(), hidden));
         Ok(true)
     }
@@ -256,7 +251,7 @@ impl Tree {
         let last = node.opens.fetch_sub(1, Relaxed) == 1;
         let doomed = if last { node.doomed.lock().take() } else { None };
         match doomed {
-            Some((dir, name)) => self.mount.v3().remove(&dir, &name).await.answer().map(drop),
+            Some((dir, name)) => self.mount.protocol().remove(&dir, &name).await.answer().map(drop),
             None => Ok(()),
         }
     }
@@ -308,14 +303,14 @@ impl Tree {
         number: u64,
         mut cookie: u64,
         told: bool,
-        mut add: impl FnMut(&EntryPlus3, &FileAttr) -> bool + Send,
+        mut add: impl FnMut(&Entry, &FileAttr) -> bool + Send,
     ) -> Answer<()> {
         let node = self.node(ino)?;
         let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::EBADF)?;
         let mut listing = listing.lock().await;
         while let Some(entry) = listing.next(&self.mount, node.handle(), cookie).await.answer()? {
-            let name = entry.name.0.clone();
-            let (handle, attr) = match (&entry.name_handle, &entry.name_attributes) {
+            let name = entry.name.clone();
+            let (handle, attr) = match (&entry.handle, &entry.attr) {
                 (Some(handle), Some(attr)) => (handle.clone(), attr.clone()),
                 _ => match self.find(node.handle(), &name).await {
                     Ok(found) => found,
@@ -345,7 +340,7 @@ impl Tree {
     }
 
     /// FSSTAT.
-    pub async fn statfs(&self) -> Answer<FsStatOk> {
-        self.mount.v3().fsstat(self.mount.root()).await.answer()
+    pub async fn statfs(&self) -> Answer<FsStat> {
+        self.mount.protocol().fsstat(self.mount.root()).await.answer()
     }
 }

@@ -5,9 +5,8 @@
 //! after the other in the order of the first time, since pieces may overlap.
 
 use bytes::Bytes;
-use client::{Mount, Result};
+use client::{Handle, Mount, Result, StableHow, Verifier};
 use fuser::Errno;
-use nfs::v3::{NfsFh3, StableHow, Writeverf3};
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
@@ -30,7 +29,7 @@ struct Kept {
 struct Piece {
     offset: u64,
     data: Bytes,
-    verf: Writeverf3,
+    verf: Verifier,
 }
 
 impl Unstable {
@@ -41,7 +40,7 @@ impl Unstable {
     pub async fn write(
         &self,
         mount: &Mount,
-        file: &NfsFh3,
+        file: &Handle,
         offset: u64,
         data: Bytes,
     ) -> std::result::Result<(), Errno> {
@@ -57,7 +56,7 @@ impl Unstable {
     ///
     /// # Errors
     /// A WRITE or COMMIT failed; what was not committed is still kept, for another try.
-    pub async fn commit(&self, mount: &Mount, file: &NfsFh3) -> std::result::Result<(), Errno> {
+    pub async fn commit(&self, mount: &Mount, file: &Handle) -> std::result::Result<(), Errno> {
         let _alone = self.order.write().await;
         for _ in 0..RESTARTS_MAX {
             if self.kept.lock().pieces.is_empty() {
@@ -84,16 +83,16 @@ impl Unstable {
         Err(Errno::EIO)
     }
 
-    async fn commit_once(&self, mount: &Mount, file: &NfsFh3) -> Result<Writeverf3> {
-        Ok(mount.v3().commit(file, 0, 0).await?.verf)
+    async fn commit_once(&self, mount: &Mount, file: &Handle) -> Result<Verifier> {
+        Ok(mount.protocol().commit(file).await?)
     }
 
-    async fn send(&self, mount: &Mount, file: &NfsFh3, offset: u64, data: Bytes) -> std::result::Result<(), Errno> {
+    async fn send(&self, mount: &Mount, file: &Handle, offset: u64, data: Bytes) -> std::result::Result<(), Errno> {
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;
             let part = data.slice(done..data.len().min(done + mount.write_size()));
-            let written = mount.v3().write(file, at, part.clone(), StableHow::Unstable).await;
+            let written = mount.protocol().write(file, at, part.clone().into(), StableHow::Unstable).await;
             let written = written.map_err(|error| errno(&error))?;
             let len = (written.count as usize).min(part.len());
             if len == 0 {

@@ -3,17 +3,21 @@
 //! Arguments and results are those of the RFC. A server that answers JUKEBOX, which means "later", is asked again until the
 //! deadline. On error, what the reply said of attributes is dropped.
 
-use std::time::Duration;
+mod operations;
 
-use buf::{Buffer, Piece, Rope, SharedBuffer};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
+
+use buf::{Buffer, Rope};
 use bytes::Bytes;
 use nfs::v3::*;
 use rpc::{ReplyHeader, ReplyPlan};
-use smallvec::SmallVec;
-use tokio::time::Instant;
 use xdr::{Decode, Located, Message};
 
-use crate::{Error, ErrorKind, Result, program::Program};
+pub(crate) use self::operations::handle;
+use crate::{Error, ErrorKind, ReadInfo, Result, backoff::Backoff, payload, program::Program};
 
 /// NFS version 3 on one server, by file handles. Cheap to clone; usable from any task.
 ///
@@ -21,27 +25,18 @@ use crate::{Error, ErrorKind, Result, program::Program};
 #[derive(Clone, Debug)]
 pub struct V3 {
     program: Program,
-}
-
-/// What [`V3::read_into`] read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReadInfo {
-    /// Bytes in the buffer.
-    pub len: usize,
-    /// Whether they reach the end of the file.
-    pub eof: bool,
-    /// The file's attributes.
-    pub attr: PostOpAttr,
+    /// The server has said that it has none.
+    no_readdirplus: Arc<AtomicBool>,
 }
 
 impl V3 {
     pub(crate) fn new(program: Program) -> Self {
-        Self { program }
+        Self { program, no_readdirplus: Arc::default() }
     }
 
     /// The same, but each call may take so long.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
-        Self { program: self.program.with_deadline(deadline) }
+        Self { program: self.program.with_deadline(deadline), ..self.clone() }
     }
 
     /// How calls are made; what is below NFS.
@@ -98,7 +93,7 @@ impl V3 {
     pub async fn readlink(&self, symlink: &NfsFh3) -> Result<Bytes> {
         let args = ReadLinkArgs { symlink: symlink.clone() };
         let ok = self.call::<ReadLink, _, _>(&args, 0, NAME_BOUND).await?;
-        ok.data.0.to_bytes().map_err(|_| unreadable("READLINK"))
+        ok.data.0.to_bytes().map_err(|_| payload::unreadable("READLINK"))
     }
 
     /// READ: up to `count` bytes, in the memory that the transport received them into.
@@ -134,14 +129,14 @@ impl V3 {
             let result = result.and_then(|ok| check_read(&ok, wanted).map(|()| ok));
             match result {
                 Ok(ok) => {
-                    let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof, attr: ok.file_attributes };
-                    return match settle(ok.data.0, sink, wanted) {
+                    let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof };
+                    return match payload::settle(ok.data.0, sink, wanted) {
                         Ok(buffer) => (Ok(info), buffer),
-                        Err(buffer) => (Err(unreadable("READ")), buffer),
+                        Err(buffer) => (Err(payload::unreadable("READ")), buffer),
                     };
                 }
                 Err(error) => {
-                    buffer = reclaim(sink, wanted);
+                    buffer = payload::reclaim(sink, wanted);
                     if !backoff.retries(&error, deadline).await {
                         return (Err(error), buffer);
                     }
@@ -321,34 +316,6 @@ impl V3 {
     }
 }
 
-/// Waits longer each time that a server says "later".
-struct Backoff {
-    delay: Duration,
-}
-
-impl Backoff {
-    fn new() -> Self {
-        Self { delay: JUKEBOX_FIRST }
-    }
-
-    /// Whether to call again after this error; waits before it says yes.
-    async fn retries(&mut self, error: &Error, deadline: Instant) -> bool {
-        let at = Instant::now() + self.delay;
-        if error.status() != Some(Nfsstat3::Jukebox) || at >= deadline {
-            return false;
-        }
-        tokio::time::sleep_until(at).await;
-        self.delay = (self.delay * 2).min(JUKEBOX_MOST);
-        true
-    }
-}
-
-/// The data of a READ piece by piece, as it was received.
-pub(crate) fn pieces(data: Rope) -> Result<SmallVec<[Bytes; 1]>> {
-    let pieces = data.into_iter().map(|piece| piece.into_memory().map_err(|_| unreadable("READ")));
-    pieces.collect()
-}
-
 fn plan<P: Procedure3>(listing_max: usize, payload_max: usize) -> ReplyPlan {
     // RFC 8166 §3.4.2: only a reply whose item may be placed directly has a payload.
     let locate = (payload_max > 0).then_some(locate::<P::Res> as fn(&Bytes) -> Option<Located>);
@@ -378,35 +345,6 @@ fn check_read(ok: &ReadOk, wanted: usize) -> Result<()> {
     Err(Error::new(ErrorKind::Protocol(problem.to_owned()), "READ"))
 }
 
-/// The sink with the data in its first bytes, wherever the transport has put them.
-fn settle(data: Rope, sink: SharedBuffer, wanted: usize) -> std::result::Result<Buffer, Buffer> {
-    let start = sink.as_ref().as_ptr();
-    let placed = matches!(data.pieces(), [Piece::Memory(bytes)] if bytes.as_ptr() == start);
-    if placed || data.is_empty() {
-        drop(data);
-        return Ok(reclaim(sink, wanted));
-    }
-    let mut buffer = reclaim(sink, wanted);
-    let result = data.copy_to(&mut buffer[..data.len()]);
-    if result.is_ok() { Ok(buffer) } else { Err(buffer) }
-}
-
-/// The caller's buffer, as long as it was.
-fn reclaim(sink: SharedBuffer, wanted: usize) -> Buffer {
-    let mut buffer = sink.into_buffer().unwrap_or_else(|shared| {
-        // The transport holds on to it for another moment: its bytes are worth a copy.
-        Buffer::from(shared.as_ref().to_vec())
-    });
-    buffer.set_len(wanted);
-    buffer
-}
-
-fn unreadable(operation: &'static str) -> Error {
-    Error::new(ErrorKind::Protocol("its data cannot be read".to_owned()), operation)
-}
-
 /// Bytes of the longest reply without payload and listing: the header of RFC 5531 §9 with a verifier, and the results of
 /// RENAME, CREATE or LOOKUP.
 const RESULT_MAX: usize = 512;
-const JUKEBOX_FIRST: Duration = Duration::from_millis(100);
-const JUKEBOX_MOST: Duration = Duration::from_secs(5);

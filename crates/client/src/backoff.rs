@@ -1,0 +1,38 @@
+//! [`Backoff`]: waits longer each time that a server says "later".
+
+use std::time::Duration;
+
+use nfs::v3::Nfsstat3;
+use tokio::time::Instant;
+
+use crate::Error;
+
+/// Waits longer each time that a server says "later": JUKEBOX, or DELAY and GRACE.
+pub(crate) struct Backoff {
+    delay: Duration,
+}
+
+impl Backoff {
+    pub fn new() -> Self {
+        Self { delay: FIRST }
+    }
+
+    /// Whether to call again after this error; waits before it says yes.
+    pub async fn retries(&mut self, error: &Error, deadline: Instant) -> bool {
+        error.status() == Some(Nfsstat3::Jukebox) && self.waits(deadline).await
+    }
+
+    /// Waits, unless that would be too long.
+    pub async fn waits(&mut self, deadline: Instant) -> bool {
+        let at = Instant::now() + self.delay;
+        if at >= deadline {
+            return false;
+        }
+        tokio::time::sleep_until(at).await;
+        self.delay = (self.delay * 2).min(MOST);
+        true
+    }
+}
+
+const FIRST: Duration = Duration::from_millis(100);
+const MOST: Duration = Duration::from_secs(5);

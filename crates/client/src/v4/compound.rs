@@ -1,0 +1,200 @@
+//! [`Compound`]: the operations of one request and what is known of its reply, and [`Results`], its results in order.
+//!
+//! Read RFC 8881 §16.2: a compound ends with its first failure, so results are those of successes, but for the last.
+
+use buf::SharedBuffer;
+use bytes::Bytes;
+use nfs::{
+    v3::Nfsstat3,
+    v4::{
+        Argop4, Bitmap4, Component4, GetAttrArgs, LookupArgs, Nfsstat4, Opnum4, PutFhArgs, Resop4, attr::Attr4,
+        compound::CompoundRes,
+    },
+};
+use rpc::ReplyHeader;
+use xdr::{Decode, Located, Message, Opaque};
+
+use crate::{Error, ErrorKind, Handle, Result};
+
+/// A request.
+#[derive(Clone, Debug)]
+pub(crate) struct Compound {
+    /// After SEQUENCE, which the session puts first.
+    pub ops: Vec<Argop4>,
+    /// Most bytes of the reply without payload.
+    pub reply_max: usize,
+    /// Most bytes of its payload.
+    pub payload_max: usize,
+    /// Whether the payload is the last item, so that it can be located while it arrives.
+    pub payload_last: bool,
+    /// Whether executing it twice could differ from once: the server must keep the reply (RFC 8881 §2.10.6.1.3).
+    pub cache: bool,
+    /// What it is called in errors, where an operation does not say it.
+    pub name: &'static str,
+}
+
+impl Compound {
+    pub fn new(name: &'static str) -> Self {
+        let (ops, reply_max) = (Vec::with_capacity(8), REPLY_BASE);
+        Self { ops, reply_max, payload_max: 0, payload_last: false, cache: false, name }
+    }
+
+    /// A request on an object.
+    pub fn on(name: &'static str, handle: &Handle) -> Self {
+        Self::new(name).put_fh(handle)
+    }
+
+    /// Adds an operation whose result has at most `result_max` bytes.
+    pub fn op(mut self, op: Argop4, result_max: usize) -> Self {
+        self.ops.push(op);
+        self.reply_max += RESULT_HEAD + result_max;
+        self
+    }
+
+    pub fn put_fh(self, handle: &Handle) -> Self {
+        self.op(Argop4::PutFh(PutFhArgs { object: handle.clone() }), 0)
+    }
+
+    pub fn lookup(self, name: Component4) -> Self {
+        self.op(Argop4::Lookup(LookupArgs { objname: name }), 0)
+    }
+
+    pub fn get_fh(self) -> Self {
+        self.op(Argop4::GetFh, 4 + nfs::v4::FHSIZE4)
+    }
+
+    pub fn get_attr(self, attributes: &[Attr4]) -> Self {
+        let attr_request = attributes.iter().map(|&attribute| attribute as u32).collect::<Bitmap4>();
+        self.op(Argop4::GetAttr(GetAttrArgs { attr_request }), ATTRS_MAX)
+    }
+
+    /// The server keeps the reply.
+    pub fn once(mut self) -> Self {
+        self.cache = true;
+        self
+    }
+
+    /// With data of at most so many bytes in the reply.
+    pub fn payload(mut self, payload_max: usize, last: bool) -> Self {
+        (self.payload_max, self.payload_last) = (payload_max, last);
+        self
+    }
+
+    /// Finds the data in the first bytes of the reply.
+    pub fn locate(&self) -> Option<fn(&Bytes) -> Option<Located>> {
+        (self.payload_max > 0 && self.payload_last).then_some(locate as fn(&Bytes) -> Option<Located>)
+    }
+}
+
+fn locate(prefix: &Bytes) -> Option<Located> {
+    Message::locate::<CompoundRes>(prefix, |decoder| ReplyHeader::decode(decoder).map(drop))
+}
+
+/// A name for an operation.
+///
+/// # Errors
+/// It is too long for any server.
+pub(crate) fn component(name: &[u8]) -> Result<Component4> {
+    if name.len() > nfs::v4::NAME_BOUND {
+        return Err(Error::new(ErrorKind::Nfs(Nfsstat3::NameTooLong), "name"));
+    }
+    Ok(Opaque(Bytes::copy_from_slice(name)))
+}
+
+/// The results of a request that succeeded, SEQUENCE's aside.
+#[derive(Debug)]
+pub(crate) struct Results {
+    results: std::vec::IntoIter<Resop4>,
+    name: &'static str,
+    /// The caller's buffer.
+    pub sink: Option<SharedBuffer>,
+}
+
+impl Results {
+    pub fn new(results: std::vec::IntoIter<Resop4>, name: &'static str, sink: Option<SharedBuffer>) -> Self {
+        Self { results, name, sink }
+    }
+
+    /// The next result.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn next(&mut self) -> Result<Resop4> {
+        self.results.next().ok_or_else(|| self.nonsense("a result is missing"))
+    }
+
+    /// Passes over the results of operations that say nothing else than that they succeeded.
+    ///
+    /// # Errors
+    /// Other results are there.
+    pub fn skip(&mut self, opnums: &[Opnum4]) -> Result<()> {
+        for &opnum in opnums {
+            if self.next()?.opnum() != opnum {
+                return Err(self.nonsense("results that are not those of what was called"));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn nonsense(&self, problem: &str) -> Error {
+        Error::new(ErrorKind::Protocol(problem.to_owned()), self.name)
+    }
+}
+
+/// The value of the next result, which must be of this operation.
+macro_rules! value {
+    ($results:expr, $name:ident) => {{
+        let results: &mut $crate::v4::compound::Results = &mut $results;
+        match results.next() {
+            Ok(nfs::v4::Resop4::$name(nfs::v4::Res4::Ok(value))) => Ok(value),
+            Ok(_) => Err(results.nonsense("results that are not those of what was called")),
+            Err(error) => Err(error),
+        }
+    }};
+}
+pub(crate) use value;
+
+/// The error of a status.
+pub(crate) fn failure(status: Nfsstat4, operation: &'static str) -> Error {
+    Error::new(kind(status), operation)
+}
+
+/// A status in the vocabulary of all versions, where they have it: the numbers are the same.
+fn kind(status: Nfsstat4) -> ErrorKind {
+    use Nfsstat3 as V3;
+    ErrorKind::Nfs(match status {
+        Nfsstat4::Perm => V3::Perm,
+        Nfsstat4::NoEnt => V3::NoEnt,
+        Nfsstat4::Io => V3::Io,
+        Nfsstat4::NxIo => V3::NxIo,
+        Nfsstat4::Access => V3::Acces,
+        Nfsstat4::Exist => V3::Exist,
+        Nfsstat4::XDev => V3::XDev,
+        Nfsstat4::NotDir => V3::NotDir,
+        Nfsstat4::IsDir => V3::IsDir,
+        Nfsstat4::Inval => V3::Inval,
+        Nfsstat4::FBig => V3::FBig,
+        Nfsstat4::NoSpc => V3::NoSpc,
+        Nfsstat4::RoFs => V3::RoFs,
+        Nfsstat4::MLink => V3::MLink,
+        Nfsstat4::NameTooLong => V3::NameTooLong,
+        Nfsstat4::NotEmpty => V3::NotEmpty,
+        Nfsstat4::DQuot => V3::DQuot,
+        Nfsstat4::Stale => V3::Stale,
+        Nfsstat4::BadHandle => V3::BadHandle,
+        Nfsstat4::BadCookie => V3::BadCookie,
+        Nfsstat4::NotSupp => V3::NotSupp,
+        Nfsstat4::TooSmall => V3::TooSmall,
+        Nfsstat4::ServerFault => V3::ServerFault,
+        Nfsstat4::BadType => V3::BadType,
+        Nfsstat4::Delay => V3::Jukebox,
+        other => return ErrorKind::Nfs4(other),
+    })
+}
+
+/// Bytes of a reply's RPC header with the longest verifier, the compound's head and SEQUENCE.
+const REPLY_BASE: usize = 24 + 400 + 16 + 48;
+/// Bytes of a result that has nothing but a status.
+const RESULT_HEAD: usize = 8;
+/// Bytes of the attributes that we ask for: numbers, and the names of owner and group.
+const ATTRS_MAX: usize = 512;

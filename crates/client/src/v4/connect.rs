@@ -1,0 +1,128 @@
+//! From connections to a mount of version 4: introductions, the session, its further connections, and the path.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use nfs::v4::{ExchangeIdOk, Nfsstat4, attr::Attr4};
+
+use super::{
+    V4, attr,
+    callback::{Backchannel, CallbackService},
+    compound::{Compound, value},
+    identity,
+    session::Shared,
+    trunk::Trunk,
+};
+use crate::{Attr, Error, ErrorKind, FileKind, Handle, Result, program::Program};
+
+/// What answers the server's calls on the connections of a mount.
+pub(crate) struct Callbacks {
+    backchannel: Arc<Backchannel>,
+    pub server: Arc<rpc::Server>,
+}
+
+impl Callbacks {
+    pub fn new() -> Self {
+        let backchannel = Arc::new(Backchannel::default());
+        let server = rpc::Server::builder().service(CallbackService(backchannel.clone())).build();
+        Self { backchannel, server }
+    }
+}
+
+/// Where a mount begins, and what its server can take.
+pub(crate) struct Root {
+    pub handle: Handle,
+    /// How many names of the URL's path lead there.
+    pub names: usize,
+    pub maxread: u64,
+    pub maxwrite: u64,
+}
+
+impl V4 {
+    /// Makes a session of the newest of these minor versions that the server has.
+    ///
+    /// # Errors
+    /// It has none of them.
+    pub(crate) async fn connect(first: Program, minors: &[u32], callbacks: &Callbacks) -> Result<(Self, ExchangeIdOk)> {
+        let mut last = None;
+        for &minor in minors {
+            let trunk = Trunk::new(first.clone());
+            match Shared::establish(trunk, minor, callbacks.backchannel.clone(), first.deadline()).await {
+                Ok((shared, exchanged)) => {
+                    shared.keep();
+                    return Ok((Self { shared, timeout: first.timeout() }, exchanged));
+                }
+                Err(error) if is_another_version(&error) => last = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last.expect("a minor version was tried"))
+    }
+
+    /// Adds a connection to the session, if it leads to the same server (RFC 8881 §2.10.5).
+    ///
+    /// # Errors
+    /// It does not, or cannot be bound.
+    pub(crate) async fn add_connection(&self, program: Program, known: &ExchangeIdOk, elsewhere: bool) -> Result<()> {
+        let (minor, deadline) = (self.shared.minor, program.deadline());
+        if elsewhere {
+            let found = identity::exchange_id(&program, minor, &self.shared.owner, deadline).await?;
+            let same = found.server_owner == known.server_owner
+                && found.server_scope == known.server_scope
+                && found.clientid == known.clientid;
+            if !same {
+                let problem = "the addresses are not of one server: its owner and scope differ";
+                return Err(Error::new(ErrorKind::Protocol(problem.to_owned()), "EXCHANGE_ID").on(program.server()));
+            }
+        }
+        identity::bind(&program, minor, self.shared.session().id, deadline).await?;
+        self.shared.trunk.add(program);
+        Ok(())
+    }
+
+    /// The longest part of a path that leads to a directory; crossing from file system to file system as the server does.
+    ///
+    /// # Errors
+    /// The server's root cannot be looked at.
+    pub(crate) async fn root(&self, names: &[Bytes]) -> Result<Root> {
+        let (mut walked, mut handle, attr): (usize, Handle, Attr) = self.lookup_path(names).await?;
+        if attr.kind != FileKind::Dir && walked > 0 {
+            (walked, handle, _) = self.lookup_path(&names[..walked - 1]).await?;
+        }
+        let wanted = [Attr4::LeaseTime, Attr4::Maxread, Attr4::Maxwrite];
+        let mut results = self.run(&Compound::on("GETATTR", &handle).get_attr(&wanted)).await?;
+        results.skip(&[nfs::v4::Opnum4::PutFh])?;
+        let attrs = attr::values(&value!(results, GetAttr)?)?;
+        if let Some(lease) = attrs.lease_time {
+            self.shared.set_lease(lease);
+        }
+        let (maxread, maxwrite) = (attrs.maxread.unwrap_or(u64::MAX), attrs.maxwrite.unwrap_or(u64::MAX));
+        // The channel's limits are of whole messages: what is around the data is not much.
+        let fore = &self.shared.session().fore;
+        let of = |size: u32| u64::from(size.saturating_sub(OVERHEAD).max(LEAST));
+        let (maxread, maxwrite) = (maxread.min(of(fore.maxresponsesize)), maxwrite.min(of(fore.maxrequestsize)));
+        Ok(Root { handle, names: walked, maxread, maxwrite })
+    }
+
+    /// Bytes of the longest message that all connections carry.
+    pub(crate) fn message_max(&self) -> usize {
+        self.shared.trunk.message_max()
+    }
+}
+
+/// Whether an error says that the server does not speak this version, and may speak another.
+pub(crate) fn is_another_version(error: &Error) -> bool {
+    use rpc::{AcceptStat, ClientError};
+    match error.kind() {
+        ErrorKind::Nfs4(Nfsstat4::MinorVersMismatch | Nfsstat4::OpIllegal) => true,
+        ErrorKind::Nfs(status) => *status == nfs::v3::Nfsstat3::NotSupp,
+        ErrorKind::Rpc(ClientError::NotExecuted(stat)) => {
+            matches!(stat, AcceptStat::ProgMismatch { .. } | AcceptStat::ProgUnavail | AcceptStat::ProcUnavail)
+        }
+        _ => false,
+    }
+}
+
+/// Bytes of a READ's reply or a WRITE's call that are not data.
+const OVERHEAD: u32 = 1024;
+const LEAST: u32 = 4096;

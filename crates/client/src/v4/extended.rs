@@ -1,0 +1,291 @@
+//! What only version 4 has: small files in one request, holes, copies within the server, extended attributes (RFC 7862,
+//! RFC 8276).
+
+use bytes::Bytes;
+use nfs::v4::*;
+use xdr::Opaque;
+
+use super::{
+    V4, attr,
+    compound::{Compound, component, failure, value},
+    opens::{OPEN_MAX, open},
+};
+use crate::{Attr, Handle, ReadData, Result, StableHow, Written};
+
+/// Whether an extended attribute is made or replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetXattr {
+    /// Either.
+    Either,
+    /// It must not be there.
+    Create,
+    /// It must be there.
+    Replace,
+}
+
+impl V4 {
+    /// OPEN, READ and CLOSE in one compound: up to `count` bytes from the first, and the file's attributes. Where the file
+    /// is open already it is only read.
+    ///
+    /// # Errors
+    /// `Acces`, `IsDir`, …
+    pub async fn read_small(&self, file: &Handle, count: u32) -> Result<ReadData> {
+        let open_now = self.shared.opens.known(file).is_some_and(|file| file.state.lock().open.is_some());
+        if open_now {
+            return crate::protocol::Operations::read(self, file, 0, count).await;
+        }
+        let access = OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
+        let read = ReadArgs { stateid: Stateid4::CURRENT, offset: 0, count };
+        // RFC 8881 §16.2.3.1.2: OPEN's stateid is the current one of what follows.
+        let close = CloseArgs { seqid: Seqid4(0), open_stateid: Stateid4::CURRENT };
+        let compound = Compound::on("OPEN", file)
+            .op(open(&self.shared, access, Openflag4::NoCreate, OpenClaim4::Fh), OPEN_MAX)
+            .op(Argop4::Read(read), 8)
+            .op(Argop4::Close(close), 16)
+            .payload(count as usize, false);
+        let mut results = self.run(&compound).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        value!(results, Open)?;
+        let ok = value!(results, Read)?;
+        if ok.data.0.len() > count as usize {
+            return Err(results.nonsense("more data than was asked for"));
+        }
+        Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
+    }
+
+    /// SEEK: where data (or a hole) begins at or behind `offset`; `None` if there is none up to the end.
+    ///
+    /// # Errors
+    /// `NXIO` behind the end, `NotSupp`, …
+    pub async fn seek(&self, file: &Handle, offset: u64, what: DataContent4) -> Result<Option<u64>> {
+        self.with_stateid(file, OPEN4_SHARE_ACCESS_READ, |stateid| async move {
+            let compound = Compound::on("SEEK", file).op(Argop4::Seek(SeekArgs { stateid, offset, what }), 12);
+            let mut results = self.run(&compound).await?;
+            results.skip(&[Opnum4::PutFh])?;
+            let ok = value!(results, Seek)?;
+            Ok((!ok.eof).then_some(ok.offset))
+        })
+        .await
+    }
+
+    /// ALLOCATE: reserves space.
+    ///
+    /// # Errors
+    /// `NoSpc`, `NotSupp`, …
+    pub async fn allocate(&self, file: &Handle, offset: u64, length: u64) -> Result<()> {
+        self.reserve(file, offset, length, Argop4::Allocate).await
+    }
+
+    /// DEALLOCATE: makes a hole.
+    ///
+    /// # Errors
+    /// `NotSupp`, …
+    pub async fn deallocate(&self, file: &Handle, offset: u64, length: u64) -> Result<()> {
+        self.reserve(file, offset, length, Argop4::Deallocate).await
+    }
+
+    async fn reserve(&self, file: &Handle, offset: u64, length: u64, op: fn(AllocateArgs) -> Argop4) -> Result<()> {
+        let done = self
+            .with_stateid(file, OPEN4_SHARE_ACCESS_WRITE, |stateid| async move {
+                let compound =
+                    Compound::on("ALLOCATE", file).op(op(AllocateArgs { stateid, offset, length }), 0).once();
+                self.run(&compound).await.map(drop)
+            })
+            .await;
+        self.shared.opens.changed(file);
+        done
+    }
+
+    /// COPY within the server: bytes of one file into another, before it answers. The server may copy less.
+    ///
+    /// # Errors
+    /// `NotSupp`, `XDev`, `NoSpc`, …
+    pub async fn copy(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<(u64, Written)> {
+        let ok = self
+            .with_stateid(from.0, OPEN4_SHARE_ACCESS_READ, |src_stateid| async move {
+                self.with_stateid(to.0, OPEN4_SHARE_ACCESS_WRITE, move |dst_stateid| async move {
+                    let args = CopyArgs {
+                        src_stateid,
+                        dst_stateid,
+                        src_offset: from.1,
+                        dst_offset: to.1,
+                        count,
+                        consecutive: true,
+                        synchronous: true,
+                        source_server: Default::default(),
+                    };
+                    let compound = Compound::on("COPY", from.0)
+                        .op(Argop4::SaveFh, 0)
+                        .put_fh(to.0)
+                        .op(Argop4::Copy(args), 64)
+                        .once();
+                    let mut results = self.run(&compound).await?;
+                    results.skip(&[Opnum4::PutFh, Opnum4::SaveFh, Opnum4::PutFh])?;
+                    match results.next()? {
+                        Resop4::Copy(CopyRes::Ok(ok)) => Ok(ok.response),
+                        _ => Err(results.nonsense("a copy without an end")),
+                    }
+                })
+                .await
+            })
+            .await;
+        self.shared.opens.changed(to.0);
+        let response = ok?;
+        if response.callback_id.is_some() {
+            // RFC 7862 §15.2.3: a synchronous copy was asked for; the one that goes on is stopped by CLOSE.
+            return Err(failure(Nfsstat4::OffloadNoReqs, "COPY"));
+        }
+        let committed = match response.committed {
+            StableHow4::Unstable => StableHow::Unstable,
+            StableHow4::DataSync => StableHow::DataSync,
+            StableHow4::FileSync => StableHow::FileSync,
+        };
+        let written =
+            Written { count: response.count.min(u32::MAX.into()) as u32, committed, verf: response.writeverf };
+        Ok((response.count, written))
+    }
+
+    /// CLONE: the other file shares the data of this one from then on. A `count` of 0 means to the end.
+    ///
+    /// # Errors
+    /// `NotSupp`, `Inval`, `XDev`, …
+    pub async fn clone_range(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<()> {
+        let done = self
+            .with_stateid(from.0, OPEN4_SHARE_ACCESS_READ, |src_stateid| async move {
+                self.with_stateid(to.0, OPEN4_SHARE_ACCESS_WRITE, move |dst_stateid| async move {
+                    let (src_offset, dst_offset) = (from.1, to.1);
+                    let args = CloneArgs { src_stateid, dst_stateid, src_offset, dst_offset, count };
+                    let compound = Compound::on("CLONE", from.0)
+                        .op(Argop4::SaveFh, 0)
+                        .put_fh(to.0)
+                        .op(Argop4::Clone(args), 0)
+                        .once();
+                    self.run(&compound).await.map(drop)
+                })
+                .await
+            })
+            .await;
+        self.shared.opens.changed(to.0);
+        done
+    }
+
+    /// GETXATTR: the value of an extended attribute; its name is without `user.`
+    ///
+    /// # Errors
+    /// `NOXATTR`, `NotSupp`, …
+    pub async fn xattr(&self, object: &Handle, name: &[u8]) -> Result<Bytes> {
+        let args = XattrArgs { name: component(name)? };
+        let compound = Compound::on("GETXATTR", object).op(Argop4::GetXattr(args), 4 + XATTR_BOUND);
+        let mut results = self.run(&compound).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        Ok(value!(results, GetXattr)?.0)
+    }
+
+    /// SETXATTR: sets an extended attribute.
+    ///
+    /// # Errors
+    /// `Exist`, `NOXATTR`, `XATTR2BIG`, `NotSupp`, …
+    pub async fn set_xattr(&self, object: &Handle, name: &[u8], value: Bytes, how: SetXattr) -> Result<()> {
+        if value.len() > XATTR_BOUND {
+            return Err(failure(Nfsstat4::Xattr2Big, "SETXATTR"));
+        }
+        let option = match how {
+            SetXattr::Either => SetxattrOption4::Either,
+            SetXattr::Create => SetxattrOption4::Create,
+            SetXattr::Replace => SetxattrOption4::Replace,
+        };
+        let args = SetXattrArgs { option, key: component(name)?, value: Opaque(value) };
+        self.changing(object, Compound::on("SETXATTR", object).op(Argop4::SetXattr(args), 20).once()).await
+    }
+
+    /// REMOVEXATTR: removes an extended attribute.
+    ///
+    /// # Errors
+    /// `NOXATTR`, `NotSupp`, …
+    pub async fn remove_xattr(&self, object: &Handle, name: &[u8]) -> Result<()> {
+        let args = XattrArgs { name: component(name)? };
+        self.changing(object, Compound::on("REMOVEXATTR", object).op(Argop4::RemoveXattr(args), 20).once()).await
+    }
+
+    async fn changing(&self, object: &Handle, compound: Compound) -> Result<()> {
+        let done = self.run(&compound).await.map(drop);
+        self.shared.opens.changed(object);
+        done
+    }
+
+    /// LISTXATTRS: the names of all extended attributes.
+    ///
+    /// # Errors
+    /// `NotSupp`, …
+    pub async fn xattrs(&self, object: &Handle) -> Result<Vec<Bytes>> {
+        let (mut names, mut cookie) = (Vec::new(), 0);
+        loop {
+            let args = ListXattrsArgs { cookie, maxcount: XATTR_PAGE };
+            let compound = Compound::on("LISTXATTRS", object).op(Argop4::ListXattrs(args), XATTR_PAGE as usize);
+            let mut results = self.run(&compound).await?;
+            results.skip(&[Opnum4::PutFh])?;
+            let ok = value!(results, ListXattrs)?;
+            let circles = ok.names.is_empty() || ok.cookie == cookie;
+            names.extend(ok.names.into_iter().map(|name| name.0));
+            if ok.eof {
+                return Ok(names);
+            }
+            if circles {
+                return Err(results.nonsense("a list of names that goes in circles"));
+            }
+            cookie = ok.cookie;
+        }
+    }
+
+    /// LOOKUP of a path's names, as many as the server can follow, in few compounds. Returns how many those were, and the
+    /// object there.
+    ///
+    /// # Errors
+    /// Not even the first step is possible.
+    pub(crate) async fn lookup_path(&self, names: &[Bytes]) -> Result<(usize, Handle, Attr)> {
+        let (mut done, mut at): (usize, Option<(Handle, Attr)>) = (0, None);
+        loop {
+            let mut some = names.len().min(done + LOOKUPS_MAX) - done;
+            loop {
+                let mut compound = Compound::new("LOOKUP");
+                compound = match &at {
+                    None => compound.op(Argop4::PutRootFh, 0),
+                    Some((handle, _)) => compound.put_fh(handle),
+                };
+                for name in &names[done..done + some] {
+                    compound = compound.lookup(component(name)?);
+                }
+                let deadline = self.deadline();
+                match self.shared.run(&compound.get_fh().get_attr(attr::WANTED), deadline).await {
+                    Ok(mut results) => {
+                        (0..=some).try_for_each(|_| results.next().map(drop))?;
+                        let handle = value!(results, GetFh)?;
+                        let attr = attr::of(&value!(results, GetAttr)?)?;
+                        at = Some((Opaque(handle.0), attr));
+                        break;
+                    }
+                    // What lies behind may be a link, a file, or yet to be made.
+                    Err(error) if some > 0 && (error.status().is_some() || error.status4().is_some()) => {
+                        some -= 1;
+                        if some == 0
+                            && let Some((handle, attr)) = at
+                        {
+                            return Ok((done, handle, attr));
+                        }
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            done += some;
+            let (handle, attr) = at.clone().expect("it was found");
+            if done == names.len() || some < LOOKUPS_MAX {
+                return Ok((done, handle, attr));
+            }
+        }
+    }
+}
+
+/// Names in one compound.
+const LOOKUPS_MAX: usize = 4;
+/// Bytes of one answer to LISTXATTRS.
+const XATTR_PAGE: u32 = 64 << 10;

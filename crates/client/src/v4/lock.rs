@@ -1,0 +1,287 @@
+//! Byte-range locks (RFC 8881 §9, §18.10–18.12). They are held until they are unlocked or the mount ends, survive a
+//! restart of the server, and are checked by it: whoever wants one asks again until it is to be had.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use nfs::v4::*;
+use tokio::time::Instant;
+
+use super::{
+    V4,
+    compound::{Compound, failure, value},
+    opens::{Locked, OpenFile, owner},
+    session::Shared,
+};
+use crate::{Error, ErrorKind, Handle, Result, backoff::Backoff};
+
+/// Bytes of a file that are locked, or to be locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockRange {
+    /// The first.
+    pub offset: u64,
+    /// How many; [`u64::MAX`] means to the end of the file, wherever that is.
+    pub length: u64,
+    /// Whether nobody else may have a lock there, rather than a shared one.
+    pub exclusive: bool,
+}
+
+impl V4 {
+    /// LOCK: locks bytes for `owner`, any name of the caller's choice. `None` if the lock is held now, else a lock of
+    /// somebody else that is in the way.
+    ///
+    /// # Errors
+    /// `Inval`, `BADRANGE`, …; or locks of this owner have been lost.
+    pub async fn lock(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<Option<LockRange>> {
+        let deadline = self.deadline();
+        let mut backoff = Backoff::new();
+        loop {
+            let done = self.lock_once(file, owner, range, deadline).await;
+            match done {
+                Err(error) if error.is_later() && backoff.waits(deadline).await => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// The same, but asks again until the lock is to be had, or the deadline has passed.
+    ///
+    /// # Errors
+    /// `DENIED` at the deadline; else as [`lock`](Self::lock).
+    pub async fn lock_wait(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<()> {
+        let deadline = self.deadline();
+        let mut backoff = Backoff::new();
+        while self.lock(file, owner, range).await?.is_some() {
+            if !backoff.waits(deadline).await {
+                return Err(failure(Nfsstat4::Denied, "LOCK"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn lock_once(
+        &self,
+        handle: &Handle,
+        name: &[u8],
+        range: LockRange,
+        deadline: Instant,
+    ) -> Result<Option<LockRange>> {
+        let file = self.shared.opens.file(handle);
+        let access = if range.exclusive { OPEN4_SHARE_ACCESS_WRITE } else { OPEN4_SHARE_ACCESS_READ };
+        for _ in 0..super::STATE_TRIES {
+            let open_stateid = file.0.stateid(&self.shared, access, deadline).await?;
+            let _alone = file.0.changing().await;
+            let (locker, used) = match file.0.locked(name)? {
+                Some(lock_stateid) => {
+                    let lock_stateid = Stateid4 { seqid: 0, ..lock_stateid };
+                    (Locker4::Exist { lock_stateid, lock_seqid: Seqid4(0) }, lock_stateid)
+                }
+                None => {
+                    let lock_owner = owner(&self.shared, name);
+                    let zero = Seqid4(0);
+                    (Locker4::New { open_seqid: zero, open_stateid, lock_seqid: zero, lock_owner }, open_stateid)
+                }
+            };
+            match locking(&self.shared, handle, range, false, locker, deadline, true).await {
+                Ok(Ok(stateid)) => {
+                    file.0.hold(name, stateid, range);
+                    return Ok(None);
+                }
+                Ok(Err(denied)) => return Ok(Some(denied)),
+                Err(error) if file.0.state_failed(&used, &error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failure(Nfsstat4::BadStateid, "LOCK"))
+    }
+
+    /// LOCKU: unlocks bytes, whichever of them were locked by `owner`.
+    ///
+    /// # Errors
+    /// Locks of this owner have been lost; or what can fail with any call.
+    pub async fn unlock(&self, handle: &Handle, owner: &[u8], offset: u64, length: u64) -> Result<()> {
+        let file = self.shared.opens.file(handle);
+        let _alone = file.0.changing().await;
+        let Some(lock_stateid) = file.0.locked(owner)? else { return Ok(()) };
+        let lock_stateid = Stateid4 { seqid: 0, ..lock_stateid };
+        let args = LockUArgs { locktype: NfsLockType4::Write, seqid: Seqid4(0), lock_stateid, offset, length };
+        let compound = Compound::on("LOCKU", handle).op(Argop4::LockU(args), 16).once();
+        let mut results = self.run(&compound).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        let stateid = value!(results, LockU)?;
+        file.0.unhold(owner, stateid, offset, length);
+        Ok(())
+    }
+
+    /// LOCKT: a lock of somebody else that would be in the way of this one; `None` if there is none.
+    ///
+    /// # Errors
+    /// `Inval`, …
+    pub async fn test_lock(&self, handle: &Handle, name: &[u8], range: LockRange) -> Result<Option<LockRange>> {
+        let args = LockTArgs {
+            locktype: kind(range.exclusive),
+            offset: range.offset,
+            length: range.length,
+            owner: owner(&self.shared, name),
+        };
+        let compound = Compound::on("LOCKT", handle).op(Argop4::LockT(args), DENIED_MAX);
+        let deadline = self.deadline();
+        let mut backoff = Backoff::new();
+        loop {
+            let (res, _) = self.shared.execute(&compound, None, deadline).await;
+            let res = res?;
+            if let Some(Resop4::LockT(LockTRes::Denied(denied))) = res.resarray.last() {
+                return Ok(Some(range_of(denied)));
+            }
+            match res.status {
+                Nfsstat4::Ok => return Ok(None),
+                status => {
+                    let error = failure(status, "LOCKT");
+                    if !(error.is_later() && backoff.waits(deadline).await) {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// LOCK: the state of the locks from now on, or what is in the way.
+async fn locking(
+    shared: &Arc<Shared>,
+    handle: &Handle,
+    range: LockRange,
+    reclaim: bool,
+    locker: Locker4,
+    deadline: Instant,
+    recover: bool,
+) -> Result<std::result::Result<Stateid4, LockRange>> {
+    let LockRange { offset, length, exclusive } = range;
+    let args = LockArgs { locktype: kind(exclusive), reclaim, offset, length, locker };
+    let compound = Compound::on("LOCK", handle).op(Argop4::Lock(args), DENIED_MAX).once();
+    if !recover {
+        let mut results = shared.plain_results(&compound, deadline).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        return match results.next()? {
+            Resop4::Lock(LockRes::Ok(stateid)) => Ok(Ok(stateid)),
+            _ => Err(results.nonsense("a lock without a state")),
+        };
+    }
+    let res = shared.execute(&compound, None, deadline).await.0?;
+    match res.resarray.last() {
+        Some(Resop4::Lock(LockRes::Ok(stateid))) => Ok(Ok(*stateid)),
+        Some(Resop4::Lock(LockRes::Denied(denied))) => Ok(Err(range_of(denied))),
+        _ => Err(failure(res.status, "LOCK").on(shared.trunk.first().server())),
+    }
+}
+
+/// Reclaims the locks of a file that has been reclaimed (RFC 8881 §8.4.2.1).
+pub(crate) async fn reclaim(shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: Instant) {
+    let locks = file.state.lock().locks.clone();
+    for (name, locked) in locks {
+        let mut stateid = None;
+        let mut lost = locked.lost;
+        for &(offset, length, exclusive) in &locked.ranges {
+            let open = file.state.lock().open.map(|(stateid, _)| stateid);
+            let zero = Seqid4(0);
+            let locker = match (stateid, open) {
+                (Some(lock_stateid), _) => Locker4::Exist { lock_stateid, lock_seqid: zero },
+                (None, Some(open_stateid)) => {
+                    let lock_owner = owner(shared, &name);
+                    Locker4::New { open_seqid: zero, open_stateid, lock_seqid: zero, lock_owner }
+                }
+                (None, None) => {
+                    lost = true;
+                    break;
+                }
+            };
+            let range = LockRange { offset, length, exclusive };
+            match locking(shared, &file.handle, range, true, locker, deadline, false).await {
+                Ok(Ok(locked)) => stateid = Some(locked),
+                Ok(Err(_)) => lost = true,
+                Err(error) => {
+                    tracing::warn!(%error, "a lock could not be reclaimed");
+                    lost = true;
+                }
+            }
+        }
+        file.state.lock().locks.insert(name, Locked { stateid, lost, ..locked });
+    }
+}
+
+impl OpenFile {
+    /// The stateid of an owner's locks; `None` if it has none yet.
+    fn locked(&self, name: &[u8]) -> Result<Option<Stateid4>> {
+        match self.state.lock().locks.get(name) {
+            Some(locked) if locked.lost => {
+                let lost = "the server has lost locks of this owner: another may have had them meanwhile";
+                Err(Error::new(ErrorKind::Invalid(lost), "LOCK"))
+            }
+            Some(locked) => Ok(locked.stateid),
+            None => Ok(None),
+        }
+    }
+
+    fn hold(&self, name: &[u8], stateid: Stateid4, range: LockRange) {
+        let mut state = self.state.lock();
+        let locked = state.locks.entry(Bytes::copy_from_slice(name)).or_default();
+        locked.stateid = Some(stateid);
+        cut(&mut locked.ranges, range.offset, range.length);
+        locked.ranges.push((range.offset, range.length, range.exclusive));
+    }
+
+    fn unhold(&self, name: &[u8], stateid: Stateid4, offset: u64, length: u64) {
+        let mut state = self.state.lock();
+        if let Some(locked) = state.locks.get_mut(name) {
+            locked.stateid = Some(stateid);
+            cut(&mut locked.ranges, offset, length);
+        }
+    }
+}
+
+/// Takes bytes out of ranges.
+fn cut(ranges: &mut Vec<(u64, u64, bool)>, offset: u64, length: u64) {
+    let end = offset.saturating_add(length);
+    let mut left = Vec::new();
+    for (at, len, exclusive) in ranges.drain(..) {
+        let stop = at.saturating_add(len);
+        if at < offset.min(stop) {
+            left.push((at, offset.min(stop) - at, exclusive));
+        }
+        if stop > end.max(at) {
+            let from = end.max(at);
+            // To the end stays to the end.
+            left.push((from, if stop == u64::MAX { u64::MAX } else { stop - from }, exclusive));
+        }
+    }
+    *ranges = left;
+}
+
+fn kind(exclusive: bool) -> NfsLockType4 {
+    if exclusive { NfsLockType4::Write } else { NfsLockType4::Read }
+}
+
+fn range_of(denied: &LockDenied4) -> LockRange {
+    LockRange { offset: denied.offset, length: denied.length, exclusive: denied.locktype.is_exclusive() }
+}
+
+/// Bytes of the description of a lock that is in the way.
+const DENIED_MAX: usize = 32 + OPAQUE_LIMIT;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_where_they_are_unlocked() {
+        let after = |offset, length| {
+            let mut ranges = vec![(10, 10, true), (100, u64::MAX, false)];
+            cut(&mut ranges, offset, length);
+            ranges
+        };
+        assert_eq!(after(0, 10), [(10, 10, true), (100, u64::MAX, false)]);
+        assert_eq!(after(12, 3), [(10, 2, true), (15, 5, true), (100, u64::MAX, false)]);
+        assert_eq!(after(0, u64::MAX), []);
+        assert_eq!(after(15, 100), [(10, 5, true), (115, u64::MAX, false)]);
+    }
+}

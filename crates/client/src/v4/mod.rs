@@ -1,0 +1,112 @@
+//! [`V4`]: NFS version 4.1 and 4.2 (RFC 8881, RFC 7862) on one server.
+//!
+//! - [`session`] executes compounds exactly once, and recovers; [`slots`] is its arithmetic, [`trunk`] its connections, and
+//!   [`identity`] how client and server introduce themselves;
+//! - [`opens`] is what is open, and [`lock`] what is locked; [`callback`] is what the server calls;
+//! - [`operations`] are those of every version, and [`extended`] those that only this one has.
+//!
+//! Errors: a status that every version has is [`ErrorKind::Nfs`](crate::ErrorKind::Nfs), another is
+//! [`ErrorKind::Nfs4`](crate::ErrorKind::Nfs4). What concerns sessions and state is recovered from here and not seen above.
+
+pub(crate) mod attr;
+pub(crate) mod callback;
+pub(crate) mod compound;
+pub(crate) mod connect;
+mod extended;
+mod identity;
+mod lock;
+mod opens;
+mod operations;
+mod session;
+mod slots;
+mod trunk;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use nfs::v4::{Nfsstat4, Stateid4};
+use tokio::time::Instant;
+
+use self::{
+    compound::{Compound, Results, failure},
+    session::Shared,
+};
+pub use self::{extended::SetXattr, lock::LockRange};
+use crate::{Handle, Result, program::Program};
+
+/// NFS version 4.1 or 4.2 on one server, by file handles. Cheap to clone; usable from any task.
+///
+/// Every call ends by the deadline, and dropping its future gives it up.
+#[derive(Clone, Debug)]
+pub struct V4 {
+    shared: Arc<Shared>,
+    timeout: Duration,
+}
+
+impl V4 {
+    /// The same, but each call may take so long.
+    pub fn with_deadline(&self, timeout: Duration) -> Self {
+        Self { shared: self.shared.clone(), timeout }
+    }
+
+    /// The minor version.
+    pub fn minor_version(&self) -> u32 {
+        self.shared.minor
+    }
+
+    /// How many requests can be under way at a time, as the server would have it now.
+    pub fn slots(&self) -> u32 {
+        self.shared.session().slots()
+    }
+
+    /// How many connections the session has, whether they are there now or not.
+    pub fn connections(&self) -> usize {
+        self.shared.trunk.all().len()
+    }
+
+    /// How calls are made; what is below NFS.
+    pub(crate) fn program(&self) -> &Program {
+        self.shared.trunk.first()
+    }
+
+    /// Takes leave of the server.
+    ///
+    /// # Errors
+    /// The server cannot be told; it forgets by itself when the lease has expired.
+    pub(crate) async fn leave(&self) -> Result<()> {
+        self.shared.leave(self.deadline()).await
+    }
+
+    /// Whoever used a file is done with it: it need not stay open for a moment.
+    pub(crate) fn done(&self, file: &Handle) {
+        self.shared.opens.done(&self.shared, file);
+    }
+
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    async fn run(&self, compound: &Compound) -> Result<Results> {
+        self.shared.run(compound, self.deadline()).await
+    }
+
+    /// Runs an operation with the stateid of an open file; again where the server has lost that.
+    async fn with_stateid<T, F: Future<Output = Result<T>> + Send>(
+        &self,
+        handle: &Handle,
+        access: u32,
+        operation: impl Fn(Stateid4) -> F,
+    ) -> Result<T> {
+        let file = self.shared.opens.file(handle);
+        for _ in 0..STATE_TRIES {
+            let stateid = file.0.stateid(&self.shared, access, self.deadline()).await?;
+            match operation(stateid).await {
+                Err(error) if file.0.state_failed(&stateid, &error) => {}
+                result => return result,
+            }
+        }
+        Err(failure(Nfsstat4::BadStateid, "stateid"))
+    }
+}
+
+/// How often a file is opened anew for one operation before the server is taken to be broken.
+const STATE_TRIES: u32 = 4;

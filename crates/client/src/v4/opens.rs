@@ -1,0 +1,425 @@
+//! [`Opens`]: which files are open at the server, with the locks and delegations that go with them; one open for each
+//! file handle, however many use it.
+//!
+//! Read RFC 8881 §8.2 (stateids), §9.1, §10.4 (delegations) and §8.4.2.1 (reclaiming) first. A file is opened by its
+//! handle when data is first read or written, for what is then wanted, and stays open as long as it is in use or locked,
+//! a moment longer in case that somebody comes back, and as long as the server delegates it: then opening it again costs
+//! nothing, and its attributes are known. When the server has lost state, what is held is reclaimed, or opened anew.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use nfs::v4::*;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+use xdr::Opaque;
+
+use super::{
+    attr,
+    compound::{Compound, value},
+    session::Shared,
+};
+use crate::{Attr, Error, Handle, Result};
+
+/// The open files of a mount.
+#[derive(Debug, Default)]
+pub(crate) struct Opens {
+    files: Mutex<HashMap<Handle, Arc<OpenFile>>>,
+}
+
+/// A file that is, or is about to be, open.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub handle: Handle,
+    /// Changes one at a time; what is there can be looked at.
+    changing: tokio::sync::Mutex<()>,
+    pub state: Mutex<State>,
+    /// Requests under way.
+    uses: AtomicUsize,
+    used: Mutex<Instant>,
+}
+
+/// What the server keeps of a file for this client.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    /// The open, and for what: the `OPEN4_SHARE_ACCESS_` bits.
+    pub open: Option<(Stateid4, u32)>,
+    pub delegation: Option<Delegation>,
+    /// By owner.
+    pub locks: HashMap<Bytes, Locked>,
+}
+
+/// A delegation.
+#[derive(Clone, Debug)]
+pub(crate) struct Delegation {
+    pub stateid: Stateid4,
+    pub write: bool,
+    /// The attributes, which nobody else changes. Unknown after this client has changed them.
+    pub attr: Option<Attr>,
+}
+
+/// The locks of an owner in a file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Locked {
+    pub stateid: Option<Stateid4>,
+    /// First byte, bytes, exclusive.
+    pub ranges: Vec<(u64, u64, bool)>,
+    /// The server has lost them, and did not let them be reclaimed.
+    pub lost: bool,
+}
+
+/// A file that a request uses.
+#[derive(Debug)]
+pub(crate) struct InUse(pub Arc<OpenFile>);
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        *self.0.used.lock() = Instant::now();
+        self.0.uses.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Opens {
+    /// The file of this handle, in use.
+    pub fn file(&self, handle: &Handle) -> InUse {
+        let mut files = self.files.lock();
+        let file = files.entry(handle.clone()).or_insert_with(|| {
+            Arc::new(OpenFile {
+                handle: handle.clone(),
+                changing: tokio::sync::Mutex::default(),
+                state: Mutex::default(),
+                uses: AtomicUsize::new(0),
+                used: Mutex::new(Instant::now()),
+            })
+        });
+        file.uses.fetch_add(1, Relaxed);
+        InUse(file.clone())
+    }
+
+    /// The file of this handle, if anything is known of it.
+    pub fn known(&self, handle: &Handle) -> Option<Arc<OpenFile>> {
+        self.files.lock().get(handle).cloned()
+    }
+
+    /// The attributes of a file that the server delegates.
+    pub fn delegated_attr(&self, handle: &Handle) -> Option<Attr> {
+        self.known(handle)?.state.lock().delegation.as_ref()?.attr.clone()
+    }
+
+    /// This client has changed the object: its attributes are not known any more.
+    pub fn changed(&self, handle: &Handle) {
+        if let Some(file) = self.known(handle)
+            && let Some(delegation) = &mut file.state.lock().delegation
+        {
+            delegation.attr = None;
+        }
+    }
+
+    /// All that the server has named.
+    pub fn stateids(&self) -> Vec<Stateid4> {
+        let files: Vec<_> = self.files.lock().values().cloned().collect();
+        let of = |file: Arc<OpenFile>| {
+            let state = file.state.lock();
+            let locks = state.locks.values().filter_map(|locked| locked.stateid);
+            let open = state.open.map(|(stateid, _)| stateid);
+            open.into_iter().chain(state.delegation.iter().map(|d| d.stateid)).chain(locks).collect::<Vec<_>>()
+        };
+        files.into_iter().flat_map(of).collect()
+    }
+
+    /// The server has revoked this.
+    pub fn lost(&self, stateid: &Stateid4) {
+        let files: Vec<_> = self.files.lock().values().cloned().collect();
+        for file in files {
+            file.state.lock().forget(stateid);
+        }
+    }
+
+    /// The file whose delegation this is.
+    pub fn delegated(&self, stateid: &Stateid4) -> Option<Arc<OpenFile>> {
+        let files: Vec<_> = self.files.lock().values().cloned().collect();
+        let of = |file: &Arc<OpenFile>| {
+            file.state.lock().delegation.as_ref().is_some_and(|d| d.stateid.other == stateid.other)
+        };
+        files.into_iter().find(of)
+    }
+
+    /// Some files with delegations that nobody uses now, the longest unused first.
+    pub fn delegations(&self) -> Vec<Arc<OpenFile>> {
+        let mut files: Vec<_> = self.files.lock().values().cloned().collect();
+        files.retain(|file| file.state.lock().delegation.is_some());
+        files.sort_by_key(|file| *file.used.lock());
+        files
+    }
+
+    /// Remembers a file that an operation has opened.
+    pub fn opened(&self, shared: &Arc<Shared>, handle: &Handle, ok: OpenOk, access: u32, attr: Option<&Attr>) -> InUse {
+        let file = self.file(handle);
+        file.0.take_in(shared, ok, access, attr);
+        file
+    }
+
+    /// Closes what has not been used for a moment, or what is too much.
+    pub async fn close_idle(&self, shared: &Arc<Shared>, deadline: Instant) {
+        let mut idle: Vec<_> = {
+            let files = self.files.lock();
+            let idle = files.values().filter(|file| file.is_idle());
+            idle.map(|file| (*file.used.lock(), file.clone())).collect()
+        };
+        idle.sort_by_key(|(used, _)| *used);
+        let excess = idle.len().saturating_sub(IDLE_MAX);
+        for (at, (used, file)) in idle.into_iter().enumerate() {
+            let delegated = file.state.lock().delegation.is_some();
+            if at < excess || (!delegated && used.elapsed() >= LINGER) {
+                self.close(shared, &file, deadline).await;
+            }
+        }
+    }
+
+    /// Whoever used this file is done with it: it is closed now unless somebody else is using it.
+    pub fn done(&self, shared: &Arc<Shared>, handle: &Handle) {
+        let Some(file) = self.known(handle).filter(|file| file.is_idle()) else { return };
+        if file.state.lock().delegation.is_none() {
+            let shared = shared.clone();
+            shared.runtime.clone().spawn(async move {
+                shared.opens.close(&shared, &file, Instant::now() + shared.lease()).await;
+            });
+        }
+    }
+
+    /// Closes everything.
+    pub async fn close_all(&self, shared: &Arc<Shared>, deadline: Instant) {
+        let files: Vec<_> = self.files.lock().values().cloned().collect();
+        for file in files {
+            file.state.lock().locks.clear();
+            self.close(shared, &file, deadline).await;
+        }
+    }
+
+    /// Closes a file and returns its delegation, unless it is in use.
+    async fn close(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: Instant) {
+        let _alone = file.changing.lock().await;
+        let (open, delegation) = {
+            let mut files = self.files.lock();
+            if !file.is_idle() {
+                return;
+            }
+            files.remove(&file.handle);
+            let mut state = file.state.lock();
+            (state.open.take(), state.delegation.take())
+        };
+        let mut compound = Compound::on("CLOSE", &file.handle).once();
+        if let Some(delegation) = &delegation {
+            let args = DelegReturnArgs { deleg_stateid: delegation.stateid };
+            compound = compound.op(Argop4::DelegReturn(args), 0);
+        }
+        if let Some((open_stateid, _)) = open {
+            compound = compound.op(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid }), 16);
+        }
+        if (open.is_some() || delegation.is_some())
+            && let Err(error) = shared.run(&compound, deadline).await
+        {
+            tracing::debug!(%error, "a file cannot be closed");
+        }
+    }
+
+    /// Returns the delegation of a file, which stays open.
+    pub async fn return_delegation(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: Instant) {
+        let _alone = file.changing.lock().await;
+        // Nothing is written behind a delegation's back here: there is nothing to flush before (RFC 8881 §10.4.4).
+        let Some(delegation) = file.state.lock().delegation.take() else { return };
+        let args = DelegReturnArgs { deleg_stateid: delegation.stateid };
+        let compound = Compound::on("DELEGRETURN", &file.handle).op(Argop4::DelegReturn(args), 0).once();
+        if let Err(error) = shared.run(&compound, deadline).await {
+            tracing::debug!(%error, "a delegation cannot be returned");
+        }
+    }
+
+    /// After the server has forgotten this client: opens and locks as they were (RFC 8881 §8.4.2.1).
+    pub async fn reclaim(&self, shared: &Arc<Shared>, deadline: Instant) {
+        let files: Vec<_> = self.files.lock().values().cloned().collect();
+        for file in files {
+            let _alone = file.changing.lock().await;
+            let (open, delegation) = {
+                let mut state = file.state.lock();
+                let delegation = state.delegation.take();
+                (state.open.take(), delegation)
+            };
+            let Some((_, access)) = open else { continue };
+            if let Err(error) = file.reclaim(shared, access, delegation, deadline).await {
+                tracing::warn!(%error, "a file could not be reclaimed; it is opened again when it is used");
+            }
+            super::lock::reclaim(shared, &file, deadline).await;
+        }
+    }
+}
+
+impl State {
+    /// A stateid is of no more use; returns whether it was one of these.
+    fn forget(&mut self, stateid: &Stateid4) -> bool {
+        let same = |other: &Stateid4| other.other == stateid.other;
+        let mut any = false;
+        if self.open.is_some_and(|(open, _)| same(&open)) {
+            self.open = None;
+            any = true;
+        }
+        if self.delegation.as_ref().is_some_and(|delegation| same(&delegation.stateid)) {
+            self.delegation = None;
+            any = true;
+        }
+        for locked in self.locks.values_mut().filter(|locked| locked.stateid.is_some_and(|lock| same(&lock))) {
+            locked.stateid = None;
+            locked.lost = true;
+            any = true;
+        }
+        any
+    }
+}
+
+impl OpenFile {
+    /// Keeps others from opening, closing and locking it meanwhile.
+    pub async fn changing(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.changing.lock().await
+    }
+
+    /// Whether it can be closed.
+    fn is_idle(&self) -> bool {
+        self.uses.load(Relaxed) == 0 && self.state.lock().locks.values().all(|locked| locked.ranges.is_empty())
+    }
+
+    /// The stateid for READ or WRITE, opening the file if it is not open for that.
+    ///
+    /// # Errors
+    /// OPEN failed.
+    pub async fn stateid(&self, shared: &Arc<Shared>, access: u32, deadline: Instant) -> Result<Stateid4> {
+        if let Some(stateid) = self.ready(access) {
+            return Ok(stateid);
+        }
+        let _alone = self.changing.lock().await;
+        if let Some(stateid) = self.ready(access) {
+            return Ok(stateid);
+        }
+        let compound = Compound::on("OPEN", &self.handle)
+            .op(open(shared, access, Openflag4::NoCreate, OpenClaim4::Fh), OPEN_MAX)
+            .get_attr(attr::WANTED)
+            .once();
+        let mut results = shared.run(&compound, deadline).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        let ok = value!(results, Open)?;
+        let attr = attr::of(&value!(results, GetAttr)?)?;
+        self.take_in(shared, ok, access, Some(&attr));
+        self.ready(access).ok_or_else(|| results.nonsense("an open that is none"))
+    }
+
+    fn ready(&self, access: u32) -> Option<Stateid4> {
+        let state = self.state.lock();
+        let (stateid, have) = state.open?;
+        // RFC 8881 §8.2.2: a seqid of zero is the most recent state, whatever others do to it meanwhile.
+        (have & access == access).then_some(Stateid4 { seqid: 0, ..stateid })
+    }
+
+    /// What OPEN has returned.
+    fn take_in(self: &OpenFile, shared: &Arc<Shared>, ok: OpenOk, access: u32, attr: Option<&Attr>) {
+        let mut state = self.state.lock();
+        let before = state.open.filter(|(stateid, _)| stateid.other == ok.stateid.other).map_or(0, |(_, had)| had);
+        state.open = Some((ok.stateid, before | access));
+        let (stateid, write, recall) = match ok.delegation {
+            OpenDelegation4::Read(read) => (read.stateid, false, read.recall),
+            OpenDelegation4::Write(write) => (write.stateid, true, write.recall),
+            OpenDelegation4::None | OpenDelegation4::NoneExt(_) => return,
+        };
+        state.delegation = Some(Delegation { stateid, write, attr: attr.cloned() });
+        drop(state);
+        // RFC 8881 §20.2.3: a recall can overtake the OPEN that it is about.
+        if recall || shared.backchannel.was_recalled(&stateid) {
+            shared.recall(stateid);
+        }
+    }
+
+    /// What to do about an error of an operation with this stateid: whether it can be tried again.
+    pub fn state_failed(&self, stateid: &Stateid4, error: &Error) -> bool {
+        match error.status4() {
+            Some(Nfsstat4::OldStateid) => true,
+            Some(
+                Nfsstat4::BadStateid
+                | Nfsstat4::StaleStateid
+                | Nfsstat4::Expired
+                | Nfsstat4::AdminRevoked
+                | Nfsstat4::DelegRevoked,
+            ) => {
+                // If it is not there any more, somebody has already seen to it.
+                self.state.lock().forget(stateid);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    async fn reclaim(
+        &self,
+        shared: &Arc<Shared>,
+        access: u32,
+        delegation: Option<Delegation>,
+        deadline: Instant,
+    ) -> Result<()> {
+        let had = match delegation {
+            None => OpenDelegationType4::None,
+            Some(Delegation { write: false, .. }) => OpenDelegationType4::Read,
+            Some(Delegation { write: true, .. }) => OpenDelegationType4::Write,
+        };
+        let ask = |claim| {
+            Compound::on("OPEN", &self.handle)
+                .op(open(shared, access, Openflag4::NoCreate, claim), OPEN_MAX)
+                .get_attr(attr::WANTED)
+                .once()
+        };
+        let mut results = match shared.plain_results(&ask(OpenClaim4::Previous(had)), deadline).await {
+            // The grace period is over, or the server knows of no such open: a new one, if there is no conflict.
+            Err(error)
+                if matches!(
+                    error.status4(),
+                    Some(Nfsstat4::NoGrace | Nfsstat4::ReclaimBad | Nfsstat4::ReclaimConflict)
+                ) =>
+            {
+                shared.plain_results(&ask(OpenClaim4::Fh), deadline).await?
+            }
+            result => result?,
+        };
+        results.skip(&[Opnum4::PutFh])?;
+        let ok = value!(results, Open)?;
+        let attr = attr::of(&value!(results, GetAttr)?)?;
+        self.take_in(shared, ok, access, Some(&attr));
+        Ok(())
+    }
+}
+
+/// OPEN by this mount's one owner.
+pub(crate) fn open(shared: &Shared, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
+    Argop4::Open(OpenArgs {
+        seqid: Seqid4(0),
+        share_access: access,
+        share_deny: OPEN4_SHARE_DENY_NONE,
+        owner: owner(shared, b"open"),
+        openhow,
+        claim,
+    })
+}
+
+/// An owner of opens or locks.
+pub(crate) fn owner(shared: &Shared, name: &[u8]) -> StateOwner4 {
+    StateOwner4 { clientid: shared.clientid(), owner: Opaque(Bytes::copy_from_slice(name)) }
+}
+
+/// Bytes of the result of OPEN: the longest is a delegation to write.
+pub(crate) const OPEN_MAX: usize = 1024;
+/// How long a file stays open that nobody uses.
+const LINGER: Duration = Duration::from_millis(1500);
+/// Files that nobody uses and are open nevertheless.
+const IDLE_MAX: usize = 4096;

@@ -1,0 +1,123 @@
+//! [`Trunk`]: the connections of a session. A call goes by one of them and, if that is lost, by another, the same
+//! request in the same slot: the session makes it one (RFC 8881 §2.10.6.2). They can be of different transports.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use buf::{Pool, SharedBuffer};
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use nfs::v4::{
+    PROC_COMPOUND,
+    compound::{CompoundArgs, CompoundRes},
+};
+use parking_lot::RwLock;
+use rpc::ReplyPlan;
+use tokio::time::{Instant, timeout_at};
+
+use crate::{Error, ErrorKind, Result, program::Program};
+
+/// The connections of a session; clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Trunk {
+    first: Program,
+    all: Arc<RwLock<Vec<Program>>>,
+    next: Arc<AtomicUsize>,
+}
+
+impl Trunk {
+    pub fn new(first: Program) -> Self {
+        Self { all: Arc::new(RwLock::new(vec![first.clone()])), first, next: Arc::default() }
+    }
+
+    /// Adds a connection to the same server.
+    pub fn add(&self, program: Program) {
+        self.all.write().push(program);
+    }
+
+    /// All connections.
+    pub fn all(&self) -> Vec<Program> {
+        self.all.read().clone()
+    }
+
+    /// The connection that was made first; its pool is that of the mount.
+    pub fn first(&self) -> &Program {
+        &self.first
+    }
+
+    pub fn pool(&self) -> &Pool {
+        self.first.pool()
+    }
+
+    /// Bytes of the longest message that all of them carry.
+    pub fn message_max(&self) -> usize {
+        self.all.read().iter().map(Program::message_max).min().expect("a trunk has a connection")
+    }
+
+    /// Sends a compound until it is answered. The sink of `plan` comes back, unless a transport still has it at the
+    /// deadline.
+    pub async fn call(
+        &self,
+        args: &CompoundArgs,
+        mut plan: ReplyPlan,
+        name: &'static str,
+        deadline: Instant,
+    ) -> (Result<CompoundRes>, Option<SharedBuffer>) {
+        let wanted = plan.sink.is_some().then_some(plan.payload_max);
+        let mut last = None;
+        loop {
+            let Some(program) = self.pick(deadline).await else {
+                let error = last.unwrap_or_else(|| self.first.late(name));
+                return (Err(error), plan.sink.map(SharedBuffer::from));
+            };
+            let again = ReplyPlan { sink: plan.sink.take(), ..plan };
+            let (result, sink) = program.call_once(PROC_COMPOUND, name, args, again, deadline).await;
+            match result {
+                Err(error) if is_lost(&error) => {
+                    tracing::debug!(%error, "the request goes by another connection");
+                    // What it had of a lost connection the caller gets back only by the next answer.
+                    plan.sink = sink.and_then(|sink| sink.into_buffer().ok());
+                    if let (None, Some(len)) = (&plan.sink, wanted) {
+                        plan.sink = Some(self.pool().take(len).into());
+                    }
+                    last = Some(error);
+                }
+                result => return (result, sink),
+            }
+        }
+    }
+
+    /// A connection that is there now, or the first that comes to be there.
+    async fn pick(&self, deadline: Instant) -> Option<Program> {
+        let all = self.all();
+        let start = self.next.fetch_add(1, Relaxed);
+        let in_turn = || (0..all.len()).map(|at| &all[(start + at) % all.len()]);
+        if let Some(ready) = in_turn().find(|program| program.is_connected()) {
+            // Those that are not shall be, for the calls to come.
+            if let Some(absent) = in_turn().take_while(|program| !program.is_connected()).next() {
+                absent.connect_in_background(deadline);
+            }
+            return Some(ready.clone());
+        }
+        let mut coming: FuturesUnordered<_> = in_turn().map(|program| program.connected()).collect();
+        match timeout_at(deadline, coming.next()).await {
+            Ok(Some(())) => in_turn().find(|program| program.is_connected()).or(all.first()).cloned(),
+            Ok(None) | Err(_) => None,
+        }
+    }
+}
+
+fn is_lost(error: &Error) -> bool {
+    use rpc::{ClientError, TransportError as Transport};
+    matches!(
+        error.kind(),
+        ErrorKind::Rpc(ClientError::Transport(Transport::Connect(_) | Transport::Lost(_) | Transport::Protocol(_)))
+    )
+}
+
+/// How long a call that nobody waits for may take.
+pub(crate) const BACKGROUND: Duration = Duration::from_secs(60);
