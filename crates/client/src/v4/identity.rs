@@ -158,4 +158,4 @@ const BACK_MESSAGE_MAX: u32 = 4 << 10;
 /// Callbacks at a time.
 pub(crate) const BACK_SLOTS: u32 = 8;
 /// Bytes of these operations' replies.
-const REPLY_MAX: usize = 4 << 10;
+const REPLY_MAX: usize = 2 << 10;

@@ -294,7 +294,7 @@ impl Shared {
                 }
                 sink = match (back.map(SharedBuffer::into_buffer), wanted) {
                     (Some(Ok(buffer)), _) => Some(buffer),
-                    (_, Some(len)) => Some(self.trunk.pool().take(len).into()),
+                    (_, Some(len)) => Some(self.trunk.pool().take(len)),
                     (_, None) => None,
                 };
                 tracing::debug!(status = res.status.name(), "SEQUENCE has failed");

@@ -82,7 +82,7 @@ impl Trunk {
                     // What it had of a lost connection the caller gets back only by the next answer.
                     plan.sink = sink.and_then(|sink| sink.into_buffer().ok());
                     if let (None, Some(len)) = (&plan.sink, wanted) {
-                        plan.sink = Some(self.pool().take(len).into());
+                        plan.sink = Some(self.pool().take(len));
                     }
                     last = Some(error);
                 }
