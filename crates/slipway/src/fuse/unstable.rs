@@ -84,7 +84,7 @@ impl Unstable {
     }
 
     async fn commit_once(&self, mount: &Mount, file: &Handle) -> Result<Verifier> {
-        Ok(mount.protocol().commit(file).await?)
+        mount.protocol().commit(file).await
     }
 
     async fn send(&self, mount: &Mount, file: &Handle, offset: u64, data: Bytes) -> std::result::Result<(), Errno> {
