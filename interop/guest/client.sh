@@ -2,6 +2,7 @@
 # /run/out/env says where the server is; SERVER=knfsd makes the guest its own server, which proves the checks themselves.
 . /run/out/guest/lib.sh
 . /run/out/guest/content.sh
+. /run/out/guest/version4.sh
 . /run/out/env
 : >"$RESULTS"
 FILES=/run/out/manifest
@@ -54,6 +55,16 @@ if grep -q '^CONFIG_NFS_DISABLE_UDP_SUPPORT=y' /run/out/config; then
   skip "udp: kernel client" "this kernel is built with CONFIG_NFS_DISABLE_UDP_SUPPORT=y"
 else
   IOSIZE=32768 over udp "proto=udp,port=$UDP_PORT,mountport=$MOUNT_PORT,mountproto=udp" &
+fi
+wait
+# Version 4 needs neither MOUNT nor a lock manager beside it.
+over tcp-4.1 "vers=4.1,proto=tcp,port=$TCP_PORT" version4 &
+over tcp-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT" version42 &
+if [ -e /sys/class/infiniband/siw0 ]; then over rdma-4.2 "vers=4.2,proto=rdma,port=$RDMA_PORT" version42 & fi
+wait
+if [ -e /sys/class/infiniband/siw0 ]; then over rdma-4.1 "vers=4.1,proto=rdma,port=$RDMA_PORT" version4 & fi
+if [ -n "${MEMORY:-}" ]; then
+  EXPORT=$MEMORY EXPORT_BYTES= over memory-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT,nconnect=4" version42 &
 fi
 wait
 if [ -n "${SQUASHED:-}" ]; then check "tcp: root is squashed by default" squashed; fi

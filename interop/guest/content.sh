@@ -186,20 +186,24 @@ content() {
   done
 }
 
-# mount_twice TRANSPORT OPTIONS: $M and $M2, which share no cache (and see each other's writes at once)
+# mount_twice NAME OPTIONS: $M and $M2, of version 3 unless OPTIONS say otherwise, which share no cache (and see each other's writes at once)
 mount_twice() {
   M=/run/mnt/$1 M2=/run/mnt/$1-again HERE=by-$1
   mkdir -p "$M" "$M2"
-  mount -t nfs -o "vers=3,nolock,nosharecache,rsize=$IOSIZE,wsize=$IOSIZE,$2" "$SERVER:$EXPORT" "$M"
-  mount -t nfs -o "vers=3,nolock,nosharecache,actimeo=0,rsize=$IOSIZE,wsize=$IOSIZE,$2" "$SERVER:$EXPORT" "$M2"
+  local options="nosharecache,rsize=$IOSIZE,wsize=$IOSIZE,$2"
+  case $2 in *vers=*) ;; *) options="vers=3,nolock,$options" ;; esac
+  mount -t nfs -o "$options" "$SERVER:$EXPORT" "$M"
+  mount -t nfs -o "$options,actimeo=0" "$SERVER:$EXPORT" "$M2"
 }
 
-# over TRANSPORT OPTIONS: every check on $EXPORT over one transport, with the results in a file of its own.
+# over NAME OPTIONS [CHECKS]: every check on $EXPORT over one transport, and CHECKS if there are any, with the results in a
+# file of its own.
 over() {
   local t=$1 options=$2
   RESULTS=/run/out/results.$t
   M=/run/mnt/$t M2=/run/mnt/$t-again HERE=by-$t
   check "$t: mounts" mount_twice "$t" "$options" || return
   content "$t"
+  ${3:-:} "$t"
   check "$t: unmounts" umount "$M" "$M2"
 }

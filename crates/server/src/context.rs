@@ -15,6 +15,7 @@ use crate::{
     mount::MountTable,
     nlm::lockd::Lockd,
     v3::attr,
+    v4::Shared4,
 };
 
 /// What all services of a server share.
@@ -23,6 +24,7 @@ pub(crate) struct Shared {
     pub(crate) key: HandleKey,
     pub(crate) mounts: Mutex<MountTable>,
     pub(crate) lockd: Lockd,
+    pub(crate) v4: Shared4,
 }
 
 /// One call, as a procedure sees it.

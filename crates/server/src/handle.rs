@@ -142,6 +142,11 @@ impl HandleKey {
         Ok((ExportId(head & ID_MASK), vfs::Handle::new(object)))
     }
 
+    /// A number for the server that has this key, which says nothing of the key.
+    pub(crate) fn server_id(&self) -> u128 {
+        self.mac(SERVER_HEAD, b"server")
+    }
+
     fn mac(&self, head: u64, object: &[u8]) -> u128 {
         let mut hasher = SipHasher24::new_with_key(&self.0);
         std::hash::Hasher::write_u64(&mut hasher, head);
@@ -161,6 +166,8 @@ fn at(path: &Path, error: io::Error) -> io::Error {
 }
 
 const VERSION: u8 = 1;
+/// In the place of version and export: no file handle has such a version.
+const SERVER_HEAD: u64 = u64::MAX;
 const KEY_LEN: usize = 16;
 const KEY_FILE: &str = "handle.key";
 const HEADER_LEN: usize = 24;

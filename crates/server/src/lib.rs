@@ -1,4 +1,4 @@
-//! The NFS server: exports of [`vfs`] trees, served as the RPC programs NFS and MOUNT, with NLM, NSM and NFS_ACL
+//! The NFS server: exports of [`vfs`] trees, served as the RPC programs NFS (versions 3, 4.1 and 4.2) and MOUNT, with NLM, NSM and NFS_ACL
 //! beside them for locks and access control lists.
 //!
 //! [`NfsServer`] is where to begin; [`Config`] is the configuration file. Calls come from [`rpc`], which knows
@@ -37,3 +37,4 @@ pub use nlm::{Nlm4, callbacks::CallbackTransports};
 pub use nsm::Nsm1;
 pub use server::NfsServer;
 pub use v3::Nfs3;
+pub use v4::Nfs4;

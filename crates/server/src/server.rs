@@ -19,6 +19,7 @@ use crate::{
     nsm::Nsm1,
     recovery::Recovery,
     v3::Nfs3,
+    v4::{Nfs4, Shared4},
 };
 
 /// An NFS server: exports, and the RPC programs by which clients reach them.
@@ -75,7 +76,9 @@ impl NfsServer {
     ) -> io::Result<Self> {
         let mounts = Mutex::new(MountTable::default());
         let lockd = Lockd::start(recovery, grace)?;
-        Ok(Self { shared: Arc::new(Shared { exports: exports.into(), key, mounts, lockd }) })
+        let exports = exports.into();
+        let v4 = Shared4::new(&exports, &key);
+        Ok(Self { shared: Arc::new(Shared { exports, key, mounts, lockd, v4 }) })
     }
 
     /// What is exported.
@@ -86,6 +89,11 @@ impl NfsServer {
     /// NFS version 3.
     pub fn nfs3(&self) -> Nfs3 {
         Nfs3::new(self.shared.clone())
+    }
+
+    /// NFS versions 4.1 and 4.2.
+    pub fn nfs4(&self) -> Nfs4 {
+        Nfs4::new(self.shared.clone())
     }
 
     /// MOUNT version 3.
@@ -110,7 +118,7 @@ impl NfsServer {
 
     /// NFS and what clients expect at the same address.
     pub fn services(&self) -> Vec<Arc<dyn Service>> {
-        vec![Arc::new(self.nfs3()), Arc::new(self.mount3()), Arc::new(self.nfsacl3())]
+        vec![Arc::new(self.nfs3()), Arc::new(self.nfs4()), Arc::new(self.mount3()), Arc::new(self.nfsacl3())]
     }
 
     /// What NFSv3 locks files by: over TCP and UDP alone, at addresses that clients learn from rpcbind. Run

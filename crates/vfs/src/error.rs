@@ -53,6 +53,10 @@ pub enum VfsError {
     NotSupported,
     /// Of a type that cannot be made here.
     BadType,
+    /// There is no extended attribute of this name.
+    NoXattr,
+    /// An extended attribute is larger than it may be.
+    XattrTooBig,
     /// Some resource is short; trying again later may help.
     Delay,
 }
@@ -84,6 +88,8 @@ impl fmt::Display for VfsError {
             VfsError::BadCookie => "stale directory cookie",
             VfsError::NotSupported => "not supported",
             VfsError::BadType => "unsupported type",
+            VfsError::NoXattr => "no such extended attribute",
+            VfsError::XattrTooBig => "extended attribute too big",
             VfsError::Delay => "resource temporarily short",
         })
     }

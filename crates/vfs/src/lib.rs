@@ -215,6 +215,96 @@ pub trait Vfs: Send + Sync + 'static {
         Err(VfsError::NotSupported)
     }
 
+    /// Where data, or a hole, begins: at `offset` or behind it; `None` if there is none up to the end of the file.
+    ///
+    /// # Errors
+    /// `NoDevice` from the end on; `NotSupported` if the tree does not know.
+    fn seek(&self, caller: &Caller<'_>, file: &Handle, offset: u64, what: SeekFor) -> Result<Option<u64>> {
+        let _ = (caller, file, offset, what);
+        Err(VfsError::NotSupported)
+    }
+
+    /// Sees to it that writes to a range need no more space, and that the file reaches its end.
+    ///
+    /// # Errors
+    /// `NoSpace`, `FileTooBig`, `NotSupported`, …
+    fn allocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
+        let _ = (caller, file, offset, len);
+        Err(VfsError::NotSupported)
+    }
+
+    /// Makes a range a hole, as far as it lies in the file, whose size stays.
+    ///
+    /// # Errors
+    /// `NotSupported`, …
+    fn deallocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
+        let _ = (caller, file, offset, len);
+        Err(VfsError::NotSupported)
+    }
+
+    /// Copies up to `len` bytes from one file to another, or within one where the ranges do not overlap; returns how many,
+    /// which are fewer where the source ends, or where it would take long. They are as durable as an unstable write.
+    ///
+    /// # Errors
+    /// As of reading and writing; `Invalid` for ranges that overlap; `NotSupported`.
+    fn copy(&self, caller: &Caller<'_>, from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<u64> {
+        let _ = (caller, from, to, len);
+        Err(VfsError::NotSupported)
+    }
+
+    /// As [`copy`](Self::copy), all of it and at once, by sharing storage; `len` 0 means to the end of the source.
+    ///
+    /// # Errors
+    /// `NotSupported` unless [`FsCaps::clone_block`]; `Invalid` for ranges that are not aligned to that, or beyond the end of
+    /// the source.
+    fn clone_range(&self, caller: &Caller<'_>, from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<Change> {
+        let _ = (caller, from, to, len);
+        Err(VfsError::NotSupported)
+    }
+
+    /// The value of a user's extended attribute. Who may read a file or directory may read these.
+    ///
+    /// # Errors
+    /// `NoXattr`; `NotSupported` unless [`FsCaps::xattrs`]; `Perm` for what is neither file nor directory.
+    fn xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<bytes::Bytes> {
+        let _ = (caller, object, name);
+        Err(VfsError::NotSupported)
+    }
+
+    /// Sets a user's extended attribute. Who may write a file or directory may set these.
+    ///
+    /// # Errors
+    /// `Exists` and `NoXattr` as `how` says; `XattrTooBig`, `NoSpace`; as [`xattr`](Self::xattr).
+    fn set_xattr(
+        &self,
+        caller: &Caller<'_>,
+        object: &Handle,
+        name: &Name,
+        value: &[u8],
+        how: XattrMode,
+    ) -> Result<Change> {
+        let _ = (caller, object, name, value, how);
+        Err(VfsError::NotSupported)
+    }
+
+    /// Removes a user's extended attribute.
+    ///
+    /// # Errors
+    /// As [`xattr`](Self::xattr).
+    fn remove_xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<Change> {
+        let _ = (caller, object, name);
+        Err(VfsError::NotSupported)
+    }
+
+    /// The names of an object's extended attributes that are users', in order.
+    ///
+    /// # Errors
+    /// As [`xattr`](Self::xattr).
+    fn xattrs(&self, caller: &Caller<'_>, object: &Handle) -> Result<Vec<bytes::Bytes>> {
+        let _ = (caller, object);
+        Err(VfsError::NotSupported)
+    }
+
     /// Space and objects, total and free.
     ///
     /// # Errors

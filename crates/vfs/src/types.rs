@@ -89,6 +89,13 @@ pub(crate) fn check_target(target: &[u8]) -> Result<(), VfsError> {
     Ok(())
 }
 
+/// # Errors
+/// `Invalid` if a file is to be copied over what is read.
+pub(crate) fn check_overlap(from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<(), VfsError> {
+    let apart = from.0 != to.0 || from.1.abs_diff(to.1) >= len;
+    if apart { Ok(()) } else { Err(VfsError::Invalid) }
+}
+
 /// The mode of a new object for which none was given.
 pub const DEFAULT_MODE: u32 = 0o644;
 
@@ -321,6 +328,29 @@ pub struct Written {
     pub change: Change,
 }
 
+/// What [`Vfs::seek`](crate::Vfs::seek) looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeekFor {
+    /// Bytes that take storage.
+    Data,
+    /// Bytes that are zero and take none.
+    Hole,
+}
+
+/// Whether an extended attribute may, or must, be there when it is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    /// It may.
+    Either,
+    /// It must not.
+    Create,
+    /// It must.
+    Replace,
+}
+
+/// Most bytes in the value of an extended attribute.
+pub const XATTR_MAX: usize = 64 << 10;
+
 /// How a file is created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CreateMode {
@@ -420,4 +450,8 @@ pub struct FsCaps {
     pub blocks: bool,
     /// Whether objects can have ACLs.
     pub acls: bool,
+    /// Whether files and directories can have extended attributes.
+    pub xattrs: bool,
+    /// To what ranges must be aligned that are cloned, in bytes; 0 if nothing can be.
+    pub clone_block: u32,
 }

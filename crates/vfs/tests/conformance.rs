@@ -14,12 +14,16 @@ mod listing;
 mod making;
 #[path = "conformance/permissions.rs"]
 mod permissions;
+#[path = "conformance/ranges.rs"]
+mod ranges;
 #[path = "conformance/removing.rs"]
 mod removing;
 #[path = "conformance/renaming.rs"]
 mod renaming;
 #[path = "conformance/world.rs"]
 mod world;
+#[path = "conformance/xattrs.rs"]
+mod xattrs;
 
 macro_rules! suite {
     ($backend:ident: $($module:ident { $($case:ident)* })*) => {
@@ -99,6 +103,18 @@ every_backend! {
         every_stability_is_honoured
         random_writes_and_truncations_agree_with_a_model
         reads_and_writes_from_many_threads_stay_whole
+    }
+    ranges {
+        holes_and_data_are_found
+        ranges_are_deallocated
+        ranges_are_allocated
+        files_are_copied
+        files_are_cloned
+    }
+    xattrs {
+        xattrs_are_set_listed_and_removed
+        xattrs_have_bounds
+        xattrs_need_permission
     }
     listing {
         a_listing_has_everything_once

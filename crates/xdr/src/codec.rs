@@ -174,8 +174,8 @@ impl Encoder {
     }
 }
 
-/// Reads XDR from a [`Message`].
-#[derive(Debug)]
+/// Reads XDR from a [`Message`]. A clone reads on its own from where this one stands.
+#[derive(Clone, Debug)]
 pub struct Decoder<'a> {
     stream: &'a Bytes,
     payloads: &'a [PlacedPayload],
@@ -199,6 +199,12 @@ impl<'a> Decoder<'a> {
     /// Bytes of the stream that are left, payloads not counted.
     pub fn remaining(&self) -> usize {
         self.stream.len() - self.at
+    }
+
+    /// Bytes of the whole unreduced stream, what has been read included.
+    pub fn message_len(&self) -> usize {
+        let unread = self.payloads.iter().map(|payload| payload.data.len());
+        self.position() + self.remaining() + unread.map(|len| len + padding(len)).sum::<usize>()
     }
 
     /// An error of `kind` at the current position.

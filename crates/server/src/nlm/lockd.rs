@@ -185,6 +185,14 @@ impl Lockd {
         self.inner.lock().table.in_grace(Instant::now())
     }
 
+    /// Asks or changes the lock table on behalf of another protocol.
+    pub(crate) fn with_table<T>(&self, go: impl FnOnce(&mut LockTable<LockFile>) -> T) -> T {
+        let mut inner = self.inner.lock();
+        let result = go(&mut inner.table);
+        self.tell_granted(&mut inner);
+        result
+    }
+
     /// What is to be said; for the one that says it.
     pub(crate) fn take_queue(&self) -> Option<mpsc::UnboundedReceiver<Outgoing>> {
         self.queued.lock().take()

@@ -24,13 +24,13 @@ answers! {
 }
 
 /// Most bytes of data in one READ or WRITE: 1 MiB, or what fits a message of the transport beside its headers.
-pub(super) fn transfer_max(carrier: &Carrier) -> u32 {
+pub(crate) fn transfer_max(carrier: &Carrier) -> u32 {
     let room = carrier.message_max.saturating_sub(HEADERS_MAX).min(TRANSFER_MAX);
     (if room >= PAGE { room / PAGE * PAGE } else { room.max(MINIMUM) }) as u32
 }
 
 /// Most bytes of a directory in one reply.
-pub(super) fn directory_max(carrier: &Carrier) -> u32 {
+pub(crate) fn directory_max(carrier: &Carrier) -> u32 {
     transfer_max(carrier).min(DIRECTORY_MAX)
 }
 

@@ -12,6 +12,7 @@ use super::{
     dir::Dir,
     pages::{PageSource, Pages},
     space::{Charge, Space},
+    xattr::Xattrs,
 };
 use crate::{
     Acl, AclKind, Attr, Cred, Device, Kind, Result, SetAttr, SetTime, Time, VfsError,
@@ -47,6 +48,7 @@ pub(super) struct State {
     pub(super) acl: Option<KeptAcl>,
     /// Of a directory: what new objects in it get.
     pub(super) default_acl: Option<KeptAcl>,
+    pub(super) xattrs: Xattrs,
     pub(super) content: Content,
 }
 
@@ -103,6 +105,7 @@ impl Inode {
             verifier,
             acl: None,
             default_acl: None,
+            xattrs: Xattrs::default(),
             content,
         };
         Arc::new(Self { id, fsid, kind, device, state: RwLock::new(state), _charge: charge })

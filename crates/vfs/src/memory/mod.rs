@@ -11,9 +11,11 @@ mod dir;
 mod inode;
 mod names;
 mod pages;
+mod ranges;
 mod rename;
 mod space;
 mod table;
+mod xattr;
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -31,8 +33,8 @@ use self::{
 };
 use crate::{
     Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Device, DirEntry, FsCaps, Handle, Kind, NAME_MAX, Name,
-    NodeKind, PreAttr, Read, ReadDir, ReadInto, Result, Rights, SetAttr, Stability, StatFs, Time, Vfs, VfsError,
-    Written,
+    NodeKind, PreAttr, Read, ReadDir, ReadInto, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs,
+    VfsError, Written, XattrMode,
     permission::{EXECUTE, READ},
 };
 
@@ -363,6 +365,54 @@ impl Vfs for Memory {
         Ok(Change { before, after: inode.attr(&state) })
     }
 
+    fn seek(&self, caller: &Caller<'_>, file: &Handle, offset: u64, what: SeekFor) -> Result<Option<u64>> {
+        self.open(caller, file, |pages| pages.seek(offset, what))?.0
+    }
+
+    fn allocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
+        self.change_pages(caller, file, |pages| pages.allocate(offset, len, &self.source))
+    }
+
+    fn deallocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
+        self.change_pages(caller, file, |pages| {
+            pages.deallocate(offset, len, &self.source);
+            Ok(())
+        })
+    }
+
+    fn copy(&self, caller: &Caller<'_>, from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<u64> {
+        self.copy_range(caller, from, to, len)
+    }
+
+    fn clone_range(&self, caller: &Caller<'_>, from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<Change> {
+        self.share_range(caller, from, to, len)
+    }
+
+    fn xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<Bytes> {
+        let inode = self.find(object)?;
+        inode.read()?.xattr(caller.cred, name.as_bytes())
+    }
+
+    fn set_xattr(
+        &self,
+        caller: &Caller<'_>,
+        object: &Handle,
+        name: &Name,
+        value: &[u8],
+        how: XattrMode,
+    ) -> Result<Change> {
+        self.change_state(object, |state| state.set_xattr(caller.cred, name.as_bytes(), value, how, &self.space))
+    }
+
+    fn remove_xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<Change> {
+        self.change_state(object, |state| state.remove_xattr(caller.cred, name.as_bytes()))
+    }
+
+    fn xattrs(&self, caller: &Caller<'_>, object: &Handle) -> Result<Vec<Bytes>> {
+        let inode = self.find(object)?;
+        inode.read()?.xattr_names(caller.cred)
+    }
+
     fn statfs(&self, _: &Caller<'_>, object: &Handle) -> Result<StatFs> {
         let inode = self.find(object)?;
         let attr = inode.attr(&*inode.read()?);
@@ -400,4 +450,6 @@ const CAPS: FsCaps = FsCaps {
     chown_restricted: true,
     blocks: false,
     acls: true,
+    xattrs: true,
+    clone_block: pages::PAGE as u32,
 };

@@ -13,7 +13,7 @@ use buf::{Buffer, Piece, Pool, Rope};
 use bytes::Bytes;
 
 use super::space::{Charge, Space};
-use crate::VfsError;
+use crate::{SeekFor, VfsError};
 
 /// Bytes of a page: one piece for an aligned read or write of 128 KiB, and not too much to copy for a small write to
 /// a page that is lent.
@@ -233,6 +233,81 @@ impl Pages {
             self.charge.shrink(gone.values().map(|page| page.bytes().len() as u64).sum());
         }
         self.size = size;
+    }
+}
+
+impl Pages {
+    /// Where data or a hole begins, from `offset` on.
+    pub(super) fn seek(&self, offset: u64, what: SeekFor) -> Result<Option<u64>, VfsError> {
+        if offset >= self.size {
+            return Err(VfsError::NoDevice);
+        }
+        let (first, _) = split(offset);
+        let mut at = offset;
+        for (index, page) in self.map.range(first..) {
+            let start = index * PAGE as u64;
+            let end = start + page.bytes().len() as u64;
+            if what == SeekFor::Hole && at < start {
+                break;
+            }
+            if at < end {
+                if what == SeekFor::Data {
+                    let found = at.max(start);
+                    return Ok((found < self.size).then_some(found));
+                }
+                at = end;
+            }
+        }
+        Ok((what == SeekFor::Hole && at < self.size).then_some(at))
+    }
+
+    /// Takes the memory for a range, and extends the file to its end.
+    ///
+    /// # Errors
+    /// `NoSpace`, `FileTooBig`; nothing has changed then.
+    pub(super) fn allocate(&mut self, offset: u64, len: u64, source: &PageSource) -> Result<(), VfsError> {
+        let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64).ok_or(VfsError::FileTooBig)?;
+        // Before anything is counted: the range may be of any length.
+        if len > self.charge.capacity() {
+            return Err(VfsError::NoSpace);
+        }
+        self.charge.grow(self.growth(offset, len as usize))?;
+        let mut at = offset;
+        while at < end {
+            let (index, start) = split(at);
+            let stop = (end - at).min((PAGE - start) as u64) as usize + start;
+            let page = self.map.entry(index).or_insert_with(|| Page::Adopted(Bytes::new()));
+            if page.bytes().len() < stop {
+                page.writable(stop, (0, 0), source);
+            }
+            at += (stop - start) as u64;
+        }
+        self.size = self.size.max(end);
+        Ok(())
+    }
+
+    /// Makes a range zero, and gives back the memory of its whole pages.
+    pub(super) fn deallocate(&mut self, offset: u64, len: u64, source: &PageSource) {
+        let end = offset.saturating_add(len).min(self.size);
+        if offset >= end {
+            return;
+        }
+        let (first, last) = (split(offset).0, split(end - 1).0);
+        let touched: Vec<u64> = self.map.range(first..=last).map(|(index, _)| *index).collect();
+        for index in touched {
+            let page_start = index * PAGE as u64;
+            let start = offset.saturating_sub(page_start) as usize;
+            let stop = (end - page_start).min(PAGE as u64) as usize;
+            let page = self.map.get_mut(&index).expect("it was listed");
+            let held = page.bytes().len();
+            if start == 0 && stop >= held.min((self.size - page_start) as usize) {
+                self.map.remove(&index);
+                self.charge.shrink(held as u64);
+            } else if start < held {
+                let stop = stop.min(held);
+                page.writable(held, (start, stop), source)[start..stop].fill(0);
+            }
+        }
     }
 }
 

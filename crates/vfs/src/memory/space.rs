@@ -67,6 +67,11 @@ impl Charge {
         self.space.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
+    /// Of the whole file system.
+    pub(super) fn capacity(&self) -> u64 {
+        self.space.capacity
+    }
+
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }

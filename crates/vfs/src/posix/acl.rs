@@ -57,7 +57,7 @@ impl Posix {
 }
 
 /// The extended attributes of an object that is open by path alone are reached by its name among our descriptors.
-fn path(object: BorrowedFd<'_>) -> String {
+pub(super) fn path(object: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", object.as_raw_fd())
 }
 

@@ -22,7 +22,9 @@ mod kernel;
 mod listing;
 mod names;
 mod objects;
+mod ranges;
 mod resolve;
+mod xattr;
 
 use std::{
     fs::File,
@@ -37,7 +39,7 @@ use buf::{Pool, Rope};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::{
-    fs::{Mode, OFlags},
+    fs::{FallocateFlags, Mode, OFlags},
     io::Errno,
 };
 
@@ -45,7 +47,8 @@ pub use self::identity::keep_credentials;
 use self::{database::Database, identity::Identity, objects::Object, objects::Objects, resolve::Naming};
 use crate::{
     Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, NAME_MAX, Name, NodeKind, Read,
-    ReadDir, ReadInto, Result, Rights, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
+    ReadDir, ReadInto, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written, XattrMode,
+    types::check_overlap,
 };
 
 /// How a [`Posix`] behaves.
@@ -186,6 +189,8 @@ fn caps(root: &OwnedFd, file_system: u64) -> FsCaps {
         chown_restricted: true,
         blocks: !matches!(file_system, TMPFS_MAGIC | RAMFS_MAGIC),
         acls: acl::supported(root),
+        xattrs: xattr::supported(root),
+        clone_block: ranges::clone_block(root),
     }
 }
 
@@ -381,6 +386,74 @@ impl Vfs for Posix {
         self.may_wait(caller)?;
         let object = self.resolve(caller, object)?;
         self.replace_acl(caller, &object, kind, acl)
+    }
+
+    fn seek(&self, caller: &Caller<'_>, file: &Handle, offset: u64, what: SeekFor) -> Result<Option<u64>> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, file)?;
+        let file = self.data(caller, &object, false)?;
+        self.seek_for(&object, &file, offset, what)
+    }
+
+    fn allocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, file)?;
+        let file = self.data(caller, &object, true)?;
+        self.fallocate(caller, (&object, &file), FallocateFlags::empty(), offset, len)
+    }
+
+    fn deallocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, file)?;
+        let file = self.data(caller, &object, true)?;
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        self.fallocate(caller, (&object, &file), punch, offset, len)
+    }
+
+    fn copy(&self, caller: &Caller<'_>, from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<u64> {
+        self.may_wait(caller)?;
+        check_overlap(from, to, len)?;
+        let (source, object) = (self.resolve(caller, from.0)?, self.resolve(caller, to.0)?);
+        let (source, target) = (self.data(caller, &source, false)?, self.data(caller, &object, true)?);
+        self.copy_range(caller, (&source, from.1), (&object, &target, to.1), len)
+    }
+
+    fn clone_range(&self, caller: &Caller<'_>, from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<Change> {
+        self.may_wait(caller)?;
+        let (source, object) = (self.resolve(caller, from.0)?, self.resolve(caller, to.0)?);
+        let (source, target) = (self.data(caller, &source, false)?, self.data(caller, &object, true)?);
+        self.reflink(caller, (&source, from.1), (&object, &target, to.1), len)
+    }
+
+    fn xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<Bytes> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, object)?;
+        self.xattr_of(caller, &object, name)
+    }
+
+    fn set_xattr(
+        &self,
+        caller: &Caller<'_>,
+        object: &Handle,
+        name: &Name,
+        value: &[u8],
+        how: XattrMode,
+    ) -> Result<Change> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, object)?;
+        self.replace_xattr(caller, &object, name, value, how)
+    }
+
+    fn remove_xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<Change> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, object)?;
+        self.unset_xattr(caller, &object, name)
+    }
+
+    fn xattrs(&self, caller: &Caller<'_>, object: &Handle) -> Result<Vec<Bytes>> {
+        self.may_wait(caller)?;
+        let object = self.resolve(caller, object)?;
+        self.xattr_names(caller, &object)
     }
 
     fn statfs(&self, caller: &Caller<'_>, object: &Handle) -> Result<StatFs> {

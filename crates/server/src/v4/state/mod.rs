@@ -328,7 +328,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// [`finish`](Self::finish).
     ///
     /// # Errors
-    /// BADSESSION, CONN_NOT_BOUND_TO_SESSION, REQ_TOO_BIG, TOO_MANY_OPS, and what [`slot::SlotTable::begin`] says.
+    /// BADSESSION, CONN_NOT_BOUND_TO_SESSION, REQ_TOO_BIG, TOO_MANY_OPS, REP_TOO_BIG_TO_CACHE, and what [`slot::SlotTable::begin`] says.
     pub fn sequence(
         &mut self,
         now: Instant,
@@ -347,6 +347,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         if request.operations > session.fore.maxoperations {
             return Err(Nfsstat4::TooManyOps);
+        }
+        if args.cachethis && session.fore.maxresponsesize_cached < session::RESPONSE_LEN_MIN {
+            return Err(Nfsstat4::RepTooBigToCache);
         }
         let begun = session.slots.begin(args, request.fingerprint)?;
         if session.imply(connection) {

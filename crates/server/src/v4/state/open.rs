@@ -51,6 +51,26 @@ impl From<Nfsstat4> for LockFailure {
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
+    /// Whether OPEN may go on: what can be said before the file is known, and so before one is made.
+    ///
+    /// # Errors
+    /// INVAL, GRACE, NO_GRACE, RECLAIM_BAD; DELAY if the client has as many opens as it may.
+    pub fn may_open(
+        &self,
+        locks: &LockTable<F>,
+        client: Clientid4,
+        (access, deny): (u32, u32),
+        reclaim: bool,
+        now: Instant,
+    ) -> Result<(), Nfsstat4> {
+        check_share(access, deny)?;
+        self.check_reclaim(client, reclaim)?;
+        if locks.in_grace(now) && !reclaim {
+            return Err(Nfsstat4::Grace);
+        }
+        self.check_room(client, None)
+    }
+
     /// OPEN (§18.16), after the file was found or made. An owner that has the file open gets the same stateid, with the
     /// union of both opens.
     ///

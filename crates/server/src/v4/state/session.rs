@@ -70,7 +70,11 @@ impl<R: Clone> Session<R> {
     /// - TOOSMALL: not even SEQUENCE would fit.
     pub fn new(args: &CreateSessionArgs, limits: &ChannelLimits, connection: Connection) -> Result<Self, Nfsstat4> {
         let fore = negotiate(&args.fore_chan_attrs, limits)?;
-        let back = wants_back(args).then(|| check_back(&args.back_chan_attrs)).transpose()?;
+        let wants_back = wants_back(args);
+        // A connection may be bound to the backchannel later, unless the client has left it out altogether.
+        if wants_back || args.back_chan_attrs != NO_CHANNEL {
+            check_back(&args.back_chan_attrs)?;
+        }
         let mut session = Self {
             clientid: args.clientid,
             fore,
@@ -80,9 +84,9 @@ impl<R: Clone> Session<R> {
             slots: SlotTable::new(fore.maxrequests),
             back_slots: BackSlots::new(args.back_chan_attrs.maxrequests),
             bound: Vec::new(),
-            wants_back: back.is_some(),
+            wants_back,
         };
-        let back = back.is_some() && connection.duplex;
+        let back = wants_back && connection.duplex;
         session.bound.push(Bound { id: connection.id, fore: true, back, implied: false });
         Ok(session)
     }
@@ -209,12 +213,21 @@ fn direction(fore: bool, back: bool) -> ChannelDirFromServer4 {
     }
 }
 
+const NO_CHANNEL: ChannelAttrs4 = ChannelAttrs4 {
+    headerpadsize: 0,
+    maxrequestsize: 0,
+    maxresponsesize: 0,
+    maxresponsesize_cached: 0,
+    maxoperations: 0,
+    maxrequests: 0,
+    rdma_ird: None,
+};
 /// Most connections of a session: a bound on what a client can make us remember.
 const CONNECTIONS_MAX: usize = 256;
 /// A call without credentials (40 bytes), COMPOUND with an empty tag (12), and SEQUENCE (4 + 32).
 const REQUEST_LEN_MIN: u32 = 40 + 12 + 36;
 /// The header of a reply (24), COMPOUND results with an empty tag (12), and those of SEQUENCE (8 + 36).
-const RESPONSE_LEN_MIN: u32 = 24 + 12 + 44;
+pub(super) const RESPONSE_LEN_MIN: u32 = 24 + 12 + 44;
 /// A call without credentials (40), CB_COMPOUND (16), CB_SEQUENCE without referring calls (40), and CB_RECALL of a file
 /// handle of the greatest length (4 + 16 + 4 + 4 + 128).
 const CB_REQUEST_LEN_MIN: u32 = 40 + 16 + 40 + 156;

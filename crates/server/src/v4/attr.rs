@@ -1,0 +1,323 @@
+//! Attributes: which there are, from the file system's to RFC 8881 §5's, and back.
+//!
+//! Values are encoded one after the other in the order of their numbers, straight from what the file system says; there is
+//! no list of them in between.
+
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use nfs::v4::{
+    Bitmap4, Fsid4, Ftype4, Nfsstat4, Nfstime4, Settime4, Specdata4,
+    acl::{ACL4_SUPPORT_ALLOW_ACL, ACL4_SUPPORT_DENY_ACL, Nfsace4},
+    attr::{Attr4, Attrs, ChangeAttrType4, Fattr4, Purpose},
+};
+use vfs::{Attr, FsCaps, Kind, PreAttr, SetAttr, SetTime, StatFs, Time};
+use xdr::{Encode, Encoder};
+
+/// All that is known of an object.
+pub(super) struct Subject<'a> {
+    pub(super) attr: &'a Attr,
+    pub(super) caps: &'a FsCaps,
+    pub(super) fsid: Fsid4,
+    pub(super) mounted_on_fileid: u64,
+    pub(super) filehandle: &'a [u8],
+    /// There if [`needs_statfs`] says that it is needed.
+    pub(super) stat: Option<&'a StatFs>,
+    /// There if [`needs_acl`] says that it is needed.
+    pub(super) acl: Option<&'a [Nfsace4]>,
+    pub(super) transfer_max: u32,
+    pub(super) lease_s: u32,
+    pub(super) minor: u32,
+    /// Of this entry, when a directory is read.
+    pub(super) rdattr_error: Nfsstat4,
+}
+
+/// The attributes that objects have, with ACLs or without.
+pub(super) fn supported(minor: u32, acls: bool) -> &'static Bitmap4 {
+    static SUPPORTED: LazyLock<[Bitmap4; 4]> = LazyLock::new(|| {
+        [(1, false), (1, true), (2, false), (2, true)].map(|(minor, acls)| {
+            let all = SUPPORTED_ATTRS.iter().filter(|attr| attr.since() <= minor);
+            let has = |attr: &&Attr4| acls || !matches!(attr, Attr4::Acl | Attr4::Aclsupport);
+            all.filter(has).map(|&attr| attr as u32).collect()
+        })
+    });
+    &SUPPORTED[usize::from(minor >= 2) * 2 + usize::from(acls)]
+}
+
+/// Those that can be set when a file is created exclusively: its times hold the verifier (§5.8.1.14).
+fn suppattr_exclcreat(minor: u32, acls: bool) -> Bitmap4 {
+    let settable = Attr4::defined(minor, |access| access != nfs::v4::attr::Access::Get);
+    let mut settable = settable.intersection(supported(minor, acls));
+    [Attr4::Size, Attr4::TimeAccessSet, Attr4::TimeModifySet].into_iter().for_each(|attr| settable.remove(attr as u32));
+    settable
+}
+
+/// Whether any of `mask` is about the space of the file system.
+pub(super) fn needs_statfs(mask: &Bitmap4) -> bool {
+    use Attr4::{FilesAvail, FilesFree, FilesTotal, SpaceAvail, SpaceFree, SpaceTotal};
+    [FilesAvail, FilesFree, FilesTotal, SpaceAvail, SpaceFree, SpaceTotal]
+        .iter()
+        .any(|&attr| mask.contains(attr as u32))
+}
+
+/// Whether `mask` has the ACL.
+pub(super) fn needs_acl(mask: &Bitmap4) -> bool {
+    mask.contains(Attr4::Acl as u32)
+}
+
+impl Subject<'_> {
+    /// Appends those of `mask` that there are, as `fattr4`.
+    pub(super) fn encode(&self, mask: &Bitmap4, out: &mut Encoder) {
+        let mask = mask.intersection(supported(self.minor, self.caps.acls)).difference(set_only());
+        mask.encode(out);
+        let length_at = out.stream_len();
+        out.length(0);
+        self.encode_values(&mask, out);
+        let len = out.stream_len() - length_at - 4;
+        out.patch_u32(length_at, len as u32);
+    }
+
+    /// The values of `mask`, all of which must be there.
+    pub(super) fn values(&self, mask: &Bitmap4) -> Bytes {
+        let mut out = Encoder::default();
+        self.encode_values(mask, &mut out);
+        out.finish().stream
+    }
+
+    fn encode_values(&self, mask: &Bitmap4, out: &mut Encoder) {
+        for attr in mask.iter().filter_map(Attr4::from_number) {
+            self.encode_value(attr, out);
+        }
+    }
+
+    fn encode_value(&self, which: Attr4, out: &mut Encoder) {
+        let Self { attr, caps, .. } = self;
+        let stat = |value: fn(&StatFs) -> u64| self.stat.map_or(0, value);
+        match which {
+            Attr4::SupportedAttrs => supported(self.minor, caps.acls).encode(out),
+            Attr4::Type => ftype4(attr.kind).encode(out),
+            // Never: FH4_PERSISTENT.
+            Attr4::FhExpireType => out.u32(0),
+            Attr4::Change => out.u64(change(attr.ctime)),
+            Attr4::Size => out.u64(attr.size),
+            Attr4::LinkSupport => caps.links.encode(out),
+            Attr4::SymlinkSupport => caps.symlinks.encode(out),
+            Attr4::NamedAttr => false.encode(out),
+            Attr4::Fsid => self.fsid.encode(out),
+            Attr4::UniqueHandles => true.encode(out),
+            Attr4::LeaseTime => out.u32(self.lease_s),
+            Attr4::RdattrError => self.rdattr_error.encode(out),
+            Attr4::Acl => {
+                let aces = self.acl.unwrap_or_default();
+                out.length(aces.len());
+                aces.iter().for_each(|ace| ace.encode(out));
+            }
+            Attr4::Aclsupport => out.u32(ACL4_SUPPORT_ALLOW_ACL | ACL4_SUPPORT_DENY_ACL),
+            Attr4::Cansettime => true.encode(out),
+            Attr4::CaseInsensitive => false.encode(out),
+            Attr4::CasePreserving => true.encode(out),
+            Attr4::ChownRestricted => caps.chown_restricted.encode(out),
+            Attr4::Filehandle => out.opaque(self.filehandle),
+            Attr4::Fileid => out.u64(attr.fileid),
+            Attr4::FilesAvail => out.u64(stat(|stat| stat.files_available)),
+            Attr4::FilesFree => out.u64(stat(|stat| stat.files_free)),
+            Attr4::FilesTotal => out.u64(stat(|stat| stat.files_total)),
+            Attr4::Homogeneous => true.encode(out),
+            Attr4::Maxfilesize => out.u64(caps.file_size_max.min(OFFSET_MAX)),
+            Attr4::Maxlink => out.u32(caps.link_max),
+            Attr4::Maxname => out.u32(caps.name_max),
+            Attr4::Maxread | Attr4::Maxwrite => out.u64(self.transfer_max.into()),
+            Attr4::Mode => out.u32(attr.mode),
+            Attr4::NoTrunc => true.encode(out),
+            Attr4::Numlinks => out.u32(attr.nlink),
+            Attr4::Owner => out.opaque(attr.uid.to_string().as_bytes()),
+            Attr4::OwnerGroup => out.opaque(attr.gid.to_string().as_bytes()),
+            Attr4::Rawdev => Specdata4 { specdata1: attr.device.major, specdata2: attr.device.minor }.encode(out),
+            Attr4::SpaceAvail => out.u64(stat(|stat| stat.bytes_available)),
+            Attr4::SpaceFree => out.u64(stat(|stat| stat.bytes_free)),
+            Attr4::SpaceTotal => out.u64(stat(|stat| stat.bytes_total)),
+            Attr4::SpaceUsed => out.u64(attr.used),
+            Attr4::TimeAccess => nfstime4(attr.atime).encode(out),
+            Attr4::TimeDelta => {
+                let (seconds, nseconds) =
+                    (caps.time_resolution_ns / NANOSECONDS, caps.time_resolution_ns % NANOSECONDS);
+                Nfstime4 { seconds: seconds.into(), nseconds }.encode(out);
+            }
+            Attr4::TimeMetadata => nfstime4(attr.ctime).encode(out),
+            Attr4::TimeModify => nfstime4(attr.mtime).encode(out),
+            Attr4::MountedOnFileid => out.u64(self.mounted_on_fileid),
+            Attr4::SuppattrExclcreat => suppattr_exclcreat(self.minor, caps.acls).encode(out),
+            Attr4::FsCharsetCap => out.u32(FSCHARSET_CAP4_CONTAINS_NON_UTF8),
+            Attr4::CloneBlksize => out.u32(caps.clone_block),
+            Attr4::XattrSupport => caps.xattrs.encode(out),
+            Attr4::ChangeAttrType => ChangeAttrType4::TimeMetadata.encode(out),
+            other => unreachable!("{} is not supported, or cannot be read", other.name()),
+        }
+    }
+}
+
+/// What a client wants to be set.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wanted {
+    pub(super) set: SetAttr,
+    pub(super) acl: Option<Vec<Nfsace4>>,
+}
+
+/// What to set, from what a client sent for an object of `caps`.
+///
+/// # Errors
+/// ATTRNOTSUPP, INVAL, BADOWNER, BADXDR, FBIG.
+pub(super) fn set_attr(fattr: &Fattr4, minor: u32, caps: &FsCaps) -> Result<Wanted, Nfsstat4> {
+    let attrs = decode(fattr, minor, caps, Purpose::Set)?;
+    let mode = match (attrs.mode, attrs.mode_umask) {
+        // RFC 8275 §4: one or the other.
+        (Some(_), Some(_)) => return Err(Nfsstat4::Inval),
+        // The umask applies where no default ACL is inherited; and those are inherited by the backend, which takes the
+        // mode as it is.
+        (None, Some(masked)) => Some(masked.mode & !masked.umask),
+        (mode, None) => mode,
+    };
+    if mode.is_some_and(|mode| mode > 0o7777) || attrs.size.is_some_and(|size| size > OFFSET_MAX) {
+        return Err(if attrs.size.is_some() { Nfsstat4::FBig } else { Nfsstat4::Inval });
+    }
+    let set = SetAttr {
+        mode,
+        uid: attrs.owner.map(|owner| id(&owner)).transpose()?,
+        gid: attrs.owner_group.map(|group| id(&group)).transpose()?,
+        size: attrs.size,
+        atime: attrs.time_access_set.map(set_time).transpose()?,
+        mtime: attrs.time_modify_set.map(set_time).transpose()?,
+    };
+    Ok(Wanted { set, acl: attrs.acl })
+}
+
+/// The values that a client sent.
+///
+/// # Errors
+/// ATTRNOTSUPP for an attribute that there is not here; what [`Fattr4::to_attrs`] says.
+pub(super) fn decode(fattr: &Fattr4, minor: u32, caps: &FsCaps, purpose: Purpose) -> Result<Attrs, Nfsstat4> {
+    if !fattr.attrmask.difference(supported(minor, caps.acls)).is_empty() {
+        // What cannot be set at all is INVAL before it is unsupported.
+        fattr.to_attrs(minor, purpose).map_err(|error| error.status())?;
+        return Err(Nfsstat4::AttrNotSupp);
+    }
+    fattr.to_attrs(minor, purpose).map_err(|error| error.status())
+}
+
+/// A user or group: a number in decimal (RFC 8881 §5.9).
+pub(super) fn id(text: &[u8]) -> Result<u32, Nfsstat4> {
+    if text.is_empty() {
+        return Err(Nfsstat4::Inval);
+    }
+    let text = std::str::from_utf8(text).map_err(|_| Nfsstat4::Inval)?;
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    // The systems below take the largest number for "leave it".
+    let id = text.parse().ok().filter(|&id| plain && id != u32::MAX);
+    id.ok_or(Nfsstat4::BadOwner)
+}
+
+fn set_time(set: Settime4) -> Result<SetTime, Nfsstat4> {
+    match set {
+        Settime4::ToServerTime => Ok(SetTime::Now),
+        Settime4::ToClientTime(Nfstime4 { nseconds, .. }) if nseconds >= NANOSECONDS => Err(Nfsstat4::Inval),
+        Settime4::ToClientTime(Nfstime4 { seconds, nseconds }) => {
+            Ok(SetTime::To(Time { seconds, nanoseconds: nseconds }))
+        }
+    }
+}
+
+/// The change attribute: the time of the last change, which every change makes later.
+pub(super) fn change(ctime: Time) -> u64 {
+    (ctime.seconds as u64).wrapping_mul(NANOSECONDS.into()).wrapping_add(ctime.nanoseconds.into())
+}
+
+/// A directory before and after.
+pub(super) fn change_info(change: &vfs::Change) -> nfs::v4::ChangeInfo4 {
+    change_between(&change.before, &change.after)
+}
+
+fn change_between(before: &PreAttr, after: &Attr) -> nfs::v4::ChangeInfo4 {
+    nfs::v4::ChangeInfo4 { atomic: true, before: change(before.ctime), after: change(after.ctime) }
+}
+
+fn nfstime4(time: Time) -> Nfstime4 {
+    Nfstime4 { seconds: time.seconds, nseconds: time.nanoseconds }
+}
+
+pub(super) fn ftype4(kind: Kind) -> Ftype4 {
+    match kind {
+        Kind::File => Ftype4::Reg,
+        Kind::Dir => Ftype4::Dir,
+        Kind::Block => Ftype4::Blk,
+        Kind::Char => Ftype4::Chr,
+        Kind::Symlink => Ftype4::Lnk,
+        Kind::Socket => Ftype4::Sock,
+        Kind::Fifo => Ftype4::Fifo,
+    }
+}
+
+fn set_only() -> &'static Bitmap4 {
+    static SET_ONLY: LazyLock<Bitmap4> =
+        LazyLock::new(|| Attr4::defined(2, |access| access == nfs::v4::attr::Access::Set));
+    &SET_ONLY
+}
+
+/// The largest offset that the file systems below can name.
+pub(super) const OFFSET_MAX: u64 = i64::MAX as u64;
+const NANOSECONDS: u32 = 1_000_000_000;
+/// RFC 8881 §14.4: names are bytes.
+const FSCHARSET_CAP4_CONTAINS_NON_UTF8: u32 = 1;
+const SUPPORTED_ATTRS: &[Attr4] = &[
+    Attr4::SupportedAttrs,
+    Attr4::Type,
+    Attr4::FhExpireType,
+    Attr4::Change,
+    Attr4::Size,
+    Attr4::LinkSupport,
+    Attr4::SymlinkSupport,
+    Attr4::NamedAttr,
+    Attr4::Fsid,
+    Attr4::UniqueHandles,
+    Attr4::LeaseTime,
+    Attr4::RdattrError,
+    Attr4::Acl,
+    Attr4::Aclsupport,
+    Attr4::Cansettime,
+    Attr4::CaseInsensitive,
+    Attr4::CasePreserving,
+    Attr4::ChownRestricted,
+    Attr4::Filehandle,
+    Attr4::Fileid,
+    Attr4::FilesAvail,
+    Attr4::FilesFree,
+    Attr4::FilesTotal,
+    Attr4::Homogeneous,
+    Attr4::Maxfilesize,
+    Attr4::Maxlink,
+    Attr4::Maxname,
+    Attr4::Maxread,
+    Attr4::Maxwrite,
+    Attr4::Mode,
+    Attr4::NoTrunc,
+    Attr4::Numlinks,
+    Attr4::Owner,
+    Attr4::OwnerGroup,
+    Attr4::Rawdev,
+    Attr4::SpaceAvail,
+    Attr4::SpaceFree,
+    Attr4::SpaceTotal,
+    Attr4::SpaceUsed,
+    Attr4::TimeAccess,
+    Attr4::TimeAccessSet,
+    Attr4::TimeDelta,
+    Attr4::TimeMetadata,
+    Attr4::TimeModify,
+    Attr4::TimeModifySet,
+    Attr4::MountedOnFileid,
+    Attr4::SuppattrExclcreat,
+    Attr4::FsCharsetCap,
+    Attr4::CloneBlksize,
+    Attr4::ChangeAttrType,
+    Attr4::ModeUmask,
+    Attr4::XattrSupport,
+];

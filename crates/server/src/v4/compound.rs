@@ -1,0 +1,419 @@
+//! COMPOUND: its operations, one after the other, exactly once (RFC 8881 §2.10.6, §16.2).
+//!
+//! An operation is read when it is about to be executed, and its result written at once. It first runs in place; if it
+//! would have to wait, *it* has changed nothing, and the compound moves as a whole to a thread that may wait and goes on
+//! with that operation there: what was done before is not done again.
+//!
+//! On error the compound ends with the operation's status. A slot is finished however its request ends, so that no
+//! failure of ours costs the client a slot.
+
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Instant,
+};
+
+use buf::Rope;
+use bytes::Bytes;
+use nfs::v4::{
+    Argop4, BadOperation, Clientid4, MINOR_VERSIONS, Nfsstat4, OpResult, Opnum4, Res4, Resop4, SequenceArgs,
+    SequenceRes, Sessionid4, Stateid4,
+    compound::{CompoundHead, ResultsWriter, Tag},
+};
+use rpc::{AcceptError, BoxFuture, Call, Credential};
+use xdr::{Decode, Decoder, Encoder, Message, PlacedPayload};
+
+use super::{
+    ops,
+    place::{Filehandle, Place},
+    state::{
+        Principal, Request,
+        session::Connection,
+        slot::{Begun, Fingerprint, Ticket},
+    },
+};
+use crate::{
+    context::{Carrier, Context, Shared},
+    error::WouldBlock,
+};
+
+/// What the operations of a compound share.
+pub(super) struct Cursor {
+    pub(super) minor: u32,
+    pub(super) principal: Principal,
+    pub(super) connection: Connection,
+    pub(super) current: Option<Filehandle>,
+    pub(super) saved: Option<Filehandle>,
+    pub(super) session: Option<InSession>,
+    /// Bytes left for results.
+    pub(super) room: usize,
+    /// What a result that needs more is answered with.
+    pub(super) too_big: Nfsstat4,
+    /// Operations behind the one that is being executed.
+    pub(super) behind: u32,
+}
+
+/// The session of a compound that began with SEQUENCE.
+pub(super) struct InSession {
+    pub(super) client: Clientid4,
+    pub(super) id: Sessionid4,
+}
+
+impl Cursor {
+    /// The current file handle.
+    pub(super) fn current(&self) -> Result<&Place, Nfsstat4> {
+        self.current.as_ref().map(|current| &current.place).ok_or(Nfsstat4::NoFileHandle)
+    }
+
+    /// The saved file handle. That there is none has the same status as for the current one (RFC 8881 §18.26.3).
+    pub(super) fn saved(&self) -> Result<&Place, Nfsstat4> {
+        self.saved.as_ref().map(|saved| &saved.place).ok_or(Nfsstat4::NoFileHandle)
+    }
+
+    pub(super) fn client(&self) -> Clientid4 {
+        self.session.as_ref().expect("operations with state come after SEQUENCE").client
+    }
+
+    /// What a client means by a stateid: the current one's place is taken by it (RFC 8881 §16.2.3.1.2).
+    pub(super) fn stateid(&self, stateid: Stateid4) -> Result<Stateid4, Nfsstat4> {
+        resolve(stateid, self.current.as_ref())
+    }
+
+    /// As [`stateid`](Self::stateid), of the saved file handle.
+    pub(super) fn saved_stateid(&self, stateid: Stateid4) -> Result<Stateid4, Nfsstat4> {
+        resolve(stateid, self.saved.as_ref())
+    }
+
+    /// Makes a stateid the current one.
+    pub(super) fn set_stateid(&mut self, stateid: Stateid4) {
+        if let Some(current) = &mut self.current {
+            current.stateid = stateid;
+        }
+    }
+}
+
+fn resolve(stateid: Stateid4, at: Option<&Filehandle>) -> Result<Stateid4, Nfsstat4> {
+    if stateid != Stateid4::CURRENT {
+        return Ok(stateid);
+    }
+    let current = at.map_or(Stateid4::ANONYMOUS, |at| at.stateid);
+    // There is none unless an operation of this compound has left one.
+    if current == Stateid4::ANONYMOUS { Err(Nfsstat4::BadStateid) } else { Ok(current) }
+}
+
+/// Executes COMPOUND.
+pub(super) fn run<'a>(shared: &'a Arc<Shared>, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    let len = call.arguments.message_len();
+    let whole = call.arguments.clone();
+    let Ok(head) = CompoundHead::decode(&mut call.arguments) else {
+        return Box::pin(std::future::ready(Err(AcceptError::GarbageArgs)));
+    };
+    let caps = call.transport.caps();
+    let context = Context {
+        shared,
+        credential: call.credential,
+        peer: call.peer,
+        carrier: Carrier { name: caps.name, message_max: caps.message_max, file_ranges: caps.file_ranges },
+        pool: call.transport.pool(),
+        may_block: false,
+    };
+    let mut compound = Compound::begin(call.encoder(), &head, &call, &context);
+    let mut operations = Incoming { decoder: call.arguments, minor: head.minorversion, left: head.operations.0 };
+    match compound.begin_session(shared, &context, &mut operations, (whole, len)) {
+        Opening::Go => {}
+        Opening::End => return Box::pin(std::future::ready(Ok(compound.finish()))),
+        Opening::Replay(kept) => return Box::pin(std::future::ready(Ok(compound.replay(&kept)))),
+    }
+    while let Some(operation) = operations.next() {
+        compound.cursor.behind = operations.left;
+        let Err(WouldBlock) = compound.step(&context, &operation) else {
+            if compound.status == Nfsstat4::Ok { continue } else { break }
+        };
+        let rest: Vec<_> = std::iter::once(operation).chain(operations).collect();
+        return Box::pin(elsewhere(context.detach(shared), compound, rest));
+    }
+    Box::pin(std::future::ready(Ok(compound.finish())))
+}
+
+/// Goes on where waiting is allowed.
+async fn elsewhere(
+    detached: crate::context::Detached,
+    mut compound: Compound,
+    rest: Vec<Operation>,
+) -> Result<Message, AcceptError> {
+    let work = move || {
+        let context = detached.context();
+        let mut left = rest.len() as u32;
+        for operation in &rest {
+            left -= 1;
+            compound.cursor.behind = left;
+            if compound.step(&context, operation).is_err() {
+                tracing::error!("the file system would not wait although it may");
+                compound.fail(operation, Nfsstat4::ServerFault);
+            }
+            if compound.status != Nfsstat4::Ok {
+                break;
+            }
+        }
+        compound.finish()
+    };
+    match tokio::runtime::Handle::try_current() {
+        Ok(runtime) => runtime.spawn_blocking(work).await.map_err(|error| {
+            tracing::error!(%error, "a compound did not end");
+            AcceptError::SystemErr
+        }),
+        Err(_) => Ok(work()),
+    }
+}
+
+type Operation = Result<Argop4, BadOperation<Opnum4>>;
+
+/// Operations that are still to be read.
+struct Incoming<'a> {
+    decoder: Decoder<'a>,
+    minor: u32,
+    left: u32,
+}
+
+impl Iterator for Incoming<'_> {
+    type Item = Operation;
+
+    fn next(&mut self) -> Option<Operation> {
+        self.left = self.left.checked_sub(1)?;
+        let operation = Argop4::decode_next(&mut self.decoder, self.minor);
+        if operation.is_err() {
+            // Where the next would begin is not known.
+            self.left = 0;
+        }
+        Some(operation)
+    }
+}
+
+/// A compound that is being executed.
+struct Compound {
+    cursor: Cursor,
+    out: Encoder,
+    /// Most bytes of the reply, of the kind that `too_big` is about.
+    limit: usize,
+    results: ResultsWriter,
+    status: Nfsstat4,
+    slot: Option<Slot>,
+}
+
+/// How a compound begins.
+enum Opening {
+    Go,
+    End,
+    Replay(Message),
+}
+
+/// The slot of a request that is being executed. It is finished at the latest when this is dropped.
+struct Slot {
+    shared: Arc<Shared>,
+    session: Sessionid4,
+    ticket: Option<Ticket>,
+    keep: bool,
+}
+
+impl Compound {
+    fn begin(mut out: Encoder, head: &CompoundHead, call: &Call<'_>, cx: &Context<'_>) -> Self {
+        let results = ResultsWriter::begin(&mut out, &head.tag);
+        let cursor = Cursor {
+            minor: head.minorversion,
+            principal: principal(cx.credential),
+            // Calls go both ways by whatever keeps a connection.
+            connection: Connection { id: call.connection, duplex: !call.transport.caps().lossy },
+            current: None,
+            saved: None,
+            session: None,
+            room: 0,
+            too_big: Nfsstat4::RepTooBig,
+            behind: 0,
+        };
+        let limit = cx.carrier.message_max;
+        Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None }
+    }
+
+    /// Sees to the first operation, which is SEQUENCE, or one of those that need none and are alone (§2.10.6.1.1).
+    fn begin_session(
+        &mut self,
+        shared: &Arc<Shared>,
+        cx: &Context<'_>,
+        operations: &mut Incoming<'_>,
+        (whole, len): (Decoder<'_>, usize),
+    ) -> Opening {
+        if !MINOR_VERSIONS.contains(&self.cursor.minor) || self.cursor.minor == 0 {
+            self.status = Nfsstat4::MinorVersMismatch;
+            return Opening::End;
+        }
+        let count = operations.left;
+        let Some(first) = operations.next() else { return Opening::End };
+        self.cursor.behind = count - 1;
+        match &first {
+            Ok(Argop4::Sequence(args)) => {
+                let fingerprint =
+                    Fingerprint { principal: self.cursor.principal.clone(), checksum: checksum(whole, len) };
+                let request = Request { args, fingerprint, len, operations: count };
+                return self.sequence(shared, request, operations);
+            }
+            Ok(operation) if !needs_no_session(operation.opnum()) => self.fail(&first, Nfsstat4::OpNotInSession),
+            Ok(_) if count > 1 => self.fail(&first, Nfsstat4::NotOnlyOp),
+            _ => {
+                let stepped = self.step(cx, &first);
+                assert!(stepped.is_ok(), "what needs no session waits for nothing");
+            }
+        }
+        Opening::End
+    }
+
+    fn sequence(&mut self, shared: &Arc<Shared>, request: Request<'_>, operations: &mut Incoming<'_>) -> Opening {
+        let SequenceArgs { sessionid, cachethis, .. } = *request.args;
+        let alone = request.operations == 1;
+        let connection = self.cursor.connection.id;
+        let begun = shared.with_state(|state| state.sequence(Instant::now(), request, connection));
+        let sequenced = match begun {
+            Ok(sequenced) => sequenced,
+            Err(status) => {
+                self.put(Res4::Fail(status));
+                return Opening::End;
+            }
+        };
+        match sequenced.begun {
+            Begun::Replay(kept) => return Opening::Replay(kept),
+            Begun::Uncached => {
+                self.put(Res4::Ok(sequenced.result));
+                // §2.10.6.1.3: the status stands where the next operation's result would be.
+                if let Some(next) = operations.next() {
+                    self.fail(&next, Nfsstat4::RetryUncachedRep);
+                }
+                return Opening::End;
+            }
+            Begun::Execute(ticket) => {
+                let keep = cachethis || alone;
+                self.slot = Some(Slot { shared: shared.clone(), session: sessionid, ticket: Some(ticket), keep });
+            }
+        }
+        self.put(Res4::Ok(sequenced.result));
+        self.cursor.session = Some(InSession { client: sequenced.clientid, id: sessionid });
+        let channel = sequenced.channel;
+        self.limit = channel.maxresponsesize as usize;
+        if cachethis && channel.maxresponsesize_cached < channel.maxresponsesize {
+            self.limit = channel.maxresponsesize_cached as usize;
+            self.cursor.too_big = Nfsstat4::RepTooBigToCache;
+        }
+        Opening::Go
+    }
+
+    /// Executes an operation and adds its result, unless it would have to wait.
+    fn step(&mut self, cx: &Context<'_>, operation: &Operation) -> Result<(), WouldBlock> {
+        let arguments = match operation {
+            Ok(arguments) => arguments,
+            Err(bad) => {
+                self.fail(operation, bad.status);
+                return Ok(());
+            }
+        };
+        self.cursor.room = self.limit.saturating_sub(self.out.position());
+        // What changes something must not be found too big afterwards.
+        if ops::changes(arguments.opnum()) && self.cursor.room < ops::CHANGE_LEN_MAX {
+            self.fail(operation, self.cursor.too_big);
+            return Ok(());
+        }
+        let (start, position) = (self.out.stream_len(), self.out.position());
+        self.status = ops::execute(cx, &mut self.cursor, arguments, &mut self.out)?;
+        tracing::debug!(operation = arguments.opnum().name(), peer = %cx.peer, transport = cx.carrier.name, status = ?self.status);
+        if self.out.position() - position > self.cursor.room && self.status == Nfsstat4::Ok {
+            self.out.truncate(start);
+            self.fail(operation, self.cursor.too_big);
+        } else {
+            self.results.push(&mut self.out, &());
+        }
+        Ok(())
+    }
+
+    /// Adds a result that says only this.
+    fn fail(&mut self, operation: &Operation, status: Nfsstat4) {
+        let opnum = operation.as_ref().map_or_else(|bad| bad.opnum, Argop4::opnum);
+        self.status = status;
+        self.results.push(&mut self.out, &Resop4::failure(opnum, status));
+    }
+
+    fn put(&mut self, result: SequenceRes) {
+        self.status = result.status();
+        self.results.push(&mut self.out, &Resop4::Sequence(result));
+    }
+
+    /// The reply that was kept, bit for bit, behind the header of this one.
+    fn replay(mut self, kept: &Message) -> Message {
+        self.out.truncate(HEADER_LEN);
+        self.out.raw(&kept.stream[HEADER_LEN..]);
+        Message { payloads: kept.payloads.clone(), ..self.out.finish() }
+    }
+
+    fn finish(mut self) -> Message {
+        // A reply that is of SEQUENCE alone, or of an error before anything was done, costs nothing to keep.
+        let cheap = self.results.count() <= 1 || self.results.count() == 2 && self.status != Nfsstat4::Ok;
+        self.results.finish(&mut self.out, self.status);
+        let message = self.out.finish();
+        if let Some(slot) = self.slot {
+            slot.finish(&message, cheap);
+        }
+        message
+    }
+}
+
+impl Slot {
+    fn finish(mut self, reply: &Message, cheap: bool) {
+        let kept = if self.keep || cheap { in_memory(reply) } else { Message::default() };
+        self.end(kept, cheap);
+    }
+
+    fn end(&mut self, reply: Message, cheap: bool) {
+        if let Some(ticket) = self.ticket.take() {
+            self.shared.with_state(|state| state.finish(Instant::now(), self.session, ticket, reply, cheap));
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut out = Encoder::default();
+        out.raw(&[0; HEADER_LEN]);
+        ResultsWriter::begin(&mut out, &Tag::default()).finish(&mut out, Nfsstat4::ServerFault);
+        self.end(out.finish(), true);
+    }
+}
+
+/// A reply as it is now, whatever becomes of the files that it was read from.
+fn in_memory(reply: &Message) -> Message {
+    let copy = |payload: &PlacedPayload| {
+        let data = payload.data.to_bytes().unwrap_or_default();
+        PlacedPayload { position: payload.position, data: Rope::from(Bytes::copy_from_slice(&data)) }
+    };
+    Message { stream: reply.stream.clone(), payloads: reply.payloads.iter().map(copy).collect() }
+}
+
+fn needs_no_session(opnum: Opnum4) -> bool {
+    use Opnum4::*;
+    matches!(opnum, ExchangeId | CreateSession | BindConnToSession | DestroySession | DestroyClientId)
+}
+
+fn principal(credential: &Credential) -> Principal {
+    match credential {
+        Credential::None => Principal::None,
+        Credential::Sys(sys) => Principal::Sys { uid: sys.uid, gid: sys.gid },
+    }
+}
+
+/// What tells the arguments from others: their beginning, as it is where requests differ.
+fn checksum(mut arguments: Decoder<'_>, len: usize) -> u64 {
+    let stream = arguments.take_rest();
+    let mut hasher = DefaultHasher::new();
+    stream[..stream.len().min(CHECKSUM_LEN)].hash(&mut hasher);
+    len.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The header of an accepted reply without a verifier (RFC 5531 §9).
+const HEADER_LEN: usize = 24;
+const CHECKSUM_LEN: usize = 1024;

@@ -1,0 +1,234 @@
+//! Attributes and rights: ACCESS, GETATTR, SETATTR, VERIFY and NVERIFY: RFC 8881 §18.1, §18.7, §18.15, §18.30, §18.31.
+
+use nfs::v4::{
+    ACCESS4_DELETE, ACCESS4_EXECUTE, ACCESS4_EXTEND, ACCESS4_LOOKUP, ACCESS4_MODIFY, ACCESS4_READ, ACCESS4_XALIST,
+    ACCESS4_XAREAD, ACCESS4_XAWRITE, AccessArgs, AccessOk, Bitmap4, Fsid4, GetAttrArgs, Nfsstat4, SetAttrArgs,
+    SetAttrRes, VerifyArgs,
+    acl::Nfsace4,
+    attr::{Attr4, Purpose},
+};
+use vfs::{Acl, AclKind, Attr, Handle, Kind, Rights, SetAttr, StatFs, VfsError};
+use xdr::Encoder;
+
+use super::{Raw, data::may_use};
+use crate::{
+    context::{Context, Object},
+    error::{Fault, Fault4},
+    v3::transfer_max,
+    v4::{
+        acl,
+        attr::{self, Subject},
+        compound::Cursor,
+        place::Place,
+    },
+};
+
+pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result<AccessOk, Fault4> {
+    let (supported, access) = match at.current()? {
+        Place::Pseudo(_) => (DIR_BITS, ACCESS4_READ | ACCESS4_LOOKUP),
+        place => {
+            let object = cx.object4(place)?;
+            let mut wanted = rights(args.access);
+            if object.writable4().is_err() {
+                (wanted.modify, wanted.extend, wanted.delete) = (false, false, false);
+            }
+            let (granted, attr) = object.vfs().access(&object.caller(), &object.handle, wanted)?;
+            let supported = if attr.kind == Kind::Dir { DIR_BITS } else { FILE_BITS };
+            let xattrs = at.minor >= 2 && object.vfs().caps().xattrs && matches!(attr.kind, Kind::Dir | Kind::File);
+            (if xattrs { supported | XATTR_BITS } else { supported }, bits(granted))
+        }
+    };
+    let supported = supported & args.access;
+    Ok(AccessOk { supported, access: access & supported })
+}
+
+pub(super) fn getattr(cx: &Context<'_>, at: &Cursor, args: &GetAttrArgs) -> Result<Raw, Fault4> {
+    let mut out = Encoder::default();
+    with_subject(cx, at, at.current()?, &args.attr_request, |subject| subject.encode(&args.attr_request, &mut out))?;
+    Ok(Raw(out.finish().stream))
+}
+
+/// Whether attributes are (`same`), or are not, what the client thinks: the compound goes on only then.
+pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: bool) -> Result<(), Fault4> {
+    let current = at.current()?;
+    let fattr = &args.obj_attributes;
+    let caps = match current {
+        Place::Pseudo(_) => cx.shared.v4.pseudo.caps(),
+        place => cx.object4(place)?.export.vfs().caps(),
+    };
+    attr::decode(fattr, at.minor, caps, Purpose::Verify)?;
+    let mut equal = false;
+    with_subject(cx, at, current, &fattr.attrmask, |subject| {
+        equal = subject.values(&fattr.attrmask) == fattr.attr_vals.0;
+    })?;
+    match (same, equal) {
+        (true, false) => Err(Nfsstat4::NotSame.into()),
+        (false, true) => Err(Nfsstat4::Same.into()),
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Result<(Nfsstat4, SetAttrRes), Fault4> {
+    let object = cx.object4(at.current()?)?;
+    let wanted = attr::set_attr(&args.obj_attributes, at.minor, object.vfs().caps())?;
+    object.writable4()?;
+    if wanted.set.size.is_some() {
+        // §18.30.3: a stateid that is not special must allow writing.
+        may_use(cx, at, &object, at.stateid(args.stateid)?, true)?;
+    }
+    let mut attrsset = args.obj_attributes.attrmask.clone();
+    attrsset.remove(Attr4::Acl as u32);
+    let mut status = Nfsstat4::Ok;
+    if wanted.set != SetAttr::default() {
+        object.vfs().setattr(&object.caller(), &object.handle, &wanted.set, None)?;
+    }
+    // §6.4.1.3: the mode first.
+    if let Some(aces) = &wanted.acl {
+        match set_acl(&object, aces) {
+            Ok(()) => attrsset.insert(Attr4::Acl as u32),
+            Err(Fault::WouldBlock) => return Err(Fault::WouldBlock),
+            Err(Fault::Status(failed)) => status = failed,
+        }
+    }
+    Ok((status, SetAttrRes { status, attrsset }))
+}
+
+/// Makes an object's ACLs what a client wants them to be.
+pub(super) fn set_acl(object: &Object<'_>, aces: &[Nfsace4]) -> Result<(), Fault4> {
+    let (vfs, caller) = (object.vfs(), object.caller());
+    let dir = object.getattr()?.kind == Kind::Dir;
+    let (access, default) = acl::to_posix(aces, dir)?;
+    vfs.set_acl(&caller, &object.handle, AclKind::Access, Some(&access))?;
+    if dir {
+        vfs.set_acl(&caller, &object.handle, AclKind::Default, default.as_ref())?;
+    }
+    Ok(())
+}
+
+/// An object's ACLs, if any of `mask` is about them.
+pub(super) fn aces(object: &Object<'_>, handle: &Handle, attr: &Attr, mask: &Bitmap4) -> Result<Vec<Nfsace4>, Fault4> {
+    let (vfs, caller, dir) = (object.vfs(), object.caller(), attr.kind == Kind::Dir);
+    if !attr::needs_acl(mask) || !vfs.caps().acls {
+        return Ok(Vec::new());
+    }
+    let kept = |kind| match vfs.acl(&caller, handle, kind) {
+        Ok((acl, _)) => Ok(acl),
+        // What has none, as a symbolic link, has its mode.
+        Err(VfsError::NotSupported) => Ok(None),
+        Err(error) => Err(Fault4::from(error)),
+    };
+    let access = kept(AclKind::Access)?.unwrap_or_else(|| Acl::from_mode(attr.mode));
+    let default = if dir { kept(AclKind::Default)? } else { None };
+    Ok(acl::to_nfs4(&access, default.as_ref(), dir))
+}
+
+/// Does something with all that is known of a place.
+fn with_subject<T>(
+    cx: &Context<'_>,
+    at: &Cursor,
+    place: &Place,
+    mask: &Bitmap4,
+    go: impl FnOnce(&Subject<'_>) -> T,
+) -> Result<T, Fault4> {
+    let filehandle = if mask.contains(Attr4::Filehandle as u32) { cx.seal(place) } else { Default::default() };
+    match place {
+        Place::Pseudo(node) => {
+            let pseudo = &cx.shared.v4.pseudo;
+            let attr = pseudo.attr(*node);
+            Ok(go(&Subject {
+                fsid: Fsid4::default(),
+                mounted_on_fileid: attr.fileid,
+                filehandle: &filehandle,
+                ..general(cx, at, &attr, pseudo.caps(), None)
+            }))
+        }
+        Place::Object(..) => {
+            let object = cx.object4(place)?;
+            let stat = statfs(&object, mask)?;
+            let attr = match &stat {
+                Some(stat) => stat.attr.clone(),
+                None => object.getattr()?,
+            };
+            let aces = aces(&object, &object.handle, &attr, mask)?;
+            Ok(go(&Subject {
+                fsid: fsid(&object, &attr),
+                mounted_on_fileid: mounted_on(cx, &object, &attr),
+                filehandle: &filehandle,
+                acl: Some(&aces),
+                ..general(cx, at, &attr, object.vfs().caps(), stat.as_ref())
+            }))
+        }
+    }
+}
+
+/// What does not depend on the object; the rest is to be filled in.
+pub(super) fn general<'a>(
+    cx: &Context<'_>,
+    at: &Cursor,
+    attr: &'a Attr,
+    caps: &'a vfs::FsCaps,
+    stat: Option<&'a StatFs>,
+) -> Subject<'a> {
+    Subject {
+        attr,
+        caps,
+        fsid: Fsid4::default(),
+        mounted_on_fileid: attr.fileid,
+        filehandle: &[],
+        stat,
+        acl: None,
+        transfer_max: transfer_max(&cx.carrier),
+        lease_s: cx.shared.v4.lease.as_secs() as u32,
+        minor: at.minor,
+        rdattr_error: Nfsstat4::Ok,
+    }
+}
+
+/// The space of the object's file system, if any of `mask` is about that.
+pub(super) fn statfs(object: &Object<'_>, mask: &Bitmap4) -> Result<Option<StatFs>, Fault4> {
+    if !attr::needs_statfs(mask) {
+        return Ok(None);
+    }
+    Ok(Some(object.vfs().statfs(&object.caller(), &object.handle)?))
+}
+
+/// Each export is a file system of its own: nothing can be linked or renamed between two of them.
+pub(super) fn fsid(object: &Object<'_>, attr: &Attr) -> Fsid4 {
+    Fsid4 { major: object.export.id().number(), minor: attr.fsid }
+}
+
+/// §5.8.2.23: of a root, the number of the directory on which it is mounted.
+fn mounted_on(cx: &Context<'_>, object: &Object<'_>, attr: &Attr) -> u64 {
+    let pseudo = &cx.shared.v4.pseudo;
+    let node = (object.export.root() == &object.handle).then(|| pseudo.node_of(object.export.id())).flatten();
+    node.map_or(attr.fileid, |node| pseudo.fileid(node))
+}
+
+fn rights(bits: u32) -> Rights {
+    let has = |bit| bits & bit != 0;
+    Rights {
+        read: has(ACCESS4_READ | ACCESS4_XAREAD | ACCESS4_XALIST),
+        lookup: has(ACCESS4_LOOKUP),
+        modify: has(ACCESS4_MODIFY | ACCESS4_XAWRITE),
+        extend: has(ACCESS4_EXTEND),
+        delete: has(ACCESS4_DELETE),
+        execute: has(ACCESS4_EXECUTE),
+    }
+}
+
+fn bits(rights: Rights) -> u32 {
+    let bit = |right, bit| if right { bit } else { 0 };
+    // RFC 8276 §8.6: who may read an object may read and list its extended attributes, and who may write it may set them.
+    bit(rights.read, ACCESS4_READ | ACCESS4_XAREAD | ACCESS4_XALIST)
+        | bit(rights.lookup, ACCESS4_LOOKUP)
+        | bit(rights.modify, ACCESS4_MODIFY | ACCESS4_XAWRITE)
+        | bit(rights.extend, ACCESS4_EXTEND)
+        | bit(rights.delete, ACCESS4_DELETE)
+        | bit(rights.execute, ACCESS4_EXECUTE)
+}
+
+/// The rights that mean something for a directory.
+const DIR_BITS: u32 = ACCESS4_READ | ACCESS4_LOOKUP | ACCESS4_MODIFY | ACCESS4_EXTEND | ACCESS4_DELETE;
+/// The rights that mean something for anything else.
+const FILE_BITS: u32 = ACCESS4_READ | ACCESS4_MODIFY | ACCESS4_EXTEND | ACCESS4_EXECUTE;
+const XATTR_BITS: u32 = ACCESS4_XAREAD | ACCESS4_XAWRITE | ACCESS4_XALIST;

@@ -1,0 +1,113 @@
+//! READ, WRITE and COMMIT: RFC 8881 §18.3, §18.22, §18.32.
+//!
+//! Data is not copied here: READ passes on what the file system lends or fills, WRITE hands it the call's payload. A
+//! compound can have several of them; each takes, or leaves, the next chunk of an RDMA call (RFC 8267 §6.4).
+
+use std::time::Instant;
+
+use nfs::v4::{CommitArgs, Nfsstat4, ReadArgs, ReadOk, StableHow4, Stateid4, Verifier4, WriteArgs, WriteOk};
+use vfs::{Kind, Stability, VfsError};
+
+use crate::{
+    context::{Context, Object},
+    error::Fault4,
+    v3::transfer_max,
+    v4::{attr::OFFSET_MAX, compound::Cursor},
+};
+
+pub(super) fn read(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Result<ReadOk, Fault4> {
+    let file = cx.object4(at.current()?)?;
+    may_use(cx, at, &file, at.stateid(args.stateid)?, false)?;
+    let count = args.count.min(transfer_max(&cx.carrier));
+    let offset = args.offset.min(OFFSET_MAX);
+    let len = u64::from(count).min(OFFSET_MAX - offset) as usize;
+    let read = file.vfs().read(&file.caller(), &file.handle, offset, len, cx.pool, cx.carrier.file_ranges);
+    let read = read.map_err(|error| wrong_type(&file, error))?;
+    if read.data.len().next_multiple_of(4) + READ_HEAD > at.room {
+        return Err(at.too_big.into());
+    }
+    Ok(ReadOk { eof: read.eof, data: read.data.into() })
+}
+
+pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<WriteOk, Fault4> {
+    let file = cx.object4(at.current()?)?;
+    may_use(cx, at, &file, at.stateid(args.stateid)?, true)?;
+    let data = &args.data.0;
+    // §18.32.3: the server may write fewer bytes, and says so.
+    let max = transfer_max(&cx.carrier) as usize;
+    let cut = (data.len() > max).then(|| data.slice(0, max));
+    let data = cut.as_ref().unwrap_or(data);
+    let end = args.offset.checked_add(data.len() as u64);
+    let size_max = file.vfs().caps().file_size_max.min(OFFSET_MAX);
+    if end.is_none_or(|end| end > size_max) {
+        return Err(Nfsstat4::FBig.into());
+    }
+    let stability = match args.stable {
+        StableHow4::Unstable => Stability::Unstable,
+        StableHow4::DataSync => Stability::DataSync,
+        StableHow4::FileSync => Stability::FileSync,
+    };
+    let vfs = file.writable4()?.vfs();
+    let writeverf = vfs.write_verifier();
+    let written = vfs.write(&file.caller(), &file.handle, args.offset, data, stability);
+    let written = written.map_err(|error| wrong_type(&file, error))?;
+    Ok(WriteOk { count: data.len() as u32, committed: stable_how(written.stability), writeverf })
+}
+
+pub(super) fn commit(cx: &Context<'_>, at: &Cursor, args: &CommitArgs) -> Result<Verifier4, Fault4> {
+    let file = cx.object4(at.current()?)?;
+    let end = args.offset.checked_add(args.count.into()).filter(|&end| end <= OFFSET_MAX);
+    // A range that no file has: all of the file is committed, which is always right.
+    let (offset, len) = if end.is_some() { (args.offset, args.count.into()) } else { (0, 0) };
+    let committed = file.vfs().commit(&file.caller(), &file.handle, offset, len);
+    committed.map_err(|error| wrong_type(&file, error))?;
+    // Asked for behind the commit: if that had lost writes, the verifier has changed.
+    Ok(file.vfs().write_verifier())
+}
+
+/// Whether a stateid lets the client read, or write, a file.
+pub(super) fn may_use(
+    cx: &Context<'_>,
+    at: &Cursor,
+    file: &Object<'_>,
+    stateid: Stateid4,
+    write: bool,
+) -> Result<(), Fault4> {
+    let name = (file.export.id(), file.handle.clone());
+    let (client, now) = (at.client(), Instant::now());
+    Ok(cx.shared.with_locks(|state, locks| state.check_io(locks, client, &name, &stateid, write, now))?)
+}
+
+/// §18.22.3 and its like: what it means that something is not a regular file.
+pub(super) fn wrong_type(object: &Object<'_>, error: VfsError) -> Fault4 {
+    if error != VfsError::Invalid {
+        return error.into();
+    }
+    match object.getattr().map(|attr| attr.kind) {
+        Err(VfsError::WouldBlock) => Fault4::WouldBlock,
+        Ok(kind) => of_kind(kind).err().unwrap_or(Nfsstat4::Inval).into(),
+        Err(error) => error.into(),
+    }
+}
+
+/// # Errors
+/// What tells that something is not a regular file.
+pub(super) fn of_kind(kind: Kind) -> Result<(), Nfsstat4> {
+    match kind {
+        Kind::File => Ok(()),
+        Kind::Dir => Err(Nfsstat4::IsDir),
+        Kind::Symlink => Err(Nfsstat4::Symlink),
+        _ => Err(Nfsstat4::WrongType),
+    }
+}
+
+pub(super) fn stable_how(stability: Stability) -> StableHow4 {
+    match stability {
+        Stability::Unstable => StableHow4::Unstable,
+        Stability::DataSync => StableHow4::DataSync,
+        Stability::FileSync => StableHow4::FileSync,
+    }
+}
+
+/// Number, status, `eof` and the length of the data.
+const READ_HEAD: usize = 16;

@@ -1,0 +1,77 @@
+//! LOCK, LOCKT, LOCKU, FREE_STATEID and TEST_STATEID: RFC 8881 §18.10–18.12, §18.38, §18.48.
+//!
+//! The state machine and the lock manager decide. A client that wants to wait for a lock (READW_LT, WRITEW_LT) asks again
+//! until it has it: §9.6 lets a server tell it to come back, by CB_NOTIFY_LOCK, or leave it at that.
+
+use std::time::Instant;
+
+use nfs::v4::{
+    FreeStateidArgs, LockArgs, LockRes, LockTArgs, LockTRes, LockUArgs, Locker4, Nfsstat4, Stateid4, TestStateidArgs,
+};
+
+use super::data::of_kind;
+use crate::{
+    context::Context,
+    error::Fault4,
+    nlm::lockd::LockFile,
+    v4::{compound::Cursor, place::Place, state::open::LockFailure},
+};
+
+pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result<LockRes, Fault4> {
+    let file = file(cx, at)?;
+    let mut args = args.clone();
+    match &mut args.locker {
+        Locker4::New { open_stateid, .. } => *open_stateid = at.stateid(*open_stateid)?,
+        Locker4::Exist { lock_stateid, .. } => *lock_stateid = at.stateid(*lock_stateid)?,
+    }
+    let (client, now) = (at.client(), Instant::now());
+    match cx.shared.with_locks(|state, locks| state.lock(locks, client, &file, &args, now)) {
+        Ok(stateid) => {
+            at.set_stateid(stateid);
+            Ok(LockRes::Ok(stateid))
+        }
+        Err(LockFailure::Denied(denied)) if denied.owner.owner.len() + DENIED_LEN > at.room => Err(at.too_big.into()),
+        Err(LockFailure::Denied(denied)) => Ok(LockRes::Denied(denied)),
+        Err(LockFailure::Status(status)) => Err(status.into()),
+    }
+}
+
+pub(super) fn lockt(cx: &Context<'_>, at: &Cursor, args: &LockTArgs) -> Result<LockTRes, Fault4> {
+    let file = file(cx, at)?;
+    let (client, now) = (at.client(), Instant::now());
+    match cx.shared.with_locks(|state, locks| state.lockt(locks, client, &file, args, now)) {
+        Ok(()) => Ok(LockTRes::Fail(Nfsstat4::Ok)),
+        Err(LockFailure::Denied(denied)) => Ok(LockTRes::Denied(denied)),
+        Err(LockFailure::Status(status)) => Err(status.into()),
+    }
+}
+
+pub(super) fn locku(cx: &Context<'_>, at: &mut Cursor, args: &LockUArgs) -> Result<Stateid4, Fault4> {
+    let file = file(cx, at)?;
+    let args = LockUArgs { lock_stateid: at.stateid(args.lock_stateid)?, ..args.clone() };
+    let client = at.client();
+    let stateid = cx.shared.with_locks(|state, locks| state.locku(locks, client, &file, &args))?;
+    at.set_stateid(stateid);
+    Ok(stateid)
+}
+
+pub(super) fn free_stateid(cx: &Context<'_>, at: &Cursor, args: &FreeStateidArgs) -> Result<(), Fault4> {
+    let (client, stateid) = (at.client(), at.stateid(args.stateid)?);
+    Ok(cx.shared.with_locks(|state, locks| state.free_stateid(locks, client, &stateid))?)
+}
+
+pub(super) fn test_stateid(cx: &Context<'_>, at: &Cursor, args: &TestStateidArgs) -> Result<Vec<Nfsstat4>, Fault4> {
+    let client = at.client();
+    Ok(cx.shared.with_state(|state| state.test_stateid(client, args)))
+}
+
+/// The regular file that is to be locked.
+fn file(cx: &Context<'_>, at: &Cursor) -> Result<LockFile, Fault4> {
+    let Place::Object(..) = at.current()? else { return Err(Nfsstat4::IsDir.into()) };
+    let object = cx.object4(at.current()?)?;
+    of_kind(object.getattr()?.kind)?;
+    Ok((object.export.id(), object.handle))
+}
+
+/// DENIED with all but the owner's bytes.
+const DENIED_LEN: usize = 8 + 8 + 8 + 4 + 8 + 4 + 3;

@@ -1,0 +1,157 @@
+//! What changes names: CREATE, LINK, REMOVE, RENAME; and READLINK: RFC 8881 §18.4, §18.9, §18.24–18.26.
+
+use nfs::v4::{
+    Bitmap4, ChangeInfo4, CreateArgs, CreateOk, Createtype4, Ftype4, LinkArgs, Nfsstat4, ReadLinkOk, RemoveArgs,
+    RenameArgs, RenameOk, Specdata4, acl::Nfsace4, attr::Attr4,
+};
+use vfs::{Change, Created, Device, Handle, Kind, Name, NodeKind, PreAttr, VfsError};
+
+use super::{
+    attributes::set_acl,
+    filehandle::{look, not_a_directory},
+};
+use crate::{
+    context::{Context, Object},
+    error::Fault4,
+    v4::{
+        attr::{Wanted, change_info, set_attr},
+        compound::Cursor,
+        place::{Place, component},
+    },
+};
+
+pub(super) fn create(cx: &Context<'_>, at: &mut Cursor, args: &CreateArgs) -> Result<CreateOk, Fault4> {
+    let dir = cx.object4(at.current()?)?;
+    let Wanted { set, acl } = set_attr(&args.createattrs, at.minor, dir.vfs().caps())?;
+    let name = component(&args.objname)?;
+    let (vfs, caller) = (dir.writable4()?.vfs(), dir.caller());
+    let node = |kind| vfs.mknod(&caller, &dir.handle, name, kind, &set);
+    let device = |Specdata4 { specdata1, specdata2 }: &Specdata4| Device { major: *specdata1, minor: *specdata2 };
+    let created = match &args.objtype {
+        Createtype4::Lnk(text) => {
+            let text = text.0.to_bytes().map_err(|_| Nfsstat4::Io)?;
+            vfs.symlink(&caller, &dir.handle, name, &text, &set)
+        }
+        Createtype4::Blk(numbers) => node(NodeKind::Block(device(numbers))),
+        Createtype4::Chr(numbers) => node(NodeKind::Char(device(numbers))),
+        Createtype4::Other(Ftype4::Dir) => vfs.mkdir(&caller, &dir.handle, name, &set),
+        Createtype4::Other(Ftype4::Sock) => node(NodeKind::Socket),
+        Createtype4::Other(Ftype4::Fifo) => node(NodeKind::Fifo),
+        Createtype4::Other(_) => return Err(Nfsstat4::BadType.into()),
+    };
+    let Created { handle, dir: change, .. } = created.map_err(|error| in_dir(&dir, error))?;
+    let mut attrset = args.createattrs.attrmask.clone();
+    finish(cx, &dir, &handle, acl.as_deref(), &mut attrset);
+    at.current = Some(Place::Object(dir.export.id(), handle).into());
+    Ok(CreateOk { cinfo: change_info(&change), attrset })
+}
+
+/// Gives a new object the ACL that was asked for. It is there already: the client is told by `attrset` if it has not.
+pub(super) fn finish(
+    cx: &Context<'_>,
+    dir: &Object<'_>,
+    handle: &Handle,
+    aces: Option<&[Nfsace4]>,
+    attrset: &mut Bitmap4,
+) {
+    let Some(aces) = aces else { return };
+    if let Err(fault) = set_acl(&cx.object_of(dir.export, handle.clone()), aces) {
+        tracing::debug!(?fault, "a new object does not have the ACL that it was to have");
+        attrset.remove(Attr4::Acl as u32);
+    }
+}
+
+pub(super) fn link(cx: &Context<'_>, at: &Cursor, args: &LinkArgs) -> Result<ChangeInfo4, Fault4> {
+    let (object, dir) = same_export(cx, at)?;
+    let name = component(&args.newname)?;
+    let vfs = dir.writable4()?.vfs();
+    let linked = vfs.link(&dir.caller(), &object.handle, &dir.handle, name);
+    let (change, _) = linked.map_err(|error| in_dir(&dir, error))?;
+    Ok(change_info(&change))
+}
+
+pub(super) fn readlink(cx: &Context<'_>, at: &Cursor) -> Result<ReadLinkOk, Fault4> {
+    let Place::Object(..) = at.current()? else { return Err(Nfsstat4::WrongType.into()) };
+    let link = cx.object4(at.current()?)?;
+    let (text, _) = link.vfs().readlink(&link.caller(), &link.handle).map_err(|error| match error {
+        // §18.24.4.
+        VfsError::Invalid => Nfsstat4::WrongType.into(),
+        error => Fault4::from(error),
+    })?;
+    if text.len().next_multiple_of(4) + READLINK_HEAD > at.room {
+        return Err(at.too_big.into());
+    }
+    Ok(ReadLinkOk { link: text.into() })
+}
+
+pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result<ChangeInfo4, Fault4> {
+    let dir = cx.object4(at.current()?)?;
+    let name = component(&args.target)?;
+    let vfs = dir.writable4()?.vfs();
+    // One operation removes whatever there is; the file system has one for each kind.
+    let (_, attr) = look(&dir, name)?;
+    let caller = dir.caller();
+    let remove = |kind| match kind {
+        Kind::Dir => vfs.rmdir(&caller, &dir.handle, name),
+        _ => vfs.remove(&caller, &dir.handle, name),
+    };
+    let change = match remove(attr.kind) {
+        // It became the other kind in between.
+        Err(VfsError::IsDir) => remove(Kind::Dir),
+        Err(VfsError::NotDir) if attr.kind == Kind::Dir => remove(Kind::File),
+        removed => removed,
+    };
+    Ok(change_info(&change.map_err(|error| in_dir(&dir, error))?))
+}
+
+pub(super) fn rename(cx: &Context<'_>, at: &Cursor, args: &RenameArgs) -> Result<RenameOk, Fault4> {
+    let (from_dir, to_dir) = same_export(cx, at)?;
+    let (from, to) = (component(&args.oldname)?, component(&args.newname)?);
+    let vfs = to_dir.writable4()?.vfs();
+    let renamed = vfs.rename(&to_dir.caller(), &from_dir.handle, from, &to_dir.handle, to);
+    let (source, target) = match renamed {
+        Ok(changes) => changes,
+        Err(error @ (VfsError::NotDir | VfsError::IsDir)) => {
+            return Err(in_the_way(&from_dir, &to_dir, from, to, error));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    Ok(RenameOk { source_cinfo: change_info(&source), target_cinfo: change_info(&target) })
+}
+
+/// §18.26.3: a directory and something else cannot replace each other: EXIST. That one of the two is in no directory is
+/// NOTDIR.
+fn in_the_way(from_dir: &Object<'_>, to_dir: &Object<'_>, from: &Name, to: &Name, error: VfsError) -> Fault4 {
+    for (dir, name) in [(from_dir, from), (to_dir, to)] {
+        if let Err(fault) = look(dir, name) {
+            return fault;
+        }
+    }
+    match error {
+        VfsError::NotDir | VfsError::IsDir => Nfsstat4::Exist.into(),
+        error => error.into(),
+    }
+}
+
+/// The saved and the current object, which are of one export.
+fn same_export<'a>(cx: &Context<'a>, at: &Cursor) -> Result<(Object<'a>, Object<'a>), Fault4> {
+    let (saved, current) = (at.saved()?, at.current()?);
+    let (saved, current) = (cx.object4(saved)?, cx.object4(current)?);
+    if saved.export.id() == current.export.id() { Ok((saved, current)) } else { Err(Nfsstat4::XDev.into()) }
+}
+
+/// What an error means of a directory that may be none.
+fn in_dir(dir: &Object<'_>, error: VfsError) -> Fault4 {
+    match error {
+        VfsError::NotDir => not_a_directory(dir),
+        error => error.into(),
+    }
+}
+
+/// A directory that stayed as it is.
+pub(super) fn unchanged(attr: vfs::Attr) -> ChangeInfo4 {
+    change_info(&Change { before: PreAttr::from(&attr), after: attr })
+}
+
+/// Number, status and the length of the text.
+const READLINK_HEAD: usize = 12;

@@ -1,0 +1,240 @@
+//! OPEN, OPEN_DOWNGRADE and CLOSE: RFC 8881 §18.2, §18.16, §18.18.
+//!
+//! OPEN does two things that can fail: it finds or makes a file, and it gets the client a share of it. What can be refused
+//! without knowing the file is refused first; a file that is made is nobody else's yet, so its share is to be had; and a
+//! file that is there is shared before it is truncated. So an OPEN that fails leaves nothing behind.
+
+use std::time::Instant;
+
+use nfs::v4::{
+    Bitmap4, ChangeInfo4, CloseArgs, Createhow4, Nfsstat4, OPEN4_RESULT_LOCKTYPE_POSIX, OPEN4_SHARE_ACCESS_READ,
+    OPEN4_SHARE_ACCESS_WANT_DELEG_MASK, OPEN4_SHARE_ACCESS_WANT_NO_DELEG, OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE,
+    OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED, OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL,
+    OPEN4_SHARE_ACCESS_WRITE, OpenArgs, OpenClaim4, OpenDelegation4, OpenDowngradeArgs, OpenNoneDelegation4, OpenOk,
+    Openflag4, Stateid4, WhyNoDelegation4,
+    attr::{Attr4, Fattr4},
+};
+use vfs::{CreateMode, Created, Handle, Kind, Name, Rights, SetAttr, VfsError};
+
+use super::{
+    data::of_kind,
+    filehandle::{look, not_a_directory},
+    namespace::{finish, unchanged},
+};
+use crate::{
+    context::{Context, Object},
+    error::{Fault, Fault4},
+    v4::{
+        attr::{Wanted, change_info, set_attr},
+        compound::Cursor,
+        place::{Place, component},
+        state::open::OpenRequest,
+    },
+};
+
+/// A file that is to be opened.
+struct Target {
+    handle: Handle,
+    cinfo: ChangeInfo4,
+    attrset: Bitmap4,
+    /// What has to be done once it is open.
+    truncate: bool,
+    /// Whoever makes a file may use it as he asks, whatever its mode.
+    made: bool,
+    kind: Kind,
+}
+
+pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result<OpenOk, Fault4> {
+    let (access, want) = (args.share_access & !WANT_BITS, args.share_access & WANT_BITS);
+    let reclaim = matches!(args.claim, OpenClaim4::Previous(_));
+    let (client, shares, now) = (at.client(), (access, args.share_deny), Instant::now());
+    cx.shared.with_locks(|state, locks| state.may_open(locks, client, shares, reclaim, now))?;
+    let target = match &args.claim {
+        OpenClaim4::Null(name) => {
+            // The mandatory check of names comes before that of the directory.
+            let name = component(name)?;
+            let Place::Object(..) = at.current()? else { return Err(pseudo(cx, at, name, args)) };
+            let dir = cx.object4(at.current()?)?;
+            match &args.openhow {
+                Openflag4::NoCreate => existing(&dir, name, None)?,
+                Openflag4::Create(how) => create(cx, at, &dir, name, how)?,
+            }
+        }
+        OpenClaim4::Fh | OpenClaim4::Previous(_) if args.openhow != Openflag4::NoCreate => {
+            return Err(Nfsstat4::Inval.into());
+        }
+        OpenClaim4::Fh | OpenClaim4::Previous(_) => {
+            let Place::Object(..) = at.current()? else { return Err(Nfsstat4::IsDir.into()) };
+            let file = cx.object4(at.current()?)?;
+            let attr = file.getattr()?;
+            // Nothing is known of a directory.
+            let (cinfo, attrset) = (ChangeInfo4::default(), Bitmap4::new());
+            Target { handle: file.handle, cinfo, attrset, truncate: false, made: false, kind: attr.kind }
+        }
+        // No delegation has been given.
+        OpenClaim4::DelegateCur { .. } | OpenClaim4::DelegCurFh(_) => return Err(Nfsstat4::BadStateid.into()),
+        // §18.16.3: for servers that keep delegations over a client's restart, which have DELEGPURGE.
+        OpenClaim4::DelegatePrev(_) | OpenClaim4::DelegPrevFh => return Err(Nfsstat4::NotSupp.into()),
+    };
+    let Place::Object(id, _) = at.current()? else { return Err(Nfsstat4::Inval.into()) };
+    let file = cx.object4(&Place::Object(*id, target.handle.clone()))?;
+    of_kind(target.kind)?;
+    if !target.made {
+        permitted(&file, access, reclaim)?;
+    }
+    if target.truncate && !cx.may_block {
+        // It is to be shared first, and then nothing may go wrong but for good.
+        return Err(Fault::WouldBlock);
+    }
+    let stateid = share(cx, at, args, &file, access)?;
+    if target.truncate {
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
+        if let Err(error) = file.vfs().setattr(&file.caller(), &file.handle, &set, None) {
+            if stateid.seqid == 1 {
+                let (name, client) = ((file.export.id(), file.handle.clone()), at.client());
+                let _ = cx.shared.with_locks(|state, locks| state.close(locks, client, &name, &stateid));
+            }
+            return Err(error.into());
+        }
+    }
+    at.current = Some(file.place().into());
+    at.set_stateid(stateid);
+    let Target { cinfo, attrset, .. } = target;
+    Ok(OpenOk { stateid, cinfo, rflags: OPEN4_RESULT_LOCKTYPE_POSIX, attrset, delegation: delegation(want) })
+}
+
+pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowngradeArgs) -> Result<Stateid4, Fault4> {
+    let file = cx.object4(at.current()?)?;
+    let args = OpenDowngradeArgs { open_stateid: at.stateid(args.open_stateid)?, ..args.clone() };
+    let (name, client, now) = ((file.export.id(), file.handle), at.client(), Instant::now());
+    let stateid = cx.shared.with_locks(|state, locks| state.open_downgrade(locks, client, &name, &args, now))?;
+    at.set_stateid(stateid);
+    Ok(stateid)
+}
+
+pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Result<Stateid4, Fault4> {
+    let file = cx.object4(at.current()?)?;
+    let stateid = at.stateid(args.open_stateid)?;
+    let (name, client) = ((file.export.id(), file.handle), at.client());
+    let closed = cx.shared.with_locks(|state, locks| state.close(locks, client, &name, &stateid))?;
+    at.set_stateid(closed);
+    Ok(closed)
+}
+
+/// In a directory on the way to exports there are only directories, and nothing can be made.
+fn pseudo(cx: &Context<'_>, at: &Cursor, name: &Name, args: &OpenArgs) -> Fault4 {
+    let Ok(Place::Pseudo(node)) = at.current() else { return Nfsstat4::NoFileHandle.into() };
+    let there = cx.shared.v4.pseudo.child(*node, name.as_bytes()).is_some();
+    match &args.openhow {
+        _ if there => Nfsstat4::IsDir.into(),
+        Openflag4::NoCreate => Nfsstat4::NoEnt.into(),
+        Openflag4::Create(_) => Nfsstat4::RoFs.into(),
+    }
+}
+
+/// A file that is there, or NOENT.
+fn existing(dir: &Object<'_>, name: &Name, how: Option<&SetAttr>) -> Result<Target, Fault4> {
+    let (handle, attr) = look(dir, name)?;
+    let cinfo = unchanged(dir.getattr()?);
+    // §18.16.3: of the attributes for creating it, an existing file gets only a size, and only zero.
+    let truncate = how.is_some_and(|set| set.size == Some(0));
+    let attrset = if truncate { [Attr4::Size as u32].into_iter().collect() } else { Bitmap4::new() };
+    Ok(Target { handle, cinfo, attrset, truncate, made: false, kind: attr.kind })
+}
+
+fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Createhow4) -> Result<Target, Fault4> {
+    let none = Fattr4::default();
+    let (Createhow4::Unchecked(attrs) | Createhow4::Guarded(attrs) | Createhow4::Exclusive41 { attrs, .. }) = how
+    else {
+        let Createhow4::Exclusive(verf) = how else { unreachable!("all others have attributes") };
+        return exclusively(dir, name, *verf, SetAttr::default(), none.attrmask);
+    };
+    let Wanted { set, acl } = set_attr(attrs, at.minor, dir.vfs().caps())?;
+    let mut target = match how {
+        Createhow4::Unchecked(_) => {
+            match existing(dir, name, Some(&set)) {
+                Err(Fault::Status(Nfsstat4::NoEnt)) => {}
+                found => return found,
+            }
+            // Somebody may make it in between: then it is there.
+            match make(dir, name, &CreateMode::Guarded(set.clone()), attrs.attrmask.clone()) {
+                Err(Fault::Status(Nfsstat4::Exist)) => return existing(dir, name, Some(&set)),
+                made => made?,
+            }
+        }
+        Createhow4::Exclusive41 { verf, .. } => {
+            // Those that suppattr_exclcreat leaves out.
+            if set.size.is_some() || set.atime.is_some() || set.mtime.is_some() {
+                return Err(Nfsstat4::Inval.into());
+            }
+            exclusively(dir, name, *verf, set, attrs.attrmask.clone())?
+        }
+        _ => make(dir, name, &CreateMode::Guarded(set), attrs.attrmask.clone())?,
+    };
+    finish(cx, dir, &target.handle, acl.as_deref(), &mut target.attrset);
+    Ok(target)
+}
+
+fn exclusively(dir: &Object<'_>, name: &Name, verf: [u8; 8], set: SetAttr, mask: Bitmap4) -> Result<Target, Fault4> {
+    let mut target = make(dir, name, &CreateMode::Exclusive(verf), mask)?;
+    if set != SetAttr::default() {
+        // The file is the client's, by the verifier: should this fail, it asks again and comes back here.
+        dir.vfs().setattr(&dir.caller(), &target.handle, &set, None)?;
+    }
+    // The times are the verifier: the client is to set them (§18.16.3).
+    target.attrset.insert(Attr4::TimeAccess as u32);
+    target.attrset.insert(Attr4::TimeModify as u32);
+    Ok(target)
+}
+
+fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> Result<Target, Fault4> {
+    let created = dir.writable4()?.vfs().create(&dir.caller(), &dir.handle, name, mode);
+    let Created { handle, attr, dir: change } = created.map_err(|error| match error {
+        VfsError::NotDir => not_a_directory(dir),
+        error => error.into(),
+    })?;
+    Ok(Target { handle, cinfo: change_info(&change), attrset, truncate: false, made: true, kind: attr.kind })
+}
+
+/// Whether the caller may open a file that is there.
+fn permitted(file: &Object<'_>, access: u32, reclaim: bool) -> Result<(), Fault4> {
+    let (read, write) = (access & OPEN4_SHARE_ACCESS_READ != 0, access & OPEN4_SHARE_ACCESS_WRITE != 0);
+    if write {
+        file.writable4()?;
+    }
+    let wanted = Rights { read, execute: read, modify: write, ..Rights::default() };
+    let (granted, attr) = file.vfs().access(&file.caller(), &file.handle, wanted)?;
+    // Who had it open before the restart had the right then. A program is read to be executed.
+    let owner = reclaim && attr.uid == file.caller().cred.uid;
+    let may_read = !read || granted.read || granted.execute;
+    let may_write = !write || granted.modify;
+    if owner || may_read && may_write { Ok(()) } else { Err(Nfsstat4::Access.into()) }
+}
+
+/// Gets the client its share of the file.
+fn share(cx: &Context<'_>, at: &Cursor, args: &OpenArgs, file: &Object<'_>, access: u32) -> Result<Stateid4, Fault4> {
+    let request = OpenRequest {
+        client: at.client(),
+        owner: args.owner.owner.0.clone(),
+        file: (file.export.id(), file.handle.clone()),
+        access,
+        deny: args.share_deny,
+        reclaim: matches!(args.claim, OpenClaim4::Previous(_)),
+    };
+    Ok(cx.shared.with_locks(|state, locks| state.open(locks, &request, Instant::now()))?)
+}
+
+/// §18.16.3: a client that has said which delegation it wants is told why there is none.
+fn delegation(want: u32) -> OpenDelegation4 {
+    match want & OPEN4_SHARE_ACCESS_WANT_DELEG_MASK {
+        OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE => OpenDelegation4::None,
+        OPEN4_SHARE_ACCESS_WANT_NO_DELEG => {
+            OpenDelegation4::NoneExt(OpenNoneDelegation4::Other(WhyNoDelegation4::NotWanted))
+        }
+        _ => OpenDelegation4::NoneExt(OpenNoneDelegation4::Resource { server_will_signal_avail: false }),
+    }
+}
+
+const WANT_BITS: u32 = OPEN4_SHARE_ACCESS_WANT_DELEG_MASK
+    | OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL
+    | OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED;

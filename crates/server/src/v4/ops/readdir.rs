@@ -1,0 +1,226 @@
+//! READDIR: RFC 8881 §18.23.
+//!
+//! Entries are encoded while the file system visits them, up to the bytes that the client has room for. `maxcount` bounds
+//! the whole result, `dircount` names and cookies. Where not even one entry fits, the answer is TOOSMALL. `.` and `..` are
+//! not entries in this protocol, and cookies 1 and 2, which file systems give to them, never go out.
+
+use std::ops::ControlFlow;
+
+use nfs::v4::{Bitmap4, Fsid4, Nfsstat4, ReadDirArgs, attr::Attr4};
+use vfs::{Attr, DirEntry, StatFs};
+use xdr::{Encode, Encoder};
+
+use super::{
+    Raw,
+    attributes::{aces, fsid, general, statfs},
+    filehandle::not_a_directory,
+};
+use crate::{
+    context::{Context, Object},
+    error::Fault4,
+    v3::directory_max,
+    v4::{
+        attr::Subject,
+        compound::Cursor,
+        place::{FhBytes, Place},
+        pseudo::NodeId,
+    },
+};
+
+pub(super) fn readdir(cx: &Context<'_>, at: &Cursor, args: &ReadDirArgs) -> Result<Raw, Fault4> {
+    let max = args.maxcount.min(directory_max(&cx.carrier)) as usize;
+    let room = max.min(at.room.saturating_sub(RESULT_HEAD)).checked_sub(VERIFIER + END).ok_or(Nfsstat4::TooSmall)?;
+    // §18.23.3: zero is no hint.
+    let dir_room = if args.dircount == 0 { usize::MAX } else { args.dircount as usize };
+    let list = List { out: Encoder::with_capacity(room.min(CAPACITY_MAX)), room, dir_room, entries: 0, full: false };
+    match at.current()? {
+        Place::Pseudo(node) => pseudo(cx, at, *node, args, list),
+        place => object(cx, at, &cx.object4(place)?, args, list),
+    }
+}
+
+fn object(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, args: &ReadDirArgs, mut list: List) -> Result<Raw, Fault4> {
+    if matches!(args.cookie, 1 | 2) {
+        return Err(Nfsstat4::BadCookie.into());
+    }
+    let mask = &args.attr_request;
+    let stat = statfs(dir, mask)?;
+    // The verifier is known when the entries are.
+    [0u8; VERIFIER].encode(&mut list.out);
+    let mut failed = None;
+    let each = &mut |entry: DirEntry<'_>| {
+        if matches!(entry.name, b"." | b"..") {
+            return ControlFlow::Continue(());
+        }
+        let listed = entry_of(cx, at, dir, mask, stat.as_ref(), &entry, &mut list);
+        listed.unwrap_or_else(|status| {
+            failed = Some(status);
+            ControlFlow::Break(())
+        })
+    };
+    let read = dir.vfs().readdir(&dir.caller(), &dir.handle, args.cookie, args.cookieverf, true, each);
+    let read = read.map_err(|error| match error {
+        vfs::VfsError::NotDir => not_a_directory(dir),
+        error => error.into(),
+    })?;
+    if let Some(status) = failed.filter(|_| list.entries == 0) {
+        return Err(status.into());
+    }
+    let eof = read.eof && !list.full && failed.is_none();
+    list.finish(read.verifier, eof)
+}
+
+/// An entry of an export's directory.
+///
+/// # Errors
+/// Its attributes are not to be had, and the client has no use for an entry without.
+fn entry_of(
+    cx: &Context<'_>,
+    at: &Cursor,
+    dir: &Object<'_>,
+    mask: &Bitmap4,
+    stat: Option<&StatFs>,
+    entry: &DirEntry<'_>,
+    list: &mut List,
+) -> Result<ControlFlow<()>, Nfsstat4> {
+    let caps = dir.vfs().caps();
+    let mounted = cx.shared.v4.pseudo.has_junctions(dir.export.id());
+    if mounted && let Ok(Some(node)) = cx.shared.v4.pseudo.junction(dir, entry.name) {
+        return Ok(node_entry(cx, at, node, entry.cookie, mask, list));
+    }
+    let Some((handle, attr)) = &entry.object else {
+        return without_attributes(mask, entry, list);
+    };
+    let wants_fh = mask.contains(Attr4::Filehandle as u32);
+    let filehandle: FhBytes = if wants_fh { FhBytes::from_slice(&dir.seal_bytes(handle)) } else { FhBytes::new() };
+    let Ok(aces) = aces(dir, handle, attr, mask) else { return without_attributes(mask, entry, list) };
+    let (fsid, acl) = (fsid(dir, attr), Some(&aces[..]));
+    let subject = Subject { fsid, filehandle: &filehandle, acl, ..general(cx, at, attr, caps, stat) };
+    Ok(list.entry(entry.name, entry.cookie, |out| subject.encode(mask, out)))
+}
+
+/// §5.8.1.12: rdattr_error says for one entry why it has no attributes; where it is not asked for, all of READDIR fails.
+fn without_attributes(mask: &Bitmap4, entry: &DirEntry<'_>, list: &mut List) -> Result<ControlFlow<()>, Nfsstat4> {
+    let why = Nfsstat4::Access;
+    if !mask.contains(Attr4::RdattrError as u32) {
+        // It is no longer there, or what is there is not ours to serve; either way the client loses nothing.
+        return Ok(ControlFlow::Continue(()));
+    }
+    Ok(list.entry(entry.name, entry.cookie, |out| {
+        let only: Bitmap4 = [Attr4::RdattrError as u32].into_iter().collect();
+        only.encode(out);
+        out.length(4);
+        why.encode(out);
+    }))
+}
+
+fn pseudo(cx: &Context<'_>, at: &Cursor, dir: NodeId, args: &ReadDirArgs, mut list: List) -> Result<Raw, Fault4> {
+    let pseudo = &cx.shared.v4.pseudo;
+    VERIFIER_PSEUDO.encode(&mut list.out);
+    let first = match args.cookie {
+        0 => 0,
+        1 | 2 => return Err(Nfsstat4::BadCookie.into()),
+        cookie => cookie - COOKIE_FIRST + 1,
+    };
+    let mut nodes = pseudo.visible(cx, dir).enumerate().skip(usize::try_from(first).unwrap_or(usize::MAX));
+    let stopped = nodes.any(|(index, node)| {
+        node_entry(cx, at, node, COOKIE_FIRST + index as u64, &args.attr_request, &mut list).is_break()
+    });
+    list.finish(VERIFIER_PSEUDO, !stopped)
+}
+
+/// A directory on the way to exports, or the export that is there: with the attributes of its root, if they are to be had.
+fn node_entry(
+    cx: &Context<'_>,
+    at: &Cursor,
+    node: NodeId,
+    cookie: u64,
+    mask: &Bitmap4,
+    list: &mut List,
+) -> ControlFlow<()> {
+    let pseudo = &cx.shared.v4.pseudo;
+    let name = pseudo.name(node).clone();
+    let root =
+        pseudo.export(node).and_then(|id| cx.export(id).ok()).map(|export| cx.object_of(export, export.root().clone()));
+    let known: Option<(Object<'_>, Attr)> = root.and_then(|root| root.getattr().ok().map(|attr| (root, attr)));
+    match &known {
+        Some((root, attr)) => {
+            let filehandle = cx.seal(&root.place());
+            let aces = aces(root, &root.handle, attr, mask).unwrap_or_default();
+            let subject = Subject {
+                acl: Some(&aces),
+                fsid: fsid(root, attr),
+                mounted_on_fileid: pseudo.fileid(node),
+                filehandle: &filehandle,
+                ..general(cx, at, attr, root.vfs().caps(), None)
+            };
+            list.entry(&name, cookie, |out| subject.encode(mask, out))
+        }
+        None => {
+            let attr = pseudo.attr(node);
+            let filehandle = cx.seal(&Place::Pseudo(node));
+            let subject = Subject {
+                fsid: Fsid4::default(),
+                filehandle: &filehandle,
+                ..general(cx, at, &attr, pseudo.caps(), None)
+            };
+            list.entry(&name, cookie, |out| subject.encode(mask, out))
+        }
+    }
+}
+
+/// A result being encoded, and what room is left.
+struct List {
+    out: Encoder,
+    /// Bytes left for entries.
+    room: usize,
+    /// Bytes left for names and cookies.
+    dir_room: usize,
+    entries: usize,
+    /// An entry had no room.
+    full: bool,
+}
+
+impl List {
+    fn entry(&mut self, name: &[u8], cookie: u64, attributes: impl FnOnce(&mut Encoder)) -> ControlFlow<()> {
+        let start = self.out.stream_len();
+        true.encode(&mut self.out);
+        self.out.u64(cookie);
+        self.out.opaque(name);
+        let names = self.out.stream_len() - start - 4;
+        attributes(&mut self.out);
+        let room = self.room.checked_sub(self.out.stream_len() - start);
+        // The hint stops what comes after the first.
+        let dir_room = self.dir_room.checked_sub(names).or((self.entries == 0).then_some(0));
+        let Some((room, dir_room)) = room.zip(dir_room) else {
+            self.out.truncate(start);
+            self.full = true;
+            return ControlFlow::Break(());
+        };
+        (self.room, self.dir_room) = (room, dir_room);
+        self.entries += 1;
+        ControlFlow::Continue(())
+    }
+
+    fn finish(mut self, verifier: [u8; VERIFIER], eof: bool) -> Result<Raw, Fault4> {
+        if self.full && self.entries == 0 {
+            return Err(Nfsstat4::TooSmall.into());
+        }
+        for (at, word) in verifier.as_chunks().0.iter().enumerate() {
+            self.out.patch_u32(4 * at, u32::from_be_bytes(*word));
+        }
+        false.encode(&mut self.out);
+        eof.encode(&mut self.out);
+        Ok(Raw(self.out.finish().stream))
+    }
+}
+
+/// The number and status of the result.
+const RESULT_HEAD: usize = 8;
+const VERIFIER: usize = 8;
+/// The end of the list, and `eof`.
+const END: usize = 4 + 4;
+const CAPACITY_MAX: usize = 32 << 10;
+const COOKIE_FIRST: u64 = 3;
+/// The exports do not change while a server runs.
+const VERIFIER_PSEUDO: [u8; 8] = *b"exports\0";

@@ -1,0 +1,79 @@
+//! Clients and sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION, BACKCHANNEL_CTL, DESTROY_SESSION,
+//! DESTROY_CLIENTID and RECLAIM_COMPLETE: RFC 8881 §18.33–18.37, §18.50, §18.51. The state machine decides; what is left is what a compound
+//! has to do with it.
+
+use std::time::Instant;
+
+use nfs::v4::{
+    BackchannelCtlArgs, BindConnToSessionArgs, BindConnToSessionOk, ClientIdArgs, CreateSessionArgs, CreateSessionOk,
+    DestroySessionArgs, ExchangeIdArgs, ExchangeIdOk, Nfsstat4, ReclaimCompleteArgs,
+};
+
+use crate::{context::Context, error::Fault4, v4::compound::Cursor};
+
+pub(super) fn exchange_id(cx: &Context<'_>, at: &Cursor, args: &ExchangeIdArgs) -> Result<ExchangeIdOk, Fault4> {
+    let now = Instant::now();
+    cx.shared.with_state(|state| {
+        state.expire(now);
+        Ok(state.exchange_id(now, at.minor, args, &at.principal)?)
+    })
+}
+
+pub(super) fn create_session(
+    cx: &Context<'_>,
+    at: &Cursor,
+    args: &CreateSessionArgs,
+) -> Result<CreateSessionOk, Fault4> {
+    let mut args = args.clone();
+    // Neither can a message be longer than the transport carries.
+    let most = u32::try_from(cx.carrier.message_max).unwrap_or(u32::MAX);
+    let fore = &mut args.fore_chan_attrs;
+    (fore.maxrequestsize, fore.maxresponsesize) = (fore.maxrequestsize.min(most), fore.maxresponsesize.min(most));
+    let now = Instant::now();
+    cx.shared.with_state(|state| {
+        // A record that was not confirmed within a lease is no more.
+        state.expire(now);
+        Ok(state.create_session(now, &args, &at.principal, at.connection)?)
+    })
+}
+
+pub(super) fn bind_conn_to_session(
+    cx: &Context<'_>,
+    at: &Cursor,
+    args: &BindConnToSessionArgs,
+) -> Result<BindConnToSessionOk, Fault4> {
+    if at.session.is_some() {
+        // §18.34.3: it is the only operation of its compound.
+        return Err(Nfsstat4::NotOnlyOp.into());
+    }
+    Ok(cx.shared.with_state(|state| state.bind_conn_to_session(args, &at.principal, at.connection))?)
+}
+
+/// BACKCHANNEL_CTL (§18.33): how callbacks of this session go from now on.
+pub(super) fn backchannel_ctl(cx: &Context<'_>, at: &Cursor, args: &BackchannelCtlArgs) -> Result<(), Fault4> {
+    let id = at.session.as_ref().expect("it comes after SEQUENCE").id;
+    Ok(cx.shared.with_state(|state| state.backchannel_ctl(id, args))?)
+}
+
+pub(super) fn destroy_session(cx: &Context<'_>, at: &Cursor, args: &DestroySessionArgs) -> Result<(), Fault4> {
+    let own = at.session.as_ref().is_some_and(|session| session.id == args.sessionid);
+    if own && at.behind > 0 {
+        // §18.37.3: what follows would have no session.
+        return Err(Nfsstat4::NotOnlyOp.into());
+    }
+    let connection = at.connection.id;
+    Ok(cx.shared.with_state(|state| state.destroy_session(args.sessionid, own, &at.principal, connection))?)
+}
+
+pub(super) fn destroy_clientid(cx: &Context<'_>, at: &Cursor, args: &ClientIdArgs) -> Result<(), Fault4> {
+    let own = at.session.as_ref().map(|session| session.client);
+    let now = Instant::now();
+    Ok(cx.shared.with_state(|state| state.destroy_clientid(now, args.clientid, own, &at.principal))?)
+}
+
+pub(super) fn reclaim_complete(cx: &Context<'_>, at: &Cursor, args: &ReclaimCompleteArgs) -> Result<(), Fault4> {
+    if args.one_fs {
+        at.current()?;
+    }
+    Ok(cx.shared.with_state(|state| state.reclaim_complete(at.client(), args))?)
+}

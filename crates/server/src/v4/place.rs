@@ -1,0 +1,108 @@
+//! [`Place`]: what a file handle of version 4 names, and how it is found.
+
+use nfs::v4::{FHSIZE4, Nfsstat4, Stateid4};
+use smallvec::SmallVec;
+use vfs::Handle;
+
+use super::pseudo::NodeId;
+use crate::{
+    context::{Context, Object},
+    error::{Fault4, nfsstat4},
+    export::{Access, Export},
+    handle::ExportId,
+};
+
+/// What a file handle names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// A directory on the way to exports.
+    Pseudo(NodeId),
+    /// An object of an export.
+    Object(ExportId, Handle),
+}
+
+/// A current or saved file handle, with the stateid that goes along (RFC 8881 §16.2.3.1.2).
+#[derive(Clone, Debug)]
+pub(super) struct Filehandle {
+    pub(super) place: Place,
+    pub(super) stateid: Stateid4,
+}
+
+/// A file handle's bytes.
+pub(super) type FhBytes = SmallVec<[u8; FHSIZE4]>;
+
+impl From<Place> for Filehandle {
+    fn from(place: Place) -> Self {
+        Self { place, stateid: Stateid4::ANONYMOUS }
+    }
+}
+
+impl<'a> Context<'a> {
+    /// What a file handle that a client sent names, if it may use it at all.
+    pub(super) fn place(&self, bytes: &[u8]) -> Result<Place, Nfsstat4> {
+        let (id, handle) = self.shared.key.open(bytes).map_err(|status| match status {
+            nfs::v3::Nfsstat3::BadHandle => Nfsstat4::BadHandle,
+            _ => Nfsstat4::Stale,
+        })?;
+        if id == self.shared.v4.pseudo.id() {
+            let node = self.shared.v4.pseudo.find(handle.as_bytes()).ok_or(Nfsstat4::Stale)?;
+            return Ok(Place::Pseudo(node));
+        }
+        self.export(id)?;
+        Ok(Place::Object(id, handle))
+    }
+
+    /// The file handle of a place.
+    pub(super) fn seal(&self, place: &Place) -> FhBytes {
+        let sealed = match place {
+            Place::Pseudo(node) => {
+                let pseudo = &self.shared.v4.pseudo;
+                self.shared.key.seal_bytes(pseudo.id(), &pseudo.handle(*node))
+            }
+            Place::Object(id, handle) => self.shared.key.seal_bytes(*id, handle),
+        };
+        SmallVec::from_slice(&sealed)
+    }
+
+    /// An export that the caller may use.
+    pub(super) fn export(&self, id: ExportId) -> Result<&'a Export, Nfsstat4> {
+        let export = self.shared.exports.find(id).ok_or(Nfsstat4::Stale)?;
+        if export.admits(self.peer, self.carrier.name) { Ok(export) } else { Err(Nfsstat4::Access) }
+    }
+
+    /// The object of an export that a place is.
+    ///
+    /// # Errors
+    /// ROFS for what is on the way there: this is asked for what changes things, or needs a file.
+    pub(super) fn object4(&self, place: &Place) -> Result<Object<'a>, Fault4> {
+        match place {
+            Place::Pseudo(_) => Err(Nfsstat4::RoFs.into()),
+            Place::Object(id, handle) => Ok(self.object_of(self.export(*id)?, handle.clone())),
+        }
+    }
+}
+
+impl Object<'_> {
+    /// Refuses changes of a read-only export.
+    pub(super) fn writable4(&self) -> Result<&Self, Fault4> {
+        match self.export.options().access {
+            Access::ReadWrite => Ok(self),
+            Access::ReadOnly => Err(Nfsstat4::RoFs.into()),
+        }
+    }
+
+    /// The place that it is.
+    pub(super) fn place(&self) -> Place {
+        Place::Object(self.export.id(), self.handle.clone())
+    }
+}
+
+/// A component that a client sent, which is to name something that is there or that is made.
+pub(super) fn component(name: &[u8]) -> Result<&vfs::Name, Fault4> {
+    if name.contains(&b'/') || name.contains(&0) {
+        return Err(Nfsstat4::BadChar.into());
+    }
+    let name = vfs::Name::new(name).map_err(nfsstat4)?;
+    // `.` and `..` mean nothing in this protocol (RFC 8881 §15.1.5.2).
+    if name.is_dots() { Err(Nfsstat4::BadName.into()) } else { Ok(name) }
+}

@@ -1,0 +1,220 @@
+//! [`Pseudo`]: the directories that lead from the root to the exports (RFC 8881 §7.3).
+//!
+//! They follow from the exports' names and nothing else: so their file handles, which hold a hash of the path, are good
+//! after a restart. An export below another export hangs in a directory of that one, where the other has such a directory.
+
+use bytes::Bytes;
+use vfs::{Attr, Device, FsCaps, Handle, Kind, Time};
+
+use crate::{
+    context::{Context, Object},
+    error::Fault4,
+    export::{Export, Exports},
+    handle::ExportId,
+};
+
+/// The directories from the root to the exports, and the exports.
+#[derive(Debug)]
+pub(super) struct Pseudo {
+    id: ExportId,
+    /// The root is the first.
+    nodes: Vec<Node>,
+    caps: FsCaps,
+    /// When exports may last have changed.
+    started: Time,
+}
+
+/// Names one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeId(usize);
+
+impl NodeId {
+    pub(super) const ROOT: Self = Self(0);
+}
+
+#[derive(Debug)]
+struct Node {
+    name: Bytes,
+    parent: NodeId,
+    children: Vec<NodeId>,
+    /// A number that follows from the path.
+    fileid: u64,
+    export: Option<ExportId>,
+}
+
+impl Pseudo {
+    pub(super) fn new(exports: &Exports, started: Time) -> Self {
+        let root = Node {
+            name: Bytes::new(),
+            parent: NodeId::ROOT,
+            children: Vec::new(),
+            fileid: ExportId::of(&[b"/"]).number(),
+            export: None,
+        };
+        let caps = FsCaps {
+            links: false,
+            symlinks: false,
+            link_max: u32::MAX,
+            name_max: 255,
+            file_size_max: 0,
+            time_resolution_ns: 1,
+            chown_restricted: true,
+            blocks: false,
+            acls: false,
+            xattrs: false,
+            clone_block: 0,
+        };
+        let mut pseudo = Self { id: ExportId::of(&[b"", b"pseudo"]), nodes: vec![root], caps, started };
+        for export in exports.iter() {
+            pseudo.add(export);
+        }
+        pseudo
+    }
+
+    fn add(&mut self, export: &Export) {
+        let mut at = NodeId::ROOT;
+        let mut path = Vec::new();
+        for name in export.name().split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+            path.push(b'/');
+            path.extend_from_slice(name);
+            at = self.child(at, name).unwrap_or_else(|| {
+                let child = NodeId(self.nodes.len());
+                let fileid = ExportId::of(&[&path]).number();
+                let name = Bytes::copy_from_slice(name);
+                self.nodes.push(Node { name, parent: at, children: Vec::new(), fileid, export: None });
+                self.nodes[at.0].children.push(child);
+                child
+            });
+        }
+        self.nodes[at.0].export = Some(export.id());
+    }
+
+    /// What stands for an export in file handles.
+    pub(super) fn id(&self) -> ExportId {
+        self.id
+    }
+
+    pub(super) fn handle(&self, node: NodeId) -> Handle {
+        Handle::new(&self.nodes[node.0].fileid.to_be_bytes())
+    }
+
+    pub(super) fn find(&self, handle: &[u8]) -> Option<NodeId> {
+        self.nodes.iter().position(|node| node.fileid.to_be_bytes() == handle).map(NodeId)
+    }
+
+    pub(super) fn caps(&self) -> &FsCaps {
+        &self.caps
+    }
+
+    pub(super) fn child(&self, node: NodeId, name: &[u8]) -> Option<NodeId> {
+        self.nodes[node.0].children.iter().copied().find(|child| self.nodes[child.0].name == name)
+    }
+
+    pub(super) fn name(&self, node: NodeId) -> &Bytes {
+        &self.nodes[node.0].name
+    }
+
+    /// The node above; none above the root.
+    pub(super) fn parent(&self, node: NodeId) -> Option<NodeId> {
+        (node != NodeId::ROOT).then(|| self.nodes[node.0].parent)
+    }
+
+    /// The export that is mounted there, so that nobody ever sees the node itself.
+    pub(super) fn export(&self, node: NodeId) -> Option<ExportId> {
+        self.nodes[node.0].export
+    }
+
+    /// The node where an export is mounted.
+    pub(super) fn node_of(&self, export: ExportId) -> Option<NodeId> {
+        self.nodes.iter().position(|node| node.export == Some(export)).map(NodeId)
+    }
+
+    pub(super) fn fileid(&self, node: NodeId) -> u64 {
+        self.nodes[node.0].fileid
+    }
+
+    /// The children that a caller may know of: those that lead to an export that admits it.
+    pub(super) fn visible<'a>(&'a self, cx: &'a Context<'_>, node: NodeId) -> impl Iterator<Item = NodeId> + 'a {
+        self.nodes[node.0].children.iter().copied().filter(|child| self.leads_somewhere(cx, *child))
+    }
+
+    pub(super) fn leads_somewhere(&self, cx: &Context<'_>, node: NodeId) -> bool {
+        let node = &self.nodes[node.0];
+        node.export.is_some_and(|id| cx.export(id).is_ok())
+            || node.children.iter().any(|child| self.leads_somewhere(cx, *child))
+    }
+
+    pub(super) fn attr(&self, node: NodeId) -> Attr {
+        let directories = self.nodes[node.0].children.len() as u32;
+        Attr {
+            kind: Kind::Dir,
+            mode: 0o555,
+            nlink: 2 + directories,
+            uid: 0,
+            gid: 0,
+            size: 4096,
+            used: 0,
+            device: Device::default(),
+            fsid: 0,
+            fileid: self.fileid(node),
+            atime: self.started,
+            mtime: self.started,
+            ctime: self.started,
+        }
+    }
+
+    /// Whether other exports hang in directories of an export.
+    pub(super) fn has_junctions(&self, export: ExportId) -> bool {
+        self.node_of(export).is_some_and(|node| !self.nodes[node.0].children.is_empty())
+    }
+
+    /// The export that hangs as `name` in a directory of another export.
+    pub(super) fn junction(&self, dir: &Object<'_>, name: &[u8]) -> Result<Option<NodeId>, Fault4> {
+        let Some(top) = self.node_of(dir.export.id()) else { return Ok(None) };
+        let mut below = self.nodes[top.0].children.clone();
+        while let Some(node) = below.pop() {
+            let Node { export, children, name: last, .. } = &self.nodes[node.0];
+            match export {
+                Some(_) if last == name && self.mount_point(dir, top, node)?.as_ref() == Some(&dir.handle) => {
+                    return Ok(Some(node));
+                }
+                Some(_) => {}
+                None => below.extend(children),
+            }
+        }
+        Ok(None)
+    }
+
+    /// The directory of the export at `top`, an object of which is given, in which `node` hangs; none if that export has no
+    /// such directory, or its caller may not go there.
+    pub(super) fn mount_point(&self, within: &Object<'_>, top: NodeId, node: NodeId) -> Result<Option<Handle>, Fault4> {
+        let mut path = Vec::new();
+        let mut at = self.nodes[node.0].parent;
+        while at != top {
+            path.push(at);
+            at = self.nodes[at.0].parent;
+        }
+        let mut handle = within.export.root().clone();
+        for step in path.into_iter().rev() {
+            let name = vfs::Name::new(&self.nodes[step.0].name)?;
+            handle = match within.vfs().lookup(&within.caller(), &handle, name) {
+                Ok((next, _)) => next,
+                Err(vfs::VfsError::WouldBlock) => return Err(Fault4::WouldBlock),
+                Err(_) => return Ok(None),
+            };
+        }
+        Ok(Some(handle))
+    }
+
+    /// The nearest export around a node, and where it is mounted.
+    pub(super) fn enclosing(&self, node: NodeId) -> Option<(NodeId, ExportId)> {
+        let mut at = node;
+        while let Some(parent) = self.parent(at) {
+            if let Some(export) = self.export(parent) {
+                return Some((parent, export));
+            }
+            at = parent;
+        }
+        None
+    }
+}
