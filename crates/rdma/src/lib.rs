@@ -14,6 +14,7 @@
 //! On error: a fault of the connection is reported once by `poll_completions`, after every posted
 //! request has completed with [`Status::Flushed`]. Later posts complete as flushed, too.
 
+mod handshake;
 pub mod hook;
 pub mod iwarp;
 mod memory;

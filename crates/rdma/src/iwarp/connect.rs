@@ -1,7 +1,6 @@
 //! How iWARP connections are made: TCP, then the MPA handshake (RFC 5044 §7.1, RFC 6581 §9).
 
 use std::{
-    future::Future,
     io,
     net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream},
     sync::Arc,
@@ -22,32 +21,23 @@ use super::{
     qp::{IwarpQp, Negotiated},
     rdmap::{ErrorCode, Terminate},
 };
-use crate::{BoxFuture, ConnectRequest, Connected, Listener, QpOptions, QueuePair, WorkId};
+use crate::{
+    BoxFuture, ConnectRequest, Connected, Listener, QpOptions, QueuePair, WorkId,
+    handshake::{Deferred, PAUSE, Stage, check_private_data, is_passing, within},
+};
 
 pub(super) struct IwarpListener {
     options: Arc<IwarpOptions>,
     local: SocketAddr,
-    socket: ListenSocket,
-}
-
-enum ListenSocket {
-    /// Not yet known to any runtime.
-    Unregistered(Option<StdListener>),
-    Registered(TcpListener),
+    socket: Deferred<StdListener, TcpListener>,
 }
 
 /// A connection whose handshake is to come. Until used it belongs to no runtime.
 struct IwarpRequest {
     options: Arc<IwarpOptions>,
     peer: SocketAddr,
-    state: RequestState,
+    stage: Stage<StdStream, (TcpStream, Handshake)>,
     tap: Option<Tap>,
-}
-
-enum RequestState {
-    Fresh(StdStream),
-    Asked(TcpStream, Handshake),
-    Gone,
 }
 
 impl IwarpListener {
@@ -60,16 +50,7 @@ impl IwarpListener {
         socket.listen(i32::try_from(options.backlog).unwrap_or(i32::MAX))?;
         let listener = StdListener::from(socket);
         let local = listener.local_addr()?;
-        Ok(Self { options: options.clone(), local, socket: ListenSocket::Unregistered(Some(listener)) })
-    }
-
-    fn registered(&mut self) -> io::Result<&TcpListener> {
-        if let ListenSocket::Unregistered(listener) = &mut self.socket {
-            let listener = listener.take().ok_or(io::ErrorKind::NotConnected)?;
-            self.socket = ListenSocket::Registered(TcpListener::from_std(listener)?);
-        }
-        let ListenSocket::Registered(listener) = &self.socket else { unreachable!("just registered") };
-        Ok(listener)
+        Ok(Self { options: options.clone(), local, socket: Deferred::new(listener) })
     }
 }
 
@@ -81,20 +62,20 @@ impl Listener for IwarpListener {
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ConnectRequest>>> {
         Box::pin(async {
             let options = self.options.clone();
-            let listener = self.registered()?;
+            let listener = self.socket.registered(TcpListener::from_std)?;
             loop {
                 let (stream, peer) = match listener.accept().await {
                     Ok(accepted) => accepted,
                     // The peer gave up, or descriptors are short: the listener itself is well.
                     Err(error) if is_passing(&error) => {
                         tracing::warn!(%error, "a connection could not be accepted");
-                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                        tokio::time::sleep(PAUSE).await;
                         continue;
                     }
                     Err(error) => return Err(error),
                 };
-                let state = RequestState::Fresh(stream.into_std()?);
-                return Ok(Box::new(IwarpRequest { options, peer, state, tap: None }) as Box<dyn ConnectRequest>);
+                let stage = Stage::Fresh(stream.into_std()?);
+                return Ok(Box::new(IwarpRequest { options, peer, stage, tap: None }) as Box<dyn ConnectRequest>);
             }
         })
     }
@@ -103,26 +84,21 @@ impl Listener for IwarpListener {
 impl IwarpRequest {
     /// Reads the request frame, if that has not been done.
     async fn ask(&mut self) -> io::Result<&Handshake> {
-        if let RequestState::Fresh(_) = self.state {
-            let RequestState::Fresh(stream) = std::mem::replace(&mut self.state, RequestState::Gone) else {
-                unreachable!("just seen")
-            };
+        if let Some(stream) = self.stage.take_fresh() {
             let mut stream = TcpStream::from_std(stream)?;
             stream.set_nodelay(true)?;
             self.tap = tap(&self.options, &stream, false)?;
-            let frame = timed(&self.options, read_frame(&mut stream, false, self.tap.as_ref())).await?;
+            let frame =
+                within(self.options.handshake_timeout, read_frame(&mut stream, false, self.tap.as_ref())).await?;
             if frame.markers {
                 // RFC 5044 §7.1.1: what we cannot do is refused in the reply.
                 let reply = Handshake { markers: false, ..reply_to(&frame, true) };
                 write_frame(&mut stream, &reply, self.tap.as_ref()).await?;
                 return Err(io::Error::new(io::ErrorKind::Unsupported, "the peer demands MPA markers"));
             }
-            self.state = RequestState::Asked(stream, frame);
+            self.stage = Stage::Asked((stream, frame));
         }
-        match &self.state {
-            RequestState::Asked(_, frame) => Ok(frame),
-            _ => Err(io::ErrorKind::NotConnected.into()),
-        }
+        self.stage.asked().map(|(_, frame)| frame)
     }
 }
 
@@ -142,12 +118,9 @@ impl ConnectRequest for IwarpRequest {
         recvs: Vec<(WorkId, Buffer)>,
     ) -> BoxFuture<'a, io::Result<Box<dyn QueuePair>>> {
         Box::pin(async move {
-            check_private_data(private_data)?;
+            check_private_data(private_data, PRIVATE_DATA_MAX)?;
             self.ask().await?;
-            let RequestState::Asked(mut stream, request) = std::mem::replace(&mut self.state, RequestState::Gone)
-            else {
-                unreachable!("asked just now")
-            };
+            let (mut stream, request) = self.stage.take_asked()?;
             let (inbound_reads, outbound_reads) = match &request.enhanced {
                 Some(theirs) => {
                     (options.inbound_reads.min(theirs.outbound_reads), options.outbound_reads.min(theirs.inbound_reads))
@@ -165,7 +138,7 @@ impl ConnectRequest for IwarpRequest {
             let crc = request.crc || self.options.crc;
             let private_data = Bytes::copy_from_slice(private_data);
             let reply = Handshake { crc, enhanced, private_data, ..reply_to(&request, false) };
-            timed(&self.options, write_frame(&mut stream, &reply, self.tap.as_ref())).await?;
+            within(self.options.handshake_timeout, write_frame(&mut stream, &reply, self.tap.as_ref())).await?;
             // A read as the ready-to-receive indication needs a place even where no reads were agreed on.
             let inbound_reads = inbound_reads.max(u16::from(enhanced.is_some_and(|ours| ours.rtr_read)));
             // RFC 5044 §7.1.2: the responder sends nothing until the first FPDU has come.
@@ -180,7 +153,7 @@ impl ConnectRequest for IwarpRequest {
 impl Drop for IwarpRequest {
     /// Rejects, if the peer has asked and was not answered: a frame this short fits any fresh socket.
     fn drop(&mut self) {
-        if let RequestState::Asked(stream, request) = &self.state {
+        if let Stage::Asked((stream, request)) = &self.stage {
             let reply = reply_to(request, true).encode();
             if stream.try_write(&reply).is_ok_and(|len| len == reply.len())
                 && let Some(tap) = &self.tap
@@ -201,10 +174,10 @@ pub(super) async fn connect(
     private_data: &[u8],
     recvs: Vec<(WorkId, Buffer)>,
 ) -> io::Result<Connected> {
-    check_private_data(private_data)?;
+    check_private_data(private_data, PRIVATE_DATA_MAX)?;
     let socket = if remote.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     set_options(SockRef::from(&socket), iwarp)?;
-    let mut stream = timed(iwarp, socket.connect(remote)).await?;
+    let mut stream = within(iwarp.handshake_timeout, socket.connect(remote)).await?;
     stream.set_nodelay(true)?;
     let tap = tap(iwarp, &stream, true)?;
     let request = request(iwarp, options, private_data);
@@ -212,7 +185,7 @@ pub(super) async fn connect(
         write_frame(&mut stream, &request, tap.as_ref()).await?;
         read_frame(&mut stream, true, tap.as_ref()).await
     };
-    let reply = timed(iwarp, exchange).await?;
+    let reply = within(iwarp.handshake_timeout, exchange).await?;
     check_reply(&reply)?;
 
     let mut negotiated = Negotiated {
@@ -330,13 +303,6 @@ async fn write_frame(stream: &mut TcpStream, frame: &Handshake, tap: Option<&Tap
     Ok(())
 }
 
-async fn timed<T>(options: &IwarpOptions, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    match tokio::time::timeout(options.handshake_timeout, step).await {
-        Ok(done) => done,
-        Err(_) => Err(io::ErrorKind::TimedOut.into()),
-    }
-}
-
 fn tap(options: &IwarpOptions, stream: &TcpStream, initiator: bool) -> io::Result<Option<Tap>> {
     let Some(pcap) = &options.pcap else { return Ok(None) };
     Ok(Some(pcap.tap(stream.local_addr()?, stream.peer_addr()?, initiator)))
@@ -359,20 +325,5 @@ fn set_options(socket: SockRef<'_>, options: &IwarpOptions) -> io::Result<()> {
     Ok(())
 }
 
-fn check_private_data(private_data: &[u8]) -> io::Result<()> {
-    if private_data.len() > mpa::PRIVATE_DATA_MAX - mpa::ENHANCED_LEN {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data too long"));
-    }
-    Ok(())
-}
-
-fn is_passing(error: &io::Error) -> bool {
-    use rustix::io::Errno;
-    let errno = Errno::from_io_error(error);
-    matches!(
-        error.kind(),
-        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
-    ) || matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::PROTO))
-}
-
-const ACCEPT_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
+/// What the handshake leaves of an MPA frame's private data (RFC 6581 §9.1).
+pub(super) const PRIVATE_DATA_MAX: usize = mpa::PRIVATE_DATA_MAX - mpa::ENHANCED_LEN;

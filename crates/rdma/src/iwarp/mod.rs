@@ -108,7 +108,7 @@ impl Provider for Iwarp {
     fn caps(&self) -> ProviderCaps {
         ProviderCaps {
             name: "iwarp",
-            private_data_max: mpa::PRIVATE_DATA_MAX - mpa::ENHANCED_LEN,
+            private_data_max: connect::PRIVATE_DATA_MAX,
             shared_receives: true,
             remote_invalidation: true,
             keeps_credentials: false,

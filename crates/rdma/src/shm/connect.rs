@@ -1,12 +1,11 @@
 //! How connections are made: a Unix socket, who is at its ends, and control memory.
 
 use std::{
-    future::{Future, poll_fn},
+    future::poll_fn,
     io,
     net::SocketAddr,
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
-    time::Duration,
 };
 
 use buf::Buffer;
@@ -23,31 +22,22 @@ use super::{
     slabs::{Mapped, Shared, Side},
     socket::{Received, Socket, peer_user},
 };
-use crate::{BoxFuture, ConnectRequest, Connected, Listener, PeerUser, QpOptions, QueuePair, WorkId};
+use crate::{
+    BoxFuture, ConnectRequest, Connected, Listener, PeerUser, QpOptions, QueuePair, WorkId,
+    handshake::{Deferred, PAUSE, Stage, check_private_data, is_passing, within},
+};
 
 pub(super) struct ShmListener {
     options: Arc<ShmOptions>,
     place: Place,
-    socket: ListenSocket,
-}
-
-enum ListenSocket {
-    /// Not yet known to any runtime.
-    Unregistered(Option<OwnedFd>),
-    Registered(AsyncFd<OwnedFd>),
+    socket: Deferred<OwnedFd, AsyncFd<OwnedFd>>,
 }
 
 /// A connection whose handshake is to come. Until used it belongs to no runtime.
 struct ShmRequest {
     options: Arc<ShmOptions>,
     user: PeerUser,
-    state: RequestState,
-}
-
-enum RequestState {
-    Fresh(OwnedFd),
-    Asked(Socket, Terms),
-    Gone,
+    stage: Stage<OwnedFd, (Socket, Terms)>,
 }
 
 impl ShmListener {
@@ -55,19 +45,7 @@ impl ShmListener {
         let place = Place::take(options, local)?;
         let socket = place.listen(i32::try_from(options.backlog).unwrap_or(i32::MAX))?;
         tracing::debug!(path = %place.path.display(), "listening");
-        Ok(Self { options: options.clone(), place, socket: ListenSocket::Unregistered(Some(socket)) })
-    }
-
-    fn registered(&mut self) -> io::Result<&AsyncFd<OwnedFd>> {
-        if let ListenSocket::Unregistered(socket) = &mut self.socket {
-            let socket = socket.take().ok_or(io::ErrorKind::NotConnected)?;
-            // SAFETY: a descriptor that is owned, and so stays the same and open while it is registered.
-            #[expect(unsafe_code)]
-            let registered = unsafe { AsyncFd::register(socket)? };
-            self.socket = ListenSocket::Registered(registered);
-        }
-        let ListenSocket::Registered(socket) = &self.socket else { unreachable!("just registered") };
-        Ok(socket)
+        Ok(Self { options: options.clone(), place, socket: Deferred::new(socket) })
     }
 }
 
@@ -79,7 +57,7 @@ impl Listener for ShmListener {
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ConnectRequest>>> {
         Box::pin(async {
             let options = self.options.clone();
-            let socket = self.registered()?;
+            let socket = self.socket.registered(watched)?;
             loop {
                 let mut ready = socket.readable().await?;
                 let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -87,13 +65,12 @@ impl Listener for ShmListener {
                 let user = accepted.as_ref().ok().map(|fd| peer_user(fd.as_fd()));
                 match (accepted, user) {
                     (Ok(fd), Some(Ok(user))) => {
-                        let state = RequestState::Fresh(fd);
-                        return Ok(Box::new(ShmRequest { options, user, state }) as Box<dyn ConnectRequest>);
+                        let stage = Stage::Fresh(fd);
+                        return Ok(Box::new(ShmRequest { options, user, stage }) as Box<dyn ConnectRequest>);
                     }
                     (Ok(_), error) => tracing::warn!(?error, "a peer whose user is not known was refused"),
                     (Err(Errno::AGAIN), _) => ready.clear_ready(),
-                    (Err(Errno::INTR | Errno::CONNABORTED), _) => {}
-                    (Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)), _) => {
+                    (Err(errno), _) if is_passing(&errno.into()) => {
                         tracing::warn!(%errno, "a connection could not be accepted");
                         tokio::time::sleep(PAUSE).await;
                     }
@@ -107,20 +84,14 @@ impl Listener for ShmListener {
 impl ShmRequest {
     /// Waits for the peer's first packet, if that has not been done.
     async fn ask(&mut self) -> io::Result<&Terms> {
-        if let RequestState::Fresh(_) = self.state {
-            let RequestState::Fresh(fd) = std::mem::replace(&mut self.state, RequestState::Gone) else {
-                unreachable!("just seen")
-            };
+        if let Some(fd) = self.stage.take_fresh() {
             let socket = Socket::new(fd)?;
-            match timed(&self.options, packet(&socket)).await? {
-                (Packet::Hello(terms), None) => self.state = RequestState::Asked(socket, terms),
+            match within(self.options.handshake_timeout, packet(&socket)).await? {
+                (Packet::Hello(terms), None) => self.stage = Stage::Asked((socket, terms)),
                 _ => return Err(nonsense()),
             }
         }
-        match &self.state {
-            RequestState::Asked(_, terms) => Ok(terms),
-            _ => Err(io::ErrorKind::NotConnected.into()),
-        }
+        self.stage.asked().map(|(_, terms)| terms)
     }
 }
 
@@ -140,11 +111,9 @@ impl ConnectRequest for ShmRequest {
         recvs: Vec<(WorkId, Buffer)>,
     ) -> BoxFuture<'a, io::Result<Box<dyn QueuePair>>> {
         Box::pin(async move {
-            check_private_data(private_data)?;
+            check_private_data(private_data, PRIVATE_DATA_MAX)?;
             self.ask().await?;
-            let RequestState::Asked(socket, theirs) = std::mem::replace(&mut self.state, RequestState::Gone) else {
-                unreachable!("asked just now")
-            };
+            let (socket, theirs) = self.stage.take_asked()?;
             let inbound_reads = options.inbound_reads.min(theirs.outbound_reads);
             let outbound_reads = options.outbound_reads.min(theirs.inbound_reads);
             let (control, fd) = Control::with_fd()?;
@@ -154,7 +123,7 @@ impl ConnectRequest for ShmRequest {
                 private_data: Bytes::copy_from_slice(private_data),
             };
             let accept = Packet::Accept(terms);
-            timed(&self.options, socket.send_when_possible(&accept, Some(fd.as_fd()))).await?;
+            within(self.options.handshake_timeout, socket.send_when_possible(&accept, Some(fd.as_fd()))).await?;
             let start = Start {
                 peer: place::address_of(self.user.uid),
                 user: Some(self.user.clone()),
@@ -177,7 +146,7 @@ impl ConnectRequest for ShmRequest {
 impl Drop for ShmRequest {
     /// Rejects, if the peer has asked and was not answered.
     fn drop(&mut self) {
-        if let RequestState::Asked(socket, _) = &self.state {
+        if let Stage::Asked((socket, _)) = &self.stage {
             let _ = socket.send(&Packet::Reject, None);
         }
     }
@@ -190,8 +159,8 @@ pub(super) async fn connect(
     private_data: &[u8],
     recvs: Vec<(WorkId, Buffer)>,
 ) -> io::Result<Connected> {
-    check_private_data(private_data)?;
-    let socket = Socket::new(timed(shm, connected(shm, remote)).await?)?;
+    check_private_data(private_data, PRIVATE_DATA_MAX)?;
+    let socket = Socket::new(within(shm.handshake_timeout, connected(shm, remote)).await?)?;
     let terms = Terms {
         outbound_reads: options.outbound_reads,
         inbound_reads: options.inbound_reads,
@@ -201,7 +170,7 @@ pub(super) async fn connect(
         socket.send_when_possible(&Packet::Hello(terms), None).await?;
         packet(&socket).await
     };
-    let (agreed, fd) = match timed(shm, exchange).await? {
+    let (agreed, fd) = match within(shm.handshake_timeout, exchange).await? {
         (Packet::Accept(agreed), Some(fd)) => (agreed, fd),
         (Packet::Reject, None) => {
             return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "the peer rejected the connection"));
@@ -243,18 +212,9 @@ fn nonsense() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the peer speaks something else")
 }
 
-async fn timed<T>(options: &ShmOptions, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    match tokio::time::timeout(options.handshake_timeout, step).await {
-        Ok(done) => done,
-        Err(_) => Err(io::ErrorKind::TimedOut.into()),
-    }
+/// Has a listener's socket watched by the current runtime.
+fn watched(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: a descriptor that is owned, and so stays the same and open while it is registered.
+    #[expect(unsafe_code)]
+    Ok(unsafe { AsyncFd::register(socket)? })
 }
-
-fn check_private_data(private_data: &[u8]) -> io::Result<()> {
-    if private_data.len() > PRIVATE_DATA_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data too long"));
-    }
-    Ok(())
-}
-
-const PAUSE: Duration = Duration::from_millis(10);

@@ -7,7 +7,6 @@ use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::Arc,
-    time::Duration,
 };
 
 use buf::Buffer;
@@ -24,13 +23,15 @@ use super::{
     qp::VerbsQp,
     queue::Queues,
 };
-use crate::{BoxFuture, ConnectRequest, Connected, Listener, QpOptions, QueuePair, WorkId};
+use crate::{
+    BoxFuture, ConnectRequest, Connected, Listener, QpOptions, QueuePair, WorkId,
+    handshake::{Deferred, check_private_data, within},
+};
 
 pub(super) struct VerbsListener {
     options: Arc<VerbsOptions>,
     local: SocketAddr,
-    events: Option<Events>,
-    channel: Arc<EventChannel>,
+    events: Deferred<Arc<EventChannel>, Events>,
     /// One for each family of addresses.
     _ids: Vec<CmId>,
 }
@@ -61,7 +62,7 @@ impl VerbsListener {
             // As a socket at `[::]` does, this one serves IPv4 as well.
             ids.push(listen((Ipv4Addr::UNSPECIFIED, bound.port()).into())?);
         }
-        Ok(Self { options: options.clone(), local: bound, events: None, channel, _ids: ids })
+        Ok(Self { options: options.clone(), local: bound, events: Deferred::new(channel), _ids: ids })
     }
 }
 
@@ -72,10 +73,7 @@ impl Listener for VerbsListener {
 
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ConnectRequest>>> {
         Box::pin(async {
-            if self.events.is_none() {
-                self.events = Some(Events::new(self.channel.clone())?);
-            }
-            let events = self.events.as_ref().expect("made just now");
+            let events = self.events.registered(Events::new)?;
             loop {
                 let Event { kind, request, private_data, reads, .. } = events.next().await?;
                 let Some(id) = request else {
@@ -114,7 +112,7 @@ impl ConnectRequest for VerbsRequest {
         recvs: Vec<(WorkId, Buffer)>,
     ) -> BoxFuture<'a, io::Result<Box<dyn QueuePair>>> {
         Box::pin(async move {
-            check_private_data(private_data)?;
+            check_private_data(private_data, PRIVATE_DATA_MAX)?;
             let mut id = self.id.take().expect("accepted once");
             let channel = EventChannel::create(id.library())?;
             id.migrate(&channel)?;
@@ -124,7 +122,7 @@ impl ConnectRequest for VerbsRequest {
             let outbound_reads = least(options.outbound_reads.min(device.0), outbound);
             let inbound_reads = least(options.inbound_reads.min(device.1), inbound);
             qp.queues().id.accept(&Offer { private_data, outbound_reads, inbound_reads })?;
-            timed(&self.options, qp.events().expect(RDMA_CM_EVENT_ESTABLISHED)).await?;
+            within(self.options.handshake_timeout, qp.events().expect(RDMA_CM_EVENT_ESTABLISHED)).await?;
             qp.established(outbound_reads.into(), true);
             Ok(Box::new(qp) as Box<dyn QueuePair>)
         })
@@ -146,7 +144,7 @@ pub(super) async fn connect(
     private_data: &[u8],
     recvs: Vec<(WorkId, Buffer)>,
 ) -> io::Result<Connected> {
-    check_private_data(private_data)?;
+    check_private_data(private_data, PRIVATE_DATA_MAX)?;
     let channel = EventChannel::create(Library::load()?)?;
     let id = CmId::create(&channel)?;
     let events = Events::new(channel)?;
@@ -157,13 +155,13 @@ pub(super) async fn connect(
         id.resolve_route(timeout_ms)?;
         events.expect(RDMA_CM_EVENT_ROUTE_RESOLVED).await
     };
-    timed(verbs, set_up).await?;
+    within(verbs.handshake_timeout, set_up).await?;
     let mut qp = prepare(id, events, remote, verbs, options, recvs)?;
     let device = qp.queues().device.caps.reads;
     let outbound_reads = least(options.outbound_reads.min(device.0), u8::MAX);
     let inbound_reads = least(options.inbound_reads.min(device.1), u8::MAX);
     qp.queues().id.connect(&Offer { private_data, outbound_reads, inbound_reads })?;
-    let event = timed(verbs, qp.events().expect(RDMA_CM_EVENT_ESTABLISHED)).await?;
+    let event = within(verbs.handshake_timeout, qp.events().expect(RDMA_CM_EVENT_ESTABLISHED)).await?;
     qp.established(outbound_reads.min(event.reads.0).into(), false);
     Ok(Connected { qp: Box::new(qp), private_data: event.private_data })
 }
@@ -185,18 +183,6 @@ fn prepare(
 
 fn least(ours: u16, theirs: u8) -> u8 {
     u8::try_from(ours).unwrap_or(u8::MAX).min(theirs)
-}
-
-async fn timed<T>(options: &VerbsOptions, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    let limit: Duration = options.handshake_timeout;
-    tokio::time::timeout(limit, step).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
-}
-
-fn check_private_data(private_data: &[u8]) -> io::Result<()> {
-    if private_data.len() > PRIVATE_DATA_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "private data too long"));
-    }
-    Ok(())
 }
 
 /// Work requests that the adapter has at once; further ones wait here, where they cost less memory.

@@ -52,8 +52,8 @@ impl Plan {
     }
 
     /// What only the peer's adapter can complete, and nobody else notices: a transfer of nothing, whose key is not looked at
-    /// (InfiniBand C9-88; RFC 5040 §4.4). InfiniBand's and RoCE's adapters acknowledge an RDMA Write; iWARP's answer only
-    /// an RDMA Read.
+    /// (InfiniBand C9-88; the ready-to-receive messages of RFC 6581 §9.2 are of this kind). InfiniBand's and RoCE's adapters
+    /// acknowledge an RDMA Write; iWARP's answer only an RDMA Read.
     ///
     /// # Errors
     /// Not even nothing has a key.
