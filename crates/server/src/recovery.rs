@@ -9,6 +9,7 @@
 //! | `nsm` | `"state"` | our NSM state number, u32 |
 //! | `nsm_hosts` | 16 bytes of an IPv6 address (IPv4 mapped), then a host's name | its NSM state number, u32 |
 //! | `nsm_monitors` | a `mon_id` in XDR | its 16 private bytes |
+//! | `v4_clients` | the name of an NFSv4 client owner (`co_ownerid`) | nothing |
 
 use std::{
     io,
@@ -70,6 +71,7 @@ impl Recovery {
             transaction.open_table(NSM)?;
             transaction.open_table(NSM_HOSTS)?;
             transaction.open_table(NSM_MONITORS)?;
+            transaction.open_table(V4_CLIENTS)?;
             Ok(())
         })?;
         Ok(recovery)
@@ -185,6 +187,52 @@ impl Recovery {
         })
     }
 
+    /// The owners of the NFSv4 clients that may have held something.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub fn v4_clients(&self) -> io::Result<Vec<Bytes>> {
+        let read = || -> Result<Vec<Bytes>, redb::Error> {
+            let transaction = self.database.begin_read()?;
+            let table = transaction.open_table(V4_CLIENTS)?;
+            table.iter()?.map(|entry| Ok(Bytes::copy_from_slice(entry?.0.value()))).collect()
+        };
+        read().map_err(io::Error::other)
+    }
+
+    /// Remembers an NFSv4 client: it may reclaim what it holds after a restart (RFC 8881 §8.4.2.1).
+    ///
+    /// # Errors
+    /// The storage fails: the client must not get anything then.
+    pub fn add_v4_client(&self, owner: &[u8]) -> io::Result<()> {
+        self.write(|transaction| {
+            transaction.open_table(V4_CLIENTS)?.insert(owner, ())?;
+            Ok(())
+        })
+    }
+
+    /// Forgets an NFSv4 client: it has lost what it held, or gave it up.
+    ///
+    /// # Errors
+    /// The storage fails: nobody else must get what it held then.
+    pub fn remove_v4_client(&self, owner: &[u8]) -> io::Result<()> {
+        self.write(|transaction| {
+            transaction.open_table(V4_CLIENTS)?.remove(owner)?;
+            Ok(())
+        })
+    }
+
+    /// Forgets the NFSv4 clients but those of whom `keep` says so.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub fn retain_v4_clients(&self, keep: impl Fn(&[u8]) -> bool) -> io::Result<()> {
+        self.write(|transaction| {
+            transaction.open_table(V4_CLIENTS)?.retain(|owner, ()| keep(owner))?;
+            Ok(())
+        })
+    }
+
     fn write(&self, change: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error>) -> io::Result<()> {
         let run = || -> Result<(), redb::Error> {
             let transaction = self.database.begin_write()?;
@@ -213,6 +261,7 @@ const STATE: &str = "state";
 const NSM: TableDefinition<'_, &str, u32> = TableDefinition::new("nsm");
 const NSM_HOSTS: TableDefinition<'_, &[u8], u32> = TableDefinition::new("nsm_hosts");
 const NSM_MONITORS: TableDefinition<'_, &[u8], &[u8; 16]> = TableDefinition::new("nsm_monitors");
+const V4_CLIENTS: TableDefinition<'_, &[u8], ()> = TableDefinition::new("v4_clients");
 
 #[cfg(test)]
 mod tests {
@@ -247,6 +296,25 @@ mod tests {
         assert_eq!(recovery.monitors().unwrap().len(), 1);
         recovery.remove_monitors(|id| id == b"mars").unwrap();
         assert_eq!(recovery.monitors().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn clients_of_version_4_survive_until_they_are_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        {
+            let recovery = Recovery::open(dir.path()).unwrap();
+            assert!(recovery.v4_clients().unwrap().is_empty());
+            for owner in [&b"venus"[..], b"mars", b"venus", b""] {
+                recovery.add_v4_client(owner).unwrap();
+            }
+            recovery.remove_v4_client(b"mercury").unwrap();
+        }
+        let recovery = Recovery::open(dir.path()).unwrap();
+        assert_eq!(recovery.v4_clients().unwrap(), ["", "mars", "venus"]);
+        recovery.remove_v4_client(b"mars").unwrap();
+        assert_eq!(recovery.v4_clients().unwrap(), ["", "venus"]);
+        recovery.retain_v4_clients(|owner| owner == b"venus").unwrap();
+        assert_eq!(recovery.v4_clients().unwrap(), ["venus"]);
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::{
     nsm::Nsm1,
     recovery::Recovery,
     v3::Nfs3,
-    v4::{Nfs4, Shared4},
+    v4::{Nfs4, Shared4, upkeep},
 };
 
 /// An NFS server: exports, and the RPC programs by which clients reach them.
@@ -77,7 +77,7 @@ impl NfsServer {
         let mounts = Mutex::new(MountTable::default());
         let lockd = Lockd::start(recovery, grace)?;
         let exports = exports.into();
-        let v4 = Shared4::new(&exports, &key);
+        let v4 = Shared4::new(&exports, &key, &lockd)?;
         Ok(Self { shared: Arc::new(Shared { exports, key, mounts, lockd, v4 }) })
     }
 
@@ -119,6 +119,12 @@ impl NfsServer {
     /// NFS and what clients expect at the same address.
     pub fn services(&self) -> Vec<Arc<dyn Service>> {
         vec![Arc::new(self.nfs3()), Arc::new(self.nfs4()), Arc::new(self.mount3()), Arc::new(self.nfsacl3())]
+    }
+
+    /// What version 4 does unasked: it recalls delegations, which are given only where this runs; revokes what silent clients
+    /// keep from others; and ends grace. Once for a server.
+    pub fn upkeep(&self) -> impl Future<Output = ()> + Send + 'static {
+        upkeep::run(self.shared.clone())
     }
 
     /// What NFSv3 locks files by: over TCP and UDP alone, at addresses that clients learn from rpcbind. Run

@@ -181,6 +181,26 @@ impl Lockd {
         self.inner.lock().table.is_grace_over(Instant::now())
     }
 
+    /// Begins grace on behalf of another protocol.
+    pub(crate) fn begin_grace(&self) {
+        self.inner.lock().table.begin_grace(Instant::now() + self.grace);
+    }
+
+    /// How long grace is.
+    pub(crate) fn grace(&self) -> Duration {
+        self.grace
+    }
+
+    /// Whether there are hosts that may reclaim.
+    pub(crate) fn awaits_reclaims(&self) -> bool {
+        self.inner.lock().hosts.iter().any(|(_, host)| host.may_reclaim)
+    }
+
+    /// What survives a restart.
+    pub(crate) fn recovery(&self) -> &Recovery {
+        &self.recovery
+    }
+
     pub(crate) fn in_grace(&self) -> bool {
         self.inner.lock().table.in_grace(Instant::now())
     }

@@ -37,6 +37,9 @@ fn create(cx: &Context<'_>, args: &CreateArgs, out: &mut Encoder) -> Result<Nfss
             CreateHow3::Exclusive(verifier) => CreateMode::Exclusive(*verifier),
         };
         let name = new_name(&args.what.name)?;
+        if matches!(&mode, CreateMode::Unchecked(set) if set.size.is_some()) {
+            cx.before_change_of(dir.writable()?, name, None)?;
+        }
         let created = dir.writable()?.vfs().create(&dir.caller(), &dir.handle, name, &mode)?;
         Ok(new_object(dir, &created))
     });
@@ -92,7 +95,8 @@ fn remove(cx: &Context<'_>, args: &RemoveArgs, out: &mut Encoder) -> Result<Nfss
     let dir = cx.object(&args.object.dir);
     let result = with(&dir, |dir| {
         let name = plain_name(&args.object.name)?;
-        let change = dir.writable()?.vfs().remove(&dir.caller(), &dir.handle, name)?;
+        cx.before_change_of(dir.writable()?, name, None)?;
+        let change = dir.vfs().remove(&dir.caller(), &dir.handle, name)?;
         Ok(dir.wcc(&change))
     });
     conclude(out, result, || post_wcc(&dir))
@@ -122,6 +126,8 @@ fn rename(cx: &Context<'_>, args: &RenameArgs, out: &mut Encoder) -> Result<Nfss
             // RFC 1813 §3.3.14: "." and ".." are INVAL.
             let (old, new) = (plain_name(&args.from.name)?, plain_name(&args.to.name)?);
             let vfs = from.writable()?.vfs();
+            cx.before_change_of(from, old, None)?;
+            cx.before_change_of(to, new, None)?;
             let (left, joined) = vfs.rename(&from.caller(), &from.handle, old, &to.handle, new)?;
             Ok(RenameWcc { fromdir_wcc: from.wcc(&left), todir_wcc: to.wcc(&joined) })
         })
@@ -136,7 +142,9 @@ fn link(cx: &Context<'_>, args: &LinkArgs, out: &mut Encoder) -> Result<Nfsstat3
         with(&dir, |dir| {
             same_export(object, dir)?;
             let name = new_name(&args.link.name)?;
-            let (change, attr) = dir.writable()?.vfs().link(&dir.caller(), &object.handle, &dir.handle, name)?;
+            dir.writable()?;
+            let _changing = cx.before_change(object, None)?;
+            let (change, attr) = dir.vfs().link(&dir.caller(), &object.handle, &dir.handle, name)?;
             Ok(LinkWcc { file_attributes: Some(object.fattr(&attr)), linkdir_wcc: dir.wcc(&change) })
         })
     });

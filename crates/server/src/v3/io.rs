@@ -28,6 +28,7 @@ fn read(cx: &Context<'_>, args: &ReadArgs, out: &mut Encoder) -> Result<Nfsstat3
         let count = args.count.min(transfer_max(&cx.carrier));
         let offset = args.offset.min(OFFSET_MAX);
         let len = u64::from(count).min(OFFSET_MAX - offset) as usize;
+        cx.before_read(file, None)?;
         Ok(file.vfs().read(&file.caller(), &file.handle, offset, len, cx.pool, cx.carrier.file_ranges)?)
     });
     match (result, &file) {
@@ -65,6 +66,7 @@ fn write(cx: &Context<'_>, args: &WriteArgs, out: &mut Encoder) -> Result<Nfssta
             StableHow::FileSync => Stability::FileSync,
         };
         let vfs = file.writable()?.vfs();
+        let _changing = cx.before_change(file, None)?;
         let verf = vfs.write_verifier();
         let written = vfs.write(&file.caller(), &file.handle, args.offset, data, stability)?;
         let committed = match written.stability {

@@ -34,7 +34,8 @@ fn setattr(cx: &Context<'_>, args: &SetAttrArgs, out: &mut Encoder) -> Result<Nf
     let result = with(&object, |object| {
         let set = attr::set_attr(&args.new_attributes)?;
         let guard = args.guard.map(attr::time).transpose()?;
-        let change = object.writable()?.vfs().setattr(&object.caller(), &object.handle, &set, guard)?;
+        let _changing = cx.before_change(object.writable()?, None)?;
+        let change = object.vfs().setattr(&object.caller(), &object.handle, &set, guard)?;
         Ok(object.wcc(&change))
     });
     conclude(out, result, || post_wcc(&object))

@@ -3,28 +3,36 @@
 //! [`compound`] executes requests: it reads one operation after the other, and has [`ops`] execute each on a
 //! [`Cursor`](compound::Cursor), which is all that operations of a compound share. [`state`] is who has what: clients,
 //! sessions, opens and locks, as a pure machine behind one mutex, taken before that of the lock table. [`pseudo`] is the
-//! tree that leads from the root to the exports.
+//! tree that leads from the root to the exports. `guard` is what all versions ask before a file is used that somebody may have
+//! a delegation of; `upkeep` does what nobody has asked for, and calls clients by [`callback`].
 
 mod acl;
 mod attr;
 pub mod callback;
 mod compound;
+pub(crate) mod guard;
 mod ops;
 mod place;
 mod pseudo;
 pub mod state;
+pub(crate) mod upkeep;
 
 use std::{
     future::ready,
+    io,
     ops::RangeInclusive,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use bytes::Bytes;
 use nfs::v4::{self, EXCHGID4_FLAG_USE_NON_PNFS, NfsImplId4, Nfstime4, ServerOwner4};
 use parking_lot::Mutex;
-use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, Service};
+use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, Reverse, Service};
+use tokio::sync::mpsc;
 use xdr::Message;
 
 use crate::{
@@ -32,10 +40,11 @@ use crate::{
     export::Exports,
     handle::HandleKey,
     locks::{LockClient, LockTable},
-    nlm::lockd::LockFile,
+    nlm::lockd::{LockFile, Lockd},
 };
+use callback::Callbacks;
 use pseudo::Pseudo;
-use state::{Event, State, StateOptions, session::ChannelLimits};
+use state::{Event, State, StateOptions, delegation::Recall, marks::Marks, session::ChannelLimits};
 
 /// The NFS program, version 4: its minor versions 1 and 2.
 pub struct Nfs4 {
@@ -48,6 +57,14 @@ pub(crate) struct Shared4 {
     pseudo: Pseudo,
     /// Of leases.
     lease: Duration,
+    callbacks: Callbacks,
+    /// The files that may be delegated, which are asked for without `state`.
+    marks: Marks,
+    /// Delegations that are to be recalled, for [`upkeep`].
+    recalls: mpsc::UnboundedSender<Recall<LockFile>>,
+    recalled: Mutex<Option<mpsc::UnboundedReceiver<Recall<LockFile>>>>,
+    /// Whether somebody recalls them.
+    kept_up: AtomicBool,
 }
 
 /// Replies are kept as messages, files named as the lock table names them.
@@ -85,17 +102,28 @@ impl Service for Nfs4 {
         }
     }
 
+    fn connected(&self, peer: &Reverse) {
+        self.shared.v4.callbacks.connected(peer);
+    }
+
     fn disconnected(&self, connection: ConnectionId) {
+        self.shared.v4.callbacks.disconnected(connection);
         self.shared.with_state(|state| state.disconnect(connection));
     }
 }
 
 impl Shared4 {
-    pub(crate) fn new(exports: &Exports, key: &HandleKey) -> Self {
+    /// A new life, in which what clients held in the one before can be reclaimed, and nothing else had, for a time.
+    ///
+    /// # Errors
+    /// The storage fails.
+    pub(crate) fn new(exports: &Exports, key: &HandleKey, lockd: &Lockd) -> io::Result<Self> {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = vfs::Time { seconds: started.as_secs() as i64, nanoseconds: started.subsec_nanos() };
         // The same key, the same file handles: the same server.
         let name = Bytes::from(format!("slipway {:032x}", key.server_id()));
+        // Who does not come back in a lease's time has none any more, so that is what grace is for (§8.4.2.1).
+        let lease = lockd.grace().max(LEASE_MIN);
         let options = StateOptions {
             server_owner: ServerOwner4 { minor_id: 0, major_id: name.clone().into() },
             server_scope: name,
@@ -105,14 +133,47 @@ impl Shared4 {
                 date: Nfstime4::default(),
             }),
             flags: EXCHGID4_FLAG_USE_NON_PNFS,
-            lease: LEASE,
+            lease,
             channel: CHANNEL,
             clients_max: CLIENTS_MAX,
             client_sessions_max: CLIENT_SESSIONS_MAX,
             client_stateids_max: CLIENT_STATEIDS_MAX,
         };
-        let state = State::new(options, started.as_secs() as u32, rand::random());
-        Self { state: Mutex::new(state), pseudo: Pseudo::new(exports, time), lease: LEASE }
+        let mut state = State::new(options, started.as_secs() as u32, rand::random());
+        let owners = lockd.recovery().v4_clients()?;
+        if !owners.is_empty() {
+            tracing::info!(clients = owners.len(), "clients of version 4 can reclaim what they held");
+            state.begin_grace(owners.into_iter().collect());
+            lockd.begin_grace();
+        }
+        let (recalls, recalled) = mpsc::unbounded_channel();
+        Ok(Self {
+            marks: state.marks().clone(),
+            state: Mutex::new(state),
+            pseudo: Pseudo::new(exports, time),
+            lease,
+            callbacks: Callbacks::default(),
+            recalls,
+            recalled: Mutex::new(Some(recalled)),
+            kept_up: AtomicBool::new(false),
+        })
+    }
+
+    /// The files that may be delegated.
+    pub(crate) fn marks(&self) -> &Marks {
+        &self.marks
+    }
+
+    /// What is to be recalled; for the one that does it.
+    fn begin_upkeep(&self) -> Option<mpsc::UnboundedReceiver<Recall<LockFile>>> {
+        let recalled = self.recalled.lock().take();
+        self.kept_up.store(recalled.is_some() || self.is_kept_up(), Relaxed);
+        recalled
+    }
+
+    /// Whether delegations are recalled; otherwise none can be given.
+    fn is_kept_up(&self) -> bool {
+        self.kept_up.load(Relaxed)
     }
 }
 
@@ -135,8 +196,18 @@ impl Shared {
         })
     }
 
-    /// Does what follows from a change.
+    /// Does what follows from a change. Waits for storage where a client has lost what it held: that is rare, and nobody else
+    /// may get it before.
     fn settle(&self, state: &mut ServerState, mut table: Option<&mut LockTable<LockFile>>) {
+        while let Some(owner) = state.poll_forgotten() {
+            if let Err(error) = self.lockd.recovery().remove_v4_client(&owner) {
+                tracing::error!(%error, "a client that has lost its locks could reclaim them after a restart");
+            }
+        }
+        while let Some(recall) = state.poll_recall() {
+            // It fails only when the server ends.
+            let _ = self.v4.recalls.send(recall);
+        }
         while let Some(event) = state.poll_event() {
             let Event::Gone(client) = event else { continue };
             let client = LockClient::V4(client.0);
@@ -148,7 +219,8 @@ impl Shared {
     }
 }
 
-const LEASE: Duration = Duration::from_secs(90);
+/// It is told to clients in seconds.
+const LEASE_MIN: Duration = Duration::from_secs(1);
 /// What fits a READ or WRITE of 1 MiB and all that can be around it.
 const MESSAGE_MAX: u32 = (1 << 20) + (16 << 10);
 const CHANNEL: ChannelLimits = ChannelLimits {

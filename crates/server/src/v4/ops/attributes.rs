@@ -43,9 +43,19 @@ pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result
 }
 
 pub(super) fn getattr(cx: &Context<'_>, at: &Cursor, args: &GetAttrArgs) -> Result<Raw, Fault4> {
+    let place = at.current()?;
+    if matches!(place, Place::Object(..)) && cx.shared.v4.marks().any() && tells_of_data(&args.attr_request) {
+        // §10.4.3: who may write it may have written more than the server knows.
+        cx.before_read(&cx.object4(place)?, Some(at.client()))?;
+    }
     let mut out = Encoder::default();
-    with_subject(cx, at, at.current()?, &args.attr_request, |subject| subject.encode(&args.attr_request, &mut out))?;
+    with_subject(cx, at, place, &args.attr_request, |subject| subject.encode(&args.attr_request, &mut out))?;
     Ok(Raw(out.finish().stream))
+}
+
+/// Whether attributes are among these that change with a file's data.
+fn tells_of_data(mask: &Bitmap4) -> bool {
+    [Attr4::Size, Attr4::Change, Attr4::TimeModify].into_iter().any(|attr| mask.contains(attr as u32))
 }
 
 /// Whether attributes are (`same`), or are not, what the client thinks: the compound goes on only then.
@@ -76,6 +86,7 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
         // §18.30.3: a stateid that is not special must allow writing.
         may_use(cx, at, &object, at.stateid(args.stateid)?, true)?;
     }
+    let _changing = cx.before_change(&object, Some(at.client()))?;
     let mut attrsset = args.obj_attributes.attrmask.clone();
     attrsset.remove(Attr4::Acl as u32);
     let mut status = Nfsstat4::Ok;

@@ -48,6 +48,7 @@ pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<W
         StableHow4::FileSync => Stability::FileSync,
     };
     let vfs = file.writable4()?.vfs();
+    let _changing = cx.before_change(&file, Some(at.client()))?;
     let writeverf = vfs.write_verifier();
     let written = vfs.write(&file.caller(), &file.handle, args.offset, data, stability);
     let written = written.map_err(|error| wrong_type(&file, error))?;

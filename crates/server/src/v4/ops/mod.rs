@@ -134,8 +134,9 @@ pub(super) fn execute(
         Sequence(_) => out.fail(Nfsstat4::SequencePos),
 
         GetDirDelegation(_) => out.put(at.current().map_err(Fault::from).map(|_| NO_DIR_DELEGATION)),
-        // None of these has been given: no delegation, and no copy that goes on behind its reply.
-        DelegReturn(_) | OffloadCancel(_) | OffloadStatus(_) => out.fail(Nfsstat4::BadStateid),
+        DelegReturn(args) => out.put(open::delegreturn(cx, at, args)),
+        // None of these has been given: no copy goes on behind its reply.
+        OffloadCancel(_) | OffloadStatus(_) => out.fail(Nfsstat4::BadStateid),
         // Reports of what clients do with layouts; there are none, and nothing to do about it.
         LayoutError(_) | LayoutStats(_) => out.put(at.current().map_err(Fault::from).map(|_| ())),
         // What this server has not: named attributes, layouts, copies between servers, patterns, and delegations that outlive

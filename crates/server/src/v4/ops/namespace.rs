@@ -65,6 +65,7 @@ pub(super) fn link(cx: &Context<'_>, at: &Cursor, args: &LinkArgs) -> Result<Cha
     let (object, dir) = same_export(cx, at)?;
     let name = component(&args.newname)?;
     let vfs = dir.writable4()?.vfs();
+    let _changing = cx.before_change(&object, Some(at.client()))?;
     let linked = vfs.link(&dir.caller(), &object.handle, &dir.handle, name);
     let (change, _) = linked.map_err(|error| in_dir(&dir, error))?;
     Ok(change_info(&change))
@@ -90,6 +91,7 @@ pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result
     let vfs = dir.writable4()?.vfs();
     // One operation removes whatever there is; the file system has one for each kind.
     let (_, attr) = look(&dir, name)?;
+    cx.before_change_of(&dir, name, Some(at.client()))?;
     let caller = dir.caller();
     let remove = |kind| match kind {
         Kind::Dir => vfs.rmdir(&caller, &dir.handle, name),
@@ -108,6 +110,8 @@ pub(super) fn rename(cx: &Context<'_>, at: &Cursor, args: &RenameArgs) -> Result
     let (from_dir, to_dir) = same_export(cx, at)?;
     let (from, to) = (component(&args.oldname)?, component(&args.newname)?);
     let vfs = to_dir.writable4()?.vfs();
+    cx.before_change_of(&from_dir, from, Some(at.client()))?;
+    cx.before_change_of(&to_dir, to, Some(at.client()))?;
     let renamed = vfs.rename(&to_dir.caller(), &from_dir.handle, from, &to_dir.handle, to);
     let (source, target) = match renamed {
         Ok(changes) => changes,

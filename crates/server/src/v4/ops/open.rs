@@ -1,4 +1,4 @@
-//! OPEN, OPEN_DOWNGRADE and CLOSE: RFC 8881 §18.2, §18.16, §18.18.
+//! OPEN, OPEN_DOWNGRADE, CLOSE and DELEGRETURN: RFC 8881 §18.2, §18.6, §18.16, §18.18.
 //!
 //! OPEN does two things that can fail: it finds or makes a file, and it gets the client a share of it. What can be refused
 //! without knowing the file is refused first; a file that is made is nobody else's yet, so its share is to be had; and a
@@ -7,11 +7,11 @@
 use std::time::Instant;
 
 use nfs::v4::{
-    Bitmap4, ChangeInfo4, CloseArgs, Createhow4, Nfsstat4, OPEN4_RESULT_LOCKTYPE_POSIX, OPEN4_SHARE_ACCESS_READ,
-    OPEN4_SHARE_ACCESS_WANT_DELEG_MASK, OPEN4_SHARE_ACCESS_WANT_NO_DELEG, OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE,
-    OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED, OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL,
-    OPEN4_SHARE_ACCESS_WRITE, OpenArgs, OpenClaim4, OpenDelegation4, OpenDowngradeArgs, OpenNoneDelegation4, OpenOk,
-    Openflag4, Stateid4, WhyNoDelegation4,
+    Bitmap4, ChangeInfo4, Clientid4, CloseArgs, Createhow4, DelegReturnArgs, Nfsstat4, OPEN4_RESULT_LOCKTYPE_POSIX,
+    OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WANT_DELEG_MASK, OPEN4_SHARE_ACCESS_WANT_NO_DELEG,
+    OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE, OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED,
+    OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL, OPEN4_SHARE_ACCESS_WRITE, OpenArgs, OpenClaim4,
+    OpenDelegation4, OpenDowngradeArgs, OpenNoneDelegation4, OpenOk, Openflag4, Stateid4, WhyNoDelegation4,
     attr::{Attr4, Fattr4},
 };
 use vfs::{CreateMode, Created, Handle, Kind, Name, Rights, SetAttr, VfsError};
@@ -28,7 +28,7 @@ use crate::{
         attr::{Wanted, change_info, set_attr},
         compound::Cursor,
         place::{Place, component},
-        state::open::OpenRequest,
+        state::{delegation::DelegationRequest, open::OpenRequest},
     },
 };
 
@@ -49,6 +49,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     let reclaim = matches!(args.claim, OpenClaim4::Previous(_));
     let (client, shares, now) = (at.client(), (access, args.share_deny), Instant::now());
     cx.shared.with_locks(|state, locks| state.may_open(locks, client, shares, reclaim, now))?;
+    remember(cx, client)?;
     let target = match &args.claim {
         OpenClaim4::Null(name) => {
             // The mandatory check of names comes before that of the directory.
@@ -60,10 +61,15 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
                 Openflag4::Create(how) => create(cx, at, &dir, name, how)?,
             }
         }
-        OpenClaim4::Fh | OpenClaim4::Previous(_) if args.openhow != Openflag4::NoCreate => {
+        OpenClaim4::DelegateCur { file, .. } => {
+            let name = component(file)?;
+            let Place::Object(..) = at.current()? else { return Err(pseudo(cx, at, name, args)) };
+            existing(&cx.object4(at.current()?)?, name, None)?
+        }
+        OpenClaim4::Fh | OpenClaim4::Previous(_) | OpenClaim4::DelegCurFh(_) if args.openhow != Openflag4::NoCreate => {
             return Err(Nfsstat4::Inval.into());
         }
-        OpenClaim4::Fh | OpenClaim4::Previous(_) => {
+        OpenClaim4::Fh | OpenClaim4::Previous(_) | OpenClaim4::DelegCurFh(_) => {
             let Place::Object(..) = at.current()? else { return Err(Nfsstat4::IsDir.into()) };
             let file = cx.object4(at.current()?)?;
             let attr = file.getattr()?;
@@ -71,21 +77,25 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
             let (cinfo, attrset) = (ChangeInfo4::default(), Bitmap4::new());
             Target { handle: file.handle, cinfo, attrset, truncate: false, made: false, kind: attr.kind }
         }
-        // No delegation has been given.
-        OpenClaim4::DelegateCur { .. } | OpenClaim4::DelegCurFh(_) => return Err(Nfsstat4::BadStateid.into()),
         // §18.16.3: for servers that keep delegations over a client's restart, which have DELEGPURGE.
         OpenClaim4::DelegatePrev(_) | OpenClaim4::DelegPrevFh => return Err(Nfsstat4::NotSupp.into()),
     };
     let Place::Object(id, _) = at.current()? else { return Err(Nfsstat4::Inval.into()) };
     let file = cx.object4(&Place::Object(*id, target.handle.clone()))?;
     of_kind(target.kind)?;
+    let claims = claimed(&args.claim);
+    if let Some(stateid) = claims {
+        let (name, stateid) = ((file.export.id(), file.handle.clone()), at.stateid(stateid)?);
+        cx.shared.with_state(|state| state.check_delegation(client, &name, &stateid))?;
+    }
     if !target.made {
-        permitted(&file, access, reclaim)?;
+        permitted(&file, access, reclaim || claims.is_some())?;
     }
     if target.truncate && !cx.may_block {
         // It is to be shared first, and then nothing may go wrong but for good.
         return Err(Fault::WouldBlock);
     }
+    let changing = target.truncate.then(|| cx.before_change(&file, Some(client))).transpose()?;
     let stateid = share(cx, at, args, &file, access)?;
     if target.truncate {
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
@@ -97,10 +107,12 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
             return Err(error.into());
         }
     }
+    drop(changing);
+    let delegation = delegation(cx, client, args, &file, want);
     at.current = Some(file.place().into());
     at.set_stateid(stateid);
     let Target { cinfo, attrset, .. } = target;
-    Ok(OpenOk { stateid, cinfo, rflags: OPEN4_RESULT_LOCKTYPE_POSIX, attrset, delegation: delegation(want) })
+    Ok(OpenOk { stateid, cinfo, rflags: OPEN4_RESULT_LOCKTYPE_POSIX, attrset, delegation })
 }
 
 pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowngradeArgs) -> Result<Stateid4, Fault4> {
@@ -224,8 +236,54 @@ fn share(cx: &Context<'_>, at: &Cursor, args: &OpenArgs, file: &Object<'_>, acce
     Ok(cx.shared.with_locks(|state, locks| state.open(locks, &request, Instant::now()))?)
 }
 
+/// DELEGRETURN (§18.6).
+pub(super) fn delegreturn(cx: &Context<'_>, at: &Cursor, args: &DelegReturnArgs) -> Result<(), Fault4> {
+    let file = cx.object4(at.current()?)?;
+    let stateid = at.stateid(args.deleg_stateid)?;
+    let (name, client) = ((file.export.id(), file.handle), at.client());
+    Ok(cx.shared.with_state(|state| state.delegreturn(client, &name, &stateid))?)
+}
+
+/// Sees to it that a client can reclaim after a restart what it gets now (§8.4.2.1).
+fn remember(cx: &Context<'_>, client: Clientid4) -> Result<(), Fault4> {
+    let Some(owner) = cx.shared.with_state(|state| state.unremembered(client)) else { return Ok(()) };
+    let recovery = cx.shared.lockd.recovery();
+    if !cx.may_block && recovery.is_persistent() {
+        return Err(Fault::WouldBlock);
+    }
+    let written = recovery.add_v4_client(&owner);
+    cx.shared.with_state(|state| state.remembered(client, written.is_ok()));
+    written.map_err(|error| {
+        tracing::error!(%error, "a client opens nothing because it could not be remembered");
+        Nfsstat4::Io.into()
+    })
+}
+
+/// The delegation by whose right a file is opened.
+fn claimed(claim: &OpenClaim4) -> Option<Stateid4> {
+    match claim {
+        OpenClaim4::DelegateCur { delegate_stateid: stateid, .. } | OpenClaim4::DelegCurFh(stateid) => Some(*stateid),
+        _ => None,
+    }
+}
+
+/// The delegation that comes with an open.
+fn delegation(cx: &Context<'_>, client: Clientid4, args: &OpenArgs, file: &Object<'_>, want: u32) -> OpenDelegation4 {
+    if !cx.shared.v4.is_kept_up() {
+        return no_delegation(want);
+    }
+    let reclaim = match args.claim {
+        OpenClaim4::Previous(kind) => Some(kind),
+        OpenClaim4::DelegateCur { .. } | OpenClaim4::DelegCurFh(_) => return OpenDelegation4::None,
+        _ => None,
+    };
+    let name = (file.export.id(), file.handle.clone());
+    let request = DelegationRequest { client, file: &name, share_access: args.share_access, reclaim };
+    cx.shared.with_locks(|state, locks| state.delegate(locks, &request, Instant::now()))
+}
+
 /// §18.16.3: a client that has said which delegation it wants is told why there is none.
-fn delegation(want: u32) -> OpenDelegation4 {
+fn no_delegation(want: u32) -> OpenDelegation4 {
     match want & OPEN4_SHARE_ACCESS_WANT_DELEG_MASK {
         OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE => OpenDelegation4::None,
         OPEN4_SHARE_ACCESS_WANT_NO_DELEG => {

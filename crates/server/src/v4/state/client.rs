@@ -12,7 +12,7 @@ use std::{
 use bytes::Bytes;
 use nfs::v4::*;
 
-use super::Principal;
+use super::{Principal, recover::Record};
 
 /// What is known of a client.
 #[derive(Debug)]
@@ -33,6 +33,8 @@ pub struct Client {
     pub reclaim_complete: bool,
     /// The minor version that it spoke when it introduced itself, and is called in.
     pub minorversion: u32,
+    /// Whether it is remembered over a restart.
+    pub(super) record: Record,
     /// Whether the last attempt to call it has failed.
     pub(super) callbacks_fail: bool,
     /// The last CREATE_SESSION: a reply cache of one slot.
@@ -226,6 +228,7 @@ impl Clients {
             sessions: Vec::new(),
             reclaim_complete: false,
             minorversion: 1,
+            record: Record::None,
             callbacks_fail: false,
             created,
             renewed_at: now,
@@ -280,9 +283,9 @@ impl Clients {
         Some(Removed { clientid, client })
     }
 
-    /// Whether there is a confirmed client of this owner.
-    pub fn is_known(&self, owner: &Bytes) -> bool {
-        self.by_owner.get(owner).is_some_and(|records| records.confirmed.is_some())
+    /// The confirmed client of an owner.
+    pub fn confirmed(&self, owner: &Bytes) -> Option<Clientid4> {
+        self.by_owner.get(owner)?.confirmed
     }
 
     /// All clients.

@@ -219,15 +219,6 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// Takes all delegations of a client back, one after the other.
-    pub fn recall_all(&mut self, client: Clientid4, now: Instant) {
-        for other in self.stateids.of_client(client) {
-            if self.stateids.is_delegation(&other) {
-                self.begin_recall(&other, now);
-            }
-        }
-    }
-
     fn begin_recall(&mut self, other: &Other, now: Instant) {
         if std::mem::replace(&mut self.stateids.delegation_mut(other).recalled, true) {
             return;

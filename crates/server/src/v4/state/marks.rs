@@ -22,6 +22,8 @@ pub struct Marks(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     hasher: RandomState,
+    /// All delegations.
+    total: AtomicU32,
     buckets: Box<[Bucket]>,
 }
 
@@ -43,12 +45,17 @@ impl Marks {
     /// Nobody has anything.
     pub fn new() -> Self {
         let buckets = (0..BUCKETS).map(|_| Bucket::default()).collect();
-        Self(Arc::new(Inner { hasher: RandomState::new(), buckets }))
+        Self(Arc::new(Inner { hasher: RandomState::new(), total: AtomicU32::new(0), buckets }))
+    }
+
+    /// Whether anybody has a delegation of anything.
+    pub fn any(&self) -> bool {
+        self.0.total.load(SeqCst) > 0
     }
 
     /// Whether anybody may have a delegation of a file.
     pub fn may_be_delegated(&self, file: &impl Hash) -> bool {
-        self.0.buckets[self.at(file)].delegations.load(SeqCst) > 0
+        self.any() && self.0.buckets[self.at(file)].delegations.load(SeqCst) > 0
     }
 
     /// Begins a change of a file.
@@ -64,11 +71,13 @@ impl Marks {
     }
 
     pub(super) fn add(&self, file: &impl Hash) {
+        self.0.total.fetch_add(1, SeqCst);
         self.0.buckets[self.at(file)].delegations.fetch_add(1, SeqCst);
     }
 
     pub(super) fn remove(&self, file: &impl Hash) {
         self.0.buckets[self.at(file)].delegations.fetch_sub(1, SeqCst);
+        self.0.total.fetch_sub(1, SeqCst);
     }
 
     fn at(&self, file: &impl Hash) -> usize {

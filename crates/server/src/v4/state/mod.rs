@@ -15,6 +15,7 @@ pub mod client;
 pub mod delegation;
 pub mod marks;
 pub mod open;
+pub mod recover;
 pub mod session;
 pub mod slot;
 pub mod stateid;
@@ -129,6 +130,8 @@ pub struct State<R, F> {
     events: VecDeque<Event>,
     /// During grace: who had state before the restart, by the owner's name, and has not said that all is reclaimed.
     reclaiming: Option<HashSet<Bytes>>,
+    /// Owners that are to be remembered no more.
+    forgotten: VecDeque<Bytes>,
     rng: StdRng,
 }
 
@@ -146,34 +149,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             delegations: Delegations::default(),
             events: VecDeque::new(),
             reclaiming: None,
+            forgotten: VecDeque::new(),
             rng,
         }
-    }
-
-    /// Begins the time in which what was held before a restart can be reclaimed, by the clients of these owners.
-    pub fn begin_grace(&mut self, owners: HashSet<Bytes>) {
-        self.reclaiming = Some(owners);
-    }
-
-    /// Ends it.
-    pub fn end_grace(&mut self) {
-        self.reclaiming = None;
-    }
-
-    /// Whether it is that time.
-    pub fn in_grace(&self) -> bool {
-        self.reclaiming.is_some()
-    }
-
-    /// Whether nobody has anything to reclaim any more, so that it may end.
-    pub fn may_end_grace(&self) -> bool {
-        self.reclaiming.as_ref().is_some_and(HashSet::is_empty)
-    }
-
-    /// Whether a client may reclaim.
-    pub fn may_reclaim(&self, id: Clientid4) -> bool {
-        let client = self.clients.find(id).filter(|client| client.confirmed && !client.reclaim_complete);
-        client.zip(self.reclaiming.as_ref()).is_some_and(|(client, names)| names.contains(&client.owner.ownerid.0))
     }
 
     /// The clients.
@@ -295,6 +273,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 self.forget(replaced);
             }
             self.events.push_back(Event::Confirmed(args.clientid));
+            self.recall_record(args.clientid);
         }
         result
     }
@@ -507,13 +486,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// Drops the sessions and stateids of a client that is gone. Its locks are for whoever gets the event.
     fn forget(&mut self, Removed { clientid, client }: Removed) {
-        for session in client.sessions {
-            self.drop_session(session);
+        for session in &client.sessions {
+            self.drop_session(*session);
         }
         for stateid in self.stateids.of_client(clientid) {
             self.stateids.remove(&stateid);
         }
         if client.confirmed {
+            self.drop_record(&client);
             self.events.push_back(Event::Gone(clientid));
         }
     }

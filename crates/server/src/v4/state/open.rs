@@ -332,6 +332,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             self.stateids.revoke(&other, status);
         }
         locks.release_client(LockClient::V4(client.0));
+        self.lose_record(client);
         self.events.push_back(Event::Revoked(client));
     }
 

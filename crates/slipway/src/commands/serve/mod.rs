@@ -221,6 +221,7 @@ async fn serve(args: &Args, config: Config) -> Outcome {
         places.push((transport, listener.local_addr()));
         workers.listen(server.clone(), listener);
     }
+    tokio::spawn(nfs.upkeep());
     let locking = locking::start(&config.server, &switch, &workers, &nfs, &places)?;
     let published = publish(&config, &switch, &workers, (&server, &places), locking.as_ref()).await?;
     announcement.locks(published.known == [true, true, true]);

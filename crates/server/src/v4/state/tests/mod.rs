@@ -2,6 +2,7 @@
 
 mod delegation;
 mod open;
+mod recover;
 mod session;
 
 use super::{

@@ -1,0 +1,102 @@
+//! What of clients is remembered over a restart, and what they may reclaim after one (RFC 8881 §8.4.2, §8.4.2.1, §18.51).
+//!
+//! A client is remembered from its first OPEN on, before that is answered, until it is gone or has lost what it held; what
+//! it has lost somebody else may have got, so it is forgotten before that is answered. Where and how is for whoever asks
+//! [`State::unremembered`] and [`State::poll_forgotten`].
+
+use std::{collections::HashSet, hash::Hash};
+
+use bytes::Bytes;
+use nfs::v4::Clientid4;
+
+use super::{State, client::Client};
+
+/// Whether a client is remembered over a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Record {
+    None,
+    /// It is being written.
+    Pending,
+    Written,
+}
+
+impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
+    /// Begins the time in which what was held before a restart can be reclaimed, by the clients of these owners.
+    pub fn begin_grace(&mut self, owners: HashSet<Bytes>) {
+        self.reclaiming = Some(owners);
+    }
+
+    /// Ends it. The owners that have neither reclaimed nor opened anything are to be remembered no more.
+    pub fn end_grace(&mut self) -> Vec<Bytes> {
+        let mut late = self.reclaiming.take().unwrap_or_default();
+        for (_, client) in self.clients.iter().filter(|(_, client)| client.record != Record::None) {
+            late.remove(&client.owner.ownerid.0);
+        }
+        late.into_iter().collect()
+    }
+
+    /// Whether it is that time.
+    pub fn in_grace(&self) -> bool {
+        self.reclaiming.is_some()
+    }
+
+    /// Whether nobody has anything to reclaim any more, so that it may end.
+    pub fn may_end_grace(&self) -> bool {
+        self.reclaiming.as_ref().is_some_and(HashSet::is_empty)
+    }
+
+    /// Whether a client may reclaim.
+    pub fn may_reclaim(&self, id: Clientid4) -> bool {
+        let client = self.clients.find(id).filter(|client| client.confirmed && !client.reclaim_complete);
+        client.zip(self.reclaiming.as_ref()).is_some_and(|(client, names)| names.contains(&client.owner.ownerid.0))
+    }
+
+    /// The owner of a client that is to get something and is not remembered yet, and is to be now.
+    pub fn unremembered(&mut self, id: Clientid4) -> Option<Bytes> {
+        let client = self.clients.find_mut(id).filter(|client| client.record != Record::Written)?;
+        client.record = Record::Pending;
+        Some(client.owner.ownerid.0.clone())
+    }
+
+    /// A client is remembered now; or is not, if it could not be. If it has lost something meanwhile, it is to be once more.
+    pub fn remembered(&mut self, id: Clientid4, written: bool) {
+        if let Some(client) = self.clients.find_mut(id).filter(|client| client.record == Record::Pending) {
+            client.record = if written { Record::Written } else { Record::None };
+        }
+    }
+
+    /// The next owner that is to be remembered no more.
+    pub fn poll_forgotten(&mut self) -> Option<Bytes> {
+        self.forgotten.pop_front()
+    }
+
+    /// A client is confirmed, which may be remembered from before a restart, or from before its own.
+    pub(super) fn recall_record(&mut self, id: Clientid4) {
+        let Some(client) = self.clients.find_mut(id) else { return };
+        let owner = &client.owner.ownerid.0;
+        if self.reclaiming.as_ref().is_some_and(|names| names.contains(owner)) {
+            client.record = Record::Written;
+        }
+    }
+
+    /// A client has lost what it held.
+    pub(super) fn lose_record(&mut self, id: Clientid4) {
+        let Some(client) = self.clients.find_mut(id) else { return };
+        if std::mem::replace(&mut client.record, Record::None) != Record::None {
+            self.forgotten.push_back(client.owner.ownerid.0.clone());
+        }
+    }
+
+    /// A client is gone.
+    pub(super) fn drop_record(&mut self, client: &Client) {
+        if client.record == Record::None {
+            return;
+        }
+        let owner = &client.owner.ownerid.0;
+        match self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id)) {
+            // Its next incarnation has the same name.
+            Some(next) => next.record = client.record,
+            None => self.forgotten.push_back(owner.clone()),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! What is remembered of clients over a restart, and when it is not.
+
+use super::*;
+
+impl World {
+    fn forgotten(&mut self) -> Vec<Bytes> {
+        std::iter::from_fn(|| self.state.poll_forgotten()).collect()
+    }
+
+    fn remember(&mut self, client: Clientid4) -> Option<Bytes> {
+        let owner = self.state.unremembered(client);
+        self.state.remembered(client, true);
+        owner
+    }
+}
+
+#[test]
+fn a_client_is_remembered_once_and_forgotten_when_it_is_gone() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    assert_eq!(world.remember(a), Some(Bytes::from_static(b"a")));
+    assert_eq!(world.remember(a), None, "it is remembered already");
+    world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
+    world.state.destroy_clientid(world.now, a, None, &OWNER).unwrap();
+    assert_eq!(world.forgotten(), ["a"]);
+    // One that never held anything was never remembered.
+    let (b, session) = world.ready("b");
+    world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
+    world.state.destroy_clientid(world.now, b, None, &OWNER).unwrap();
+    assert_eq!(world.forgotten(), Vec::<Bytes>::new());
+}
+
+#[test]
+fn a_client_that_restarts_is_the_same_to_be_remembered() {
+    let mut world = World::new();
+    let (old, _) = world.ready("a");
+    world.remember(old);
+    let (new, session) = world.client("a", 2);
+    assert_eq!(world.forgotten(), Vec::<Bytes>::new());
+    assert_eq!(world.remember(new), None);
+    world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
+    world.state.destroy_clientid(world.now, new, None, &OWNER).unwrap();
+    assert_eq!(world.forgotten(), ["a"]);
+}
+
+#[test]
+fn what_a_client_loses_it_cannot_reclaim_and_what_it_gets_then_it_can() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    world.remember(a);
+    world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
+    world.now += 2 * LEASE;
+    world.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
+    assert_eq!(world.forgotten(), ["a"], "before b is answered");
+    assert_eq!(world.state.unremembered(a), Some(Bytes::from_static(b"a")));
+    // It loses all once more while it is being written.
+    world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
+    world.state.remembered(a, true);
+    assert_eq!(world.forgotten(), ["a"]);
+    assert!(world.state.unremembered(a).is_some(), "so it is to be written again");
+    world.state.remembered(a, false);
+    assert!(world.state.unremembered(a).is_some(), "as it is where it could not be");
+}
+
+#[test]
+fn who_has_reclaimed_nothing_when_grace_ends_is_forgotten() {
+    let mut world = World::new();
+    let owners = ["a", "b", "c"].map(|owner| Bytes::from_static(owner.as_bytes()));
+    world.state.begin_grace(owners.into());
+    let (a, _) = world.ready("a");
+    assert_eq!(world.remember(a), None, "it is, from before the restart");
+    let (_b, _) = world.client("b", 1);
+    let (_d, _) = world.ready("d");
+    assert!(world.state.in_grace() && !world.state.may_end_grace());
+    assert_eq!(world.state.end_grace(), ["c"], "b has come back, and may hold what it reclaimed");
+    assert!(!world.state.in_grace());
+}

@@ -1,0 +1,295 @@
+//! Delegations and restarts of version 4, through the service: a client over TCP that is called back, and what others get
+//! meanwhile.
+
+#[path = "common/mod.rs"]
+mod common;
+#[path = "common/v4.rs"]
+mod v4;
+
+use std::{
+    ops::RangeInclusive,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use common::*;
+use nfs::{
+    v3::{Nfsstat3, Read, ReadArgs},
+    v4::{
+        attr::Attr4,
+        callback::{CbArgop4, CbResop4, CbSequenceOk},
+        compound::{CbCompoundArgs, CbCompoundRes, CompoundArgs, CompoundRes},
+        *,
+    },
+};
+use rpc::{
+    AcceptError, BoxFuture, Call, Client, ClientOptions, Credential, Procedure, ReplyPlan, Server, Service, TcpKind,
+    TransportKind, WorkerOptions, Workers,
+};
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::ExportConfig};
+use v4::*;
+use xdr::{Array, Decode, Message};
+
+const CB_PROGRAM: u32 = 0x4000_0001;
+
+/// Says OK to whatever it is called with, and keeps it.
+#[derive(Default)]
+struct Back(Mutex<Vec<CbArgop4>>);
+
+impl Service for Back {
+    fn program(&self) -> u32 {
+        CB_PROGRAM
+    }
+    fn versions(&self) -> RangeInclusive<u32> {
+        CALLBACK_VERSION..=CALLBACK_VERSION
+    }
+    fn procedure(&self, _: u32, procedure: u32) -> Option<Procedure> {
+        (procedure == PROC_COMPOUND).then_some(Procedure { name: "CB_COMPOUND", idempotent: true })
+    }
+    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        Box::pin(async move {
+            let mut args = CbCompoundArgs::decode(&mut call.arguments)?;
+            let [CbArgop4::Sequence(sequence), operation] = &mut args.argarray[..] else { panic!("{args:?}") };
+            self.0.lock().unwrap().push(operation.clone());
+            let (slotid, highest) = (sequence.slotid, Slotid4(0));
+            let ok = CbSequenceOk {
+                sessionid: sequence.sessionid,
+                sequenceid: sequence.sequenceid,
+                slotid,
+                highest_slotid: highest,
+                target_highest_slotid: highest,
+            };
+            let resarray = vec![CbResop4::Sequence(Res4::Ok(ok)), CbResop4::Recall(Res4::Ok(()))];
+            Ok(call.reply(&CbCompoundRes { status: Nfsstat4::Ok, tag: args.tag, resarray }))
+        })
+    }
+}
+
+/// A client with a connection.
+struct Remote {
+    rpc: Client,
+    back: Arc<Back>,
+    session: Sessionid4,
+    sequence: u32,
+}
+
+impl Remote {
+    async fn new(kind: Arc<dyn TransportKind>, address: std::net::SocketAddr, name: &str) -> Self {
+        let back = Arc::new(Back::default());
+        let callbacks = Some(Server::builder().shared(back.clone()).build());
+        let credential = user(0, 0);
+        let options = ClientOptions { callbacks, credential, ..ClientOptions::new(nfs::NFS_PROGRAM, VERSION) };
+        let rpc = Client::connect(kind, address, options).await.unwrap();
+        let mut remote = Self { rpc, back, session: Sessionid4::default(), sequence: 0 };
+        let (_, exchanged) = remote.compound(vec![exchange_id(name)]).await;
+        let [Resop4::ExchangeId(Res4::Ok(exchanged))] = &exchanged[..] else { panic!("{exchanged:?}") };
+        let Argop4::CreateSession(create) = create_session(exchanged.clientid, exchanged.sequenceid, channel()) else {
+            unreachable!()
+        };
+        let create = CreateSessionArgs {
+            flags: CREATE_SESSION4_FLAG_CONN_BACK_CHAN,
+            cb_program: CB_PROGRAM,
+            sec_parms: Array(vec![CallbackSecParms4::None]),
+            ..create
+        };
+        let (_, created) = remote.compound(vec![Argop4::CreateSession(create)]).await;
+        let [Resop4::CreateSession(Res4::Ok(created))] = &created[..] else { panic!("{created:?}") };
+        remote.session = created.sessionid;
+        remote.call([Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false })]).await;
+        remote
+    }
+
+    async fn compound(&self, argarray: Vec<Argop4>) -> (Nfsstat4, Vec<Resop4>) {
+        let args = CompoundArgs { tag: "".into(), minorversion: 1, argarray };
+        let plan = ReplyPlan { inline_max: 64 << 10, ..ReplyPlan::default() };
+        let answer = self.rpc.call::<CompoundRes>(PROC_COMPOUND, &args, plan, Default::default()).await.unwrap();
+        (answer.results.status, answer.results.resarray)
+    }
+
+    async fn call(&mut self, operations: impl IntoIterator<Item = Argop4>) -> (Nfsstat4, Vec<Resop4>) {
+        self.sequence += 1;
+        let sequence = Argop4::Sequence(SequenceArgs {
+            sessionid: self.session,
+            sequenceid: Sequenceid4(self.sequence),
+            slotid: Slotid4(0),
+            highest_slotid: Slotid4(0),
+            cachethis: false,
+        });
+        let (status, mut results) = self.compound(std::iter::once(sequence).chain(operations).collect()).await;
+        results.remove(0);
+        (status, results)
+    }
+
+    /// Opens a file of `/m`, and gives the open, what was delegated, and the file.
+    async fn open(&mut self, name: &str, access: u32) -> Result<(Stateid4, OpenDelegation4, NfsFh4), Nfsstat4> {
+        let how = Open { access, ..Open::default() };
+        let (status, mut results) = self.call(at("/m").into_iter().chain([open(name, how), Argop4::GetFh])).await;
+        if status != Nfsstat4::Ok {
+            return Err(status);
+        }
+        let Some(Resop4::GetFh(Res4::Ok(handle))) = results.pop() else { panic!("GETFH") };
+        let Some(Resop4::Open(Res4::Ok(opened))) = results.pop() else { panic!("OPEN") };
+        Ok((opened.stateid, opened.delegation, handle))
+    }
+
+    async fn give_back(&mut self, handle: &NfsFh4, deleg_stateid: Stateid4) -> Nfsstat4 {
+        self.call([putfh(handle), Argop4::DelegReturn(DelegReturnArgs { deleg_stateid })]).await.0
+    }
+
+    /// The delegation that is recalled, when it is.
+    async fn recalled(&self) -> (Stateid4, NfsFh4) {
+        loop {
+            if let Some(CbArgop4::Recall(recall)) = self.back.0.lock().unwrap().pop() {
+                return (recall.stateid, recall.fh);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// What another protocol gets: it is read on a thread of its own, as its caller would.
+async fn read_by_v3(rig: &Rig, handle: &NfsFh4) -> Nfsstat3 {
+    let (rig, file) = (rig.clone(), handle.0.clone());
+    let args = move || ReadArgs { file: file.clone().into(), offset: 0, count: 10 };
+    let read = move || rig.call::<Read>(args()).into_result().map_or_else(|(status, _)| status, |_| Nfsstat3::Ok);
+    tokio::task::spawn_blocking(read).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
+    let options = ExportOptions { squash: Squash::None, ..Default::default() };
+    let export = Export::new("/m", ExportId::unique(), memory(), options).unwrap();
+    let nfs = NfsServer::new(export, HandleKey::random());
+    let rig = Rig::calling(&nfs);
+    let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
+    let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
+    let listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr();
+    workers.listen(nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared).build(), listener);
+    let mut a = Remote::new(kind.clone(), address, "a").await;
+    let (stateid, delegation, handle) = a.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+    assert_eq!(delegation, OpenDelegation4::None, "nobody would recall it");
+    a.call([putfh(&handle), close(stateid)]).await;
+    tokio::spawn(nfs.upkeep());
+    let mut b = Remote::new(kind, address, "b").await;
+
+    // Another client of version 4.
+    let (open, delegation) = loop {
+        let (stateid, delegation, _) = a.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+        if let OpenDelegation4::Write(write) = delegation {
+            break (stateid, write.stateid);
+        }
+        tokio::task::yield_now().await; // the upkeep has yet to begin
+    };
+    assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay);
+    assert_eq!(a.recalled().await, (delegation, handle.clone()));
+    assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap_err(), Nfsstat4::Delay, "until it is given back");
+    let owner = |owner: &str| StateOwner4 { clientid: Clientid4(0), owner: owner.into() };
+    let again = Argop4::Open(OpenArgs {
+        seqid: Seqid4(0),
+        share_access: OPEN4_SHARE_ACCESS_WRITE,
+        share_deny: 0,
+        owner: owner("another"),
+        openhow: Openflag4::NoCreate,
+        claim: OpenClaim4::DelegCurFh(delegation),
+    });
+    assert_eq!(a.call([putfh(&handle), again]).await.0, Nfsstat4::Ok, "it tells of what it has opened itself");
+    assert_eq!(a.call([putfh(&handle), write(delegation, 0, b"last words")]).await.0, Nfsstat4::Ok);
+    assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::Ok);
+    assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::BadStateid);
+    let (read, none, _) = b.open("f", OPEN4_SHARE_ACCESS_READ).await.unwrap();
+    assert_eq!(none, OpenDelegation4::None, "the file is contended");
+    b.call([putfh(&handle), close(read)]).await;
+    a.call([putfh(&handle), close(open)]).await;
+
+    // A client of version 3, which has neither opened it nor will.
+    let (_, delegation, handle) = a.open("g", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+    let OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
+    assert_eq!(read_by_v3(&rig, &handle).await, Nfsstat3::Jukebox);
+    assert_eq!(a.recalled().await, (stateid, handle.clone()));
+    assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
+    assert_eq!(read_by_v3(&rig, &handle).await, Nfsstat3::Ok);
+    // Who takes the file's name away asks, too; and who asks how large it is.
+    let (_, delegation, handle) = a.open("h", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+    let OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
+    assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Mode])]).await.0, Nfsstat4::Ok);
+    assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Size])]).await.0, Nfsstat4::Delay);
+    assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Delay);
+    assert_eq!(a.recalled().await.0, stateid);
+    assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
+    assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Ok);
+}
+
+fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
+    let options = ExportOptions { squash: Squash::None, ..Default::default() };
+    let export = ExportConfig::directory(dir, options).unwrap();
+    NfsServer::open_with_grace(&[export], state, &buf::Pool::default(), grace).unwrap()
+}
+
+/// A client that was there before the restart, with a new session.
+fn back_again(server: &NfsServer, name: &str, credential: &Credential) -> Client4 {
+    let mut client = Client4::stranger(server, 1);
+    client.credential = credential.clone();
+    let Resop4::ExchangeId(Res4::Ok(exchanged)) = client.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
+    let create = create_session(exchanged.clientid, exchanged.sequenceid, channel());
+    let Resop4::CreateSession(Res4::Ok(created)) = client.alone(create) else { panic!("CREATE_SESSION") };
+    (client.client, client.session) = (exchanged.clientid, created.sessionid);
+    client
+}
+
+const COMPLETE: Argop4 = Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false });
+
+fn reclaim(handle: &NfsFh4) -> [Argop4; 2] {
+    let open = Argop4::Open(OpenArgs {
+        seqid: Seqid4(0),
+        share_access: OPEN4_SHARE_ACCESS_BOTH,
+        share_deny: OPEN4_SHARE_DENY_BOTH,
+        owner: StateOwner4 { clientid: Clientid4(0), owner: "owner".into() },
+        openhow: Openflag4::NoCreate,
+        claim: OpenClaim4::Previous(OpenDelegationType4::None),
+    });
+    [putfh(handle), open]
+}
+
+#[test]
+fn after_a_restart_who_had_a_file_open_reclaims_it_and_grace_ends_when_all_have() {
+    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let long = Duration::from_secs(3600);
+    let path = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
+    let me = rustix::process::geteuid().as_raw();
+    let me = user(me, me);
+    let handle = {
+        let server = serve(dir.path(), state.path(), long);
+        let mut client = back_again(&server, "a", &me);
+        client.ok([COMPLETE]);
+        let how = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
+        let (_, handle) = client.open(&path, "f", how).unwrap();
+        // One that has nothing open has nothing to reclaim.
+        back_again(&server, "idle", &me).ok([COMPLETE]);
+        handle
+    };
+    let server = serve(dir.path(), state.path(), long);
+    let (mut b, mut idle) = (back_again(&server, "b", &me), back_again(&server, "idle", &me));
+    for other in [&mut b, &mut idle] {
+        assert_eq!(other.status(reclaim(&handle)), Nfsstat4::ReclaimBad, "it held nothing");
+        other.ok([COMPLETE]);
+        let wanted = Open { create: false, ..Open::default() };
+        assert_eq!(other.open(&path, "f", wanted).unwrap_err(), Nfsstat4::Grace);
+    }
+    let mut a = back_again(&server, "a", &me);
+    a.ok(reclaim(&handle));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.spawn(server.upkeep());
+    runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
+    let wanted = Open { create: false, ..Open::default() };
+    assert_eq!(b.open(&path, "f", wanted).unwrap_err(), Nfsstat4::Grace, "a has not said that this is all");
+    a.ok([COMPLETE]);
+    let status = loop {
+        match b.open(&path, "f", wanted) {
+            Err(Nfsstat4::Grace) => runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await }),
+            other => break other.unwrap_err(),
+        }
+    };
+    assert_eq!(status, Nfsstat4::ShareDenied, "an hour before its time grace is over, and a has what it had");
+}
