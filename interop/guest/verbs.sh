@@ -197,6 +197,22 @@ an_adapter_is_gone() {
   rdma link add rxe0 type rxe netdev eth0
 }
 
+# By default a server listens on adapters and by iWARP in software; those of the first have threads of their own.
+serves_both() {
+  sed '/^options/d' /run/slipway.toml >/run/both.toml
+  rm -f /run/ready
+  "$SLIPWAY" -v serve --config /run/both.toml --ready-file /run/ready >>/run/out/both.log 2>&1 &
+  local server=$! provider url
+  await test -s /run/ready
+  for provider in verbs iwarp verbs; do
+    url="nfs://${AT[rxe]}:$OURS_RDMA/run/ours/by-both?proto=rdma&provider=$provider&mountport=$OURS_TCP&mountproto=tcp&uid=1234&gid=1234"
+    slip cp /run/out/random "$url"
+    cmp /run/out/random /run/ours/by-both
+    slip rm "$url"
+  done
+  kill -TERM "$server"; wait "$server"
+}
+
 # Ours holds what the kernel's clients wrote, and drains.
 serves_to_the_end() {
   local device
@@ -261,6 +277,7 @@ if check "knfsd starts" knfsd_with_export; then
   # Where every device has memory windows, as rxe has, peers are told that they may invalidate regions.
   check "siw: is removed beneath Linux's server" timeout 60 rdma link delete siw0
   (ours knfsd rxe of_knfsd /run/export 1234)
+  check "rxe: our server listens by iWARP in software, too" serves_both
 fi
 check "kernel log is clean" kernel_log_is_clean
 # Last, because the kernel logs what these tests do to it.

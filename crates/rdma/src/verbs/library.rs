@@ -18,6 +18,7 @@ use std::{
 
 use libloading::os::unix::{Library as Shared, RTLD_LOCAL, RTLD_NOW};
 use parking_lot::Mutex;
+use rustix::process::Resource;
 
 use super::{device::Device, ffi::*};
 
@@ -184,8 +185,22 @@ pub(super) fn last_error(what: &str) -> io::Error {
     with_context(io::Error::last_os_error(), what)
 }
 
+/// Says what was tried, and what to do where the limit of locked memory may be the reason that it failed: registered
+/// memory is locked, and so are the queues of most adapters.
 fn with_context(error: io::Error, what: &str) -> io::Error {
-    io::Error::new(error.kind(), format!("{what}: {error}"))
+    let limit = match error.kind() {
+        io::ErrorKind::OutOfMemory => rustix::process::getrlimit(Resource::Memlock).current,
+        _ => None,
+    };
+    let text = match limit {
+        None => format!("{what}: {error}"),
+        Some(limit) => format!(
+            "{what}: {error}; memory that an adapter uses is locked, and RLIMIT_MEMLOCK allows {} KiB of it: raise it by \
+             `ulimit -l unlimited`, by LimitMEMLOCK=infinity in a systemd unit, or in /etc/security/limits.conf",
+            limit >> 10
+        ),
+    };
+    io::Error::new(error.kind(), text)
 }
 
 const IBVERBS: &str = "libibverbs.so.1";

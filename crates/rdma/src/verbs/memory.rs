@@ -18,7 +18,6 @@
 use std::{ffi::c_int, io, ptr::NonNull, sync::Arc};
 
 use buf::Slab;
-use rustix::process::Resource;
 
 use super::{
     device::{Device, DeviceCaps, Pd},
@@ -107,7 +106,7 @@ impl Mr {
         let ptr = unsafe { (pd.library.functions.ibv_reg_mr)(pd.as_ptr(), start.cast_mut().cast(), len, access) };
         match NonNull::new(ptr) {
             Some(ptr) => Ok(Self { pd: pd.clone(), ptr }),
-            None => Err(refusal(last_error(&format!("registering {len} bytes with the adapter")))),
+            None => Err(last_error(&format!("registering {len} bytes with the adapter"))),
         }
     }
 
@@ -311,18 +310,4 @@ impl Keys {
         self.slabs.insert(behind, slab);
         Ok(Some(behind))
     }
-}
-
-/// Says what to do where the limit of locked memory is the reason.
-fn refusal(error: io::Error) -> io::Error {
-    if error.kind() != io::ErrorKind::OutOfMemory {
-        return error;
-    }
-    let Some(limit) = rustix::process::getrlimit(Resource::Memlock).current else { return error };
-    let limit_kib = limit >> 10;
-    let text = format!(
-        "{error}; memory that an adapter uses is locked, and RLIMIT_MEMLOCK allows {limit_kib} KiB of it: raise it by \
-         `ulimit -l unlimited`, by LimitMEMLOCK=infinity in a systemd unit, or in /etc/security/limits.conf"
-    );
-    io::Error::new(error.kind(), text)
 }
