@@ -11,6 +11,7 @@ mod nfs;
 mod nfs4;
 mod rpc;
 mod rpcrdma;
+mod service4;
 mod xdr;
 
 use buf::Buffer;
@@ -26,6 +27,7 @@ pub use self::{
     nfs4::nfs4_compound,
     rpc::{record_marking, rpc_message},
     rpcrdma::{rpcrdma_connection, rpcrdma_header},
+    service4::nfs4_service,
     xdr::xdr,
 };
 
@@ -45,6 +47,7 @@ pub const TARGETS: &[Target] = &[
     ("nfs3_call", nfs3_call),
     ("handle", handle),
     ("nfs4_compound", nfs4_compound),
+    ("nfs4_service", nfs4_service),
 ];
 
 /// The first frame of a connection, from either side; and what is accepted is written back the same.
