@@ -15,6 +15,7 @@ use std::{
 
 use common::*;
 use nfs::{
+    nlm::{Lock, LockArgs, Nlm4Stats, NlmProc4, Res},
     v3::{Nfsstat3, Read, ReadArgs},
     v4::{
         attr::Attr4,
@@ -156,6 +157,18 @@ async fn read_by_v3(rig: &Rig, handle: &NfsFh4) -> Nfsstat3 {
     tokio::task::spawn_blocking(read).await.unwrap()
 }
 
+async fn lock_by_nlm(rig: &Rig, nfs: &NfsServer, handle: &NfsFh4) -> Nlm4Stats {
+    let (rig, nlm, fh) = (rig.clone(), Arc::new(nfs.nlm4()), handle.0.clone());
+    let ask = move || {
+        let lock = Lock { caller_name: "mars".into(), fh: fh.into(), oh: "oh".into(), svid: 1, offset: 0, len: 0 };
+        let (cookie, exclusive) = ("c".into(), true);
+        let args = LockArgs { cookie, block: false, exclusive, lock, reclaim: false, state: 1 };
+        let reply = rig.raw(&*nlm, NlmProc4::NmLock as u32, &Message::encode(&args)).expect("accepted");
+        results::<Res>(&reply).status
+    };
+    tokio::task::spawn_blocking(ask).await.unwrap()
+}
+
 #[tokio::test]
 async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
@@ -210,6 +223,14 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
     assert_eq!(a.recalled().await, (stateid, handle.clone()));
     assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
     assert_eq!(read_by_v3(&rig, &handle).await, Nfsstat3::Ok);
+    // A host that locks it by NLM: who has a delegation locks by himself.
+    let (open, delegation, handle) = a.open("l", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+    let OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
+    assert_eq!(lock_by_nlm(&rig, &nfs, &handle).await, Nlm4Stats::DeniedGracePeriod);
+    assert_eq!(a.recalled().await, (stateid, handle.clone()));
+    assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
+    assert_eq!(lock_by_nlm(&rig, &nfs, &handle).await, Nlm4Stats::Granted);
+    a.call([putfh(&handle), close(open)]).await;
     // Who takes the file's name away asks, too; and who asks how large it is.
     let (_, delegation, handle) = a.open("h", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
     let OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };

@@ -21,6 +21,7 @@ use crate::{
     error::{Fault, WouldBlock},
     exec::Answer,
     locks::{LockKind, Range, Share as ShareReservation},
+    v4::guard::Held,
 };
 
 /// Implements [`Answer`] for a procedure, and for the one that is called and answered without a reply, if there is one.
@@ -132,8 +133,10 @@ fn nm_lock(cx: &Context<'_>, args: &LockArgs) -> Results<Res> {
 }
 
 fn lock_monitored(cx: &Context<'_>, args: &LockArgs, monitor: Option<i32>) -> Result<Nlm4Stats, Refused> {
+    let file = lockable(cx, &args.lock.fh, args.exclusive)?;
+    let _undelegated = cx.before_lock(&file, args.exclusive)?;
     let ask = Ask {
-        file: lockable(cx, &args.lock.fh, args.exclusive)?,
+        file,
         range: range(&args.lock)?,
         lock: &args.lock,
         kind: kind(args.exclusive),
@@ -173,6 +176,7 @@ fn share(cx: &Context<'_>, args: &nlm::ShareArgs) -> Results<nlm::ShareRes> {
     let status = (|| {
         let file = lockable(cx, &share.fh, matches!(share.access, ShareAccess::Write))?;
         let from = from(cx, &share.caller_name);
+        let _undelegated = cx.before_lock(&file, true)?;
         Ok(cx.shared.lockd.share(from, &share.oh, &file, reservation(share.mode, share.access), args.reclaim))
     })();
     conclude_share(args, status)
@@ -203,6 +207,16 @@ impl std::convert::From<Fault> for Refused {
                 Nfsstat3::Jukebox => Nlm4Stats::DeniedNoLocks,
                 _ => Nlm4Stats::Failed,
             }),
+        }
+    }
+}
+
+impl std::convert::From<Held> for Refused {
+    fn from(held: Held) -> Self {
+        match held {
+            Held::WouldBlock => Refused::WouldBlock,
+            // The one status upon which a client asks again by itself, after a while.
+            Held::Delegated => Refused::Status(Nlm4Stats::DeniedGracePeriod),
         }
     }
 }

@@ -15,6 +15,7 @@ use super::state::{delegation::Access, marks::Changing};
 use crate::{
     context::{Context, Object},
     error::{Fault, Fault4},
+    nlm::lockd::LockFile,
 };
 
 /// Why a file cannot be used now.
@@ -71,13 +72,26 @@ impl Context<'_> {
         }
     }
 
+    /// Before a file is locked by another protocol: who has a delegation locks by himself what it covers. None is given
+    /// until what comes back is dropped.
+    pub(crate) fn before_lock(&self, file: &LockFile, exclusive: bool) -> Result<Changing, Held> {
+        let changing = self.shared.v4.marks().begin_change(file);
+        if self.shared.v4.marks().may_be_delegated(file) {
+            self.recall(file, None, if exclusive { Access::Write } else { Access::Read })?;
+        }
+        Ok(changing)
+    }
+
     fn before(&self, object: &Object<'_>, by: Option<Clientid4>, access: Access) -> Result<(), Held> {
         let id = object.export.id();
         if !self.shared.v4.marks().may_be_delegated(&(&id, &object.handle)) {
             return Ok(());
         }
-        let file = (id, object.handle.clone());
-        let recalled = self.shared.with_locks(|state, locks| state.recall(locks, &file, (by, access), Instant::now()));
+        self.recall(&(id, object.handle.clone()), by, access)
+    }
+
+    fn recall(&self, file: &LockFile, by: Option<Clientid4>, access: Access) -> Result<(), Held> {
+        let recalled = self.shared.with_locks(|state, locks| state.recall(locks, file, (by, access), Instant::now()));
         recalled.map_err(|_| Held::Delegated)
     }
 }
