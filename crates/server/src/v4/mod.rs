@@ -1,8 +1,8 @@
 //! NFS versions 4.1 and 4.2: RFC 8881, RFC 7862 and RFC 8276.
 //!
-//! [`compound`] executes requests: it reads one operation after the other, and has [`ops`] execute each on a
-//! [`Cursor`](compound::Cursor), which is all that operations of a compound share. [`state`] is who has what: clients,
-//! sessions, opens and locks, as a pure machine behind one mutex, taken before that of the lock table. [`pseudo`] is the
+//! `compound` executes requests: it reads one operation after the other, and has `ops` execute each on a
+//! cursor, which is all that operations of a compound share. [`state`] is who has what: clients,
+//! sessions, opens and locks, as a pure machine behind one mutex, taken before that of the lock table. `pseudo` is the
 //! tree that leads from the root to the exports. `guard` is what all versions ask before a file is used that somebody may have
 //! a delegation of; `upkeep` does what nobody has asked for, and calls clients by [`callback`].
 
