@@ -194,7 +194,7 @@ impl Server {
             }
         };
         let mut execution = None;
-        if !target.procedure.idempotent {
+        if !service.is_idempotent(&target.procedure, &arguments) {
             let stream = &message.stream[message.stream.len() - arguments.remaining()..];
             let key = self.drc.key(&header, peer, stream, message.len());
             execution = match self.drc.admit(key) {

@@ -20,6 +20,12 @@ pub trait Service: Send + Sync + 'static {
     /// What is known of a procedure; `None` if there is no such one.
     fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure>;
 
+    /// Whether executing a call twice is the same as once: of a procedure that is many, only its arguments tell.
+    fn is_idempotent(&self, procedure: &Procedure, arguments: &Decoder<'_>) -> bool {
+        let _ = arguments;
+        procedure.idempotent
+    }
+
     /// Executes a call. The results are the body of the reply, encoded by [`Call::reply`] or otherwise *behind
     /// the header that [`Call::encoder`] has begun*, so that payload positions count from the XID.
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>>;

@@ -30,7 +30,7 @@ pub(crate) struct Shared {
 /// One call, as a procedure sees it.
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
-    pub(crate) shared: &'a Shared,
+    pub(crate) shared: &'a Arc<Shared>,
     pub(crate) credential: &'a Credential,
     pub(crate) peer: SocketAddr,
     pub(crate) carrier: Carrier,

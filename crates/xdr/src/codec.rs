@@ -163,6 +163,14 @@ impl Encoder {
         self.stream.len()
     }
 
+    /// What has been written to the stream from an offset on.
+    ///
+    /// # Panics
+    /// If not so much has been written.
+    pub fn written(&self, offset: usize) -> &[u8] {
+        &self.stream[offset..]
+    }
+
     /// Drops everything written after the stream had `stream_len` bytes; no payload may have been added since.
     pub fn truncate(&mut self, stream_len: usize) {
         self.stream.truncate(stream_len);

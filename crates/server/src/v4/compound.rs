@@ -30,11 +30,14 @@ use super::{
         Principal, Request,
         session::Connection,
         slot::{Begun, Fingerprint, Ticket},
+        v40::Kept,
     },
+    v40::{self, Entry, InTurn},
 };
 use crate::{
     context::{Carrier, Context, Shared},
     error::WouldBlock,
+    nlm::lockd::LockFile,
 };
 
 /// What the operations of a compound share.
@@ -45,6 +48,8 @@ pub(super) struct Cursor {
     pub(super) current: Option<Filehandle>,
     pub(super) saved: Option<Filehandle>,
     pub(super) session: Option<InSession>,
+    /// In 4.0, whose the operation is, if it names a client or state.
+    pub(super) client: Option<Clientid4>,
     /// Bytes left for results.
     pub(super) room: usize,
     /// What a result that needs more is answered with.
@@ -70,8 +75,10 @@ impl Cursor {
         self.saved.as_ref().map(|saved| &saved.place).ok_or(Nfsstat4::NoFileHandle)
     }
 
+    /// The client of the session; in 4.0 that of the operation, or one that there is not.
     pub(super) fn client(&self) -> Clientid4 {
-        self.session.as_ref().expect("operations with state come after SEQUENCE").client
+        let client = self.session.as_ref().map(|session| session.client).or(self.client);
+        client.unwrap_or(Clientid4(0))
     }
 
     /// What a client means by a stateid: the current one's place is taken by it (RFC 8881 §16.2.3.1.2).
@@ -99,6 +106,13 @@ fn resolve(stateid: Stateid4, at: Option<&Filehandle>) -> Result<Stateid4, Nfsst
     let current = at.map_or(Stateid4::ANONYMOUS, |at| at.stateid);
     // There is none unless an operation of this compound has left one.
     if current == Stateid4::ANONYMOUS { Err(Nfsstat4::BadStateid) } else { Ok(current) }
+}
+
+/// Whether a compound need not be remembered but by its session: in 4.0, which has none, only if it changes nothing.
+pub(super) fn is_idempotent(mut arguments: Decoder<'_>) -> bool {
+    let Ok(head) = CompoundHead::decode(&mut arguments) else { return true };
+    let operations = Incoming { decoder: arguments, minor: head.minorversion, left: head.operations.0 };
+    head.minorversion > 0 || operations.into_iter().flatten().all(|operation| !ops::changes(operation.opnum()))
 }
 
 /// Executes COMPOUND.
@@ -198,6 +212,8 @@ struct Compound {
     results: ResultsWriter,
     status: Nfsstat4,
     slot: Option<Slot>,
+    /// In 4.0, the turn of the operation that is being executed.
+    turn: Option<InTurn>,
 }
 
 /// How a compound begins.
@@ -226,12 +242,13 @@ impl Compound {
             current: None,
             saved: None,
             session: None,
+            client: None,
             room: 0,
             too_big: Nfsstat4::RepTooBig,
             behind: 0,
         };
         let limit = cx.carrier.message_max;
-        Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None }
+        Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None, turn: None }
     }
 
     /// Sees to the first operation, which is SEQUENCE, or one of those that need none and are alone (§2.10.6.1.1).
@@ -242,9 +259,12 @@ impl Compound {
         operations: &mut Incoming<'_>,
         (whole, len): (Decoder<'_>, usize),
     ) -> Opening {
-        if !MINOR_VERSIONS.contains(&self.cursor.minor) || self.cursor.minor == 0 {
+        if !MINOR_VERSIONS.contains(&self.cursor.minor) {
             self.status = Nfsstat4::MinorVersMismatch;
             return Opening::End;
+        }
+        if self.cursor.minor == 0 {
+            return Opening::Go;
         }
         let count = operations.left;
         let Some(first) = operations.next() else { return Opening::End };
@@ -320,6 +340,20 @@ impl Compound {
             return Ok(());
         }
         let (start, position) = (self.out.stream_len(), self.out.position());
+        if self.cursor.minor == 0 && self.turn.is_none() {
+            match v40::enter(cx.shared, &mut self.cursor, arguments) {
+                Ok(Entry::Free) => {}
+                Ok(Entry::InTurn(turn)) => self.turn = Some(turn),
+                Ok(Entry::Replay(kept)) => {
+                    self.replay_one(&kept);
+                    return Ok(());
+                }
+                Err(status) => {
+                    self.fail(operation, status);
+                    return Ok(());
+                }
+            }
+        }
         self.status = ops::execute(cx, &mut self.cursor, arguments, &mut self.out)?;
         tracing::debug!(operation = arguments.opnum().name(), peer = %cx.peer, transport = cx.carrier.name, status = ?self.status);
         if self.out.position() - position > self.cursor.room && self.status == Nfsstat4::Ok {
@@ -328,7 +362,29 @@ impl Compound {
         } else {
             self.results.push(&mut self.out, &());
         }
+        if self.cursor.minor == 0 {
+            self.leave(start);
+        }
         Ok(())
+    }
+
+    /// Ends an operation of 4.0, whose result begins at `start`.
+    fn leave(&mut self, start: usize) {
+        let status = v40::status(self.status);
+        if status != self.status {
+            self.status = status;
+            self.out.patch_u32(start + 4, status as u32);
+        }
+        if let Some(turn) = self.turn.take() {
+            turn.end(status, self.out.written(start), &self.cursor);
+        }
+    }
+
+    /// Adds the result that an operation of 4.0 got when it was executed.
+    fn replay_one(&mut self, kept: &Kept<LockFile>) {
+        self.out.raw(&kept.result);
+        self.results.push(&mut self.out, &());
+        self.status = kept.status;
     }
 
     /// Adds a result that says only this.

@@ -1,4 +1,4 @@
-//! NFS versions 4.1 and 4.2: RFC 8881, RFC 7862 and RFC 8276.
+//! NFS versions 4.0, 4.1 and 4.2: RFC 7530, RFC 8881, RFC 7862 and RFC 8276.
 //!
 //! `compound` executes requests: it reads one operation after the other, and has `ops` execute each on a
 //! cursor, which is all that operations of a compound share. [`state`] is who has what: clients,
@@ -16,6 +16,7 @@ mod place;
 mod pseudo;
 pub mod state;
 pub(crate) mod upkeep;
+mod v40;
 
 use std::{
     future::ready,
@@ -33,7 +34,7 @@ use nfs::v4::{self, EXCHGID4_FLAG_USE_NON_PNFS, NfsImplId4, Nfstime4, ServerOwne
 use parking_lot::Mutex;
 use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, Reverse, Service};
 use tokio::sync::mpsc;
-use xdr::Message;
+use xdr::{Decoder, Message};
 
 use crate::{
     context::Shared,
@@ -86,13 +87,17 @@ impl Service for Nfs4 {
     }
 
     fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
-        // What was executed is remembered by sessions, not by the duplicate request cache.
+        // What was executed is remembered by sessions; of 4.0, see below.
         let name = match procedure {
             v4::PROC_NULL => "NULL",
             v4::PROC_COMPOUND => "COMPOUND",
             _ => return None,
         };
         Some(Procedure { name, idempotent: true })
+    }
+
+    fn is_idempotent(&self, _: &Procedure, arguments: &Decoder<'_>) -> bool {
+        compound::is_idempotent(arguments.clone())
     }
 
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {

@@ -54,8 +54,10 @@ pub(super) fn lookupp(cx: &Context<'_>, at: &mut Cursor) -> Result<(), Fault4> {
 
 pub(super) fn secinfo(cx: &Context<'_>, at: &mut Cursor, args: &SecinfoArgs) -> Result<Vec<Secinfo4>, Fault4> {
     find(cx, at.current()?, &args.name)?;
-    // §18.29.3: the file handle is used up.
-    at.current = None;
+    // §18.29.3: the file handle is used up, as in 4.0 it is not.
+    if at.minor > 0 {
+        at.current = None;
+    }
     Ok(flavors())
 }
 

@@ -6,6 +6,7 @@
 mod attributes;
 mod data;
 mod filehandle;
+mod legacy;
 mod lock;
 mod namespace;
 mod open;
@@ -143,10 +144,13 @@ pub(super) fn execute(
         // their client.
         CopyNotify(_) | DelegPurge(_) | GetDeviceInfo(_) | GetDeviceList(_) | LayoutCommit(_) | LayoutGet(_)
         | LayoutReturn(_) | OpenAttr(_) | WantDelegation(_) | WriteSame(_) => out.fail(Nfsstat4::NotSupp),
-        // Of 4.0 alone: such an operation is refused when it is read.
-        OpenConfirm(_) | ReleaseLockOwner(_) | Renew(_) | SetClientId(_) | SetClientIdConfirm(_) => {
-            out.fail(Nfsstat4::NotSupp)
-        }
+        // Of 4.0 alone: in later versions such an operation is refused when it is read.
+        OpenConfirm(args) => out.put(legacy::open_confirm(cx, at, args)),
+        ReleaseLockOwner(args) => out.put(legacy::release_lockowner(cx, at, args)),
+        // The lease was renewed when the client was found.
+        Renew(_) => out.put(Ok(())),
+        SetClientId(args) => out.put(legacy::set_clientid(cx, at, args)),
+        SetClientIdConfirm(args) => out.put(legacy::set_clientid_confirm(cx, at, args)),
     }
 }
 

@@ -7,11 +7,12 @@
 use std::time::Instant;
 
 use nfs::v4::{
-    Bitmap4, ChangeInfo4, Clientid4, CloseArgs, Createhow4, DelegReturnArgs, Nfsstat4, OPEN4_RESULT_LOCKTYPE_POSIX,
-    OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WANT_DELEG_MASK, OPEN4_SHARE_ACCESS_WANT_NO_DELEG,
-    OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE, OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED,
-    OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL, OPEN4_SHARE_ACCESS_WRITE, OpenArgs, OpenClaim4,
-    OpenDelegation4, OpenDowngradeArgs, OpenNoneDelegation4, OpenOk, Openflag4, Stateid4, WhyNoDelegation4,
+    Bitmap4, ChangeInfo4, Clientid4, CloseArgs, Createhow4, DelegReturnArgs, Nfsstat4, OPEN4_RESULT_CONFIRM,
+    OPEN4_RESULT_LOCKTYPE_POSIX, OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WANT_DELEG_MASK,
+    OPEN4_SHARE_ACCESS_WANT_NO_DELEG, OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE,
+    OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED, OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL,
+    OPEN4_SHARE_ACCESS_WRITE, OpenArgs, OpenClaim4, OpenDelegation4, OpenDowngradeArgs, OpenNoneDelegation4, OpenOk,
+    Openflag4, Stateid4, WhyNoDelegation4,
     attr::{Attr4, Fattr4},
 };
 use vfs::{CreateMode, Created, Handle, Kind, Name, Rights, SetAttr, VfsError};
@@ -45,7 +46,8 @@ struct Target {
 }
 
 pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result<OpenOk, Fault4> {
-    let (access, want) = (args.share_access & !WANT_BITS, args.share_access & WANT_BITS);
+    let want_bits = if at.minor > 0 { WANT_BITS } else { 0 };
+    let (access, want) = (args.share_access & !want_bits, args.share_access & want_bits);
     let reclaim = matches!(args.claim, OpenClaim4::Previous(_));
     let (client, shares, now) = (at.client(), (access, args.share_deny), Instant::now());
     cx.shared.with_locks(|state, locks| state.may_open(locks, client, shares, reclaim, now))?;
@@ -112,7 +114,11 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     at.current = Some(file.place().into());
     at.set_stateid(stateid);
     let Target { cinfo, attrset, .. } = target;
-    Ok(OpenOk { stateid, cinfo, rflags: OPEN4_RESULT_LOCKTYPE_POSIX, attrset, delegation })
+    let mut rflags = OPEN4_RESULT_LOCKTYPE_POSIX;
+    if at.minor == 0 && cx.shared.with_state(|state| state.needs_confirmation(client, &args.owner.owner.0)) {
+        rflags |= OPEN4_RESULT_CONFIRM;
+    }
+    Ok(OpenOk { stateid, cinfo, rflags, attrset, delegation })
 }
 
 pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowngradeArgs) -> Result<Stateid4, Fault4> {

@@ -4,6 +4,8 @@
 //! the code) and §18.36.4 (confirmation). A client owner has at most two records: the confirmed one, and an unconfirmed
 //! one that will replace it or be forgotten. An error leaves all records as they were.
 
+mod v40;
+
 use std::{
     collections::{HashMap, VecDeque},
     time::{Duration, Instant},
@@ -12,6 +14,7 @@ use std::{
 use bytes::Bytes;
 use nfs::v4::*;
 
+pub use self::v40::Legacy;
 use super::{Principal, recover::Record};
 
 /// What is known of a client.
@@ -37,6 +40,10 @@ pub struct Client {
     pub(super) record: Record,
     /// Whether the last attempt to call it has failed.
     pub(super) callbacks_fail: bool,
+    /// What only a client of 4.0 has.
+    pub legacy: Option<Legacy>,
+    /// The same as it will be, once that is confirmed.
+    update: Option<Legacy>,
     /// The last CREATE_SESSION: a reply cache of one slot.
     pub(super) created: (Sequenceid4, Result<CreateSessionOk, Nfsstat4>),
     renewed_at: Instant,
@@ -83,6 +90,27 @@ pub struct Removed {
 }
 
 impl Client {
+    /// One that is not confirmed.
+    fn new(owner: ClientOwner4, principal: Principal, now: Instant) -> Self {
+        Self {
+            owner,
+            principal,
+            confirmed: false,
+            protect: StateProtect4R::None,
+            implementation: None,
+            sessions: Vec::new(),
+            reclaim_complete: false,
+            minorversion: 1,
+            record: Record::None,
+            callbacks_fail: false,
+            legacy: None,
+            update: None,
+            // RFC 8881 §18.36.4: the slot begins one before what is told, with a contrived result.
+            created: (Sequenceid4(0), Err(Nfsstat4::SeqMisordered)),
+            renewed_at: now,
+        }
+    }
+
     /// For its next CREATE_SESSION.
     pub fn next_sequence(&self) -> Sequenceid4 {
         Sequenceid4(self.created.0.0.wrapping_add(1))
@@ -162,7 +190,7 @@ impl Clients {
             }
             return self.introduce(args, protect, principal, now, Some(id));
         }
-        if client.owner.verifier == args.clientowner.verifier {
+        if client.legacy.is_none() && client.owner.verifier == args.clientowner.verifier {
             // Case 2: a retry, or an attempt at trunking. Of the two ways that case 5 leaves open for an unconfirmed
             // record that is there too, it is forgotten.
             if let Some(unconfirmed) = records.unconfirmed {
@@ -203,43 +231,37 @@ impl Clients {
         now: Instant,
         replaced: Option<Clientid4>,
     ) -> Result<Exchanged, Nfsstat4> {
-        let owner = &args.clientowner;
-        let unconfirmed = self.by_owner.get(&owner.ownerid.0).and_then(|records| records.unconfirmed);
-        let victim = match unconfirmed {
-            None if replaced.is_none() && self.by_id.len() >= self.clients_max => {
-                Some(self.oldest_unconfirmed().ok_or(Nfsstat4::Delay)?)
-            }
+        let record = Client {
+            protect,
+            implementation: args.client_impl_id.clone(),
+            ..Client::new(args.clientowner.clone(), principal.clone(), now)
+        };
+        let replaced = replaced.and_then(|id| self.remove(id));
+        Ok(Exchanged { clientid: self.add(record)?, replaced })
+    }
+
+    /// Adds an unconfirmed record, instead of the owner's unconfirmed one.
+    ///
+    /// # Errors
+    /// DELAY if there are too many clients.
+    fn add(&mut self, client: Client) -> Result<Clientid4, Nfsstat4> {
+        let name = client.owner.ownerid.0.clone();
+        let victim = match self.by_owner.get(&name).and_then(|records| records.unconfirmed) {
+            None if self.by_id.len() >= self.clients_max => Some(self.oldest_unconfirmed().ok_or(Nfsstat4::Delay)?),
             other => other,
         };
         if let Some(victim) = victim {
             // It never had a session.
             let _ = self.remove(victim);
         }
-        let replaced = replaced.and_then(|id| self.remove(id));
         let clientid = self.next_id();
-        // §18.36.4: the slot begins one before what is told, with a contrived result.
-        let created = (Sequenceid4(0), Err(Nfsstat4::SeqMisordered));
-        let client = Client {
-            owner: owner.clone(),
-            principal: principal.clone(),
-            confirmed: false,
-            protect,
-            implementation: args.client_impl_id.clone(),
-            sessions: Vec::new(),
-            reclaim_complete: false,
-            minorversion: 1,
-            record: Record::None,
-            callbacks_fail: false,
-            created,
-            renewed_at: now,
-        };
         self.by_id.insert(clientid, client);
-        self.by_owner.entry(owner.ownerid.0.clone()).or_default().unconfirmed = Some(clientid);
+        self.by_owner.entry(name).or_default().unconfirmed = Some(clientid);
         self.unconfirmed.push_back(clientid);
         if self.unconfirmed.len() > 2 * self.clients_max {
             self.unconfirmed.retain(|id| self.by_id.get(id).is_some_and(|client| !client.confirmed));
         }
-        Ok(Exchanged { clientid, replaced })
+        Ok(clientid)
     }
 
     fn oldest_unconfirmed(&mut self) -> Option<Clientid4> {

@@ -15,12 +15,14 @@ pub mod client;
 pub mod delegation;
 pub mod marks;
 pub mod open;
+pub mod owner;
 pub mod recover;
 pub mod session;
 pub mod slot;
 pub mod stateid;
 #[cfg(test)]
 mod tests;
+pub mod v40;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -35,9 +37,11 @@ use rand::{RngCore, SeedableRng, rngs::StdRng};
 use client::{Clients, Removed};
 use delegation::Delegations;
 use marks::Marks;
+use owner::Owners;
 use session::{ChannelLimits, Connection, ConnectionId, Session};
 use slot::{Begun, Fingerprint, Ticket};
 use stateid::Stateids;
+use v40::Kept;
 
 /// Who sends a request, as far as the owner of state is concerned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -127,6 +131,8 @@ pub struct State<R, F> {
     by_connection: HashMap<ConnectionId, Vec<Sessionid4>>,
     stateids: Stateids<F>,
     delegations: Delegations<F>,
+    /// Of 4.0.
+    owners: Owners<Kept<F>>,
     events: VecDeque<Event>,
     /// During grace: who had state before the restart, by the owner's name, and has not said that all is reclaimed.
     reclaiming: Option<HashSet<Bytes>>,
@@ -140,6 +146,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub fn new(options: StateOptions, instance: u32, seed: [u8; 32]) -> Self {
         let clients = Clients::new(instance, options.lease, options.clients_max);
         let rng = StdRng::from_seed(seed);
+        let owners = Owners::new(options.client_stateids_max);
         Self {
             options,
             clients,
@@ -147,6 +154,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             by_connection: HashMap::new(),
             stateids: Stateids::new(instance),
             delegations: Delegations::default(),
+            owners,
             events: VecDeque::new(),
             reclaiming: None,
             forgotten: VecDeque::new(),
@@ -492,6 +500,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         for stateid in self.stateids.of_client(clientid) {
             self.stateids.remove(&stateid);
         }
+        self.owners.remove_client(clientid);
         if client.confirmed {
             self.drop_record(&client);
             self.events.push_back(Event::Gone(clientid));

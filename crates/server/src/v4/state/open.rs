@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use super::{
     Event, State,
+    client::Client,
     delegation::Access,
     stateid::{Kind, Open, Other},
 };
@@ -159,14 +160,22 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         stateid: &Stateid4,
     ) -> Result<Stateid4, Nfsstat4> {
         let closed = self.resolve_open(client, file, stateid)?;
-        let Open { owner, locks: under, .. } = self.stateids.open(&closed).clone();
+        self.close_open(locks, client, &closed);
+        // §18.2.4: what comes back is never valid.
+        Ok(Stateid4::INVALID)
+    }
+
+    /// Ends an open, and the locks under it.
+    ///
+    /// # Panics
+    /// If there is no such open.
+    pub(super) fn close_open(&mut self, locks: &mut LockTable<F>, client: Clientid4, closed: &Other) {
+        let Open { owner, locks: under, .. } = self.stateids.open(closed).clone();
         for lock in under {
             self.release_locks(locks, &lock);
         }
-        locks.unshare(file, &open_owner(client, &owner));
-        self.stateids.remove(&closed);
-        // §18.2.4: what comes back is never valid.
-        Ok(Stateid4::INVALID)
+        let entry = self.stateids.remove(closed).expect("it was found");
+        locks.unshare(&entry.file, &open_owner(client, &owner));
     }
 
     /// LOCK (§18.10).
@@ -350,7 +359,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// A reclaim is for who had something before the restart, and until it has said that all is reclaimed; anything else
     /// is for who has said so (§18.51.3).
     fn check_reclaim(&self, client: Clientid4, reclaim: bool) -> Result<(), Nfsstat4> {
-        let complete = self.clients.find(client).is_some_and(|client| client.reclaim_complete);
+        // 4.0 has no way to say so; the grace period keeps it waiting.
+        let client_is = |what: fn(&Client) -> bool| self.clients.find(client).is_some_and(what);
+        let complete = client_is(|client| client.reclaim_complete || client.legacy.is_some());
+        if reclaim && client_is(|client| client.legacy.is_some()) {
+            let grace = if self.in_grace() { Nfsstat4::ReclaimBad } else { Nfsstat4::NoGrace };
+            return if self.may_reclaim(client) { Ok(()) } else { Err(grace) };
+        }
         match reclaim {
             true if complete || !self.in_grace() => Err(Nfsstat4::NoGrace),
             true if !self.may_reclaim(client) => Err(Nfsstat4::ReclaimBad),
@@ -366,7 +381,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if full { Err(Nfsstat4::Delay) } else { Ok(()) }
     }
 
-    fn resolve_open(&self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Other, Nfsstat4> {
+    pub(super) fn resolve_open(&self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Other, Nfsstat4> {
         let other = self.stateids.resolve(client, Some(file), stateid)?;
         match self.stateids.entry(&other).kind {
             Kind::Open(_) => Ok(other),
@@ -431,7 +446,7 @@ fn open_owner(client: Clientid4, name: &[u8]) -> Owner {
     owner(client, OPEN_OWNER, name)
 }
 
-fn lock_owner(client: Clientid4, name: &[u8]) -> Owner {
+pub(super) fn lock_owner(client: Clientid4, name: &[u8]) -> Owner {
     owner(client, LOCK_OWNER, name)
 }
 

@@ -146,6 +146,22 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         Stateid4 { seqid: 1, other }
     }
 
+    /// Whether there is such a one.
+    pub fn contains(&self, other: &Other) -> bool {
+        self.entries.contains_key(other)
+    }
+
+    /// Whose it is.
+    pub fn client_of(&self, other: &Other) -> Option<Clientid4> {
+        self.entries.get(other).map(|entry| entry.client)
+    }
+
+    /// What 4.0 says of one that there is not (RFC 7530 §9.1.4): it may be from before the server's restart.
+    pub fn unknown(&self, other: &Other) -> Nfsstat4 {
+        let special = other.iter().all(|byte| *byte == 0) || other.iter().all(|byte| *byte == u8::MAX);
+        if special || other[..4] == self.instance.to_be_bytes() { Nfsstat4::BadStateid } else { Nfsstat4::StaleStateid }
+    }
+
     /// What a stateid stands for.
     ///
     /// # Panics

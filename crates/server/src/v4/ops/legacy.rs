@@ -1,0 +1,38 @@
+//! What NFSv4.0 alone has: SETCLIENTID, SETCLIENTID_CONFIRM, RENEW, OPEN_CONFIRM and RELEASE_LOCKOWNER: RFC 7530 §16.18,
+//! §16.30, §16.33, §16.34, §16.37.
+
+use std::time::Instant;
+
+use nfs::v4::{
+    Nfsstat4, OpenConfirmArgs, ReleaseLockOwnerArgs, SetClientIdArgs, SetClientIdConfirmArgs, SetClientIdOk, Stateid4,
+};
+
+use super::data::of_kind;
+use crate::{context::Context, error::Fault4, v4::compound::Cursor};
+
+pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs) -> Result<SetClientIdOk, Fault4> {
+    let now = Instant::now();
+    cx.shared.with_state(|state| {
+        state.expire(now);
+        Ok(state.set_clientid(now, args, &at.principal)?)
+    })
+}
+
+pub(super) fn set_clientid_confirm(cx: &Context<'_>, at: &Cursor, args: &SetClientIdConfirmArgs) -> Result<(), Fault4> {
+    let now = Instant::now();
+    Ok(cx.shared.with_state(|state| state.set_clientid_confirm(now, args, &at.principal))?)
+}
+
+pub(super) fn open_confirm(cx: &Context<'_>, at: &mut Cursor, args: &OpenConfirmArgs) -> Result<Stateid4, Fault4> {
+    let file = cx.object4(at.current()?)?;
+    of_kind(file.getattr()?.kind)?;
+    let (name, client) = ((file.export.id(), file.handle), at.client());
+    Ok(cx.shared.with_state(|state| state.open_confirm(client, &name, &args.open_stateid))?)
+}
+
+pub(super) fn release_lockowner(cx: &Context<'_>, at: &Cursor, args: &ReleaseLockOwnerArgs) -> Result<(), Fault4> {
+    let client = at.client();
+    let released =
+        cx.shared.with_locks(|state, locks| state.release_lockowner(locks, client, &args.lock_owner.owner.0));
+    released.map_err(|status: Nfsstat4| status.into())
+}

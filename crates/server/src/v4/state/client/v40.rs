@@ -1,0 +1,91 @@
+//! The records of NFSv4.0: SETCLIENTID makes them, and SETCLIENTID_CONFIRM confirms them.
+//!
+//! Read RFC 7530 §9.1.1 and §16.33–16.35. They are in the same table as those of later versions, by the same names: a
+//! client that comes back with a later version, or an earlier one, has restarted (RFC 8881 §2.4.1).
+
+use std::time::Instant;
+
+use nfs::v4::*;
+
+use super::{Client, Clients, Removed};
+use crate::v4::state::Principal;
+
+/// What only a client of 4.0 has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Legacy {
+    /// What confirms this.
+    pub confirm: Verifier4,
+    /// Where its callbacks go.
+    pub callback: CbClient4,
+    /// And with which number.
+    pub callback_ident: u32,
+}
+
+impl Clients {
+    /// SETCLIENTID. `confirm` has not been used before; `has_state` says whether a client has opens or locks.
+    ///
+    /// # Errors
+    /// CLID_INUSE if the name is another's, who has state and a lease; DELAY if there are too many clients.
+    pub fn set_clientid(
+        &mut self,
+        args: &SetClientIdArgs,
+        confirm: Verifier4,
+        principal: &Principal,
+        now: Instant,
+        has_state: impl Fn(Clientid4) -> bool,
+    ) -> Result<Clientid4, Nfsstat4> {
+        let name = &args.client.id.0;
+        let legacy = Legacy { confirm, callback: args.callback.clone(), callback_ident: args.callback_ident };
+        let confirmed = self.by_owner.get(name).and_then(|records| records.confirmed);
+        if let Some(id) = confirmed {
+            let expired = self.is_expired(id, now);
+            let client = self.by_id.get_mut(&id).expect("a record for each confirmed owner");
+            if client.principal != *principal {
+                if has_state(id) && !expired {
+                    return Err(Nfsstat4::ClidInuse);
+                }
+            } else if client.legacy.is_some() && client.owner.verifier == args.client.verifier {
+                // The same incarnation: it may have moved its callbacks, which count once they are confirmed.
+                client.update = Some(legacy);
+                if let Some(unconfirmed) = self.by_owner[name].unconfirmed {
+                    // It never had state.
+                    let _ = self.remove(unconfirmed);
+                }
+                return Ok(id);
+            }
+        }
+        let owner = ClientOwner4 { verifier: args.client.verifier, ownerid: args.client.id.clone() };
+        // What was confirmed before stays until this is, and takes its state along.
+        self.add(Client { legacy: Some(legacy), ..Client::new(owner, principal.clone(), now) })
+    }
+
+    /// SETCLIENTID_CONFIRM: says whether it is confirmed only now, and which client it replaces.
+    ///
+    /// # Errors
+    /// STALE_CLIENTID if nothing is to be confirmed by this, or was; CLID_INUSE if it is another's.
+    pub fn confirm_legacy(
+        &mut self,
+        args: &SetClientIdConfirmArgs,
+        principal: &Principal,
+    ) -> Result<(bool, Option<Removed>), Nfsstat4> {
+        let id = args.clientid;
+        let client = self.by_id.get_mut(&id).ok_or(Nfsstat4::StaleClientid)?;
+        let (Some(legacy), wanted) = (&mut client.legacy, args.setclientid_confirm) else {
+            return Err(Nfsstat4::StaleClientid);
+        };
+        let update = client.update.as_ref().is_some_and(|update| update.confirm == wanted);
+        if !update && legacy.confirm != wanted {
+            return Err(Nfsstat4::StaleClientid);
+        }
+        if client.principal != *principal {
+            return Err(Nfsstat4::ClidInuse);
+        }
+        if update {
+            *legacy = client.update.take().expect("it was found");
+        }
+        if client.confirmed {
+            return Ok((false, None));
+        }
+        Ok((true, self.confirm(id)))
+    }
+}

@@ -1,0 +1,249 @@
+//! What NFSv4.0 does without sessions: SETCLIENTID, SETCLIENTID_CONFIRM, RENEW, OPEN_CONFIRM, RELEASE_LOCKOWNER; and on
+//! whose behalf an operation is executed, whether it is its turn, or was executed already.
+//!
+//! Read RFC 7530 §9.1, §16.18, §16.30, §16.33–16.34, §16.37. Opens, locks and leases are those of the later versions.
+//!
+//! On error nothing has changed, but that a lease may have been renewed.
+
+use std::{collections::HashSet, hash::Hash, time::Instant};
+
+use bytes::Bytes;
+use nfs::v4::*;
+use rand::RngCore;
+
+use super::{
+    Event, Principal, State, open,
+    owner::{OwnerKind, OwnerName, Turn},
+    stateid::{Kind, Other},
+};
+use crate::locks::LockTable;
+
+/// The result of an operation that an owner's sequence has counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept<F> {
+    /// How it went.
+    pub status: Nfsstat4,
+    /// As it was sent.
+    pub result: Bytes,
+    /// What has become the current file handle by it.
+    pub file: Option<F>,
+}
+
+/// How an operation of 4.0 is to be executed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Entered<F> {
+    /// For this client; for none in particular if it names neither a client nor any state.
+    Free(Option<Clientid4>),
+    /// In the sequence of an owner; to be ended by [`State::leave`].
+    InTurn(OwnerName),
+    /// Not again: it was executed, with this result.
+    Replay(Kept<F>),
+}
+
+impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
+    /// SETCLIENTID (§16.33).
+    ///
+    /// # Errors
+    /// CLID_INUSE; DELAY if there are too many clients.
+    pub fn set_clientid(
+        &mut self,
+        now: Instant,
+        args: &SetClientIdArgs,
+        principal: &Principal,
+    ) -> Result<SetClientIdOk, Nfsstat4> {
+        let mut confirm = [0; 8];
+        self.rng.fill_bytes(&mut confirm);
+        let holds = |id| self.stateids.count(id) > 0;
+        let clientid = self.clients.set_clientid(args, confirm, principal, now, holds)?;
+        Ok(SetClientIdOk { clientid, setclientid_confirm: confirm })
+    }
+
+    /// SETCLIENTID_CONFIRM (§16.34).
+    ///
+    /// # Errors
+    /// STALE_CLIENTID, CLID_INUSE.
+    pub fn set_clientid_confirm(
+        &mut self,
+        now: Instant,
+        args: &SetClientIdConfirmArgs,
+        principal: &Principal,
+    ) -> Result<(), Nfsstat4> {
+        let (new, replaced) = self.clients.confirm_legacy(args, principal)?;
+        if let Some(replaced) = replaced {
+            self.forget(replaced);
+        }
+        if new {
+            self.events.push_back(Event::Confirmed(args.clientid));
+            self.recall_record(args.clientid);
+        }
+        self.renew(now, args.clientid);
+        Ok(())
+    }
+
+    /// An operation is to be executed: for whom, and whether it is its turn. The client's lease is renewed (§9.5).
+    ///
+    /// # Errors
+    /// STALE_CLIENTID, EXPIRED; what is wrong with the stateid; BAD_SEQID; DELAY, RESOURCE.
+    pub fn enter(
+        &mut self,
+        locks: &mut LockTable<F>,
+        now: Instant,
+        operation: &Argop4,
+    ) -> Result<Entered<F>, Nfsstat4> {
+        let (owner, seqid, opens) = match operation {
+            Argop4::Open(args) => {
+                let client = self.live(args.owner.clientid, now)?;
+                (OwnerName { client, kind: OwnerKind::Open, name: args.owner.owner.0.clone() }, args.seqid, true)
+            }
+            Argop4::OpenConfirm(args) => (self.owner_of(&args.open_stateid, now)?, args.seqid, false),
+            Argop4::Close(args) => (self.owner_of(&args.open_stateid, now)?, args.seqid, false),
+            Argop4::OpenDowngrade(args) => (self.owner_of(&args.open_stateid, now)?, args.seqid, false),
+            Argop4::LockU(args) => (self.owner_of(&args.lock_stateid, now)?, args.seqid, false),
+            Argop4::Lock(args) => match &args.locker {
+                Locker4::Exist { lock_stateid, lock_seqid } => (self.owner_of(lock_stateid, now)?, *lock_seqid, false),
+                Locker4::New { open_stateid, open_seqid, lock_owner, .. } => {
+                    self.live(lock_owner.clientid, now)?;
+                    (self.owner_of(open_stateid, now)?, *open_seqid, false)
+                }
+            },
+            Argop4::Renew(args) => return Ok(Entered::Free(Some(self.live(args.clientid, now)?))),
+            Argop4::LockT(args) => return Ok(Entered::Free(Some(self.live(args.owner.clientid, now)?))),
+            Argop4::ReleaseLockOwner(args) => {
+                return Ok(Entered::Free(Some(self.live(args.lock_owner.clientid, now)?)));
+            }
+            Argop4::Read(args) => return self.by_stateid(&args.stateid, now),
+            Argop4::Write(args) => return self.by_stateid(&args.stateid, now),
+            Argop4::SetAttr(args) => return self.by_stateid(&args.stateid, now),
+            Argop4::DelegReturn(args) => return self.by_stateid(&args.deleg_stateid, now),
+            _ => return Ok(Entered::Free(None)),
+        };
+        if !self.owners.has_room(owner.client) {
+            self.forget_idle_owners(owner.client);
+        }
+        match self.owners.begin(&owner, seqid, opens)? {
+            Turn::Replay(kept) => return Ok(Entered::Replay(kept)),
+            Turn::StartAnew => self.close_all(locks, &owner),
+            Turn::Execute => {}
+        }
+        Ok(Entered::InTurn(owner))
+    }
+
+    /// Ends an operation that [`enter`](Self::enter) found to be in turn.
+    pub fn leave(&mut self, owner: &OwnerName, operation: &Argop4, kept: Kept<F>) {
+        if let Argop4::Lock(LockArgs { locker: Locker4::New { lock_owner, lock_seqid, .. }, .. }) = operation
+            && kept.status == Nfsstat4::Ok
+        {
+            // §16.10.4: the lock-owner's sequence begins, or goes on, with this.
+            let name = OwnerName { kind: OwnerKind::Lock, name: lock_owner.owner.0.clone(), ..owner.clone() };
+            self.owners.remove(&name);
+            if self.owners.begin(&name, *lock_seqid, false).is_ok() {
+                self.owners.end(&name, kept.status, kept.clone());
+            }
+        }
+        self.owners.end(owner, kept.status, kept);
+    }
+
+    /// OPEN_CONFIRM (§16.18).
+    ///
+    /// # Errors
+    /// What is wrong with the stateid; BAD_STATEID if there is nothing to be confirmed.
+    pub fn open_confirm(&mut self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Stateid4, Nfsstat4> {
+        let other = self.resolve_open(client, file, stateid)?;
+        let owner = self.name_of(&other).expect("an open has an owner");
+        if self.owners.is_confirmed(&owner) {
+            return Err(Nfsstat4::BadStateid);
+        }
+        self.owners.confirm(&owner);
+        Ok(self.stateids.change(&other))
+    }
+
+    /// Whether OPEN of this owner is to be confirmed.
+    pub fn needs_confirmation(&self, client: Clientid4, name: &Bytes) -> bool {
+        !self.owners.is_confirmed(&OwnerName { client, kind: OwnerKind::Open, name: name.clone() })
+    }
+
+    /// RELEASE_LOCKOWNER (§16.37).
+    ///
+    /// # Errors
+    /// LOCKS_HELD.
+    pub fn release_lockowner(&mut self, locks: &LockTable<F>, client: Clientid4, name: &Bytes) -> Result<(), Nfsstat4> {
+        let of_owner =
+            |other: &Other| matches!(&self.stateids.entry(other).kind, Kind::Lock { owner, .. } if owner == name);
+        let mine: Vec<_> = self.stateids.of_client(client).into_iter().filter(of_owner).collect();
+        let holder = open::lock_owner(client, name);
+        if mine.iter().any(|other| locks.holds(&self.stateids.entry(other).file, &holder)) {
+            return Err(Nfsstat4::LocksHeld);
+        }
+        mine.iter().for_each(|other| drop(self.stateids.remove(other)));
+        self.owners.remove(&OwnerName { client, kind: OwnerKind::Lock, name: name.clone() });
+        Ok(())
+    }
+
+    /// A client of 4.0 that has a lease.
+    ///
+    /// # Errors
+    /// STALE_CLIENTID, EXPIRED.
+    fn live(&mut self, id: Clientid4, now: Instant) -> Result<Clientid4, Nfsstat4> {
+        if !self.clients.find(id).is_some_and(|client| client.confirmed && client.legacy.is_some()) {
+            return Err(Nfsstat4::StaleClientid);
+        }
+        if self.has_lost_all(id) {
+            return Err(Nfsstat4::Expired);
+        }
+        self.renew(now, id);
+        Ok(id)
+    }
+
+    /// Whose a stateid is, if it is not one of the special ones. An open that is not confirmed is good for nothing.
+    fn by_stateid(&mut self, stateid: &Stateid4, now: Instant) -> Result<Entered<F>, Nfsstat4> {
+        if *stateid == Stateid4::ANONYMOUS || *stateid == Stateid4::READ_BYPASS {
+            return Ok(Entered::Free(None));
+        }
+        let client = self.found(stateid, now)?;
+        if self.name_of(&stateid.other).is_some_and(|owner| !self.owners.is_confirmed(&owner)) {
+            return Err(Nfsstat4::BadStateid);
+        }
+        Ok(Entered::Free(Some(client)))
+    }
+
+    /// The owner of an open or of locks.
+    fn owner_of(&mut self, stateid: &Stateid4, now: Instant) -> Result<OwnerName, Nfsstat4> {
+        self.found(stateid, now)?;
+        self.name_of(&stateid.other).ok_or(Nfsstat4::BadStateid)
+    }
+
+    /// Whose a stateid is.
+    fn found(&mut self, stateid: &Stateid4, now: Instant) -> Result<Clientid4, Nfsstat4> {
+        let client = self.stateids.client_of(&stateid.other).ok_or_else(|| self.stateids.unknown(&stateid.other))?;
+        match self.live(client, now) {
+            // One of a later version.
+            Err(Nfsstat4::StaleClientid) => Err(Nfsstat4::BadStateid),
+            other => other,
+        }
+    }
+
+    /// Which owner has what a stateid stands for; no owner has a delegation.
+    fn name_of(&self, other: &Other) -> Option<OwnerName> {
+        let entry = self.stateids.entry(other);
+        let (kind, name) = match &entry.kind {
+            Kind::Open(open) => (OwnerKind::Open, open.owner.clone()),
+            Kind::Lock { owner, .. } => (OwnerKind::Lock, owner.clone()),
+            Kind::Delegation(_) => return None,
+        };
+        Some(OwnerName { client: entry.client, kind, name })
+    }
+
+    fn close_all(&mut self, locks: &mut LockTable<F>, owner: &OwnerName) {
+        for other in self.stateids.of_client(owner.client) {
+            if self.stateids.contains(&other) && self.name_of(&other).as_ref() == Some(owner) {
+                self.close_open(locks, owner.client, &other);
+            }
+        }
+    }
+
+    /// Forgets the owners that have nothing.
+    fn forget_idle_owners(&mut self, client: Clientid4) {
+        let busy: HashSet<_> = self.stateids.of_client(client).iter().filter_map(|other| self.name_of(other)).collect();
+        self.owners.retain(client, |name| busy.contains(name));
+    }
+}
