@@ -1,6 +1,8 @@
 //! How commands reach what their arguments name: local paths, and objects on servers.
 
-use std::{ffi::OsString, future::Future, os::unix::ffi::OsStrExt, path::PathBuf, str::FromStr};
+use std::{
+    cell::RefCell, ffi::OsString, future::Future, os::unix::ffi::OsStrExt, path::PathBuf, str::FromStr, time::Duration,
+};
 
 use bytes::Bytes;
 use client::{ErrorKind, Mount, NfsUrl};
@@ -39,7 +41,25 @@ impl FromStr for Location {
 pub fn run<T>(command: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
-    runtime.block_on(command)
+    runtime.block_on(async {
+        let result = command.await;
+        leave().await;
+        result
+    })
+}
+
+thread_local! {
+    /// What the command that runs on this thread has mounted and its server keeps state for.
+    static MOUNTS: RefCell<Vec<Mount>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Takes leave of the servers that keep state for this command; who does not hear of it forgets by itself.
+async fn leave() {
+    for mount in MOUNTS.take() {
+        if let Ok(Err(error)) = tokio::time::timeout(LEAVE_MAX, mount.unmount()).await {
+            tracing::debug!(%error, "the server cannot be told that this is the end");
+        }
+    }
 }
 
 /// Reaches servers.
@@ -63,7 +83,11 @@ impl Reach {
     /// # Errors
     /// No server answers, or it refuses.
     pub async fn mount(&self, url: &NfsUrl) -> Result<Mount, Failure> {
-        Mount::connect(url, &self.switch).await.map_err(|error| failure(url, &error))
+        let mount = Mount::connect(url, &self.switch).await.map_err(|error| failure(url, &error))?;
+        if mount.v4().is_some() {
+            MOUNTS.with_borrow_mut(|mounts| mounts.push(mount.clone()));
+        }
+        Ok(mount)
     }
 
     /// The object that a URL names. A symbolic link at its end is followed if `follow`.
@@ -148,6 +172,9 @@ impl Tally {
         }
     }
 }
+
+/// Longest that a server is waited for when there is nothing more to be had from it.
+const LEAVE_MAX: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {

@@ -23,16 +23,37 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     if !up || !ready.exists() {
         return Err(format!("knfsd does not come up in the guest: see {}", guest.out.display()));
     }
-    for (transport, port) in [("tcp", tcp), ("rdma", rdma)] {
-        // The kernel's MOUNT is on TCP alone.
-        let query = format!("proto={transport}&mountport={mount}&mountproto=tcp&uid=0&gid=0");
-        let export = Export { url: format!("nfs://127.0.0.1:{port}/run/export"), query };
+    for (version, transport, port) in [
+        ("3", "tcp", tcp),
+        ("3", "rdma", rdma),
+        ("4.1", "tcp", tcp),
+        ("4.2", "tcp", tcp),
+        ("4.1", "rdma", rdma),
+        ("4.2", "rdma", rdma),
+    ] {
+        // The kernel's MOUNT is on TCP alone; version 4 has none, and its root is the export.
+        let (path, query) = match version {
+            "3" => ("/run/export", format!("proto={transport}&mountport={mount}&mountproto=tcp&uid=0&gid=0")),
+            _ => ("", format!("proto={transport}&vers={version}&uid=0&gid=0")),
+        };
+        let export = Export { url: format!("nfs://127.0.0.1:{port}{path}"), query };
+        let also = if transport == "tcp" { format!("rdma@127.0.0.1:{rdma}") } else { format!("tcp@127.0.0.1:{tcp}") };
+        let label = format!("{transport}-{version}");
+        let transport = label.as_str();
         let scratch = directory.join(transport);
         std::fs::create_dir_all(&scratch).map_err(|error| error.to_string())?;
         for (name, check) in CHECKS {
             report.step(&format!("interop: knfsd: {transport}: {name}"), || {
                 match check(bench, &export, transport, &scratch) {
                     Ok(()) => Outcome::Passed { tests: 1 },
+                    Err(why) => Outcome::Failed(why),
+                }
+            });
+        }
+        if version != "3" {
+            report.step(&format!("interop: knfsd: {transport}: what only version 4 has"), || {
+                match peer(&export.at(""), &also) {
+                    Ok(()) => Outcome::Passed { tests: 7 },
                     Err(why) => Outcome::Failed(why),
                 }
             });
@@ -57,7 +78,7 @@ impl Export {
 
 type Check = fn(&Bench, &Export, &str, &Path) -> Result<(), String>;
 
-const CHECKS: [(&str, Check); 7] = [
+const CHECKS: [(&str, Check); 8] = [
     ("ls -lR lists the whole tree", |bench, export, _, _| {
         let listing = slipway(bench, &["ls", "-lR", &export.at("given/tree")])?;
         let files = listing.lines().filter(|line| line.starts_with('-')).count();
@@ -89,6 +110,14 @@ const CHECKS: [(&str, Check); 7] = [
         slipway(bench, &["cp", &remote, &text(&copy)])?;
         shell::output("cmp", [&bench.fixture.random, &copy]).map(drop)
     }),
+    ("a copy from the server to itself", |bench, export, transport, scratch| {
+        let (from, to) = (export.at(&format!("by-{transport}/random")), export.at(&format!("by-{transport}/twin")));
+        let copy = scratch.join("twin");
+        slipway(bench, &["cp", &from, &to])?;
+        slipway(bench, &["cp", &to, &text(&copy)])?;
+        slipway(bench, &["rm", &to])?;
+        shell::output("cmp", [&bench.fixture.random, &copy]).map(drop)
+    }),
     ("stat, df and rm", |bench, export, transport, _| {
         let made = export.at(&format!("by-{transport}/made"));
         slipway(bench, &["mkdir", &made])?;
@@ -111,6 +140,13 @@ const CHECKS: [(&str, Check); 7] = [
         Ok(())
     }),
 ];
+
+/// Locks, holes, extended attributes, delegations, several connections, and both transports in one session.
+fn peer(url: &str, also: &str) -> Result<(), String> {
+    let mut tests = shell::cargo(["test", "--package", "slipway-client", "--test", "peer", "--", "--ignored"]);
+    tests.arg("--test-threads=1").env("SLIPWAY_NFS4_URL", url).env("SLIPWAY_NFS4_ALSO", also);
+    shell::capture(&mut tests).map(drop)
+}
 
 fn slipway(bench: &Bench, arguments: &[&str]) -> Result<String, String> {
     // No call of the client can hang for ever; this is for the day when one does.

@@ -3,6 +3,7 @@
 
 pub mod faulty;
 pub mod proxy;
+pub mod scripted;
 
 use std::{net::SocketAddr, sync::Arc};
 

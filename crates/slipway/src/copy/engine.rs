@@ -241,8 +241,15 @@ impl Shared {
 
     /// Moves one file's data.
     async fn transfer(&self, source: &Node, meta: &Meta, dir: &Node, name: &Bytes) -> Result<()> {
+        let mode = meta.mode & 0o777 & !self.umask();
+        if let (Node::Remote(source), Node::Remote(dir)) = (source, dir)
+            && let Some(made) = source.copy_within(meta, dir, name, mode).await?
+        {
+            self.progress.moved(meta.size);
+            return if self.options.preserve { made.preserve(meta).await } else { Ok(()) };
+        }
         let mut from = Source::open(source, meta, &self.pool);
-        let mut to = Sink::create(dir, name, meta.mode & 0o777 & !self.umask()).await?;
+        let mut to = Sink::create(dir, name, mode).await?;
         let mut whole = true;
         while let Some((offset, data)) = from.next().await? {
             let len = data.len() as u64;

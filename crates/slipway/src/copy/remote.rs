@@ -1,7 +1,7 @@
 //! The remote end of a copy: an object of a server, by its handle.
 
 use bytes::Bytes;
-use client::{CreateHow, Device, Dir, File, Handle, Mount, SetAttr, SetTime, Special};
+use client::{CreateHow, Device, Dir, File, Handle, Mount, SetAttr, SetTime, Special, StableHow};
 use nfs::v3::Nfsstat3;
 
 use super::{
@@ -144,6 +144,50 @@ impl Remote {
             .await
             .map_err(|error| Error::remote(&self.path_of(name), &error))?;
         Ok(self.below(name, made.handle))
+    }
+
+    /// Makes `name` in `dir` a copy of this file by the server itself, if both are of one server that can: by sharing its
+    /// data, else by copying within it. `None` if it cannot; the data is then to be moved by way of here.
+    ///
+    /// # Errors
+    /// The copy could not be made, and no other way will do.
+    pub async fn copy_within(&self, meta: &Meta, dir: &Self, name: &[u8], mode: u32) -> Result<Option<Self>> {
+        let place = |remote: &Self| (remote.mount.url().authority(), remote.mount.options().proto.clone());
+        let Some(v4) = dir.mount.v4().filter(|v4| v4.minor_version() >= 2) else { return Ok(None) };
+        if place(self) != place(dir) || self.mount.v4().is_none() || meta.size == 0 {
+            return Ok(None);
+        }
+        let made = dir.create(name, mode).await?;
+        let (from, to) = (&self.handle, &made.handle);
+        if v4.clone_range((from, 0), (to, 0), 0).await.is_ok() {
+            return Ok(Some(made));
+        }
+        let mut done = 0;
+        let mut verifiers = Vec::new();
+        while done < meta.size {
+            match v4.copy((from, done), (to, done), meta.size - done).await {
+                Ok((count, written)) if count > 0 => {
+                    done += count.min(meta.size - done);
+                    if written.committed != StableHow::FileSync {
+                        verifiers.push(written.verf);
+                    }
+                }
+                Ok(_) => break,
+                Err(error) => {
+                    tracing::debug!(%error, "the server does not copy by itself");
+                    return Ok(None);
+                }
+            }
+        }
+        if !verifiers.is_empty() {
+            let now = dir.mount.protocol().commit(to).await.map_err(|error| Error::remote(&made.path, &error))?;
+            if verifiers.iter().any(|verifier| *verifier != now) {
+                // The server has restarted, and may have lost what it had copied.
+                return Ok(None);
+            }
+        }
+        // A source that has become shorter, or longer, is read as it is now.
+        Ok((done == meta.size).then_some(made))
     }
 
     /// Makes a symbolic link, in the place of an object that is not a directory.

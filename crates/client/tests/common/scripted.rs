@@ -1,0 +1,337 @@
+//! A server of NFSv4.1 for one file, with slots as RFC 8881 §2.10.6 has them, that does what a test tells it to: it loses
+//! replies, cuts connections, forgets sessions and clients, and recalls delegations.
+
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use nfs::v4::{
+    attr::{Attrs, Fattr4},
+    callback::*,
+    compound::*,
+    *,
+};
+use parking_lot::Mutex;
+use rpc::{AcceptError, BoxFuture, Call, Credential, Procedure, ReplyPlan, Reverse, ReverseTarget, Service};
+use tokio::sync::Notify;
+use xdr::{Array, Decode, Message, Opaque};
+
+/// A request, as it was executed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Executed {
+    pub slot: u32,
+    pub sequence: u32,
+    pub ops: Vec<Opnum4>,
+    pub reclaims: bool,
+}
+
+#[derive(Default)]
+pub struct Script {
+    pub executed: Vec<Executed>,
+    /// Requests that were answered from the slots.
+    pub replayed: u32,
+    /// So many requests with this operation are executed, and their connections cut in place of a reply.
+    pub lose: Option<(Opnum4, u32)>,
+    /// Requests with this operation wait until told.
+    pub hold: Option<Opnum4>,
+    pub held: u32,
+    pub most_held: u32,
+    pub target: u32,
+    pub sessions: u8,
+    pub clients: u64,
+    pub delegate: bool,
+    session: Option<u8>,
+    client: Option<u64>,
+    created: u32,
+    slots: Vec<(u32, Option<CompoundRes>)>,
+    opens: u8,
+}
+
+#[derive(Default)]
+pub struct Scripted {
+    pub script: Mutex<Script>,
+    pub go_on: Notify,
+    back: Mutex<Option<Reverse>>,
+}
+
+pub const CONTENT: &[u8] = b"what the file holds";
+
+impl Scripted {
+    pub fn new() -> Arc<Self> {
+        let script = Script { target: SLOTS - 1, ..Script::default() };
+        Arc::new(Self { script: Mutex::new(script), ..Self::default() })
+    }
+
+    pub fn forget_session(&self) {
+        self.script.lock().session = None;
+    }
+
+    pub fn restart(&self) {
+        let mut script = self.script.lock();
+        (script.session, script.client) = (None, None);
+    }
+
+    /// The requests with this operation.
+    pub fn with(&self, opnum: Opnum4) -> Vec<Executed> {
+        self.script.lock().executed.iter().filter(|one| one.ops.contains(&opnum)).cloned().collect()
+    }
+
+    /// CB_RECALL by the connection that made the session.
+    pub async fn recall(&self) -> Nfsstat4 {
+        let back = self.back.lock().clone().expect("a session");
+        let session = Sessionid4([self.script.lock().sessions; 16]);
+        let sequence = CbSequenceArgs {
+            sessionid: session,
+            sequenceid: Sequenceid4(1),
+            slotid: Slotid4(0),
+            highest_slotid: Slotid4(0),
+            cachethis: false,
+            referring_call_lists: Array(Vec::new()),
+        };
+        let recall = CbRecallArgs { stateid: DELEGATION, truncate: false, fh: handle(b"file") };
+        let args = CbCompoundArgs {
+            tag: Tag::default(),
+            minorversion: 1,
+            callback_ident: 0,
+            argarray: vec![CbArgop4::Sequence(sequence), CbArgop4::Recall(recall)],
+        };
+        let target = ReverseTarget::new(0x4000_0000, CALLBACK_VERSION, &Credential::None);
+        let plan = (ReplyPlan { inline_max: 1024, ..ReplyPlan::default() }, Duration::from_secs(10));
+        let once = back.call::<CbCompoundRes>(&target, PROC_COMPOUND, &args, plan).await.expect("an answer").results;
+        let plan = (ReplyPlan { inline_max: 1024, ..ReplyPlan::default() }, Duration::from_secs(10));
+        let again = back.call::<CbCompoundRes>(&target, PROC_COMPOUND, &args, plan).await.expect("an answer").results;
+        assert_eq!(once, again, "a retry is answered from the slot");
+        once.status
+    }
+
+    fn sequence(&self, args: &SequenceArgs, ops: &[Argop4]) -> Result<Result<SequenceOk, CompoundRes>, Nfsstat4> {
+        let mut script = self.script.lock();
+        if script.session.is_none_or(|session| args.sessionid != Sessionid4([session; 16])) {
+            return Err(Nfsstat4::BadSession);
+        }
+        let (target, replayed) = (script.target, &mut script.slots[args.slotid.0 as usize]);
+        if args.sequenceid.0 == replayed.0 {
+            let reply = replayed.1.clone().ok_or(Nfsstat4::RetryUncachedRep)?;
+            script.replayed += 1;
+            return Ok(Err(reply));
+        }
+        if args.sequenceid.0 != replayed.0.wrapping_add(1) {
+            return Err(Nfsstat4::SeqMisordered);
+        }
+        *replayed = (args.sequenceid.0, None);
+        let reclaims = ops.iter().any(|op| match op {
+            Argop4::Open(open) => matches!(open.claim, OpenClaim4::Previous(_)),
+            Argop4::Lock(lock) => lock.reclaim,
+            _ => false,
+        });
+        let ops = ops.iter().map(Argop4::opnum).collect();
+        script.executed.push(Executed { slot: args.slotid.0, sequence: args.sequenceid.0, ops, reclaims });
+        Ok(Ok(SequenceOk {
+            sessionid: args.sessionid,
+            sequenceid: args.sequenceid,
+            slotid: args.slotid,
+            highest_slotid: Slotid4(SLOTS - 1),
+            target_highest_slotid: Slotid4(target),
+            status_flags: 0,
+        }))
+    }
+
+    fn execute(&self, op: &Argop4, fh: &mut NfsFh4, reverse: &Reverse) -> Resop4 {
+        let mut script = self.script.lock();
+        match op {
+            Argop4::ExchangeId(_) => {
+                if script.client.is_none() {
+                    script.clients += 1;
+                    script.client = Some(script.clients);
+                    script.created = 0;
+                }
+                Resop4::ExchangeId(Res4::Ok(ExchangeIdOk {
+                    clientid: Clientid4(script.clients),
+                    sequenceid: Sequenceid4(script.created + 1),
+                    flags: EXCHGID4_FLAG_USE_NON_PNFS,
+                    state_protect: StateProtect4R::None,
+                    server_owner: ServerOwner4 { minor_id: 0, major_id: "scripted".into() },
+                    server_scope: "scripted".into(),
+                    server_impl_id: None,
+                }))
+            }
+            Argop4::CreateSession(args) if script.client.is_none_or(|client| args.clientid.0 != client) => {
+                Resop4::failure(op.opnum(), Nfsstat4::StaleClientid)
+            }
+            Argop4::CreateSession(args) => {
+                script.sessions += 1;
+                script.created += 1;
+                script.session = Some(script.sessions);
+                script.slots = vec![(0, None); SLOTS as usize];
+                *self.back.lock() = Some(reverse.clone());
+                Resop4::CreateSession(Res4::Ok(CreateSessionOk {
+                    sessionid: Sessionid4([script.sessions; 16]),
+                    sequence: args.sequence,
+                    flags: args.flags,
+                    fore_chan_attrs: ChannelAttrs4 { maxrequests: SLOTS, ..args.fore_chan_attrs },
+                    back_chan_attrs: args.back_chan_attrs,
+                }))
+            }
+            Argop4::BindConnToSession(args) => Resop4::BindConnToSession(Res4::Ok(BindConnToSessionOk {
+                sessid: args.sessid,
+                dir: ChannelDirFromServer4::Both,
+                use_conn_in_rdma_mode: false,
+            })),
+            Argop4::PutRootFh => {
+                *fh = handle(b"root");
+                Resop4::PutRootFh(Res4::Ok(()))
+            }
+            Argop4::PutFh(args) => {
+                *fh = args.object.clone();
+                Resop4::PutFh(Res4::Ok(()))
+            }
+            Argop4::Lookup(args) if &args.objname.0[..] == b"file" => {
+                *fh = handle(b"file");
+                Resop4::Lookup(Res4::Ok(()))
+            }
+            Argop4::Lookup(_) => Resop4::failure(op.opnum(), Nfsstat4::NoEnt),
+            Argop4::GetFh => Resop4::GetFh(Res4::Ok(fh.clone())),
+            Argop4::GetAttr(_) => {
+                let file = &fh.0[..] == b"file";
+                let attrs = Attrs {
+                    object_type: Some(if file { Ftype4::Reg } else { Ftype4::Dir }),
+                    size: Some(CONTENT.len() as u64),
+                    ..Attrs::default()
+                };
+                Resop4::GetAttr(Res4::Ok(Fattr4::from(attrs)))
+            }
+            Argop4::Open(_) => {
+                script.opens += 1;
+                let delegation = match script.delegate {
+                    false => OpenDelegation4::None,
+                    true => OpenDelegation4::Read(OpenReadDelegation4 {
+                        stateid: DELEGATION,
+                        recall: false,
+                        permissions: acl::Nfsace4 {
+                            acetype: acl::Acetype4(0),
+                            flag: 0,
+                            access_mask: 1,
+                            who: "EVERYONE@".into(),
+                        },
+                    }),
+                };
+                Resop4::Open(Res4::Ok(OpenOk {
+                    stateid: Stateid4 { seqid: 1, other: [script.opens; 12] },
+                    cinfo: ChangeInfo4::default(),
+                    rflags: 0,
+                    attrset: Bitmap4::new(),
+                    delegation,
+                }))
+            }
+            Argop4::Read(args) => {
+                let from = (args.offset as usize).min(CONTENT.len());
+                let to = CONTENT.len().min(from + args.count as usize);
+                let data = Bytes::from_static(&CONTENT[from..to]).into();
+                Resop4::Read(Res4::Ok(ReadOk { eof: to == CONTENT.len(), data }))
+            }
+            Argop4::Lock(_) => Resop4::Lock(LockRes::Ok(Stateid4 { seqid: 1, other: [200; 12] })),
+            Argop4::Close(args) => Resop4::Close(Res4::Ok(args.open_stateid)),
+            Argop4::Rename(_) => {
+                let (source_cinfo, target_cinfo) = Default::default();
+                Resop4::Rename(Res4::Ok(RenameOk { source_cinfo, target_cinfo }))
+            }
+            Argop4::SaveFh => Resop4::SaveFh(Res4::Ok(())),
+            Argop4::DelegReturn(_) => Resop4::DelegReturn(Res4::Ok(())),
+            Argop4::ReclaimComplete(_) => Resop4::ReclaimComplete(Res4::Ok(())),
+            Argop4::DestroySession(_) => Resop4::DestroySession(Res4::Ok(())),
+            Argop4::DestroyClientId(_) => Resop4::DestroyClientId(Res4::Ok(())),
+            other => Resop4::failure(other.opnum(), Nfsstat4::NotSupp),
+        }
+    }
+
+    async fn wait(&self, ops: &[Argop4]) {
+        let held = |script: &Script| script.hold.is_some_and(|hold| ops.iter().any(|op| op.opnum() == hold));
+        loop {
+            let told = self.go_on.notified();
+            {
+                let mut script = self.script.lock();
+                if !held(&script) {
+                    return;
+                }
+                script.held += 1;
+                script.most_held = script.most_held.max(script.held);
+            }
+            told.await;
+            self.script.lock().held -= 1;
+        }
+    }
+}
+
+/// The service of a [`Scripted`].
+pub struct ScriptedService(pub Arc<Scripted>);
+
+impl Service for ScriptedService {
+    fn program(&self) -> u32 {
+        nfs::NFS_PROGRAM
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        4..=4
+    }
+
+    fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
+        (procedure <= 1).then_some(Procedure { name: "COMPOUND", idempotent: true })
+    }
+
+    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        Box::pin(async move {
+            let args = CompoundArgs::decode(&mut call.arguments)?;
+            let server = &self.0;
+            let reverse = Reverse::new(call.connection, call.transport);
+            if args.minorversion != 1 {
+                let res = CompoundRes { status: Nfsstat4::MinorVersMismatch, tag: args.tag, resarray: Vec::new() };
+                return Ok(call.reply(&res));
+            }
+            let mut resarray = Vec::new();
+            let mut place = None;
+            let mut ops = &args.argarray[..];
+            if let [Argop4::Sequence(sequence), rest @ ..] = ops {
+                match server.sequence(sequence, rest) {
+                    Ok(Ok(ok)) => resarray.push(Resop4::Sequence(Res4::Ok(ok))),
+                    Ok(Err(reply)) => return Ok(call.reply(&reply)),
+                    Err(status) => {
+                        let resarray = vec![Resop4::failure(Opnum4::Sequence, status)];
+                        return Ok(call.reply(&CompoundRes { status, tag: args.tag, resarray }));
+                    }
+                }
+                place = sequence.cachethis.then_some(sequence.slotid.0 as usize);
+                ops = rest;
+            }
+            server.wait(ops).await;
+            let mut fh = Opaque::default();
+            for op in ops {
+                resarray.push(server.execute(op, &mut fh, &reverse));
+                if resarray.last().is_some_and(|last| last.status() != Nfsstat4::Ok) {
+                    break;
+                }
+            }
+            let status = resarray.last().map_or(Nfsstat4::Ok, Resop4::status);
+            let res = CompoundRes { status, tag: args.tag, resarray };
+            let mut script = server.script.lock();
+            if let Some(place) = place {
+                script.slots[place].1 = Some(res.clone());
+            }
+            if let Some((opnum, times)) = &mut script.lose
+                && *times > 0
+                && ops.iter().any(|op| op.opnum() == *opnum)
+            {
+                *times -= 1;
+                call.transport.close();
+                return Err(AcceptError::Drop);
+            }
+            Ok(call.reply(&res))
+        })
+    }
+}
+
+fn handle(name: &'static [u8]) -> NfsFh4 {
+    Opaque(Bytes::from_static(name))
+}
+
+/// Of the session.
+pub const SLOTS: u32 = 8;
+const DELEGATION: Stateid4 = Stateid4 { seqid: 1, other: [99; 12] };
