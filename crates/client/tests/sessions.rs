@@ -114,17 +114,21 @@ async fn no_more_is_under_way_than_the_server_wants() {
 #[tokio::test]
 async fn what_the_server_forgets_is_made_again() {
     let (scripted, _server, mount) = mounted("").await;
+    let made = || {
+        let script = scripted.script.lock();
+        (script.sessions, script.clients)
+    };
     let file = mount.open("file").await.unwrap();
     assert_eq!(file.read_bytes(0, 4).await.unwrap(), &CONTENT[..4]);
     let range = LockRange { offset: 0, length: 10, exclusive: false };
     assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", range).await.unwrap(), None);
     scripted.forget_session();
     assert_eq!(file.read_bytes(4, 4).await.unwrap(), &CONTENT[4..8]);
-    assert_eq!((scripted.script.lock().sessions, scripted.script.lock().clients), (2, 1));
+    assert_eq!(made(), (2, 1));
     assert!(scripted.script.lock().executed.iter().all(|one| !one.reclaims), "the client was still known");
     scripted.restart();
     assert_eq!(file.read_bytes(8, 4).await.unwrap(), &CONTENT[8..12]);
-    assert_eq!((scripted.script.lock().sessions, scripted.script.lock().clients), (3, 2));
+    assert_eq!(made(), (3, 2));
     let reclaimed: Vec<_> = scripted.script.lock().executed.iter().filter(|one| one.reclaims).cloned().collect();
     assert!(reclaimed[0].ops.contains(&Opnum4::Open) && reclaimed[1].ops.contains(&Opnum4::Lock), "{reclaimed:?}");
     assert_eq!(scripted.with(Opnum4::ReclaimComplete).len(), 2);

@@ -246,7 +246,7 @@ impl Opens {
     pub async fn reclaim(&self, shared: &Arc<Shared>, deadline: Instant) {
         let files: Vec<_> = self.files.lock().values().cloned().collect();
         for file in files {
-            let _alone = file.changing.lock().await;
+            // Without keeping others from changing it: they wait for this, with whatever they have begun.
             let (open, delegation) = {
                 let mut state = file.state.lock();
                 let delegation = state.delegation.take();
