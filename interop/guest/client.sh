@@ -58,14 +58,14 @@ else
 fi
 wait
 # Version 4 needs neither MOUNT nor a lock manager beside it.
-over tcp-4.1 "vers=4.1,proto=tcp,port=$TCP_PORT" version4 &
+BRIEF=1 over tcp-4.1 "vers=4.1,proto=tcp,port=$TCP_PORT" version4 &
 over tcp-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT" version42 &
 if [ -e /sys/class/infiniband/siw0 ]; then over rdma-4.2 "vers=4.2,proto=rdma,port=$RDMA_PORT" version42 & fi
 wait
-if [ -e /sys/class/infiniband/siw0 ]; then over rdma-4.1 "vers=4.1,proto=rdma,port=$RDMA_PORT" version4 & fi
+if [ -e /sys/class/infiniband/siw0 ]; then BRIEF=1 over rdma-4.1 "vers=4.1,proto=rdma,port=$RDMA_PORT" version4 & fi
 over tcp-4.0 "vers=4.0,proto=tcp,port=$TCP_PORT" version4 &
 if [ -n "${MEMORY:-}" ]; then
-  EXPORT=$MEMORY EXPORT_BYTES= over memory-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT,nconnect=4" version42 &
+  BRIEF=1 EXPORT=$MEMORY EXPORT_BYTES= over memory-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT,nconnect=4" version42 &
 fi
 wait
 if [ -n "${SQUASHED:-}" ]; then check "tcp: root is squashed by default" squashed; fi
