@@ -238,6 +238,7 @@ fn share(cx: &Context<'_>, at: &Cursor, args: &OpenArgs, file: &Object<'_>, acce
         access,
         deny: args.share_deny,
         reclaim: matches!(args.claim, OpenClaim4::Previous(_)),
+        delegated: claimed(&args.claim).is_some(),
     };
     Ok(cx.shared.with_locks(|state, locks| state.open(locks, &request, Instant::now()))?)
 }

@@ -117,6 +117,22 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if in_the_way { Err(Nfsstat4::Delay) } else { Ok(()) }
     }
 
+    /// Asks before a client opens a file other than by its delegation. Who has one to write does not ask; so the client does
+    /// not know that it is the same file, as when it has mounted it twice, and would lock and write by itself what it should
+    /// share with itself.
+    ///
+    /// # Errors
+    /// DELAY: it has one to write, which has been recalled.
+    pub(super) fn recall_own(&mut self, client: Clientid4, file: &F, now: Instant) -> Result<(), Nfsstat4> {
+        match self.stateids.find_delegation(client, file) {
+            Some(own) if self.stateids.delegation(&own).write => {
+                self.begin_recall(&own, now);
+                Err(Nfsstat4::Delay)
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The next delegation that is to be recalled.
     pub fn poll_recall(&mut self) -> Option<Recall<F>> {
         self.delegations.recalls.pop_front()

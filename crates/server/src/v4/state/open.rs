@@ -34,6 +34,8 @@ pub struct OpenRequest<F> {
     pub deny: u32,
     /// Whether it was open before the server's restart.
     pub reclaim: bool,
+    /// Whether the client opens by a delegation that it has.
+    pub delegated: bool,
 }
 
 /// Why LOCK or LOCKT fails.
@@ -84,13 +86,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         request: &OpenRequest<F>,
         now: Instant,
     ) -> Result<Stateid4, Nfsstat4> {
-        let OpenRequest { client, owner, file, access, deny, reclaim } = request;
+        let OpenRequest { client, owner, file, access, deny, reclaim, delegated } = request;
         check_share(*access, *deny)?;
         self.check_reclaim(*client, *reclaim)?;
         if !reclaim {
             let harmless = access & OPEN4_SHARE_ACCESS_WRITE == 0 && deny & OPEN4_SHARE_DENY_READ == 0;
             let access = if harmless { Access::Read } else { Access::Write };
             self.recall(locks, file, (Some(*client), access), now)?;
+            if !delegated {
+                self.recall_own(*client, file, now)?;
+            }
         }
         let had = self.stateids.find_open(*client, owner, file);
         self.check_room(*client, had)?;

@@ -76,6 +76,22 @@ fn readers_share_a_file_and_a_writer_has_it_alone() {
 }
 
 #[test]
+fn a_writer_that_opens_again_without_its_delegation_is_in_its_own_way() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!() };
+    let owner = Bytes::from_static(b"again");
+    let mut request =
+        OpenRequest { client: a, owner, file: 'f', access: READ, deny: 0, reclaim: false, delegated: true };
+    world.state.open(&mut world.locks, &request, world.now).unwrap();
+    request.delegated = false;
+    assert_eq!(world.state.open(&mut world.locks, &request, world.now), Err(Nfsstat4::Delay));
+    assert_eq!(world.recalls().len(), 1);
+    world.state.delegreturn(a, &'f', &stateid).unwrap();
+    world.state.open(&mut world.locks, &request, world.now).unwrap();
+}
+
+#[test]
 fn a_writer_is_in_the_way_of_everybody_else() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
@@ -95,7 +111,9 @@ fn a_writer_is_in_the_way_of_everybody_else() {
     };
     assert_eq!(io(&mut world, a, true), Ok(()));
     assert_eq!(io(&mut world, b, false), Err(Nfsstat4::BadStateid));
-    let open = world.open(a, "o", WRITE, 0).unwrap();
+    let owner = Bytes::from_static(b"o");
+    let request = OpenRequest { client: a, owner, file: 'f', access: WRITE, deny: 0, reclaim: false, delegated: true };
+    let open = world.state.open(&mut world.locks, &request, world.now).unwrap();
     assert_eq!(world.state.check_delegation(a, &'f', &open), Err(Nfsstat4::BadStateid), "an open is none");
     assert_eq!(world.state.delegreturn(a, &'f', &open), Err(Nfsstat4::BadStateid));
     world.state.delegreturn(a, &'f', &stateid).unwrap();
@@ -246,7 +264,7 @@ fn what_was_delegated_before_a_restart_is_delegated_again() {
     world.locks.begin_grace(world.now + LEASE);
     let (a, _) = world.client("a", 1);
     let owner = Bytes::from_static(b"o");
-    let request = OpenRequest { client: a, owner, file: 'f', access: WRITE, deny: 0, reclaim: true };
+    let request = OpenRequest { client: a, owner, file: 'f', access: WRITE, deny: 0, reclaim: true, delegated: false };
     world.state.open(&mut world.locks, &request, world.now).unwrap();
     assert_eq!(world.delegation(a, WRITE | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG), RESOURCE, "nothing new is given");
     let reclaim = Some(OpenDelegationType4::Write);

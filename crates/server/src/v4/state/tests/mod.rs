@@ -131,7 +131,7 @@ impl World {
 
     fn open(&mut self, client: Clientid4, owner: &'static str, access: u32, deny: u32) -> Result<Stateid4, Nfsstat4> {
         let owner = Bytes::from_static(owner.as_bytes());
-        let request = OpenRequest { client, owner, file: 'f', access, deny, reclaim: false };
+        let request = OpenRequest { client, owner, file: 'f', access, deny, reclaim: false, delegated: false };
         self.state.open(&mut self.locks, &request, self.now)
     }
 

@@ -271,7 +271,8 @@ fn in_grace_those_who_had_something_reclaim_it() {
     world.locks.begin_grace(world.now + LEASE);
     let ((a, _), (b, _)) = (world.client("a", 1), world.client("b", 1));
     let reclaim = |world: &mut World, client, reclaim| {
-        let request = OpenRequest { client, owner: Bytes::new(), file: 'f', access: BOTH, deny: 0, reclaim };
+        let request =
+            OpenRequest { client, owner: Bytes::new(), file: 'f', access: BOTH, deny: 0, reclaim, delegated: false };
         world.state.open(&mut world.locks, &request, world.now)
     };
     let open = reclaim(&mut world, a, true).unwrap();
