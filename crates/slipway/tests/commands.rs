@@ -210,7 +210,7 @@ fn errors_say_what_and_where_and_the_rest_goes_on() {
 
     // The command line is wrong.
     assert!(fails(2, &["ls", "http://host/x"]).contains("nfs://"));
-    assert!(fails(2, &["ls", "nfs://host/x?vers=4"]).contains("possible: 3"));
+    assert!(fails(2, &["ls", "nfs://host/x?vers=5"]).contains("possible: 3"));
     assert!(fails(2, &["cp", &local("a")]).contains("TARGET"));
     assert!(fails(2, &["cp", &local("a"), &local("a"), &url("/new")]).contains("directory"));
     assert!(fails(2, &["mkdir", "-m", "888", &url("/x")]).contains("octal"));
