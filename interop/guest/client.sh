@@ -57,17 +57,18 @@ else
   IOSIZE=32768 over udp "proto=udp,port=$UDP_PORT,mountport=$MOUNT_PORT,mountproto=udp" &
 fi
 wait
-# Version 4 needs neither MOUNT nor a lock manager beside it.
-BRIEF=1 over tcp-4.1 "vers=4.1,proto=tcp,port=$TCP_PORT" version4 &
+# Version 4 needs neither MOUNT nor a lock manager beside it. Of one minor version there is one transport at a time: Linux finds
+# that it is the same server, and uses what it has already.
 over tcp-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT" version42 &
-if [ -e /sys/class/infiniband/siw0 ]; then over rdma-4.2 "vers=4.2,proto=rdma,port=$RDMA_PORT" version42 & fi
-wait
 if [ -e /sys/class/infiniband/siw0 ]; then BRIEF=1 over rdma-4.1 "vers=4.1,proto=rdma,port=$RDMA_PORT" version4 & fi
 over tcp-4.0 "vers=4.0,proto=tcp,port=$TCP_PORT" version4 &
-if [ -n "${MEMORY:-}" ]; then
-  BRIEF=1 EXPORT=$MEMORY EXPORT_BYTES= over memory-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT,nconnect=4" version42 &
-fi
 wait
+if [ -e /sys/class/infiniband/siw0 ]; then over rdma-4.2 "vers=4.2,proto=rdma,port=$RDMA_PORT" version42 & fi
+BRIEF=1 over tcp-4.1 "vers=4.1,proto=tcp,port=$TCP_PORT" version4 &
+wait
+if [ -n "${MEMORY:-}" ]; then
+  BRIEF=1 EXPORT=$MEMORY EXPORT_BYTES= over memory-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT,nconnect=4" version42
+fi
 if [ -n "${SQUASHED:-}" ]; then check "tcp: root is squashed by default" squashed; fi
 check "udp: MOUNT" mount_by_udp
 if [ -n "${RPCBIND:-}" ]; then

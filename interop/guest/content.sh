@@ -199,6 +199,9 @@ mount_twice() {
   case $2 in *vers=*) ;; *) options="vers=3,nolock,$options" ;; esac
   mount -t nfs -o "$options" "$SERVER:$EXPORT" "$M"
   mount -t nfs -o "$options,actimeo=0" "$SERVER:$EXPORT" "$M2"
+  # By what it is mounted, which is not always what was asked for.
+  local proto=${2#*proto=}
+  awk -v m="$M" '$2 == m { print $4 }' /proc/mounts | tr , '\n' | grep -x "proto=${proto%%,*}"
 }
 
 # over NAME OPTIONS [CHECKS]: every check on $EXPORT over one transport, and CHECKS if there are any, with the results in a
