@@ -61,7 +61,7 @@ fn main() -> ExitCode {
 const USAGE: &str = "\
 usage: cargo xtask test
        cargo xtask tidy
-       cargo xtask interop [--only client|locks|knfsd|verbs|libnfs|fio|capture|reference]
+       cargo xtask interop [--only client|locks|knfsd|knfsd4|verbs|libnfs|fio|capture|reference]
        cargo xtask compare [--seconds N] [--congestion NAME,...]
        cargo xtask sim --seed N
        cargo xtask fuzz TARGET [--minutes M]

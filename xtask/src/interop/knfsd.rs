@@ -12,9 +12,19 @@ use crate::shell;
 /// Longest that the guest may take to boot and to lay out its export.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
 
+/// Our command line against it, by version 3.
+pub fn version3(bench: &Bench, report: &mut Report) -> Result<(), String> {
+    run(bench, report, "knfsd", &["3"])
+}
+
+/// And by version 4.
+pub fn version4(bench: &Bench, report: &mut Report) -> Result<(), String> {
+    run(bench, report, "knfsd4", &["4.1", "4.2"])
+}
+
 /// Runs `guest/knfsd.sh`, and our command line against it.
-pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    let directory = bench.fresh("knfsd")?;
+fn run(bench: &Bench, report: &mut Report, suite: &str, versions: &[&str]) -> Result<(), String> {
+    let directory = bench.fresh(suite)?;
     let guest = Guest::new(bench, directory.join("guest"))?;
     let (tcp, rdma, mount) = (shell::free_port(), shell::free_port(), shell::free_port());
     let mut lab = guest.start("knfsd.sh", &format!("{tcp}:2049,{rdma}:20049,{mount}:20048"))?;
@@ -23,14 +33,8 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     if !up || !ready.exists() {
         return Err(format!("knfsd does not come up in the guest: see {}", guest.out.display()));
     }
-    for (version, transport, port) in [
-        ("3", "tcp", tcp),
-        ("3", "rdma", rdma),
-        ("4.1", "tcp", tcp),
-        ("4.2", "tcp", tcp),
-        ("4.1", "rdma", rdma),
-        ("4.2", "rdma", rdma),
-    ] {
+    let transports = [("tcp", tcp), ("rdma", rdma)];
+    for (&version, (transport, port)) in versions.iter().flat_map(|version| transports.map(|by| (version, by))) {
         // The kernel's MOUNT is on TCP alone; version 4 has none, and its root is the export.
         let (path, query) = match version {
             "3" => ("/run/export", format!("proto={transport}&mountport={mount}&mountproto=tcp&uid=0&gid=0")),
@@ -43,7 +47,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
         let scratch = directory.join(transport);
         std::fs::create_dir_all(&scratch).map_err(|error| error.to_string())?;
         for (name, check) in CHECKS {
-            report.step(&format!("interop: knfsd: {transport}: {name}"), || {
+            report.step(&format!("interop: {suite}: {transport}: {name}"), || {
                 match check(bench, &export, transport, &scratch) {
                     Ok(()) => Outcome::Passed { tests: 1 },
                     Err(why) => Outcome::Failed(why),
@@ -51,7 +55,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
             });
         }
         if version != "3" {
-            report.step(&format!("interop: knfsd: {transport}: what only version 4 has"), || {
+            report.step(&format!("interop: {suite}: {transport}: what only version 4 has"), || {
                 match peer(&export.at(""), &also) {
                     Ok(()) => Outcome::Passed { tests: 7 },
                     Err(why) => Outcome::Failed(why),
@@ -61,7 +65,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     }
     std::fs::write(guest.out.join("done"), "").map_err(|error| error.to_string())?;
     let ended = shell::wait_until(BOOT_LIMIT, || !lab.is_running());
-    guest.results("knfsd", ended, report)
+    guest.results(suite, ended, report)
 }
 
 /// An export of the guest's, without and with options.

@@ -43,10 +43,11 @@ impl Bench {
 type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
 
 /// The suites in the order they run.
-const SUITES: [(&str, Suite); 8] = [
+const SUITES: [(&str, Suite); 9] = [
     ("client", client::run),
     ("locks", locks::run),
-    ("knfsd", knfsd::run),
+    ("knfsd", knfsd::version3),
+    ("knfsd4", knfsd::version4),
     ("verbs", verbs::run),
     ("libnfs", tools::libnfs),
     ("fio", tools::fio),
@@ -54,8 +55,8 @@ const SUITES: [(&str, Suite); 8] = [
     ("reference", client::reference),
 ];
 
-/// Runs when asked for: `reference` only proves the harness, and `locks` is not yet what CI can rely on.
-const ON_REQUEST: [&str; 2] = ["reference", "locks"];
+/// Runs when asked for: `reference` only proves the harness; `locks` and `knfsd4` are not yet what CI can rely on.
+const ON_REQUEST: [&str; 3] = ["reference", "locks", "knfsd4"];
 
 /// Runs one suite, or all that CI runs; false if there is no suite `only`.
 pub fn run(only: Option<&str>, report: &mut Report) -> bool {
