@@ -53,8 +53,8 @@ thread_local! {
     static MOUNTS: RefCell<Vec<Mount>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Takes leave of the servers that keep state for this command; who does not hear of it forgets by itself.
-async fn leave() {
+/// Takes leave of the servers that keep state for what this thread has mounted; who does not hear of it forgets by itself.
+pub async fn leave() {
     for mount in MOUNTS.take() {
         if let Ok(Err(error)) = tokio::time::timeout(LEAVE_MAX, mount.unmount()).await {
             tracing::debug!(%error, "the server cannot be told that this is the end");
