@@ -17,16 +17,19 @@ fn serving() -> NfsServer {
     NfsServer::new(exports, HandleKey::random())
 }
 
-fn introduce(client: &Client4, name: &str, verifier: u8) -> SetClientIdOk {
-    let args = SetClientIdArgs {
+fn set_clientid(name: &str, verifier: u8) -> Argop4 {
+    Argop4::SetClientId(SetClientIdArgs {
         client: NfsClientId4 { verifier: [verifier; 8], id: name.into() },
         callback: CbClient4 {
             cb_program: 0x4000_0000,
             cb_location: Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.2.1".into() },
         },
         callback_ident: 1,
-    };
-    match client.alone(Argop4::SetClientId(args)) {
+    })
+}
+
+fn introduce(client: &Client4, name: &str, verifier: u8) -> SetClientIdOk {
+    match client.alone(set_clientid(name, verifier)) {
         Resop4::SetClientId(SetClientIdRes::Ok(ok)) => ok,
         other => panic!("{other:?}"),
     }
@@ -225,6 +228,18 @@ fn a_client_that_has_restarted_has_nothing() {
         panic!()
     };
     assert_ne!(exchanged.clientid, two.id);
+}
+
+#[test]
+fn who_has_state_keeps_its_name() {
+    let server = serving();
+    let mut one = Zero::new(&server, "a");
+    one.open_first("f");
+    let stranger = Client4 { credential: user(7, 7), ..Client4::stranger(&server, 0) };
+    let result = stranger.alone(set_clientid("a", 1));
+    let Resop4::SetClientId(SetClientIdRes::ClidInuse(address)) = result else { panic!("{result:?}") };
+    assert_eq!(address, Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.2.1".into() }, "whose it is");
+    assert_eq!(renew(&one.on, one.id), Nfsstat4::Ok);
 }
 
 #[test]

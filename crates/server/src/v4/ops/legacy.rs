@@ -4,17 +4,21 @@
 use std::time::Instant;
 
 use nfs::v4::{
-    Nfsstat4, OpenConfirmArgs, ReleaseLockOwnerArgs, SetClientIdArgs, SetClientIdConfirmArgs, SetClientIdOk, Stateid4,
+    Nfsstat4, OpenConfirmArgs, ReleaseLockOwnerArgs, SetClientIdArgs, SetClientIdConfirmArgs, SetClientIdRes, Stateid4,
 };
 
 use super::data::of_kind;
 use crate::{context::Context, error::Fault4, v4::compound::Cursor};
 
-pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs) -> Result<SetClientIdOk, Fault4> {
+pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs) -> SetClientIdRes {
     let now = Instant::now();
     cx.shared.with_state(|state| {
         state.expire(now);
-        Ok(state.set_clientid(now, args, &at.principal)?)
+        match state.set_clientid(now, args, &at.principal) {
+            Ok(introduced) => SetClientIdRes::Ok(introduced),
+            Err(Nfsstat4::ClidInuse) => SetClientIdRes::ClidInuse(state.clients().callback_address(&args.client.id.0)),
+            Err(status) => SetClientIdRes::Fail(status),
+        }
     })
 }
 

@@ -149,7 +149,10 @@ pub(super) fn execute(
         ReleaseLockOwner(args) => out.put(legacy::release_lockowner(cx, at, args)),
         // The lease was renewed when the client was found.
         Renew(_) => out.put(Ok(())),
-        SetClientId(args) => out.put(legacy::set_clientid(cx, at, args)),
+        SetClientId(args) => {
+            let result = legacy::set_clientid(cx, at, args);
+            out.put_as(Ok((result.status(), result)), Resop4::SetClientId)
+        }
         SetClientIdConfirm(args) => out.put(legacy::set_clientid_confirm(cx, at, args)),
     }
 }

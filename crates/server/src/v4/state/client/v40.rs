@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use bytes::Bytes;
 use nfs::v4::*;
 
 use super::{Client, Clients, Removed};
@@ -57,6 +58,13 @@ impl Clients {
         let owner = ClientOwner4 { verifier: args.client.verifier, ownerid: args.client.id.clone() };
         // What was confirmed before stays until this is, and takes its state along.
         self.add(Client { legacy: Some(legacy), ..Client::new(owner, principal.clone(), now) })
+    }
+
+    /// Where the callbacks of the client of a name go, which is all that is known of where it is; empty if it has none.
+    pub fn callback_address(&self, name: &Bytes) -> Netaddr4 {
+        let confirmed = self.by_owner.get(name).and_then(|records| records.confirmed);
+        let legacy = confirmed.and_then(|id| self.by_id.get(&id)).and_then(|client| client.legacy.as_ref());
+        legacy.map_or_else(Netaddr4::default, |legacy| legacy.callback.cb_location.clone())
     }
 
     /// SETCLIENTID_CONFIRM: says whether it is confirmed only now, and which client it replaces.
