@@ -244,7 +244,8 @@ impl Compound {
             session: None,
             client: None,
             room: 0,
-            too_big: Nfsstat4::RepTooBig,
+            // 4.0 has no other name for it (RFC 7530 §13.1).
+            too_big: if head.minorversion > 0 { Nfsstat4::RepTooBig } else { Nfsstat4::Resource },
             behind: 0,
         };
         let limit = cx.carrier.message_max;

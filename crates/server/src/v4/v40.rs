@@ -11,7 +11,7 @@ use super::{
     place::Place,
     state::{
         owner::OwnerName,
-        v40::{Entered, Kept},
+        v40::{Entered, Kept, Subject},
     },
 };
 use crate::{context::Shared, nlm::lockd::LockFile};
@@ -35,9 +35,10 @@ pub(super) enum Entry {
 
 /// Finds for whom an operation is, and whether it is its turn.
 pub(super) fn enter(shared: &Arc<Shared>, at: &mut Cursor, operation: &Argop4) -> Result<Entry, Nfsstat4> {
-    let now = Instant::now();
-    let entered = shared.with_locks(|state, locks| state.enter(locks, now, operation))?;
     at.client = None;
+    let Some(subject) = Subject::of(operation) else { return Ok(Entry::Free) };
+    let now = Instant::now();
+    let entered = shared.with_locks(|state, locks| state.enter(locks, now, subject))?;
     Ok(match entered {
         Entered::Free(client) => {
             at.client = client;
@@ -58,13 +59,7 @@ pub(super) fn enter(shared: &Arc<Shared>, at: &mut Cursor, operation: &Argop4) -
 
 /// A status that 4.0 has, for one that it has not (RFC 7530 §13.1).
 pub(super) fn status(status: Nfsstat4) -> Nfsstat4 {
-    use Nfsstat4::*;
-    match status {
-        WrongType => Inval,
-        RepTooBig | RepTooBigToCache | ReqTooBig | TooManyOps => Resource,
-        WrongCred => Access,
-        other => other,
-    }
+    if status == Nfsstat4::WrongType { Nfsstat4::Inval } else { status }
 }
 
 impl InTurn {

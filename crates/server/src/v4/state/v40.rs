@@ -29,6 +29,46 @@ pub struct Kept<F> {
     pub file: Option<F>,
 }
 
+/// Whom an operation of 4.0 concerns.
+#[derive(Clone, Copy, Debug)]
+pub enum Subject<'a> {
+    /// A client.
+    Client(Clientid4),
+    /// Whoever has this, and uses it.
+    State(&'a Stateid4),
+    /// An open-owner that opens, in its sequence.
+    Opener(&'a StateOwner4, Seqid4),
+    /// The owner of this, who changes it, in his sequence.
+    Owner(&'a Stateid4, Seqid4),
+}
+
+impl<'a> Subject<'a> {
+    /// What an operation says of it, if anything.
+    pub fn of(operation: &'a Argop4) -> Option<Self> {
+        Some(match operation {
+            Argop4::Open(args) => Self::Opener(&args.owner, args.seqid),
+            Argop4::OpenConfirm(args) => Self::Owner(&args.open_stateid, args.seqid),
+            Argop4::Close(args) => Self::Owner(&args.open_stateid, args.seqid),
+            Argop4::OpenDowngrade(args) => Self::Owner(&args.open_stateid, args.seqid),
+            Argop4::LockU(args) => Self::Owner(&args.lock_stateid, args.seqid),
+            Argop4::Lock(LockArgs { locker: Locker4::Exist { lock_stateid, lock_seqid }, .. }) => {
+                Self::Owner(lock_stateid, *lock_seqid)
+            }
+            Argop4::Lock(LockArgs { locker: Locker4::New { open_stateid, open_seqid, .. }, .. }) => {
+                Self::Owner(open_stateid, *open_seqid)
+            }
+            Argop4::Renew(args) => Self::Client(args.clientid),
+            Argop4::LockT(args) => Self::Client(args.owner.clientid),
+            Argop4::ReleaseLockOwner(args) => Self::Client(args.lock_owner.clientid),
+            Argop4::Read(args) => Self::State(&args.stateid),
+            Argop4::Write(args) => Self::State(&args.stateid),
+            Argop4::SetAttr(args) => Self::State(&args.stateid),
+            Argop4::DelegReturn(args) => Self::State(&args.deleg_stateid),
+            _ => return None,
+        })
+    }
+}
+
 /// How an operation of 4.0 is to be executed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Entered<F> {
@@ -80,7 +120,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(())
     }
 
-    /// An operation is to be executed: for whom, and whether it is its turn. The client's lease is renewed (§9.5).
+    /// An operation is to be executed that concerns this: for whom, and whether it is its turn. The client's lease is renewed
+    /// (§9.5).
     ///
     /// # Errors
     /// STALE_CLIENTID, EXPIRED; what is wrong with the stateid; BAD_SEQID; DELAY, RESOURCE.
@@ -88,34 +129,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         &mut self,
         locks: &mut LockTable<F>,
         now: Instant,
-        operation: &Argop4,
+        subject: Subject<'_>,
     ) -> Result<Entered<F>, Nfsstat4> {
-        let (owner, seqid, opens) = match operation {
-            Argop4::Open(args) => {
-                let client = self.live(args.owner.clientid, now)?;
-                (OwnerName { client, kind: OwnerKind::Open, name: args.owner.owner.0.clone() }, args.seqid, true)
+        let (owner, seqid, opens) = match subject {
+            Subject::Client(id) => return Ok(Entered::Free(Some(self.live(id, now)?))),
+            Subject::State(stateid) => return self.by_stateid(stateid, now),
+            Subject::Opener(owner, seqid) => {
+                let client = self.live(owner.clientid, now)?;
+                (OwnerName { client, kind: OwnerKind::Open, name: owner.owner.0.clone() }, seqid, true)
             }
-            Argop4::OpenConfirm(args) => (self.owner_of(&args.open_stateid, now)?, args.seqid, false),
-            Argop4::Close(args) => (self.owner_of(&args.open_stateid, now)?, args.seqid, false),
-            Argop4::OpenDowngrade(args) => (self.owner_of(&args.open_stateid, now)?, args.seqid, false),
-            Argop4::LockU(args) => (self.owner_of(&args.lock_stateid, now)?, args.seqid, false),
-            Argop4::Lock(args) => match &args.locker {
-                Locker4::Exist { lock_stateid, lock_seqid } => (self.owner_of(lock_stateid, now)?, *lock_seqid, false),
-                Locker4::New { open_stateid, open_seqid, lock_owner, .. } => {
-                    self.live(lock_owner.clientid, now)?;
-                    (self.owner_of(open_stateid, now)?, *open_seqid, false)
-                }
-            },
-            Argop4::Renew(args) => return Ok(Entered::Free(Some(self.live(args.clientid, now)?))),
-            Argop4::LockT(args) => return Ok(Entered::Free(Some(self.live(args.owner.clientid, now)?))),
-            Argop4::ReleaseLockOwner(args) => {
-                return Ok(Entered::Free(Some(self.live(args.lock_owner.clientid, now)?)));
-            }
-            Argop4::Read(args) => return self.by_stateid(&args.stateid, now),
-            Argop4::Write(args) => return self.by_stateid(&args.stateid, now),
-            Argop4::SetAttr(args) => return self.by_stateid(&args.stateid, now),
-            Argop4::DelegReturn(args) => return self.by_stateid(&args.deleg_stateid, now),
-            _ => return Ok(Entered::Free(None)),
+            Subject::Owner(stateid, seqid) => (self.owner_of(stateid, now)?, seqid, false),
         };
         if !self.owners.has_room(owner.client) {
             self.forget_idle_owners(owner.client);
