@@ -12,6 +12,7 @@
 //! - File data is not copied: READ attaches what the file system lends or fills, WRITE hands down the call's payload.
 
 mod backend;
+mod clock;
 pub mod config;
 mod context;
 mod error;

@@ -19,6 +19,7 @@ use std::{
 };
 
 use bytes::Bytes;
+pub use redb::StorageBackend;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, backends::InMemoryBackend};
 
 /// The database.
@@ -57,6 +58,14 @@ impl Recovery {
         let located = |error: redb::DatabaseError| io::Error::other(format!("{}: {error}", path.display()));
         let database = Database::create(&path).map_err(located)?;
         Self::with(database, true)
+    }
+
+    /// As [`open`](Self::open), on storage of any other kind.
+    ///
+    /// # Errors
+    /// The storage fails, or what is there is no such database.
+    pub fn on(storage: impl StorageBackend) -> io::Result<Self> {
+        Self::with(Database::builder().create_with_backend(storage).map_err(io::Error::other)?, true)
     }
 
     /// A database that ends with the process: for a server whose file handles do so, too.

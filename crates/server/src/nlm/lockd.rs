@@ -11,7 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicI32, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -25,6 +25,7 @@ use xdr::Message;
 
 use super::hosts::{Host, HostId, Hosts};
 use crate::{
+    clock,
     error::WouldBlock,
     handle::ExportId,
     locks::{
@@ -156,7 +157,7 @@ impl Lockd {
             grace_s = self.grace.as_secs(),
             "locks can be reclaimed, and nothing else locked"
         );
-        inner.table.begin_grace(Instant::now() + self.grace);
+        inner.table.begin_grace(clock::now() + self.grace);
         told.into_iter().for_each(|host| self.say(Outgoing::Restarted(host)));
     }
 
@@ -178,12 +179,12 @@ impl Lockd {
 
     /// Whether grace is over, and [`end_grace`](Self::end_grace) is to be called.
     pub(crate) fn is_grace_over(&self) -> bool {
-        self.inner.lock().table.is_grace_over(Instant::now())
+        self.inner.lock().table.is_grace_over(clock::now())
     }
 
     /// Begins grace on behalf of another protocol.
     pub(crate) fn begin_grace(&self) {
-        self.inner.lock().table.begin_grace(Instant::now() + self.grace);
+        self.inner.lock().table.begin_grace(clock::now() + self.grace);
     }
 
     /// How long grace is.
@@ -202,7 +203,7 @@ impl Lockd {
     }
 
     pub(crate) fn in_grace(&self) -> bool {
-        self.inner.lock().table.in_grace(Instant::now())
+        self.inner.lock().table.in_grace(clock::now())
     }
 
     /// Asks or changes the lock table on behalf of another protocol.
@@ -238,7 +239,7 @@ impl Lockd {
         }
         let owner = lock_owner(host, ask.lock);
         let Ask { range, kind, wait, reclaim, .. } = *ask;
-        let locked = inner.table.lock(&ask.file, &owner, &Request { range, kind, wait, reclaim }, Instant::now());
+        let locked = inner.table.lock(&ask.file, &owner, &Request { range, kind, wait, reclaim }, clock::now());
         let status = match locked {
             Ok(Locked::Granted) => {
                 // It may have asked again before GRANTED reached it.
@@ -346,7 +347,7 @@ impl Lockd {
     pub(crate) fn share(&self, from: From<'_>, oh: &[u8], file: &LockFile, share: Share, reclaim: bool) -> Nlm4Stats {
         let mut inner = self.inner.lock();
         let Some(host) = inner.intern(from) else { return Nlm4Stats::DeniedNoLocks };
-        match inner.table.share(file, &share_owner(host, oh), share, reclaim, Instant::now()) {
+        match inner.table.share(file, &share_owner(host, oh), share, reclaim, clock::now()) {
             Ok(()) => Nlm4Stats::Granted,
             Err(LockError::Denied(_) | LockError::Deadlock) => Nlm4Stats::Denied,
             Err(LockError::Grace | LockError::NoGrace) => Nlm4Stats::DeniedGracePeriod,

@@ -10,7 +10,6 @@
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
-    time::Instant,
 };
 
 use buf::Rope;
@@ -35,6 +34,7 @@ use super::{
     v40::{self, Entry, InTurn},
 };
 use crate::{
+    clock,
     context::{Carrier, Context, Shared},
     error::WouldBlock,
     nlm::lockd::LockFile,
@@ -291,7 +291,7 @@ impl Compound {
         let SequenceArgs { sessionid, cachethis, .. } = *request.args;
         let alone = request.operations == 1;
         let connection = self.cursor.connection.id;
-        let begun = shared.with_state(|state| state.sequence(Instant::now(), request, connection));
+        let begun = shared.with_state(|state| state.sequence(clock::now(), request, connection));
         let sequenced = match begun {
             Ok(sequenced) => sequenced,
             Err(status) => {
@@ -427,7 +427,7 @@ impl Slot {
 
     fn end(&mut self, reply: Message, cheap: bool) {
         if let Some(ticket) = self.ticket.take() {
-            self.shared.with_state(|state| state.finish(Instant::now(), self.session, ticket, reply, cheap));
+            self.shared.with_state(|state| state.finish(clock::now(), self.session, ticket, reply, cheap));
         }
     }
 }

@@ -3,8 +3,6 @@
 //!
 //! Where nobody has a delegation of the file, no lock is taken to say so.
 
-use std::time::Instant;
-
 use nfs::{
     v3::Nfsstat3,
     v4::{Clientid4, Nfsstat4},
@@ -13,6 +11,7 @@ use vfs::{Name, VfsError};
 
 use super::state::{delegation::Access, marks::Changing};
 use crate::{
+    clock,
     context::{Context, Object},
     error::{Fault, Fault4},
     nlm::lockd::LockFile,
@@ -91,7 +90,7 @@ impl Context<'_> {
     }
 
     fn recall(&self, file: &LockFile, by: Option<Clientid4>, access: Access) -> Result<(), Held> {
-        let recalled = self.shared.with_locks(|state, locks| state.recall(locks, file, (by, access), Instant::now()));
+        let recalled = self.shared.with_locks(|state, locks| state.recall(locks, file, (by, access), clock::now()));
         recalled.map_err(|_| Held::Delegated)
     }
 }

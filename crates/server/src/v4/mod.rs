@@ -144,7 +144,10 @@ impl Shared4 {
             client_sessions_max: CLIENT_SESSIONS_MAX,
             client_stateids_max: CLIENT_STATEIDS_MAX,
         };
-        let mut state = State::new(options, started.as_secs() as u32, rand::random());
+        // Names that we give out are of this life alone. Where lives are counted none has the number of another, however soon
+        // it comes after that.
+        let instance = if lockd.recovery().is_persistent() { lockd.identity().1 as u32 } else { rand::random() };
+        let mut state = State::new(options, instance, rand::random());
         let owners = lockd.recovery().v4_clients()?;
         if !owners.is_empty() {
             tracing::info!(clients = owners.len(), "clients of version 4 can reclaim what they held");

@@ -4,10 +4,7 @@
 //! Grace ends when its time has passed, or when all have reclaimed who had anything: the clients of version 4 say so, by
 //! RECLAIM_COMPLETE; hosts that lock by NLM cannot, so where there are any the time must pass.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use nfs::v4::{
     Nfsstat4, Res4,
@@ -19,7 +16,7 @@ use tokio::{
 };
 
 use super::{callback::CallbackError, state::delegation::Recall};
-use crate::{context::Shared, nlm::lockd::LockFile};
+use crate::{clock, context::Shared, nlm::lockd::LockFile};
 
 /// Does it until the server ends. Once for a server.
 pub(crate) async fn run(shared: Arc<Shared>) {
@@ -70,7 +67,7 @@ async fn recall(shared: Arc<Shared>, recall: Recall<LockFile>) {
 impl Shared {
     /// Ends what has had its time. Waits for storage.
     fn look_around(&self) {
-        self.with_state(|state| state.expire(Instant::now()));
+        self.with_state(|state| state.expire(clock::now()));
         let (in_grace, all_have_reclaimed) = self.with_state(|state| (state.in_grace(), state.may_end_grace()));
         if !in_grace {
             return;

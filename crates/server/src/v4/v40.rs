@@ -1,7 +1,7 @@
 //! NFSv4.0 in a compound: there is no session, so each operation says for whom it is, and those that change what an owner
 //! has are counted by that owner. RFC 7530 §9.1.
 
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use nfs::v4::{Argop4, Nfsstat4};
@@ -14,7 +14,7 @@ use super::{
         v40::{Entered, Kept, Subject},
     },
 };
-use crate::{context::Shared, nlm::lockd::LockFile};
+use crate::{clock, context::Shared, nlm::lockd::LockFile};
 
 /// An operation's turn in the sequence of its owner. It is ended at the latest when this is dropped.
 pub(super) struct InTurn {
@@ -37,7 +37,7 @@ pub(super) enum Entry {
 pub(super) fn enter(shared: &Arc<Shared>, at: &mut Cursor, operation: &Argop4) -> Result<Entry, Nfsstat4> {
     at.client = None;
     let Some(subject) = Subject::of(operation) else { return Ok(Entry::Free) };
-    let now = Instant::now();
+    let now = clock::now();
     let entered = shared.with_locks(|state, locks| state.enter(locks, now, subject))?;
     Ok(match entered {
         Entered::Free(client) => {

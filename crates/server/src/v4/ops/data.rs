@@ -3,12 +3,11 @@
 //! Data is not copied here: READ passes on what the file system lends or fills, WRITE hands it the call's payload. A
 //! compound can have several of them; each takes, or leaves, the next chunk of an RDMA call (RFC 8267 §6.4).
 
-use std::time::Instant;
-
 use nfs::v4::{CommitArgs, Nfsstat4, ReadArgs, ReadOk, StableHow4, Stateid4, Verifier4, WriteArgs, WriteOk};
 use vfs::{Kind, Stability, VfsError};
 
 use crate::{
+    clock,
     context::{Context, Object},
     error::Fault4,
     v3::transfer_max,
@@ -75,7 +74,7 @@ pub(super) fn may_use(
     write: bool,
 ) -> Result<(), Fault4> {
     let name = (file.export.id(), file.handle.clone());
-    let (client, now) = (at.client(), Instant::now());
+    let (client, now) = (at.client(), clock::now());
     Ok(cx.shared.with_locks(|state, locks| state.check_io(locks, client, &name, &stateid, write, now))?)
 }
 

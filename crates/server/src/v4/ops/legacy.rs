@@ -1,17 +1,15 @@
 //! What NFSv4.0 alone has: SETCLIENTID, SETCLIENTID_CONFIRM, RENEW, OPEN_CONFIRM and RELEASE_LOCKOWNER: RFC 7530 §16.18,
 //! §16.30, §16.33, §16.34, §16.37.
 
-use std::time::Instant;
-
 use nfs::v4::{
     Nfsstat4, OpenConfirmArgs, ReleaseLockOwnerArgs, SetClientIdArgs, SetClientIdConfirmArgs, SetClientIdRes, Stateid4,
 };
 
 use super::data::of_kind;
-use crate::{context::Context, error::Fault4, v4::compound::Cursor};
+use crate::{clock, context::Context, error::Fault4, v4::compound::Cursor};
 
 pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs) -> SetClientIdRes {
-    let now = Instant::now();
+    let now = clock::now();
     cx.shared.with_state(|state| {
         state.expire(now);
         match state.set_clientid(now, args, &at.principal) {
@@ -23,7 +21,7 @@ pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs
 }
 
 pub(super) fn set_clientid_confirm(cx: &Context<'_>, at: &Cursor, args: &SetClientIdConfirmArgs) -> Result<(), Fault4> {
-    let now = Instant::now();
+    let now = clock::now();
     Ok(cx.shared.with_state(|state| state.set_clientid_confirm(now, args, &at.principal))?)
 }
 

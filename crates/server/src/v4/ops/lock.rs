@@ -3,14 +3,13 @@
 //! The state machine and the lock manager decide. A client that wants to wait for a lock (READW_LT, WRITEW_LT) asks again
 //! until it has it: §9.6 lets a server tell it to come back, by CB_NOTIFY_LOCK, or leave it at that.
 
-use std::time::Instant;
-
 use nfs::v4::{
     FreeStateidArgs, LockArgs, LockRes, LockTArgs, LockTRes, LockUArgs, Locker4, Nfsstat4, Stateid4, TestStateidArgs,
 };
 
 use super::data::of_kind;
 use crate::{
+    clock,
     context::Context,
     error::Fault4,
     nlm::lockd::LockFile,
@@ -24,7 +23,7 @@ pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result
         Locker4::New { open_stateid, .. } => *open_stateid = at.stateid(*open_stateid)?,
         Locker4::Exist { lock_stateid, .. } => *lock_stateid = at.stateid(*lock_stateid)?,
     }
-    let (client, now) = (at.client(), Instant::now());
+    let (client, now) = (at.client(), clock::now());
     match cx.shared.with_locks(|state, locks| state.lock(locks, client, &file, &args, now)) {
         Ok(stateid) => {
             at.set_stateid(stateid);
@@ -38,7 +37,7 @@ pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result
 
 pub(super) fn lockt(cx: &Context<'_>, at: &Cursor, args: &LockTArgs) -> Result<LockTRes, Fault4> {
     let file = file(cx, at)?;
-    let (client, now) = (at.client(), Instant::now());
+    let (client, now) = (at.client(), clock::now());
     match cx.shared.with_locks(|state, locks| state.lockt(locks, client, &file, args, now)) {
         Ok(()) => Ok(LockTRes::Fail(Nfsstat4::Ok)),
         Err(LockFailure::Denied(denied)) => Ok(LockTRes::Denied(denied)),

@@ -4,8 +4,6 @@
 //! without knowing the file is refused first; a file that is made is nobody else's yet, so its share is to be had; and a
 //! file that is there is shared before it is truncated. So an OPEN that fails leaves nothing behind.
 
-use std::time::Instant;
-
 use nfs::v4::{
     Bitmap4, ChangeInfo4, Clientid4, CloseArgs, Createhow4, DelegReturnArgs, Nfsstat4, OPEN4_RESULT_CONFIRM,
     OPEN4_RESULT_LOCKTYPE_POSIX, OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WANT_DELEG_MASK,
@@ -23,6 +21,7 @@ use super::{
     namespace::{finish, unchanged},
 };
 use crate::{
+    clock,
     context::{Context, Object},
     error::{Fault, Fault4},
     v4::{
@@ -49,7 +48,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     let want_bits = if at.minor > 0 { WANT_BITS } else { 0 };
     let (access, want) = (args.share_access & !want_bits, args.share_access & want_bits);
     let reclaim = matches!(args.claim, OpenClaim4::Previous(_));
-    let (client, shares, now) = (at.client(), (access, args.share_deny), Instant::now());
+    let (client, shares, now) = (at.client(), (access, args.share_deny), clock::now());
     cx.shared.with_locks(|state, locks| state.may_open(locks, client, shares, reclaim, now))?;
     remember(cx, client)?;
     let target = match &args.claim {
@@ -124,7 +123,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
 pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowngradeArgs) -> Result<Stateid4, Fault4> {
     let file = cx.object4(at.current()?)?;
     let args = OpenDowngradeArgs { open_stateid: at.stateid(args.open_stateid)?, ..args.clone() };
-    let (name, client, now) = ((file.export.id(), file.handle), at.client(), Instant::now());
+    let (name, client, now) = ((file.export.id(), file.handle), at.client(), clock::now());
     let stateid = cx.shared.with_locks(|state, locks| state.open_downgrade(locks, client, &name, &args, now))?;
     at.set_stateid(stateid);
     Ok(stateid)
@@ -240,7 +239,7 @@ fn share(cx: &Context<'_>, at: &Cursor, args: &OpenArgs, file: &Object<'_>, acce
         reclaim: matches!(args.claim, OpenClaim4::Previous(_)),
         delegated: claimed(&args.claim).is_some(),
     };
-    Ok(cx.shared.with_locks(|state, locks| state.open(locks, &request, Instant::now()))?)
+    Ok(cx.shared.with_locks(|state, locks| state.open(locks, &request, clock::now()))?)
 }
 
 /// DELEGRETURN (§18.6).
@@ -286,7 +285,7 @@ fn delegation(cx: &Context<'_>, client: Clientid4, args: &OpenArgs, file: &Objec
     };
     let name = (file.export.id(), file.handle.clone());
     let request = DelegationRequest { client, file: &name, share_access: args.share_access, reclaim };
-    cx.shared.with_locks(|state, locks| state.delegate(locks, &request, Instant::now()))
+    cx.shared.with_locks(|state, locks| state.delegate(locks, &request, clock::now()))
 }
 
 /// §18.16.3: a client that has said which delegation it wants is told why there is none.

@@ -2,17 +2,15 @@
 //! DESTROY_CLIENTID and RECLAIM_COMPLETE: RFC 8881 §18.33–18.37, §18.50, §18.51. The state machine decides; what is left is what a compound
 //! has to do with it.
 
-use std::time::Instant;
-
 use nfs::v4::{
     BackchannelCtlArgs, BindConnToSessionArgs, BindConnToSessionOk, ClientIdArgs, CreateSessionArgs, CreateSessionOk,
     DestroySessionArgs, ExchangeIdArgs, ExchangeIdOk, Nfsstat4, ReclaimCompleteArgs,
 };
 
-use crate::{context::Context, error::Fault4, v4::compound::Cursor};
+use crate::{clock, context::Context, error::Fault4, v4::compound::Cursor};
 
 pub(super) fn exchange_id(cx: &Context<'_>, at: &Cursor, args: &ExchangeIdArgs) -> Result<ExchangeIdOk, Fault4> {
-    let now = Instant::now();
+    let now = clock::now();
     cx.shared.with_state(|state| {
         state.expire(now);
         Ok(state.exchange_id(now, at.minor, args, &at.principal)?)
@@ -29,7 +27,7 @@ pub(super) fn create_session(
     let most = u32::try_from(cx.carrier.message_max).unwrap_or(u32::MAX);
     let fore = &mut args.fore_chan_attrs;
     (fore.maxrequestsize, fore.maxresponsesize) = (fore.maxrequestsize.min(most), fore.maxresponsesize.min(most));
-    let now = Instant::now();
+    let now = clock::now();
     cx.shared.with_state(|state| {
         // A record that was not confirmed within a lease is no more.
         state.expire(now);
@@ -67,7 +65,7 @@ pub(super) fn destroy_session(cx: &Context<'_>, at: &Cursor, args: &DestroySessi
 
 pub(super) fn destroy_clientid(cx: &Context<'_>, at: &Cursor, args: &ClientIdArgs) -> Result<(), Fault4> {
     let own = at.session.as_ref().map(|session| session.client);
-    let now = Instant::now();
+    let now = clock::now();
     Ok(cx.shared.with_state(|state| state.destroy_clientid(now, args.clientid, own, &at.principal))?)
 }
 
