@@ -15,7 +15,7 @@ use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use tokio::time::Instant;
 use xdr::{Decode, Message, Opaque};
 
-use super::{identity::BACK_SLOTS, session::Shared};
+use super::{identity::BACK_SLOTS, shared::Shared};
 use crate::Handle;
 
 /// Answers callbacks.

@@ -10,7 +10,7 @@ use super::{
     callback::{Backchannel, CallbackService},
     compound::{Compound, value},
     identity,
-    session::Shared,
+    shared::Shared,
     trunk::Trunk,
 };
 use crate::{Attr, Error, ErrorKind, FileKind, Handle, Result, program::Program};

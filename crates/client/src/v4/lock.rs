@@ -11,7 +11,7 @@ use super::{
     V4,
     compound::{Compound, failure, value},
     opens::{Locked, OpenFile, owner},
-    session::Shared,
+    shared::Shared,
 };
 use crate::{Error, ErrorKind, Handle, Result, backoff::Backoff};
 
@@ -160,7 +160,7 @@ async fn locking(
     let args = LockArgs { locktype: kind(exclusive), reclaim, offset, length, locker };
     let compound = Compound::on("LOCK", handle).op(Argop4::Lock(args), DENIED_MAX).once();
     if !recover {
-        let mut results = shared.plain_results(&compound, deadline).await?;
+        let mut results = shared.plain(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         return match results.next()? {
             Resop4::Lock(LockRes::Ok(stateid)) => Ok(Ok(stateid)),

@@ -1,7 +1,7 @@
 //! [`V4`]: NFS version 4.1 and 4.2 (RFC 8881, RFC 7862) on one server.
 //!
-//! - [`session`] executes compounds exactly once, and recovers; [`slots`] is its arithmetic, [`trunk`] its connections, and
-//!   [`identity`] how client and server introduce themselves;
+//! - [`shared`] makes requests, recovers and keeps the lease; [`session`] executes compounds exactly once, [`slots`] is its
+//!   arithmetic, [`trunk`] its connections, and [`identity`] how client and server introduce themselves;
 //! - [`opens`] is what is open, and [`lock`] what is locked; [`callback`] is what the server calls;
 //! - [`operations`] are those of every version, and [`extended`] those that only this one has.
 //!
@@ -18,6 +18,7 @@ mod lock;
 mod opens;
 mod operations;
 mod session;
+mod shared;
 mod slots;
 mod trunk;
 
@@ -28,7 +29,7 @@ use tokio::time::Instant;
 
 use self::{
     compound::{Compound, Results, failure},
-    session::Shared,
+    shared::Shared,
 };
 pub use self::{extended::SetXattr, lock::LockRange};
 use crate::{Handle, Result, program::Program};

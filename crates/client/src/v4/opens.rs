@@ -24,7 +24,7 @@ use xdr::Opaque;
 use super::{
     attr,
     compound::{Compound, value},
-    session::Shared,
+    shared::Shared,
 };
 use crate::{Attr, Error, Handle, Result};
 
@@ -380,7 +380,7 @@ impl OpenFile {
                 .get_attr(attr::WANTED)
                 .once()
         };
-        let mut results = match shared.plain_results(&ask(OpenClaim4::Previous(had)), deadline).await {
+        let mut results = match shared.plain(&ask(OpenClaim4::Previous(had)), deadline).await {
             // The grace period is over, or the server knows of no such open: a new one, if there is no conflict.
             Err(error)
                 if matches!(
@@ -388,7 +388,7 @@ impl OpenFile {
                     Some(Nfsstat4::NoGrace | Nfsstat4::ReclaimBad | Nfsstat4::ReclaimConflict)
                 ) =>
             {
-                shared.plain_results(&ask(OpenClaim4::Fh), deadline).await?
+                shared.plain(&ask(OpenClaim4::Fh), deadline).await?
             }
             result => result?,
         };
