@@ -22,6 +22,11 @@ impl Backoff {
         error.status() == Some(Nfsstat3::Jukebox) && self.waits(deadline).await
     }
 
+    /// Waits as long as it ever does from now on: who asks will be told otherwise.
+    pub fn slow_down(&mut self) {
+        self.delay = MOST;
+    }
+
     /// Waits, unless that would be too long.
     pub async fn waits(&mut self, deadline: Instant) -> bool {
         let at = Instant::now() + self.delay;

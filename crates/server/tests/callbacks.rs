@@ -1,23 +1,24 @@
 //! Calls of a server to its clients, over TCP connections that these have made.
 
+#[path = "common/back.rs"]
+mod back;
+
 use std::{
     ops::RangeInclusive,
-    sync::{
-        Arc, Mutex as StdMutex,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
+    sync::{Arc, Mutex as StdMutex, atomic::Ordering::SeqCst},
     time::{Duration, Instant},
 };
 
+use back::{Back, CB_PROGRAM, Heard};
+
 use nfs::v4::{
-    callback::{CbArgop4, CbRecallArgs, CbResop4, CbSequenceArgs, CbSequenceOk},
-    compound::{CbCompoundArgs, CbCompoundRes},
+    callback::{CbArgop4, CbRecallArgs, CbResop4},
     *,
 };
 use parking_lot::Mutex;
 use rpc::{
-    AcceptError, AuthSys, BoxFuture, Call, Client, ClientOptions, ConnectionId, Credential, Procedure, Reverse, Server,
-    Service, TcpKind, TransportKind, WorkerOptions, Workers,
+    AcceptError, AuthSys, BoxFuture, Call, Client, ConnectionId, Credential, Procedure, Reverse, Server, Service,
+    TcpKind, TransportKind, WorkerOptions, Workers,
 };
 use server::v4::{
     callback::{CallbackError, Callbacks},
@@ -27,9 +28,7 @@ use server::v4::{
         session::{ChannelLimits, Connection},
     },
 };
-use xdr::{Array, Decode, Message};
-
-const CB_PROGRAM: u32 = 0x4000_0001;
+use xdr::{Array, Message};
 
 /// The server's side: it knows its connections, and has no procedures but NULL.
 #[derive(Default)]
@@ -57,52 +56,6 @@ impl Service for Host {
     }
     fn disconnected(&self, connection: ConnectionId) {
         self.callbacks.disconnected(connection);
-    }
-}
-
-/// The client's side: what it was called with, and by whom.
-#[derive(Default)]
-struct Back {
-    heard: StdMutex<Vec<(CbSequenceArgs, CbArgop4, u32, Credential)>>,
-    /// The next callback is heard, and ends its connection.
-    drop_next: AtomicBool,
-    refuse: StdMutex<Option<Nfsstat4>>,
-}
-
-impl Service for Back {
-    fn program(&self) -> u32 {
-        CB_PROGRAM
-    }
-    fn versions(&self) -> RangeInclusive<u32> {
-        CALLBACK_VERSION..=CALLBACK_VERSION
-    }
-    fn procedure(&self, _: u32, procedure: u32) -> Option<Procedure> {
-        (procedure == PROC_COMPOUND).then_some(Procedure { name: "CB_COMPOUND", idempotent: true })
-    }
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
-            let mut args = CbCompoundArgs::decode(&mut call.arguments)?;
-            let [CbArgop4::Sequence(sequence), operation] = &mut args.argarray[..] else { panic!("{args:?}") };
-            let heard = (sequence.clone(), operation.clone(), args.minorversion, call.credential.clone());
-            self.heard.lock().unwrap().push(heard);
-            if self.drop_next.swap(false, SeqCst) {
-                call.transport.close();
-                return Err(AcceptError::Drop);
-            }
-            if let Some(status) = self.refuse.lock().unwrap().take() {
-                let resarray = vec![CbResop4::Sequence(Res4::Fail(status))];
-                return Ok(call.reply(&CbCompoundRes { status, tag: args.tag, resarray }));
-            }
-            let ok = CbSequenceOk {
-                sessionid: sequence.sessionid,
-                sequenceid: sequence.sequenceid,
-                slotid: sequence.slotid,
-                highest_slotid: Slotid4(1),
-                target_highest_slotid: Slotid4(1),
-            };
-            let resarray = vec![CbResop4::Sequence(Res4::Ok(ok)), CbResop4::Recall(Res4::Ok(()))];
-            Ok(call.reply(&CbCompoundRes { status: Nfsstat4::Ok, tag: args.tag, resarray }))
-        })
     }
 }
 
@@ -139,9 +92,7 @@ impl World {
         workers.listen(Server::builder().shared(host.clone()).build(), listener);
         let mut clients = Vec::new();
         for _ in 0..connections {
-            let callbacks = Some(Server::builder().shared(back.clone()).build());
-            let options = ClientOptions { callbacks, ..ClientOptions::new(nfs::NFS_PROGRAM, 4) };
-            let client = Client::connect(kind.clone(), address, options).await.unwrap();
+            let client = back.connect(&kind, address, Credential::None).await;
             let _: rpc::Answer<()> = client.call(0, &(), Default::default(), Default::default()).await.unwrap();
             clients.push(client);
         }
@@ -200,7 +151,7 @@ impl World {
 
     fn heard(&self) -> Vec<(u32, u32)> {
         let heard = self.back.heard.lock().unwrap();
-        heard.iter().map(|(sequence, ..)| (sequence.slotid.0, sequence.sequenceid.0)).collect()
+        heard.iter().map(|Heard { sequence, .. }| (sequence.slotid.0, sequence.sequenceid.0)).collect()
     }
 }
 
@@ -215,7 +166,7 @@ async fn a_client_is_called_by_its_session_and_as_it_has_asked_to_be() {
         assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
     }
     assert_eq!(world.heard(), [(0, 1), (0, 2), (0, 3)]);
-    let (sequence, operation, minor, credential) = world.back.heard.lock().unwrap()[0].clone();
+    let Heard { sequence, operation, minor, credential } = world.back.heard.lock().unwrap()[0].clone();
     assert_eq!((sequence.sessionid, operation, minor), (world.session, recall(), 2));
     let Credential::Sys(AuthSys { stamp: 5, uid: 1001, gid: 1002, .. }) = credential else { panic!("{credential:?}") };
     let (one, other) = tokio::join!(world.recall(), world.recall());

@@ -1,153 +1,28 @@
 //! Delegations and restarts of version 4, through the service: a client over TCP that is called back, and what others get
 //! meanwhile.
 
+#[path = "common/back.rs"]
+mod back;
 #[path = "common/mod.rs"]
 mod common;
+#[path = "common/remote.rs"]
+mod remote;
 #[path = "common/v4.rs"]
 mod v4;
 
-use std::{
-    ops::RangeInclusive,
-    path::Path,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use common::*;
 use nfs::{
     nlm::{Lock, LockArgs, Nlm4Stats, NlmProc4, Res},
     v3::{Nfsstat3, Read, ReadArgs},
-    v4::{
-        attr::Attr4,
-        callback::{CbArgop4, CbResop4, CbSequenceOk},
-        compound::{CbCompoundArgs, CbCompoundRes, CompoundArgs, CompoundRes},
-        *,
-    },
+    v4::{attr::Attr4, *},
 };
-use rpc::{
-    AcceptError, BoxFuture, Call, Client, ClientOptions, Credential, Procedure, ReplyPlan, Server, Service, TcpKind,
-    TransportKind, WorkerOptions, Workers,
-};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::ExportConfig};
+use remote::Served;
+use rpc::Credential;
+use server::{ExportOptions, NfsServer, Squash, config::ExportConfig};
 use v4::*;
-use xdr::{Array, Decode, Message};
-
-const CB_PROGRAM: u32 = 0x4000_0001;
-
-/// Says OK to whatever it is called with, and keeps it.
-#[derive(Default)]
-struct Back(Mutex<Vec<CbArgop4>>);
-
-impl Service for Back {
-    fn program(&self) -> u32 {
-        CB_PROGRAM
-    }
-    fn versions(&self) -> RangeInclusive<u32> {
-        CALLBACK_VERSION..=CALLBACK_VERSION
-    }
-    fn procedure(&self, _: u32, procedure: u32) -> Option<Procedure> {
-        (procedure == PROC_COMPOUND).then_some(Procedure { name: "CB_COMPOUND", idempotent: true })
-    }
-    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
-            let mut args = CbCompoundArgs::decode(&mut call.arguments)?;
-            let [CbArgop4::Sequence(sequence), operation] = &mut args.argarray[..] else { panic!("{args:?}") };
-            self.0.lock().unwrap().push(operation.clone());
-            let (slotid, highest) = (sequence.slotid, Slotid4(0));
-            let ok = CbSequenceOk {
-                sessionid: sequence.sessionid,
-                sequenceid: sequence.sequenceid,
-                slotid,
-                highest_slotid: highest,
-                target_highest_slotid: highest,
-            };
-            let resarray = vec![CbResop4::Sequence(Res4::Ok(ok)), CbResop4::Recall(Res4::Ok(()))];
-            Ok(call.reply(&CbCompoundRes { status: Nfsstat4::Ok, tag: args.tag, resarray }))
-        })
-    }
-}
-
-/// A client with a connection.
-struct Remote {
-    rpc: Client,
-    back: Arc<Back>,
-    session: Sessionid4,
-    sequence: u32,
-}
-
-impl Remote {
-    async fn new(kind: Arc<dyn TransportKind>, address: std::net::SocketAddr, name: &str) -> Self {
-        let back = Arc::new(Back::default());
-        let callbacks = Some(Server::builder().shared(back.clone()).build());
-        let credential = user(0, 0);
-        let options = ClientOptions { callbacks, credential, ..ClientOptions::new(nfs::NFS_PROGRAM, VERSION) };
-        let rpc = Client::connect(kind, address, options).await.unwrap();
-        let mut remote = Self { rpc, back, session: Sessionid4::default(), sequence: 0 };
-        let (_, exchanged) = remote.compound(vec![exchange_id(name)]).await;
-        let [Resop4::ExchangeId(Res4::Ok(exchanged))] = &exchanged[..] else { panic!("{exchanged:?}") };
-        let Argop4::CreateSession(create) = create_session(exchanged.clientid, exchanged.sequenceid, channel()) else {
-            unreachable!()
-        };
-        let create = CreateSessionArgs {
-            flags: CREATE_SESSION4_FLAG_CONN_BACK_CHAN,
-            cb_program: CB_PROGRAM,
-            sec_parms: Array(vec![CallbackSecParms4::None]),
-            ..create
-        };
-        let (_, created) = remote.compound(vec![Argop4::CreateSession(create)]).await;
-        let [Resop4::CreateSession(Res4::Ok(created))] = &created[..] else { panic!("{created:?}") };
-        remote.session = created.sessionid;
-        remote.call([Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false })]).await;
-        remote
-    }
-
-    async fn compound(&self, argarray: Vec<Argop4>) -> (Nfsstat4, Vec<Resop4>) {
-        let args = CompoundArgs { tag: "".into(), minorversion: 1, argarray };
-        let plan = ReplyPlan { inline_max: 64 << 10, ..ReplyPlan::default() };
-        let answer = self.rpc.call::<CompoundRes>(PROC_COMPOUND, &args, plan, Default::default()).await.unwrap();
-        (answer.results.status, answer.results.resarray)
-    }
-
-    async fn call(&mut self, operations: impl IntoIterator<Item = Argop4>) -> (Nfsstat4, Vec<Resop4>) {
-        self.sequence += 1;
-        let sequence = Argop4::Sequence(SequenceArgs {
-            sessionid: self.session,
-            sequenceid: Sequenceid4(self.sequence),
-            slotid: Slotid4(0),
-            highest_slotid: Slotid4(0),
-            cachethis: false,
-        });
-        let (status, mut results) = self.compound(std::iter::once(sequence).chain(operations).collect()).await;
-        results.remove(0);
-        (status, results)
-    }
-
-    /// Opens a file of `/m`, and gives the open, what was delegated, and the file.
-    async fn open(&mut self, name: &str, access: u32) -> Result<(Stateid4, OpenDelegation4, NfsFh4), Nfsstat4> {
-        let how = Open { access, ..Open::default() };
-        let (status, mut results) = self.call(at("/m").into_iter().chain([open(name, how), Argop4::GetFh])).await;
-        if status != Nfsstat4::Ok {
-            return Err(status);
-        }
-        let Some(Resop4::GetFh(Res4::Ok(handle))) = results.pop() else { panic!("GETFH") };
-        let Some(Resop4::Open(Res4::Ok(opened))) = results.pop() else { panic!("OPEN") };
-        Ok((opened.stateid, opened.delegation, handle))
-    }
-
-    async fn give_back(&mut self, handle: &NfsFh4, deleg_stateid: Stateid4) -> Nfsstat4 {
-        self.call([putfh(handle), Argop4::DelegReturn(DelegReturnArgs { deleg_stateid })]).await.0
-    }
-
-    /// The delegation that is recalled, when it is.
-    async fn recalled(&self) -> (Stateid4, NfsFh4) {
-        loop {
-            if let Some(CbArgop4::Recall(recall)) = self.back.0.lock().unwrap().pop() {
-                return (recall.stateid, recall.fh);
-            }
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-}
+use xdr::Message;
 
 /// What another protocol gets: it is read on a thread of its own, as its caller would.
 async fn read_by_v3(rig: &Rig, handle: &NfsFh4) -> Nfsstat3 {
@@ -171,21 +46,14 @@ async fn lock_by_nlm(rig: &Rig, nfs: &NfsServer, handle: &NfsFh4) -> Nlm4Stats {
 
 #[tokio::test]
 async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
-    let options = ExportOptions { squash: Squash::None, ..Default::default() };
-    let export = Export::new("/m", ExportId::unique(), memory(), options).unwrap();
-    let nfs = NfsServer::new(export, HandleKey::random());
-    let rig = Rig::calling(&nfs);
-    let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
-    let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
-    let listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let address = listener.local_addr();
-    workers.listen(nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared).build(), listener);
-    let mut a = Remote::new(kind.clone(), address, "a").await;
+    let served = Served::new();
+    let rig = Rig::calling(&served.nfs);
+    let mut a = served.client("a").await;
     let (stateid, delegation, handle) = a.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
     assert_eq!(delegation, OpenDelegation4::None, "nobody would recall it");
     a.call([putfh(&handle), close(stateid)]).await;
-    tokio::spawn(nfs.upkeep());
-    let mut b = Remote::new(kind, address, "b").await;
+    tokio::spawn(served.nfs.upkeep());
+    let mut b = served.client("b").await;
 
     // Another client of version 4.
     let (open, delegation) = loop {
@@ -217,23 +85,20 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
     a.call([putfh(&handle), close(open)]).await;
 
     // A client of version 3, which has neither opened it nor will.
-    let (_, delegation, handle) = a.open("g", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
-    let OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
+    let (_, stateid, handle) = a.delegated("g").await;
     assert_eq!(read_by_v3(&rig, &handle).await, Nfsstat3::Jukebox);
     assert_eq!(a.recalled().await, (stateid, handle.clone()));
     assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
     assert_eq!(read_by_v3(&rig, &handle).await, Nfsstat3::Ok);
     // A host that locks it by NLM: who has a delegation locks by himself.
-    let (open, delegation, handle) = a.open("l", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
-    let OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
-    assert_eq!(lock_by_nlm(&rig, &nfs, &handle).await, Nlm4Stats::DeniedGracePeriod);
+    let (open, stateid, handle) = a.delegated("l").await;
+    assert_eq!(lock_by_nlm(&rig, &served.nfs, &handle).await, Nlm4Stats::DeniedGracePeriod);
     assert_eq!(a.recalled().await, (stateid, handle.clone()));
     assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
-    assert_eq!(lock_by_nlm(&rig, &nfs, &handle).await, Nlm4Stats::Granted);
+    assert_eq!(lock_by_nlm(&rig, &served.nfs, &handle).await, Nlm4Stats::Granted);
     a.call([putfh(&handle), close(open)]).await;
     // Who takes the file's name away asks, too; and who asks how large it is.
-    let (_, delegation, handle) = a.open("h", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
-    let OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
+    let (_, stateid, handle) = a.delegated("h").await;
     assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Mode])]).await.0, Nfsstat4::Ok);
     assert_eq!(b.call([putfh(&handle), getattr(&[Attr4::Size])]).await.0, Nfsstat4::Delay);
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Delay);

@@ -102,6 +102,7 @@ impl World {
         let server = server.build();
         let mut listener = kind(self.sim.host(SERVER.ip())).listen(SERVER).expect("the server's address");
         let mut tasks = JoinSet::new();
+        tasks.spawn(nfs.upkeep());
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok(incoming) = listener.accept().await {

@@ -149,6 +149,7 @@ impl Backchannel {
         let status = match op {
             CbArgop4::Recall(args) => self.recall(&args),
             CbArgop4::RecallAny(args) => self.recall_any(&args),
+            CbArgop4::NotifyLock(args) => self.notify_lock(&args),
             CbArgop4::GetAttr(args) => return CbResop4::GetAttr(self.getattr(&args).into()),
             // No layouts, and none that could be: RFC 8881 §20.3.3.
             CbArgop4::LayoutRecall(_) => Nfsstat4::NoMatchingLayout,
@@ -158,8 +159,6 @@ impl Backchannel {
             CbArgop4::RecallSlot(_)
             | CbArgop4::RecallableObjAvail(_)
             | CbArgop4::WantsCancelled(_)
-            // §20.11.4: whoever wants a lock asks again.
-            | CbArgop4::NotifyLock(_)
             | CbArgop4::NotifyDeviceid(_) => Nfsstat4::Ok,
             CbArgop4::Notify(_) | CbArgop4::Offload(_) => Nfsstat4::NotSupp,
             // §20.9.3: only the first.
@@ -202,6 +201,17 @@ impl Backchannel {
                 let stateid = file.state.lock().delegation.as_ref().map(|delegation| delegation.stateid);
                 stateid.into_iter().for_each(|stateid| shared.recall(stateid));
             }
+        }
+        Nfsstat4::Ok
+    }
+
+    /// An owner that waits for a lock may ask again (RFC 8881 §20.11). Who has stopped waiting meanwhile does not mind.
+    fn notify_lock(&self, args: &CbNotifyLockArgs) -> Nfsstat4 {
+        let handle: Handle = Opaque(args.fh.0.clone());
+        let shared = self.inner.lock().shared.upgrade();
+        if let Some(file) = shared.and_then(|shared| shared.opens.known(&handle)) {
+            let told = file.state.lock().waiting.get(&args.lock_owner.owner.0).cloned();
+            told.into_iter().for_each(|told| told.notify_waiters());
         }
         Nfsstat4::Ok
     }

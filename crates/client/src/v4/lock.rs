@@ -1,16 +1,17 @@
 //! Byte-range locks (RFC 8881 §9, §18.10–18.12). They are held until they are unlocked or the mount ends, survive a
-//! restart of the server, and are checked by it: whoever wants one asks again until it is to be had.
+//! restart of the server, and are checked by it. Whoever waits for one asks again when the server says that it is free
+//! (CB_NOTIFY_LOCK, §20.11), and now and then in case that it does not.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use nfs::v4::*;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 
 use super::{
     V4,
     compound::{Compound, failure, value},
-    opens::{Locked, OpenFile, owner},
+    opens::{InUse, Locked, OpenFile, owner},
     shared::Shared,
 };
 use crate::{Error, ErrorKind, Handle, Result, backoff::Backoff};
@@ -36,7 +37,7 @@ impl V4 {
         let deadline = self.deadline();
         let mut backoff = Backoff::new();
         loop {
-            let done = self.lock_once(file, owner, range, deadline).await;
+            let done = self.lock_once(file, owner, (range, How::AtOnce), deadline).await;
             match done {
                 Err(error) if error.is_later() && backoff.waits(deadline).await => {}
                 done => return done,
@@ -44,26 +45,41 @@ impl V4 {
         }
     }
 
-    /// The same, but asks again until the lock is to be had, or the deadline has passed.
+    /// The same, but waits until the lock is to be had, or the deadline has passed.
     ///
     /// # Errors
     /// `DENIED` at the deadline; else as [`lock`](Self::lock).
     pub async fn lock_wait(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<()> {
         let deadline = self.deadline();
+        let waiting = Waiting::new(self.shared.opens.file(file), owner);
         let mut backoff = Backoff::new();
-        while self.lock(file, owner, range).await?.is_some() {
-            if !backoff.waits(deadline).await {
+        loop {
+            let told = waiting.told.notified();
+            let mut told = std::pin::pin!(told);
+            // Before asking, so that a notice is heard that overtakes the refusal.
+            told.as_mut().enable();
+            match self.lock_once(file, owner, (range, How::Waiting), deadline).await {
+                Ok(None) => return Ok(()),
+                Ok(Some(_)) if waiting.file.0.state.lock().may_notify => backoff.slow_down(),
+                Ok(Some(_)) => {}
+                Err(error) if error.is_later() => {}
+                Err(error) => return Err(error),
+            }
+            let again = tokio::select! {
+                () = told => true,
+                again = backoff.waits(deadline) => again,
+            };
+            if !again {
                 return Err(failure(Nfsstat4::Denied, "LOCK"));
             }
         }
-        Ok(())
     }
 
     async fn lock_once(
         &self,
         handle: &Handle,
         name: &[u8],
-        range: LockRange,
+        (range, how): (LockRange, How),
         deadline: Instant,
     ) -> Result<Option<LockRange>> {
         let file = self.shared.opens.file(handle);
@@ -82,7 +98,7 @@ impl V4 {
                     (Locker4::New { open_seqid: zero, open_stateid, lock_seqid: zero, lock_owner }, open_stateid)
                 }
             };
-            match locking(&self.shared, handle, range, false, locker, deadline, true).await {
+            match locking(&self.shared, handle, (range, how), locker, deadline).await {
                 Ok(Ok(stateid)) => {
                     file.0.hold(name, stateid, range);
                     return Ok(None);
@@ -146,20 +162,59 @@ impl V4 {
     }
 }
 
+/// In which way a lock is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    AtOnce,
+    /// By one who wants to be told when it is to be had.
+    Waiting,
+    /// After a restart of the server, and so without recovery.
+    Reclaiming,
+}
+
+/// An owner that waits for a lock in a file, by itself or more than once.
+struct Waiting {
+    file: InUse,
+    name: Bytes,
+    told: Arc<Notify>,
+}
+
+impl Waiting {
+    fn new(file: InUse, name: &[u8]) -> Self {
+        let name = Bytes::copy_from_slice(name);
+        let told = file.0.state.lock().waiting.entry(name.clone()).or_default().clone();
+        Self { file, name, told }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut state = self.file.0.state.lock();
+        // The list's and this one.
+        if Arc::strong_count(&self.told) <= 2 {
+            state.waiting.remove(&self.name);
+        }
+    }
+}
+
 /// LOCK: the state of the locks from now on, or what is in the way.
 async fn locking(
     shared: &Arc<Shared>,
     handle: &Handle,
-    range: LockRange,
-    reclaim: bool,
+    (range, how): (LockRange, How),
     locker: Locker4,
     deadline: Instant,
-    recover: bool,
 ) -> Result<std::result::Result<Stateid4, LockRange>> {
     let LockRange { offset, length, exclusive } = range;
-    let args = LockArgs { locktype: kind(exclusive), reclaim, offset, length, locker };
+    let reclaim = how == How::Reclaiming;
+    let locktype = match (how, exclusive) {
+        (How::Waiting, true) => NfsLockType4::WriteW,
+        (How::Waiting, false) => NfsLockType4::ReadW,
+        _ => kind(exclusive),
+    };
+    let args = LockArgs { locktype, reclaim, offset, length, locker };
     let compound = Compound::on("LOCK", handle).op(Argop4::Lock(args), DENIED_MAX).once();
-    if !recover {
+    if reclaim {
         let mut results = shared.plain(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         return match results.next()? {
@@ -196,7 +251,7 @@ pub(crate) async fn reclaim(shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline
                 }
             };
             let range = LockRange { offset, length, exclusive };
-            match locking(shared, &file.handle, range, true, locker, deadline, false).await {
+            match locking(shared, &file.handle, (range, How::Reclaiming), locker, deadline).await {
                 Ok(Ok(locked)) => stateid = Some(locked),
                 Ok(Err(_)) => lost = true,
                 Err(error) => {

@@ -18,7 +18,7 @@ use std::{
 use bytes::Bytes;
 use nfs::v4::*;
 use parking_lot::Mutex;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 use xdr::Opaque;
 
 use super::{
@@ -54,6 +54,10 @@ pub(crate) struct State {
     pub delegation: Option<Delegation>,
     /// By owner.
     pub locks: HashMap<Bytes, Locked>,
+    /// Owners that wait for a lock, and are told when to ask again.
+    pub waiting: HashMap<Bytes, Arc<Notify>>,
+    /// Whether the server may tell it (`OPEN4_RESULT_MAY_NOTIFY_LOCK`).
+    pub may_notify: bool,
 }
 
 /// A delegation.
@@ -330,6 +334,7 @@ impl OpenFile {
         let mut state = self.state.lock();
         let before = state.open.filter(|(stateid, _)| stateid.other == ok.stateid.other).map_or(0, |(_, had)| had);
         state.open = Some((ok.stateid, before | access));
+        state.may_notify = ok.rflags & OPEN4_RESULT_MAY_NOTIFY_LOCK != 0;
         let (stateid, write, recall) = match ok.delegation {
             OpenDelegation4::Read(read) => (read.stateid, false, read.recall),
             OpenDelegation4::Write(write) => (write.stateid, true, write.recall),

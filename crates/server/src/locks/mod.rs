@@ -11,7 +11,7 @@
 //! conflicts. A request that is to wait also lets earlier ones that conflict with it go first, so that readers do not
 //! starve a writer — if its owner holds nothing at all, so that nobody can be waiting for *it*, and no deadlock comes
 //! from politeness. Who would wait for itself, by way of others, is told so at once. What was granted is fetched by
-//! [`LockTable::poll_grant`].
+//! [`LockTable::poll_grant`]. Or else it is denied, and its owner is told when to ask again ([`LockTable::watch`]).
 //!
 //! **Grace.** After a restart, only what was held before can be locked, for a time.
 //!
@@ -23,6 +23,7 @@ mod share;
 #[cfg(test)]
 mod tests;
 mod wait;
+mod watch;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -37,10 +38,12 @@ pub use owner::{LockClient, Owner};
 pub use range::{LockKind, Range};
 pub use share::{Share, Usage};
 pub use wait::{Grant, WaiterId};
+pub use watch::Notice;
 
 use owner::{OwnerId, Owners};
 use range::Ranges;
 use wait::Waiter;
+use watch::Watches;
 
 /// Bounds of a [`LockTable`]. A unit is a range or a share; an owner with a long name takes one for each 64 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -144,6 +147,7 @@ pub struct LockTable<F> {
     next_file: u64,
     next_waiter: u64,
     grants: VecDeque<Grant<F>>,
+    watches: Watches<F>,
     grace_until: Option<Instant>,
 }
 
@@ -158,6 +162,8 @@ struct FileLocks<F> {
     /// In the order of owners' numbers.
     held: SmallVec<[(OwnerId, Ranges); 1]>,
     waiting: VecDeque<Waiter>,
+    /// Those that are to be told.
+    watching: Vec<Waiter>,
     shares: SmallVec<[(OwnerId, Share); 1]>,
 }
 
@@ -172,6 +178,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
             next_file: 0,
             next_waiter: 0,
             grants: VecDeque::new(),
+            watches: Watches::default(),
             grace_until: None,
         }
     }
@@ -355,6 +362,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
             if let Some(at) = queued {
                 self.remove_waiter(file, at);
             }
+            self.unwatch(file, |watcher| watcher.is(owner, range, kind));
             let first = self.owners.state(owner).held == 0;
             self.set(file, owner, range, Some(kind));
             // A downgrade may have let others in.
@@ -398,6 +406,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
             while let Some(at) = self.files[&file].waiting.iter().position(|waiter| waiter.owner == owner) {
                 self.remove_waiter(file, at);
             }
+            self.unwatch(file, |watcher| watcher.owner == owner);
         }
         for &(file, owner) in &places {
             self.set(file, owner, Range::to_end(0), None);
@@ -461,9 +470,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         self.next_file += 1;
         let id = FileId(self.next_file);
         self.ids.insert(file.clone(), id);
-        let empty =
-            FileLocks { key: file.clone(), held: SmallVec::new(), waiting: VecDeque::new(), shares: SmallVec::new() };
-        self.files.insert(id, empty);
+        self.files.insert(id, FileLocks::new(file.clone()));
         id
     }
 
@@ -480,7 +487,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     fn settle_file(&mut self, file: FileId, owner: OwnerId) {
         let Some(state) = self.files.get(&file) else { return self.owners.note_file(owner, file, false) };
         self.owners.note_file(owner, file, state.has(owner));
-        if state.held.is_empty() && state.waiting.is_empty() && state.shares.is_empty() {
+        if state.is_empty() {
             self.ids.remove(&state.key);
             self.files.remove(&file);
         }
@@ -494,6 +501,15 @@ impl<F: Clone + Eq + Hash> Default for LockTable<F> {
 }
 
 impl<F> FileLocks<F> {
+    fn new(key: F) -> Self {
+        let (held, shares) = (SmallVec::new(), SmallVec::new());
+        Self { key, held, waiting: VecDeque::new(), watching: Vec::new(), shares }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.waiting.is_empty() && self.watching.is_empty() && self.shares.is_empty()
+    }
+
     fn ranges(&self, owner: OwnerId) -> Option<&Ranges> {
         let at = self.held.binary_search_by_key(&owner, |(owner, _)| *owner).ok()?;
         Some(&self.held[at].1)
@@ -501,7 +517,7 @@ impl<F> FileLocks<F> {
 
     fn has(&self, owner: OwnerId) -> bool {
         self.ranges(owner).is_some()
-            || self.waiting.iter().any(|waiter| waiter.owner == owner)
+            || self.waiting.iter().chain(&self.watching).any(|waiter| waiter.owner == owner)
             || self.shares.iter().any(|(other, _)| *other == owner)
     }
 }

@@ -143,8 +143,11 @@ impl Owners {
         self.waiters -= 1;
     }
 
-    /// Notes whether an owner has anything in a file.
+    /// Notes whether an owner has anything in a file. He may have been forgotten, if he has nothing anywhere.
     pub(super) fn note_file(&mut self, id: OwnerId, file: FileId, present: bool) {
+        if !present && !self.states.contains_key(&id) {
+            return;
+        }
         let files = &mut self.state_mut(id).files;
         match (files.binary_search(&file), present) {
             (Err(at), true) => files.insert(at, file),
@@ -166,9 +169,9 @@ impl Owners {
         self.clients.contains_key(&client)
     }
 
-    /// Forgets an owner that has nothing.
+    /// Forgets an owner that has nothing, unless that has been done.
     pub(super) fn forget_if_idle(&mut self, id: OwnerId) {
-        if !self.states[&id].files.is_empty() {
+        if self.states.get(&id).is_none_or(|state| !state.files.is_empty()) {
             return;
         }
         let state = self.states.remove(&id).expect("it was there");

@@ -53,6 +53,49 @@ impl Rig {
 }
 
 #[test]
+fn who_was_denied_a_lock_is_told_once_when_nothing_is_in_its_way() {
+    let limits = Limits { client_waiters_max: 3, ..Limits::default() };
+    let mut rig = Rig::with(limits);
+    let (a, b, c, d) = (owner(1, 1), owner(2, 2), owner(2, 3), owner(3, 4));
+    let told = |rig: &mut Rig| -> Vec<Owner> {
+        std::iter::from_fn(|| rig.table.poll_notice()).map(|notice| (*notice.owner).clone()).collect()
+    };
+    let (all, now) = (Range::to_end(0), rig.now);
+    rig.lock(&a, ask(range(0, 10), Exclusive)).unwrap();
+    for _ in 0..2 {
+        assert!(rig.table.watch(&0, &b, range(0, 5), Exclusive, now), "asking again is not asking twice");
+    }
+    assert!(rig.table.watch(&0, &c, range(0, 20), Shared, now));
+    let waiter = rig.waits(&d, wait(range(8, 1), Exclusive));
+    assert_eq!(rig.lock(&b, ask(range(20, 1), Shared)), Ok(Locked::Granted), "nobody is polite to them");
+    rig.table.unlock(&0, &a, range(0, 5)).unwrap();
+    assert_eq!(told(&mut rig), std::slice::from_ref(&b));
+    rig.table.unlock(&0, &a, all).unwrap();
+    assert_eq!((rig.grants(), told(&mut rig)), (vec![waiter], vec![]), "who waits goes first, and is in the way");
+    rig.table.release_owner(&d);
+    assert_eq!(told(&mut rig), std::slice::from_ref(&c));
+    assert_eq!(rig.lock(&c, ask(range(0, 20), Shared)), Ok(Locked::Granted));
+
+    // Who got it otherwise, has lost interest, or is gone, is not told.
+    let later = now + Duration::from_secs(90);
+    for (first, since) in [(0, now), (1, now), (2, later)] {
+        assert!(rig.table.watch(&0, &b, range(first, 1), Exclusive, since));
+    }
+    assert!(!rig.table.watch(&0, &b, range(3, 1), Exclusive, later), "too many");
+    rig.table.forget_watches(later);
+    assert!(rig.table.watch(&0, &d, range(0, 1), Exclusive, later));
+    rig.table.release_client(LockClient::V4(3));
+    rig.table.unlock(&0, &c, all).unwrap();
+    assert_eq!(told(&mut rig), std::slice::from_ref(&b));
+    rig.table.release_client(LockClient::V4(2));
+    assert!(rig.table.owners.of_client(LockClient::V4(2)).is_empty() && rig.table.files.is_empty());
+    rig.lock(&a, ask(all, Exclusive)).unwrap();
+    assert!(rig.table.watch(&0, &a, all, Shared, later), "even one's own");
+    rig.table.release_owner(&a);
+    assert!(told(&mut rig).is_empty() && rig.table.files.is_empty());
+}
+
+#[test]
 fn a_denied_request_names_the_first_lock_in_the_way() {
     let mut rig = Rig::new();
     let (a, b, c) = (owner(1, 1), owner(1, 2), owner(2, 1));

@@ -35,8 +35,8 @@ pub struct Grant<F> {
 pub(super) struct Waiter {
     pub(super) id: WaiterId,
     pub(super) owner: OwnerId,
-    range: Range,
-    kind: LockKind,
+    pub(super) range: Range,
+    pub(super) kind: LockKind,
 }
 
 impl Waiter {
@@ -65,15 +65,21 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         if self.would_deadlock(state, owner, range, kind) {
             return Err(LockError::Deadlock);
         }
-        let has_room = state.waiting.len() < self.limits.file_waiters_max;
+        let waiter = self.new_waiter(file, owner, range, kind).ok_or(LockError::Full)?;
+        self.file_mut(file).waiting.push_back(waiter);
+        Ok(waiter.id)
+    }
+
+    /// One that is counted, unless there are too many.
+    pub(super) fn new_waiter(&mut self, file: FileId, owner: OwnerId, range: Range, kind: LockKind) -> Option<Waiter> {
+        let state = &self.files[&file];
+        let has_room = state.waiting.len() + state.watching.len() < self.limits.file_waiters_max;
         if !has_room || !self.owners.has_room_to_wait(owner, &self.limits) {
-            return Err(LockError::Full);
+            return None;
         }
         self.next_waiter += 1;
-        let id = WaiterId(self.next_waiter);
-        self.file_mut(file).waiting.push_back(Waiter { id, owner, range, kind });
         self.owners.begin_wait(owner, file);
-        Ok(id)
+        Some(Waiter { id: WaiterId(self.next_waiter), owner, range, kind })
     }
 
     pub(super) fn remove_waiter(&mut self, file: FileId, at: usize) -> Waiter {
@@ -95,12 +101,12 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
             && file.waiting.iter().take(before).any(|waiter| waiter.conflicts(owner, range, kind))
     }
 
-    /// Grants what can be granted in a file now, and in those where that lets more be granted.
+    /// Grants what can be granted in a file now, and in those where that lets more be granted, and then tells who else may ask.
     pub(super) fn rescan(&mut self, file: FileId) {
         let mut files = VecDeque::from([file]);
         while let Some(file) = files.pop_front() {
             let mut at = 0;
-            while let Some(&waiter) = self.files[&file].waiting.get(at) {
+            while let Some(&waiter) = self.files.get(&file).and_then(|file| file.waiting.get(at)) {
                 let Waiter { id, owner, range, kind } = waiter;
                 let state = &self.files[&file];
                 let blocked = self.conflict(state, Some(owner), range, kind).is_some()
@@ -121,6 +127,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
                     files.extend(&holder.waits);
                 }
             }
+            self.tell_watchers(file);
         }
     }
 

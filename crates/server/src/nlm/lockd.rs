@@ -8,7 +8,7 @@ use std::{
     io,
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicI32, Ordering::Relaxed},
     },
     time::Duration,
@@ -29,7 +29,8 @@ use crate::{
     error::WouldBlock,
     handle::ExportId,
     locks::{
-        Grant, Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share, WaiterId,
+        Grant, Holder, LockClient, LockError, LockKind, LockTable, Locked, Notice, Owner, Range, Request, Share,
+        WaiterId,
     },
     recovery::{Monitor, MonitoredHost, Recovery},
 };
@@ -50,6 +51,8 @@ pub(crate) struct Lockd {
     grace: Duration,
     outgoing: mpsc::UnboundedSender<Outgoing>,
     queued: Mutex<Option<mpsc::UnboundedReceiver<Outgoing>>>,
+    /// Owners of other protocols that may ask again for a lock, if somebody tells them.
+    notices: OnceLock<mpsc::UnboundedSender<Notice<LockFile>>>,
     /// Results of `_MSG` procedures on their way.
     responses: Arc<Semaphore>,
 }
@@ -137,9 +140,9 @@ impl Lockd {
             (host.state, host.monitored, host.may_reclaim) = (state, true, true);
         }
         let responses = Arc::new(Semaphore::new(RESPONSES_MAX));
-        let queued = Mutex::new(Some(queued));
+        let (queued, notices) = (Mutex::new(Some(queued)), OnceLock::new());
         let (inner, storing) = (Mutex::new(inner), Mutex::new(()));
-        let lockd = Self { inner, recovery, storing, state, name, grace, outgoing, queued, responses };
+        let lockd = Self { inner, recovery, storing, state, name, grace, outgoing, queued, notices, responses };
         lockd.recover();
         Ok(lockd)
     }
@@ -212,6 +215,12 @@ impl Lockd {
         let result = go(&mut inner.table);
         self.tell_granted(&mut inner);
         result
+    }
+
+    /// Those of other protocols that may ask again for a lock; for the one that tells them.
+    pub(crate) fn take_notices(&self) -> Option<mpsc::UnboundedReceiver<Notice<LockFile>>> {
+        let (notices, noticed) = mpsc::unbounded_channel();
+        self.notices.set(notices).ok().map(|()| noticed)
     }
 
     /// What is to be said; for the one that says it.
@@ -477,6 +486,9 @@ impl Lockd {
                 inner.granted.insert(id, Granted { blocked, grant });
                 self.say(Outgoing::Granted(id));
             }
+        }
+        while let Some(notice) = inner.table.poll_notice() {
+            self.notices.get().map(|notices| notices.send(notice));
         }
     }
 

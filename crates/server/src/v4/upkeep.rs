@@ -1,27 +1,31 @@
-//! What version 4 does unasked: it recalls delegations, revokes what was not given back in time, forgets clients that have
+//! What version 4 does unasked: it recalls delegations, tells who wants a lock that it may be had, revokes what was not given back in time, forgets clients that have
 //! gone, and ends grace.
 //!
 //! Grace ends when its time has passed, or when all have reclaimed who had anything: the clients of version 4 say so, by
 //! RECLAIM_COMPLETE; hosts that lock by NLM cannot, so where there are any the time must pass.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use nfs::v4::{
-    Nfsstat4, Res4,
-    callback::{CbArgop4, CbRecallArgs, CbResop4},
+    Clientid4, Nfsstat4, Res4,
+    callback::{CbArgop4, CbNotifyLockArgs, CbRecallArgs, CbResop4},
 };
 use tokio::{
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep},
 };
 
-use super::{callback::CallbackError, state::delegation::Recall};
-use crate::{clock, context::Shared, nlm::lockd::LockFile};
+use super::{
+    callback::CallbackError,
+    state::{delegation::Recall, open::name_of_lock_owner},
+};
+use crate::{clock, context::Shared, locks::Notice, nlm::lockd::LockFile};
 
 /// Does it until the server ends. Once for a server.
 pub(crate) async fn run(shared: Arc<Shared>) {
     let Some(mut recalls) = shared.v4.begin_upkeep() else { return };
-    let mut tasks = JoinSet::new();
+    let Some(mut notices) = shared.lockd.take_notices() else { return };
+    let (mut tasks, mut tellings) = (JoinSet::new(), Tellings::default());
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -30,6 +34,11 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 Some(recalled) => drop(tasks.spawn(recall(shared.clone(), recalled))),
                 None => return,
             },
+            noticed = notices.recv() => match noticed {
+                Some(notice) => tellings.begin(&shared, notice),
+                None => return,
+            },
+            Some(told) = tellings.tasks.join_next(), if !tellings.tasks.is_empty() => tellings.end(told.ok()),
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
             _ = tick.tick() => {
                 let shared = shared.clone();
@@ -64,10 +73,53 @@ async fn recall(shared: Arc<Shared>, recall: Recall<LockFile>) {
     }
 }
 
+/// Clients that are being told that they may ask again for a lock.
+#[derive(Default)]
+struct Tellings {
+    tasks: JoinSet<Clientid4>,
+    by_client: HashMap<Clientid4, usize>,
+}
+
+impl Tellings {
+    /// Tells one, once: who does not hear it asks again all the same (§20.11.4), as does who is told too much at a time.
+    fn begin(&mut self, shared: &Arc<Shared>, notice: Notice<LockFile>) {
+        let Some(lock_owner) = name_of_lock_owner(&notice.owner) else { return };
+        let client = lock_owner.clientid;
+        let count = self.by_client.entry(client).or_default();
+        if *count >= TELLINGS_MAX {
+            return;
+        }
+        *count += 1;
+        let (shared, (export, handle)) = (shared.clone(), notice.file);
+        self.tasks.spawn(async move {
+            let fh = bytes::Bytes::copy_from_slice(&shared.key.seal_bytes(export, &handle));
+            let operation = CbArgop4::NotifyLock(CbNotifyLockArgs { fh: fh.into(), lock_owner });
+            if let Err(error) = shared.v4.callbacks.call(&shared.v4.state, client, &operation).await {
+                tracing::debug!(client = client.0, %error, "a client does not hear that it may ask again for a lock");
+            }
+            client
+        });
+    }
+
+    /// One was told, if nothing is wrong with us.
+    fn end(&mut self, told: Option<Clientid4>) {
+        let Some(client) = told else { return };
+        let count = self.by_client.get_mut(&client).expect("it was counted");
+        *count -= 1;
+        if *count == 0 {
+            self.by_client.remove(&client);
+        }
+    }
+}
+
 impl Shared {
     /// Ends what has had its time. Waits for storage.
     fn look_around(&self) {
-        self.with_state(|state| state.expire(clock::now()));
+        let now = clock::now();
+        self.with_locks(|state, locks| {
+            state.expire(now);
+            now.checked_sub(self.v4.lease).into_iter().for_each(|then| locks.forget_watches(then));
+        });
         let (in_grace, all_have_reclaimed) = self.with_state(|state| (state.in_grace(), state.may_end_grace()));
         if !in_grace {
             return;
@@ -88,6 +140,8 @@ impl Shared {
     }
 }
 
+/// Most locks of which a client is told at a time.
+const TELLINGS_MAX: usize = 64;
 const TICK: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);

@@ -23,6 +23,11 @@ impl NfsLockType4 {
     pub fn is_exclusive(self) -> bool {
         matches!(self, NfsLockType4::Write | NfsLockType4::WriteW)
     }
+
+    /// Whether who asks for it wants to wait for it.
+    pub fn waits(self) -> bool {
+        matches!(self, NfsLockType4::ReadW | NfsLockType4::WriteW)
+    }
 }
 
 /// Who locks (`locker4`).

@@ -1,7 +1,7 @@
 //! LOCK, LOCKT, LOCKU, FREE_STATEID and TEST_STATEID: RFC 8881 §18.10–18.12, §18.38, §18.48.
 //!
 //! The state machine and the lock manager decide. A client that wants to wait for a lock (READW_LT, WRITEW_LT) asks again
-//! until it has it: §9.6 lets a server tell it to come back, by CB_NOTIFY_LOCK, or leave it at that.
+//! until it has it; from 4.1 on it is told when to, by CB_NOTIFY_LOCK (§9.6, §20.11).
 
 use nfs::v4::{
     FreeStateidArgs, LockArgs, LockRes, LockTArgs, LockTRes, LockUArgs, Locker4, Nfsstat4, Stateid4, TestStateidArgs,

@@ -6,8 +6,8 @@
 
 use nfs::v4::{
     Bitmap4, ChangeInfo4, Clientid4, CloseArgs, Createhow4, DelegReturnArgs, Nfsstat4, OPEN4_RESULT_CONFIRM,
-    OPEN4_RESULT_LOCKTYPE_POSIX, OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WANT_DELEG_MASK,
-    OPEN4_SHARE_ACCESS_WANT_NO_DELEG, OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE,
+    OPEN4_RESULT_LOCKTYPE_POSIX, OPEN4_RESULT_MAY_NOTIFY_LOCK, OPEN4_SHARE_ACCESS_READ,
+    OPEN4_SHARE_ACCESS_WANT_DELEG_MASK, OPEN4_SHARE_ACCESS_WANT_NO_DELEG, OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE,
     OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED, OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL,
     OPEN4_SHARE_ACCESS_WRITE, OpenArgs, OpenClaim4, OpenDelegation4, OpenDowngradeArgs, OpenNoneDelegation4, OpenOk,
     Openflag4, Stateid4, WhyNoDelegation4,
@@ -116,6 +116,9 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     let mut rflags = OPEN4_RESULT_LOCKTYPE_POSIX;
     if at.minor == 0 && cx.shared.with_state(|state| state.needs_confirmation(client, &args.owner.owner.0)) {
         rflags |= OPEN4_RESULT_CONFIRM;
+    }
+    if at.minor > 0 && cx.shared.v4.is_kept_up() {
+        rflags |= OPEN4_RESULT_MAY_NOTIFY_LOCK;
     }
     Ok(OpenOk { stateid, cinfo, rflags, attrset, delegation })
 }

@@ -183,7 +183,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         locks.unshare(&entry.file, &open_owner(client, &owner));
     }
 
-    /// LOCK (§18.10).
+    /// LOCK (§18.10). Who is denied it, and wants to wait, is told when to ask again, if there is a way.
     ///
     /// # Errors
     /// DENIED; what is wrong with the stateid; OPENMODE, INVAL, GRACE, NO_GRACE; DELAY if there are too many locks.
@@ -223,7 +223,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 Ok(Locked::Granted) => break,
                 Ok(Locked::Waiting(_)) => unreachable!("it does not wait"),
                 Err(LockError::Denied(holder)) if self.displace(locks, &holder, now) => {}
-                Err(LockError::Denied(holder)) => return Err(LockFailure::Denied(denied(&holder))),
+                Err(LockError::Denied(holder)) => {
+                    if args.locktype.waits() && self.can_be_called(client) {
+                        // §9.6: it need not be, and if there are too many it is left to the client to ask again.
+                        locks.watch(file, &lock_owner(client, &owner), range, request.kind, now);
+                    }
+                    return Err(LockFailure::Denied(denied(&holder)));
+                }
                 Err(error) => return Err(status(&error).into()),
             }
         }
@@ -453,6 +459,13 @@ fn open_owner(client: Clientid4, name: &[u8]) -> Owner {
 
 pub(super) fn lock_owner(client: Clientid4, name: &[u8]) -> Owner {
     owner(client, LOCK_OWNER, name)
+}
+
+/// The client, and the name by which it knows one of its lock-owners.
+pub(in crate::v4) fn name_of_lock_owner(owner: &Owner) -> Option<StateOwner4> {
+    let LockClient::V4(client) = owner.client else { return None };
+    let name = bytes::Bytes::copy_from_slice(owner.opaque.strip_prefix(&[LOCK_OWNER])?);
+    Some(StateOwner4 { clientid: Clientid4(client), owner: name.into() })
 }
 
 fn owner(Clientid4(client): Clientid4, kind: u8, name: &[u8]) -> Owner {

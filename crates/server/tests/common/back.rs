@@ -1,0 +1,130 @@
+//! The callback program of a client that is called over a connection of its own.
+#![allow(dead_code)] // Each test file uses its part.
+
+use std::{
+    ops::RangeInclusive,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use nfs::v4::{
+    callback::{CbArgop4, CbOpnum4, CbResop4, CbSequenceArgs, CbSequenceOk},
+    compound::{CbCompoundArgs, CbCompoundRes},
+    *,
+};
+use rpc::{AcceptError, BoxFuture, Call, Client, ClientOptions, Credential, Procedure, Server, Service, TransportKind};
+use xdr::{Decode, Message};
+
+pub const CB_PROGRAM: u32 = 0x4000_0001;
+
+/// A callback as it came.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    pub sequence: CbSequenceArgs,
+    pub operation: CbArgop4,
+    pub minor: u32,
+    pub credential: Credential,
+}
+
+/// Keeps what it is called with, and says OK to it unless it is told otherwise.
+#[derive(Default)]
+pub struct Back {
+    pub heard: Mutex<Vec<Heard>>,
+    /// The next callback is heard, and ends its connection.
+    pub drop_next: AtomicBool,
+    /// What the next CB_SEQUENCE fails with.
+    pub refuse: Mutex<Option<Nfsstat4>>,
+    /// What the operations behind it are answered with, each until it is replaced.
+    pub answers: Mutex<Vec<CbResop4>>,
+}
+
+impl Back {
+    /// A client that can be called.
+    pub async fn connect(
+        self: &Arc<Self>,
+        kind: &Arc<dyn TransportKind>,
+        address: std::net::SocketAddr,
+        credential: Credential,
+    ) -> Client {
+        let callbacks = Some(Server::builder().shared(self.clone()).build());
+        let options = ClientOptions { callbacks, credential, ..ClientOptions::new(nfs::NFS_PROGRAM, VERSION) };
+        Client::connect(kind.clone(), address, options).await.unwrap()
+    }
+
+    /// Answers operations of this kind with this from now on.
+    pub fn answer(&self, result: CbResop4) {
+        let mut answers = self.answers.lock().unwrap();
+        answers.retain(|other| other.opnum() != result.opnum());
+        answers.push(result);
+    }
+
+    /// The first operation of a kind, when it has come; it is taken out of what was heard.
+    pub async fn called(&self, opnum: CbOpnum4) -> CbArgop4 {
+        loop {
+            if let Some(operation) = self.take(opnum) {
+                return operation;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    fn take(&self, opnum: CbOpnum4) -> Option<CbArgop4> {
+        let mut heard = self.heard.lock().unwrap();
+        let at = heard.iter().position(|heard| heard.operation.opnum() == opnum)?;
+        Some(heard.remove(at).operation)
+    }
+
+    fn result(&self, operation: &CbArgop4) -> CbResop4 {
+        let answers = self.answers.lock().unwrap();
+        if let Some(answer) = answers.iter().find(|answer| answer.opnum() == operation.opnum()) {
+            return answer.clone();
+        }
+        match operation {
+            CbArgop4::Recall(_) => CbResop4::Recall(Res4::Ok(())),
+            CbArgop4::RecallAny(_) => CbResop4::RecallAny(Res4::Ok(())),
+            CbArgop4::RecallSlot(_) => CbResop4::RecallSlot(Res4::Ok(())),
+            CbArgop4::NotifyLock(_) => CbResop4::NotifyLock(Res4::Ok(())),
+            CbArgop4::Offload(_) => CbResop4::Offload(Res4::Ok(())),
+            other => CbResop4::failure(other.opnum(), Nfsstat4::NotSupp),
+        }
+    }
+}
+
+impl Service for Back {
+    fn program(&self) -> u32 {
+        CB_PROGRAM
+    }
+    fn versions(&self) -> RangeInclusive<u32> {
+        CALLBACK_VERSION..=CALLBACK_VERSION
+    }
+    fn procedure(&self, _: u32, procedure: u32) -> Option<Procedure> {
+        (procedure == PROC_COMPOUND).then_some(Procedure { name: "CB_COMPOUND", idempotent: true })
+    }
+    fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        Box::pin(async move {
+            let CbCompoundArgs { tag, minorversion: minor, argarray, .. } =
+                CbCompoundArgs::decode(&mut call.arguments)?;
+            let [CbArgop4::Sequence(sequence), operation] = &argarray[..] else { panic!("{argarray:?}") };
+            let (sequence, operation) = (sequence.clone(), operation.clone());
+            let CbSequenceArgs { sessionid, sequenceid, slotid, .. } = sequence;
+            let result = self.result(&operation);
+            let credential = call.credential.clone();
+            self.heard.lock().unwrap().push(Heard { sequence, operation, minor, credential });
+            if self.drop_next.swap(false, SeqCst) {
+                call.transport.close();
+                return Err(AcceptError::Drop);
+            }
+            if let Some(status) = self.refuse.lock().unwrap().take() {
+                let resarray = vec![CbResop4::Sequence(Res4::Fail(status))];
+                return Ok(call.reply(&CbCompoundRes { status, tag, resarray }));
+            }
+            let (highest_slotid, target_highest_slotid) = (Slotid4(1), Slotid4(1));
+            let ok = CbSequenceOk { sessionid, sequenceid, slotid, highest_slotid, target_highest_slotid };
+            let (status, resarray) = (result.status(), vec![CbResop4::Sequence(Res4::Ok(ok)), result]);
+            Ok(call.reply(&CbCompoundRes { status, tag, resarray }))
+        })
+    }
+}
