@@ -216,14 +216,17 @@ impl Backchannel {
         Nfsstat4::Ok
     }
 
-    /// What this client knows better than the server of a file that it may write: nothing, as it writes through.
+    /// What this client knows better than the server of a file that it may write: as it writes through, what is under way
+    /// (RFC 8881 §10.4.3).
     fn getattr(&self, args: &CbGetAttrArgs) -> Result<attr::Fattr4, Nfsstat4> {
         let handle: Handle = Opaque(args.fh.0.clone());
         let shared = self.inner.lock().shared.upgrade().ok_or(Nfsstat4::BadHandle)?;
         let file = shared.opens.known(&handle).ok_or(Nfsstat4::BadHandle)?;
         let delegated = file.state.lock().delegation.clone().filter(|delegation| delegation.write);
-        let size = delegated.ok_or(Nfsstat4::BadHandle)?.attr.map(|attr| attr.size);
-        let mut attrs = attr::Attrs { size, ..attr::Attrs::default() };
+        let delegated = delegated.ok_or(Nfsstat4::BadHandle)?;
+        let (change, size) = delegated.change.zip(delegated.size).ok_or(Nfsstat4::BadHandle)?;
+        let change = change.wrapping_add(u64::from(delegated.writes > 0));
+        let mut attrs = attr::Attrs { change: Some(change), size: Some(size), ..attr::Attrs::default() };
         attrs.retain(&args.attr_request);
         Ok(attrs.into())
     }

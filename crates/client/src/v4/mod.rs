@@ -64,6 +64,11 @@ impl V4 {
         self.shared.trunk.all().len()
     }
 
+    /// Whether the server delegates a file to this client now.
+    pub fn is_delegated(&self, file: &Handle) -> bool {
+        self.shared.opens.known(file).is_some_and(|file| file.state.lock().delegation.is_some())
+    }
+
     /// How calls are made; what is below NFS.
     pub(crate) fn program(&self) -> &Program {
         self.shared.trunk.first()

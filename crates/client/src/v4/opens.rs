@@ -16,7 +16,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use nfs::v4::*;
+use nfs::v4::{attr::Attr4, *};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 use xdr::Opaque;
@@ -67,6 +67,12 @@ pub(crate) struct Delegation {
     pub write: bool,
     /// The attributes, which nobody else changes. Unknown after this client has changed them.
     pub attr: Option<Attr>,
+    /// The change attribute when it was given, if the server has told it.
+    pub change: Option<u64>,
+    /// How large the file is with what this client has written or is writing, where it knows.
+    pub size: Option<u64>,
+    /// WRITEs under way.
+    pub writes: u32,
 }
 
 /// The locks of an owner in a file.
@@ -122,7 +128,16 @@ impl Opens {
         if let Some(file) = self.known(handle)
             && let Some(delegation) = &mut file.state.lock().delegation
         {
-            delegation.attr = None;
+            (delegation.attr, delegation.size) = (None, None);
+        }
+    }
+
+    /// This client has changed the size of a file to this.
+    pub fn resized(&self, handle: &Handle, size: u64) {
+        if let Some(file) = self.known(handle)
+            && let Some(delegation) = file.state.lock().delegation.as_mut().filter(|delegation| delegation.writes == 0)
+        {
+            delegation.size = Some(size);
         }
     }
 
@@ -166,7 +181,7 @@ impl Opens {
     /// Remembers a file that an operation has opened.
     pub fn opened(&self, shared: &Arc<Shared>, handle: &Handle, ok: OpenOk, access: u32, attr: Option<&Attr>) -> InUse {
         let file = self.file(handle);
-        file.0.take_in(shared, ok, access, attr);
+        file.0.take_in(shared, ok, access, attr.cloned(), None);
         file
     }
 
@@ -312,13 +327,13 @@ impl OpenFile {
         }
         let compound = Compound::on("OPEN", &self.handle)
             .op(open(shared, access, Openflag4::NoCreate, OpenClaim4::Fh), OPEN_MAX)
-            .get_attr(attr::WANTED)
+            .get_attr(&wanted())
             .once();
         let mut results = shared.run(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        let attr = attr::of(&value!(results, GetAttr)?)?;
-        self.take_in(shared, ok, access, Some(&attr));
+        let attrs = attr::values(&value!(results, GetAttr)?)?;
+        self.take_in(shared, ok, access, attr::from_values(&attrs), attrs.change);
         self.ready(access).ok_or_else(|| results.nonsense("an open that is none"))
     }
 
@@ -330,7 +345,7 @@ impl OpenFile {
     }
 
     /// What OPEN has returned.
-    fn take_in(self: &OpenFile, shared: &Arc<Shared>, ok: OpenOk, access: u32, attr: Option<&Attr>) {
+    fn take_in(&self, shared: &Arc<Shared>, ok: OpenOk, access: u32, attr: Option<Attr>, change: Option<u64>) {
         let mut state = self.state.lock();
         let before = state.open.filter(|(stateid, _)| stateid.other == ok.stateid.other).map_or(0, |(_, had)| had);
         state.open = Some((ok.stateid, before | access));
@@ -340,7 +355,8 @@ impl OpenFile {
             OpenDelegation4::Write(write) => (write.stateid, true, write.recall),
             OpenDelegation4::None | OpenDelegation4::NoneExt(_) => return,
         };
-        state.delegation = Some(Delegation { stateid, write, attr: attr.cloned() });
+        let size = attr.as_ref().map(|attr| attr.size);
+        state.delegation = Some(Delegation { stateid, write, attr, change, size, writes: 0 });
         drop(state);
         // RFC 8881 §20.2.3: a recall can overtake the OPEN that it is about.
         if recall || shared.backchannel.was_recalled(&stateid) {
@@ -382,7 +398,7 @@ impl OpenFile {
         let ask = |claim| {
             Compound::on("OPEN", &self.handle)
                 .op(open(shared, access, Openflag4::NoCreate, claim), OPEN_MAX)
-                .get_attr(attr::WANTED)
+                .get_attr(&wanted())
                 .once()
         };
         let mut results = match shared.plain(&ask(OpenClaim4::Previous(had)), deadline).await {
@@ -399,10 +415,55 @@ impl OpenFile {
         };
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        let attr = attr::of(&value!(results, GetAttr)?)?;
-        self.take_in(shared, ok, access, Some(&attr));
+        let attrs = attr::values(&value!(results, GetAttr)?)?;
+        self.take_in(shared, ok, access, attr::from_values(&attrs), attrs.change);
         Ok(())
     }
+}
+
+impl OpenFile {
+    /// Begins a WRITE of bytes up to `end`.
+    pub fn writing(self: &Arc<Self>, end: u64) -> Writing {
+        let mut state = self.state.lock();
+        let delegation = state.delegation.as_mut().map(|delegation| {
+            delegation.writes += 1;
+            delegation.size = delegation.size.map(|size| size.max(end));
+            delegation.stateid
+        });
+        Writing { file: self.clone(), delegation, done: false }
+    }
+}
+
+/// A WRITE under way: as long as it is, the file may be changed and the server not know of it (RFC 8881 §10.4.3).
+#[derive(Debug)]
+pub(crate) struct Writing {
+    file: Arc<OpenFile>,
+    delegation: Option<Stateid4>,
+    done: bool,
+}
+
+impl Writing {
+    /// All of it has been written.
+    pub fn done(mut self) {
+        self.done = true;
+    }
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        let mut state = self.file.state.lock();
+        let of = |delegation: &&mut Delegation| Some(delegation.stateid) == self.delegation;
+        if let Some(delegation) = state.delegation.as_mut().filter(of) {
+            delegation.writes -= 1;
+            delegation.attr = None;
+            delegation.size = delegation.size.filter(|_| self.done);
+        }
+    }
+}
+
+/// What is asked for with an open.
+fn wanted() -> Vec<Attr4> {
+    attr::WANTED.iter().copied().chain([Attr4::Change]).collect()
 }
 
 /// OPEN by this mount's one owner.

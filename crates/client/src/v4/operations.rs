@@ -55,7 +55,9 @@ impl Operations for V4 {
         self.shared.opens.changed(object);
         let mut results = result?;
         results.skip(&[Opnum4::PutFh, Opnum4::SetAttr])?;
-        attr::of(&value!(results, GetAttr)?).map(Some)
+        let attr = attr::of(&value!(results, GetAttr)?)?;
+        self.shared.opens.resized(object, attr.size);
+        Ok(Some(attr))
     }
 
     async fn lookup(&self, dir: &Handle, name: &[u8]) -> Result<Node> {
@@ -114,19 +116,24 @@ impl Operations for V4 {
             StableHow::DataSync => StableHow4::DataSync,
             StableHow::FileSync => StableHow4::FileSync,
         };
+        let end = offset.saturating_add(data.len() as u64);
         let ok = self
             .with_stateid(handle, OPEN4_SHARE_ACCESS_WRITE, |stateid| {
                 let args = WriteArgs { stateid, offset, stable, data: Payload(data.clone()) };
                 async move {
+                    // Opened for it by now, and delegated perhaps.
+                    let writing = self.shared.opens.file(handle).0.writing(end);
                     let compound = Compound::on("WRITE", handle).op(Argop4::Write(args), 16);
                     let mut results = self.run(&compound).await?;
                     results.skip(&[Opnum4::PutFh])?;
-                    value!(results, Write)
+                    let ok = value!(results, Write)?;
+                    if offset.saturating_add(ok.count.into()) == end {
+                        writing.done();
+                    }
+                    Ok(ok)
                 }
             })
-            .await;
-        self.shared.opens.changed(handle);
-        let ok = ok?;
+            .await?;
         let committed = match ok.committed {
             StableHow4::Unstable => StableHow::Unstable,
             StableHow4::DataSync => StableHow::DataSync,

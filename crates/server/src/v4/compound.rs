@@ -8,6 +8,7 @@
 //! failure of ours costs the client a slot.
 
 use std::{
+    collections::VecDeque,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
 };
@@ -23,6 +24,7 @@ use rpc::{AcceptError, BoxFuture, Call, Credential};
 use xdr::{Decode, Decoder, Encoder, Message, PlacedPayload};
 
 use super::{
+    holder::{Answered, Question},
     ops,
     place::{Filehandle, Place},
     state::{
@@ -35,7 +37,7 @@ use super::{
 };
 use crate::{
     clock,
-    context::{Carrier, Context, Shared},
+    context::{Carrier, Context, Detached, Shared},
     error::WouldBlock,
     nlm::lockd::LockFile,
 };
@@ -56,6 +58,10 @@ pub(super) struct Cursor {
     pub(super) too_big: Nfsstat4,
     /// Operations behind the one that is being executed.
     pub(super) behind: u32,
+    /// What an operation waits for that would have to wait, unless it is storage.
+    pub(super) question: Option<Question>,
+    /// What became of it.
+    pub(super) answered: Option<Answered>,
 }
 
 /// The session of a compound that began with SEQUENCE.
@@ -144,39 +150,37 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared>, mut call: Call<'a>) -> BoxFuture<
             if compound.status == Nfsstat4::Ok { continue } else { break }
         };
         let rest: Vec<_> = std::iter::once(operation).chain(operations).collect();
-        return Box::pin(elsewhere(context.detach(shared), compound, rest));
+        return Box::pin(elsewhere(context.detach(shared), compound, rest.into()));
     }
     Box::pin(std::future::ready(Ok(compound.finish())))
 }
 
-/// Goes on where waiting is allowed.
+/// Goes on where waiting is allowed: for a client that was asked something here, for storage on another thread.
 async fn elsewhere(
-    detached: crate::context::Detached,
+    detached: Detached,
     mut compound: Compound,
-    rest: Vec<Operation>,
+    mut rest: VecDeque<Operation>,
 ) -> Result<Message, AcceptError> {
-    let work = move || {
-        let context = detached.context();
-        let mut left = rest.len() as u32;
-        for operation in &rest {
-            left -= 1;
-            compound.cursor.behind = left;
-            if compound.step(&context, operation).is_err() {
-                tracing::error!("the file system would not wait although it may");
-                compound.fail(operation, Nfsstat4::ServerFault);
-            }
-            if compound.status != Nfsstat4::Ok {
-                break;
-            }
+    let detached = Arc::new(detached);
+    loop {
+        if let Some(question) = compound.cursor.question.take() {
+            compound.cursor.answered = Some(question.answered().await);
         }
-        compound.finish()
-    };
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => runtime.spawn_blocking(work).await.map_err(|error| {
-            tracing::error!(%error, "a compound did not end");
-            AcceptError::SystemErr
-        }),
-        Err(_) => Ok(work()),
+        let detached = detached.clone();
+        let work = move || {
+            compound.go_on(&detached.context(), &mut rest);
+            (compound, rest)
+        };
+        (compound, rest) = match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => runtime.spawn_blocking(work).await.map_err(|error| {
+                tracing::error!(%error, "a compound did not end");
+                AcceptError::SystemErr
+            })?,
+            Err(_) => work(),
+        };
+        if compound.cursor.question.is_none() {
+            return Ok(compound.finish());
+        }
     }
 }
 
@@ -247,6 +251,8 @@ impl Compound {
             // 4.0 has no other name for it (RFC 7530 §13.1).
             too_big: if head.minorversion > 0 { Nfsstat4::RepTooBig } else { Nfsstat4::Resource },
             behind: 0,
+            question: None,
+            answered: None,
         };
         let limit = cx.carrier.message_max;
         Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None, turn: None }
@@ -323,6 +329,23 @@ impl Compound {
             self.cursor.too_big = Nfsstat4::RepTooBigToCache;
         }
         Opening::Go
+    }
+
+    /// Executes what is left, on a thread that may wait for storage, up to an operation that waits for something else.
+    fn go_on(&mut self, cx: &Context<'_>, rest: &mut VecDeque<Operation>) {
+        while let Some(operation) = rest.pop_front() {
+            self.cursor.behind = rest.len() as u32;
+            if self.step(cx, &operation).is_err() {
+                if self.cursor.question.is_some() {
+                    return rest.push_front(operation);
+                }
+                tracing::error!("the file system would not wait although it may");
+                self.fail(&operation, Nfsstat4::ServerFault);
+            }
+            if self.status != Nfsstat4::Ok {
+                return;
+            }
+        }
     }
 
     /// Executes an operation and adds its result, unless it would have to wait.

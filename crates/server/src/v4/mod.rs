@@ -11,6 +11,7 @@ mod attr;
 pub mod callback;
 mod compound;
 pub(crate) mod guard;
+mod holder;
 mod ops;
 mod place;
 mod pseudo;
@@ -44,8 +45,9 @@ use crate::{
     nlm::lockd::{LockFile, Lockd},
 };
 use callback::Callbacks;
+use holder::Questions;
 use pseudo::Pseudo;
-use state::{Event, State, StateOptions, delegation::Recall, marks::Marks, session::ChannelLimits};
+use state::{Event, State, StateOptions, delegation::Held, marks::Marks, session::ChannelLimits};
 
 /// The NFS program, version 4: its minor versions 1 and 2.
 pub struct Nfs4 {
@@ -59,11 +61,12 @@ pub(crate) struct Shared4 {
     /// Of leases.
     lease: Duration,
     callbacks: Callbacks,
+    questions: Questions,
     /// The files that may be delegated, which are asked for without `state`.
     marks: Marks,
     /// Delegations that are to be recalled, for [`upkeep`].
-    recalls: mpsc::UnboundedSender<Recall<LockFile>>,
-    recalled: Mutex<Option<mpsc::UnboundedReceiver<Recall<LockFile>>>>,
+    recalls: mpsc::UnboundedSender<Held<LockFile>>,
+    recalled: Mutex<Option<mpsc::UnboundedReceiver<Held<LockFile>>>>,
     /// Whether somebody recalls them.
     kept_up: AtomicBool,
 }
@@ -161,6 +164,7 @@ impl Shared4 {
             pseudo: Pseudo::new(exports, time),
             lease,
             callbacks: Callbacks::default(),
+            questions: Questions::default(),
             recalls,
             recalled: Mutex::new(Some(recalled)),
             kept_up: AtomicBool::new(false),
@@ -173,7 +177,7 @@ impl Shared4 {
     }
 
     /// What is to be recalled; for the one that does it.
-    fn begin_upkeep(&self) -> Option<mpsc::UnboundedReceiver<Recall<LockFile>>> {
+    fn begin_upkeep(&self) -> Option<mpsc::UnboundedReceiver<Held<LockFile>>> {
         let recalled = self.recalled.lock().take();
         self.kept_up.store(recalled.is_some() || self.is_kept_up(), Relaxed);
         recalled

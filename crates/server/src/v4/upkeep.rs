@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{
     callback::CallbackError,
-    state::{delegation::Recall, open::name_of_lock_owner},
+    state::{delegation::Held, open::name_of_lock_owner},
 };
 use crate::{clock, context::Shared, locks::Notice, nlm::lockd::LockFile};
 
@@ -49,7 +49,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 }
 
 /// Tells a client to give a delegation back, until it has heard.
-async fn recall(shared: Arc<Shared>, recall: Recall<LockFile>) {
+async fn recall(shared: Arc<Shared>, recall: Held<LockFile>) {
     let (export, handle) = &recall.file;
     let fh = bytes::Bytes::copy_from_slice(&shared.key.seal_bytes(*export, handle));
     let operation = CbArgop4::Recall(CbRecallArgs { stateid: recall.stateid, truncate: false, fh: fh.into() });

@@ -39,6 +39,8 @@ pub struct Back {
     pub refuse: Mutex<Option<Nfsstat4>>,
     /// What the operations behind it are answered with, each until it is replaced.
     pub answers: Mutex<Vec<CbResop4>>,
+    /// Operations that are never answered.
+    pub silent: Mutex<Vec<CbOpnum4>>,
 }
 
 impl Back {
@@ -111,8 +113,11 @@ impl Service for Back {
             let (sequence, operation) = (sequence.clone(), operation.clone());
             let CbSequenceArgs { sessionid, sequenceid, slotid, .. } = sequence;
             let result = self.result(&operation);
-            let credential = call.credential.clone();
+            let (credential, opnum) = (call.credential.clone(), operation.opnum());
             self.heard.lock().unwrap().push(Heard { sequence, operation, minor, credential });
+            if self.silent.lock().unwrap().contains(&opnum) {
+                std::future::pending::<()>().await;
+            }
             if self.drop_next.swap(false, SeqCst) {
                 call.transport.close();
                 return Err(AcceptError::Drop);

@@ -42,14 +42,15 @@ pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result
     Ok(AccessOk { supported, access: access & supported })
 }
 
-pub(super) fn getattr(cx: &Context<'_>, at: &Cursor, args: &GetAttrArgs) -> Result<Raw, Fault4> {
-    let place = at.current()?;
+pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs) -> Result<Raw, Fault4> {
+    let place = at.current()?.clone();
+    let mut size = None;
     if matches!(place, Place::Object(..)) && cx.shared.v4.marks().any() && tells_of_data(&args.attr_request) {
         // §10.4.3: who may write it may have written more than the server knows.
-        cx.before_read(&cx.object4(place)?, Some(at.client()))?;
+        size = cx.size_at_holder(at, &cx.object4(&place)?)?;
     }
     let mut out = Encoder::default();
-    with_subject(cx, at, place, &args.attr_request, |subject| subject.encode(&args.attr_request, &mut out))?;
+    with_subject(cx, at, (&place, size), &args.attr_request, |subject| subject.encode(&args.attr_request, &mut out))?;
     Ok(Raw(out.finish().stream))
 }
 
@@ -68,7 +69,7 @@ pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: boo
     };
     attr::decode(fattr, at.minor, caps, Purpose::Verify)?;
     let mut equal = false;
-    with_subject(cx, at, current, &fattr.attrmask, |subject| {
+    with_subject(cx, at, (current, None), &fattr.attrmask, |subject| {
         equal = subject.values(&fattr.attrmask) == fattr.attr_vals.0;
     })?;
     match (same, equal) {
@@ -133,11 +134,11 @@ pub(super) fn aces(object: &Object<'_>, handle: &Handle, attr: &Attr, mask: &Bit
     Ok(acl::to_nfs4(&access, default.as_ref(), dir))
 }
 
-/// Does something with all that is known of a place.
+/// Does something with all that is known of a place, and its size, if somebody else knows that better.
 fn with_subject<T>(
     cx: &Context<'_>,
     at: &Cursor,
-    place: &Place,
+    (place, size): (&Place, Option<u64>),
     mask: &Bitmap4,
     go: impl FnOnce(&Subject<'_>) -> T,
 ) -> Result<T, Fault4> {
@@ -156,10 +157,11 @@ fn with_subject<T>(
         Place::Object(..) => {
             let object = cx.object4(place)?;
             let stat = statfs(&object, mask)?;
-            let attr = match &stat {
+            let mut attr = match &stat {
                 Some(stat) => stat.attr.clone(),
                 None => object.getattr()?,
             };
+            attr.size = size.unwrap_or(attr.size);
             let aces = aces(&object, &object.handle, &attr, mask)?;
             Ok(go(&Subject {
                 fsid: fsid(&object, &attr),

@@ -25,7 +25,7 @@ use crate::{
     context::{Context, Object},
     error::{Fault, Fault4},
     v4::{
-        attr::{Wanted, change_info, set_attr},
+        attr::{Wanted, change, change_info, set_attr},
         compound::Cursor,
         place::{Place, component},
         state::{delegation::DelegationRequest, open::OpenRequest},
@@ -42,6 +42,8 @@ struct Target {
     /// Whoever makes a file may use it as he asks, whatever its mode.
     made: bool,
     kind: Kind,
+    /// Its change attribute.
+    change: u64,
 }
 
 pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result<OpenOk, Fault4> {
@@ -51,7 +53,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     let (client, shares, now) = (at.client(), (access, args.share_deny), clock::now());
     cx.shared.with_locks(|state, locks| state.may_open(locks, client, shares, reclaim, now))?;
     remember(cx, client)?;
-    let target = match &args.claim {
+    let mut target = match &args.claim {
         OpenClaim4::Null(name) => {
             // The mandatory check of names comes before that of the directory.
             let name = component(name)?;
@@ -76,7 +78,15 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
             let attr = file.getattr()?;
             // Nothing is known of a directory.
             let (cinfo, attrset) = (ChangeInfo4::default(), Bitmap4::new());
-            Target { handle: file.handle, cinfo, attrset, truncate: false, made: false, kind: attr.kind }
+            Target {
+                handle: file.handle,
+                cinfo,
+                attrset,
+                truncate: false,
+                made: false,
+                kind: attr.kind,
+                change: change(attr.ctime),
+            }
         }
         // §18.16.3: for servers that keep delegations over a client's restart, which have DELEGPURGE.
         OpenClaim4::DelegatePrev(_) | OpenClaim4::DelegPrevFh => return Err(Nfsstat4::NotSupp.into()),
@@ -100,16 +110,19 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     let stateid = share(cx, at, args, &file, access)?;
     if target.truncate {
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
-        if let Err(error) = file.vfs().setattr(&file.caller(), &file.handle, &set, None) {
-            if stateid.seqid == 1 {
-                let (name, client) = ((file.export.id(), file.handle.clone()), at.client());
-                let _ = cx.shared.with_locks(|state, locks| state.close(locks, client, &name, &stateid));
+        match file.vfs().setattr(&file.caller(), &file.handle, &set, None) {
+            Ok(changed) => target.change = change(changed.after.ctime),
+            Err(error) => {
+                if stateid.seqid == 1 {
+                    let (name, client) = ((file.export.id(), file.handle.clone()), at.client());
+                    let _ = cx.shared.with_locks(|state, locks| state.close(locks, client, &name, &stateid));
+                }
+                return Err(error.into());
             }
-            return Err(error.into());
         }
     }
     drop(changing);
-    let delegation = delegation(cx, client, args, &file, want);
+    let delegation = delegation(cx, client, args, (&file, target.change), want);
     at.current = Some(file.place().into());
     at.set_stateid(stateid);
     let Target { cinfo, attrset, .. } = target;
@@ -159,7 +172,7 @@ fn existing(dir: &Object<'_>, name: &Name, how: Option<&SetAttr>) -> Result<Targ
     // §18.16.3: of the attributes for creating it, an existing file gets only a size, and only zero.
     let truncate = how.is_some_and(|set| set.size == Some(0));
     let attrset = if truncate { [Attr4::Size as u32].into_iter().collect() } else { Bitmap4::new() };
-    Ok(Target { handle, cinfo, attrset, truncate, made: false, kind: attr.kind })
+    Ok(Target { handle, cinfo, attrset, truncate, made: false, kind: attr.kind, change: change(attr.ctime) })
 }
 
 fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Createhow4) -> Result<Target, Fault4> {
@@ -209,11 +222,19 @@ fn exclusively(dir: &Object<'_>, name: &Name, verf: [u8; 8], set: SetAttr, mask:
 
 fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> Result<Target, Fault4> {
     let created = dir.writable4()?.vfs().create(&dir.caller(), &dir.handle, name, mode);
-    let Created { handle, attr, dir: change } = created.map_err(|error| match error {
+    let Created { handle, attr, dir: parent } = created.map_err(|error| match error {
         VfsError::NotDir => not_a_directory(dir),
         error => error.into(),
     })?;
-    Ok(Target { handle, cinfo: change_info(&change), attrset, truncate: false, made: true, kind: attr.kind })
+    Ok(Target {
+        handle,
+        cinfo: change_info(&parent),
+        attrset,
+        truncate: false,
+        made: true,
+        kind: attr.kind,
+        change: change(attr.ctime),
+    })
 }
 
 /// Whether the caller may open a file that is there.
@@ -277,7 +298,13 @@ fn claimed(claim: &OpenClaim4) -> Option<Stateid4> {
 }
 
 /// The delegation that comes with an open.
-fn delegation(cx: &Context<'_>, client: Clientid4, args: &OpenArgs, file: &Object<'_>, want: u32) -> OpenDelegation4 {
+fn delegation(
+    cx: &Context<'_>,
+    client: Clientid4,
+    args: &OpenArgs,
+    (file, change): (&Object<'_>, u64),
+    want: u32,
+) -> OpenDelegation4 {
     if !cx.shared.v4.is_kept_up() {
         return no_delegation(want);
     }
@@ -287,7 +314,7 @@ fn delegation(cx: &Context<'_>, client: Clientid4, args: &OpenArgs, file: &Objec
         _ => None,
     };
     let name = (file.export.id(), file.handle.clone());
-    let request = DelegationRequest { client, file: &name, share_access: args.share_access, reclaim };
+    let request = DelegationRequest { client, file: &name, share_access: args.share_access, change, reclaim };
     cx.shared.with_locks(|state, locks| state.delegate(locks, &request, clock::now()))
 }
 

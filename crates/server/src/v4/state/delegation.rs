@@ -41,11 +41,15 @@ pub struct Delegation {
     pub write: bool,
     /// Whether it is being recalled.
     pub recalled: bool,
+    /// The change attribute when it was given, for one to write.
+    pub change: u64,
+    /// Whether the holder has said that it has changed the file.
+    pub modified: bool,
 }
 
-/// A delegation that is to be recalled from its client.
+/// A delegation, and whose it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recall<F> {
+pub struct Held<F> {
     /// The client.
     pub client: Clientid4,
     /// The file.
@@ -63,6 +67,8 @@ pub struct DelegationRequest<'a, F> {
     pub file: &'a F,
     /// The `OPEN4_SHARE_ACCESS_` bits, with what is said of delegations.
     pub share_access: u32,
+    /// The file's change attribute.
+    pub change: u64,
     /// What the client says that it had before the restart (CLAIM_PREVIOUS).
     pub reclaim: Option<OpenDelegationType4>,
 }
@@ -70,7 +76,7 @@ pub struct DelegationRequest<'a, F> {
 /// What there is beside the stateids.
 #[derive(Debug)]
 pub(super) struct Delegations<F> {
-    recalls: VecDeque<Recall<F>>,
+    recalls: VecDeque<Held<F>>,
     /// When each is revoked that is being recalled, in order.
     deadlines: VecDeque<(Instant, Other)>,
     /// Files that are not delegated before then.
@@ -117,6 +123,41 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if in_the_way { Err(Nfsstat4::Delay) } else { Ok(()) }
     }
 
+    /// Who has a delegation to write a file, and is to be asked about it before anybody else hears of its size or changes.
+    ///
+    /// # Errors
+    /// DELAY: it is being recalled, also because its holder cannot be asked.
+    pub fn holder(
+        &mut self,
+        locks: &mut LockTable<F>,
+        file: &F,
+        by: Option<Clientid4>,
+        now: Instant,
+    ) -> Result<Option<Held<F>>, Nfsstat4> {
+        let others = self.stateids.delegations(file);
+        let Some(other) = others.into_iter().find(|other| self.stateids.delegation(other).write) else {
+            return Ok(None);
+        };
+        let client = self.stateids.entry(&other).client;
+        if Some(client) == by {
+            return Ok(None);
+        }
+        let recalled = self.stateids.delegation(&other).recalled;
+        if recalled || !self.can_be_called(client) || self.clients.is_expired(client, now) {
+            return self.recall(locks, file, (by, Access::Read), now).map(|()| None);
+        }
+        Ok(Some(Held { client, file: file.clone(), stateid: self.stateids.current(&other) }))
+    }
+
+    /// A holder has told what it knows of its file: its change attribute, and whether the size is another than here. Whether it has
+    /// changed the file since it got the delegation; once it has, it may go on to do so unseen (§10.4.3).
+    pub fn is_modified(&mut self, held: &Held<F>, change: Option<u64>, size_differs: bool) -> bool {
+        let Ok(other) = self.resolve_delegation(held.client, &held.file, &held.stateid) else { return false };
+        let delegation = self.stateids.delegation_mut(&other);
+        delegation.modified |= size_differs || change.is_some_and(|change| change != delegation.change);
+        delegation.modified
+    }
+
     /// Asks before a client opens a file other than by its delegation. Who has one to write does not ask; so the client does
     /// not know that it is the same file, as when it has mounted it twice, and would lock and write by itself what it should
     /// share with itself.
@@ -134,12 +175,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// The next delegation that is to be recalled.
-    pub fn poll_recall(&mut self) -> Option<Recall<F>> {
+    pub fn poll_recall(&mut self) -> Option<Held<F>> {
         self.delegations.recalls.pop_front()
     }
 
     /// Whether a client still has a delegation that is being recalled.
-    pub fn is_recalling(&self, recall: &Recall<F>) -> bool {
+    pub fn is_recalling(&self, recall: &Held<F>) -> bool {
         let found = self.stateids.resolve(recall.client, Some(&recall.file), &recall.stateid);
         found.is_ok_and(|other| matches!(&self.stateids.entry(&other).kind, Kind::Delegation(held) if held.recalled))
     }
@@ -177,7 +218,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         wanted: u32,
         now: Instant,
     ) -> Result<(Stateid4, bool), OpenNoneDelegation4> {
-        let &DelegationRequest { client, file, share_access, reclaim } = request;
+        let &DelegationRequest { client, file, share_access, change, reclaim } = request;
         let write = wanted_kind(wanted, share_access, reclaim)?;
         if reclaim.is_none() && self.in_grace() {
             return Err(RESOURCE);
@@ -198,8 +239,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(CONTENTION);
         }
         // The order is what `marks.rs` says.
-        let stateid =
-            self.stateids.insert(client, file.clone(), Kind::Delegation(Delegation { write, recalled: false }));
+        let delegation = Delegation { write, recalled: false, change, modified: false };
+        let stateid = self.stateids.insert(client, file.clone(), Kind::Delegation(delegation));
         if self.marks().may_be_changing(file) {
             self.stateids.remove(&stateid.other);
             return Err(CONTENTION);
@@ -252,7 +293,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         // §10.2.1: a client has a lease's time at least.
         self.delegations.deadlines.push_back((now + self.options.lease, *other));
         let stateid = self.stateids.current(other);
-        self.delegations.recalls.push_back(Recall { client, file, stateid });
+        self.delegations.recalls.push_back(Held { client, file, stateid });
     }
 
     fn is_contended(&mut self, file: &F, now: Instant) -> bool {

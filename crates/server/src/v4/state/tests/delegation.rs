@@ -5,7 +5,7 @@ use crate::{
     locks::{LockClient, LockKind, Owner, Range},
     v4::state::{
         back::{BackOutcome, NoPath},
-        delegation::{Access, DelegationRequest, Recall},
+        delegation::{Access, DelegationRequest, Held},
     },
 };
 
@@ -26,7 +26,7 @@ const RESOURCE: Got = Got::Why(OpenNoneDelegation4::Resource { server_will_signa
 impl World {
     /// What an OPEN of this access gets beside the open.
     fn delegation(&mut self, client: Clientid4, share_access: u32) -> Got {
-        let request = DelegationRequest { client, file: &'f', share_access, reclaim: None };
+        let request = DelegationRequest { client, file: &'f', share_access, change: 7, reclaim: None };
         self.delegate(&request)
     }
 
@@ -48,7 +48,7 @@ impl World {
         self.state.recall(&mut self.locks, &'f', (None, access), self.now)
     }
 
-    fn recalls(&mut self) -> Vec<Recall<char>> {
+    fn recalls(&mut self) -> Vec<Held<char>> {
         std::iter::from_fn(|| self.state.poll_recall()).collect()
     }
 
@@ -99,7 +99,7 @@ fn a_writer_is_in_the_way_of_everybody_else() {
     for access in [Access::Read, Access::Write] {
         assert_eq!(world.by_others(access), Err(Nfsstat4::Delay));
     }
-    assert_eq!(world.recalls(), [Recall { client: a, file: 'f', stateid }]);
+    assert_eq!(world.recalls(), [Held { client: a, file: 'f', stateid }]);
     assert_eq!(world.state.recall(&mut world.locks, &'f', (Some(a), Access::Write), world.now), Ok(()), "its own");
     assert_eq!(world.state.recall(&mut world.locks, &'g', (None, Access::Write), world.now), Ok(()), "another file");
     assert_eq!(world.open(b, "o", READ, 0), Err(Nfsstat4::Delay));
@@ -268,10 +268,10 @@ fn what_was_delegated_before_a_restart_is_delegated_again() {
     world.state.open(&mut world.locks, &request, world.now).unwrap();
     assert_eq!(world.delegation(a, WRITE | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG), RESOURCE, "nothing new is given");
     let reclaim = Some(OpenDelegationType4::Write);
-    let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, reclaim };
+    let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, change: 7, reclaim };
     assert!(matches!(world.delegate(&request), Got::Write(_)));
     let nothing = Some(OpenDelegationType4::None);
-    let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, reclaim: nothing };
+    let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, change: 7, reclaim: nothing };
     assert_eq!(world.delegate(&request), Got::None);
 }
 

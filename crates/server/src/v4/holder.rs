@@ -1,0 +1,143 @@
+//! Who has a delegation to write a file knows better than the server how large it is, and whether it has been changed: what
+//! CB_GETATTR asks.
+//!
+//! Read RFC 8881 §10.4.3 and §20.1. GETATTR by another client has the compound wait for the holder's answer. If that does not come
+//! in time, is a refusal, or cannot be asked for, the delegation is recalled, and the other client told to come again. A
+//! holder is asked one question of a file at a time, and all who want to know meanwhile hear the answer.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use nfs::v4::{
+    Res4, Stateid4,
+    attr::{Attr4, Purpose},
+    callback::{CbArgop4, CbGetAttrArgs, CbResop4},
+};
+use parking_lot::Mutex;
+use tokio::{sync::watch, time::timeout};
+use vfs::{Caller, Cred, SetAttr, SetTime};
+
+use super::{compound::Cursor, state::delegation::Held};
+use crate::{
+    clock,
+    context::{Context, Object, Shared},
+    error::{Fault, Fault4},
+    nlm::lockd::LockFile,
+};
+
+/// The questions under way, by the delegations that they are about.
+#[derive(Default)]
+pub(crate) struct Questions(Mutex<HashMap<Stateid4, watch::Receiver<Option<Answer>>>>);
+
+/// A question under way.
+pub(super) struct Question {
+    about: Stateid4,
+    answer: watch::Receiver<Option<Answer>>,
+}
+
+/// What a holder says of a file; nothing if it says nothing of use.
+type Answer = Option<Told>;
+
+/// What a holder knows of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    change: Option<u64>,
+    size: Option<u64>,
+}
+
+/// What became of a question.
+pub(super) struct Answered {
+    about: Stateid4,
+    answer: Answer,
+}
+
+impl Question {
+    /// Waits for its answer, for a while.
+    pub(super) async fn answered(mut self) -> Answered {
+        let heard = timeout(PATIENCE, self.answer.wait_for(Option::is_some)).await;
+        let answer = heard.ok().and_then(Result::ok).and_then(|answer| (*answer).flatten());
+        Answered { about: self.about, answer }
+    }
+}
+
+impl Context<'_> {
+    /// The size of a file of which somebody else has a delegation to write, as far as the server does not know it itself. If the
+    /// holder has changed the file, the server's own attributes say so from now on.
+    ///
+    /// # Errors
+    /// `WouldBlock` while the holder is asked: the cursor has the question. DELAY while the delegation is recalled.
+    pub(super) fn size_at_holder(&self, at: &mut Cursor, object: &Object<'_>) -> Result<Option<u64>, Fault4> {
+        let (answered, now) = (at.answered.take(), clock::now());
+        if !self.shared.v4.marks().may_be_delegated(&(&object.export.id(), &object.handle)) {
+            return Ok(None);
+        }
+        let (file, by) = ((object.export.id(), object.handle.clone()), Some(at.client()));
+        let holder = self.shared.with_locks(|state, locks| state.holder(locks, &file, by, now))?;
+        let Some(holder) = holder else { return Ok(None) };
+        let told = match answered.filter(|answered| answered.about == holder.stateid) {
+            Some(Answered { answer: Some(told), .. }) => told,
+            Some(Answered { answer: None, .. }) => {
+                self.before_read(object, by)?;
+                // It has been given back in the meantime.
+                return Ok(None);
+            }
+            None => {
+                at.question = Some(self.shared.ask(holder));
+                return Err(Fault::WouldBlock);
+            }
+        };
+        let known = object.getattr()?;
+        let differs = told.size.is_some_and(|size| size != known.size);
+        if self.shared.with_state(|state| state.is_modified(&holder, told.change, differs)) {
+            // §10.4.3: so that the change attribute does not go back if the holder never writes what it has.
+            let server = Caller { cred: &Cred::root(), may_block: self.may_block };
+            let set = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
+            object.vfs().setattr(&server, &object.handle, &set, None)?;
+        }
+        Ok(told.size)
+    }
+}
+
+impl Shared {
+    /// Asks a holder, unless that is being done.
+    fn ask(self: &Arc<Self>, holder: Held<LockFile>) -> Question {
+        let about = holder.stateid;
+        let mut questions = self.v4.questions.0.lock();
+        if let Some(answer) = questions.get(&about) {
+            return Question { about, answer: answer.clone() };
+        }
+        let (said, answer) = watch::channel(None);
+        questions.insert(about, answer.clone());
+        drop(questions);
+        let shared = self.clone();
+        tokio::spawn(async move {
+            let answer = shared.getattr_of(&holder).await;
+            shared.v4.questions.0.lock().remove(&about);
+            said.send_replace(Some(answer));
+        });
+        Question { about, answer }
+    }
+
+    async fn getattr_of(&self, holder: &Held<LockFile>) -> Answer {
+        let (export, handle) = &holder.file;
+        let fh = bytes::Bytes::copy_from_slice(&self.key.seal_bytes(*export, handle));
+        let wanted = [Attr4::Change, Attr4::Size].into_iter().map(|attr| attr as u32).collect();
+        let operation = CbArgop4::GetAttr(CbGetAttrArgs { fh: fh.into(), attr_request: wanted });
+        let called = self.v4.callbacks.call(&self.v4.state, holder.client, &operation).await;
+        let fattr = match called {
+            Ok(CbResop4::GetAttr(Res4::Ok(fattr))) => fattr,
+            Ok(result) => {
+                tracing::debug!(client = holder.client.0, ?result, "a holder does not tell of a file");
+                return None;
+            }
+            Err(error) => {
+                tracing::debug!(client = holder.client.0, %error, "a holder cannot be asked");
+                return None;
+            }
+        };
+        let attrs = fattr.to_attrs(2, Purpose::Get).ok()?;
+        Some(Told { change: attrs.change, size: attrs.size })
+    }
+}
+
+/// How long others wait for what a holder says of a file before it has to give it back.
+const PATIENCE: Duration = Duration::from_secs(1);
