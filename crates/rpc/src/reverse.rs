@@ -4,6 +4,7 @@
 //! whoever serves it. Nothing is retried here, and no new connection is made: that is for the client to do.
 
 use std::{
+    net::SocketAddr,
     sync::{
         Arc, Weak,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -55,6 +56,11 @@ impl Reverse {
     /// Which connection it is.
     pub fn connection(&self) -> ConnectionId {
         self.connection
+    }
+
+    /// By which transport and from where the peer has come, as long as it is there.
+    pub fn peer(&self) -> Option<(&'static str, SocketAddr)> {
+        self.transport.upgrade().map(|transport| (transport.caps().name, transport.peer()))
     }
 
     /// Calls a procedure, and waits for its results for so long. Dropping the future gives up the call.

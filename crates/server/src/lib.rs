@@ -11,6 +11,7 @@
 //!   as a whole, on a thread that may wait.
 //! - File data is not copied: READ attaches what the file system lends or fills, WRITE hands down the call's payload.
 
+pub mod admin;
 mod backend;
 mod clock;
 pub mod config;

@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use rpc::Service;
 
 use crate::{
+    admin::Admin,
     context::Shared,
     export::Exports,
     handle::HandleKey,
@@ -114,6 +115,11 @@ impl NfsServer {
     /// NSM version 1.
     pub fn nsm1(&self) -> Nsm1 {
         Nsm1::new(self.shared.clone())
+    }
+
+    /// What an administrator asks.
+    pub fn admin(&self) -> Admin {
+        Admin::new(self.shared.clone())
     }
 
     /// NFS and what clients expect at the same address.

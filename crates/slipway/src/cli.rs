@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::{
-    commands::{bench, cat, completions, cp, demo, df, doctor, ls, mkdir, mount, rm, serve, showmount, stat},
+    commands::{bench, cat, clients, completions, cp, demo, df, doctor, ls, mkdir, mount, rm, serve, showmount, stat},
     exit::Outcome,
     logging::{self, LogFormat},
 };
@@ -60,6 +60,8 @@ pub enum Command {
     Mount(mount::Args),
     /// Show what a server exports, or who has mounted it
     Showmount(showmount::Args),
+    /// Show who holds what of a server on this machine, and evict a client
+    Clients(clients::Args),
     /// Serve a fresh directory, copy trees in and out over tcp and rdma, and check every byte
     Demo(demo::Args),
     /// Measure transports and servers, side by side
@@ -84,6 +86,7 @@ impl Command {
             Command::Df(_) => "df",
             Command::Mount(_) => "mount",
             Command::Showmount(_) => "showmount",
+            Command::Clients(_) => "clients",
             Command::Demo(_) => "demo",
             Command::Bench(_) => "bench",
             Command::Doctor(_) => "doctor",
@@ -111,6 +114,7 @@ impl Command {
             Command::Df(args) => df::run(&args),
             Command::Mount(args) => mount::run(&args),
             Command::Showmount(args) => showmount::run(&args),
+            Command::Clients(args) => clients::run(&args),
             Command::Demo(args) => demo::run(&args),
             Command::Bench(args) => bench::run(&args),
             Command::Doctor(args) => doctor::run(&args),

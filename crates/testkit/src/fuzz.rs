@@ -7,6 +7,7 @@
 //! To add a target: a function here, a line in [`TARGETS`], a file in `fuzz/fuzz_targets`, a
 //! `[[bin]]` in `fuzz/Cargo.toml`, and some seeds in `fuzz/corpus/<name>`.
 
+mod admin;
 mod nfs;
 mod nfs4;
 mod rpc;
@@ -23,6 +24,7 @@ use rdma::{
 };
 
 pub use self::{
+    admin::admin_request,
     nfs::{handle, nfs3_call},
     nfs4::nfs4_compound,
     rpc::{record_marking, rpc_message},
@@ -48,6 +50,7 @@ pub const TARGETS: &[Target] = &[
     ("handle", handle),
     ("nfs4_compound", nfs4_compound),
     ("nfs4_service", nfs4_service),
+    ("admin_request", admin_request),
 ];
 
 /// The first frame of a connection, from either side; and what is accepted is written back the same.

@@ -395,24 +395,13 @@ impl OpenFile {
             Some(Delegation { write: false, .. }) => OpenDelegationType4::Read,
             Some(Delegation { write: true, .. }) => OpenDelegationType4::Write,
         };
-        let ask = |claim| {
-            Compound::on("OPEN", &self.handle)
-                .op(open(shared, access, Openflag4::NoCreate, claim), OPEN_MAX)
-                .get_attr(&wanted())
-                .once()
-        };
-        let mut results = match shared.plain(&ask(OpenClaim4::Previous(had)), deadline).await {
-            // The grace period is over, or the server knows of no such open: a new one, if there is no conflict.
-            Err(error)
-                if matches!(
-                    error.status4(),
-                    Some(Nfsstat4::NoGrace | Nfsstat4::ReclaimBad | Nfsstat4::ReclaimConflict)
-                ) =>
-            {
-                shared.plain(&ask(OpenClaim4::Fh), deadline).await?
-            }
-            result => result?,
-        };
+        // Where it may not be reclaimed it is opened anew when it is used: that is not to be had before RECLAIM_COMPLETE
+        // (RFC 8881 §18.51.3).
+        let compound = Compound::on("OPEN", &self.handle)
+            .op(open(shared, access, Openflag4::NoCreate, OpenClaim4::Previous(had)), OPEN_MAX)
+            .get_attr(&wanted())
+            .once();
+        let mut results = shared.plain(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;

@@ -17,6 +17,7 @@
 //!
 //! **Bounds.** [`Limits`]: of each client, of each file, and of all. On error nothing has changed.
 
+mod held;
 mod owner;
 mod range;
 mod share;
@@ -34,6 +35,7 @@ use std::{
 
 use smallvec::SmallVec;
 
+pub use held::{Held, PageEnd};
 pub use owner::{LockClient, Owner};
 pub use range::{LockKind, Range};
 pub use share::{Share, Usage};

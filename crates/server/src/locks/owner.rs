@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    ops::Bound,
     sync::Arc,
 };
 
@@ -163,6 +164,19 @@ impl Owners {
 
     pub(super) fn of_client(&self, client: LockClient) -> Vec<OwnerId> {
         self.clients.get(&client).map(|client| client.owners.iter().copied().collect()).unwrap_or_default()
+    }
+
+    /// Those of a client from one on, in order.
+    pub(super) fn of_client_from(&self, client: LockClient, from: Option<OwnerId>) -> impl Iterator<Item = OwnerId> {
+        let owners = self.clients.get(&client).map(|client| &client.owners);
+        let from = from.map_or(Bound::Unbounded, Bound::Included);
+        owners.into_iter().flat_map(move |owners| owners.range((from, Bound::Unbounded)).copied())
+    }
+
+    /// The files in which an owner has anything, behind one of them, in order.
+    pub(super) fn files_behind(&self, id: OwnerId, last: Option<FileId>) -> &[FileId] {
+        let files = &self.states[&id].files;
+        &files[files.partition_point(|file| Some(*file) <= last)..]
     }
 
     pub(super) fn has_client(&self, client: LockClient) -> bool {

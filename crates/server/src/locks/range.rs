@@ -62,6 +62,10 @@ impl Ranges {
         self.0.len()
     }
 
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Range, LockKind)> {
+        self.0.iter().copied()
+    }
+
     /// The first that keeps another owner from locking `range`.
     pub(super) fn conflict(&self, range: Range, kind: LockKind) -> Option<(Range, LockKind)> {
         let mut overlapping = self.0[self.at(range.first)..].iter().take_while(|(held, _)| held.first <= range.last);

@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(said("10.0.0.2:900", "mars"), [c], "not the other one behind the same address");
         assert_eq!(said("10.0.0.2:900", "pluto"), [b, c]);
         assert_eq!(said("10.0.0.9:900", "venus"), [a], "by its name, from another address of its");
-        assert_eq!(said("10.0.0.9:1024", "venus"), [], "anyone can say that");
+        assert!(said("10.0.0.9:1024", "venus").is_empty(), "anyone can say that");
         assert_eq!(said("10.0.0.9:900", "localhost"), [b, d]);
     }
 

@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc, OnceLock,
         atomic::{AtomicI32, Ordering::Relaxed},
@@ -200,6 +200,36 @@ impl Lockd {
         self.inner.lock().hosts.iter().any(|(_, host)| host.may_reclaim)
     }
 
+    /// The hosts that hold or want something, or may reclaim it.
+    pub(crate) fn holders(&self) -> Vec<u32> {
+        let Inner { table, hosts, .. } = &*self.inner.lock();
+        let holds = |id, host: &Host| host.may_reclaim || table.has_client(LockClient::Nlm(id));
+        hosts.iter().filter(|(id, host)| holds(*id, host)).map(|(id, _)| id).collect()
+    }
+
+    /// Where a host is, its name for itself, and whether it can reclaim.
+    pub(crate) fn host(&self, id: HostId) -> Option<(IpAddr, Bytes, bool)> {
+        let inner = self.inner.lock();
+        inner.hosts.get(id).map(|host| (host.address, host.name.clone(), host.monitored))
+    }
+
+    /// Takes from a host all that it has, now and after a restart; false if there is none. Waits for storage.
+    ///
+    /// # Errors
+    /// The storage fails: it keeps what it has.
+    pub(crate) fn evict(&self, id: HostId) -> io::Result<bool> {
+        let _storing = self.storing.lock();
+        let Some((address, name, _)) = self.host(id) else { return Ok(false) };
+        self.recovery.remove_hosts([(address, &name[..])])?;
+        let mut inner = self.inner.lock();
+        inner.release(id);
+        if let Some(host) = inner.hosts.get_mut(id) {
+            (host.monitored, host.may_reclaim) = (false, false);
+        }
+        self.tell_granted(&mut inner);
+        Ok(true)
+    }
+
     /// What survives a restart.
     pub(crate) fn recovery(&self) -> &Recovery {
         &self.recovery
@@ -245,6 +275,10 @@ impl Lockd {
         let mut inner = self.inner.lock();
         if ask.reclaim && !inner.hosts.get(host).is_some_and(|host| host.may_reclaim) {
             return Ok(Nlm4Stats::Denied);
+        }
+        if ask.monitor.is_some() && !inner.hosts.get(host).is_some_and(|host| host.monitored) {
+            // It has been evicted meanwhile, and is not remembered any more.
+            return Ok(Nlm4Stats::DeniedNoLocks);
         }
         let owner = lock_owner(host, ask.lock);
         let Ask { range, kind, wait, reclaim, .. } = *ask;

@@ -7,7 +7,7 @@
 //!
 //! On error the slot has been given back, and the client is noted as one that cannot be called: SEQUENCE tells it so.
 
-use std::{collections::HashMap, fmt, hash::Hash, time::Duration};
+use std::{collections::HashMap, fmt, hash::Hash, net::SocketAddr, time::Duration};
 
 use nfs::v4::{
     CALLBACK_VERSION, CallbackSec4, CallbackSecParms4, Clientid4, Nfsstat4, Res4,
@@ -72,6 +72,11 @@ impl Callbacks {
     /// A connection is over.
     pub fn disconnected(&self, connection: ConnectionId) {
         self.peers.lock().remove(&connection);
+    }
+
+    /// By which transport and from where a connection has come.
+    pub fn peer(&self, connection: ConnectionId) -> Option<(&'static str, SocketAddr)> {
+        self.peers.lock().get(&connection)?.peer()
     }
 
     /// Has a client execute one operation, and gives its result.

@@ -176,6 +176,11 @@ impl Shared4 {
         &self.marks
     }
 
+    /// The connections of clients.
+    pub(crate) fn callbacks(&self) -> &Callbacks {
+        &self.callbacks
+    }
+
     /// What is to be recalled; for the one that does it.
     fn begin_upkeep(&self) -> Option<mpsc::UnboundedReceiver<Held<LockFile>>> {
         let recalled = self.recalled.lock().take();
@@ -191,7 +196,7 @@ impl Shared4 {
 
 impl Shared {
     /// Asks or changes the state.
-    fn with_state<T>(&self, go: impl FnOnce(&mut ServerState) -> T) -> T {
+    pub(crate) fn with_state<T>(&self, go: impl FnOnce(&mut ServerState) -> T) -> T {
         let mut state = self.v4.state.lock();
         let result = go(&mut state);
         self.settle(&mut state, None);

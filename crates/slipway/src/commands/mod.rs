@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod cat;
+pub mod clients;
 pub mod completions;
 pub mod cp;
 pub mod demo;

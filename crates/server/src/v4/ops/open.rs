@@ -282,7 +282,7 @@ fn remember(cx: &Context<'_>, client: Clientid4) -> Result<(), Fault4> {
         return Err(Fault::WouldBlock);
     }
     let written = recovery.add_v4_client(&owner);
-    cx.shared.with_state(|state| state.remembered(client, written.is_ok()));
+    cx.shared.with_state(|state| state.remembered(client, &owner, written.is_ok()));
     written.map_err(|error| {
         tracing::error!(%error, "a client opens nothing because it could not be remembered");
         Nfsstat4::Io.into()

@@ -38,6 +38,8 @@ pub struct Client {
     pub minorversion: u32,
     /// Whether it is remembered over a restart.
     pub(super) record: Record,
+    /// Whether it is being evicted: nothing of its is begun any more.
+    pub(super) evicted: bool,
     /// Whether the last attempt to call it has failed.
     pub(super) callbacks_fail: bool,
     /// What only a client of 4.0 has.
@@ -102,6 +104,7 @@ impl Client {
             reclaim_complete: false,
             minorversion: 1,
             record: Record::None,
+            evicted: false,
             callbacks_fail: false,
             legacy: None,
             update: None,
@@ -114,6 +117,16 @@ impl Client {
     /// For its next CREATE_SESSION.
     pub fn next_sequence(&self) -> Sequenceid4 {
         Sequenceid4(self.created.0.0.wrapping_add(1))
+    }
+
+    /// Whether it is remembered over a restart.
+    pub fn is_remembered(&self) -> bool {
+        self.record == Record::Written
+    }
+
+    /// How long it has been silent.
+    pub fn silent(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.renewed_at)
     }
 
     /// Renews its lease.
@@ -158,7 +171,7 @@ impl Clients {
 
     /// Whether a client has not renewed its lease in time.
     pub fn is_expired(&self, id: Clientid4, now: Instant) -> bool {
-        self.find(id).is_none_or(|client| now.saturating_duration_since(client.renewed_at) > self.lease)
+        self.find(id).is_none_or(|client| client.silent(now) > self.lease)
     }
 
     /// Finds or makes the record that EXCHANGE_ID asks for; `protect` is how its state would be protected. `has_state`

@@ -13,6 +13,7 @@
 pub mod back;
 pub mod client;
 pub mod delegation;
+pub mod evict;
 pub mod marks;
 pub mod open;
 pub mod owner;
@@ -235,7 +236,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         principal: &Principal,
         connection: Connection,
     ) -> Result<CreateSessionOk, Nfsstat4> {
-        let client = self.clients.find_mut(args.clientid).ok_or(Nfsstat4::StaleClientid)?;
+        let client = self.clients.find_mut(args.clientid).filter(|client| !client.evicted);
+        let client = client.ok_or(Nfsstat4::StaleClientid)?;
         if args.sequence == client.created.0 {
             return client.created.1.clone();
         }
@@ -326,6 +328,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let session = self.sessions.get_mut(&args.sessionid).ok_or(Nfsstat4::BadSession)?;
         let clientid = session.clientid;
         let client = self.clients.find_mut(clientid).expect("a session has a client");
+        if client.evicted {
+            return Err(Nfsstat4::BadSession);
+        }
         if client.protect != StateProtect4R::None && !session.is_bound(connection) {
             return Err(Nfsstat4::ConnNotBoundToSession);
         }

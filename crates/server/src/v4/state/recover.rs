@@ -58,11 +58,19 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Some(client.owner.ownerid.0.clone())
     }
 
-    /// A client is remembered now; or is not, if it could not be. If it has lost something meanwhile, it is to be once more.
-    pub fn remembered(&mut self, id: Clientid4, written: bool) {
+    /// A client of this owner is remembered now; or is not, if it could not be. If it has lost something meanwhile, it is to be
+    /// once more, and what was crossed out then is crossed out again: it may have been before it was written.
+    pub fn remembered(&mut self, id: Clientid4, owner: &Bytes, written: bool) {
         if let Some(client) = self.clients.find_mut(id).filter(|client| client.record == Record::Pending) {
             client.record = if written { Record::Written } else { Record::None };
+        } else if written && !self.is_remembered(owner) {
+            self.forgotten.push_back(owner.clone());
         }
+    }
+
+    fn is_remembered(&self, owner: &Bytes) -> bool {
+        let client = self.clients.confirmed(owner).and_then(|id| self.clients.find(id));
+        client.is_some_and(|client| client.record != Record::None)
     }
 
     /// The next owner that is to be remembered no more.

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     hash::Hash,
+    ops::Bound,
 };
 
 use bytes::Bytes;
@@ -339,6 +340,25 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     /// Those of a client.
     pub fn of_client(&self, client: Clientid4) -> Vec<Other> {
         self.by_client.get(&client).map_or_else(Vec::new, |others| others.iter().copied().collect())
+    }
+
+    /// The delegations of a client that are among its next `max` stateids behind `after`, and where to go on, if there may be
+    /// more.
+    pub fn delegations_of(
+        &self,
+        client: Clientid4,
+        after: Option<Other>,
+        max: usize,
+    ) -> (Vec<(F, Delegation)>, Option<Other>) {
+        let Some(of_client) = self.by_client.get(&client) else { return (Vec::new(), None) };
+        let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let page: Vec<Other> = of_client.range((behind, Bound::Unbounded)).take(max).copied().collect();
+        let entries = page.iter().map(|other| &self.entries[other]).filter(|entry| entry.revoked.is_none());
+        let found = entries.filter_map(|entry| match &entry.kind {
+            Kind::Delegation(delegation) => Some((entry.file.clone(), delegation.clone())),
+            _ => None,
+        });
+        (found.collect(), page.last().copied().filter(|_| page.len() == max))
     }
 
     /// Finds what a client means by a stateid that is none of the special ones, by the procedure of §8.2.4. `file` is the

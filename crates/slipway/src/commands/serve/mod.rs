@@ -1,5 +1,6 @@
 //! `slipway serve`: directories, or memory, over NFS.
 
+mod admin;
 mod announce;
 mod listen;
 mod locking;
@@ -17,7 +18,7 @@ use buf::Pool;
 use rpc::{Listener, Server, Switch, WorkerOptions, Workers};
 use server::{
     Client, Config, NfsServer,
-    config::{ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, default_state_dir},
+    config::{BackendConfig, ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, default_state_dir},
 };
 
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
     exit::{Exit, Failure, Outcome},
     logging, switch,
 };
+use admin::AdminSocket;
 use announce::Announcement;
 use listen::ListenUrl;
 use rpcbind::{Group, Place};
@@ -156,8 +158,7 @@ impl Args {
         }
         config.server.nlm_port = self.nlm_port.or(config.server.nlm_port);
         config.server.grace_s = self.grace.or(config.server.grace_s);
-        let state_dir = self.state_dir.clone().or(config.server.state_dir.take());
-        config.server.state_dir = Some(state_dir.unwrap_or_else(default_state_dir));
+        config.server.state_dir = self.state_dir.clone().or(config.server.state_dir.take());
         Ok(config)
     }
 
@@ -197,9 +198,9 @@ type Listening = (String, Box<dyn Listener>);
 
 async fn serve(args: &Args, config: Config) -> Outcome {
     let pool = Pool::default();
-    let state_dir = config.server.state_dir.as_deref().expect("it has been completed");
+    let state_dir = config.server.state_dir.clone().unwrap_or_else(default_state_dir);
     let grace = Duration::from_secs(config.server.grace_s.unwrap_or(GRACE_S));
-    let nfs = NfsServer::open_with_grace(&config.export, state_dir, &pool, grace).map_err(Failure::usage)?;
+    let nfs = NfsServer::open_with_grace(&config.export, &state_dir, &pool, grace).map_err(Failure::usage)?;
     let builder = nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared);
     let server = builder.build();
 
@@ -222,6 +223,7 @@ async fn serve(args: &Args, config: Config) -> Outcome {
         workers.listen(server.clone(), listener);
     }
     tokio::spawn(nfs.upkeep());
+    let _admin = administered(&config, &state_dir, &nfs);
     let locking = locking::start(&config.server, &switch, &workers, &nfs, &places)?;
     let published = publish(&config, &switch, &workers, (&server, &places), locking.as_ref()).await?;
     announcement.locks(published.known == [true, true, true]);
@@ -241,6 +243,17 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     }
     remove(args.ready_file.as_deref());
     Ok(Exit::Ok)
+}
+
+/// Lets `slipway clients` ask, where there is a state directory: memory alone needs none, unless one is named.
+fn administered(config: &Config, state_dir: &Path, nfs: &NfsServer) -> Option<AdminSocket> {
+    let memory = |export: &ExportConfig| matches!(export.backend, BackendConfig::Memory { .. });
+    if config.server.state_dir.is_none() && config.export.iter().all(memory) {
+        return None;
+    }
+    AdminSocket::open(state_dir, nfs.admin())
+        .inspect_err(|error| tracing::warn!(%error, "slipway clients cannot ask this server"))
+        .ok()
 }
 
 /// Makes known where NFS is, and where locks can be had.

@@ -8,9 +8,9 @@ impl World {
     }
 
     fn remember(&mut self, client: Clientid4) -> Option<Bytes> {
-        let owner = self.state.unremembered(client);
-        self.state.remembered(client, true);
-        owner
+        let owner = self.state.unremembered(client)?;
+        self.state.remembered(client, &owner, true);
+        Some(owner)
     }
 }
 
@@ -52,13 +52,15 @@ fn what_a_client_loses_it_cannot_reclaim_and_what_it_gets_then_it_can() {
     world.now += 2 * LEASE;
     world.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
     assert_eq!(world.forgotten(), ["a"], "before b is answered");
-    assert_eq!(world.state.unremembered(a), Some(Bytes::from_static(b"a")));
+    let name = world.state.unremembered(a).unwrap();
+    assert_eq!(name, "a");
     // It loses all once more while it is being written.
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
-    world.state.remembered(a, true);
     assert_eq!(world.forgotten(), ["a"]);
+    world.state.remembered(a, &name, true);
+    assert_eq!(world.forgotten(), ["a"], "it may have been written only after it was crossed out");
     assert!(world.state.unremembered(a).is_some(), "so it is to be written again");
-    world.state.remembered(a, false);
+    world.state.remembered(a, &name, false);
     assert!(world.state.unremembered(a).is_some(), "as it is where it could not be");
 }
 

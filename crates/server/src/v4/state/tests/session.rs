@@ -446,3 +446,21 @@ fn who_is_silent_for_a_lease_is_forgotten_unless_it_holds_something() {
     world.call(kept, 1, 1);
     assert!(!world.state.clients().is_expired(holder, world.now));
 }
+
+/// What is executed when a client is evicted ends, nothing else begins, and then all of it is gone.
+#[test]
+fn who_is_evicted_ends_what_he_has_begun() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
+    let Begun::Execute(ticket) = world.sequence(session, 1, 1).unwrap().begun else { panic!("new") };
+    world.events();
+    assert_eq!(world.state.evict(a), evict::Evicted::Busy);
+    assert_eq!(world.sequence(session, 2, 1).unwrap_err(), Nfsstat4::BadSession);
+    assert_eq!(world.create(&create(a, 2)).unwrap_err(), Nfsstat4::StaleClientid);
+    assert_eq!(world.events(), []);
+    world.state.finish(world.now, session, ticket, "reply", false);
+    assert_eq!(world.state.evict(a), evict::Evicted::Gone);
+    assert_eq!(world.events(), [Event::Gone(a)]);
+    assert_eq!(world.state.evict(a), evict::Evicted::Unknown);
+}

@@ -1,0 +1,205 @@
+//! What there is, page by page.
+
+use std::{io, time::Instant};
+
+use nfs::v4::Clientid4;
+use vfs::{Caller, Cred};
+
+use super::{Admin, ClientName, ClientRecord, ConnectionRecord, FileRecord, Record, unknown};
+use crate::{
+    locks::{Held, LockClient, LockKind, Owner, Range},
+    nlm::lockd::{self, LockFile},
+};
+
+/// Takes records to whoever has asked.
+type Emit<'a> = dyn FnMut(&Record) -> io::Result<()> + 'a;
+
+impl Admin {
+    /// Tells of all clients, or of one; or says why not.
+    ///
+    /// # Errors
+    /// Those of `emit`.
+    pub(super) fn list(&self, client: Option<ClientName>, emit: &mut Emit<'_>) -> io::Result<Option<String>> {
+        let clients = match client {
+            Some(ClientName(client)) => vec![client],
+            None => self.clients(),
+        };
+        let mut found = client.is_none();
+        for client in clients {
+            let record = match client {
+                LockClient::V4(id) => self.v4_client(Clientid4(id)),
+                LockClient::Nlm(id) => self.nlm_client(id),
+            };
+            // It may have gone meanwhile.
+            let Some(record) = record else { continue };
+            found = true;
+            emit(&Record::Client(record))?;
+            if let LockClient::V4(id) = client {
+                self.sessions(Clientid4(id)).iter().try_for_each(&mut *emit)?;
+            }
+            self.held(client, emit)?;
+            if let LockClient::V4(id) = client {
+                self.delegations(Clientid4(id), emit)?;
+            }
+        }
+        Ok(client.filter(|_| !found).map(|ClientName(client)| unknown(client)))
+    }
+
+    fn clients(&self) -> Vec<LockClient> {
+        let mut all: Vec<_> =
+            self.shared.with_state(|state| state.clients().iter().map(|(id, _)| LockClient::V4(id.0)).collect());
+        all.extend(self.shared.lockd.holders().into_iter().map(LockClient::Nlm));
+        all.sort_unstable();
+        all
+    }
+
+    fn v4_client(&self, id: Clientid4) -> Option<ClientRecord> {
+        let now = Instant::now();
+        self.shared.with_state(|state| {
+            let expired = state.clients().is_expired(id, now);
+            let client = state.clients().find(id)?;
+            let minor = if client.legacy.is_some() { 0 } else { client.minorversion };
+            let implementation = client.implementation.as_ref();
+            let location = client.legacy.as_ref().map(|legacy| &legacy.callback.cb_location);
+            Some(ClientRecord {
+                client: ClientName(LockClient::V4(id.0)),
+                protocol: format!("4.{minor}"),
+                name: text(&client.owner.ownerid),
+                implementation: implementation.map(|implementation| text(&implementation.name)),
+                address: location.map(|location| format!("{}:{}", text(&location.netid), text(&location.addr))),
+                confirmed: client.confirmed,
+                silent_s: Some(client.silent(now).as_secs()),
+                expired,
+                remembered: client.is_remembered(),
+            })
+        })
+    }
+
+    fn nlm_client(&self, id: u32) -> Option<ClientRecord> {
+        let (address, name, remembered) = self.shared.lockd.host(id)?;
+        Some(ClientRecord {
+            client: ClientName(LockClient::Nlm(id)),
+            protocol: "nlm4".to_owned(),
+            name: text(&name),
+            implementation: None,
+            address: Some(address.to_string()),
+            confirmed: true,
+            silent_s: None,
+            expired: false,
+            remembered,
+        })
+    }
+
+    fn sessions(&self, id: Clientid4) -> Vec<Record> {
+        let sessions: Vec<_> = self.shared.with_state(|state| {
+            let sessions = state.sessions_of(id).map(|(name, session)| {
+                let back: Vec<_> = session.backchannel().collect();
+                let bound = session.connections().map(|connection| (connection, back.contains(&connection)));
+                (name, session.fore.maxrequests, bound.collect::<Vec<_>>())
+            });
+            sessions.collect()
+        });
+        let record = |(name, slots, bound): (nfs::v4::Sessionid4, u32, Vec<(rpc::ConnectionId, bool)>)| {
+            let connection = |(id, callbacks)| {
+                let (transport, address) = self.shared.v4.callbacks().peer(id)?;
+                Some(ConnectionRecord { transport: transport.to_owned(), address: address.to_string(), callbacks })
+            };
+            Record::Session {
+                client: ClientName(LockClient::V4(id.0)),
+                session: name.0.iter().map(|byte| format!("{byte:02x}")).collect(),
+                slots,
+                connections: bound.into_iter().filter_map(connection).collect(),
+            }
+        };
+        sessions.into_iter().map(record).collect()
+    }
+
+    /// Opens and locks.
+    fn held(&self, client: LockClient, emit: &mut Emit<'_>) -> io::Result<()> {
+        let mut end = None;
+        loop {
+            let (page, next) = self.shared.lockd.with_table(|table| table.held_by(client, end, PAGE));
+            for held in &page {
+                self.records(client, held).iter().try_for_each(&mut *emit)?;
+            }
+            match next {
+                Some(_) => end = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn records(&self, client: LockClient, held: &Held<LockFile>) -> Vec<Record> {
+        let (client, file, owner) = (ClientName(client), self.file(&held.file), owner(&held.owner));
+        let open = held.share.map(|share| Record::Open {
+            client,
+            file: file.clone(),
+            owner: owner.clone(),
+            read: share.read,
+            write: share.write,
+            deny_read: share.deny_read,
+            deny_write: share.deny_write,
+        });
+        let lock = |waiting| {
+            let (file, owner) = (file.clone(), owner.clone());
+            move |&(range, kind): &(Range, LockKind)| Record::Lock {
+                client,
+                file: file.clone(),
+                owner: owner.clone(),
+                exclusive: kind == LockKind::Exclusive,
+                start: range.first(),
+                length: range.length(),
+                waiting,
+            }
+        };
+        let locks = held.ranges.iter().map(lock(false)).chain(held.waiting.iter().map(lock(true)));
+        open.into_iter().chain(locks).collect()
+    }
+
+    fn delegations(&self, id: Clientid4, emit: &mut Emit<'_>) -> io::Result<()> {
+        let mut end = None;
+        loop {
+            let (page, next) = self.shared.with_state(|state| state.delegations_of(id, end, STATEIDS));
+            for (file, delegation) in &page {
+                emit(&Record::Delegation {
+                    client: ClientName(LockClient::V4(id.0)),
+                    file: self.file(file),
+                    write: delegation.write,
+                    recalled: delegation.recalled,
+                })?;
+            }
+            match next {
+                Some(_) => end = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    fn file(&self, (export, handle): &LockFile) -> FileRecord {
+        let Some(export) = self.shared.exports.find(*export) else {
+            return FileRecord { export: String::new(), fileid: None };
+        };
+        let caller = Caller { cred: &Cred::root(), may_block: true };
+        let fileid = export.vfs().getattr(&caller, handle).ok().map(|attr| attr.fileid);
+        FileRecord { export: text(export.name()), fileid }
+    }
+}
+
+/// Who owns a lock or an open: of NLM, the process and what it says of itself; of version 4, what the client calls it.
+fn owner(owner: &Owner) -> String {
+    match owner.client {
+        LockClient::Nlm(_) => {
+            let (svid, oh) = lockd::svid_and_oh(owner);
+            format!("{svid}@{}", text(&oh))
+        }
+        LockClient::V4(_) => text(owner.opaque.get(1..).unwrap_or_default()),
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    bytes.escape_ascii().to_string()
+}
+
+/// How many opens and locks are taken at a time, and how many stateids are looked at.
+const PAGE: usize = 256;
+const STATEIDS: usize = 4096;

@@ -1,0 +1,221 @@
+//! `slipway clients`: who holds what of a running server.
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+};
+
+use server::{
+    Config,
+    admin::{ClientName, ClientRecord, ConnectionRecord, FileRecord, Record, Request, SOCKET},
+    config::default_state_dir,
+};
+
+use crate::{
+    exit::{Exit, Failure, Outcome},
+    output::{self, Align, Table},
+};
+
+/// Show who holds what of a server on this machine, and evict a client.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+It asks the server that has the state directory, and is for the server's user and root. A client is named by its ID, as it is shown.
+
+Who is evicted loses all that it holds as if its lease had expired, at once and for good; it notices, and begins anew. A host that
+locks by NFSv3 (nlm…) does not notice.
+
+Examples:
+  slipway clients
+  slipway clients 6741a53c00000001
+  slipway clients --json | jq 'select(.type == \"lock\")'
+  slipway clients --evict 6741a53c00000001")]
+pub struct Args {
+    /// Show this client alone, and what it holds
+    #[arg(value_name = "ID")]
+    client: Option<ClientName>,
+    /// Take from this client all that it holds, and forget it
+    #[arg(long, value_name = "ID", conflicts_with = "client")]
+    evict: Option<ClientName>,
+    /// Print all clients and all that they hold, each as a line of JSON
+    #[arg(long, conflicts_with = "evict")]
+    json: bool,
+    /// The server's state directory
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
+    /// The server's configuration file, which says where that is
+    #[arg(short, long, value_name = "FILE", conflicts_with = "state_dir")]
+    config: Option<PathBuf>,
+}
+
+/// Shows it, or does it.
+pub fn run(args: &Args) -> Outcome {
+    let request = match args.evict {
+        Some(client) => Request::Evict { client },
+        None => Request::List { client: args.client },
+    };
+    let mut listed = Listed::default();
+    for record in ask(args, &request)? {
+        match record? {
+            Record::End => {
+                if !args.json {
+                    output::print(&listed.text(args.client.is_some()));
+                }
+                return Ok(Exit::Ok);
+            }
+            Record::Error { message } => return Err(Failure::failed(message)),
+            record if args.json => output::json(&record),
+            record => listed.add(record),
+        }
+    }
+    Err(Failure::failed("the server ended before it had said all"))
+}
+
+/// What the server at the socket answers.
+fn ask(args: &Args, request: &Request) -> Result<impl Iterator<Item = Result<Record, Failure>>, Failure> {
+    let configured = match &args.config {
+        Some(path) => Config::load(path).map_err(Failure::usage)?.server.state_dir,
+        None => args.state_dir.clone(),
+    };
+    let path = configured.unwrap_or_else(default_state_dir).join(SOCKET);
+    let unreachable = |error: io::Error| {
+        let advice = match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                ": no server runs with this state directory; name another with --state-dir"
+            }
+            io::ErrorKind::PermissionDenied => ": it is for the server's user and root",
+            _ => "",
+        };
+        Failure { exit: Exit::Unreachable, message: format!("{}: {error}{advice}", path.display()) }
+    };
+    let mut socket = UnixStream::connect(&path).map_err(unreachable)?;
+    let line = serde_json::to_string(request).expect("requests are representable");
+    let asked = socket.write_all(line.as_bytes()).and_then(|()| socket.shutdown(Shutdown::Write));
+    match asked {
+        // It has answered before it was asked.
+        Err(error) if !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::NotConnected) => {
+            return Err(unreachable(error));
+        }
+        _ => {}
+    }
+    let record = |line: io::Result<String>| {
+        let line = line.map_err(Failure::failed)?;
+        serde_json::from_str(&line)
+            .map_err(|error| Failure::failed(format!("the server is of another version: {error}")))
+    };
+    Ok(BufReader::new(socket).lines().map(record))
+}
+
+/// What has been told so far.
+#[derive(Default)]
+struct Listed {
+    clients: Vec<Client>,
+}
+
+struct Client {
+    record: ClientRecord,
+    connections: Vec<ConnectionRecord>,
+    /// Of sessions, opens, locks and delegations.
+    counts: [u64; 4],
+    /// Kind, export, file, how, owner.
+    held: Vec<Vec<String>>,
+}
+
+impl Listed {
+    fn add(&mut self, record: Record) {
+        if let Record::Client(record) = record {
+            return self.clients.push(Client { record, connections: Vec::new(), counts: [0; 4], held: Vec::new() });
+        }
+        let Some(client) = self.clients.last_mut() else { return };
+        match record {
+            Record::Session { session, slots, connections, .. } => {
+                let how = connections.iter().map(connection).collect::<Vec<_>>().join(", ");
+                client.hold(0, ["session", "", &session, &format!("{slots} slots, {how}"), ""]);
+                client.connections.extend(connections);
+            }
+            Record::Open { file, owner, read, write, deny_read, deny_write, .. } => {
+                let how = format!("{}{}", bits("", read, write), bits(", denies ", deny_read, deny_write));
+                client.hold(1, ["open", &file.export, &number(&file), &how, &owner]);
+            }
+            Record::Lock { file, owner, exclusive, start, length, waiting, .. } => {
+                let end = length.map_or("the end".to_owned(), |length| (start + (length - 1)).to_string());
+                let how = format!("{} {start} to {end}", if exclusive { "exclusive" } else { "shared" });
+                let kind = if waiting { "waits" } else { "lock" };
+                client.hold(2, [kind, &file.export, &number(&file), &how, &owner]);
+            }
+            Record::Delegation { file, write, recalled, .. } => {
+                let how = format!("{}{}", bits("", !write, write), if recalled { ", being recalled" } else { "" });
+                client.hold(3, ["delegation", &file.export, &number(&file), &how, ""]);
+            }
+            Record::Client(_) | Record::Error { .. } | Record::End => unreachable!("it is none that a client has"),
+        }
+    }
+
+    fn text(&self, details: bool) -> String {
+        let (left, right) = (Align::Left, Align::Right);
+        let mut table = Table::new(&[
+            ("Client", left),
+            ("Version", left),
+            ("Sessions", right),
+            ("Opens", right),
+            ("Locks", right),
+            ("Delegations", right),
+            ("Silent", right),
+            ("State", left),
+            ("Address", left),
+            ("Name", left),
+        ]);
+        for client in &self.clients {
+            table.row(client.row());
+        }
+        if self.clients.is_empty() {
+            return String::new();
+        }
+        let mut held = Table::new(&[("Holds", left), ("Export", left), ("File", left), ("How", left), ("Owner", left)]);
+        let rows = self.clients.iter().flat_map(|client| &client.held);
+        rows.for_each(|row| held.row(row.clone()));
+        if details { format!("{}\n{}", table.text(), held.text()) } else { table.text() }
+    }
+}
+
+impl Client {
+    fn hold(&mut self, kind: usize, cells: [&str; 5]) {
+        self.counts[kind] += 1;
+        self.held.push(cells.map(|cell| output::name(cell.as_bytes())).to_vec());
+    }
+
+    fn row(&self) -> Vec<String> {
+        let record = &self.record;
+        let state = match (record.confirmed, record.expired) {
+            (false, _) => "unconfirmed",
+            (true, true) => "expired",
+            (true, false) => "active",
+        };
+        let address = self.connections.first().map(connection).or(record.address.clone());
+        let silent = record.silent_s.map_or(String::new(), |seconds| format!("{seconds} s"));
+        let [sessions, opens, locks, delegations] = self.counts.map(|count| count.to_string());
+        let text = |text: &str| output::name(text.as_bytes());
+        let (address, name) = (text(&address.unwrap_or_default()), text(&record.name));
+        let (client, protocol) = (record.client.to_string(), text(&record.protocol));
+        vec![client, protocol, sessions, opens, locks, delegations, silent, state.to_owned(), address, name]
+    }
+}
+
+fn connection(connection: &ConnectionRecord) -> String {
+    format!("{}://{}", connection.transport, connection.address)
+}
+
+fn number(file: &FileRecord) -> String {
+    file.fileid.map_or("gone".to_owned(), |fileid| fileid.to_string())
+}
+
+/// `read and write` behind what introduces it; nothing if it is neither.
+fn bits(before: &str, read: bool, write: bool) -> String {
+    match (read, write) {
+        (true, true) => format!("{before}read and write"),
+        (true, false) => format!("{before}read"),
+        (false, true) => format!("{before}write"),
+        (false, false) => String::new(),
+    }
+}
