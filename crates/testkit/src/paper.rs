@@ -11,10 +11,13 @@ use rpc::{
     AcceptError, BoxFuture, Call, CallError, CallsMade, ConnectionId, Credential, IncomingCall, Reply, ReplyPlan,
     ReplyToken, Service, Transport, TransportCaps, TransportError, Xid,
 };
-use xdr::{Decoder, Message};
+use xdr::{Decode, Decoder, Message};
 
 /// A transport that only says what it is. It carries nothing.
-pub struct Paper(Arc<dyn Transport>);
+pub struct Paper {
+    transport: Arc<dyn Transport>,
+    connection: ConnectionId,
+}
 
 struct Blank {
     caps: TransportCaps,
@@ -25,7 +28,12 @@ impl Paper {
     /// A transport of this name and longest message.
     pub fn new(name: &'static str, message_max: usize) -> Self {
         let caps = TransportCaps { name, message_max, lossy: false, file_ranges: false, idle: None };
-        Self(Arc::new(Blank { caps, pool: Pool::default() }))
+        Self { transport: Arc::new(Blank { caps, pool: Pool::default() }), connection: ConnectionId(0) }
+    }
+
+    /// Another connection by it; that of [`new`](Self::new) is 0.
+    pub fn connection(&self, connection: ConnectionId) -> Self {
+        Self { transport: self.transport.clone(), connection }
     }
 
     /// A call as `service` would get it over this transport. Its XID is 7 and its version the highest.
@@ -42,11 +50,24 @@ impl Paper {
             procedure,
             credential,
             peer,
-            connection: ConnectionId(0),
-            transport: &self.0,
+            connection: self.connection,
+            transport: &self.transport,
             arguments: Decoder::new(arguments),
         })
     }
+}
+
+/// The results behind the header of an accepted reply to a [`call`](Paper::call); nothing else may follow.
+///
+/// # Panics
+/// If they are not of this type, or the header is another.
+pub fn results<R: Decode>(reply: &Message) -> R {
+    let mut decoder = Decoder::new(reply);
+    let header: [u32; 6] = std::array::from_fn(|_| decoder.u32().expect("a header"));
+    assert_eq!(header, [7, 1, 0, 0, 0, 0]);
+    let results = R::decode(&mut decoder).expect("results of ours");
+    decoder.finish().expect("nothing more");
+    results
 }
 
 impl Transport for Blank {

@@ -134,18 +134,19 @@ impl Drop for SeedOnPanic {
     }
 }
 
-/// The seeds to run: that of `SLIPWAY_SEED` if it is set, else `0..count`.
+/// The seeds to run: `count` from 0 on, or as many as `SLIPWAY_SEEDS` says; from `SLIPWAY_SEED` on if it is set, and then that one
+/// alone unless more are asked for.
 ///
 /// # Panics
-/// If `SLIPWAY_SEED` is not a number.
+/// If either is not a number.
 pub fn seeds(count: u64) -> std::ops::Range<u64> {
-    match std::env::var("SLIPWAY_SEED") {
-        Ok(seed) => {
-            let seed = seed.parse().expect("SLIPWAY_SEED is a number");
-            seed..seed + 1
-        }
-        Err(_) => 0..count,
-    }
+    let number = |name: &str| {
+        let value = std::env::var(name).ok()?;
+        Some(value.parse::<u64>().unwrap_or_else(|_| panic!("{name} is a number")))
+    };
+    let first = number("SLIPWAY_SEED");
+    let count = number("SLIPWAY_SEEDS").unwrap_or(if first.is_some() { 1 } else { count });
+    first.unwrap_or(0)..first.unwrap_or(0) + count
 }
 
 const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 20049);

@@ -10,11 +10,12 @@ use nfs::{
 use rpc::{AcceptError, AuthSys, Credential, Service};
 use server::{Export, ExportId, ExportOptions, Exports, HandleKey, Mount3, Nfs3, NfsServer};
 use testkit::paper::Paper;
+pub use testkit::paper::results;
 use vfs::{
     Vfs,
     memory::{Memory, MemoryOptions},
 };
-use xdr::{Decode, Decoder, Encode, Message};
+use xdr::{Decode, Encode, Message};
 
 /// A caller: where it is, who it is, and the server that it calls.
 #[derive(Clone)]
@@ -140,14 +141,4 @@ pub fn write_args(file: &NfsFh3, offset: u64, data: &[u8]) -> WriteArgs {
     let data = bytes::Bytes::copy_from_slice(data);
     let count = data.len() as u32;
     WriteArgs { file: file.clone(), offset, count, stable: StableHow::FileSync, data: data.into() }
-}
-
-/// The results behind the header of an accepted reply; nothing else may follow.
-pub fn results<R: Decode>(reply: &Message) -> R {
-    let mut decoder = Decoder::new(reply);
-    let header: [u32; 6] = std::array::from_fn(|_| decoder.u32().unwrap());
-    assert_eq!(header, [7, 1, 0, 0, 0, 0]);
-    let results = R::decode(&mut decoder).unwrap();
-    decoder.finish().unwrap();
-    results
 }

@@ -14,9 +14,9 @@ use nfs::v4::{
 use rpc::{AcceptError, AuthSys, Credential};
 use server::{Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash};
 use vfs::memory::{Memory, MemoryOptions};
-use xdr::{Decode, Decoder, Encode, Encoder, Message};
+use xdr::{Encode, Encoder, Message};
 
-use crate::paper::Paper;
+use crate::paper::{Paper, results};
 
 /// Compounds, one after the other, of a server of a small memory file system.
 ///
@@ -87,17 +87,17 @@ impl World {
         let (message, all) = peer.compound(how & 4 != 0, &start, count, operations);
         let first = peer.raw(&self.paper, &message);
         let Ok(reply) = &first else { return };
-        let results: CompoundRes = results(reply);
-        assert!(results.resarray.len() <= all as usize, "more results than operations");
-        assert!(results.resarray.iter().rev().skip(1).all(|result| result.status() == Nfsstat4::Ok));
-        if let Some(last) = results.resarray.last() {
-            assert_eq!(last.status(), results.status);
+        let done: CompoundRes = results(reply);
+        assert!(done.resarray.len() <= all as usize, "more results than operations");
+        assert!(done.resarray.iter().rev().skip(1).all(|result| result.status() == Nfsstat4::Ok));
+        if let Some(last) = done.resarray.last() {
+            assert_eq!(last.status(), done.status);
         }
-        let begun = matches!(results.resarray.first(), Some(Resop4::Sequence(Res4::Ok(_))));
-        if begun && how & 4 != 0 && results.status != Nfsstat4::RepTooBigToCache {
+        let begun = matches!(done.resarray.first(), Some(Resop4::Sequence(Res4::Ok(_))));
+        if begun && how & 4 != 0 && done.status != Nfsstat4::RepTooBigToCache {
             // The session may be gone by its own wish.
             if let Ok(again) = peer.raw(&self.paper, &message) {
-                let retried: CompoundRes = self::results(&again);
+                let retried: CompoundRes = results(&again);
                 let gone = retried.status == Nfsstat4::BadSession;
                 assert!(gone || again.to_rope().to_bytes().unwrap() == reply.to_rope().to_bytes().unwrap());
             }
@@ -195,14 +195,4 @@ fn open() -> Argop4 {
         openhow: Openflag4::Create(Createhow4::Unchecked(Default::default())),
         claim: OpenClaim4::Null("file".into()),
     })
-}
-
-/// The results behind the header of an accepted reply.
-fn results<R: Decode>(reply: &Message) -> R {
-    let mut decoder = Decoder::new(reply);
-    let header: [u32; 6] = std::array::from_fn(|_| decoder.u32().expect("a header"));
-    assert_eq!(header, [7, 1, 0, 0, 0, 0]);
-    let results = R::decode(&mut decoder).expect("results of ours");
-    decoder.finish().expect("nothing more");
-    results
 }

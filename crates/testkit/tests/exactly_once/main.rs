@@ -1,0 +1,233 @@
+//! Exactly once, and what goes with it: the real service of NFSv4.1, called by several clients over a network and on a machine on
+//! which everything goes wrong that can.
+//!
+//! Each run follows from its seed. Of one that fails, all that happened is told: repeat it with `SLIPWAY_SEED=N`, or
+//! `cargo xtask sim --seed N`. `SLIPWAY_SEEDS=N` makes N runs.
+//!
+//! What is checked, while it happens:
+//!
+//! - Each worker knows the content of its directory, so what an operation must come to: one that was executed twice, or is executed
+//!   late, comes to something else. Where a session ended with a request in doubt, it was executed or not; nothing else.
+//! - A reply is that of its request, by the tag, the session, the slot and the sequence.
+//! - Nobody has a lock that another has: from when he hears that he has it until he gives it up, or his lease ends by what he knows.
+//!   Each holder adds one to a counter, in order.
+//! - A lock is reclaimed only by who had it last, and by him it can be reclaimed, if his lease had not ended.
+
+mod client;
+mod disk;
+mod judge;
+mod work;
+mod world;
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use testkit::world::seeds;
+use tokio::{task::JoinSet, time::timeout};
+use vfs::{
+    Caller, CreateMode, Cred, Name, SetAttr, Vfs,
+    memory::{Memory, MemoryOptions},
+};
+
+use client::Client;
+use judge::{Counts, Judge};
+use world::{Broken, Faults, LEASE, Lost, World};
+
+/// How many clients there are.
+const CLIENTS: usize = 2;
+
+/// One run: how much has happened, or what must not have.
+fn run(seed: u64, faults: Faults) -> Result<Ended, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(async {
+        let world = World::new(seed, faults, file_system(), Judge::new(CLIENTS, work::RANGES, LEASE));
+        let clients: Vec<_> = (0..CLIENTS).map(|number| Arc::new(Client::new(&world, number))).collect();
+        let mut working = JoinSet::new();
+        for client in &clients {
+            let client = client.clone();
+            working.spawn(async move { client.run().await });
+        }
+        let mut trouble = JoinSet::new();
+        trouble.spawn(crashes(world.clone()));
+        trouble.spawn(partitions(world.clone()));
+        trouble.spawn(reboots(world.clone(), clients));
+        let all = async {
+            while working.join_next().await.is_some() {
+                if world.judge.lock().has_failed() {
+                    return;
+                }
+            }
+        };
+        let failed = async {
+            while !world.judge.lock().has_failed() {
+                world.wait(1000).await;
+            }
+        };
+        let ended = timeout(Duration::from_secs(3600), async {
+            tokio::select! { biased; () = all => {}, () = failed => {} }
+        });
+        if ended.await.is_err() {
+            world.judge(|judge, at| judge.fail(at, "the work does not end".into()));
+        }
+        let counts = world.judge.lock().verdict()?;
+        Ok(Ended { counts, messages: world.messages(), writes: world.disk.done() })
+    })
+}
+
+/// What a run was.
+struct Ended {
+    counts: Counts,
+    messages: u64,
+    writes: u64,
+}
+
+/// Where clients work.
+fn file_system() -> Arc<dyn Vfs> {
+    let memory = Memory::new(MemoryOptions { capacity: 1 << 20, mode: 0o777, ..MemoryOptions::default() });
+    let (root, cred) = (memory.root(), Cred::root());
+    let caller = Caller { cred: &cred, may_block: true };
+    fn name(name: &str) -> &Name {
+        Name::new(name.as_bytes()).expect("a good name")
+    }
+    let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
+    for dir in (0..CLIENTS).flat_map(|client| (0..2).map(move |worker| work::directory(client, worker))) {
+        memory.mkdir(&caller, &root, name(&dir), &set).expect("mkdir");
+    }
+    memory.create(&caller, &root, name(work::FILE), &CreateMode::Guarded(set)).expect("create");
+    Arc::new(memory)
+}
+
+async fn crashes(world: Arc<World>) {
+    if let Some(write) = world.faults.crash_at_write {
+        world.disk.crash_at(write);
+    }
+    let mut left = world.faults.crashes;
+    loop {
+        let pause = world.random(|rng| rng.random_range(100..4000));
+        world.wait(pause).await;
+        let gone = world.disk.has_crashed();
+        if !gone && left == 0 {
+            continue;
+        }
+        if !gone {
+            left -= 1;
+            if world.random(|rng| rng.random()) {
+                // At one of the next writes, if there are any; it is looked for when there has been time for some.
+                world.disk.crash_at(world.disk.done() + world.random(|rng| rng.random_range(1..20)));
+                world.wait(2000).await;
+            }
+        }
+        world.end_life();
+        world.wait(world.random(|rng| rng.random_range(1..2000))).await;
+        world.begin_life_soon().await;
+    }
+}
+
+async fn partitions(world: Arc<World>) {
+    for _ in 0..world.faults.partitions {
+        let (pause, len) = world.random(|rng| (rng.random_range(100..5000), rng.random_range(500..12_000)));
+        let client = world.random(|rng| rng.random_range(0..CLIENTS));
+        world.wait(pause).await;
+        world.set_reachable(client, false);
+        world.wait(len).await;
+        world.set_reachable(client, true);
+    }
+}
+
+async fn reboots(world: Arc<World>, clients: Vec<Arc<Client>>) {
+    for _ in 0..world.faults.reboots {
+        let pause = world.random(|rng| rng.random_range(100..8000));
+        world.wait(pause).await;
+        clients[world.random(|rng| rng.random_range(0..CLIENTS))].reboot();
+    }
+}
+
+/// What goes wrong in the run of a seed.
+fn faults(seed: u64) -> Faults {
+    let mut rng = StdRng::seed_from_u64(!seed);
+    Faults {
+        cut: *pick(&mut rng, &[0.0, 0.02, 0.1]),
+        double: *pick(&mut rng, &[0.0, 0.1, 0.5]),
+        late: *pick(&mut rng, &[0.0, 0.02, 0.1]),
+        crashes: rng.random_range(0..3),
+        partitions: rng.random_range(0..3),
+        reboots: rng.random_range(0..2),
+        ..Faults::default()
+    }
+}
+
+fn pick<'a, T>(rng: &mut StdRng, from: &'a [T]) -> &'a T {
+    &from[rng.random_range(0..from.len())]
+}
+
+/// Runs seeds on all processors; gives what happened in all, or the first failure.
+fn run_all(seeds: Range<u64>, faults: impl Fn(u64) -> Faults + Sync) -> Result<Counts, String> {
+    let (next, total, failure) = (AtomicU64::new(seeds.start), Mutex::new(Counts::default()), Mutex::new(None));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Relaxed);
+                    if seed >= seeds.end || failure.lock().is_some() {
+                        return;
+                    }
+                    match run(seed, faults(seed)) {
+                        Ok(ended) => total.lock().add(&ended.counts),
+                        Err(why) => drop(failure.lock().get_or_insert(format!("{why}\nseed {seed}"))),
+                    }
+                }
+            });
+        }
+    });
+    failure.into_inner().map_or_else(|| Ok(total.into_inner()), Err)
+}
+
+#[test]
+fn whatever_goes_wrong_everything_is_done_once() {
+    let seeds = seeds(10_000);
+    let count = seeds.end - seeds.start;
+    let counts = run_all(seeds, faults).unwrap_or_else(|why| panic!("{why}"));
+    println!("{count} runs: {counts:?}");
+    assert!(count < 1000 || counts.again > count && counts.reclaimed > count / 10 && counts.refused > 0, "{counts:?}");
+}
+
+#[test]
+fn a_connection_may_be_lost_with_any_message() {
+    let run = |faults| run(1, faults).unwrap_or_else(|why| panic!("{why}"));
+    let messages = run(Faults::default()).messages;
+    assert!(messages > 50, "{messages} messages");
+    for message in 1..=messages {
+        for lost in [Lost::Call, Lost::Reply] {
+            run(Faults { cut_at: Some((message, lost)), ..Faults::default() });
+        }
+    }
+}
+
+#[test]
+fn the_machine_may_crash_in_any_write() {
+    let run = |faults| run(2, faults).unwrap_or_else(|why| panic!("{why}"));
+    let writes = run(Faults { reboots: 1, partitions: 2, ..Faults::default() }).writes;
+    assert!(writes > 20, "{writes} writes");
+    for write in 1..=writes {
+        run(Faults { reboots: 1, partitions: 2, crash_at_write: Some(write), ..Faults::default() });
+    }
+}
+
+/// The tests above can fail.
+#[test]
+fn servers_that_are_broken_are_caught() {
+    for (broken, what) in [(Broken::NoReplyCache, " for "), (Broken::NoStableStorage, "")] {
+        let faults = |seed| Faults { broken: Some(broken), ..faults(seed) };
+        let Err(why) = run_all(0..500, faults) else { panic!("{broken:?} goes unnoticed") };
+        assert!(why.contains(what), "{broken:?} is caught otherwise: {why}");
+        println!("{broken:?}: {}", why.lines().rev().take(2).collect::<Vec<_>>().join(", "));
+    }
+}

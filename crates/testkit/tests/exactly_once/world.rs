@@ -1,0 +1,358 @@
+//! The world: a server whose machine crashes and comes back, and a network that delays, doubles and loses what it carries.
+//!
+//! Time is tokio's paused clock, in whole milliseconds. The server's own work falls on whole seconds of its life, and nothing else
+//! does; calls are executed one after the other, each to its end. So everything follows from the seed.
+
+use std::{
+    collections::{HashMap, HashSet},
+    future::Future,
+    net::SocketAddr,
+    pin::pin,
+    sync::{Arc, Weak},
+    task::{Context, Poll, Wake, Waker},
+    thread::Thread,
+    time::Duration,
+};
+
+use nfs::v4::{Argop4, PROC_COMPOUND, Res4, Resop4, Sequenceid4, Sessionid4, Slotid4, compound::*};
+use parking_lot::Mutex;
+use rand::{Rng, SeedableRng, rngs::StdRng};
+use rpc::{AuthSys, ConnectionId, Credential, Service};
+use server::{Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash, recovery::Recovery};
+use testkit::paper::{Paper, results};
+use tokio::{
+    sync::mpsc::UnboundedSender,
+    task::AbortHandle,
+    time::{Instant, sleep},
+};
+use vfs::Vfs;
+use xdr::Message;
+
+use super::{
+    disk::Disk,
+    judge::{Entry, Judge, Moment},
+};
+
+/// What goes wrong, and how often.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// That a message is lost with its connection.
+    pub cut: f64,
+    /// The number of a message that is lost so, and whether it is the call or the reply.
+    pub cut_at: Option<(u64, Lost)>,
+    /// That a call arrives twice.
+    pub double: f64,
+    /// That a message takes seconds.
+    pub late: f64,
+    /// How often the server's machine crashes.
+    pub crashes: u32,
+    /// The write or sync of the server's disk in which it crashes.
+    pub crash_at_write: Option<u64>,
+    /// How often a client cannot be reached for a while.
+    pub partitions: u32,
+    /// How often a client forgets all and begins anew.
+    pub reboots: u32,
+    /// What is broken about the server.
+    pub broken: Option<Broken>,
+}
+
+/// Which message of a request is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    Call,
+    Reply,
+}
+
+/// A server that is not right, for the checker to find out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// It keeps no replies, and executes whatever comes.
+    NoReplyCache,
+    /// It remembers no client over a restart.
+    NoStableStorage,
+}
+
+/// The world.
+pub struct World {
+    /// What goes wrong.
+    pub faults: Faults,
+    /// The checker.
+    pub judge: Mutex<Judge>,
+    /// The server's disk.
+    pub disk: Disk,
+    /// The server's file system, which survives.
+    pub vfs: Arc<dyn Vfs>,
+    rng: Mutex<StdRng>,
+    key: HandleKey,
+    began: Instant,
+    life: Mutex<Option<Life>>,
+    network: Mutex<Network>,
+    paper: Paper,
+    /// Itself, for what goes on beside.
+    this: Weak<World>,
+}
+
+struct Life {
+    nfs: Arc<Nfs4>,
+    upkeep: AbortHandle,
+}
+
+#[derive(Default)]
+struct Network {
+    /// Connections that are up, and whose they are.
+    connections: HashMap<ConnectionId, usize>,
+    /// Clients that cannot be reached.
+    unreachable: HashSet<usize>,
+    last: u64,
+    messages: u64,
+    requests: u64,
+    /// Of a server without a reply cache, the last sequence of each slot.
+    sequences: HashMap<(Sessionid4, Slotid4), u32>,
+}
+
+impl World {
+    /// A world in which the server has just begun its first life.
+    pub fn new(seed: u64, faults: Faults, vfs: Arc<dyn Vfs>, judge: Judge) -> Arc<Self> {
+        let disk = Disk::default();
+        let world = Arc::new_cyclic(|this| Self {
+            judge: Mutex::new(judge),
+            disk,
+            vfs,
+            rng: Mutex::new(StdRng::seed_from_u64(seed)),
+            key: HandleKey::random(),
+            began: Instant::now(),
+            life: Mutex::new(None),
+            network: Mutex::default(),
+            paper: Paper::new("tcp", 1 << 20),
+            this: this.clone(),
+            faults,
+        });
+        world.begin_life();
+        world
+    }
+
+    /// Now.
+    pub fn now(&self) -> Moment {
+        self.began.elapsed()
+    }
+
+    /// A choice.
+    pub fn random<T>(&self, choose: impl FnOnce(&mut StdRng) -> T) -> T {
+        choose(&mut self.rng.lock())
+    }
+
+    /// Tells the checker.
+    pub fn judge(&self, tell: impl FnOnce(&mut Judge, Moment)) {
+        tell(&mut self.judge.lock(), self.now());
+    }
+
+    /// Waits for so many milliseconds, or one more.
+    pub async fn wait(&self, ms: u64) {
+        let until = self.now().as_millis() as u64 + ms;
+        let until = Duration::from_millis(until + u64::from(until.is_multiple_of(1000)));
+        sleep(until - self.now()).await;
+    }
+
+    /// Messages that were sent so far.
+    pub fn messages(&self) -> u64 {
+        self.network.lock().messages
+    }
+
+    /// A new number for a request.
+    pub fn next_request(&self) -> u64 {
+        let mut network = self.network.lock();
+        network.requests += 1;
+        network.requests
+    }
+
+    /// A new connection to the server.
+    pub fn connect(&self, client: usize) -> ConnectionId {
+        let mut network = self.network.lock();
+        network.last += 1;
+        let connection = ConnectionId(network.last);
+        network.connections.insert(connection, client);
+        connection
+    }
+
+    /// Whether a connection is up, as its client sees it.
+    pub fn is_up(&self, connection: ConnectionId) -> bool {
+        self.network.lock().connections.contains_key(&connection)
+    }
+
+    /// Ends a connection.
+    pub fn cut(&self, connection: ConnectionId) {
+        let Some(client) = self.network.lock().connections.remove(&connection) else { return };
+        self.judge(|judge, at| {
+            judge.counts.cuts += 1;
+            judge.note(at, Entry::Cut { client });
+        });
+        if let Some(life) = &*self.life.lock() {
+            life.nfs.disconnected(connection);
+        }
+    }
+
+    /// Cuts a client off, or lets it in again.
+    pub fn set_reachable(&self, client: usize, reachable: bool) {
+        let mut network = self.network.lock();
+        if reachable {
+            network.unreachable.remove(&client);
+        } else {
+            network.unreachable.insert(client);
+        }
+        drop(network);
+        let entry = if reachable { Entry::Reachable { client } } else { Entry::Unreachable { client } };
+        self.judge(|judge, at| judge.note(at, entry));
+    }
+
+    /// Sends a call; its reply goes to `heard`, if ever.
+    pub fn send(&self, connection: ConnectionId, args: &Arc<CompoundArgs>, heard: &UnboundedSender<CompoundRes>) {
+        let copies = 1 + u64::from(self.random(|rng| rng.random_bool(self.faults.double)));
+        for _ in 0..copies {
+            let world = self.this.upgrade().expect("it is there");
+            let (args, heard) = (args.clone(), heard.clone());
+            tokio::spawn(async move { world.carry(connection, &args, &heard).await });
+        }
+    }
+
+    async fn carry(&self, connection: ConnectionId, args: &CompoundArgs, heard: &UnboundedSender<CompoundRes>) {
+        let Some(client) = self.network.lock().connections.get(&connection).copied() else { return };
+        let number = {
+            let mut network = self.network.lock();
+            network.messages += 1;
+            network.messages
+        };
+        self.wait(self.delay()).await;
+        if self.is_lost(client, number, Lost::Call) {
+            return self.cut(connection);
+        }
+        let Some(results) = self.execute(client, connection, args) else { return };
+        if self.is_lost(client, number, Lost::Reply) {
+            return self.cut(connection);
+        }
+        self.wait(self.delay()).await;
+        if self.is_up(connection) {
+            // Nobody may wait for it any more.
+            let _ = heard.send(results);
+        }
+    }
+
+    fn delay(&self) -> u64 {
+        let late = self.faults.late;
+        self.random(|rng| if rng.random_bool(late) { rng.random_range(100..8000) } else { rng.random_range(1..10) })
+    }
+
+    fn is_lost(&self, client: usize, number: u64, what: Lost) -> bool {
+        let cut = self.random(|rng| rng.random_bool(self.faults.cut));
+        cut || self.faults.cut_at == Some((number, what)) || self.network.lock().unreachable.contains(&client)
+    }
+
+    /// The server executes a call, if it is there, and as long as its disk is.
+    fn execute(&self, client: usize, connection: ConnectionId, args: &CompoundArgs) -> Option<CompoundRes> {
+        if self.disk.has_crashed() {
+            // It did so while the server did something of its own.
+            self.end_life();
+        }
+        let nfs = self.life.lock().as_ref()?.nfs.clone();
+        let done = match self.faults.broken {
+            Some(Broken::NoReplyCache) => self.execute_anew(&nfs, connection, args),
+            _ => self.call(&nfs, connection, args),
+        };
+        if self.disk.has_crashed() {
+            self.end_life();
+            return None;
+        }
+        self.judge(|judge, at| judge.answered(at, client, args, &done));
+        Some(done)
+    }
+
+    fn call(&self, nfs: &Nfs4, connection: ConnectionId, args: &CompoundArgs) -> CompoundRes {
+        let sys = AuthSys { stamp: 0, machine: "m".into(), uid: 0, gid: 0, gids: Default::default() };
+        let (credential, message) = (Credential::Sys(sys), Message::encode(args));
+        let paper = self.paper.connection(connection);
+        let reply = finish(paper.call(nfs, PROC_COMPOUND, (PEER, &credential), &message));
+        results(&reply.expect("a good call is accepted"))
+    }
+
+    /// As a server does that takes every call for the next one of its slot.
+    fn execute_anew(&self, nfs: &Nfs4, connection: ConnectionId, args: &CompoundArgs) -> CompoundRes {
+        let mut args = args.clone();
+        let Some(Argop4::Sequence(sequence)) = args.argarray.first_mut() else {
+            return self.call(nfs, connection, &args);
+        };
+        let (slot, asked) = ((sequence.sessionid, sequence.slotid), sequence.sequenceid);
+        let next = self.network.lock().sequences.get(&slot).copied().unwrap_or(0) + 1;
+        sequence.sequenceid = Sequenceid4(next);
+        let mut done = self.call(nfs, connection, &args);
+        if let Some(Resop4::Sequence(Res4::Ok(result))) = done.resarray.first_mut() {
+            self.network.lock().sequences.insert(slot, next);
+            result.sequenceid = asked;
+        }
+        done
+    }
+
+    /// The machine crashes.
+    pub fn end_life(&self) {
+        self.disk.crash();
+        let Some(life) = self.life.lock().take() else { return };
+        life.upkeep.abort();
+        self.network.lock().connections.clear();
+        self.judge(|judge, at| judge.server_ends(at));
+    }
+
+    /// The machine is on again, and the server begins a life: at a whole second.
+    pub async fn begin_life_soon(&self) {
+        loop {
+            let begins = (self.now().as_millis() as u64 / 1000 + 1) * 1000;
+            sleep(Duration::from_millis(begins) - self.now()).await;
+            self.random(|rng| self.disk.restart(rng));
+            if self.faults.broken == Some(Broken::NoStableStorage) {
+                self.disk.wipe();
+            }
+            if self.begin_life() {
+                return;
+            }
+        }
+    }
+
+    /// False if the machine crashes meanwhile.
+    fn begin_life(&self) -> bool {
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).expect("a good export");
+        let recovery = Recovery::on(self.disk.open());
+        let opened = recovery.and_then(|recovery| NfsServer::recovering(export, self.key.clone(), recovery, LEASE));
+        let server = match opened {
+            Ok(server) if !self.disk.has_crashed() => server,
+            Err(error) if !self.disk.has_crashed() => {
+                self.judge(|judge, at| judge.fail(at, format!("the server does not begin: {error}")));
+                return true;
+            }
+            _ => return false,
+        };
+        let upkeep = tokio::spawn(server.upkeep()).abort_handle();
+        *self.life.lock() = Some(Life { nfs: Arc::new(server.nfs4()), upkeep });
+        self.judge(|judge, at| judge.server_begins(at));
+        true
+    }
+}
+
+/// Polls a future to its end, whatever else there is to do.
+fn finish<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(done) => return done,
+            Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// Of the server; its grace is as long.
+pub const LEASE: Duration = Duration::from_secs(5);
+const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 700);
