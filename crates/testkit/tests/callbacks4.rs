@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use client::{LockRange, Mount, V4};
+use rdma::sim::Cut;
 use testkit::world::{Setup, World};
 use tokio::time::Instant;
 
@@ -60,4 +61,31 @@ fn what_a_writer_has_written_is_seen_by_others_and_leaves_him_his_delegation() {
         assert_eq!(other.read("/f").await.unwrap(), vec![7; 2000]);
         assert!(!v4(&one).is_delegated(file.handle()));
     });
+}
+
+#[test]
+fn a_copy_by_the_server_is_waited_for_to_its_end_whatever_happens_to_the_connection() {
+    // More than the server copies before it answers.
+    const LEN: u64 = 100 << 20;
+    // The last of them is not cut at all.
+    for message in (0..12).chain([u64::from(u32::MAX)]) {
+        Setup::new(message).run(|world| async move {
+            let mount = world.client(1, "&vers=4.2").await;
+            let from = mount.create("/from", 0o600).await.unwrap();
+            from.write_at(LEN - 5, Bytes::from_static(b"bytes")).await.unwrap();
+            let to = mount.create("/to", 0o600).await.unwrap();
+            to.write_at(0, Bytes::from_static(b"other")).await.unwrap();
+            world.sim.cut_at(world.sim.messages() + message, Cut::After);
+            let (mut done, mut copies) = (0, 0);
+            while done < LEN {
+                let (count, _) = v4(&mount).copy((from.handle(), done), (to.handle(), done), LEN - done).await.unwrap();
+                assert!(count > 0);
+                (done, copies) = (done + count, copies + 1);
+            }
+            // Who cannot be called at the moment is answered when a part has been copied.
+            assert!(done == LEN && (copies == 1 || message < 12), "cut at {message}: {copies}");
+            assert_eq!(to.read_bytes(LEN - 6, 6).await.unwrap(), &b"\0bytes"[..]);
+            assert_eq!(to.read_bytes(0, 5).await.unwrap(), &b"\0\0\0\0\0"[..]);
+        });
+    }
 }

@@ -15,12 +15,13 @@ use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use tokio::time::Instant;
 use xdr::{Decode, Message, Opaque};
 
-use super::{identity::BACK_SLOTS, shared::Shared};
+use super::{identity::BACK_SLOTS, offload::Offloads, shared::Shared};
 use crate::Handle;
 
 /// Answers callbacks.
 #[derive(Debug, Default)]
 pub(crate) struct Backchannel {
+    pub offloads: Offloads,
     inner: Mutex<Inner>,
 }
 
@@ -160,7 +161,11 @@ impl Backchannel {
             | CbArgop4::RecallableObjAvail(_)
             | CbArgop4::WantsCancelled(_)
             | CbArgop4::NotifyDeviceid(_) => Nfsstat4::Ok,
-            CbArgop4::Notify(_) | CbArgop4::Offload(_) => Nfsstat4::NotSupp,
+            CbArgop4::Offload(args) => {
+                self.offloads.ended(args.stateid, args.offload_info);
+                Nfsstat4::Ok
+            }
+            CbArgop4::Notify(_) => Nfsstat4::NotSupp,
             // §20.9.3: only the first.
             CbArgop4::Sequence(_) => Nfsstat4::SequencePos,
         };
@@ -171,6 +176,7 @@ impl Backchannel {
             (CbOpnum4::RecallableObjAvail, Nfsstat4::Ok) => CbResop4::RecallableObjAvail(Res4::Ok(())),
             (CbOpnum4::WantsCancelled, Nfsstat4::Ok) => CbResop4::WantsCancelled(Res4::Ok(())),
             (CbOpnum4::NotifyLock, Nfsstat4::Ok) => CbResop4::NotifyLock(Res4::Ok(())),
+            (CbOpnum4::Offload, Nfsstat4::Ok) => CbResop4::Offload(Res4::Ok(())),
             (CbOpnum4::NotifyDeviceid, Nfsstat4::Ok) => CbResop4::NotifyDeviceid(Res4::Ok(())),
             (opnum, status) => CbResop4::failure(opnum, status),
         }

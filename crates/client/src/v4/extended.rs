@@ -8,9 +8,10 @@ use xdr::Opaque;
 use super::{
     V4, attr,
     compound::{Compound, component, failure, value},
+    offload,
     opens::{OPEN_MAX, open},
 };
-use crate::{Attr, Handle, ReadData, Result, StableHow, Written};
+use crate::{Attr, Handle, ReadData, Result, Written};
 
 /// Whether an extended attribute is made or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +97,8 @@ impl V4 {
         done
     }
 
-    /// COPY within the server: bytes of one file into another, before it answers. The server may copy less.
+    /// COPY within the server: bytes of one file into another. The server may copy less, and may go on behind its reply; this waits for
+    /// the end, as long as the copy makes progress.
     ///
     /// # Errors
     /// `NotSupp`, `XDev`, `NoSpc`, …
@@ -111,7 +113,7 @@ impl V4 {
                         dst_offset: to.1,
                         count,
                         consecutive: true,
-                        synchronous: true,
+                        synchronous: false,
                         source_server: Default::default(),
                     };
                     let compound = Compound::on("COPY", from.0)
@@ -131,18 +133,12 @@ impl V4 {
             .await;
         self.shared.opens.changed(to.0);
         let response = ok?;
-        if response.callback_id.is_some() {
-            // RFC 7862 §15.2.3: a synchronous copy was asked for; the one that goes on is stopped by CLOSE.
-            return Err(failure(Nfsstat4::OffloadNoReqs, "COPY"));
-        }
-        let committed = match response.committed {
-            StableHow4::Unstable => StableHow::Unstable,
-            StableHow4::DataSync => StableHow::DataSync,
-            StableHow4::FileSync => StableHow::FileSync,
+        let copied = match response.callback_id {
+            None => Ok(offload::written(&response)),
+            Some(name) => self.copied(to.0, name, response.writeverf).await,
         };
-        let written =
-            Written { count: response.count.min(u32::MAX.into()) as u32, committed, verf: response.writeverf };
-        Ok((response.count, written))
+        self.shared.opens.changed(to.0);
+        copied
     }
 
     /// CLONE: the other file shares the data of this one from then on. A `count` of 0 means to the end.

@@ -3,6 +3,7 @@
 //! - [`shared`] makes requests, recovers and keeps the lease; [`session`] executes compounds exactly once, [`slots`] is its
 //!   arithmetic, [`trunk`] its connections, and [`identity`] how client and server introduce themselves;
 //! - [`opens`] is what is open, and [`lock`] what is locked; [`callback`] is what the server calls;
+//! - [`offload`] is the copies that the server goes on with behind its reply;
 //! - [`operations`] are those of every version, and [`extended`] those that only this one has.
 //!
 //! Errors: a status that every version has is [`ErrorKind::Nfs`](crate::ErrorKind::Nfs), another is
@@ -15,6 +16,7 @@ pub(crate) mod connect;
 mod extended;
 mod identity;
 mod lock;
+mod offload;
 mod opens;
 mod operations;
 mod session;

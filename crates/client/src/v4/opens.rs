@@ -26,7 +26,7 @@ use super::{
     compound::{Compound, value},
     shared::Shared,
 };
-use crate::{Attr, Error, Handle, Result};
+use crate::{Attr, Error, Handle, Result, backoff::Backoff};
 
 /// The open files of a mount.
 #[derive(Debug, Default)]
@@ -318,18 +318,42 @@ impl OpenFile {
     /// # Errors
     /// OPEN failed.
     pub async fn stateid(&self, shared: &Arc<Shared>, access: u32, deadline: Instant) -> Result<Stateid4> {
-        if let Some(stateid) = self.ready(access) {
-            return Ok(stateid);
+        let mut backoff = Backoff::new();
+        loop {
+            if let Some(stateid) = self.ready(access) {
+                return Ok(stateid);
+            }
+            let alone = self.changing.lock().await;
+            if let Some(stateid) = self.ready(access) {
+                return Ok(stateid);
+            }
+            let delegation = self.state.lock().delegation.clone();
+            let by = delegation.filter(|delegation| delegation.write || access & OPEN4_SHARE_ACCESS_WRITE == 0);
+            let done = self.open(shared, access, by.as_ref(), deadline).await;
+            let Err(error) = done else { return done };
+            let by_lost = by.is_some_and(|by| self.state_failed(&by.stateid, &error));
+            // What others wait for may be a delegation of this file, which must not wait for this.
+            drop(alone);
+            if !(by_lost || error.is_later()) || !backoff.waits(deadline).await {
+                return Err(error);
+            }
         }
-        let _alone = self.changing.lock().await;
-        if let Some(stateid) = self.ready(access) {
-            return Ok(stateid);
-        }
+    }
+
+    /// Opens it, by a delegation if there is one: then it is not another open, in whose way that could be (RFC 8881 §10.4.1).
+    async fn open(
+        &self,
+        shared: &Arc<Shared>,
+        access: u32,
+        by: Option<&Delegation>,
+        deadline: Instant,
+    ) -> Result<Stateid4> {
+        let claim = by.map_or(OpenClaim4::Fh, |delegation| OpenClaim4::DelegCurFh(delegation.stateid));
         let compound = Compound::on("OPEN", &self.handle)
-            .op(open(shared, access, Openflag4::NoCreate, OpenClaim4::Fh), OPEN_MAX)
+            .op(open(shared, access, Openflag4::NoCreate, claim), OPEN_MAX)
             .get_attr(&wanted())
             .once();
-        let mut results = shared.run(&compound, deadline).await?;
+        let mut results = shared.run_once(&compound, None, deadline).await.0?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;
@@ -356,7 +380,9 @@ impl OpenFile {
             OpenDelegation4::None | OpenDelegation4::NoneExt(_) => return,
         };
         let size = attr.as_ref().map(|attr| attr.size);
-        state.delegation = Some(Delegation { stateid, write, attr, change, size, writes: 0 });
+        let same = state.delegation.as_ref().filter(|had| had.stateid.other == stateid.other);
+        let writes = same.map_or(0, |had| had.writes);
+        state.delegation = Some(Delegation { stateid, write, attr, change, size, writes });
         drop(state);
         // RFC 8881 §20.2.3: a recall can overtake the OPEN that it is about.
         if recall || shared.backchannel.was_recalled(&stateid) {
@@ -441,7 +467,7 @@ impl Writing {
 impl Drop for Writing {
     fn drop(&mut self) {
         let mut state = self.file.state.lock();
-        let of = |delegation: &&mut Delegation| Some(delegation.stateid) == self.delegation;
+        let of = |delegation: &&mut Delegation| self.delegation.is_some_and(|of| of.other == delegation.stateid.other);
         if let Some(delegation) = state.delegation.as_mut().filter(of) {
             delegation.writes -= 1;
             delegation.attr = None;

@@ -12,6 +12,7 @@ pub mod callback;
 mod compound;
 pub(crate) mod guard;
 mod holder;
+mod offload;
 mod ops;
 mod place;
 mod pseudo;
@@ -46,8 +47,10 @@ use crate::{
 };
 use callback::Callbacks;
 use holder::Questions;
+use offload::Offloads;
 use pseudo::Pseudo;
-use state::{Event, State, StateOptions, delegation::Held, marks::Marks, session::ChannelLimits};
+use state::{Event, State, StateOptions, marks::Marks, session::ChannelLimits};
+use upkeep::Errand;
 
 /// The NFS program, version 4: its minor versions 1 and 2.
 pub struct Nfs4 {
@@ -64,10 +67,11 @@ pub(crate) struct Shared4 {
     questions: Questions,
     /// The files that may be delegated, which are asked for without `state`.
     marks: Marks,
-    /// Delegations that are to be recalled, for [`upkeep`].
-    recalls: mpsc::UnboundedSender<Held<LockFile>>,
-    recalled: Mutex<Option<mpsc::UnboundedReceiver<Held<LockFile>>>>,
-    /// Whether somebody recalls them.
+    offloads: Offloads,
+    /// For [`upkeep`].
+    errands: mpsc::UnboundedSender<Errand>,
+    awaited: Mutex<Option<mpsc::UnboundedReceiver<Errand>>>,
+    /// Whether somebody runs them.
     kept_up: AtomicBool,
 }
 
@@ -157,7 +161,7 @@ impl Shared4 {
             state.begin_grace(owners.into_iter().collect());
             lockd.begin_grace();
         }
-        let (recalls, recalled) = mpsc::unbounded_channel();
+        let (errands, awaited) = mpsc::unbounded_channel();
         Ok(Self {
             marks: state.marks().clone(),
             state: Mutex::new(state),
@@ -165,8 +169,9 @@ impl Shared4 {
             lease,
             callbacks: Callbacks::default(),
             questions: Questions::default(),
-            recalls,
-            recalled: Mutex::new(Some(recalled)),
+            offloads: Offloads::default(),
+            errands,
+            awaited: Mutex::new(Some(awaited)),
             kept_up: AtomicBool::new(false),
         })
     }
@@ -181,14 +186,20 @@ impl Shared4 {
         &self.callbacks
     }
 
-    /// What is to be recalled; for the one that does it.
-    fn begin_upkeep(&self) -> Option<mpsc::UnboundedReceiver<Held<LockFile>>> {
-        let recalled = self.recalled.lock().take();
-        self.kept_up.store(recalled.is_some() || self.is_kept_up(), Relaxed);
-        recalled
+    /// What is to be done; for the one that does it.
+    fn begin_upkeep(&self) -> Option<mpsc::UnboundedReceiver<Errand>> {
+        let awaited = self.awaited.lock().take();
+        self.kept_up.store(awaited.is_some() || self.is_kept_up(), Relaxed);
+        awaited
     }
 
-    /// Whether delegations are recalled; otherwise none can be given.
+    /// Has something done.
+    fn run(&self, errand: Errand) {
+        // It fails only when the server ends.
+        let _ = self.errands.send(errand);
+    }
+
+    /// Whether anybody does what is to be done; otherwise nothing can be given that has to be taken back.
     fn is_kept_up(&self) -> bool {
         self.kept_up.load(Relaxed)
     }
@@ -222,10 +233,12 @@ impl Shared {
             }
         }
         while let Some(recall) = state.poll_recall() {
-            // It fails only when the server ends.
-            let _ = self.v4.recalls.send(recall);
+            self.v4.run(Errand::Recall(recall));
         }
         while let Some(event) = state.poll_event() {
+            if let Event::Gone(client) | Event::Revoked(client) = event {
+                self.v4.offloads.cancel_all(client);
+            }
             let Event::Gone(client) = event else { continue };
             let client = LockClient::V4(client.0);
             match &mut table {

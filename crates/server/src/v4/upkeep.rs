@@ -1,4 +1,4 @@
-//! What version 4 does unasked: it recalls delegations, tells who wants a lock that it may be had, revokes what was not given back in time, forgets clients that have
+//! What version 4 does unasked: it recalls delegations, tells who wants a lock that it may be had, makes copies behind their replies, revokes what was not given back in time, forgets clients that have
 //! gone, and ends grace.
 //!
 //! Grace ends when its time has passed, or when all have reclaimed who had anything: the clients of version 4 say so, by
@@ -17,21 +17,31 @@ use tokio::{
 
 use super::{
     callback::CallbackError,
+    offload::{self, Copying},
     state::{delegation::Held, open::name_of_lock_owner},
 };
 use crate::{clock, context::Shared, locks::Notice, nlm::lockd::LockFile};
 
+/// What upkeep is asked to do.
+pub(super) enum Errand {
+    /// A delegation is to be recalled.
+    Recall(Held<LockFile>),
+    /// A copy is to be made.
+    Copy(Copying),
+}
+
 /// Does it until the server ends. Once for a server.
 pub(crate) async fn run(shared: Arc<Shared>) {
-    let Some(mut recalls) = shared.v4.begin_upkeep() else { return };
+    let Some(mut errands) = shared.v4.begin_upkeep() else { return };
     let Some(mut notices) = shared.lockd.take_notices() else { return };
     let (mut tasks, mut tellings) = (JoinSet::new(), Tellings::default());
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            recalled = recalls.recv() => match recalled {
-                Some(recalled) => drop(tasks.spawn(recall(shared.clone(), recalled))),
+            errand = errands.recv() => match errand {
+                Some(Errand::Recall(held)) => drop(tasks.spawn(recall(shared.clone(), held))),
+                Some(Errand::Copy(copying)) => drop(tasks.spawn(offload::run(shared.clone(), copying))),
                 None => return,
             },
             noticed = notices.recv() => match noticed {

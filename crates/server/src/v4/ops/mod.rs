@@ -114,6 +114,8 @@ pub(super) fn execute(
         Allocate(args) => out.put(ranges::allocate(cx, at, args)),
         Clone(args) => out.put(ranges::clone(cx, at, args)),
         Copy(args) => out.put(ranges::copy(cx, at, args)),
+        OffloadCancel(args) => out.put(ranges::offload_cancel(cx, at, args)),
+        OffloadStatus(args) => out.put(ranges::offload_status(cx, at, args)),
         Deallocate(args) => out.put(ranges::deallocate(cx, at, args)),
         IoAdvise(args) => out.put(ranges::io_advise(cx, at, args)),
         ReadPlus(args) => out.put(ranges::read_plus(cx, at, args)),
@@ -136,8 +138,6 @@ pub(super) fn execute(
 
         GetDirDelegation(_) => out.put(at.current().map_err(Fault::from).map(|_| NO_DIR_DELEGATION)),
         DelegReturn(args) => out.put(open::delegreturn(cx, at, args)),
-        // None of these has been given: no copy goes on behind its reply.
-        OffloadCancel(_) | OffloadStatus(_) => out.fail(Nfsstat4::BadStateid),
         // Reports of what clients do with layouts; there are none, and nothing to do about it.
         LayoutError(_) | LayoutStats(_) => out.put(at.current().map_err(Fault::from).map(|_| ())),
         // What this server has not: named attributes, layouts, copies between servers, patterns, and delegations that outlive

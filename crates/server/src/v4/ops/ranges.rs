@@ -1,12 +1,14 @@
 //! What version 4.2 does with ranges of files: ALLOCATE, DEALLOCATE, SEEK, READ_PLUS, COPY, CLONE and IO_ADVISE: RFC 7862
 //! §15.1, §15.2, §15.4, §15.5, §15.10, §15.11, §15.13.
 //!
-//! A copy is made before its reply and within this server. One of many bytes is cut short, as §15.2.3 allows, so that no
-//! thread is busy with it for long; the client goes on with the rest.
+//! A copy is made within this server. One of many bytes goes on behind its reply where the client allows that (`offload`
+//! has it), with OFFLOAD_STATUS and OFFLOAD_CANCEL (§15.8, §15.9); else it is cut short, as §15.2.3 allows, so that no thread is busy with
+//! it for long, and the client goes on with the rest.
 
 use nfs::v4::{
     AllocateArgs, Bitmap4, CloneArgs, CopyArgs, CopyOk, CopyRequirements4, DataContent4, IoAdviseArgs, Nfsstat4,
-    ReadArgs, ReadPlusContent, ReadPlusOk, SeekArgs, SeekOk, StableHow4, Stateid4, WriteResponse4,
+    OffloadArgs, OffloadStatusOk, ReadArgs, ReadPlusContent, ReadPlusOk, SeekArgs, SeekOk, StableHow4, Stateid4,
+    WriteResponse4,
 };
 use vfs::{SeekFor, VfsError};
 
@@ -15,7 +17,7 @@ use crate::{
     context::{Context, Object},
     error::Fault4,
     v3::transfer_max,
-    v4::{attr::OFFSET_MAX, compound::Cursor},
+    v4::{attr::OFFSET_MAX, compound::Cursor, offload::Ranges},
 };
 
 pub(super) fn allocate(cx: &Context<'_>, at: &Cursor, args: &AllocateArgs) -> Result<(), Fault4> {
@@ -113,12 +115,33 @@ pub(super) fn copy(cx: &Context<'_>, at: &Cursor, args: &CopyArgs) -> Result<Cop
     let len = if args.count == 0 { size.checked_sub(args.src_offset) } else { Some(args.count) };
     let len = len.filter(|&len| args.src_offset.checked_add(len).is_some_and(|end| end <= size));
     let len = len.ok_or(Nfsstat4::Inval)?;
-    let (from, to) = ((&source.handle, args.src_offset), (&target.handle, args.dst_offset));
     let vfs = target.vfs();
     let writeverf = vfs.write_verifier();
+    let changing = cx.before_change(&target, Some(at.client()))?;
+    let apart = args.src_offset.abs_diff(args.dst_offset) >= len;
+    let _changing = if args.synchronous || !(apart || source.handle != target.handle) {
+        changing
+    } else {
+        let (from, to) = ((source.handle.clone(), args.src_offset), (target.handle.clone(), args.dst_offset));
+        match cx.begin_copy(at.client(), Ranges { export: target.export.id(), from, to, len }, writeverf, changing) {
+            Ok(begun) => return Ok(begun),
+            Err(changing) => changing,
+        }
+    };
+    let (from, to) = ((&source.handle, args.src_offset), (&target.handle, args.dst_offset));
     let count = vfs.copy(&target.caller(), from, to, len).map_err(|error| wrong_type(&target, error))?;
     let response = WriteResponse4 { callback_id: None, count, committed: StableHow4::Unstable, writeverf };
     Ok(CopyOk { response, requirements: CopyRequirements4 { consecutive: true, synchronous: true } })
+}
+
+pub(super) fn offload_status(cx: &Context<'_>, at: &Cursor, args: &OffloadArgs) -> Result<OffloadStatusOk, Fault4> {
+    let file = cx.object4(at.current()?)?;
+    Ok(cx.shared.v4.offloads.status(at.client(), &(file.export.id(), file.handle), &args.stateid)?)
+}
+
+pub(super) fn offload_cancel(cx: &Context<'_>, at: &Cursor, args: &OffloadArgs) -> Result<(), Fault4> {
+    let file = cx.object4(at.current()?)?;
+    Ok(cx.shared.v4.offloads.cancel(at.client(), &(file.export.id(), file.handle), &args.stateid)?)
 }
 
 pub(super) fn clone(cx: &Context<'_>, at: &Cursor, args: &CloneArgs) -> Result<(), Fault4> {

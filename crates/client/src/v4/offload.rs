@@ -1,0 +1,150 @@
+//! Copies that a server goes on with behind its reply: how their ends are heard of (RFC 7862 §4.8, §15.8, §15.9, §16.1).
+//!
+//! The server tells the end of a copy by CB_OFFLOAD, which can come before the reply that the copy has its name from. In case that
+//! it never comes, the server is asked now and then (OFFLOAD_STATUS). A copy that nobody waits for any more is cancelled.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use nfs::v4::{callback::*, *};
+use parking_lot::Mutex;
+use tokio::{sync::oneshot, time::Instant};
+
+use super::{
+    V4,
+    compound::{Compound, failure, value},
+    shared::Shared,
+};
+use crate::{Handle, Result, StableHow, Written};
+
+/// The copies that are waited for, and those that have ended before.
+#[derive(Debug, Default)]
+pub(crate) struct Offloads(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    awaited: HashMap<Stateid4, oneshot::Sender<OffloadInfo4>>,
+    early: VecDeque<(Stateid4, OffloadInfo4)>,
+}
+
+impl Offloads {
+    /// CB_OFFLOAD.
+    pub fn ended(&self, name: Stateid4, info: OffloadInfo4) {
+        let mut inner = self.0.lock();
+        match inner.awaited.remove(&name) {
+            // It fails if nobody waits any more.
+            Some(waiting) => drop(waiting.send(info)),
+            None => {
+                if inner.early.len() >= EARLY_MAX {
+                    inner.early.pop_front();
+                }
+                inner.early.push_back((name, info));
+            }
+        }
+    }
+
+    fn wait(&self, name: Stateid4) -> oneshot::Receiver<OffloadInfo4> {
+        let (ended, waiting) = oneshot::channel();
+        let mut inner = self.0.lock();
+        match inner.early.iter().position(|(early, _)| *early == name) {
+            Some(at) => {
+                let (_, info) = inner.early.remove(at).expect("it was found there");
+                ended.send(info).expect("the receiver is here");
+            }
+            None => drop(inner.awaited.insert(name, ended)),
+        }
+        waiting
+    }
+
+    fn forget(&self, name: &Stateid4) {
+        self.0.lock().awaited.remove(name);
+    }
+}
+
+/// A copy that is waited for. It is cancelled if this is dropped before it has ended.
+struct Waiting {
+    shared: Arc<Shared>,
+    file: Handle,
+    name: Stateid4,
+    ended: bool,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.shared.backchannel.offloads.forget(&self.name);
+        if self.ended {
+            return;
+        }
+        let (shared, file, stateid) = (self.shared.clone(), self.file.clone(), self.name);
+        self.shared.runtime.clone().spawn(async move {
+            let cancel = Argop4::OffloadCancel(OffloadArgs { stateid });
+            let compound = Compound::on("OFFLOAD_CANCEL", &file).op(cancel, 0);
+            let deadline = Instant::now() + shared.lease();
+            if let Err(error) = shared.run(&compound, deadline).await {
+                tracing::debug!(%error, "a copy cannot be cancelled");
+            }
+        });
+    }
+}
+
+impl V4 {
+    /// Waits for the end of a copy into a file, as long as it makes progress.
+    ///
+    /// # Errors
+    /// It has failed, has come to a standstill, or the server knows no more of it.
+    pub(super) async fn copied(&self, file: &Handle, name: Stateid4, verf: [u8; 8]) -> Result<(u64, Written)> {
+        let mut end = self.shared.backchannel.offloads.wait(name);
+        let mut waiting = Waiting { shared: self.shared.clone(), file: file.clone(), name, ended: false };
+        let (mut seen, mut deadline) = (0, self.deadline());
+        loop {
+            let status = tokio::select! {
+                info = &mut end => match info.expect("it is listed until this ends") {
+                    OffloadInfo4::Ok(response) => {
+                        waiting.ended = true;
+                        return Ok(written(&response));
+                    }
+                    OffloadInfo4::Fail(status, _) => OffloadStatusOk { count: seen, complete: Some(status) },
+                },
+                () = tokio::time::sleep(STATUS_EVERY) => {
+                    let args = Argop4::OffloadStatus(OffloadArgs { stateid: name });
+                    let mut results = self.run(&Compound::on("OFFLOAD_STATUS", file).op(args, 16)).await?;
+                    results.skip(&[Opnum4::PutFh])?;
+                    value!(results, OffloadStatus)?
+                }
+            };
+            match status.complete {
+                Some(Nfsstat4::Ok) => {
+                    waiting.ended = true;
+                    let (count, committed) = (status.count, StableHow4::Unstable);
+                    return Ok(written(&WriteResponse4 { callback_id: None, count, committed, writeverf: verf }));
+                }
+                Some(status) => {
+                    waiting.ended = true;
+                    return Err(failure(status, "COPY"));
+                }
+                None if status.count > seen => (seen, deadline) = (status.count, self.deadline()),
+                None if Instant::now() >= deadline => return Err(self.program().late("COPY")),
+                None => {}
+            }
+        }
+    }
+}
+
+/// How many bytes a copy has written, and how.
+pub(super) fn written(response: &WriteResponse4) -> (u64, Written) {
+    let committed = match response.committed {
+        StableHow4::Unstable => StableHow::Unstable,
+        StableHow4::DataSync => StableHow::DataSync,
+        StableHow4::FileSync => StableHow::FileSync,
+    };
+    let count = response.count.min(u32::MAX.into()) as u32;
+    (response.count, Written { count, committed, verf: response.writeverf })
+}
+
+/// Between questions about a copy that the server has not told the end of.
+const STATUS_EVERY: Duration = Duration::from_secs(5);
+/// Ends that are remembered until the replies to COPY have come.
+const EARLY_MAX: usize = 64;

@@ -1,0 +1,269 @@
+//! Copies that go on behind their reply: what COPY begins, OFFLOAD_STATUS and OFFLOAD_CANCEL ask about, and CB_OFFLOAD ends.
+//!
+//! Read RFC 7862 §4.8 (names of copies), §15.2, §15.8, §15.9 and §16.1. A copy is its client's, not that of a connection or
+//! session: it goes on while the client has a lease, a piece at a time on a thread that may wait, and never on more
+//! threads than [`PIECES_MAX`]. Its name is good until the client has confirmed that it knows the end, cancels it, or is gone.
+//!
+//! On error the copy ends, and the client is told with how many bytes.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, OnceLock,
+        atomic::{
+            AtomicBool, AtomicU64,
+            Ordering::{Relaxed, SeqCst},
+        },
+    },
+    time::Duration,
+};
+
+use nfs::v4::{
+    Clientid4, CopyOk, CopyRequirements4, Nfsstat4, OffloadStatusOk, Res4, StableHow4, Stateid4, Verifier4,
+    WriteResponse4,
+    callback::{CbArgop4, CbOffloadArgs, CbResop4, OffloadInfo4},
+};
+use parking_lot::Mutex;
+use tokio::{sync::Semaphore, time::sleep};
+use vfs::Handle;
+
+use super::{state::marks::Changing, upkeep::Errand};
+use crate::{
+    clock,
+    context::{Context, Detached, Shared},
+    error::nfsstat4,
+    handle::ExportId,
+    nlm::lockd::LockFile,
+};
+
+/// The copies whose clients do not know yet how they ended.
+pub(crate) struct Offloads {
+    by_name: Mutex<HashMap<Stateid4, Arc<Offload>>>,
+    /// For copying a piece.
+    pieces: Semaphore,
+}
+
+/// A copy, as far as its client can ask about it.
+struct Offload {
+    client: Clientid4,
+    name: Stateid4,
+    /// What is written.
+    file: LockFile,
+    copied: AtomicU64,
+    ended: OnceLock<Nfsstat4>,
+    cancelled: AtomicBool,
+    /// Held while a piece is copied.
+    copying: Mutex<()>,
+}
+
+/// A copy that is to be made.
+pub(super) struct Copying {
+    offload: Arc<Offload>,
+    detached: Arc<Detached>,
+    ranges: Ranges,
+    verifier: Verifier4,
+    _changing: Changing,
+}
+
+/// What a copy is of: both files are of one export.
+#[derive(Clone)]
+pub(super) struct Ranges {
+    pub(super) export: ExportId,
+    pub(super) from: (Handle, u64),
+    pub(super) to: (Handle, u64),
+    pub(super) len: u64,
+}
+
+impl Default for Offloads {
+    fn default() -> Self {
+        Self { by_name: Mutex::default(), pieces: Semaphore::new(PIECES_MAX) }
+    }
+}
+
+impl Offloads {
+    /// A copy of a client's that has been begun and goes on, or has ended.
+    fn find(&self, client: Clientid4, file: &LockFile, name: &Stateid4) -> Result<Arc<Offload>, Nfsstat4> {
+        let found = self.by_name.lock().get(name).cloned();
+        found.filter(|offload| offload.client == client && offload.file == *file).ok_or(Nfsstat4::BadStateid)
+    }
+
+    /// OFFLOAD_STATUS (§15.9).
+    ///
+    /// # Errors
+    /// BAD_STATEID.
+    pub(super) fn status(
+        &self,
+        client: Clientid4,
+        file: &LockFile,
+        name: &Stateid4,
+    ) -> Result<OffloadStatusOk, Nfsstat4> {
+        let offload = self.find(client, file, name)?;
+        // In this order: what has ended has copied all that it will.
+        let complete = offload.ended.get().copied();
+        Ok(OffloadStatusOk { count: offload.copied.load(SeqCst), complete })
+    }
+
+    /// OFFLOAD_CANCEL (§15.8). What has been copied stays.
+    ///
+    /// # Errors
+    /// BAD_STATEID; DELAY while a piece is still being copied: the client may write there as soon as this succeeds.
+    pub(super) fn cancel(&self, client: Clientid4, file: &LockFile, name: &Stateid4) -> Result<(), Nfsstat4> {
+        let offload = self.find(client, file, name)?;
+        offload.cancelled.store(true, SeqCst);
+        if offload.copying.try_lock().is_none() {
+            return Err(Nfsstat4::Delay);
+        }
+        self.by_name.lock().remove(name);
+        Ok(())
+    }
+
+    /// A client is gone, or has lost what it had.
+    pub(super) fn cancel_all(&self, client: Clientid4) {
+        self.by_name.lock().retain(|_, offload| {
+            let stays = offload.client != client;
+            offload.cancelled.fetch_or(!stays, SeqCst);
+            stays
+        });
+    }
+
+    /// Adds one, unless there are too many.
+    fn add(&self, client: Clientid4, file: LockFile) -> Option<Arc<Offload>> {
+        let mut by_name = self.by_name.lock();
+        let own = by_name.values().filter(|offload| offload.client == client).count();
+        if by_name.len() >= OFFLOADS_MAX || own >= CLIENT_OFFLOADS_MAX {
+            return None;
+        }
+        let name = Stateid4 { seqid: 1, other: rand::random() };
+        let (copied, ended, cancelled, copying) = Default::default();
+        let offload = Arc::new(Offload { client, name, file, copied, ended, cancelled, copying });
+        by_name.insert(name, offload.clone());
+        Some(offload)
+    }
+
+    fn is_known(&self, name: &Stateid4) -> bool {
+        self.by_name.lock().contains_key(name)
+    }
+}
+
+impl Context<'_> {
+    /// Begins a copy that goes on behind its reply, if it is large, and the client can be told of its end. `changing` says that
+    /// the file is being changed.
+    ///
+    /// # Errors
+    /// `changing`, if it has to be made before the reply.
+    pub(super) fn begin_copy(
+        &self,
+        client: Clientid4,
+        ranges: Ranges,
+        verifier: Verifier4,
+        changing: Changing,
+    ) -> Result<CopyOk, Changing> {
+        let v4 = &self.shared.v4;
+        if ranges.len < OFFLOAD_MIN || !v4.is_kept_up() || !self.shared.with_state(|state| state.can_be_called(client))
+        {
+            return Err(changing);
+        }
+        let Some(offload) = v4.offloads.add(client, (ranges.export, ranges.to.0.clone())) else { return Err(changing) };
+        let response = WriteResponse4 {
+            callback_id: Some(offload.name),
+            count: 0,
+            committed: StableHow4::Unstable,
+            writeverf: verifier,
+        };
+        let detached = Arc::new(self.detach(self.shared));
+        v4.run(Errand::Copy(Copying { offload, detached, ranges, verifier, _changing: changing }));
+        Ok(CopyOk { response, requirements: CopyRequirements4 { consecutive: true, synchronous: false } })
+    }
+}
+
+/// Makes a copy, and tells its client.
+pub(super) async fn run(shared: Arc<Shared>, copying: Copying) {
+    let (offload, verifier) = (copying.offload.clone(), copying.verifier);
+    let status = copy(&shared, copying).await;
+    let _ = offload.ended.set(status);
+    let count = offload.copied.load(Relaxed);
+    tracing::debug!(client = offload.client.0, ?status, count, "a copy has ended");
+    let committed = StableHow4::Unstable;
+    let offload_info = match status {
+        Nfsstat4::Ok => OffloadInfo4::Ok(WriteResponse4 { callback_id: None, count, committed, writeverf: verifier }),
+        status => OffloadInfo4::Fail(status, count),
+    };
+    let (export, handle) = &offload.file;
+    let fh = bytes::Bytes::copy_from_slice(&shared.key.seal_bytes(*export, handle));
+    let operation = CbArgop4::Offload(CbOffloadArgs { fh: fh.into(), stateid: offload.name, offload_info });
+    let mut pause = PAUSE_MIN;
+    while shared.v4.offloads.is_known(&offload.name) && offload.has_lease(&shared) {
+        match shared.v4.callbacks.call(&shared.v4.state, offload.client, &operation).await {
+            Ok(CbResop4::Offload(Res4::Ok(()))) => break,
+            // The reply with the name of the copy may still be on its way.
+            Ok(result) => {
+                tracing::debug!(client = offload.client.0, ?result, "a client does not take the end of a copy")
+            }
+            Err(error) => {
+                tracing::debug!(client = offload.client.0, %error, "a client does not hear of the end of a copy");
+            }
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+    shared.v4.offloads.by_name.lock().remove(&offload.name);
+}
+
+/// Makes a copy: how it ended. One that was cancelled ends well, wherever it is.
+async fn copy(shared: &Arc<Shared>, copying: Copying) -> Nfsstat4 {
+    let copying = Arc::new(copying);
+    while copying.offload.has_lease(shared) {
+        let Ok(_permit) = shared.v4.offloads.pieces.acquire().await else { return Nfsstat4::ServerFault };
+        let copying = copying.clone();
+        match tokio::task::spawn_blocking(move || copying.piece()).await {
+            Ok(Ok(true)) => {}
+            Ok(Ok(false)) => return Nfsstat4::Ok,
+            Ok(Err(status)) => return status,
+            Err(error) => {
+                tracing::error!(%error, "a copy was not made");
+                return Nfsstat4::ServerFault;
+            }
+        }
+    }
+    Nfsstat4::Expired
+}
+
+impl Offload {
+    /// Whether its client has not been silent for too long.
+    fn has_lease(&self, shared: &Shared) -> bool {
+        let now = clock::now();
+        shared.with_state(|state| !state.clients().is_expired(self.client, now))
+    }
+}
+
+impl Copying {
+    /// Copies the next piece: whether there is more.
+    fn piece(&self) -> Result<bool, Nfsstat4> {
+        let _copying = self.offload.copying.lock();
+        if self.offload.cancelled.load(SeqCst) {
+            return Ok(false);
+        }
+        let Ranges { export, from, to, len } = &self.ranges;
+        let cx = self.detached.context();
+        let file = cx.object_of(cx.export(*export)?, to.0.clone());
+        let done = self.offload.copied.load(Relaxed);
+        let (from, to) = ((&from.0, from.1 + done), (&to.0, to.1 + done));
+        let copied = file.vfs().copy(&file.caller(), from, to, (len - done).min(PIECE));
+        let copied = copied.map_err(nfsstat4)?;
+        let done = done + copied;
+        self.offload.copied.store(done, SeqCst);
+        // The source may have become shorter.
+        Ok(copied > 0 && done < *len)
+    }
+}
+
+/// Bytes of the smallest copy that goes on behind its reply.
+const OFFLOAD_MIN: u64 = 16 << 20;
+/// Bytes that are copied at a time.
+const PIECE: u64 = 8 << 20;
+/// Threads that copy.
+const PIECES_MAX: usize = 4;
+const OFFLOADS_MAX: usize = 256;
+const CLIENT_OFFLOADS_MAX: usize = 16;
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
