@@ -13,8 +13,8 @@ use rpc::Switch;
 
 use crate::{
     Attr, CreateHow, Dir, Error, ErrorKind, File, FsStat, Handle, MountOptions, NfsUrl, Node, PathConf, Protocol,
-    Result, SetAttr, SetTime, Special, V3, V4, connect,
-    walk::{End, Step, Walk, split_last},
+    ReadData, Result, SetAttr, SetTime, Special, V3, V4, connect, payload,
+    walk::{End, Step, Walk, plain_names, split_last},
 };
 
 /// A mounted tree. Cheap to clone; usable from any task of any runtime.
@@ -294,27 +294,36 @@ impl Mount {
         Ok(file)
     }
 
-    /// The whole content of a file.
+    /// The whole content of a file. A small one costs one call where the version of NFS can do that.
     ///
     /// # Errors
     /// As [`open`](Self::open), or a READ failed.
     pub async fn read(&self, path: impl AsRef<[u8]>) -> Result<Bytes> {
         let path = path.as_ref();
-        let object = self.object(path, true).await?;
-        let mut reader = File::new(self.clone(), object.handle, Bytes::copy_from_slice(path)).reader();
-        reader = reader.expecting(object.attr.size);
-        let mut all = bytes::BytesMut::new();
-        while let Some(part) = reader.next().await? {
-            match reader.next().await? {
-                None if all.is_empty() => return Ok(part),
-                None => all.extend_from_slice(&part),
-                Some(next) => {
-                    all.extend_from_slice(&part);
-                    all.extend_from_slice(&next);
-                }
+        let file = |handle| File::new(self.clone(), handle, Bytes::copy_from_slice(path));
+        let begun = self.read_small(path).await.map_err(self.at(path))?;
+        let (mut pieces, mut reader) = match begun {
+            Some((_, data)) if data.eof => return Ok(join(payload::pieces(data.data)?.to_vec())),
+            Some((handle, data)) => {
+                let start = data.data.len() as u64;
+                (payload::pieces(data.data)?.to_vec(), file(handle).reader_range(start, u64::MAX))
             }
+            None => {
+                let object = self.object(path, true).await?;
+                (Vec::new(), file(object.handle).reader().expecting(object.attr.size))
+            }
+        };
+        while let Some(piece) = reader.next().await? {
+            pieces.push(piece);
         }
-        Ok(all.freeze())
+        Ok(join(pieces))
+    }
+
+    /// The file's handle and first bytes, all of them if it is small, in one call; `None` if that cannot be done.
+    async fn read_small(&self, path: &[u8]) -> Result<Option<(Handle, ReadData)>> {
+        let full = self.full(path);
+        let Some(names) = plain_names(&full) else { return Ok(None) };
+        self.protocol.read_path(&self.inner.root, &names, SMALL.min(self.read_size() as u32)).await
     }
 
     /// Makes a file of this content (mode 0644 where it is new); it is on stable storage when this returns.
@@ -494,9 +503,20 @@ impl Mount {
     }
 }
 
+/// One piece is taken as it is.
+fn join(mut pieces: Vec<Bytes>) -> Bytes {
+    match pieces.len() {
+        0 | 1 => pieces.pop().unwrap_or_default(),
+        _ => pieces.concat().into(),
+    }
+}
+
 fn existing(end: End) -> Result<Node> {
     match end {
         End::Object(node) => Ok(node),
         End::Missing { .. } => Err(Error::new(ErrorKind::Nfs(Nfsstat3::NoEnt), "LOOKUP")),
     }
 }
+
+/// Bytes of a file that may come with the first call.
+const SMALL: u32 = 64 << 10;

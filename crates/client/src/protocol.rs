@@ -199,6 +199,26 @@ impl Protocol {
         }
     }
 
+    /// Reads up to `count` bytes of the file that `names` lead to from a directory, in one call; `None` where the version
+    /// cannot, or where the way is not that plain.
+    ///
+    /// # Errors
+    /// The server was not reached.
+    pub(crate) async fn read_path(
+        &self,
+        dir: &Handle,
+        names: &[&[u8]],
+        count: u32,
+    ) -> Result<Option<(Handle, ReadData)>> {
+        let Protocol::V4(v4) = self else { return Ok(None) };
+        match v4.read_path(dir, names, count).await {
+            Ok(read) => Ok(Some(read)),
+            // Walking finds out what is wrong and where, or that it is a link.
+            Err(error) if error.status().is_some() || error.status4().is_some() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Whoever used a file is done with it for now.
     pub(crate) fn done(&self, file: &Handle) {
         match self {

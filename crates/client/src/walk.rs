@@ -4,6 +4,7 @@
 //! leads from the root: no path leaves the mount, and the server is never asked for `..`.
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 use crate::{FileKind, Handle, Node};
 
@@ -135,7 +136,16 @@ pub(crate) fn split_last(path: &[u8]) -> Result<(&[u8], &[u8]), &'static str> {
     }
 }
 
+/// The names of a path that leads straight down to something that need not be a directory, if they are that few.
+pub(crate) fn plain_names(path: &[u8]) -> Option<SmallVec<[&[u8]; NAMES_MAX]>> {
+    let names: SmallVec<_> = path.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b".")).collect();
+    let ends_in_name = path.split(|&byte| byte == b'/').next_back() == names.last().copied();
+    (ends_in_name && names.len() <= NAMES_MAX && !names.contains(&&b".."[..])).then_some(names)
+}
+
 const LINKS_MAX: u32 = 40;
+/// Servers take so many operations in a request.
+const NAMES_MAX: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -241,6 +251,16 @@ mod tests {
         assert_eq!(tree.walk("a/up", false).as_deref(), Ok("/a/up"));
         assert_eq!(tree.walk("a/up/", false).as_deref(), Ok("/d"));
         assert_eq!(tree.walk("a/up/twice", false).as_deref(), Ok("/d/twice"));
+    }
+
+    #[test]
+    fn only_ways_straight_down_are_plain() {
+        let plain = |path: &'static str| plain_names(path.as_bytes()).map(|names| names.join(&b"/"[..]));
+        assert_eq!(plain("//a/./b").as_deref(), Some(&b"a/b"[..]));
+        assert_eq!(plain("1/2/3/4/5/6/7/8").map(|names| names.len()), Some(15));
+        for path in ["", "/", ".", "a/", "a/.", "a/../b", "..", "1/2/3/4/5/6/7/8/9"] {
+            assert_eq!(plain(path), None, "{path}");
+        }
     }
 
     #[test]

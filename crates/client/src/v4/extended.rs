@@ -7,9 +7,9 @@ use xdr::Opaque;
 
 use super::{
     V4, attr,
-    compound::{Compound, component, failure, value},
+    compound::{Compound, Results, component, failure, value},
     offload,
-    opens::{OPEN_MAX, open},
+    opens::{OPEN_MAX, open_once},
 };
 use crate::{Attr, Handle, ReadData, Result, Written};
 
@@ -25,8 +25,8 @@ pub enum SetXattr {
 }
 
 impl V4 {
-    /// OPEN, READ and CLOSE in one compound: up to `count` bytes from the first, and the file's attributes. Where the file
-    /// is open already it is only read.
+    /// OPEN, READ and CLOSE in one compound: up to `count` bytes from the first. Where the file is open already it is only
+    /// read.
     ///
     /// # Errors
     /// `Acces`, `IsDir`, …
@@ -35,23 +35,32 @@ impl V4 {
         if open_now {
             return crate::protocol::Operations::read(self, file, 0, count).await;
         }
-        let access = OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
-        let read = ReadArgs { stateid: Stateid4::CURRENT, offset: 0, count };
-        // RFC 8881 §16.2.3.1.2: OPEN's stateid is the current one of what follows.
-        let close = CloseArgs { seqid: Seqid4(0), open_stateid: Stateid4::CURRENT };
-        let compound = Compound::on("OPEN", file)
-            .op(open(&self.shared, access, Openflag4::NoCreate, OpenClaim4::Fh), OPEN_MAX)
-            .op(Argop4::Read(read), 8)
-            .op(Argop4::Close(close), 16)
-            .payload(count as usize, false);
-        let mut results = self.run(&compound).await?;
+        let opening = Compound::on("OPEN", file).op(open_once(&self.shared, OpenClaim4::Fh), OPEN_MAX);
+        let mut results = self.run(&read_and_close(opening, count)).await?;
         results.skip(&[Opnum4::PutFh])?;
         value!(results, Open)?;
-        let ok = value!(results, Read)?;
-        if ok.data.0.len() > count as usize {
-            return Err(results.nonsense("more data than was asked for"));
+        data_read(results, count)
+    }
+
+    /// As [`read_small`](Self::read_small), of the file that `names` lead to from a directory, and its handle: all in one
+    /// compound. Links are not followed.
+    ///
+    /// # Errors
+    /// `NoEnt`, `NotDir`, NFS4ERR_SYMLINK, `IsDir`, `Acces`, …
+    pub async fn read_path(&self, dir: &Handle, names: &[&[u8]], count: u32) -> Result<(Handle, ReadData)> {
+        let (file, dirs) = names.split_last().expect("a file has a name");
+        let mut compound = Compound::on("OPEN", dir);
+        for dir in dirs {
+            compound = compound.lookup(component(dir)?);
         }
-        Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
+        let claim = OpenClaim4::Null(component(file)?);
+        let opening = compound.op(open_once(&self.shared, claim), OPEN_MAX).get_fh();
+        let mut results = self.run(&read_and_close(opening, count)).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        results.skip(&vec![Opnum4::Lookup; dirs.len()])?;
+        value!(results, Open)?;
+        let handle = value!(results, GetFh)?;
+        Ok((handle, data_read(results, count)?))
     }
 
     /// SEEK: where data (or a hole) begins at or behind `offset`; `None` if there is none up to the end.
@@ -279,6 +288,21 @@ impl V4 {
             }
         }
     }
+}
+
+/// READ and CLOSE by the stateid of the OPEN before them, which is the current one (RFC 8881 §16.2.3.1.2).
+fn read_and_close(opening: Compound, count: u32) -> Compound {
+    let read = ReadArgs { stateid: Stateid4::CURRENT, offset: 0, count };
+    let close = CloseArgs { seqid: Seqid4(0), open_stateid: Stateid4::CURRENT };
+    opening.op(Argop4::Read(read), 8).op(Argop4::Close(close), 16).payload(count as usize, false)
+}
+
+fn data_read(mut results: Results, count: u32) -> Result<ReadData> {
+    let ok = value!(results, Read)?;
+    if ok.data.0.len() > count as usize {
+        return Err(results.nonsense("more data than was asked for"));
+    }
+    Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
 }
 
 /// Names in one compound.

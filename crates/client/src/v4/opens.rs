@@ -32,6 +32,8 @@ use crate::{Attr, Error, Handle, Result, backoff::Backoff};
 #[derive(Debug, Default)]
 pub(crate) struct Opens {
     files: Mutex<HashMap<Handle, Arc<OpenFile>>>,
+    /// The next owner of [`open_once`].
+    once: AtomicUsize,
 }
 
 /// A file that is, or is about to be, open.
@@ -481,16 +483,28 @@ fn wanted() -> Vec<Attr4> {
     attr::WANTED.iter().copied().chain([Attr4::Change]).collect()
 }
 
-/// OPEN by this mount's one owner.
+/// OPEN by the owner of all that stays open.
 pub(crate) fn open(shared: &Shared, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
+    open_by(owner(shared, b"open"), access, openhow, claim)
+}
+
+fn open_by(owner: StateOwner4, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
     Argop4::Open(OpenArgs {
         seqid: Seqid4(0),
         share_access: access,
         share_deny: OPEN4_SHARE_DENY_NONE,
-        owner: owner(shared, b"open"),
+        owner,
         openhow,
         claim,
     })
+}
+
+/// OPEN to read that another operation of the same compound closes. Its owner has nothing else open meanwhile: the CLOSE
+/// is of nobody else's open.
+pub(crate) fn open_once(shared: &Shared, claim: OpenClaim4) -> Argop4 {
+    let turn = shared.opens.once.fetch_add(1, Relaxed) % ONCE_OWNERS;
+    let access = OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
+    open_by(owner(shared, format!("once {turn}").as_bytes()), access, Openflag4::NoCreate, claim)
 }
 
 /// An owner of opens or locks.
@@ -500,6 +514,8 @@ pub(crate) fn owner(shared: &Shared, name: &[u8]) -> StateOwner4 {
 
 /// Bytes of the result of OPEN: the longest is a delegation to write.
 pub(crate) const OPEN_MAX: usize = 1024;
+/// More than requests under way at a time.
+const ONCE_OWNERS: usize = 1 << 12;
 /// How long a file stays open that nobody uses.
 const LINGER: Duration = Duration::from_millis(1500);
 /// Files that nobody uses and are open nevertheless.

@@ -20,6 +20,8 @@ pub enum Operation {
     Getattr,
     /// One CREATE and one REMOVE of the same name.
     Create,
+    /// One file of 1 to 16 KiB, all of it, by its path.
+    Small,
     /// A transaction: seven of ten READ a block, three WRITE one and COMMIT it.
     Oltp,
     /// One procedure of a build: look a source up, open and read it, make, write and commit an object, look at it,
@@ -53,6 +55,11 @@ impl Operation {
         matches!(self, Operation::Read | Operation::ReadAhead)
     }
 
+    /// Whether it needs a tree of small files.
+    pub fn takes_a_tree(self) -> bool {
+        matches!(self, Operation::Small | Operation::Build)
+    }
+
     /// For people.
     pub fn title(self) -> &'static str {
         match self {
@@ -61,6 +68,7 @@ impl Operation {
             Operation::Write => "WRITE",
             Operation::Getattr => "GETATTR",
             Operation::Create => "CREATE and REMOVE",
+            Operation::Small => "small file",
             Operation::Oltp => "OLTP",
             Operation::Build => "build",
         }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use client::{Mount, NfsUrl};
 
-use super::point::{Operation, Point};
+use super::point::Point;
 use crate::{
     exit::Failure,
     reach::{self, Reach},
@@ -39,9 +39,9 @@ impl Site {
         Self {
             prefix,
             file_size,
-            files: most(|point| point.operation != Operation::Build),
+            files: most(|point| !point.operation.takes_a_tree()),
             filled: points.iter().any(|point| point.operation.moves_blocks()),
-            trees: most(|point| point.operation == Operation::Build),
+            trees: most(|point| point.operation.takes_a_tree()),
         }
     }
 

@@ -36,8 +36,8 @@ pub struct Work {
     data: Bytes,
     /// What names of its own begin with.
     name: String,
-    /// The directory of the sources, if there is something to build.
-    sources: Option<Handle>,
+    /// The directory of the sources, if it is they that are used, and its handle.
+    tree: Option<(String, Handle)>,
 }
 
 impl Work {
@@ -54,16 +54,16 @@ impl Work {
         let mount = Reach::new().mount(url).await?;
         let open = async {
             let dir = mount.resolve("").await?.handle;
-            let (file, sources) = match point.operation {
-                Operation::Build => {
-                    let sources = mount.resolve(site.sources(thread)).await?.handle;
-                    (File::new(mount.clone(), sources.clone(), site.sources(thread)), Some(sources))
-                }
-                _ => (mount.open(site.file(thread)).await?, None),
+            let (file, tree) = if point.operation.takes_a_tree() {
+                let path = site.sources(thread);
+                let sources = mount.resolve(&path).await?.handle;
+                (File::new(mount.clone(), sources.clone(), path.clone()), Some((path, sources)))
+            } else {
+                (mount.open(site.file(thread)).await?, None)
             };
-            Ok((dir, file, sources))
+            Ok((dir, file, tree))
         };
-        let (dir, file, sources) = open.await.map_err(|error| reach::failure(url, &error))?;
+        let (dir, file, tree) = open.await.map_err(|error| reach::failure(url, &error))?;
         Ok(Arc::new(Self {
             point: *point,
             dir,
@@ -73,7 +73,7 @@ impl Work {
             // Where an application has its data that takes its buffers from the mount.
             data: in_pool(&mount, &site::pattern(point.block)),
             name: format!("{}-new", site.file(thread)),
-            sources,
+            tree,
             mount,
         }))
     }
@@ -122,8 +122,17 @@ impl Work {
                 }
                 Ok(())
             }
+            Operation::Small => {
+                let (path, _) = self.tree.as_ref().expect("it has been opened");
+                while tally.goes_on() {
+                    let source = site::source(self.next.fetch_add(1, Relaxed));
+                    let content = self.mount.read(format!("{path}/{}", source.name)).await?;
+                    tally.count(content.len(), None);
+                }
+                Ok(())
+            }
             Operation::Build => {
-                let sources = self.sources.as_ref().expect("it has been opened");
+                let (_, sources) = self.tree.as_ref().expect("it has been opened");
                 while tally.goes_on() {
                     self.compile(sources, &name, &mut tally).await?;
                 }

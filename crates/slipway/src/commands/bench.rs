@@ -34,6 +34,7 @@ Examples:
   slipway bench read --block 4K --in-flight 16 --random --backend memory,dir:/dev/shm
   slipway bench getattr --url nfs://server/export --in-flight 16 --json
   slipway bench sweep --congestion cubic --html sweep.html
+  slipway bench small --transport tcp --axis vers=3,4.2
   slipway bench threads --transport rdma --axis crc=on,off
   slipway bench baseline --backend dir:/dev/shm --congestion cubic")]
 pub struct Args {
@@ -52,6 +53,8 @@ enum What {
     Getattr(Small),
     /// CREATE and REMOVE of the same name, one after the other
     Create(Small),
+    /// One file of 1 to 16 KiB after the other, all of it, by its path
+    Small(Small),
     /// READ and WRITE in order: blocks of 512 bytes to 1 MiB, none to 16 in flight
     ///
     /// None in flight is synchronous: a READ is asked for when it is wanted, a WRITE is on stable storage when it returns.
@@ -133,6 +136,7 @@ pub fn run(args: &Args) -> Outcome {
         What::Write(args) => blocks("write", Operation::Write, args),
         What::Getattr(args) => small("getattr", Operation::Getattr, args),
         What::Create(args) => small("create", Operation::Create, args),
+        What::Small(args) => small("small", Operation::Small, args),
         What::Sweep(common) => tell(common, &plan::sweep()),
         What::Threads(common) => tell(common, &plan::threads()),
         What::Registration(common) => {
