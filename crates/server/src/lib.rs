@@ -27,6 +27,7 @@ mod nlm;
 mod nsm;
 pub mod recovery;
 mod server;
+mod transfer;
 mod v3;
 pub mod v4;
 

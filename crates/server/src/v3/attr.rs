@@ -6,7 +6,7 @@ use nfs::v3::{
 };
 use vfs::{Attr, Kind, PreAttr, Rights, SetAttr, Time};
 
-use crate::export::Export;
+use crate::{export::Export, transfer::OFFSET_MAX};
 
 /// An object's attributes.
 pub(crate) fn fattr3(attr: &Attr, export: &Export) -> Fattr3 {
@@ -114,8 +114,6 @@ pub(crate) fn access_bits(rights: Rights, kind: Kind) -> u32 {
         | bit(rights.execute && !dir, ACCESS3_EXECUTE)
 }
 
-/// The largest offset that the file systems below can name.
-pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 const NANOSECONDS: u32 = 1_000_000_000;
 
 #[cfg(test)]

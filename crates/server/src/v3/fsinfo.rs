@@ -8,30 +8,19 @@ use xdr::Encoder;
 
 use super::{
     answers,
-    attr::OFFSET_MAX,
     object::{post_op, with},
 };
 use crate::{
-    context::{Carrier, Context},
+    context::Context,
     error::WouldBlock,
     exec::conclude,
+    transfer::{OFFSET_MAX, directory_max, transfer_max},
 };
 
 answers! {
     FsStat => fsstat,
     FsInfo => fsinfo,
     PathConf => pathconf,
-}
-
-/// Most bytes of data in one READ or WRITE: 1 MiB, or what fits a message of the transport beside its headers.
-pub(crate) fn transfer_max(carrier: &Carrier) -> u32 {
-    let room = carrier.message_max.saturating_sub(HEADERS_MAX).min(TRANSFER_MAX);
-    (if room >= PAGE { room / PAGE * PAGE } else { room.max(MINIMUM) }) as u32
-}
-
-/// Most bytes of a directory in one reply.
-pub(crate) fn directory_max(carrier: &Carrier) -> u32 {
-    transfer_max(carrier).min(DIRECTORY_MAX)
 }
 
 fn fsstat(cx: &Context<'_>, args: &FsStatArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -64,10 +53,10 @@ fn fsinfo(cx: &Context<'_>, args: &FsInfoArgs, out: &mut Encoder) -> Result<Nfss
             obj_attributes: Some(object.fattr(&object.getattr()?)),
             rtmax: max,
             rtpref: preferred,
-            rtmult: PAGE as u32,
+            rtmult: PAGE,
             wtmax: max,
             wtpref: preferred,
-            wtmult: PAGE as u32,
+            wtmult: PAGE,
             dtpref: directory_max(&cx.carrier).min(DIRECTORY_PREFERRED),
             maxfilesize: caps.file_size_max.min(OFFSET_MAX),
             time_delta: Nfstime3 { seconds: resolution / 1_000_000_000, nseconds: resolution % 1_000_000_000 },
@@ -97,26 +86,6 @@ fn pathconf(cx: &Context<'_>, args: &PathConfArgs, out: &mut Encoder) -> Result<
     conclude(out, result, || post_op(&object))
 }
 
-const TRANSFER_MAX: usize = 1 << 20;
-const DIRECTORY_MAX: u32 = 256 << 10;
 const DIRECTORY_PREFERRED: u32 = 64 << 10;
-/// More than the RPC header with the longest credentials and what else is in a WRITE call or READ reply.
-const HEADERS_MAX: usize = 1024;
-const PAGE: usize = 4096;
-const MINIMUM: usize = 512;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn transfers_fit_their_transport() {
-        let max = |message_max| transfer_max(&Carrier { name: "any", message_max, file_ranges: false });
-        assert_eq!(max(usize::MAX), 1 << 20);
-        assert_eq!(max((1 << 20) + 4096), 1 << 20);
-        assert_eq!(max(1 << 20), (1 << 20) - 4096);
-        assert_eq!(max(65507), 15 * 4096);
-        assert_eq!(max(4096), 3072);
-        assert_eq!(max(0), 512);
-    }
-}
+/// What transfers are best a multiple of.
+const PAGE: u32 = 4096;

@@ -1,7 +1,6 @@
 //! READ, WRITE and COMMIT: RFC 1813 §3.3.6, §3.3.7 and §3.3.21.
 //!
 //! Data is not copied here: READ passes on what the file system lends or fills, WRITE hands it the call's payload.
-//! Offsets are 64 bits wide on the wire and 63 below; what lies between is beyond every file.
 
 use nfs::v3::{CommitArgs, CommitOk, Nfsstat3, ReadArgs, StableHow, WriteArgs, WriteOk};
 use vfs::Stability;
@@ -9,11 +8,14 @@ use xdr::{Encode, Encoder};
 
 use super::{
     answers,
-    attr::OFFSET_MAX,
-    fsinfo::transfer_max,
     object::{post_op, post_wcc, with},
 };
-use crate::{context::Context, error::WouldBlock, exec::conclude};
+use crate::{
+    context::Context,
+    error::WouldBlock,
+    exec::conclude,
+    transfer::{commit_range, read_range, write_part},
+};
 
 answers! {
     Read => read,
@@ -24,10 +26,7 @@ answers! {
 fn read(cx: &Context<'_>, args: &ReadArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
     let file = cx.object(&args.file);
     let result = with(&file, |file| {
-        // §3.3.6: the server may return fewer bytes than were asked for.
-        let count = args.count.min(transfer_max(&cx.carrier));
-        let offset = args.offset.min(OFFSET_MAX);
-        let len = u64::from(count).min(OFFSET_MAX - offset) as usize;
+        let (offset, len) = read_range(&cx.carrier, args.offset, args.count);
         cx.before_read(file, None)?;
         Ok(file.vfs().read(&file.caller(), &file.handle, offset, len, cx.pool, cx.carrier.file_ranges)?)
     });
@@ -51,15 +50,7 @@ fn write(cx: &Context<'_>, args: &WriteArgs, out: &mut Encoder) -> Result<Nfssta
         if data.len() != args.count as usize {
             return Err(Nfsstat3::Inval.into());
         }
-        // §3.3.7: the server may write fewer bytes, and says so.
-        let max = transfer_max(&cx.carrier) as usize;
-        let cut = (data.len() > max).then(|| data.slice(0, max));
-        let data = cut.as_ref().unwrap_or(data);
-        let end = args.offset.checked_add(data.len() as u64);
-        let size_max = file.vfs().caps().file_size_max.min(OFFSET_MAX);
-        if end.is_none_or(|end| end > size_max) {
-            return Err(Nfsstat3::FBig.into());
-        }
+        let data = write_part(&cx.carrier, file, args.offset, data).ok_or(Nfsstat3::FBig)?;
         let stability = match args.stable {
             StableHow::Unstable => Stability::Unstable,
             StableHow::DataSync => Stability::DataSync,
@@ -68,7 +59,7 @@ fn write(cx: &Context<'_>, args: &WriteArgs, out: &mut Encoder) -> Result<Nfssta
         let vfs = file.writable()?.vfs();
         let _changing = cx.before_change(file, None)?;
         let verf = vfs.write_verifier();
-        let written = vfs.write(&file.caller(), &file.handle, args.offset, data, stability)?;
+        let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability)?;
         let committed = match written.stability {
             Stability::Unstable => StableHow::Unstable,
             Stability::DataSync => StableHow::DataSync,
@@ -82,9 +73,7 @@ fn write(cx: &Context<'_>, args: &WriteArgs, out: &mut Encoder) -> Result<Nfssta
 fn commit(cx: &Context<'_>, args: &CommitArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
     let file = cx.object(&args.file);
     let result = with(&file, |file| {
-        let end = args.offset.checked_add(args.count.into()).filter(|&end| end <= OFFSET_MAX);
-        // A range that no file has: all of the file is committed, which is always right.
-        let (offset, len) = if end.is_some() { (args.offset, args.count.into()) } else { (0, 0) };
+        let (offset, len) = commit_range(args.offset, args.count);
         let vfs = file.vfs();
         let change = vfs.commit(&file.caller(), &file.handle, offset, len)?;
         // Asked for behind the commit: if that had lost writes, the verifier has changed.

@@ -7,7 +7,6 @@ mod io;
 mod object;
 mod readdir;
 
-pub(crate) use fsinfo::{directory_max, transfer_max};
 pub(crate) use object::{post_op, with};
 
 use std::{ops::RangeInclusive, sync::Arc};

@@ -21,7 +21,6 @@ use xdr::{Encode, Encoder};
 
 use super::{
     answers,
-    fsinfo::directory_max,
     object::{post_op, with},
 };
 use crate::{

@@ -14,6 +14,8 @@ use nfs::v4::{
 use vfs::{Attr, FsCaps, Kind, PreAttr, SetAttr, SetTime, StatFs, Time};
 use xdr::{Encode, Encoder};
 
+use crate::transfer::OFFSET_MAX;
+
 /// All that is known of an object.
 pub(super) struct Subject<'a> {
     pub(super) attr: &'a Attr,
@@ -262,8 +264,6 @@ fn set_only() -> &'static Bitmap4 {
     &SET_ONLY
 }
 
-/// The largest offset that the file systems below can name.
-pub(super) const OFFSET_MAX: u64 = i64::MAX as u64;
 const NANOSECONDS: u32 = 1_000_000_000;
 /// RFC 8881 §14.4: names are bytes.
 const FSCHARSET_CAP4_CONTAINS_NON_UTF8: u32 = 1;

@@ -53,8 +53,8 @@ impl FromStr for Axis {
         if key.is_empty() || values.iter().any(String::is_empty) {
             return Err("an axis has an option and values: OPTION=VALUE,VALUE…".to_owned());
         }
-        if matches!(key, "proto" | "vers") {
-            return Err(format!("'{key}' is no axis; transports are named by --transport"));
+        if key == "proto" {
+            return Err("'proto' is no axis; transports are named by --transport".to_owned());
         }
         Ok(Self { key: key.to_owned(), values })
     }

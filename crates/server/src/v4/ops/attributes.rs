@@ -14,7 +14,7 @@ use super::{Raw, data::may_use};
 use crate::{
     context::{Context, Object},
     error::{Fault, Fault4},
-    v3::transfer_max,
+    transfer::transfer_max,
     v4::{
         acl,
         attr::{self, Subject},

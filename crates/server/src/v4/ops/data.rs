@@ -10,16 +10,14 @@ use crate::{
     clock,
     context::{Context, Object},
     error::Fault4,
-    v3::transfer_max,
-    v4::{attr::OFFSET_MAX, compound::Cursor},
+    transfer::{commit_range, read_range, write_part},
+    v4::compound::Cursor,
 };
 
 pub(super) fn read(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Result<ReadOk, Fault4> {
     let file = cx.object4(at.current()?)?;
     may_use(cx, at, &file, at.stateid(args.stateid)?, false)?;
-    let count = args.count.min(transfer_max(&cx.carrier));
-    let offset = args.offset.min(OFFSET_MAX);
-    let len = u64::from(count).min(OFFSET_MAX - offset) as usize;
+    let (offset, len) = read_range(&cx.carrier, args.offset, args.count);
     let read = file.vfs().read(&file.caller(), &file.handle, offset, len, cx.pool, cx.carrier.file_ranges);
     let read = read.map_err(|error| wrong_type(&file, error))?;
     if read.data.len().next_multiple_of(4) + READ_HEAD > at.room {
@@ -31,16 +29,7 @@ pub(super) fn read(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Result<Rea
 pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<WriteOk, Fault4> {
     let file = cx.object4(at.current()?)?;
     may_use(cx, at, &file, at.stateid(args.stateid)?, true)?;
-    let data = &args.data.0;
-    // §18.32.3: the server may write fewer bytes, and says so.
-    let max = transfer_max(&cx.carrier) as usize;
-    let cut = (data.len() > max).then(|| data.slice(0, max));
-    let data = cut.as_ref().unwrap_or(data);
-    let end = args.offset.checked_add(data.len() as u64);
-    let size_max = file.vfs().caps().file_size_max.min(OFFSET_MAX);
-    if end.is_none_or(|end| end > size_max) {
-        return Err(Nfsstat4::FBig.into());
-    }
+    let data = write_part(&cx.carrier, &file, args.offset, &args.data.0).ok_or(Nfsstat4::FBig)?;
     let stability = match args.stable {
         StableHow4::Unstable => Stability::Unstable,
         StableHow4::DataSync => Stability::DataSync,
@@ -49,16 +38,14 @@ pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<W
     let vfs = file.writable4()?.vfs();
     let _changing = cx.before_change(&file, Some(at.client()))?;
     let writeverf = vfs.write_verifier();
-    let written = vfs.write(&file.caller(), &file.handle, args.offset, data, stability);
+    let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability);
     let written = written.map_err(|error| wrong_type(&file, error))?;
     Ok(WriteOk { count: data.len() as u32, committed: stable_how(written.stability), writeverf })
 }
 
 pub(super) fn commit(cx: &Context<'_>, at: &Cursor, args: &CommitArgs) -> Result<Verifier4, Fault4> {
     let file = cx.object4(at.current()?)?;
-    let end = args.offset.checked_add(args.count.into()).filter(|&end| end <= OFFSET_MAX);
-    // A range that no file has: all of the file is committed, which is always right.
-    let (offset, len) = if end.is_some() { (args.offset, args.count.into()) } else { (0, 0) };
+    let (offset, len) = commit_range(args.offset, args.count);
     let committed = file.vfs().commit(&file.caller(), &file.handle, offset, len);
     committed.map_err(|error| wrong_type(&file, error))?;
     // Asked for behind the commit: if that had lost writes, the verifier has changed.

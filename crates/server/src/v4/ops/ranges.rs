@@ -16,8 +16,8 @@ use super::data::{may_use, of_kind, wrong_type};
 use crate::{
     context::{Context, Object},
     error::Fault4,
-    v3::transfer_max,
-    v4::{attr::OFFSET_MAX, compound::Cursor, offload::Ranges},
+    transfer::{OFFSET_MAX, transfer_max},
+    v4::{compound::Cursor, offload::Ranges},
 };
 
 pub(super) fn allocate(cx: &Context<'_>, at: &Cursor, args: &AllocateArgs) -> Result<(), Fault4> {

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     context::{Context, Object},
     error::Fault4,
-    v3::directory_max,
+    transfer::directory_max,
     v4::{
         attr::Subject,
         compound::Cursor,
