@@ -27,6 +27,7 @@ use crate::{
     context::{Context, Object},
     error::{Fault, WouldBlock},
     exec::conclude,
+    transfer::directory_max,
 };
 
 answers! {
