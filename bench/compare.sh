@@ -3,9 +3,10 @@
 #
 # Both servers export the same tmpfs, and ours its memory backend, too. Both clients use one connection and one thread, under
 # the same congestion control (CONGESTION, default cubic: bbr paces even on loopback); with several, as in "cubic,bbr", all is
-# measured under each in turn, and there is a table for each. Rounds (ROUNDS, default 3) alternate between the two sides, and the
+# measured under each in turn, and there are tables for each. Rounds (ROUNDS, default 3) alternate between the two sides, and the
 # median counts. Everything happens in a network namespace of its own, so nothing else listens or is disturbed.
-# Prints a table in Markdown; needs root, libnfs-dev, nfs-ganesha-vfs, rpcbind, gcc and python3.
+# Then our client on both servers by version 4.1, and on ours by 3 beside it.
+# Prints tables in Markdown; needs root, libnfs-dev, nfs-ganesha-vfs, rpcbind, gcc and python3.
 # `cargo xtask compare` installs these, builds Slipway for release and runs this.
 set -euo pipefail
 
@@ -40,11 +41,12 @@ trap cleanup EXIT
 ip link set lo up
 cc -O2 -o "$work/nfsbench" "$here/libnfs/nfsbench.c" -lnfs
 
-mkdir "$work/export"
+mkdir "$work/export" "$work/recovery"
 mount -t tmpfs -o size=2g export "$work/export"
 cat > "$work/ganesha.conf" <<C
-NFS_CORE_PARAM { NFS_Port = 12049; MNT_Port = 12050; Protocols = 3; Enable_NLM = false; Enable_RQUOTA = false; }
-EXPORT { Export_Id = 1; Path = $work/export; Pseudo = /bench; Protocols = 3; Transports = TCP; Access_Type = RW;
+NFS_CORE_PARAM { NFS_Port = 12049; MNT_Port = 12050; Protocols = 3,4; Enable_NLM = false; Enable_RQUOTA = false; }
+NFSV4 { Graceless = true; RecoveryRoot = $work/recovery; }
+EXPORT { Export_Id = 1; Path = $work/export; Pseudo = /bench; Protocols = 3,4; Transports = TCP; Access_Type = RW;
          Squash = None; SecType = sys; FSAL { Name = VFS; } }
 LOG { Default_Log_Level = CRIT; }
 C
@@ -67,6 +69,10 @@ stop_ganesha() {
 
 theirs() { "$work/nfsbench" 127.0.0.1 12049 12050 "$work/export" "$ganesha" "$seconds" "$@"; }
 ours() { "$slipway" bench "${@:2}" --backend "$1" --transport tcp,rdma --seconds "$seconds" --rounds 1 --json; }
+theirs4() { "$slipway" bench "$@" --url "nfs://127.0.0.1:12049/bench?vers=4.1" --seconds "$seconds" --rounds 1 --json; }
+ours4() {
+  "$slipway" bench "$@" --backend "dir:$work/export" --transport tcp,shm --axis vers=3,4.1 --seconds "$seconds" --rounds 1 --json
+}
 
 # name, nfsbench's test, block and in flight, `slipway bench`'s words
 cat > "$work/plan" <<'P'
@@ -76,6 +82,15 @@ READ 1 MiB × 8|read 1048576 8|read --block 1M --in-flight 8
 random READ 4 KiB × 16|randread 4096 16|read --random --block 4K --in-flight 16
 GETATTR × 16|getattr 0 16|getattr --in-flight 16
 CREATE+REMOVE × 16|create 0 16|create --in-flight 16
+P
+# version 4.1: our client is the load on both servers
+cat > "$work/plan4" <<'P'
+READ 128 KiB × 8|read --block 128K --in-flight 8
+WRITE 128 KiB × 8|write --block 128K --in-flight 8
+random READ 4 KiB × 16|read --random --block 4K --in-flight 16
+GETATTR × 16|getattr --in-flight 16
+small files, one after the other|small --in-flight 1
+small files × 16|small --in-flight 16
 P
 # Connections take the namespace's choice when they are made, those accepted that of the listening socket: so Ganesha starts
 # anew under each.
@@ -89,6 +104,11 @@ measure() {
       printf '%s\t%s\t%s\t%s\n' "$name" "$(theirs $their_words </dev/null)" "$(ours "dir:$work/export" $our_words </dev/null)" \
         "$(ours memory $our_words </dev/null)" >> "$work/results.$1"
     done < "$work/plan"
+    while IFS='|' read -r name words; do
+      echo "$1, round $round: version 4.1, $name" >&2
+      # shellcheck disable=SC2086 # words
+      printf '%s\t%s\t%s\n' "$name" "$(theirs4 $words </dev/null)" "$(ours4 $words </dev/null)" >> "$work/results4.$1"
+    done < "$work/plan4"
   done
   stop_ganesha
 }
@@ -97,6 +117,8 @@ for congestion in "${congestions[@]}"; do
   echo "Linux $(uname -r), $(nproc) cores, congestion control $congestion, $seconds s × $rounds rounds;" \
     "libnfs $(dpkg-query -W -f '${Version}' libnfs13), NFS-Ganesha $(dpkg-query -W -f '${Version}' nfs-ganesha)"
   echo
-  python3 "$here/table.py" "$work/results.$congestion"
+  python3 "$here/table.py" version3 "$work/results.$congestion"
+  echo
+  python3 "$here/table.py" version4 "$work/results4.$congestion"
   echo
 done

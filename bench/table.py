@@ -1,47 +1,84 @@
-"""Turns compare.sh's results into a table: the median of the rounds, and our rates over theirs."""
+"""Turns compare.sh's results into tables: the median of the rounds, and our rates over theirs.
+
+table.py version3 FILE | version4 FILE
+"""
 import json
 import statistics
 import sys
 
-THEIRS = "libnfs on Ganesha"
-OURS = ["tcp, tmpfs", "rdma, tmpfs", "tcp, memory", "rdma, memory"]
 
-rows = {}
-for line in open(sys.argv[1]):
-    name, theirs, *ours = (field if i == 0 else json.loads(field) for i, field in enumerate(line.rstrip("\n").split("\t")))
-    row = rows.setdefault(name, {column: [] for column in [THEIRS, *OURS]})
-    cpu = theirs["cpu_s_per_gb"] or theirs["cpu_us_per_op"]
-    row[THEIRS].append((theirs["ops_per_s"], theirs["gb_per_s"], cpu))
-    for backend, report in zip(["tmpfs", "memory"], ours):
-        for result in report["results"]:
-            costs = [result["client_cpu"], result["server_cpu"]]
-            moves = result.get("gb_per_s") is not None
-            cpu = sum(cost["seconds_per_gb" if moves else "us_per_operation"]["median"] for cost in costs)
-            rate = result["gb_per_s"]["median"] if moves else 0
-            row[f"{result['series']}, {backend}"].append((result["iops"]["median"], rate, cpu))
+def rounds(path):
+    """Name and reports of each line."""
+    for line in open(path):
+        name, *reports = line.rstrip("\n").split("\t")
+        yield name, [json.loads(report) for report in reports]
+
+
+def sample(result):
+    """Operations and GB a second, and the CPU of both ends, as far as it is known, of a series of `slipway bench`."""
+    costs = [cost for cost in [result["client_cpu"], result.get("server_cpu")] if cost]
+    moves = result.get("gb_per_s") is not None
+    cpu = sum(cost["seconds_per_gb" if moves else "us_per_operation"]["median"] for cost in costs)
+    return result["iops"]["median"], result["gb_per_s"]["median"] if moves else 0, cpu
 
 
 def median(samples):
     return [statistics.median(column) for column in zip(*samples)]
 
 
-def cell(sample, bulk, moves):
+def cell(name, sample):
     rate, gigabytes, cpu = sample
-    shown = f"{gigabytes:.2f} GB/s" if bulk else f"{rate:,.0f}/s"
-    return f"{shown}, {cpu:.2f} {'s/GB' if moves else 'µs'}"
-
-
-titles = ["", THEIRS, *(f"Slipway {column}" for column in OURS), "tcp over libnfs", "its CPU", "rdma over tcp"]
-print("| " + " | ".join(titles) + " |")
-print("|---" * len(titles) + "|")
-for name, row in rows.items():
-    libnfs, *ours = (median(samples) for samples in row.values())
-    moves = libnfs[1] > 0
     bulk = "Ki" in name and not name.startswith("random") or "Mi" in name
-    cells = [cell(sample, bulk, moves) for sample in (libnfs, *ours)]
-    tcp, _, tcp_memory, rdma_memory = ours
-    ratios = [f"**{tcp[0] / libnfs[0]:.2f}**", f"{tcp[2] / libnfs[2]:.2f}", f"{rdma_memory[0] / tcp_memory[0]:.2f}"]
-    print(f"| {name} | " + " | ".join(cells + ratios) + " |")
-print()
-print("CPU is client and server together. 'tcp over libnfs' and 'its CPU' compare the same tmpfs, ours over theirs;")
-print("'rdma over tcp' compares our transports on memory.")
+    shown = f"{gigabytes:.2f} GB/s" if bulk else f"{rate:,.0f}/s"
+    return f"{shown}, {cpu:.2f} {'s/GB' if gigabytes > 0 else 'µs'}"
+
+
+def table(titles, rows, ratios):
+    """`rows` has for each name samples by column; `ratios` makes the last cells of their medians."""
+    print("| " + " | ".join(["", *titles]) + " |")
+    print("|---" * (len(titles) + 1) + "|")
+    for name, row in rows.items():
+        medians = {column: median(samples) for column, samples in row.items()}
+        print("| " + " | ".join([name, *(cell(name, sample) for sample in medians.values()), *ratios(medians)]) + " |")
+    print()
+
+
+def version3(path):
+    rows = {}
+    for name, (theirs, *ours) in rounds(path):
+        row = rows.setdefault(name, {})
+        cpu = theirs["cpu_s_per_gb"] or theirs["cpu_us_per_op"]
+        row.setdefault("libnfs", []).append((theirs["ops_per_s"], theirs["gb_per_s"], cpu))
+        for backend, report in zip(["tmpfs", "memory"], ours):
+            for result in report["results"]:
+                row.setdefault(f"{result['series']}, {backend}", []).append(sample(result))
+
+    def ratios(of):
+        libnfs, tcp, tcp_memory, rdma_memory = (of[c] for c in ["libnfs", "tcp, tmpfs", "tcp, memory", "rdma, memory"])
+        return [f"**{tcp[0] / libnfs[0]:.2f}**", f"{tcp[2] / libnfs[2]:.2f}", f"{rdma_memory[0] / tcp_memory[0]:.2f}"]
+
+    ours = [f"Slipway {t}, {b}" for b in ["tmpfs", "memory"] for t in ["tcp", "rdma"]]
+    table(["libnfs on Ganesha", *ours, "tcp over libnfs", "its CPU", "rdma over tcp"], rows, ratios)
+    print("CPU is client and server together. 'tcp over libnfs' and 'its CPU' compare the same tmpfs, ours over theirs;")
+    print("'rdma over tcp' compares our transports on memory.")
+
+
+def version4(path):
+    rows = {}
+    for name, (theirs, ours) in rounds(path):
+        row = rows.setdefault(name, {})
+        row.setdefault("Ganesha", []).append(sample(theirs["results"][0]))
+        for result in ours["results"]:
+            row.setdefault(result["series"], []).append(sample(result))
+
+    def ratios(of):
+        over = lambda one, other: f"{of[one][0] / of[other][0]:.2f}"
+        return [f"**{over('tcp vers=4.1', 'Ganesha')}**", over("tcp vers=4.1", "tcp vers=3"), over("shm vers=4.1", "shm vers=3")]
+
+    ours = [f"Slipway, {t}, {v}" for t in ["tcp", "shm"] for v in ["3", "4.1"]]
+    table(["Ganesha, tcp, 4.1", *ours, "4.1 over Ganesha", "tcp, 4.1 over 3", "shm, 4.1 over 3"], rows, ratios)
+    print("Slipway's client on both servers, which export the same tmpfs. CPU is client and server together, but the client's")
+    print("alone on Ganesha.")
+
+
+{"version3": version3, "version4": version4}[sys.argv[1]](sys.argv[2])
