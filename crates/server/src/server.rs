@@ -3,7 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use rpc::Service;
+use rpc::{Service, TransportKind};
 
 use crate::{
     admin::Admin,
@@ -131,6 +131,11 @@ impl NfsServer {
     /// keep from others; and ends grace. Once for a server.
     pub fn upkeep(&self) -> impl Future<Output = ()> + Send + 'static {
         upkeep::run(self.shared.clone())
+    }
+
+    /// Lets clients of NFSv4.0 be called, by TCP: they listen for that themselves. Without it they get no delegations.
+    pub fn call_back_by(&self, tcp: Arc<dyn TransportKind>) {
+        self.shared.v4.call_by(tcp);
     }
 
     /// What NFSv3 locks files by: over TCP and UDP alone, at addresses that clients learn from rpcbind. Run

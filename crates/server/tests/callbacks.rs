@@ -151,7 +151,8 @@ impl World {
 
     fn heard(&self) -> Vec<(u32, u32)> {
         let heard = self.back.heard.lock().unwrap();
-        heard.iter().map(|Heard { sequence, .. }| (sequence.slotid.0, sequence.sequenceid.0)).collect()
+        let sequences = heard.iter().filter_map(|Heard { sequence, .. }| sequence.as_ref());
+        sequences.map(|sequence| (sequence.slotid.0, sequence.sequenceid.0)).collect()
     }
 }
 
@@ -166,8 +167,8 @@ async fn a_client_is_called_by_its_session_and_as_it_has_asked_to_be() {
         assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
     }
     assert_eq!(world.heard(), [(0, 1), (0, 2), (0, 3)]);
-    let Heard { sequence, operation, minor, credential } = world.back.heard.lock().unwrap()[0].clone();
-    assert_eq!((sequence.sessionid, operation, minor), (world.session, recall(), 2));
+    let Heard { sequence, operation, minor, credential, .. } = world.back.heard.lock().unwrap()[0].clone();
+    assert_eq!((sequence.unwrap().sessionid, operation, minor), (world.session, recall(), 2));
     let Credential::Sys(AuthSys { stamp: 5, uid: 1001, gid: 1002, .. }) = credential else { panic!("{credential:?}") };
     let (one, other) = tokio::join!(world.recall(), world.recall());
     assert!(one.is_ok() && other.is_ok());

@@ -18,15 +18,20 @@ use parking_lot::Mutex;
 use rpc::{AuthSys, ClientError, ConnectionId, Credential, ReplyPlan, Reverse, ReverseTarget, TransportError};
 use tokio::time::sleep;
 
-use super::state::{
-    State,
-    back::{BackCall, BackOutcome, NoPath},
+use super::{
+    callback40::Outgoing,
+    state::{
+        State,
+        back::{BackCall, BackOutcome, NoPath},
+    },
 };
 
 /// The connections that clients can be called by.
 #[derive(Default)]
 pub struct Callbacks {
     peers: Mutex<HashMap<ConnectionId, Reverse>>,
+    /// Those of 4.0 are called otherwise.
+    pub(super) outgoing: Outgoing,
 }
 
 /// Why a client was not called.
@@ -89,6 +94,12 @@ impl Callbacks {
         client: Clientid4,
         operation: &CbArgop4,
     ) -> Result<CbResop4, CallbackError> {
+        let listener = state.lock().listener40(client);
+        if let Some(listener) = listener {
+            let result = self.outgoing.call(client, &listener, operation).await;
+            state.lock().note_callback(client, result.is_err());
+            return result;
+        }
         let mut tries = 0;
         let result = loop {
             let result = match begin(state, client).await {
@@ -268,4 +279,4 @@ const PAUSE: Duration = Duration::from_millis(50);
 const BUSY_MAX: u32 = 100;
 const DELAYS_MAX: u32 = 10;
 /// Most bytes of a reply: CB_GETATTR's, with room.
-const REPLY_MAX: usize = 512;
+pub(super) const REPLY_MAX: usize = 512;

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::{sync::watch, time::timeout};
 use vfs::{Caller, Cred, SetAttr, SetTime};
 
-use super::{compound::Cursor, state::delegation::Held};
+use super::{compound::Cursor, state::delegation::Held, upkeep::Errand};
 use crate::{
     clock,
     context::{Context, Object, Shared},
@@ -32,6 +32,19 @@ pub(crate) struct Questions(Mutex<HashMap<Stateid4, watch::Receiver<Option<Answe
 pub(super) struct Question {
     about: Stateid4,
     answer: watch::Receiver<Option<Answer>>,
+}
+
+/// A question that is to be asked.
+pub(super) struct Asking {
+    holder: Held<LockFile>,
+    said: watch::Sender<Option<Answer>>,
+}
+
+/// Asks it.
+pub(super) async fn ask(shared: Arc<Shared>, Asking { holder, said }: Asking) {
+    let answer = shared.getattr_of(&holder).await;
+    shared.v4.questions.0.lock().remove(&holder.stateid);
+    said.send_replace(Some(answer));
 }
 
 /// What a holder says of a file; nothing if it says nothing of use.
@@ -99,7 +112,7 @@ impl Context<'_> {
 
 impl Shared {
     /// Asks a holder, unless that is being done.
-    fn ask(self: &Arc<Self>, holder: Held<LockFile>) -> Question {
+    fn ask(&self, holder: Held<LockFile>) -> Question {
         let about = holder.stateid;
         let mut questions = self.v4.questions.0.lock();
         if let Some(answer) = questions.get(&about) {
@@ -108,12 +121,7 @@ impl Shared {
         let (said, answer) = watch::channel(None);
         questions.insert(about, answer.clone());
         drop(questions);
-        let shared = self.clone();
-        tokio::spawn(async move {
-            let answer = shared.getattr_of(&holder).await;
-            shared.v4.questions.0.lock().remove(&about);
-            said.send_replace(Some(answer));
-        });
+        self.v4.run(Errand::Ask(Asking { holder, said }));
         Question { about, answer }
     }
 

@@ -9,6 +9,7 @@
 mod acl;
 mod attr;
 pub mod callback;
+mod callback40;
 mod compound;
 pub(crate) mod guard;
 mod holder;
@@ -193,6 +194,11 @@ impl Shared4 {
         awaited
     }
 
+    /// By what clients of 4.0 are called.
+    pub(crate) fn call_by(&self, kind: Arc<dyn rpc::TransportKind>) {
+        self.callbacks.outgoing.by(kind);
+    }
+
     /// Has something done.
     fn run(&self, errand: Errand) {
         // It fails only when the server ends.
@@ -239,7 +245,11 @@ impl Shared {
             if let Event::Gone(client) | Event::Revoked(client) = event {
                 self.v4.offloads.cancel_all(client);
             }
+            if let Event::Listens(client) = event {
+                self.v4.run(Errand::Try(client));
+            }
             let Event::Gone(client) = event else { continue };
+            self.v4.callbacks.outgoing.forget(client);
             let client = LockClient::V4(client.0);
             match &mut table {
                 Some(table) => table.release_client(client),

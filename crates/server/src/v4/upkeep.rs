@@ -17,6 +17,7 @@ use tokio::{
 
 use super::{
     callback::CallbackError,
+    holder::{self, Asking},
     offload::{self, Copying},
     state::{delegation::Held, open::name_of_lock_owner},
 };
@@ -26,8 +27,12 @@ use crate::{clock, context::Shared, locks::Notice, nlm::lockd::LockFile};
 pub(super) enum Errand {
     /// A delegation is to be recalled.
     Recall(Held<LockFile>),
+    /// A holder is to be asked about its file.
+    Ask(Asking),
     /// A copy is to be made.
     Copy(Copying),
+    /// A client of 4.0 says where it can be called.
+    Try(Clientid4),
 }
 
 /// Does it until the server ends. Once for a server.
@@ -41,6 +46,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         tokio::select! {
             errand = errands.recv() => match errand {
                 Some(Errand::Recall(held)) => drop(tasks.spawn(recall(shared.clone(), held))),
+                Some(Errand::Ask(asking)) => drop(tasks.spawn(holder::ask(shared.clone(), asking))),
+                Some(Errand::Try(client)) => drop(tasks.spawn(try_listener(shared.clone(), client))),
                 Some(Errand::Copy(copying)) => drop(tasks.spawn(offload::run(shared.clone(), copying))),
                 None => return,
             },
@@ -80,6 +87,16 @@ async fn recall(shared: Arc<Shared>, recall: Held<LockFile>) {
         }
         sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Finds whether a client of 4.0 answers where it says that it can be called.
+async fn try_listener(shared: Arc<Shared>, client: Clientid4) {
+    while let Some(listener) = shared.with_state(|state| state.listener40(client)) {
+        let answers = shared.v4.callbacks.outgoing.probe(client, &listener).await;
+        if !shared.with_state(|state| state.tried(client, &listener, answers)) {
+            return;
+        }
     }
 }
 

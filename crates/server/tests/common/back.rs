@@ -23,9 +23,11 @@ pub const CB_PROGRAM: u32 = 0x4000_0001;
 /// A callback as it came.
 #[derive(Clone, Debug)]
 pub struct Heard {
-    pub sequence: CbSequenceArgs,
+    /// Not in 4.0.
+    pub sequence: Option<CbSequenceArgs>,
     pub operation: CbArgop4,
     pub minor: u32,
+    pub ident: u32,
     pub credential: Credential,
 }
 
@@ -65,18 +67,23 @@ impl Back {
 
     /// The first operation of a kind, when it has come; it is taken out of what was heard.
     pub async fn called(&self, opnum: CbOpnum4) -> CbArgop4 {
+        self.hears(opnum).await.operation
+    }
+
+    /// The same, with all that came with it.
+    pub async fn hears(&self, opnum: CbOpnum4) -> Heard {
         loop {
-            if let Some(operation) = self.take(opnum) {
-                return operation;
+            if let Some(heard) = self.take(opnum) {
+                return heard;
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    fn take(&self, opnum: CbOpnum4) -> Option<CbArgop4> {
+    fn take(&self, opnum: CbOpnum4) -> Option<Heard> {
         let mut heard = self.heard.lock().unwrap();
         let at = heard.iter().position(|heard| heard.operation.opnum() == opnum)?;
-        Some(heard.remove(at).operation)
+        Some(heard.remove(at))
     }
 
     fn result(&self, operation: &CbArgop4) -> CbResop4 {
@@ -103,18 +110,24 @@ impl Service for Back {
         CALLBACK_VERSION..=CALLBACK_VERSION
     }
     fn procedure(&self, _: u32, procedure: u32) -> Option<Procedure> {
-        (procedure == PROC_COMPOUND).then_some(Procedure { name: "CB_COMPOUND", idempotent: true })
+        let name = if procedure == PROC_COMPOUND { "CB_COMPOUND" } else { "CB_NULL" };
+        (procedure <= PROC_COMPOUND).then_some(Procedure { name, idempotent: true })
     }
     fn call<'a>(&'a self, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
         Box::pin(async move {
-            let CbCompoundArgs { tag, minorversion: minor, argarray, .. } =
+            if call.procedure == PROC_NULL {
+                return Ok(call.reply(&()));
+            }
+            let CbCompoundArgs { tag, minorversion: minor, callback_ident: ident, argarray } =
                 CbCompoundArgs::decode(&mut call.arguments)?;
-            let [CbArgop4::Sequence(sequence), operation] = &argarray[..] else { panic!("{argarray:?}") };
-            let (sequence, operation) = (sequence.clone(), operation.clone());
-            let CbSequenceArgs { sessionid, sequenceid, slotid, .. } = sequence;
-            let result = self.result(&operation);
-            let (credential, opnum) = (call.credential.clone(), operation.opnum());
-            self.heard.lock().unwrap().push(Heard { sequence, operation, minor, credential });
+            let (sequence, operation) = match &argarray[..] {
+                [CbArgop4::Sequence(sequence), operation] if minor > 0 => (Some(sequence.clone()), operation.clone()),
+                [operation] if minor == 0 => (None, operation.clone()),
+                _ => panic!("{minor} {argarray:?}"),
+            };
+            let (result, opnum) = (self.result(&operation), operation.opnum());
+            let credential = call.credential.clone();
+            self.heard.lock().unwrap().push(Heard { sequence: sequence.clone(), operation, minor, ident, credential });
             if self.silent.lock().unwrap().contains(&opnum) {
                 std::future::pending::<()>().await;
             }
@@ -127,8 +140,15 @@ impl Service for Back {
                 return Ok(call.reply(&CbCompoundRes { status, tag, resarray }));
             }
             let (highest_slotid, target_highest_slotid) = (Slotid4(1), Slotid4(1));
-            let ok = CbSequenceOk { sessionid, sequenceid, slotid, highest_slotid, target_highest_slotid };
-            let (status, resarray) = (result.status(), vec![CbResop4::Sequence(Res4::Ok(ok)), result]);
+            let sequence = sequence.map(|CbSequenceArgs { sessionid, sequenceid, slotid, .. }| CbSequenceOk {
+                sessionid,
+                sequenceid,
+                slotid,
+                highest_slotid,
+                target_highest_slotid,
+            });
+            let status = result.status();
+            let resarray = sequence.map(|ok| CbResop4::Sequence(Res4::Ok(ok))).into_iter().chain([result]).collect();
             Ok(call.reply(&CbCompoundRes { status, tag, resarray }))
         })
     }

@@ -12,7 +12,7 @@ pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs
     let now = clock::now();
     cx.shared.with_state(|state| {
         state.expire(now);
-        match state.set_clientid(now, args, &at.principal) {
+        match state.set_clientid(now, args, (&at.principal, cx.peer.ip())) {
             Ok(introduced) => SetClientIdRes::Ok(introduced),
             Err(Nfsstat4::ClidInuse) => SetClientIdRes::ClidInuse(state.clients().callback_address(&args.client.id.0)),
             Err(status) => SetClientIdRes::Fail(status),
@@ -23,6 +23,11 @@ pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs
 pub(super) fn set_clientid_confirm(cx: &Context<'_>, at: &Cursor, args: &SetClientIdConfirmArgs) -> Result<(), Fault4> {
     let now = clock::now();
     Ok(cx.shared.with_state(|state| state.set_clientid_confirm(now, args, &at.principal))?)
+}
+
+/// RENEW (§16.28). The lease was renewed when the client was found.
+pub(super) fn renew(cx: &Context<'_>, at: &Cursor) -> Result<(), Fault4> {
+    Ok(cx.shared.with_state(|state| state.check_path40(at.client()))?)
 }
 
 pub(super) fn open_confirm(cx: &Context<'_>, at: &mut Cursor, args: &OpenConfirmArgs) -> Result<Stateid4, Fault4> {

@@ -147,8 +147,7 @@ pub(super) fn execute(
         // Of 4.0 alone: in later versions such an operation is refused when it is read.
         OpenConfirm(args) => out.put(legacy::open_confirm(cx, at, args)),
         ReleaseLockOwner(args) => out.put(legacy::release_lockowner(cx, at, args)),
-        // The lease was renewed when the client was found.
-        Renew(_) => out.put(Ok(())),
+        Renew(_) => out.put(legacy::renew(cx, at)),
         SetClientId(args) => {
             let result = legacy::set_clientid(cx, at, args);
             out.put_as(Ok((result.status(), result)), Resop4::SetClientId)

@@ -122,12 +122,15 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
         }
     }
     drop(changing);
-    let delegation = delegation(cx, client, args, (&file, target.change), want);
+    let confirm = at.minor == 0 && cx.shared.with_state(|state| state.needs_confirmation(client, &args.owner.owner.0));
+    // RFC 7530 §16.16.5: what may have to be undone is not delegated.
+    let delegation =
+        if confirm { OpenDelegation4::None } else { delegation(cx, client, args, (&file, target.change), want) };
     at.current = Some(file.place().into());
     at.set_stateid(stateid);
     let Target { cinfo, attrset, .. } = target;
     let mut rflags = OPEN4_RESULT_LOCKTYPE_POSIX;
-    if at.minor == 0 && cx.shared.with_state(|state| state.needs_confirmation(client, &args.owner.owner.0)) {
+    if confirm {
         rflags |= OPEN4_RESULT_CONFIRM;
     }
     if at.minor > 0 && cx.shared.v4.is_kept_up() {

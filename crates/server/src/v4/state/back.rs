@@ -11,6 +11,7 @@ use nfs::v4::*;
 
 use super::{
     State,
+    client::Reach,
     session::{ConnectionId, Session},
 };
 
@@ -140,7 +141,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Whether there is a way to call a client, and the last attempt has not failed.
     pub fn can_be_called(&self, client: Clientid4) -> bool {
         let client = self.clients.find(client).filter(|client| !client.callbacks_fail);
-        client.is_some_and(|client| client.sessions.iter().any(|id| self.sessions[id].has_path()))
+        client.is_some_and(|client| match &client.legacy {
+            Some(legacy) => legacy.reach == Reach::Reached,
+            None => client.sessions.iter().any(|id| self.sessions[id].has_path()),
+        })
     }
 
     /// Takes a slot for a callback to a client.

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use nfs::v4::*;
 
 pub use self::v40::Legacy;
+pub(super) use self::v40::Reach;
 use super::{Principal, recover::Record};
 
 /// What is known of a client.

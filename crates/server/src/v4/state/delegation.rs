@@ -230,7 +230,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         let full = self.stateids.count(client) >= self.options.client_stateids_max
             || self.stateids.delegations_count() >= DELEGATIONS_MAX;
-        if full || !self.can_be_called(client) {
+        // GETATTR of 4.0 does not say whose it is, so that a writer would be asked about its own file, or have to give it back.
+        if full || !self.can_be_called(client) || write && self.is_legacy(client) {
             return Err(RESOURCE);
         }
         let usage = locks.usage(file, LockClient::V4(client.0));
@@ -270,8 +271,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub(super) fn revoke_overdue(&mut self, now: Instant) {
         while let Some(&(_, other)) = self.delegations.deadlines.front().filter(|(due, _)| *due <= now) {
             self.delegations.deadlines.pop_front();
-            if self.stateids.is_delegation(&other) {
-                self.stateids.revoke(&other, Nfsstat4::DelegRevoked);
+            if !self.stateids.is_delegation(&other) {
+                continue;
+            }
+            match self.is_legacy(self.stateids.entry(&other).client) {
+                // 4.0 can neither be told nor free it: it is as if it had never been.
+                true => drop(self.stateids.remove(&other)),
+                false => self.stateids.revoke(&other, Nfsstat4::DelegRevoked),
             }
         }
     }

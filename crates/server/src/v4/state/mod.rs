@@ -11,6 +11,7 @@
 //! On error nothing has changed, except where §18.36.4 says that a failed CREATE_SESSION is remembered too.
 
 pub mod back;
+pub mod back40;
 pub mod client;
 pub mod delegation;
 pub mod evict;
@@ -94,6 +95,8 @@ pub enum Event {
     Revoked(Clientid4),
     /// A client has reclaimed all that it will.
     ReclaimComplete(Clientid4),
+    /// A client of 4.0 says where it can be called, which is to be tried.
+    Listens(Clientid4),
 }
 
 /// What a request with SEQUENCE is to do.

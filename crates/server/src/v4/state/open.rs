@@ -224,7 +224,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 Ok(Locked::Waiting(_)) => unreachable!("it does not wait"),
                 Err(LockError::Denied(holder)) if self.displace(locks, &holder, now) => {}
                 Err(LockError::Denied(holder)) => {
-                    if args.locktype.waits() && self.can_be_called(client) {
+                    if args.locktype.waits() && !self.is_legacy(client) && self.can_be_called(client) {
                         // §9.6: it need not be, and if there are too many it is left to the client to ask again.
                         locks.watch(file, &lock_owner(client, &owner), range, request.kind, now);
                     }

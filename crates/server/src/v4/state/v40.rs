@@ -5,7 +5,7 @@
 //!
 //! On error nothing has changed, but that a lease may have been renewed.
 
-use std::{collections::HashSet, hash::Hash, time::Instant};
+use std::{collections::HashSet, hash::Hash, net::IpAddr, time::Instant};
 
 use bytes::Bytes;
 use nfs::v4::*;
@@ -81,7 +81,7 @@ pub enum Entered<F> {
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// SETCLIENTID (§16.33).
+    /// SETCLIENTID (§16.33), from `peer`.
     ///
     /// # Errors
     /// CLID_INUSE; DELAY if there are too many clients.
@@ -89,12 +89,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         &mut self,
         now: Instant,
         args: &SetClientIdArgs,
-        principal: &Principal,
+        (principal, peer): (&Principal, IpAddr),
     ) -> Result<SetClientIdOk, Nfsstat4> {
         let mut confirm = [0; 8];
         self.rng.fill_bytes(&mut confirm);
         let holds = |id| self.stateids.count(id) > 0;
-        let clientid = self.clients.set_clientid(args, confirm, principal, now, holds)?;
+        let clientid = self.clients.set_clientid(args, confirm, (principal, peer), now, holds)?;
         Ok(SetClientIdOk { clientid, setclientid_confirm: confirm })
     }
 
@@ -117,6 +117,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             self.recall_record(args.clientid);
         }
         self.renew(now, args.clientid);
+        self.try_listener(args.clientid);
         Ok(())
     }
 

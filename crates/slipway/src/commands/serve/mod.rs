@@ -222,6 +222,7 @@ async fn serve(args: &Args, config: Config) -> Outcome {
         places.push((transport, listener.local_addr()));
         workers.listen(server.clone(), listener);
     }
+    nfs.call_back_by(switch.find("tcp").expect("it is registered"));
     tokio::spawn(nfs.upkeep());
     let _admin = administered(&config, &state_dir, &nfs);
     let locking = locking::start(&config.server, &switch, &workers, &nfs, &places)?;

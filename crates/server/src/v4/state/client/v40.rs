@@ -3,10 +3,14 @@
 //! Read RFC 7530 §9.1.1 and §16.33–16.35. They are in the same table as those of later versions, by the same names: a
 //! client that comes back with a later version, or an earlier one, has restarted (RFC 8881 §2.4.1).
 
-use std::time::Instant;
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
 
 use bytes::Bytes;
 use nfs::v4::*;
+use rpc::rpcbind::from_universal;
 
 use super::{Client, Clients, Removed};
 use crate::v4::state::Principal;
@@ -20,10 +24,34 @@ pub struct Legacy {
     pub callback: CbClient4,
     /// And with which number.
     pub callback_ident: u32,
+    /// The same as an address, if it is one that it can be called at.
+    pub address: Option<SocketAddr>,
+    /// How far it is known that it can.
+    pub(in crate::v4::state) reach: Reach,
+}
+
+/// Whether a client of 4.0 answers where it wants to be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::v4::state) enum Reach {
+    /// Nobody has tried.
+    Unknown,
+    /// It is being tried.
+    Trying,
+    /// It has answered CB_NULL.
+    Reached,
+}
+
+/// Where a client that calls from `peer` can be called. A server that called others on a client's word could be made to knock at
+/// any door; so it is the client's own host, or none. TCP is what all clients have.
+pub(in crate::v4::state) fn listens_at(location: &Netaddr4, peer: IpAddr) -> Option<SocketAddr> {
+    let known = [&b"tcp"[..], b"tcp6"].contains(&&location.netid.0[..]);
+    let address = from_universal(std::str::from_utf8(&location.addr.0).ok()?)?;
+    let same = address.ip().to_canonical() == peer.to_canonical();
+    (known && same && address.port() != 0).then_some(address)
 }
 
 impl Clients {
-    /// SETCLIENTID. `confirm` has not been used before; `has_state` says whether a client has opens or locks.
+    /// SETCLIENTID, from `peer`. `confirm` has not been used before; `has_state` says whether a client has opens or locks.
     ///
     /// # Errors
     /// CLID_INUSE if the name is another's, who has state and a lease; DELAY if there are too many clients.
@@ -31,12 +59,14 @@ impl Clients {
         &mut self,
         args: &SetClientIdArgs,
         confirm: Verifier4,
-        principal: &Principal,
+        (principal, peer): (&Principal, IpAddr),
         now: Instant,
         has_state: impl Fn(Clientid4) -> bool,
     ) -> Result<Clientid4, Nfsstat4> {
         let name = &args.client.id.0;
-        let legacy = Legacy { confirm, callback: args.callback.clone(), callback_ident: args.callback_ident };
+        let address = listens_at(&args.callback.cb_location, peer);
+        let (callback, callback_ident) = (args.callback.clone(), args.callback_ident);
+        let legacy = Legacy { confirm, callback, callback_ident, address, reach: Reach::Unknown };
         let confirmed = self.by_owner.get(name).and_then(|records| records.confirmed);
         if let Some(id) = confirmed {
             let expired = self.is_expired(id, now);
@@ -89,7 +119,10 @@ impl Clients {
             return Err(Nfsstat4::ClidInuse);
         }
         if update {
+            let reach = legacy.reach;
             *legacy = client.update.take().expect("it was found");
+            // Who is trying the former address will find that it is another.
+            legacy.reach = if reach == Reach::Trying { reach } else { Reach::Unknown };
         }
         if client.confirmed {
             return Ok((false, None));
