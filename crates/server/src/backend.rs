@@ -5,7 +5,6 @@ use std::{
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use buf::Pool;
@@ -15,11 +14,11 @@ use vfs::{
 };
 
 use crate::{
-    config::{BackendConfig, ExportConfig},
+    config::{BackendConfig, ExportConfig, Times},
     export::{Export, Exports},
     handle::{ExportId, HandleKey},
     recovery::Recovery,
-    server::{GRACE_DEFAULT, NfsServer},
+    server::NfsServer,
 };
 
 impl NfsServer {
@@ -32,24 +31,19 @@ impl NfsServer {
     /// # Errors
     /// A directory or the state directory cannot be used; two exports are the same; clients could reach the state.
     pub fn open(exports: &[ExportConfig], state_dir: &Path, pool: &Pool) -> io::Result<Self> {
-        Self::open_with_grace(exports, state_dir, pool, GRACE_DEFAULT)
+        Self::open_with(exports, state_dir, pool, Times::default())
     }
 
-    /// As [`open`](Self::open), with another time for clients to reclaim their locks after a restart.
+    /// As [`open`](Self::open), waiting for clients for so long.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_with_grace(
-        exports: &[ExportConfig],
-        state_dir: &Path,
-        pool: &Pool,
-        grace: Duration,
-    ) -> io::Result<Self> {
+    pub fn open_with(exports: &[ExportConfig], state_dir: &Path, pool: &Pool, times: Times) -> io::Result<Self> {
         let persistent = exports.iter().any(|export| matches!(export.backend, BackendConfig::Posix { .. }));
         if !persistent {
             // No file handle survives a restart, so no lock can.
             let exports = Exports::open(exports, None, pool)?;
-            return Self::recovering(exports, HandleKey::random(), Recovery::in_memory(), grace);
+            return Self::recovering(exports, HandleKey::random(), Recovery::in_memory(), times);
         }
         let key = HandleKey::load_or_create(state_dir).map_err(|error| {
             io::Error::new(error.kind(), format!("the state directory cannot be used, name another: {error}"))
@@ -59,7 +53,7 @@ impl NfsServer {
             tracing::warn!(%error, "locks cannot be reclaimed after a restart of this server");
             Recovery::in_memory()
         });
-        Self::recovering(Exports::open(exports, Some(&state_dir), pool)?, key, recovery, grace)
+        Self::recovering(Exports::open(exports, Some(&state_dir), pool)?, key, recovery, times)
     }
 }
 

@@ -34,7 +34,9 @@ use std::{
     fmt, io,
     net::SocketAddr,
     num::NonZeroUsize,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use serde::{Deserialize, Deserializer, de};
@@ -67,12 +69,51 @@ pub struct ServerConfig {
     pub rpcbind: RpcbindMode,
     /// `nlm_port`: where NLM and NSM listen, by which NFSv3 locks files; any free port if not given.
     pub nlm_port: Option<u16>,
-    /// `grace_s`: seconds for clients to reclaim their locks after a restart; 90 if not given.
+    /// `grace_s`: seconds for clients to reclaim their locks after a restart; as many as a lease has if not given.
     pub grace_s: Option<u64>,
+    /// `lease_s`: seconds for which a client of NFSv4 may be silent; as many as grace has if not given.
+    pub lease_s: Option<u64>,
     /// `log`: a filter of `tracing`, such as `"info,server=debug"`.
     pub log: Option<String>,
     /// `log_format`: `"text"` or `"json"`.
     pub log_format: LogFormat,
+}
+
+/// How long the server waits for its clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Times {
+    /// For who held something before a restart to reclaim it, while nobody else gets anything.
+    pub grace: Duration,
+    /// For a client of NFSv4 to be silent, and lose nothing.
+    pub lease: Duration,
+}
+
+impl Default for Times {
+    /// 90 seconds each: long enough for a client to hear of a restart, and to reclaim.
+    fn default() -> Self {
+        Self { grace: Duration::from_secs(TIME_DEFAULT_S), lease: Duration::from_secs(TIME_DEFAULT_S) }
+    }
+}
+
+impl ServerConfig {
+    /// How long clients are waited for.
+    ///
+    /// # Errors
+    /// A lease is too short or too long, or longer than grace: who speaks but once in a lease would learn too late that there
+    /// is something to reclaim (RFC 8881 §8.4.2.1).
+    pub fn times(&self) -> Result<Times, String> {
+        let lease = self.lease_s.or(self.grace_s).unwrap_or(TIME_DEFAULT_S);
+        let grace = self.grace_s.unwrap_or(lease);
+        if !LEASE_S.contains(&lease) {
+            return Err(format!("a lease of {lease} s: it can have from {} to {} s", LEASE_S.start(), LEASE_S.end()));
+        }
+        if grace < lease {
+            return Err(format!(
+                "grace of {grace} s and a lease of {lease} s: grace must be as long as a lease at least"
+            ));
+        }
+        Ok(Times { grace: Duration::from_secs(grace), lease: Duration::from_secs(lease) })
+    }
 }
 
 /// How clients learn on which ports the programs are (RFC 1833).
@@ -343,6 +384,9 @@ fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
 }
 
 const MEMORY_DEFAULT: u64 = 1 << 30;
+const TIME_DEFAULT_S: u64 = 90;
+/// A second is the unit in which clients are told; the most is what Linux's server takes.
+const LEASE_S: RangeInclusive<u64> = 1..=3600;
 
 #[cfg(test)]
 mod tests {
@@ -351,6 +395,22 @@ mod tests {
     fn error(text: &str) -> (usize, usize, String) {
         let error = Config::parse(text).unwrap_err();
         (error.line, error.column, error.message)
+    }
+
+    #[test]
+    fn a_lease_is_no_longer_than_grace_and_each_stands_for_the_other() {
+        let times = |grace_s, lease_s| {
+            let times = ServerConfig { grace_s, lease_s, ..Default::default() }.times()?;
+            Ok::<_, String>((times.grace.as_secs(), times.lease.as_secs()))
+        };
+        assert_eq!(times(None, None), Ok((90, 90)));
+        assert_eq!(times(None, Some(5)), Ok((5, 5)));
+        assert_eq!(times(Some(7), None), Ok((7, 7)));
+        assert_eq!(times(Some(90), Some(1)), Ok((90, 1)));
+        assert_eq!(times(Some(3600), Some(3600)), Ok((3600, 3600)));
+        for (grace, lease) in [(None, Some(0)), (None, Some(3601)), (Some(5), Some(6)), (Some(0), None)] {
+            assert!(times(grace, lease).is_err(), "{grace:?} {lease:?}");
+        }
     }
 
     #[test]
@@ -363,6 +423,7 @@ mod tests {
             rpcbind = "builtin"
             nlm_port = 4045
             grace_s = 45
+            lease_s = 30
             log = "debug"
             log_format = "json"
             [[listen]]
@@ -390,7 +451,7 @@ mod tests {
         assert_eq!(server.state_dir.as_deref(), Some(Path::new("/state")));
         assert_eq!(server.workers, NonZeroUsize::new(3));
         assert_eq!((server.rpcbind, server.log_format), (RpcbindMode::Builtin, LogFormat::Json));
-        assert_eq!((server.nlm_port, server.grace_s), (Some(4045), Some(45)));
+        assert_eq!((server.nlm_port, server.grace_s, server.lease_s), (Some(4045), Some(45), Some(30)));
         assert_eq!(server.log.as_deref(), Some("debug"));
         let listen = &config.listen[0];
         assert_eq!((listen.transport.as_str(), listen.address.port()), ("rdma", 20049));

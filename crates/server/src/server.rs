@@ -1,12 +1,13 @@
 //! [`NfsServer`]: from exports to the RPC programs that serve them.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, sync::Arc};
 
 use parking_lot::Mutex;
 use rpc::{Service, TransportKind};
 
 use crate::{
     admin::Admin,
+    config::Times,
     context::Shared,
     export::Exports,
     handle::HandleKey,
@@ -61,11 +62,12 @@ impl NfsServer {
     /// A server of these exports, whose file handles are authenticated by `key`:
     /// [`HandleKey::load_or_create`] if they shall be valid after a restart, else [`HandleKey::random`].
     pub fn new(exports: impl Into<Exports>, key: HandleKey) -> Self {
-        Self::recovering(exports, key, Recovery::in_memory(), GRACE_DEFAULT).expect("memory takes what is to be kept")
+        Self::recovering(exports, key, Recovery::in_memory(), Times::default())
+            .expect("memory takes what is to be kept")
     }
 
     /// As [`new`](Self::new), with what must survive a restart of the server. If clients may have held locks before,
-    /// only these can be locked for the time of `grace`.
+    /// only these can be locked for the time of grace.
     ///
     /// # Errors
     /// The storage fails.
@@ -73,12 +75,12 @@ impl NfsServer {
         exports: impl Into<Exports>,
         key: HandleKey,
         recovery: Recovery,
-        grace: Duration,
+        times: Times,
     ) -> io::Result<Self> {
         let mounts = Mutex::new(MountTable::default());
-        let lockd = Lockd::start(recovery, grace)?;
+        let lockd = Lockd::start(recovery, times.grace)?;
         let exports = exports.into();
-        let v4 = Shared4::new(&exports, &key, &lockd)?;
+        let v4 = Shared4::new(&exports, &key, &lockd, times.lease)?;
         Ok(Self { shared: Arc::new(Shared { exports, key, mounts, lockd, v4 }) })
     }
 
@@ -149,6 +151,3 @@ impl NfsServer {
         callbacks::run(self.shared.clone(), transports)
     }
 }
-
-/// Long enough for a client to hear of a restart, and to reclaim.
-pub(crate) const GRACE_DEFAULT: Duration = Duration::from_secs(90);

@@ -5,7 +5,10 @@ mod common;
 use std::{path::Path, sync::Arc, time::Duration};
 
 use nfs::{nlm::*, nsm, v3::NfsFh3};
-use server::{HandleKey, NfsServer, Nlm4, Nsm1, config::ExportConfig};
+use server::{
+    HandleKey, NfsServer, Nlm4, Nsm1,
+    config::{ExportConfig, Times},
+};
 use xdr::{Decode, Encode, Message};
 
 use common::{Rig, results, user};
@@ -193,7 +196,7 @@ fn only_programs_of_this_host_have_others_monitored() {
 fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
     let options = server::ExportOptions { squash: server::Squash::None, ..Default::default() };
     let export = ExportConfig::directory(dir, options).unwrap();
-    NfsServer::open_with_grace(&[export], state, &buf::Pool::default(), grace).unwrap()
+    NfsServer::open_with(&[export], state, &buf::Pool::default(), Times { grace, ..Times::default() }).unwrap()
 }
 
 #[test]

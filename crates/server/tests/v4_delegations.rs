@@ -20,7 +20,10 @@ use nfs::{
 };
 use remote::Served;
 use rpc::Credential;
-use server::{ExportOptions, NfsServer, Squash, config::ExportConfig};
+use server::{
+    ExportOptions, NfsServer, Squash,
+    config::{ExportConfig, Times},
+};
 use v4::*;
 use xdr::Message;
 
@@ -107,10 +110,60 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Ok);
 }
 
+/// Whatever changes a file of which somebody has a delegation to read waits until that is back.
+#[tokio::test]
+async fn all_that_changes_a_file_recalls_its_delegations() {
+    let served = Served::kept_up().await;
+    let mut a = served.client("a").await;
+    let mut b = remote::Remote::new(&served, "b", 2).await;
+    let any = Stateid4::ANONYMOUS;
+    let range = || AllocateArgs { stateid: any, offset: 0, length: 4096 };
+    let copy = CopyArgs {
+        src_stateid: any,
+        dst_stateid: any,
+        src_offset: 0,
+        dst_offset: 0,
+        count: 1,
+        consecutive: true,
+        synchronous: true,
+        source_server: Default::default(),
+    };
+    let clone = CloneArgs { src_stateid: any, dst_stateid: any, src_offset: 0, dst_offset: 0, count: 0 };
+    let (option, key) = (SetxattrOption4::Either, "key");
+    let changes = [
+        write(any, 0, b"x"),
+        set(attr::Attrs { mode: Some(0o600), ..Default::default() }),
+        Argop4::SetXattr(SetXattrArgs { option, key: key.into(), value: "value".into() }),
+        Argop4::RemoveXattr(XattrArgs { name: key.into() }),
+        Argop4::Allocate(range()),
+        Argop4::Deallocate(range()),
+        Argop4::Copy(copy),
+        Argop4::Clone(clone),
+    ];
+    let (_, _, source) = b.open("source", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+    b.ok([putfh(&source), write(any, 0, &[7; 8192])]).await;
+    for (at, change) in changes.into_iter().enumerate() {
+        let (_, delegation, file) = a.open(&format!("f{at}"), OPEN4_SHARE_ACCESS_READ).await.unwrap();
+        let OpenDelegation4::Read(OpenReadDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
+        if let Argop4::RemoveXattr(_) = change {
+            // It is there because its holder has set it, which asks nobody.
+            let own = SetXattrArgs { option, key: key.into(), value: "value".into() };
+            a.minor = 2;
+            a.ok([putfh(&file), Argop4::SetXattr(own)]).await;
+            a.minor = 1;
+        }
+        let asked = || [putfh(&source), Argop4::SaveFh, putfh(&file), change.clone()];
+        assert_eq!(b.call(asked()).await.0, Nfsstat4::Delay, "{change:?}");
+        assert_eq!(a.recalled().await, (stateid, file.clone()), "{change:?}");
+        assert_eq!(a.give_back(&file, stateid).await, Nfsstat4::Ok);
+        assert_eq!(b.call(asked()).await.0, Nfsstat4::Ok, "{change:?}");
+    }
+}
+
 fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = ExportConfig::directory(dir, options).unwrap();
-    NfsServer::open_with_grace(&[export], state, &buf::Pool::default(), grace).unwrap()
+    NfsServer::open_with(&[export], state, &buf::Pool::default(), Times { grace, ..Times::default() }).unwrap()
 }
 
 /// A client that was there before the restart, with a new session.

@@ -190,11 +190,6 @@ impl Lockd {
         self.inner.lock().table.begin_grace(clock::now() + self.grace);
     }
 
-    /// How long grace is.
-    pub(crate) fn grace(&self) -> Duration {
-        self.grace
-    }
-
     /// Whether there are hosts that may reclaim.
     pub(crate) fn awaits_reclaims(&self) -> bool {
         self.inner.lock().hosts.iter().any(|(_, host)| host.may_reclaim)

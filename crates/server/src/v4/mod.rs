@@ -130,13 +130,11 @@ impl Shared4 {
     ///
     /// # Errors
     /// The storage fails.
-    pub(crate) fn new(exports: &Exports, key: &HandleKey, lockd: &Lockd) -> io::Result<Self> {
+    pub(crate) fn new(exports: &Exports, key: &HandleKey, lockd: &Lockd, lease: Duration) -> io::Result<Self> {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = vfs::Time { seconds: started.as_secs() as i64, nanoseconds: started.subsec_nanos() };
         // The same key, the same file handles: the same server.
         let name = Bytes::from(format!("slipway {:032x}", key.server_id()));
-        // Who does not come back in a lease's time has none any more, so that is what grace is for (§8.4.2.1).
-        let lease = lockd.grace().max(LEASE_MIN);
         let options = StateOptions {
             server_owner: ServerOwner4 { minor_id: 0, major_id: name.clone().into() },
             server_scope: name,
@@ -259,8 +257,6 @@ impl Shared {
     }
 }
 
-/// It is told to clients in seconds.
-const LEASE_MIN: Duration = Duration::from_secs(1);
 /// What fits a READ or WRITE of 1 MiB and all that can be around it.
 const MESSAGE_MAX: u32 = (1 << 20) + (16 << 10);
 const CHANNEL: ChannelLimits = ChannelLimits {

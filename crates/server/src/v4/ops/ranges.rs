@@ -22,6 +22,7 @@ use crate::{
 
 pub(super) fn allocate(cx: &Context<'_>, at: &Cursor, args: &AllocateArgs) -> Result<(), Fault4> {
     let file = range_of(cx, at, args)?;
+    let _changing = cx.before_change(&file, Some(at.client()))?;
     let done = file.vfs().allocate(&file.caller(), &file.handle, args.offset, args.length);
     done.map_err(|error| wrong_type(&file, error))?;
     Ok(())
@@ -29,6 +30,7 @@ pub(super) fn allocate(cx: &Context<'_>, at: &Cursor, args: &AllocateArgs) -> Re
 
 pub(super) fn deallocate(cx: &Context<'_>, at: &Cursor, args: &AllocateArgs) -> Result<(), Fault4> {
     let file = range_of(cx, at, args)?;
+    let _changing = cx.before_change(&file, Some(at.client()))?;
     let done = file.vfs().deallocate(&file.caller(), &file.handle, args.offset, args.length);
     done.map_err(|error| wrong_type(&file, error))?;
     Ok(())
@@ -147,6 +149,7 @@ pub(super) fn offload_cancel(cx: &Context<'_>, at: &Cursor, args: &OffloadArgs) 
 pub(super) fn clone(cx: &Context<'_>, at: &Cursor, args: &CloneArgs) -> Result<(), Fault4> {
     let (source, target) = both(cx, at, args.src_stateid, args.dst_stateid)?;
     let (from, to) = ((&source.handle, args.src_offset), (&target.handle, args.dst_offset));
+    let _changing = cx.before_change(&target, Some(at.client()))?;
     let vfs = target.vfs();
     let cloned = vfs.clone_range(&target.caller(), from, to, args.count);
     cloned.map_err(|error| wrong_type(&target, error))?;

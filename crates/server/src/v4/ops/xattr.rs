@@ -31,6 +31,7 @@ pub(super) fn setxattr(cx: &Context<'_>, at: &Cursor, args: &SetXattrArgs) -> Re
         SetxattrOption4::Replace => XattrMode::Replace,
     };
     let vfs = object.writable4()?.vfs();
+    let _changing = cx.before_change(&object, Some(at.client()))?;
     let set = vfs.set_xattr(&object.caller(), &object.handle, name(&args.key)?, &args.value, how);
     Ok(change_info(&set.map_err(refused)?))
 }
@@ -38,6 +39,7 @@ pub(super) fn setxattr(cx: &Context<'_>, at: &Cursor, args: &SetXattrArgs) -> Re
 pub(super) fn removexattr(cx: &Context<'_>, at: &Cursor, args: &XattrArgs) -> Result<ChangeInfo4, Fault4> {
     let object = cx.object4(at.current()?)?;
     let vfs = object.writable4()?.vfs();
+    let _changing = cx.before_change(&object, Some(at.client()))?;
     let removed = vfs.remove_xattr(&object.caller(), &object.handle, name(&args.name)?);
     Ok(change_info(&removed.map_err(refused)?))
 }

@@ -43,7 +43,7 @@ and by iWARP in software), and for clients on this host with shm (shared memory)
 SIGTERM and SIGINT answer what has been called, and end it. SIGUSR1 prints counters of all procedures.
 
 Configuration file, for several exports (unknown keys are refused):
-  [server]                      # state_dir, workers, rpcbind, nlm_port, grace_s, log, log_format
+  [server]                      # state_dir, workers, rpcbind, nlm_port, grace_s, lease_s, log, log_format
   workers = 4
   [[listen]]                    # transport, address, options
   transport = \"tcp\"
@@ -103,9 +103,12 @@ pub struct Args {
     /// Where NLM and NSM listen, by which NFSv3 locks files; any free port unless said otherwise
     #[arg(long, value_name = "PORT")]
     nlm_port: Option<u16>,
-    /// How long clients may reclaim their locks after a restart, and nothing else be locked; 90 unless said otherwise
+    /// How long clients may reclaim their locks after a restart, and nothing else be locked; a lease's time unless said otherwise
     #[arg(long, value_name = "SECONDS")]
     grace: Option<u64>,
+    /// How long a client of NFSv4 may be silent and lose nothing, from 1 to 3600; 90 unless said otherwise
+    #[arg(long, value_name = "SECONDS")]
+    lease: Option<u64>,
     /// When ready, print what is served where as one line of JSON, not as text
     #[arg(long)]
     json: bool,
@@ -158,6 +161,7 @@ impl Args {
         }
         config.server.nlm_port = self.nlm_port.or(config.server.nlm_port);
         config.server.grace_s = self.grace.or(config.server.grace_s);
+        config.server.lease_s = self.lease.or(config.server.lease_s);
         config.server.state_dir = self.state_dir.clone().or(config.server.state_dir.take());
         Ok(config)
     }
@@ -199,8 +203,8 @@ type Listening = (String, Box<dyn Listener>);
 async fn serve(args: &Args, config: Config) -> Outcome {
     let pool = Pool::default();
     let state_dir = config.server.state_dir.clone().unwrap_or_else(default_state_dir);
-    let grace = Duration::from_secs(config.server.grace_s.unwrap_or(GRACE_S));
-    let nfs = NfsServer::open_with_grace(&config.export, &state_dir, &pool, grace).map_err(Failure::usage)?;
+    let times = config.server.times().map_err(Failure::usage)?;
+    let nfs = NfsServer::open_with(&config.export, &state_dir, &pool, times).map_err(Failure::usage)?;
     let builder = nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared);
     let server = builder.build();
 
@@ -317,6 +321,3 @@ fn remove(ready_file: Option<&Path>) {
 
 /// How long calls may take to be answered when the server ends.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
-
-/// Long enough for a client to hear of a restart, and to reclaim.
-const GRACE_S: u64 = 90;
