@@ -133,13 +133,6 @@ impl Program {
         self.link.client.transport().is_some()
     }
 
-    /// Ends the connection; the next call makes another.
-    pub fn disconnect(&self) {
-        if let Some(transport) = self.link.client.transport() {
-            transport.close();
-        }
-    }
-
     /// Waits until there is a connection.
     pub async fn connected(&self) {
         self.link.client.connected().await;

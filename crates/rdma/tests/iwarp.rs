@@ -342,8 +342,8 @@ async fn a_peer_that_says_nothing_does_not_wait_for_ever() {
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
 }
 
-/// Connects to a responder made of bytes; what comes of it, and the Terminate that it gets, if any.
-async fn answered(enhanced: Enhanced) -> (io::Result<rdma::Connected>, Option<Terminate>) {
+/// Connects to a responder made of bytes; what comes of it, and the responder.
+async fn connect_to_raw(enhanced: Enhanced) -> (io::Result<rdma::Connected>, RawPeer) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     let iwarp = Iwarp::new(IwarpOptions::default());
@@ -357,7 +357,12 @@ async fn answered(enhanced: Enhanced) -> (io::Result<rdma::Connected>, Option<Te
         stream.write_all(&reply.encode()).await.unwrap();
         RawPeer { stream, reply }
     };
-    let (connected, mut raw) = tokio::join!(iwarp.connect(at, &options, b"", Vec::new()), respond);
+    tokio::join!(iwarp.connect(at, &options, b"", Vec::new()), respond)
+}
+
+/// The same, and the Terminate that the responder gets, if any.
+async fn answered(enhanced: Enhanced) -> (io::Result<rdma::Connected>, Option<Terminate>) {
+    let (connected, mut raw) = connect_to_raw(enhanced).await;
     let terminate = if connected.is_err() { Some(raw.terminate().await) } else { None };
     (connected, terminate)
 }
@@ -373,6 +378,23 @@ async fn a_reply_that_cannot_be_lived_with_is_answered_with_its_terminate() {
     assert_eq!(terminate.unwrap().error, ErrorCode::MPA_READS);
     let (_, terminate) = answered(Enhanced { rtr_write: false, rtr_read: true, ..good }).await;
     assert_eq!(terminate.unwrap().error, ErrorCode::MPA_RTR);
+}
+
+/// Some responders (Linux siw) do not see what arrives while they accept, until more does.
+#[tokio::test]
+async fn the_ready_indication_is_repeated_while_the_responder_says_nothing() {
+    let good =
+        Enhanced { peer_to_peer: true, rtr_write: true, inbound_reads: 7, outbound_reads: 32, ..Default::default() };
+    let (connected, mut raw) = connect_to_raw(good).await;
+    let mut end = End::new(connected.unwrap().qp);
+    tokio::time::pause();
+    beside(&mut end, async {
+        for _ in 0..3 {
+            assert_eq!(raw.read_fpdu().await, Some((tagged(Opcode::Write, 0, 0), Vec::new())));
+        }
+    })
+    .await;
+    assert_eq!(end.error, None);
 }
 
 #[tokio::test]

@@ -1,8 +1,6 @@
 //! Who this client is, and the operations outside of sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION,
 //! DESTROY_SESSION and DESTROY_CLIENTID (RFC 8881 §18.34–18.37, §18.50). Each goes by one connection, alone.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use nfs::v4::{compound::*, *};
 use rpc::ReplyPlan;
@@ -128,26 +126,13 @@ pub(crate) async fn destroy_clientid(program: &Program, minor: u32, id: Clientid
     alone(program, minor, Argop4::DestroyClientId(args), "DESTROY_CLIENTID", deadline).await.map(drop)
 }
 
-/// An operation that is the only one of its compound (RFC 8881 §18.35.3, §18.36.3, …). It is the first that a connection
-/// carries: where nothing is answered, the connection is made again. Linux's software iWARP does not see what arrives while it
-/// accepts, if nothing follows. Each of these operations may be repeated.
+/// An operation that is the only one of its compound (RFC 8881 §18.35.3, §18.36.3, …).
 async fn alone(program: &Program, minor: u32, op: Argop4, name: &'static str, deadline: Instant) -> Result<Results> {
     let args = CompoundArgs { tag: Tag::default(), minorversion: minor, argarray: vec![op] };
     let mut backoff = Backoff::new();
-    let mut patience = PATIENCE;
     loop {
         let plan = ReplyPlan { inline_max: REPLY_MAX, ..ReplyPlan::default() };
-        let until = deadline.min(Instant::now() + patience);
-        let (result, _) = program.call::<_, CompoundRes>(PROC_COMPOUND, name, &args, plan, until).await;
-        let res = match result {
-            Err(error) if matches!(error.kind(), ErrorKind::Timeout { .. }) && until < deadline => {
-                tracing::debug!(%error, "the connection is made again");
-                program.disconnect();
-                patience *= 2;
-                continue;
-            }
-            result => result?,
-        };
+        let res = program.call::<_, CompoundRes>(PROC_COMPOUND, name, &args, plan, deadline).await.0?;
         if res.status == Nfsstat4::Ok {
             return Ok(Results::new(res.resarray.into_iter(), name, None));
         }
@@ -164,8 +149,6 @@ const MESSAGE_MAX: u32 = (1 << 20) + (16 << 10);
 /// Bytes of the longest reply that is to be kept: that of OPEN with a delegation, GETFH and GETATTR.
 const CACHED_MAX: u32 = 4 << 10;
 const OPERATIONS_MAX: u32 = 16;
-/// How long the first answer of a connection may take before another connection is tried.
-const PATIENCE: Duration = Duration::from_secs(2);
 /// Without so many, nothing here works: SEQUENCE, PUTFH, SAVEFH, LOOKUP, NVERIFY, RESTOREFH, REMOVE.
 const OPERATIONS_LEAST: u32 = 8;
 /// Slots that are asked for.

@@ -12,7 +12,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     task::{Context, Poll},
-    time::Instant as StdInstant,
+    time::{Duration, Instant as StdInstant},
 };
 
 use buf::{Buffer, Received, RecvStage, SOCKET_SPIN_MAX, SendQueue, Spin, read_vectored};
@@ -54,8 +54,9 @@ pub(super) struct IwarpQp {
     sender: Sender,
     queue: SendQueue,
     hold: bool,
+    ready: Option<Ready>,
     phase: Phase,
-    linger: std::time::Duration,
+    linger: Duration,
     tap: Option<Tap>,
     spin: Spin,
     /// The last poll has found nothing, and looks again.
@@ -73,6 +74,15 @@ enum Phase {
         timer: Pin<Box<Sleep>>,
     },
     Ended(QpError),
+}
+
+/// Repeats the ready-to-receive indication until the peer is heard.
+///
+/// Linux's siw does not see what arrives after it has sent its reply and before it takes over the socket: that lies there
+/// until more arrives. If we closed such a connection, the kernel would stop at a BUG(), as it was never established.
+struct Ready {
+    timer: Pin<Box<Sleep>>,
+    pause: Duration,
 }
 
 /// How far one round of I/O came.
@@ -116,6 +126,7 @@ impl IwarpQp {
             sender: Sender::new(sender),
             queue,
             hold,
+            ready: None,
             phase: Phase::Open,
             linger: iwarp.linger,
             tap,
@@ -124,9 +135,27 @@ impl IwarpQp {
         }
     }
 
-    /// Queues the ready-to-receive indication.
+    /// Queues the ready-to-receive indication, and will again while the peer says nothing.
     pub(super) fn send_ready(&mut self) {
         self.sender.form_ready(&mut self.queue);
+        self.ready = Some(Ready { timer: Box::pin(sleep_until(Instant::now() + READY_PAUSE)), pause: READY_PAUSE });
+    }
+
+    /// Repeats the indication when it is time. What is being sent anyway serves as well.
+    fn poll_ready(&mut self, cx: &mut Context<'_>) {
+        while let Some(ready) = &mut self.ready {
+            if self.receiver.fpdus() > 0 || ready.pause > READY_PAUSE_MAX || !matches!(self.phase, Phase::Open) {
+                self.ready = None;
+            } else if ready.timer.as_mut().poll(cx).is_ready() {
+                ready.pause *= 2;
+                ready.timer.as_mut().reset(Instant::now() + ready.pause);
+                if self.queue.is_empty() && self.sender.is_idle() {
+                    self.sender.form_ready(&mut self.queue);
+                }
+            } else {
+                return;
+            }
+        }
     }
 
     /// Tells the peer that there will be no connection.
@@ -409,6 +438,7 @@ impl QueuePair for IwarpQp {
     ) -> Poll<Result<(), QpError>> {
         let before = completions.len();
         let mut read = self.read(cx, completions);
+        self.poll_ready(cx);
         let written = self.write(cx, completions);
         if self.is_starved() && !self.receiver.reads.is_empty() {
             read = self.read(cx, completions); // a read has been begun meanwhile, which must not wait
@@ -452,7 +482,7 @@ impl QueuePair for IwarpQp {
     fn abort(&mut self) {
         if let Some(stream) = &self.stream {
             // The peer is to see a reset, whatever is still on its way; a socket that refuses is gone already.
-            let _ = SockRef::from(stream).set_linger(Some(std::time::Duration::ZERO));
+            let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
         }
         self.end(QpError::Io(io::ErrorKind::ConnectionReset));
     }
@@ -463,6 +493,9 @@ const READ_BUDGET: usize = 2 << 20;
 /// Completions beyond which nothing more is read before they are looked at: what a peer sends in spite of
 /// having no credits for it takes no more receives than these, and those in what was read with the last of them.
 const EVENTS_MAX: usize = 256;
+/// How long to wait for the peer's first word before the ready-to-receive indication is repeated, at first and at last.
+const READY_PAUSE: Duration = Duration::from_millis(100);
+const READY_PAUSE_MAX: Duration = Duration::from_secs(4);
 /// Room for events that is not worth giving back.
 const REST_EVENTS: usize = 4;
 /// Bytes written before others get their turn.
