@@ -6,7 +6,10 @@ mod common;
 mod v4;
 
 use common::*;
-use nfs::v4::*;
+use nfs::v4::{
+    attr::{Attr4, Purpose},
+    *,
+};
 use server::{Export, ExportId, ExportOptions, Exports, HandleKey, NfsServer, Squash};
 use v4::{Client4, Open, at, putfh, read, write};
 
@@ -228,6 +231,31 @@ fn a_client_that_has_restarted_has_nothing() {
         panic!()
     };
     assert_ne!(exchanged.clientid, two.id);
+}
+
+#[test]
+fn a_compound_is_not_endless() {
+    let client = Zero::new(&serving(), "a");
+    assert_eq!(client.status(vec![Argop4::PutRootFh; 64]), Nfsstat4::Ok);
+    let (status, results) = client.call(vec![Argop4::PutRootFh; 65]);
+    assert_eq!((status, results.len()), (Nfsstat4::Resource, 0));
+}
+
+#[test]
+fn attributes_are_those_of_this_version_and_what_can_only_be_set_is_not_read() {
+    let client = Zero::new(&serving(), "a");
+    let (_, results) = client.call([Argop4::PutRootFh, v4::getattr(&[Attr4::SupportedAttrs])]);
+    let Some(Resop4::GetAttr(Res4::Ok(fattr))) = results.last() else { panic!("{results:?}") };
+    let supported = fattr.to_attrs(0, Purpose::Get).unwrap().supported_attrs.unwrap();
+    assert!(supported.contains(Attr4::MountedOnFileid as u32));
+    assert!(supported.iter().all(|attr| attr <= Attr4::MountedOnFileid as u32), "{supported:?}");
+    for attr in [Attr4::TimeAccessSet, Attr4::TimeModifySet] {
+        assert_eq!(client.status([Argop4::PutRootFh, v4::getattr(&[Attr4::Size, attr])]), Nfsstat4::Inval);
+        let attr_request = [attr as u32].into_iter().collect();
+        let list = ReadDirArgs { cookie: 0, cookieverf: [0; 8], dircount: 0, maxcount: 4096, attr_request };
+        assert_eq!(client.status([Argop4::PutRootFh, Argop4::ReadDir(list)]), Nfsstat4::Inval);
+    }
+    assert_eq!(client.status([Argop4::PutRootFh, Argop4::RestoreFh]), Nfsstat4::RestoreFh);
 }
 
 #[test]

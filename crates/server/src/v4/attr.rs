@@ -36,14 +36,22 @@ pub(super) struct Subject<'a> {
 
 /// The attributes that objects have, with ACLs or without.
 pub(super) fn supported(minor: u32, acls: bool) -> &'static Bitmap4 {
-    static SUPPORTED: LazyLock<[Bitmap4; 4]> = LazyLock::new(|| {
-        [(1, false), (1, true), (2, false), (2, true)].map(|(minor, acls)| {
+    static SUPPORTED: LazyLock<[Bitmap4; 6]> = LazyLock::new(|| {
+        [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)].map(|(minor, acls)| {
             let all = SUPPORTED_ATTRS.iter().filter(|attr| attr.since() <= minor);
             let has = |attr: &&Attr4| acls || !matches!(attr, Attr4::Acl | Attr4::Aclsupport);
             all.filter(has).map(|&attr| attr as u32).collect()
         })
     });
-    &SUPPORTED[usize::from(minor >= 2) * 2 + usize::from(acls)]
+    &SUPPORTED[minor.min(2) as usize * 2 + usize::from(acls)]
+}
+
+/// What is to be read can be read (§5.5).
+///
+/// # Errors
+/// INVAL.
+pub(super) fn check_readable(mask: &Bitmap4) -> Result<(), Nfsstat4> {
+    if mask.intersection(set_only()).is_empty() { Ok(()) } else { Err(Nfsstat4::Inval) }
 }
 
 /// Those that can be set when a file is created exclusively: its times hold the verifier (§5.8.1.14).

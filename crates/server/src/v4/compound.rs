@@ -24,6 +24,7 @@ use rpc::{AcceptError, BoxFuture, Call, Credential};
 use xdr::{Decode, Decoder, Encoder, Message, PlacedPayload};
 
 use super::{
+    CHANNEL,
     holder::{Answered, Question},
     ops,
     place::{Filehandle, Place},
@@ -270,10 +271,14 @@ impl Compound {
             self.status = Nfsstat4::MinorVersMismatch;
             return Opening::End;
         }
+        let count = operations.left;
         if self.cursor.minor == 0 {
+            if count > CHANNEL.operations_max {
+                self.status = Nfsstat4::Resource;
+                return Opening::End;
+            }
             return Opening::Go;
         }
-        let count = operations.left;
         let Some(first) = operations.next() else { return Opening::End };
         self.cursor.behind = count - 1;
         match &first {

@@ -44,6 +44,7 @@ pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result
 
 pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs) -> Result<Raw, Fault4> {
     let place = at.current()?.clone();
+    attr::check_readable(&args.attr_request)?;
     let mut size = None;
     if matches!(place, Place::Object(..)) && cx.shared.v4.marks().any() && tells_of_data(&args.attr_request) {
         // §10.4.3: who may write it may have written more than the server knows.
@@ -92,7 +93,15 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
     attrsset.remove(Attr4::Acl as u32);
     let mut status = Nfsstat4::Ok;
     if wanted.set != SetAttr::default() {
-        object.vfs().setattr(&object.caller(), &object.handle, &wanted.set, None)?;
+        let set = |set: &SetAttr| object.vfs().setattr(&object.caller(), &object.handle, set, None);
+        match set(&wanted.set) {
+            // The mode of a symbolic link means nothing, but clients that walk a tree set it.
+            Err(VfsError::NotSupported) if wanted.set.mode.is_some() && object.getattr()?.kind == Kind::Symlink => {
+                attrsset.remove(Attr4::Mode as u32);
+                set(&SetAttr { mode: None, ..wanted.set.clone() })?;
+            }
+            done => drop(done?),
+        }
     }
     // §6.4.1.3: the mode first.
     if let Some(aces) = &wanted.acl {

@@ -36,8 +36,8 @@ pub(super) fn savefh(at: &mut Cursor) -> Result<(), Fault4> {
 }
 
 pub(super) fn restorefh(at: &mut Cursor) -> Result<(), Fault4> {
-    // §18.27.3: NOFILEHANDLE since 4.1.
-    at.saved()?;
+    // §18.27.3: NOFILEHANDLE since 4.1; RFC 7530 §16.29.
+    at.saved().map_err(|status| if at.minor == 0 { Nfsstat4::RestoreFh } else { status })?;
     at.current.clone_from(&at.saved);
     Ok(())
 }

@@ -20,7 +20,7 @@ use crate::{
     error::Fault4,
     transfer::directory_max,
     v4::{
-        attr::Subject,
+        attr::{self, Subject},
         compound::Cursor,
         place::{FhBytes, Place},
         pseudo::NodeId,
@@ -28,6 +28,7 @@ use crate::{
 };
 
 pub(super) fn readdir(cx: &Context<'_>, at: &Cursor, args: &ReadDirArgs) -> Result<Raw, Fault4> {
+    attr::check_readable(&args.attr_request)?;
     let max = args.maxcount.min(directory_max(&cx.carrier)) as usize;
     let room = max.min(at.room.saturating_sub(RESULT_HEAD)).checked_sub(VERIFIER + END).ok_or(Nfsstat4::TooSmall)?;
     // §18.23.3: zero is no hint.

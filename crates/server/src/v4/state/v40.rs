@@ -112,6 +112,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if let Some(replaced) = replaced {
             self.forget(replaced);
         }
+        if !new && self.has_lost_all(args.clientid) {
+            // By this it takes note.
+            self.stateids.of_client(args.clientid).iter().for_each(|other| drop(self.stateids.remove(other)));
+            self.owners.remove_client(args.clientid);
+        }
         if new {
             self.events.push_back(Event::Confirmed(args.clientid));
             self.recall_record(args.clientid);

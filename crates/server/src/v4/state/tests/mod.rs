@@ -4,6 +4,7 @@ mod delegation;
 mod open;
 mod recover;
 mod session;
+mod v40;
 
 use super::{
     open::{LockFailure, OpenRequest},

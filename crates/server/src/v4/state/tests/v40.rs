@@ -1,0 +1,38 @@
+//! Clients without sessions.
+
+use super::{super::v40::Subject, *};
+
+/// What a client of 4.0 says first, and each time that it begins anew.
+fn introduce(world: &mut World, name: &str) -> Clientid4 {
+    let args = SetClientIdArgs {
+        client: NfsClientId4 { verifier: [1; 8], id: name.into() },
+        callback: CbClient4 { cb_program: 0x4000_0000, cb_location: Netaddr4::default() },
+        callback_ident: 1,
+    };
+    let SetClientIdOk { clientid, setclientid_confirm } = world.state.set_clientid(world.now, &args, &OWNER).unwrap();
+    let args = SetClientIdConfirmArgs { clientid, setclientid_confirm };
+    world.state.set_clientid_confirm(world.now, &args, &OWNER).unwrap();
+    clientid
+}
+
+fn renew(world: &mut World, client: Clientid4) -> Result<(), Nfsstat4> {
+    world.state.enter(&mut world.locks, world.now, Subject::Client(client)).map(drop)
+}
+
+#[test]
+fn a_client_whose_state_was_taken_hears_so_until_it_begins_anew() {
+    let mut world = World::new();
+    let (a, b) = (introduce(&mut world, "a"), introduce(&mut world, "b"));
+    let lost = world.open(a, "o", OPEN4_SHARE_ACCESS_BOTH, OPEN4_SHARE_DENY_BOTH).unwrap();
+    world.now += LEASE + Duration::from_secs(1);
+    assert_eq!(renew(&mut world, b), Ok(()));
+    assert!(world.open(b, "o", OPEN4_SHARE_ACCESS_READ, 0).is_ok());
+    for _ in 0..2 {
+        assert_eq!(renew(&mut world, a), Err(Nfsstat4::Expired));
+    }
+    let again = introduce(&mut world, "a");
+    assert_eq!(renew(&mut world, again), Ok(()));
+    assert!(world.open(again, "o", OPEN4_SHARE_ACCESS_READ, 0).is_ok());
+    let old = world.state.enter(&mut world.locks, world.now, Subject::State(&lost));
+    assert_eq!(old.map(drop), Err(Nfsstat4::BadStateid), "what was lost does not come back");
+}
