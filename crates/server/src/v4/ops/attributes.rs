@@ -94,14 +94,15 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
     let mut status = Nfsstat4::Ok;
     if wanted.set != SetAttr::default() {
         let set = |set: &SetAttr| object.vfs().setattr(&object.caller(), &object.handle, set, None);
-        match set(&wanted.set) {
+        let done = match set(&wanted.set) {
             // The mode of a symbolic link means nothing, but clients that walk a tree set it.
             Err(VfsError::NotSupported) if wanted.set.mode.is_some() && object.getattr()?.kind == Kind::Symlink => {
                 attrsset.remove(Attr4::Mode as u32);
-                set(&SetAttr { mode: None, ..wanted.set.clone() })?;
+                set(&SetAttr { mode: None, ..wanted.set.clone() })
             }
-            done => drop(done?),
-        }
+            done => done,
+        };
+        done?;
     }
     // §6.4.1.3: the mode first.
     if let Some(aces) = &wanted.acl {
