@@ -157,6 +157,10 @@ impl ConnectRequest for HookedRequest {
         self.inner.private_data()
     }
 
+    fn shared_receives(&self) -> bool {
+        self.inner.shared_receives()
+    }
+
     fn accept<'a>(
         self: Box<Self>,
         options: &'a QpOptions,

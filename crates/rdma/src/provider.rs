@@ -64,7 +64,8 @@ pub struct ProviderCaps {
     /// Longest private data that a connection request or reply can carry, in bytes. It may arrive with
     /// zeros behind it.
     pub private_data_max: usize,
-    /// Whether its queue pairs can take receives from [`QpOptions::receive_source`].
+    /// Whether queue pairs that it connects can take receives from [`QpOptions::receive_source`]. Of those that it accepts
+    /// [`ConnectRequest::shared_receives`] tells.
     pub shared_receives: bool,
     /// Whether a peer may invalidate regions of ours (Send with Invalidate), whatever adapter the connection is on.
     pub remote_invalidation: bool,
@@ -83,7 +84,8 @@ pub struct QpOptions {
     /// RDMA Reads that the peer may have outstanding (IRD), before negotiation.
     pub inbound_reads: u16,
     /// Where the buffers for incoming Sends come from, and the id that their completions have: only where
-    /// [`ProviderCaps::shared_receives`]. No receives are posted then, neither when the connection is made nor later.
+    /// [`ProviderCaps::shared_receives`] or [`ConnectRequest::shared_receives`]. No receives are posted then, neither when
+    /// the connection is made nor later.
     pub receive_source: Option<(ReceiveSource, WorkId)>,
     /// How memory is registered; only where [`Provider::registrations`] has that way.
     pub registration: RegistrationOptions,
@@ -127,6 +129,9 @@ pub trait ConnectRequest: Send {
     /// # Errors
     /// The peer went away, or sent something else.
     fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>>;
+
+    /// Whether the queue pair can take receives from [`QpOptions::receive_source`].
+    fn shared_receives(&self) -> bool;
 
     /// Accepts, showing the peer `private_data`. `recvs` are posted before the peer can send.
     ///

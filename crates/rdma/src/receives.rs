@@ -221,8 +221,27 @@ impl ReceiveAccount {
         buffer.charge(self.ledger.clone());
     }
 
-    /// Waits until it is worth trying [`take`](Self::take) again. Whoever is woken and does not try must be dropped.
+    /// Waits until it is worth trying [`take`](Self::take) again. Whoever is woken and does not try must be dropped, or
+    /// [wait no more](Self::wait_no_more).
     pub fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.wait(self.ledger.source.options.guaranteed, cx)
+    }
+
+    /// Waits until it is worth trying [`ReceiveSource::take`] again.
+    pub fn poll_free_for_all(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.wait(0, cx)
+    }
+
+    /// Others get what it was woken for, or would have been.
+    pub fn wait_no_more(&mut self) {
+        if std::mem::take(&mut self.waits) {
+            let Ledger { source, number, .. } = &*self.ledger;
+            source.change_waiting(|waiting| waiting.retain(|(waiter, _)| waiter != number));
+            source.wake_next();
+        }
+    }
+
+    fn wait(&mut self, guaranteed: usize, cx: &mut Context<'_>) -> Poll<()> {
         let Ledger { source, number, .. } = &*self.ledger;
         self.waits = true;
         source.change_waiting(|waiting| match waiting.iter_mut().find(|(waiter, _)| waiter == number) {
@@ -230,7 +249,7 @@ impl ReceiveAccount {
             None => waiting.push_back((*number, cx.waker().clone())),
         });
         // What came back before it was entered would not wake it.
-        let free = source.out.load(SeqCst) < source.options.budget || self.held() < source.options.guaranteed;
+        let free = source.out.load(SeqCst) < source.options.budget || self.held() < guaranteed;
         if !free {
             return Poll::Pending;
         }
@@ -257,12 +276,8 @@ impl ReceiveAccount {
 
 impl Drop for ReceiveAccount {
     fn drop(&mut self) {
-        if self.waits {
-            // It may have been woken for a buffer that it will not take now.
-            let Ledger { source, number, .. } = &*self.ledger;
-            source.change_waiting(|waiting| waiting.retain(|(waiter, _)| waiter != number));
-            source.wake_next();
-        }
+        // It may have been woken for a buffer that it will not take now.
+        self.wait_no_more();
     }
 }
 
@@ -484,6 +499,22 @@ mod tests {
         drop(guaranteed);
         assert_eq!((source.stats().out, woken.0.load(SeqCst)), (2, 1));
         assert!(modest.take(false).is_some());
+    }
+
+    #[test]
+    fn who_waits_for_all_waits_for_the_budget_and_passes_on_what_it_does_not_need() {
+        let source = source(1, 1);
+        let mut accounts: Vec<_> = (0..2).map(|_| source.account()).collect();
+        let held = source.take().unwrap();
+        let woken: Vec<_> = (0..2).map(|_| Arc::new(Woken::default())).collect();
+        for (account, woken) in accounts.iter_mut().zip(&woken) {
+            let waker = Waker::from(woken.clone());
+            assert!(account.poll_free_for_all(&mut Context::from_waker(&waker)).is_pending(), "guaranteed or not");
+        }
+        drop(held);
+        accounts[0].wait_no_more();
+        assert_eq!(woken.iter().map(|woken| woken.0.load(SeqCst)).collect::<Vec<_>>(), [1, 1]);
+        assert!(accounts[1].poll_free_for_all(&mut Context::from_waker(Waker::noop())).is_ready());
     }
 
     #[test]

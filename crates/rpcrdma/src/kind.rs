@@ -68,14 +68,15 @@ impl RdmaKind {
         Self { name, ..self }
     }
 
-    /// The receives that a new connection starts with, and the options of its queue pair.
-    fn receives(&self, options: &Options, source: &ReceiveSource) -> (Vec<(WorkId, Buffer)>, QpOptions) {
-        let qp_options = QpOptions { registration: options.registration, ..QpOptions::default() };
-        if !self.provider.caps().shared_receives {
-            return (Connection::initial_receives(options, &self.pool), qp_options);
-        }
-        let receive_source = Some((source.clone(), Connection::receive_id()));
-        (Vec::new(), QpOptions { receive_source, ..qp_options })
+    /// The receives that a new connection starts with, and the options of its queue pair: without a source it has receives
+    /// of its own.
+    fn receives(&self, options: &Options, source: Option<&ReceiveSource>) -> (Vec<(WorkId, Buffer)>, QpOptions) {
+        let receive_source = source.map(|source| (source.clone(), Connection::receive_id()));
+        let recvs = match receive_source {
+            None => Connection::initial_receives(options, &self.pool),
+            Some(_) => Vec::new(),
+        };
+        (recvs, QpOptions { registration: options.registration, receive_source, ..QpOptions::default() })
     }
 
     fn private_data(&self, options: &Options) -> Vec<u8> {
@@ -87,7 +88,12 @@ impl RdmaKind {
         if caps.private_data_max < data.len() { Vec::new() } else { data }
     }
 
-    fn transport(&self, qp: Box<dyn rdma::QueuePair>, mut settings: Settings) -> Arc<dyn Transport> {
+    fn transport(
+        &self,
+        qp: Box<dyn rdma::QueuePair>,
+        mut settings: Settings,
+        source: Option<&ReceiveSource>,
+    ) -> Arc<dyn Transport> {
         settings.invalidate_peer &= qp.caps().send_invalidate;
         let Settings { role, design, send_max, recv_max, .. } = settings;
         let peer = qp.peer();
@@ -95,19 +101,16 @@ impl RdmaKind {
         if design == Design::ReadRead {
             tracing::warn!(%peer, "design=read-read: {}", READ_READ_WARNING);
         }
-        let source = match role {
-            Role::Connecting => &self.connecting,
-            Role::Accepting => &self.accepting,
-        };
         let mut connection = Connection::new(settings, self.pool.clone());
-        if self.provider.caps().shared_receives {
+        if let Some(source) = source {
             connection = connection.with_receive_source(source.clone());
         }
         Arc::new(RdmaTransport::new(self.name, qp, connection, self.pool.clone()))
     }
 
     async fn connect_to(&self, remote: SocketAddr) -> io::Result<Arc<dyn Transport>> {
-        let (recvs, options) = self.receives(&self.options, &self.connecting);
+        let source = self.provider.caps().shared_receives.then_some(&self.connecting);
+        let (recvs, options) = self.receives(&self.options, source);
         let private_data = self.private_data(&self.options);
         let Connected { qp, private_data: peer } =
             self.provider.connect(remote, &options, &private_data, recvs).await?;
@@ -117,7 +120,7 @@ impl RdmaKind {
                        design=read-read and allow_read_read=on";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
-        Ok(self.transport(qp, settings))
+        Ok(self.transport(qp, settings, source))
     }
 
     async fn accept(&self, mut request: Box<dyn ConnectRequest>) -> io::Result<Arc<dyn Transport>> {
@@ -125,9 +128,10 @@ impl RdmaKind {
         // Who does not ask for another design gets the safe one, and is told of no other.
         let design = self.options.agreed_design(&peer.unwrap_or_default());
         let options = Options { design, ..self.options.clone() };
-        let (recvs, qp_options) = self.receives(&options, &self.accepting);
+        let source = request.shared_receives().then_some(&self.accepting);
+        let (recvs, qp_options) = self.receives(&options, source);
         let qp = request.accept(&qp_options, &self.private_data(&options), recvs).await?;
-        Ok(self.transport(qp, Settings::negotiate(Role::Accepting, options, peer)))
+        Ok(self.transport(qp, Settings::negotiate(Role::Accepting, options, peer), source))
     }
 }
 

@@ -10,20 +10,21 @@ use crate::shell::{self, cargo};
 
 /// Runs `guest/verbs.sh`.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    let [conformance, alone] = test_programs()?;
+    let [conformance, shared, alone] = test_programs()?;
     let guest = Guest::new(bench, bench.fresh("verbs")?.join("guest"))?;
     guest.environment(&[
         ("SLIPWAY", text(&bench.slipway)),
         ("CONFORMANCE", text(&conformance)),
+        ("SHARED", text(&shared)),
         ("ALONE", text(&alone)),
     ])?;
     let succeeded = guest.run("verbs.sh");
     guest.results("verbs", succeeded, report)
 }
 
-/// The test programs of `crates/rdma/tests/conformance.rs` and `verbs.rs`.
-fn test_programs() -> Result<[PathBuf; 2], String> {
-    let names = ["conformance", "verbs"];
+/// The test programs of `crates/rdma/tests/conformance.rs`, `shared_receives.rs` and `verbs.rs`.
+fn test_programs() -> Result<[PathBuf; 3], String> {
+    let names = ["conformance", "shared_receives", "verbs"];
     let select = names.iter().flat_map(|name| ["--test", name]);
     let build = ["test", "--package", "slipway-rdma", "--no-run", "--message-format=json"];
     let messages = shell::capture(&mut cargo(build.into_iter().chain(select)))?;
@@ -35,7 +36,7 @@ fn test_programs() -> Result<[PathBuf; 2], String> {
         })
     };
     match names.map(program) {
-        [Some(conformance), Some(verbs)] => Ok([conformance, verbs]),
+        [Some(conformance), Some(shared), Some(verbs)] => Ok([conformance, shared, verbs]),
         _ => Err("cargo does not say where it put the tests of adapters".to_owned()),
     }
 }

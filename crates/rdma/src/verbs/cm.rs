@@ -76,6 +76,9 @@ pub(super) struct Offer<'a> {
     pub(super) private_data: &'a [u8],
     pub(super) outbound_reads: u8,
     pub(super) inbound_reads: u8,
+    /// The peer shall wait where it finds no receive; else a Send finds one, or ends the connection: upper layers have
+    /// credits for that.
+    pub(super) waits_for_receives: bool,
 }
 
 impl EventChannel {
@@ -343,8 +346,7 @@ impl Offer<'_> {
             initiator_depth: self.outbound_reads,
             flow_control: 0,
             retry_count: RETRIES,
-            // A Send finds a receive, or ends the connection: upper layers have credits for that.
-            rnr_retry_count: 0,
+            rnr_retry_count: if self.waits_for_receives { FOR_EVER } else { 0 },
             srq: 0,
             qp_num: 0,
         }
@@ -402,6 +404,8 @@ const AF_INET: i32 = 2;
 const AF_INET6: i32 = 10;
 /// The most that the fabric can be asked for.
 const RETRIES: u8 = 7;
+/// As many retries as it takes.
+const FOR_EVER: u8 = 7;
 
 #[cfg(test)]
 mod tests {

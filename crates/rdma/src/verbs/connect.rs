@@ -105,6 +105,11 @@ impl ConnectRequest for VerbsRequest {
         Box::pin(async { Ok(self.private_data.clone()) })
     }
 
+    fn shared_receives(&self) -> bool {
+        let device = self.id.as_ref().and_then(|id| id.device().ok());
+        device.is_some_and(|device| device.caps.shared_receives > 0)
+    }
+
     fn accept<'a>(
         mut self: Box<Self>,
         options: &'a QpOptions,
@@ -121,8 +126,12 @@ impl ConnectRequest for VerbsRequest {
             let (outbound, inbound) = self.reads;
             let outbound_reads = least(options.outbound_reads.min(device.0), outbound);
             let inbound_reads = least(options.inbound_reads.min(device.1), inbound);
-            qp.queues().id.accept(&Offer { private_data, outbound_reads, inbound_reads })?;
+            let waits_for_receives = qp.queues().shares();
+            qp.queues().id.accept(&Offer { private_data, outbound_reads, inbound_reads, waits_for_receives })?;
             within(self.options.handshake_timeout, qp.events().expect(RDMA_CM_EVENT_ESTABLISHED)).await?;
+            if waits_for_receives {
+                qp.queues().retry_soon()?;
+            }
             qp.established(outbound_reads.into(), true);
             Ok(Box::new(qp) as Box<dyn QueuePair>)
         })
@@ -160,7 +169,8 @@ pub(super) async fn connect(
     let device = qp.queues().device.caps.reads;
     let outbound_reads = least(options.outbound_reads.min(device.0), u8::MAX);
     let inbound_reads = least(options.inbound_reads.min(device.1), u8::MAX);
-    qp.queues().id.connect(&Offer { private_data, outbound_reads, inbound_reads })?;
+    let waits_for_receives = qp.queues().shares();
+    qp.queues().id.connect(&Offer { private_data, outbound_reads, inbound_reads, waits_for_receives })?;
     let event = within(verbs.handshake_timeout, qp.events().expect(RDMA_CM_EVENT_ESTABLISHED)).await?;
     qp.established(outbound_reads.min(event.reads.0).into(), false);
     Ok(Connected { qp: Box::new(qp), private_data: event.private_data })
@@ -175,7 +185,8 @@ fn prepare(
     options: &QpOptions,
     recvs: Vec<(WorkId, Buffer)>,
 ) -> io::Result<VerbsQp> {
-    let queues = Queues::create(id, options.send_queue.min(SENDS_MAX), recvs.len().max(RECVS_MIN))?;
+    let source = options.receive_source.as_ref().map(|(source, _)| source);
+    let queues = Queues::create(id, options.send_queue.min(SENDS_MAX), recvs.len().max(RECVS_MIN), source)?;
     let mut qp = VerbsQp::new(queues, events, peer, verbs, options);
     qp.post_first_recvs(recvs)?;
     Ok(qp)

@@ -13,11 +13,11 @@ use std::{
     io,
     os::fd::{BorrowedFd, RawFd},
     ptr::NonNull,
-    sync::Arc,
+    sync::{Arc, Weak},
 };
 
 use buf::{Buffer, Pool, Slab};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rustix::fs::OFlags;
 
 use super::{
@@ -25,7 +25,9 @@ use super::{
     ffi::*,
     library::{Library, check, last_error},
     memory::SlabMr,
+    receives::{SHARED_DEPTH, SharedQueue},
 };
+use crate::ReceiveSource;
 
 /// An opened device.
 pub(super) struct Device {
@@ -37,6 +39,8 @@ pub(super) struct Device {
     pub(super) nothing: Buffer,
     /// By the address of their first byte.
     slabs: RwLock<BTreeMap<usize, Arc<SlabMr>>>,
+    /// One for each source that connections on it take their receives from.
+    shared: Mutex<Vec<Weak<SharedQueue>>>,
     pub(super) faults: Faults,
 }
 
@@ -57,6 +61,8 @@ pub(super) struct DeviceCaps {
     /// RDMA Reads that a queue pair can have outstanding, as initiator and as responder.
     pub(super) reads: (u16, u16),
     pub(super) region_max: usize,
+    /// Receives that a shared queue can hold; 0 if there is none, or none to be relied on.
+    pub(super) shared_receives: usize,
     pub(super) ports: u8,
     /// How a completion says that the message invalidated a region.
     pub(super) invalidated_flag: c_uint,
@@ -85,7 +91,7 @@ impl Device {
     pub(super) unsafe fn of(library: &'static Library, context: NonNull<ibv_context>) -> io::Result<Arc<Self>> {
         let mut devices = library.devices.lock();
         let key = context.as_ptr() as usize;
-        if let Some(device) = devices.get(&key).and_then(std::sync::Weak::upgrade) {
+        if let Some(device) = devices.get(&key).and_then(Weak::upgrade) {
             return Ok(device);
         }
         // SAFETY: by the caller.
@@ -106,7 +112,15 @@ impl Device {
         let pd = Arc::new(Pd { library, ptr, context });
         let faults = Faults::watch(&pd, &caps.name)?;
         let staging = Pool::default();
-        Ok(Self { caps, pd, nothing: staging.take(1), staging, slabs: RwLock::default(), faults })
+        Ok(Self {
+            caps,
+            pd,
+            nothing: staging.take(1),
+            staging,
+            slabs: RwLock::default(),
+            shared: Mutex::default(),
+            faults,
+        })
     }
 
     /// The registration of the slab that `bytes` lie in, made if it is new; `None` if they are of no pool.
@@ -131,6 +145,25 @@ impl Device {
         let registered = Arc::new(SlabMr::register(&self.pd, &self.caps, slab)?);
         slabs.insert(registered.base(), registered.clone());
         Ok(Some(registered))
+    }
+
+    /// The shared receive queue that takes from `source`, made if there is none.
+    ///
+    /// # Errors
+    /// The device has no such queues, or refuses.
+    pub(super) fn shared_queue(&self, source: &ReceiveSource) -> io::Result<Arc<SharedQueue>> {
+        if self.caps.shared_receives == 0 {
+            let why = format!("{} has no shared receive queues", self.caps.name);
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        let mut shared = self.shared.lock();
+        if let Some(queue) = shared.iter().filter_map(Weak::upgrade).find(|queue| queue.source() == source) {
+            return Ok(queue);
+        }
+        shared.retain(|queue| queue.strong_count() > 0);
+        let queue = Arc::new(SharedQueue::create(self, source)?);
+        shared.push(Arc::downgrade(&queue));
+        Ok(queue)
     }
 
     /// Longest message on a port, in bytes.
@@ -161,6 +194,10 @@ impl DeviceCaps {
         let ops = unsafe { &(*context.as_ptr()).ops };
         let flags = attr.device_cap_flags;
         let type_2 = flags & (IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+        // An empty one lets peers wait, but on iWARP it ends their connections.
+        let shares = !iwarp && attr.max_srq > 0 && ops.post_srq_recv.is_some();
+        // A completion queue must have room for all that one peer can fill before its completions are read.
+        let shared_max = attr.max_srq_wr.min(attr.max_cqe / 2).max(0) as usize;
         let reads = |max: c_int| u16::try_from(max.clamp(0, READS_MAX)).expect("in range");
         Ok(Self {
             name,
@@ -174,6 +211,7 @@ impl DeviceCaps {
             pieces_max: attr.max_sge.max(1) as u32,
             reads: (reads(attr.max_qp_init_rd_atom), reads(attr.max_qp_rd_atom)),
             region_max: usize::try_from(attr.max_mr_size).unwrap_or(usize::MAX).min(u32::MAX as usize),
+            shared_receives: if shares { shared_max.min(SHARED_DEPTH) } else { 0 },
             ports: attr.phys_port_cnt,
             // Linux's rxe shows the kernel's own bit for it, which libibverbs does not translate.
             invalidated_flag: IBV_WC_WITH_INV | if attr.vendor_id == RXE { IBV_WC_IP_CSUM_OK } else { 0 },

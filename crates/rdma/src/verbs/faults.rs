@@ -48,6 +48,10 @@ struct Known {
 
 struct Watched {
     cq: usize,
+    /// Zero if it has receives of its own.
+    srq: usize,
+    /// No receive of a shared queue is in use by it any more.
+    drained: bool,
     fault: Option<Fault>,
     waker: Option<Waker>,
 }
@@ -66,8 +70,9 @@ impl Faults {
     }
 
     /// A queue pair whose events are wanted from now on.
-    pub(super) fn add(&self, qp: NonNull<ibv_qp>, cq: NonNull<ibv_cq>) {
-        let watched = Watched { cq: cq.as_ptr() as usize, fault: None, waker: None };
+    pub(super) fn add(&self, qp: NonNull<ibv_qp>, cq: NonNull<ibv_cq>, srq: *const ibv_srq) {
+        let (cq, srq) = (cq.as_ptr() as usize, srq as usize);
+        let watched = Watched { cq, srq, drained: false, fault: None, waker: None };
         self.known.watched.lock().insert(qp.as_ptr() as usize, watched);
     }
 
@@ -88,6 +93,16 @@ impl Faults {
             watched.waker = Some(waker.clone());
         }
         watched.fault.take()
+    }
+
+    /// Whether a queue pair that is in the error state uses no receive of a shared queue any more; if not, `waker` is told.
+    pub(super) fn is_drained(&self, qp: NonNull<ibv_qp>, waker: Option<&Waker>) -> bool {
+        let mut watched = self.known.watched.lock();
+        self.known.drain(&mut watched);
+        watched.get_mut(&(qp.as_ptr() as usize)).is_none_or(|watched| {
+            watched.waker = waker.cloned();
+            watched.drained
+        })
     }
 }
 
@@ -133,13 +148,19 @@ impl Known {
             let element = event.element as usize;
             // SAFETY: the event was got just now, and is acknowledged once.
             unsafe { (functions.ibv_ack_async_event)(&mut event) };
+            if event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED
+                && let Some(watched) = watched.get_mut(&element)
+            {
+                watched.drained = true;
+                watched.waker.take().into_iter().for_each(Waker::wake);
+            }
             let Some(fault) = fault else { continue };
             match event.event_type {
                 IBV_EVENT_DEVICE_FATAL => all(watched, fault),
-                IBV_EVENT_CQ_ERR => {
+                IBV_EVENT_CQ_ERR | IBV_EVENT_SRQ_ERR => {
                     watched
                         .values_mut()
-                        .filter(|watched| watched.cq == element)
+                        .filter(|watched| watched.cq == element || watched.srq == element)
                         .for_each(|watched| watched.tell(fault));
                 }
                 _ => watched.get_mut(&element).into_iter().for_each(|watched| watched.tell(fault)),
@@ -166,6 +187,7 @@ fn meaning(event: std::ffi::c_int) -> Option<Fault> {
         IBV_EVENT_QP_REQ_ERR => Some(Fault::Request("invalid request")),
         IBV_EVENT_QP_ACCESS_ERR => Some(Fault::Request("access to memory without the right to it")),
         IBV_EVENT_CQ_ERR => Some(Fault::Device("a completion queue has overrun")),
+        IBV_EVENT_SRQ_ERR => Some(Fault::Device("a shared receive queue has failed")),
         IBV_EVENT_DEVICE_FATAL => Some(Fault::Device("the device has failed")),
         _ => None,
     }

@@ -46,7 +46,7 @@ pub struct ibv_context_ops {
     pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
     pub req_notify_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int>,
     _compat_cq_and_srq: [Compat; 7],
-    _post_srq_recv: Compat,
+    pub post_srq_recv: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
     _compat_qp: [Compat; 4],
     pub post_send: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
     pub post_recv: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
@@ -203,6 +203,27 @@ pub struct ibv_qp_init_attr {
 }
 
 #[repr(C)]
+pub struct ibv_srq_attr {
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub srq_limit: u32,
+}
+
+#[repr(C)]
+pub struct ibv_srq_init_attr {
+    pub srq_context: *mut c_void,
+    pub attr: ibv_srq_attr,
+}
+
+/// Of which only `min_rnr_timer` is ever set.
+#[repr(C, align(8))]
+pub struct ibv_qp_attr {
+    pub _before: [u8; 128],
+    pub min_rnr_timer: u8,
+    pub _behind: [u8; 15],
+}
+
+#[repr(C)]
 pub struct ibv_device_attr {
     pub fw_ver: [c_char; 64],
     pub node_guid: u64,
@@ -355,6 +376,8 @@ pub const IBV_MW_TYPE_2: c_int = 2;
 
 pub const IBV_QPT_RC: c_int = 2;
 
+pub const IBV_QP_MIN_RNR_TIMER: c_int = 1 << 15;
+
 pub const IBV_WR_RDMA_WRITE: c_uint = 0;
 pub const IBV_WR_SEND: c_uint = 2;
 pub const IBV_WR_RDMA_READ: c_uint = 4;
@@ -383,6 +406,8 @@ pub const IBV_EVENT_QP_FATAL: c_int = 1;
 pub const IBV_EVENT_QP_REQ_ERR: c_int = 2;
 pub const IBV_EVENT_QP_ACCESS_ERR: c_int = 3;
 pub const IBV_EVENT_DEVICE_FATAL: c_int = 8;
+pub const IBV_EVENT_SRQ_ERR: c_int = 14;
+pub const IBV_EVENT_QP_LAST_WQE_REACHED: c_int = 16;
 
 pub const RDMA_PS_TCP: c_int = 0x0106;
 
@@ -418,6 +443,7 @@ pub const LAYOUT: &[(&str, usize)] = {
         ("offsetof(struct ibv_context_ops, dealloc_mw)", offset_of!(ibv_context_ops, dealloc_mw)),
         ("offsetof(struct ibv_context_ops, poll_cq)", offset_of!(ibv_context_ops, poll_cq)),
         ("offsetof(struct ibv_context_ops, req_notify_cq)", offset_of!(ibv_context_ops, req_notify_cq)),
+        ("offsetof(struct ibv_context_ops, post_srq_recv)", offset_of!(ibv_context_ops, post_srq_recv)),
         ("offsetof(struct ibv_context_ops, post_send)", offset_of!(ibv_context_ops, post_send)),
         ("offsetof(struct ibv_context_ops, post_recv)", offset_of!(ibv_context_ops, post_recv)),
         ("offsetof(struct ibv_mr, lkey)", offset_of!(ibv_mr, lkey)),
@@ -447,6 +473,10 @@ pub const LAYOUT: &[(&str, usize)] = {
         ("offsetof(struct ibv_wc, wc_flags)", offset_of!(ibv_wc, wc_flags)),
         ("sizeof(struct ibv_qp_init_attr)", size_of::<ibv_qp_init_attr>()),
         ("offsetof(struct ibv_qp_init_attr, cap)", offset_of!(ibv_qp_init_attr, cap)),
+        ("sizeof(struct ibv_srq_init_attr)", size_of::<ibv_srq_init_attr>()),
+        ("offsetof(struct ibv_srq_init_attr, attr.srq_limit)", offset_of!(ibv_srq_init_attr, attr.srq_limit)),
+        ("sizeof(struct ibv_qp_attr)", size_of::<ibv_qp_attr>()),
+        ("offsetof(struct ibv_qp_attr, min_rnr_timer)", offset_of!(ibv_qp_attr, min_rnr_timer)),
         ("sizeof(struct ibv_device_attr)", size_of::<ibv_device_attr>()),
         ("offsetof(struct ibv_device_attr, device_cap_flags)", offset_of!(ibv_device_attr, device_cap_flags)),
         ("offsetof(struct ibv_device_attr, phys_port_cnt)", offset_of!(ibv_device_attr, phys_port_cnt)),

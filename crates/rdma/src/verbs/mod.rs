@@ -19,6 +19,7 @@ mod memory;
 mod prepare;
 mod qp;
 mod queue;
+mod receives;
 mod survey;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};

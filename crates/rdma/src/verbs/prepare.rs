@@ -11,6 +11,7 @@ use buf::{Buffer, Piece, Rope};
 use smallvec::SmallVec;
 
 use super::{
+    device::Device,
     ffi::{IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, ibv_bind_mw, ibv_sge},
     memory::{Keys, Local, Mr, SlabMr},
     queue::{Operation, Pieces, Queues},
@@ -63,7 +64,7 @@ impl Plan {
             return Ok(Self::single(Operation::Write { rkey, remote }));
         }
         let mut holds = Holds::new();
-        let into = sink(queues, keys, &Buffer::zeroed(0), IBV_ACCESS_LOCAL_WRITE, false, &mut holds)?;
+        let into = sink(&queues.device, keys, &Buffer::zeroed(0), IBV_ACCESS_LOCAL_WRITE, false, &mut holds)?;
         Ok(Self { wrs: VecDeque::from([(Operation::Read { rkey, remote }, Pieces::from_slice(&[into]))]), holds })
     }
 
@@ -80,14 +81,14 @@ impl Plan {
                 let inline = fits_inline(data, queues) && !(queues.device.caps.iwarp && invalidate.is_some());
                 let pieces = match inline {
                     true => data.pieces().iter().filter_map(in_memory).map(|bytes| piece(bytes, 0)).collect(),
-                    false => gather(data, queues, keys, &mut plan.holds, queues.limits.pieces, false)?,
+                    false => gather(data, &queues.device, keys, &mut plan.holds, queues.limits.pieces, false)?,
                 };
                 let invalidate = invalidate.map(|stag| stag.0);
                 plan.wrs.push_back((Operation::Send { invalidate, solicited: *solicited, inline }, pieces));
             }
             WorkRequest::Write { data, to, .. } if !data.is_empty() => {
                 let each = keys.each();
-                let pieces = gather(data, queues, keys, &mut plan.holds, usize::MAX, each)?;
+                let pieces = gather(data, &queues.device, keys, &mut plan.holds, usize::MAX, each)?;
                 let messages = split(&pieces, queues.limits.pieces, queues.limits.message);
                 plan.wrs.extend(messages.into_iter().map(|(at, pieces)| (write_to(*to, at), pieces)));
             }
@@ -96,7 +97,7 @@ impl Plan {
                 let iwarp = queues.device.caps.iwarp;
                 let access = IBV_ACCESS_LOCAL_WRITE | if iwarp { IBV_ACCESS_REMOTE_WRITE } else { 0 };
                 let each = iwarp || keys.each();
-                let sink = sink(queues, keys, into, access, each, &mut plan.holds)?;
+                let sink = sink(&queues.device, keys, into, access, each, &mut plan.holds)?;
                 let messages = split(&[sink], 1, queues.limits.message);
                 plan.wrs.extend(messages.into_iter().map(|(at, pieces)| (read_from(*from, at), pieces)));
             }
@@ -111,7 +112,7 @@ impl Plan {
 /// # Errors
 /// It cannot be registered.
 pub(super) fn sink(
-    queues: &Queues,
+    device: &Device,
     keys: &mut Keys,
     buffer: &Buffer,
     access: c_int,
@@ -119,14 +120,14 @@ pub(super) fn sink(
     holds: &mut Holds,
 ) -> io::Result<ibv_sge> {
     if buffer.is_empty() {
-        let nothing = &queues.device.nothing;
-        let local = keys.local(&queues.device, nothing)?.expect("it is of a pool");
+        let nothing = &device.nothing;
+        let local = keys.local(device, nothing)?.expect("it is of a pool");
         return Ok(ibv_sge { length: 0, ..kept(nothing, local, holds) });
     }
-    if !each && let Some(local) = keys.local(&queues.device, buffer)? {
+    if !each && let Some(local) = keys.local(device, buffer)? {
         return Ok(kept(buffer, local, holds));
     }
-    let mr = Mr::register(&queues.device.pd, buffer.as_ptr(), buffer.len(), access)?;
+    let mr = Mr::register(&device.pd, buffer.as_ptr(), buffer.len(), access)?;
     let piece = piece(buffer, mr.lkey());
     holds.push(Hold::Registered(mr));
     Ok(piece)
@@ -148,17 +149,16 @@ fn in_memory(piece: &Piece) -> Option<&[u8]> {
 /// The pieces of `data`, at most `max`, as the adapter reaches them: `each` by a registration of its own.
 fn gather(
     data: &Rope,
-    queues: &Queues,
+    device: &Device,
     keys: &mut Keys,
     holds: &mut Holds,
     max: usize,
     each: bool,
 ) -> io::Result<Pieces> {
-    let device = &queues.device;
     if data.pieces().len() > max {
         let mut together = device.staging.take(data.len());
         data.copy_to(&mut together)?;
-        let piece = sink(queues, keys, &together, IBV_ACCESS_LOCAL_WRITE, false, holds)?;
+        let piece = sink(device, keys, &together, IBV_ACCESS_LOCAL_WRITE, false, holds)?;
         holds.push(Hold::Copied(together));
         return Ok(Pieces::from_slice(&[piece]));
     }
@@ -182,7 +182,7 @@ fn gather(
             Piece::File(range) => range.read(&mut copy)?,
             Piece::Peer(bytes) => bytes.copy_to(&mut copy),
         }
-        pieces.push(sink(queues, keys, &copy, IBV_ACCESS_LOCAL_WRITE, false, holds)?);
+        pieces.push(sink(device, keys, &copy, IBV_ACCESS_LOCAL_WRITE, false, holds)?);
         holds.push(Hold::Copied(copy));
     }
     Ok(pieces)

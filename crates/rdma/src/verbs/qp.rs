@@ -7,6 +7,8 @@
 //! A posted request keeps its buffer, and whatever was registered or copied for it alone. At the end of the
 //! connection the adapter is stopped first (windows, then queues are destroyed); only then comes everything home.
 
+mod end;
+
 use std::{
     collections::{HashMap, VecDeque},
     future::Future,
@@ -18,6 +20,7 @@ use std::{
 };
 
 use buf::Buffer;
+use end::Phase;
 use smallvec::SmallVec;
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -27,8 +30,9 @@ use super::{
     faults::Fault,
     ffi::*,
     memory::{Exposure, Keys, Window},
-    prepare::{Holds, Plan, Request, sink},
-    queue::{Operation, Queues, meaning},
+    prepare::{Holds, Plan, Request},
+    queue::{Operation, Queues},
+    receives::{RECEIVES, Receives},
 };
 use crate::{
     Completion, CompletionKind, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag, Status, WorkId,
@@ -60,11 +64,12 @@ pub(super) struct VerbsQp {
     outstanding_max: usize,
     regions_max: usize,
 
-    recvs_queued: VecDeque<(WorkId, Buffer)>,
-    recvs: VecDeque<PostedRecv>,
+    recvs: Receives,
 
     /// Nothing is sent before the first message has come.
     hold: bool,
+    /// It has failed, and holds on to no receive of a shared queue.
+    drained: bool,
     /// A notification has been asked for.
     armed: bool,
     /// When something last completed.
@@ -94,33 +99,12 @@ struct Posted {
     _holds: Holds,
 }
 
-struct PostedRecv {
-    id: WorkId,
-    buffer: Buffer,
-    _holds: Holds,
-}
-
 /// A region, and what exposes it until that is undone.
 struct Exposed {
     exposure: Option<Exposure>,
     memory: Memory,
     /// Its invalidation has been posted.
     ending: bool,
-}
-
-enum Phase {
-    Open,
-    /// What is queued is still sent; then the peer is told, and closes too.
-    Closing {
-        told: bool,
-        timer: Pin<Box<Sleep>>,
-    },
-    /// The queue pair has failed, and the connection manager may say why.
-    Failing {
-        error: QpError,
-        timer: Pin<Box<Sleep>>,
-    },
-    Ended(QpError),
 }
 
 impl VerbsQp {
@@ -156,9 +140,9 @@ impl VerbsQp {
             outstanding: 0,
             outstanding_max: options.send_queue,
             regions_max: verbs.regions_max,
-            recvs_queued: VecDeque::new(),
-            recvs: VecDeque::new(),
+            recvs: Receives::new(options),
             hold: false,
+            drained: false,
             armed: false,
             active: Instant::now(),
             spin: verbs.spin,
@@ -172,7 +156,7 @@ impl VerbsQp {
     /// # Errors
     /// It does not take them.
     pub(super) fn post_first_recvs(&mut self, recvs: Vec<(WorkId, Buffer)>) -> io::Result<()> {
-        self.recvs_queued.extend(recvs);
+        recvs.into_iter().for_each(|(id, buffer)| self.recvs.push(id, buffer));
         self.pump_recvs()
     }
 
@@ -193,22 +177,7 @@ impl VerbsQp {
 
     fn pump_recvs(&mut self) -> io::Result<()> {
         let Some(queues) = &mut self.queues else { return Ok(()) };
-        let mut chain = SmallVec::<[(u64, ibv_sge); 16]>::new();
-        while self.recvs.len() < queues.limits.recvs
-            && let Some((id, buffer)) = self.recvs_queued.pop_front()
-        {
-            let mut holds = Holds::new();
-            let piece = match sink(queues, &mut self.keys, &buffer, IBV_ACCESS_LOCAL_WRITE, false, &mut holds) {
-                Ok(piece) => piece,
-                Err(error) => {
-                    self.recvs_queued.push_front((id, buffer));
-                    return Err(error);
-                }
-            };
-            chain.push((RECEIVE, piece));
-            self.recvs.push_back(PostedRecv { id, buffer, _holds: holds });
-        }
-        queues.post_recvs(&chain)
+        self.recvs.pump(queues, &mut self.keys)
     }
 
     /// Posts what is queued as far as there is room, and rings the doorbell once.
@@ -291,7 +260,7 @@ impl VerbsQp {
             }
             for wc in &batch[..got] {
                 match wc.wr_id {
-                    RECEIVE => self.received(wc, completions),
+                    RECEIVES.. => self.received(wc, completions),
                     number => self.sent(number, wc, completions),
                 }
             }
@@ -304,8 +273,14 @@ impl VerbsQp {
     }
 
     fn received(&mut self, wc: &ibv_wc, completions: &mut Vec<Completion>) {
-        let Some(PostedRecv { id, mut buffer, .. }) = self.recvs.pop_front() else { return };
+        let Some(queues) = &self.queues else { return };
+        let Some((id, mut buffer)) = self.recvs.completed(wc.wr_id, queues) else { return };
         if wc.status != IBV_WC_SUCCESS {
+            if queues.shares() {
+                // A message at a time: no other receive of the shared queue is in use.
+                self.drained = true;
+                return self.failed(wc, true);
+            }
             let kind = CompletionKind::Receive { buffer, invalidated: None, solicited: false };
             completions.push(Completion { id, status: Status::Flushed, kind });
             return self.failed(wc, true);
@@ -378,40 +353,6 @@ impl VerbsQp {
         Some(memory)
     }
 
-    /// A work request has not completed well: the queue pair is of no more use.
-    fn failed(&mut self, wc: &ibv_wc, receive: bool) {
-        if !matches!(self.phase, Phase::Open | Phase::Closing { told: false, .. }) {
-            return;
-        }
-        let Some(queues) = &self.queues else { return };
-        let text = queues.device.pd.library.status_text(wc.status);
-        tracing::debug!(peer = %self.peer, status = text, vendor = wc.vendor_err, receive, "work failed");
-        match meaning(wc.status, receive, text) {
-            Some(error) => self.end(error),
-            None => {
-                // An adapter that flushes when the peer closes may do so before the connection manager tells.
-                let timer = Box::pin(sleep_until(Instant::now() + FAILING));
-                let error = QpError::Protocol("the adapter has stopped the connection".into());
-                self.phase = Phase::Failing { error, timer };
-            }
-        }
-    }
-
-    /// A call to the adapter has failed.
-    fn broken(&mut self, error: &io::Error) {
-        if !matches!(self.phase, Phase::Ended(_)) {
-            tracing::error!(peer = %self.peer, %error, "ending the connection");
-            self.end(QpError::Io(error.kind()));
-        }
-    }
-
-    fn end(&mut self, error: QpError) {
-        if !matches!(self.phase, Phase::Ended(_)) {
-            tracing::debug!(peer = %self.peer, %error, "connection ended");
-            self.phase = Phase::Ended(error);
-        }
-    }
-
     /// Takes in what the connection manager says.
     fn poll_events(&mut self, cx: &mut Context<'_>) {
         while let Some(events) = &self.events
@@ -465,56 +406,11 @@ impl VerbsQp {
         }
     }
 
-    /// Goes on with an end that has begun.
-    fn poll_end(&mut self, cx: &mut Context<'_>) {
-        let idle = self.queued.is_empty() && self.posted.is_empty();
-        match &mut self.phase {
-            Phase::Open | Phase::Ended(_) => {}
-            Phase::Closing { told, timer } => {
-                if idle && !*told {
-                    *told = true;
-                    self.queues.as_ref().expect("until the end").id.disconnect();
-                }
-                if timer.as_mut().poll(cx).is_ready() {
-                    self.end(QpError::Disconnected);
-                }
-            }
-            Phase::Failing { error, timer } => {
-                let error = error.clone();
-                let fault = self.queues.as_ref().and_then(Queues::take_fault);
-                if let Some(fault) = fault {
-                    self.end(fault.into());
-                } else if timer.as_mut().poll(cx).is_ready() {
-                    self.end(error);
-                }
-            }
-        }
-    }
-
-    /// Stops the adapter, and brings everything home.
-    fn stop(&mut self, completions: &mut Vec<Completion>) {
-        let _ = self.reap(completions); // what has completed has completed
-        self.events = None;
-        if let Some(queues) = self.queues.take() {
-            queues.id.disconnect();
-            self.spare.clear();
-            // Windows refer to the queue pair; registrations made for regions are done with, too.
-            self.regions.values_mut().for_each(|region| region.exposure = None);
-            drop(queues);
-        }
-        self.begun = None;
-        let posted = std::mem::take(&mut self.posted);
-        for Posted { request, status, .. } in posted {
-            let status = if status == Status::Ok { Status::Flushed } else { status };
-            self.hand_home(request, status, completions);
-        }
-        for request in std::mem::take(&mut self.queued) {
-            self.hand_home(request, Status::Flushed, completions);
-        }
-        let recvs = std::mem::take(&mut self.recvs).into_iter().map(|recv| (recv.id, recv.buffer));
-        for (id, buffer) in recvs.chain(std::mem::take(&mut self.recvs_queued)) {
-            let kind = CompletionKind::Receive { buffer, invalidated: None, solicited: false };
-            completions.push(Completion { id, status: Status::Flushed, kind });
+    /// Ready when a shared receive queue that is short of receives may be filled again.
+    fn poll_short(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.queues {
+            Some(queues) => self.recvs.poll_short(queues, cx),
+            None => Poll::Pending,
         }
     }
 
@@ -571,7 +467,7 @@ impl QueuePair for VerbsQp {
     }
 
     fn post_recv(&mut self, id: WorkId, buffer: Buffer) {
-        self.recvs_queued.push_back((id, buffer));
+        self.recvs.push(id, buffer);
         // At once: what the peer sends next may be meant for it.
         if let Err(error) = self.pump_recvs() {
             self.broken(&error);
@@ -611,7 +507,7 @@ impl QueuePair for VerbsQp {
             match self.poll_idle(cx) {
                 Ok(true) => {
                     self.poll_health(cx);
-                    if !matches!(self.phase, Phase::Ended(_)) {
+                    if !matches!(self.phase, Phase::Ended(_)) && self.poll_short(cx).is_pending() {
                         return Poll::Pending;
                     }
                 }
@@ -645,24 +541,8 @@ impl QueuePair for VerbsQp {
     }
 }
 
-impl From<Fault> for QpError {
-    fn from(fault: Fault) -> Self {
-        match fault {
-            Fault::Request(what) => QpError::Protocol(what.into()),
-            Fault::Device(what) => {
-                tracing::error!(what, "an adapter fails");
-                QpError::Io(io::ErrorKind::NetworkDown)
-            }
-        }
-    }
-}
-
-/// Marks the completion of a receive; they complete in the order posted.
-const RECEIVE: u64 = u64::MAX;
 const BATCH: usize = 32;
 /// Batches taken in before others get their turn.
 const BATCHES: usize = 8;
 /// Windows kept for the next regions.
 const SPARE_MAX: usize = 256;
-/// How long the connection manager may take to tell why the adapter has stopped.
-const FAILING: Duration = Duration::from_millis(500);

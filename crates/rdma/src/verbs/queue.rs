@@ -11,7 +11,7 @@ use std::{
     io,
     ptr::{NonNull, null_mut},
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use smallvec::SmallVec;
@@ -23,8 +23,9 @@ use super::{
     faults::Fault,
     ffi::*,
     library::{check, last_error},
+    receives::SharedQueue,
 };
-use crate::QpError;
+use crate::{QpError, ReceiveSource};
 
 /// The queues; they end with the connection's identifier, which they own.
 pub(super) struct Queues {
@@ -36,6 +37,8 @@ pub(super) struct Queues {
     /// Notifications read and not yet acknowledged.
     unacknowledged: c_uint,
     chain: Chain,
+    /// Where the queue pair takes its receives from, if it has none of its own.
+    shared: Option<Arc<SharedQueue>>,
     pub(super) device: Arc<Device>,
     // Last: it keeps the device open.
     pub(super) id: CmId,
@@ -80,9 +83,11 @@ impl Queues {
     ///
     /// # Errors
     /// The device refuses.
-    pub(super) fn create(id: CmId, sends: usize, recvs: usize) -> io::Result<Self> {
+    pub(super) fn create(id: CmId, sends: usize, recvs: usize, source: Option<&ReceiveSource>) -> io::Result<Self> {
         let device = id.device()?;
         let caps = &device.caps;
+        let shared = source.map(|source| device.shared_queue(source)).transpose()?;
+        let recvs = shared.as_ref().map_or(recvs, |shared| shared.depth());
         let at_most = |wanted: usize, max: u32| wanted.clamp(1, max as usize);
         let (mut sends, mut recvs) = (at_most(sends, caps.queue_max), at_most(recvs, caps.queue_max));
         if sends + recvs > caps.cq_max as usize {
@@ -105,10 +110,11 @@ impl Queues {
             unsafe { (functions.ibv_destroy_comp_channel)(channel.as_ptr()) };
             return Err(error);
         };
-        let mut queues = match create_qp(&id, &device, cq, limits) {
+        let srq = shared.as_ref().map_or(null_mut(), |shared| shared.as_ptr());
+        let mut queues = match create_qp(&id, &device, cq, srq, limits) {
             Ok((qp, limits)) => {
                 let chain = Chain::default();
-                Self { ready: None, qp, cq, channel, limits, unacknowledged: 0, chain, device, id }
+                Self { ready: None, qp, cq, channel, limits, unacknowledged: 0, chain, shared, device, id }
             }
             Err(error) => {
                 // SAFETY: nothing uses the completion queue, nor then the channel.
@@ -119,7 +125,7 @@ impl Queues {
                 return Err(error);
             }
         };
-        queues.device.faults.add(queues.qp, queues.cq);
+        queues.device.faults.add(queues.qp, queues.cq, srq);
         queues.watch()?;
         tracing::debug!(device = queues.device.caps.name, limits = ?queues.limits, "queue pair created");
         Ok(queues)
@@ -199,20 +205,43 @@ impl Queues {
         check(posted, "posting to the send queue")
     }
 
-    /// Posts receives, each of one piece.
+    /// Posts a receive of the queue pair's own.
     ///
     /// # Errors
     /// The queue pair is of no more use.
-    pub(super) fn post_recvs(&mut self, recvs: &[(u64, ibv_sge)]) -> io::Result<()> {
+    pub(super) fn post_recv(&mut self, wr_id: u64, piece: &mut ibv_sge) -> io::Result<()> {
         let post = self.device.pd.ops().post_recv.expect("every provider has it");
-        for (wr_id, piece) in recvs {
-            let mut piece = *piece;
-            let mut wr = ibv_recv_wr { wr_id: *wr_id, next: null_mut(), sg_list: &mut piece, num_sge: 1 };
-            let mut bad = null_mut();
-            // SAFETY: a work request in the library's layout, which is only read during the call.
-            check(unsafe { post(self.qp.as_ptr(), &mut wr, &mut bad) }, "posting to the receive queue")?;
-        }
-        Ok(())
+        let mut wr = ibv_recv_wr { wr_id, next: null_mut(), sg_list: piece, num_sge: 1 };
+        let mut bad = null_mut();
+        // SAFETY: a work request in the library's layout, which is only read during the call.
+        check(unsafe { post(self.qp.as_ptr(), &mut wr, &mut bad) }, "posting to the receive queue")
+    }
+
+    /// The shared queue that its receives come from.
+    pub(super) fn shared(&self) -> &SharedQueue {
+        self.shared.as_ref().expect("made with a source")
+    }
+
+    pub(super) fn shares(&self) -> bool {
+        self.shared.is_some()
+    }
+
+    /// Tells a peer that has found the shared queue empty to come again soon, and not after 655 ms, which the connection
+    /// manager of Linux asks for.
+    ///
+    /// # Errors
+    /// The device refuses.
+    pub(super) fn retry_soon(&self) -> io::Result<()> {
+        let mut attr = ibv_qp_attr { _before: [0; 128], min_rnr_timer: RETRY_SOON, _behind: [0; 15] };
+        let functions = &self.device.pd.library.functions;
+        // SAFETY: a connected queue pair, and a structure of the library's layout, of which one field is looked at.
+        let set = unsafe { (functions.ibv_modify_qp)(self.qp.as_ptr(), &mut attr, IBV_QP_MIN_RNR_TIMER) };
+        check(set, "setting when a peer tries again")
+    }
+
+    /// Whether the queue pair, once it has failed, holds on to no receive of the shared queue.
+    pub(super) fn is_drained(&self, waker: Option<&Waker>) -> bool {
+        self.device.faults.is_drained(self.qp, waker)
     }
 
     /// Reads completions into `into`; how many there were.
@@ -298,7 +327,13 @@ impl Drop for Queues {
 }
 
 /// A queue pair for the identifier, with as much inline data as the device grants.
-fn create_qp(id: &CmId, device: &Device, cq: NonNull<ibv_cq>, limits: Limits) -> io::Result<(NonNull<ibv_qp>, Limits)> {
+fn create_qp(
+    id: &CmId,
+    device: &Device,
+    cq: NonNull<ibv_cq>,
+    srq: *mut ibv_srq,
+    limits: Limits,
+) -> io::Result<(NonNull<ibv_qp>, Limits)> {
     let mut error = None;
     for inline in INLINE_TRIES {
         let cap = ibv_qp_cap {
@@ -308,7 +343,7 @@ fn create_qp(id: &CmId, device: &Device, cq: NonNull<ibv_cq>, limits: Limits) ->
             max_recv_sge: 1,
             max_inline_data: inline,
         };
-        let (qp_context, srq) = (null_mut(), null_mut());
+        let qp_context = null_mut();
         let (send_cq, recv_cq) = (cq.as_ptr(), cq.as_ptr());
         let mut attr = ibv_qp_init_attr { qp_context, send_cq, recv_cq, srq, cap, qp_type: IBV_QPT_RC, sq_sig_all: 0 };
         let functions = &id.library().functions;
@@ -349,4 +384,6 @@ pub(super) fn meaning(status: c_uint, receive: bool, text: String) -> Option<QpE
 const PIECES: usize = 8;
 /// Bytes of inline data to ask for, until the device grants it.
 const INLINE_TRIES: [u32; 3] = [256, 64, 0];
+/// 0.64 ms, as InfiniBand encodes it.
+const RETRY_SOON: u8 = 12;
 const ACKNOWLEDGE_AT: c_uint = 64;

@@ -2,7 +2,13 @@
 
 #![allow(dead_code, unused_macros, reason = "each test binary uses a part of it")]
 
-use std::{future::poll_fn, net::SocketAddr, sync::Arc, task::Poll, time::Duration};
+use std::{
+    future::poll_fn,
+    net::SocketAddr,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use buf::{Buffer, Pool, PoolOptions, Rope};
 use bytes::Bytes;
@@ -170,6 +176,16 @@ impl Fabric {
         Some(Self { listen: (ip, 0).into(), adapter: true, siw, ..Self::new(verbs) })
     }
 
+    /// The same, if its device has shared receive queues that can be relied on: iWARP's cannot.
+    pub fn verbs_sharing() -> Option<Self> {
+        let fabric = Self::verbs()?;
+        if fabric.siw {
+            println!("SKIPPED rdma: shared receives over verbs: a device speaks iWARP");
+            return None;
+        }
+        Some(fabric)
+    }
+
     /// The same, with memory of a pool registered in this way.
     pub fn verbs_registering(way: Registration) -> Option<Self> {
         let fabric = Self::verbs()?.with_pool(Pool::default()).registering(way);
@@ -313,6 +329,29 @@ impl End {
     pub fn statuses(&self) -> Vec<(WorkId, Status)> {
         self.done.iter().map(|done| (done.id, done.status)).collect()
     }
+
+    /// Polls this end alone until `done`.
+    pub async fn until(&mut self, done: impl Fn(&End) -> bool) {
+        let polling = poll_fn(|cx| {
+            while !done(self) && self.poll(cx) {}
+            if done(self) { Poll::Ready(()) } else { Poll::Pending }
+        });
+        let done = tokio::time::timeout(LIMIT, polling).await;
+        assert!(done.is_ok(), "stuck: {:?} {:?}", self.statuses(), self.error);
+    }
+
+    /// Whether anything has happened.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.error.is_some() {
+            return false;
+        }
+        match self.qp.poll_completions(cx, &mut self.done) {
+            Poll::Pending => return false,
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) => self.error = Some(error),
+        }
+        true
+    }
 }
 
 impl Pair {
@@ -329,17 +368,7 @@ impl Pair {
             loop {
                 let mut progress = false;
                 for end in [&mut self.client, &mut self.server] {
-                    if end.error.is_some() {
-                        continue;
-                    }
-                    match end.qp.poll_completions(cx, &mut end.done) {
-                        Poll::Ready(Ok(())) => progress = true,
-                        Poll::Ready(Err(error)) => {
-                            end.error = Some(error);
-                            progress = true;
-                        }
-                        Poll::Pending => {}
-                    }
+                    progress |= end.poll(cx);
                 }
                 if done(self) {
                     return Poll::Ready(true);
