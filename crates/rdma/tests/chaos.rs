@@ -12,6 +12,7 @@ use rdma::{
     CompletionKind, QpOptions, Stag, Status, WorkId,
     hook::{FaultInjector, Hooked},
     iwarp::{Iwarp, IwarpOptions},
+    registration::Registration,
     sim::{Sim, SimOptions},
 };
 
@@ -139,8 +140,12 @@ async fn on_shm_everything_comes_home() {
     for seed in 0..60 {
         let injector = Arc::new(FaultInjector::new(seed, 0.003));
         let fabric = Fabric::shm_as(|shm| Hooked::new(shm, injector));
-        // Half of them by way of the ring.
-        cuts += usize::from(chaos(if seed % 2 == 0 { fabric.with_pool(pool.clone()) } else { fabric }, seed).await);
+        // Half of them by way of the ring, the others take turns at the ways of registration.
+        let fabric = match seed % 2 {
+            0 => fabric.with_pool(pool.clone()).registering(Registration::ALL[seed as usize / 2 % 4]),
+            _ => fabric,
+        };
+        cuts += usize::from(chaos(fabric, seed).await);
     }
     assert!((5..60).contains(&cuts), "{cuts} connections were cut");
     let stats = pool.stats();
