@@ -33,6 +33,7 @@ mod connect;
 mod dir;
 mod error;
 mod file;
+pub mod harness;
 mod mount;
 mod mountd;
 mod payload;

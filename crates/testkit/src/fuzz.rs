@@ -8,6 +8,7 @@
 //! `[[bin]]` in `fuzz/Cargo.toml`, and some seeds in `fuzz/corpus/<name>`.
 
 mod admin;
+mod callback4;
 mod nfs;
 mod nfs4;
 mod rpc;
@@ -25,6 +26,7 @@ use rdma::{
 
 pub use self::{
     admin::admin_request,
+    callback4::nfs4_callback,
     nfs::{handle, nfs3_call},
     nfs4::nfs4_compound,
     rpc::{record_marking, rpc_message},
@@ -51,6 +53,7 @@ pub const TARGETS: &[Target] = &[
     ("nfs4_compound", nfs4_compound),
     ("nfs4_service", nfs4_service),
     ("admin_request", admin_request),
+    ("nfs4_callback", nfs4_callback),
 ];
 
 /// The first frame of a connection, from either side; and what is accepted is written back the same.
