@@ -114,6 +114,8 @@ impl World {
             clients_max: 4,
             client_sessions_max: 4,
             client_stateids_max: 4,
+            delegations_max: 4,
+            slots_max: 64,
         };
         let mut state = State::new(options, 1, [7; 32]);
         let exchange = ExchangeIdArgs {

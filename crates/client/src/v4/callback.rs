@@ -15,7 +15,7 @@ use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use tokio::time::Instant;
 use xdr::{Decode, Message, Opaque};
 
-use super::{identity::BACK_SLOTS, offload::Offloads, shared::Shared};
+use super::{compound::Compound, identity::BACK_SLOTS, offload::Offloads, shared::Shared};
 use crate::Handle;
 
 /// Answers callbacks.
@@ -156,11 +156,8 @@ impl Backchannel {
             CbArgop4::LayoutRecall(_) => Nfsstat4::NoMatchingLayout,
             // RFC 8881 §20.5.3: none was wanted.
             CbArgop4::PushDeleg(_) => Nfsstat4::RejectDeleg,
-            // §20.8.3: replies of SEQUENCE say the same.
-            CbArgop4::RecallSlot(_)
-            | CbArgop4::RecallableObjAvail(_)
-            | CbArgop4::WantsCancelled(_)
-            | CbArgop4::NotifyDeviceid(_) => Nfsstat4::Ok,
+            CbArgop4::RecallSlot(args) => self.recall_slot(&args),
+            CbArgop4::RecallableObjAvail(_) | CbArgop4::WantsCancelled(_) | CbArgop4::NotifyDeviceid(_) => Nfsstat4::Ok,
             CbArgop4::Offload(args) => {
                 self.offloads.ended(args.stateid, args.offload_info);
                 Nfsstat4::Ok
@@ -207,6 +204,23 @@ impl Backchannel {
                 let stateid = file.state.lock().delegation.as_ref().map(|delegation| delegation.stateid);
                 stateid.into_iter().for_each(|stateid| shared.recall(stateid));
             }
+        }
+        Nfsstat4::Ok
+    }
+
+    /// Uses fewer slots, and lets the server know, which may then forget the others (RFC 8881 §20.8.3).
+    fn recall_slot(&self, args: &CbRecallSlotArgs) -> Nfsstat4 {
+        if let Some(shared) = self.inner.lock().shared.upgrade() {
+            shared.session().use_no_more_than(args.target_highest_slotid);
+            shared.runtime.clone().spawn(async move {
+                let deadline = Instant::now() + shared.lease();
+                // By the first reply the server knows that its wish is known, by the second request it knows that it is heeded.
+                for _ in 0..2 {
+                    if let Err(error) = shared.run(&Compound::new("SEQUENCE"), deadline).await {
+                        tracing::debug!(%error, "slots are given up, and the server does not know");
+                    }
+                }
+            });
         }
         Nfsstat4::Ok
     }

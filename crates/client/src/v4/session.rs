@@ -108,6 +108,11 @@ impl Session {
         self.slots.lock().len()
     }
 
+    /// The server would like no slot above this to be used (RFC 8881 §20.8).
+    pub fn use_no_more_than(&self, target: Slotid4) {
+        self.slots.lock().wish(target);
+    }
+
     /// It is not used any more.
     pub fn over(&self) {
         self.gone.store(true, Relaxed);

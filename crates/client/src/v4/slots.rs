@@ -83,6 +83,11 @@ impl Slots {
         }
     }
 
+    /// The server would like none above this to be used.
+    pub fn wish(&mut self, target: Slotid4) {
+        self.adjust(Slotid4(self.limit.saturating_sub(1)), target);
+    }
+
     /// How many requests can be under way.
     pub fn len(&self) -> u32 {
         self.limit.min(self.target).max(1)

@@ -10,7 +10,7 @@
 use std::{collections::HashMap, fmt, hash::Hash, net::SocketAddr, time::Duration};
 
 use nfs::v4::{
-    CALLBACK_VERSION, CallbackSec4, CallbackSecParms4, Clientid4, Nfsstat4, Res4,
+    CALLBACK_VERSION, CallbackSec4, CallbackSecParms4, Clientid4, Nfsstat4, Res4, Sessionid4,
     callback::{CbArgop4, CbResop4, CbSequenceArgs},
     compound::{CbCompoundArgs, CbCompoundRes},
 };
@@ -94,6 +94,20 @@ impl Callbacks {
         client: Clientid4,
         operation: &CbArgop4,
     ) -> Result<CbResop4, CallbackError> {
+        self.call_by(state, client, None, operation).await
+    }
+
+    /// The same, by one session of the client's if it is that which the operation is about.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn call_by<R: Clone, F: Clone + Eq + Hash>(
+        &self,
+        state: &Mutex<State<R, F>>,
+        client: Clientid4,
+        session: Option<Sessionid4>,
+        operation: &CbArgop4,
+    ) -> Result<CbResop4, CallbackError> {
         let listener = state.lock().listener40(client);
         if let Some(listener) = listener {
             let result = self.outgoing.call(client, &listener, operation).await;
@@ -102,7 +116,7 @@ impl Callbacks {
         }
         let mut tries = 0;
         let result = loop {
-            let result = match begin(state, client).await {
+            let result = match begin(state, client, session).await {
                 Ok(call) => self.call_in_slot(state, call, operation).await,
                 Err(error) => Err(CallbackError::NoPath(error)),
             };
@@ -177,9 +191,10 @@ impl Callbacks {
 async fn begin<R: Clone, F: Clone + Eq + Hash>(
     state: &Mutex<State<R, F>>,
     client: Clientid4,
+    session: Option<Sessionid4>,
 ) -> Result<BackCall, NoPath> {
     for _ in 0..BUSY_MAX {
-        let begun = state.lock().begin_callback(client);
+        let begun = state.lock().begin_callback(client, session);
         match begun {
             Err(NoPath::Busy) => sleep(PAUSE).await,
             begun => return begun,

@@ -121,7 +121,7 @@ impl Shared {
         let (said, answer) = watch::channel(None);
         questions.insert(about, answer.clone());
         drop(questions);
-        self.v4.run(Errand::Ask(Asking { holder, said }));
+        self.v4.run(Errand::GetAttr(Asking { holder, said }));
         Question { about, answer }
     }
 

@@ -149,6 +149,8 @@ impl Shared4 {
             clients_max: CLIENTS_MAX,
             client_sessions_max: CLIENT_SESSIONS_MAX,
             client_stateids_max: CLIENT_STATEIDS_MAX,
+            delegations_max: DELEGATIONS_MAX,
+            slots_max: SLOTS_MAX,
         };
         // Names that we give out are of this life alone. Where lives are counted none has the number of another, however soon
         // it comes after that.
@@ -239,6 +241,9 @@ impl Shared {
         while let Some(recall) = state.poll_recall() {
             self.v4.run(Errand::Recall(recall));
         }
+        while let Some((client, ask)) = state.poll_ask() {
+            self.v4.run(Errand::Ask(client, ask));
+        }
         while let Some(event) = state.poll_event() {
             if let Event::Gone(client) | Event::Revoked(client) = event {
                 self.v4.offloads.cancel_all(client);
@@ -269,3 +274,6 @@ const CHANNEL: ChannelLimits = ChannelLimits {
 const CLIENTS_MAX: usize = 1 << 14;
 const CLIENT_SESSIONS_MAX: usize = 64;
 const CLIENT_STATEIDS_MAX: usize = 1 << 18;
+const DELEGATIONS_MAX: usize = 1 << 18;
+/// Each keeps a reply of up to 4 KiB, as `CHANNEL` says: 256 MiB.
+const SLOTS_MAX: usize = 1 << 16;

@@ -8,7 +8,10 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use nfs::v4::{
     Clientid4, Nfsstat4, Res4,
-    callback::{CbArgop4, CbNotifyLockArgs, CbRecallArgs, CbResop4},
+    callback::{
+        CbArgop4, CbNotifyLockArgs, CbRecallAnyArgs, CbRecallArgs, CbRecallSlotArgs, CbResop4,
+        RCA4_TYPE_MASK_RDATA_DLG, RCA4_TYPE_MASK_WDATA_DLG,
+    },
 };
 use tokio::{
     task::JoinSet,
@@ -19,7 +22,7 @@ use super::{
     callback::CallbackError,
     holder::{self, Asking},
     offload::{self, Copying},
-    state::{delegation::Held, open::name_of_lock_owner},
+    state::{delegation::Held, load::Ask, open::name_of_lock_owner},
 };
 use crate::{clock, context::Shared, locks::Notice, nlm::lockd::LockFile};
 
@@ -28,7 +31,9 @@ pub(super) enum Errand {
     /// A delegation is to be recalled.
     Recall(Held<LockFile>),
     /// A holder is to be asked about its file.
-    Ask(Asking),
+    GetAttr(Asking),
+    /// A client is to be asked for what there is too much of.
+    Ask(Clientid4, Ask),
     /// A copy is to be made.
     Copy(Copying),
     /// A client of 4.0 says where it can be called.
@@ -46,7 +51,8 @@ pub(crate) async fn run(shared: Arc<Shared>) {
         tokio::select! {
             errand = errands.recv() => match errand {
                 Some(Errand::Recall(held)) => drop(tasks.spawn(recall(shared.clone(), held))),
-                Some(Errand::Ask(asking)) => drop(tasks.spawn(holder::ask(shared.clone(), asking))),
+                Some(Errand::Ask(client, ask)) => drop(tasks.spawn(ask_back(shared.clone(), client, ask))),
+                Some(Errand::GetAttr(asking)) => drop(tasks.spawn(holder::ask(shared.clone(), asking))),
                 Some(Errand::Try(client)) => drop(tasks.spawn(try_listener(shared.clone(), client))),
                 Some(Errand::Copy(copying)) => drop(tasks.spawn(offload::run(shared.clone(), copying))),
                 None => return,
@@ -88,6 +94,21 @@ async fn recall(shared: Arc<Shared>, recall: Held<LockFile>) {
         sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
     }
+}
+
+/// Asks a client for what there is too much of, once: if it does not hear or heed it, it will be asked again.
+async fn ask_back(shared: Arc<Shared>, client: Clientid4, ask: Ask) {
+    let (session, operation) = match ask {
+        Ask::Slots(session, target_highest_slotid) => {
+            (Some(session), CbArgop4::RecallSlot(CbRecallSlotArgs { target_highest_slotid }))
+        }
+        Ask::Delegations(objects_to_keep) => {
+            let type_mask = [RCA4_TYPE_MASK_RDATA_DLG, RCA4_TYPE_MASK_WDATA_DLG].into_iter().collect();
+            (None, CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep, type_mask }))
+        }
+    };
+    let asked = shared.v4.callbacks.call_by(&shared.v4.state, client, session, &operation).await;
+    tracing::debug!(client = client.0, ?ask, ?asked, "a client was asked for what there is too much of");
 }
 
 /// Finds whether a client of 4.0 answers where it says that it can be called.
@@ -145,6 +166,7 @@ impl Shared {
         let now = clock::now();
         self.with_locks(|state, locks| {
             state.expire(now);
+            state.relieve(now);
             now.checked_sub(self.v4.lease).into_iter().for_each(|then| locks.forget_watches(then));
         });
         let (in_grace, all_have_reclaimed) = self.with_state(|state| (state.in_grace(), state.may_end_grace()));

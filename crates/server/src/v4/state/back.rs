@@ -147,14 +147,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         })
     }
 
-    /// Takes a slot for a callback to a client.
+    /// Takes a slot for a callback to a client, by this session if that is not all the same.
     ///
     /// # Errors
     /// See [`NoPath`].
-    pub fn begin_callback(&mut self, client: Clientid4) -> Result<BackCall, NoPath> {
+    pub fn begin_callback(&mut self, client: Clientid4, by: Option<Sessionid4>) -> Result<BackCall, NoPath> {
         let found = self.clients.find(client).ok_or(NoPath::Gone)?;
         let mut error = NoPath::Down;
-        for id in &found.sessions {
+        for id in found.sessions.iter().filter(|id| by.is_none_or(|by| **id == by)) {
             let session = self.sessions.get_mut(id).expect("a client's session is there");
             if !session.has_path() {
                 continue;

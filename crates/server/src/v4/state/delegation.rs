@@ -229,7 +229,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(OpenNoneDelegation4::Other(why));
         }
         let full = self.stateids.count(client) >= self.options.client_stateids_max
-            || self.stateids.delegations_count() >= DELEGATIONS_MAX;
+            || self.stateids.delegations_count() >= self.options.delegations_max;
         // GETATTR of 4.0 does not say whose it is, so that a writer would be asked about its own file, or have to give it back.
         if full || !self.can_be_called(client) || write && self.is_legacy(client) {
             return Err(RESOURCE);
@@ -282,7 +282,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    fn begin_recall(&mut self, other: &Other, now: Instant) {
+    pub(super) fn begin_recall(&mut self, other: &Other, now: Instant) {
         if std::mem::replace(&mut self.stateids.delegation_mut(other).recalled, true) {
             return;
         }
@@ -348,7 +348,6 @@ fn nobody() -> acl::Nfsace4 {
 
 const RESOURCE: OpenNoneDelegation4 = OpenNoneDelegation4::Resource { server_will_signal_avail: false };
 const CONTENTION: OpenNoneDelegation4 = OpenNoneDelegation4::Contention { server_will_push_deleg: false };
-const DELEGATIONS_MAX: usize = 1 << 18;
 const CONTENDED_MAX: usize = 1 << 16;
 /// How long a file is not delegated after it was recalled.
 const CONTENDED: Duration = Duration::from_secs(30);

@@ -15,6 +15,7 @@ pub mod back40;
 pub mod client;
 pub mod delegation;
 pub mod evict;
+pub mod load;
 pub mod marks;
 pub mod open;
 pub mod owner;
@@ -38,6 +39,7 @@ use rand::{RngCore, SeedableRng, rngs::StdRng};
 
 use client::{Clients, Removed};
 use delegation::Delegations;
+use load::Load;
 use marks::Marks;
 use owner::Owners;
 use session::{ChannelLimits, Connection, ConnectionId, Session};
@@ -82,6 +84,10 @@ pub struct StateOptions {
     pub client_sessions_max: usize,
     /// Most stateids of one client, those included that it has lost and not freed.
     pub client_stateids_max: usize,
+    /// Most delegations of all clients.
+    pub delegations_max: usize,
+    /// So many slots of all sessions may be in use before some are asked back.
+    pub slots_max: usize,
 }
 
 /// What is to be done as a consequence of an operation.
@@ -135,6 +141,7 @@ pub struct State<R, F> {
     by_connection: HashMap<ConnectionId, Vec<Sessionid4>>,
     stateids: Stateids<F>,
     delegations: Delegations<F>,
+    load: Load,
     /// Of 4.0.
     owners: Owners<Kept<F>>,
     events: VecDeque<Event>,
@@ -158,6 +165,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             by_connection: HashMap::new(),
             stateids: Stateids::new(instance),
             delegations: Delegations::default(),
+            load: Load::default(),
             owners,
             events: VecDeque::new(),
             reclaiming: None,

@@ -96,6 +96,11 @@ impl<R: Clone> SlotTable<R> {
         self.enforced = self.enforced.max(self.target);
     }
 
+    /// How many slots have been used and not been taken back.
+    pub fn in_use(&self) -> usize {
+        self.slots.len().min(self.enforced as usize + 1)
+    }
+
     /// Whether requests are being executed.
     pub fn is_busy(&self) -> bool {
         self.slots.iter().any(|slot| matches!(slot.last, Last::Executing(_)))

@@ -213,6 +213,11 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         self.delegations_count
     }
 
+    /// The delegations that clients have, and whose they are.
+    pub fn all_delegations(&self) -> impl Iterator<Item = (Clientid4, Other)> {
+        self.delegations.values().flatten().map(|other| (self.entries[other].client, *other))
+    }
+
     /// The files that may have delegations, for asking without this table.
     pub fn marks(&self) -> &Marks {
         &self.marks

@@ -191,7 +191,7 @@ fn who_cannot_be_called_gets_none_until_it_can() {
     world.open(a, "o", READ, 0).unwrap();
     world.state.disconnect(TCP.id);
     assert_eq!(world.delegation(a, any), RESOURCE);
-    assert_eq!(world.state.begin_callback(a).unwrap_err(), NoPath::Down);
+    assert_eq!(world.state.begin_callback(a, None).unwrap_err(), NoPath::Down);
     let again = Connection { id: ConnectionId(2), duplex: true };
     let args = bind(session, ChannelDirFromClient4::ForeOrBoth);
     world.state.bind_conn_to_session(&args, &OWNER, again).unwrap();
@@ -201,11 +201,11 @@ fn who_cannot_be_called_gets_none_until_it_can() {
     world.state.note_callback(a, false);
     assert_eq!(world.flags(session, 2) & SEQ4_STATUS_CB_PATH_DOWN, 0);
     assert!(matches!(world.delegation(a, any), Got::Read(_)));
-    let call = world.state.begin_callback(a).unwrap();
+    let call = world.state.begin_callback(a, None).unwrap();
     assert_eq!((call.session, call.connections), (session, vec![ConnectionId(2)]));
-    assert_eq!(world.state.begin_callback(a).unwrap_err(), NoPath::Busy, "the client has one slot");
+    assert_eq!(world.state.begin_callback(a, None).unwrap_err(), NoPath::Busy, "the client has one slot");
     world.state.end_callback(session, &call.ticket, BackOutcome::Unknown);
-    assert_eq!(world.state.begin_callback(a).unwrap_err(), NoPath::Down);
+    assert_eq!(world.state.begin_callback(a, None).unwrap_err(), NoPath::Down);
     assert_ne!(world.flags(session, 3) & SEQ4_STATUS_BACKCHANNEL_FAULT, 0, "its sequence is not known any more");
 }
 

@@ -1,6 +1,7 @@
 //! A state and its clients, for the tests of the operations.
 
 mod delegation;
+mod load;
 mod open;
 mod recover;
 mod session;
@@ -80,6 +81,8 @@ impl World {
             clients_max: 4,
             client_sessions_max: 3,
             client_stateids_max: 100,
+            delegations_max: 8,
+            slots_max: 16,
         };
         Self { state: State::new(options, 7, [1; 32]), locks: LockTable::new(Limits::default()), now: Instant::now() }
     }

@@ -1,0 +1,107 @@
+//! What is asked back, from whom, and until when. There may be 16 slots in use and 8 delegations.
+
+use std::net::IpAddr;
+
+use super::*;
+use crate::v4::state::{delegation::DelegationRequest, load::Ask};
+
+impl World {
+    /// A request in a slot, and what its reply says of the slots that shall be used.
+    fn in_slot(&mut self, sessionid: Sessionid4, slot: u32, sequence: u32, highest: u32) -> u32 {
+        let args = SequenceArgs {
+            sessionid,
+            sequenceid: Sequenceid4(sequence),
+            slotid: Slotid4(slot),
+            highest_slotid: Slotid4(highest),
+            cachethis: true,
+        };
+        let fingerprint = Fingerprint { principal: OWNER, checksum: u64::from(sequence) };
+        let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
+        let sequenced = self.state.sequence(self.now, request, ConnectionId(1)).unwrap();
+        let Begun::Execute(ticket) = sequenced.begun else { panic!("new") };
+        self.state.finish(self.now, sessionid, ticket, "reply", false);
+        sequenced.result.target_highest_slotid.0
+    }
+
+    fn asks(&mut self) -> Vec<(Clientid4, Ask)> {
+        self.state.relieve(self.now);
+        let mut asks: Vec<_> = std::iter::from_fn(|| self.state.poll_ask()).collect();
+        asks.sort_by_key(|(client, _)| *client);
+        asks
+    }
+
+    /// So many files, each delegated to read.
+    fn hold(&mut self, client: Clientid4, files: &str) -> usize {
+        let delegate = |file| {
+            let share_access = OPEN4_SHARE_ACCESS_READ;
+            let request = DelegationRequest { client, file: &file, share_access, change: 7, reclaim: None };
+            matches!(self.state.delegate(&self.locks, &request, self.now), OpenDelegation4::Read(_))
+        };
+        files.chars().map(delegate).filter(|given| *given).count()
+    }
+}
+
+#[test]
+fn who_uses_more_than_its_share_of_slots_is_asked_to_use_fewer_until_there_are_enough() {
+    let mut world = World::new();
+    let ((a, one), (b, two), (_, idle)) = (world.ready("a"), world.ready("b"), world.ready("c"));
+    for slot in 0..8 {
+        assert_eq!(world.in_slot(one, slot, 1, 7), 7);
+    }
+    world.in_slot(idle, 0, 1, 0);
+    assert_eq!(world.asks(), [], "nine of sixteen");
+    for slot in 0..4 {
+        world.in_slot(two, slot, 1, 3);
+    }
+    // A half of all slots is two for each of three sessions.
+    let target = Slotid4(1);
+    assert_eq!(world.asks(), [(a, Ask::Slots(one, target)), (b, Ask::Slots(two, target))]);
+    assert_eq!(world.asks(), [], "once is enough");
+    assert_eq!((world.in_slot(one, 0, 2, 7), world.in_slot(two, 0, 2, 3)), (1, 1), "each reply says so as well");
+    assert_eq!((world.in_slot(one, 0, 3, 1), world.in_slot(two, 0, 3, 1)), (1, 1), "and these have heard it");
+    assert_eq!(world.state.session(one).unwrap().slots.in_use(), 2);
+    assert_eq!(world.asks(), []);
+    assert_eq!(world.in_slot(one, 1, 2, 1), 7, "five of sixteen: there are enough again");
+}
+
+#[test]
+fn who_holds_more_than_its_share_of_delegations_is_asked_to_keep_no_more() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    assert_eq!((world.hold(a, "abcde"), world.hold(b, "f")), (5, 1));
+    assert_eq!(world.asks(), [], "six of eight");
+    assert_eq!(world.hold(a, "ghi"), 2, "the ninth is one too many");
+    assert_eq!(world.asks(), [(a, Ask::Delegations(2))]);
+    assert_eq!(world.asks(), [], "it has time to give back");
+    world.now += Duration::from_secs(5);
+    assert_eq!(world.asks(), [(a, Ask::Delegations(2))]);
+}
+
+#[test]
+fn a_client_of_the_first_minor_version_is_asked_for_each() {
+    let mut world = World::new();
+    let args = SetClientIdArgs {
+        client: NfsClientId4 { verifier: [1; 8], id: "old".into() },
+        callback: CbClient4 {
+            cb_program: 1,
+            cb_location: Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.8.1".into() },
+        },
+        callback_ident: 1,
+    };
+    let from = |ip: &str| ip.parse::<IpAddr>().unwrap();
+    let elsewhere = world.state.set_clientid(world.now, &args, (&OWNER, from("192.0.2.2"))).unwrap().clientid;
+    assert!(world.state.listener40(elsewhere).is_none());
+    let made = world.state.set_clientid(world.now, &args, (&OWNER, from("::ffff:192.0.2.1"))).unwrap();
+    let SetClientIdOk { clientid, setclientid_confirm } = made;
+    let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
+    world.state.set_clientid_confirm(world.now, &confirm, &OWNER).unwrap();
+    assert_eq!(world.events(), [Event::Confirmed(clientid), Event::Listens(clientid)]);
+    assert_eq!(world.hold(clientid, "a"), 0, "nobody knows whether it can be called");
+    let listener = world.state.listener40(clientid).unwrap();
+    assert_eq!(listener.address, "192.0.2.1:2049".parse().unwrap());
+    assert!(!world.state.tried(clientid, &listener, true));
+    assert_eq!(world.hold(clientid, "abcdefg"), 7);
+    assert_eq!(world.asks(), []);
+    let recalled = std::iter::from_fn(|| world.state.poll_recall()).count();
+    assert_eq!(recalled, 3, "it keeps a half of all");
+}
