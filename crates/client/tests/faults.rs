@@ -119,7 +119,7 @@ async fn cut_connections_are_not_noticed_by_rdma() {
 async fn cut_connections_are_not_noticed_over(proto: &str) {
     for seed in 0..8 {
         let server = Server::over(proto).await;
-        let address = proxy::start(server.address, seed, 12, 300_000).await;
+        let address = proxy::start(server.address, seed, 12, 300_000).await.address;
         let query = format!("uid=0&gid=0&proto={proto}&wsize=32K&rsize=32K");
         let url: NfsUrl = format!("nfs://{address}/m?{query}").parse().unwrap();
         let mount = Mount::connect(&url, &server.switch).await.unwrap();

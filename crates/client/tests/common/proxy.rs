@@ -1,6 +1,12 @@
 //! TCP proxies: one cuts connections after so many bytes, one stops on command.
 
-use std::net::SocketAddr;
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::{
@@ -9,24 +15,34 @@ use tokio::{
     sync::watch,
 };
 
+/// A proxy that cuts connections.
+pub struct Cutter {
+    pub address: SocketAddr,
+    /// How many it has cut.
+    pub cuts: Arc<AtomicUsize>,
+}
+
 /// Listens, and passes on to `server`. Each of the first `cuts` connections is cut after a random number of bytes below
 /// `most`, of both directions together; later ones live.
-pub async fn start(server: SocketAddr, seed: u64, cuts: usize, most: usize) -> SocketAddr {
+pub async fn start(server: SocketAddr, seed: u64, cuts: usize, most: usize) -> Cutter {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let cutter = Cutter { address: listener.local_addr().unwrap(), cuts: Arc::default() };
+    let done = cutter.cuts.clone();
     tokio::spawn(async move {
         let mut rng = StdRng::seed_from_u64(seed);
         for connection in 0.. {
             let Ok((client, _)) = listener.accept().await else { return };
             let budget = if connection < cuts { rng.random_range(1..most) } else { usize::MAX };
+            let done = done.clone();
             tokio::spawn(async move {
                 if let Ok(server) = TcpStream::connect(server).await {
                     pass(client, server, budget, watch::channel(true).1).await;
+                    done.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
     });
-    address
+    cutter
 }
 
 /// Whether a proxy passes anything on.
