@@ -14,8 +14,8 @@ use vfs::{
 };
 
 use crate::{
-    config::{BackendConfig, ExportConfig, Times},
-    export::{Export, Exports},
+    config::{BackendConfig, Config, ExportConfig, Times},
+    export::{Export, ExportError, Exports},
     handle::{ExportId, HandleKey},
     recovery::Recovery,
     server::NfsServer,
@@ -31,18 +31,19 @@ impl NfsServer {
     /// # Errors
     /// A directory or the state directory cannot be used; two exports are the same; clients could reach the state.
     pub fn open(exports: &[ExportConfig], state_dir: &Path, pool: &Pool) -> io::Result<Self> {
-        Self::open_with(exports, state_dir, pool, Times::default())
+        let config = Config { export: exports.to_vec(), ..Config::default() };
+        Self::open_with(&config, state_dir, pool, Times::default())
     }
 
-    /// As [`open`](Self::open), waiting for clients for so long.
+    /// As [`open`](Self::open), with the exports and referrals of a configuration, and waiting for clients for so long.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_with(exports: &[ExportConfig], state_dir: &Path, pool: &Pool, times: Times) -> io::Result<Self> {
-        let persistent = exports.iter().any(|export| matches!(export.backend, BackendConfig::Posix { .. }));
+    pub fn open_with(config: &Config, state_dir: &Path, pool: &Pool, times: Times) -> io::Result<Self> {
+        let persistent = config.export.iter().any(|export| matches!(export.backend, BackendConfig::Posix { .. }));
         if !persistent {
             // No file handle survives a restart, so no lock can.
-            let exports = Exports::open(exports, None, pool)?;
+            let exports = Exports::open(config, None, pool)?;
             return Self::recovering(exports, HandleKey::random(), Recovery::in_memory(), times);
         }
         let key = HandleKey::load_or_create(state_dir).map_err(|error| {
@@ -53,17 +54,22 @@ impl NfsServer {
             tracing::warn!(%error, "locks cannot be reclaimed after a restart of this server");
             Recovery::in_memory()
         });
-        Self::recovering(Exports::open(exports, Some(&state_dir), pool)?, key, recovery, times)
+        Self::recovering(Exports::open(config, Some(&state_dir), pool)?, key, recovery, times)
     }
 }
 
 impl Exports {
-    fn open(configs: &[ExportConfig], state_dir: Option<&Path>, pool: &Pool) -> io::Result<Self> {
+    fn open(config: &Config, state_dir: Option<&Path>, pool: &Pool) -> io::Result<Self> {
         let mut exports = Self::new();
-        for config in configs {
+        for config in &config.export {
             let located = |error: io::Error| io::Error::new(error.kind(), format!("export '{}': {error}", config.name));
             let export = Export::open(config, state_dir, pool).map_err(located)?;
             exports.add(export).map_err(|error| located(invalid(error)))?;
+        }
+        for referral in &config.referral {
+            let located =
+                |error: ExportError| invalid(format!("referral '{}': {error}", referral.name().escape_ascii()));
+            exports.refer(referral.clone()).map_err(located)?;
         }
         Ok(exports)
     }

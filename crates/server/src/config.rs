@@ -41,7 +41,10 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de};
 
-use crate::export::{Access, Client, ExportOptions, Squash};
+use crate::{
+    export::{Access, Client, ExportOptions, Squash},
+    referral::Referral,
+};
 
 /// All that a configuration file says.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -53,6 +56,8 @@ pub struct Config {
     pub listen: Vec<ListenConfig>,
     /// What it serves: one `[[export]]` for each tree.
     pub export: Vec<ExportConfig>,
+    /// What other servers have: one `[[referral]]` for each file system.
+    pub referral: Vec<Referral>,
 }
 
 /// `[server]`.
@@ -444,9 +449,15 @@ mod tests {
             name = "/m"
             backend = "memory"
             size = "64 MiB"
+            [[referral]]
+            name = "/far"
+            locations = ["nas:/srv", "[::1]:/srv"]
+            clients = ["10.0.0.0/8"]
             "#,
         )
         .unwrap();
+        let far = &config.referral[0];
+        assert_eq!((&far.name()[..], far.locations()[1].to_string().as_str()), (&b"/far"[..], "[::1]:/srv"));
         let server = &config.server;
         assert_eq!(server.state_dir.as_deref(), Some(Path::new("/state")));
         assert_eq!(server.workers, NonZeroUsize::new(3));

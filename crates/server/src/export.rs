@@ -15,7 +15,7 @@ use serde::Deserialize;
 use smallvec::SmallVec;
 use vfs::{Cred, Handle, Vfs};
 
-use crate::handle::ExportId;
+use crate::{handle::ExportId, referral::Referral};
 
 /// One exported tree.
 pub struct Export {
@@ -92,11 +92,7 @@ impl Export {
     /// # Errors
     /// The name is not an absolute path without `.` and `..`.
     pub fn new(name: &str, id: ExportId, vfs: Arc<dyn Vfs>, options: ExportOptions) -> Result<Self, ExportError> {
-        let dotted = name.split('/').any(|part| matches!(part, "." | ".."));
-        if !name.starts_with('/') || dotted || name.len() > NAME_MAX || name.contains('\0') {
-            return Err(ExportError::BadName(name.to_owned()));
-        }
-        Ok(Self { id, name: normalise(name.as_bytes()), root: vfs.root(), vfs, options })
+        Ok(Self { id, name: normalise(name)?, root: vfs.root(), vfs, options })
     }
 
     /// Its number in file handles.
@@ -162,9 +158,12 @@ impl fmt::Debug for Export {
     }
 }
 
-/// All exports of a server.
+/// All exports of a server, and what it refers to others.
 #[derive(Debug, Default)]
-pub struct Exports(Vec<Export>);
+pub struct Exports {
+    exports: Vec<Export>,
+    referrals: Vec<Referral>,
+}
 
 impl Exports {
     /// None.
@@ -177,16 +176,47 @@ impl Exports {
     /// # Errors
     /// Its name or id is taken.
     pub fn add(&mut self, export: Export) -> Result<(), ExportError> {
-        if let Some(other) = self.0.iter().find(|other| other.name == export.name || other.id == export.id) {
+        self.check_free(export.name())?;
+        if let Some(other) = self.exports.iter().find(|other| other.id == export.id) {
             return Err(ExportError::Taken(String::from_utf8_lossy(&other.name).into_owned()));
         }
-        self.0.push(export);
+        self.exports.push(export);
         Ok(())
+    }
+
+    /// Adds a name that stands for a file system of another server.
+    ///
+    /// # Errors
+    /// The name is taken, or there is something below it that is here.
+    pub fn refer(&mut self, referral: Referral) -> Result<(), ExportError> {
+        self.check_free(referral.name())?;
+        self.referrals.push(referral);
+        Ok(())
+    }
+
+    /// The names that stand for file systems of other servers.
+    pub fn referrals(&self) -> impl Iterator<Item = &Referral> {
+        self.referrals.iter()
+    }
+
+    /// Nothing is below what is on another server, and no two have one name.
+    fn check_free(&self, name: &[u8]) -> Result<(), ExportError> {
+        let within = |outer: &[u8], inner: &[u8]| {
+            let mut parts = components(inner);
+            components(outer).all(|part| parts.next() == Some(part))
+        };
+        let names = self.exports.iter().map(|export| (export.name(), false));
+        let mut names = names.chain(self.referrals.iter().map(|referral| (referral.name(), true)));
+        let taken = names.find(|(other, refers)| *other == name || *refers && within(other, name));
+        match taken {
+            Some((other, _)) => Err(ExportError::Taken(String::from_utf8_lossy(other).into_owned())),
+            None => Ok(()),
+        }
     }
 
     /// The export of this id.
     pub fn find(&self, id: ExportId) -> Option<&Export> {
-        self.0.iter().find(|export| export.id == id)
+        self.exports.iter().find(|export| export.id == id)
     }
 
     /// The export that holds `path`, and what of the path is left below it: the longest name wins.
@@ -196,19 +226,19 @@ impl Exports {
             let mut parts = components(path);
             components(&export.name).all(|name| parts.next() == Some(name))
         };
-        let export = self.0.iter().filter(holds).max_by_key(|export| depth(export))?;
+        let export = self.exports.iter().filter(holds).max_by_key(|export| depth(export))?;
         Some((export, components(path).skip(depth(export))))
     }
 
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &Export> {
-        self.0.iter()
+        self.exports.iter()
     }
 }
 
 impl From<Export> for Exports {
     fn from(export: Export) -> Self {
-        Self(vec![export])
+        Self { exports: vec![export], referrals: Vec::new() }
     }
 }
 
@@ -331,19 +361,27 @@ fn width(address: IpAddr) -> u32 {
 }
 
 /// The components of a path; empty ones and `.` do not count.
-fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b"."))
 }
 
-fn normalise(path: &[u8]) -> Bytes {
-    let parts: Vec<_> = components(path).collect();
-    [b"/", parts.join(&b'/').as_slice()].concat().into()
+/// The name of an export, with nothing in it twice.
+///
+/// # Errors
+/// It is not an absolute path without `.` and `..`.
+pub(crate) fn normalise(name: &str) -> Result<Bytes, ExportError> {
+    let dotted = name.split('/').any(|part| matches!(part, "." | ".."));
+    if !name.starts_with('/') || dotted || name.len() > NAME_MAX || name.contains('\0') {
+        return Err(ExportError::BadName(name.to_owned()));
+    }
+    let parts: Vec<_> = components(name.as_bytes()).collect();
+    Ok([b"/", parts.join(&b'/').as_slice()].concat().into())
 }
 
 const NOBODY: u32 = 65534;
 const PORT_PRIVILEGED: u16 = 1024;
 /// The bounds of the MOUNT protocol (RFC 1813 appendix I).
-const NAME_MAX: usize = 1024;
+pub(crate) const NAME_MAX: usize = 1024;
 const CLIENT_MAX: usize = 255;
 
 #[cfg(test)]

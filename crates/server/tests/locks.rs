@@ -6,7 +6,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 
 use nfs::{nlm::*, nsm, v3::NfsFh3};
 use server::{
-    HandleKey, NfsServer, Nlm4, Nsm1,
+    Config, HandleKey, NfsServer, Nlm4, Nsm1,
     config::{ExportConfig, Times},
 };
 use xdr::{Decode, Encode, Message};
@@ -196,7 +196,9 @@ fn only_programs_of_this_host_have_others_monitored() {
 fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
     let options = server::ExportOptions { squash: server::Squash::None, ..Default::default() };
     let export = ExportConfig::directory(dir, options).unwrap();
-    NfsServer::open_with(&[export], state, &buf::Pool::default(), Times { grace, ..Times::default() }).unwrap()
+    let config = Config { export: vec![export], ..Config::default() };
+    let times = Times { grace, ..Times::default() };
+    NfsServer::open_with(&config, state, &buf::Pool::default(), times).unwrap()
 }
 
 #[test]

@@ -21,7 +21,7 @@ use nfs::{
 use remote::Served;
 use rpc::Credential;
 use server::{
-    ExportOptions, NfsServer, Squash,
+    Config, ExportOptions, NfsServer, Squash,
     config::{ExportConfig, Times},
 };
 use v4::*;
@@ -163,7 +163,9 @@ async fn all_that_changes_a_file_recalls_its_delegations() {
 fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = ExportConfig::directory(dir, options).unwrap();
-    NfsServer::open_with(&[export], state, &buf::Pool::default(), Times { grace, ..Times::default() }).unwrap()
+    let config = Config { export: vec![export], ..Config::default() };
+    let times = Times { grace, ..Times::default() };
+    NfsServer::open_with(&config, state, &buf::Pool::default(), times).unwrap()
 }
 
 /// A client that was there before the restart, with a new session.

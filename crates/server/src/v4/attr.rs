@@ -10,6 +10,7 @@ use nfs::v4::{
     Bitmap4, Fsid4, Ftype4, Nfsstat4, Nfstime4, Settime4, Specdata4,
     acl::{ACL4_SUPPORT_ALLOW_ACL, ACL4_SUPPORT_DENY_ACL, Nfsace4},
     attr::{Attr4, Attrs, ChangeAttrType4, Fattr4, Purpose},
+    location::FsLocations4,
 };
 use vfs::{Attr, FsCaps, Kind, PreAttr, SetAttr, SetTime, StatFs, Time};
 use xdr::{Encode, Encoder};
@@ -27,6 +28,10 @@ pub(super) struct Subject<'a> {
     pub(super) stat: Option<&'a StatFs>,
     /// There if [`needs_acl`] says that it is needed.
     pub(super) acl: Option<&'a [Nfsace4]>,
+    /// There if [`needs_locations`] says that they are needed.
+    pub(super) locations: Option<&'a FsLocations4>,
+    /// Whether it is on another server, so that most is not known of it.
+    pub(super) absent: bool,
     pub(super) transfer_max: u32,
     pub(super) lease_s: u32,
     pub(super) minor: u32,
@@ -75,10 +80,27 @@ pub(super) fn needs_acl(mask: &Bitmap4) -> bool {
     mask.contains(Attr4::Acl as u32)
 }
 
+/// Whether `mask` asks where else the file system is.
+pub(super) fn needs_locations(mask: &Bitmap4) -> bool {
+    mask.contains(Attr4::FsLocations as u32)
+}
+
+/// What is known of the root of a file system that is on another server (RFC 8881 §11.4.1).
+pub(super) fn of_absent() -> &'static Bitmap4 {
+    static OF_ABSENT: LazyLock<Bitmap4> = LazyLock::new(|| {
+        let all = [Attr4::Fsid, Attr4::RdattrError, Attr4::FsLocations, Attr4::MountedOnFileid];
+        all.iter().map(|&attr| attr as u32).collect()
+    });
+    &OF_ABSENT
+}
+
 impl Subject<'_> {
     /// Appends those of `mask` that there are, as `fattr4`.
     pub(super) fn encode(&self, mask: &Bitmap4, out: &mut Encoder) {
-        let mask = mask.intersection(supported(self.minor, self.caps.acls)).difference(set_only());
+        let mut mask = mask.intersection(supported(self.minor, self.caps.acls)).difference(set_only());
+        if self.absent {
+            mask = mask.intersection(of_absent());
+        }
         mask.encode(out);
         let length_at = out.stream_len();
         out.length(0);
@@ -132,6 +154,10 @@ impl Subject<'_> {
             Attr4::FilesAvail => out.u64(stat(|stat| stat.files_available)),
             Attr4::FilesFree => out.u64(stat(|stat| stat.files_free)),
             Attr4::FilesTotal => out.u64(stat(|stat| stat.files_total)),
+            Attr4::FsLocations => match self.locations {
+                Some(locations) => locations.encode(out),
+                None => FsLocations4::default().encode(out),
+            },
             Attr4::Homogeneous => true.encode(out),
             Attr4::Maxfilesize => out.u64(caps.file_size_max.min(OFFSET_MAX)),
             Attr4::Maxlink => out.u32(caps.link_max),
@@ -299,6 +325,7 @@ const SUPPORTED_ATTRS: &[Attr4] = &[
     Attr4::FilesAvail,
     Attr4::FilesFree,
     Attr4::FilesTotal,
+    Attr4::FsLocations,
     Attr4::Homogeneous,
     Attr4::Maxfilesize,
     Attr4::Maxlink,

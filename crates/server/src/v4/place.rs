@@ -70,6 +70,11 @@ impl<'a> Context<'a> {
         if export.admits(self.peer, self.carrier.name) { Ok(export) } else { Err(Nfsstat4::Access) }
     }
 
+    /// Whether a place is the root of a file system that is on another server.
+    pub(super) fn is_absent(&self, place: &Place) -> bool {
+        matches!(place, Place::Pseudo(node) if self.shared.v4.pseudo.referral(*node).is_some())
+    }
+
     /// The object of an export that a place is.
     ///
     /// # Errors

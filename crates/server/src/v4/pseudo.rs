@@ -4,16 +4,18 @@
 //! after a restart. An export below another export hangs in a directory of that one, where the other has such a directory.
 
 use bytes::Bytes;
+use nfs::v4::{Component4, Fsid4};
 use vfs::{Attr, Device, FsCaps, Handle, Kind, Time};
 
 use crate::{
     context::{Context, Object},
     error::Fault4,
-    export::{Export, Exports},
+    export::Exports,
     handle::ExportId,
+    referral::Referral,
 };
 
-/// The directories from the root to the exports, and the exports.
+/// The directories from the root to the exports and referrals, and these.
 #[derive(Debug)]
 pub(super) struct Pseudo {
     id: ExportId,
@@ -40,6 +42,14 @@ struct Node {
     /// A number that follows from the path.
     fileid: u64,
     export: Option<ExportId>,
+    referral: Option<Referral>,
+}
+
+impl Node {
+    /// Whether anything is mounted there.
+    fn is_mounted(&self) -> bool {
+        self.export.is_some() || self.referral.is_some()
+    }
 }
 
 impl Pseudo {
@@ -50,6 +60,7 @@ impl Pseudo {
             children: Vec::new(),
             fileid: ExportId::of(&[b"/"]).number(),
             export: None,
+            referral: None,
         };
         let caps = FsCaps {
             links: false,
@@ -66,27 +77,32 @@ impl Pseudo {
         };
         let mut pseudo = Self { id: ExportId::of(&[b"", b"pseudo"]), nodes: vec![root], caps, started };
         for export in exports.iter() {
-            pseudo.add(export);
+            let node = pseudo.add(export.name());
+            pseudo.nodes[node.0].export = Some(export.id());
+        }
+        for referral in exports.referrals() {
+            let node = pseudo.add(referral.name());
+            pseudo.nodes[node.0].referral = Some(referral.clone());
         }
         pseudo
     }
 
-    fn add(&mut self, export: &Export) {
+    fn add(&mut self, path_of: &[u8]) -> NodeId {
         let mut at = NodeId::ROOT;
         let mut path = Vec::new();
-        for name in export.name().split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
+        for name in path_of.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
             path.push(b'/');
             path.extend_from_slice(name);
             at = self.child(at, name).unwrap_or_else(|| {
                 let child = NodeId(self.nodes.len());
                 let fileid = ExportId::of(&[&path]).number();
                 let name = Bytes::copy_from_slice(name);
-                self.nodes.push(Node { name, parent: at, children: Vec::new(), fileid, export: None });
+                self.nodes.push(Node { name, parent: at, children: Vec::new(), fileid, export: None, referral: None });
                 self.nodes[at.0].children.push(child);
                 child
             });
         }
-        self.nodes[at.0].export = Some(export.id());
+        at
     }
 
     /// What stands for an export in file handles.
@@ -124,6 +140,31 @@ impl Pseudo {
         self.nodes[node.0].export
     }
 
+    /// The file system of another server that stands there.
+    pub(super) fn referral(&self, node: NodeId) -> Option<&Referral> {
+        self.nodes[node.0].referral.as_ref()
+    }
+
+    /// The file system of a node: the tree of these directories, or what is absent (§11.4.1: with an fsid of its own).
+    pub(super) fn fsid(&self, node: NodeId) -> Fsid4 {
+        match self.referral(node) {
+            Some(referral) => Fsid4 { major: ExportId::of(&[referral.name(), b"referral"]).number(), minor: 0 },
+            None => Fsid4::default(),
+        }
+    }
+
+    /// The path of a node.
+    pub(super) fn path(&self, node: NodeId) -> Vec<Component4> {
+        let mut path = Vec::new();
+        let mut at = node;
+        while let Some(parent) = self.parent(at) {
+            path.push(self.name(at).clone().into());
+            at = parent;
+        }
+        path.reverse();
+        path
+    }
+
     /// The node where an export is mounted.
     pub(super) fn node_of(&self, export: ExportId) -> Option<NodeId> {
         self.nodes.iter().position(|node| node.export == Some(export)).map(NodeId)
@@ -141,6 +182,7 @@ impl Pseudo {
     pub(super) fn leads_somewhere(&self, cx: &Context<'_>, node: NodeId) -> bool {
         let node = &self.nodes[node.0];
         node.export.is_some_and(|id| cx.export(id).is_ok())
+            || node.referral.as_ref().is_some_and(|referral| referral.admits(cx.peer))
             || node.children.iter().any(|child| self.leads_somewhere(cx, *child))
     }
 
@@ -173,13 +215,11 @@ impl Pseudo {
         let Some(top) = self.node_of(dir.export.id()) else { return Ok(None) };
         let mut below = self.nodes[top.0].children.clone();
         while let Some(node) = below.pop() {
-            let Node { export, children, name: last, .. } = &self.nodes[node.0];
-            match export {
-                Some(_) if last == name && self.mount_point(dir, top, node)?.as_ref() == Some(&dir.handle) => {
-                    return Ok(Some(node));
-                }
-                Some(_) => {}
-                None => below.extend(children),
+            let there = &self.nodes[node.0];
+            if !there.is_mounted() {
+                below.extend(&there.children);
+            } else if there.name == name && self.mount_point(dir, top, node)?.as_ref() == Some(&dir.handle) {
+                return Ok(Some(node));
             }
         }
         Ok(None)

@@ -6,6 +6,7 @@ use nfs::v4::{
     SetAttrRes, VerifyArgs,
     acl::Nfsace4,
     attr::{Attr4, Purpose},
+    location::FsLocations4,
 };
 use vfs::{Acl, AclKind, Attr, Handle, Kind, Rights, SetAttr, StatFs, VfsError};
 use xdr::Encoder;
@@ -20,6 +21,7 @@ use crate::{
         attr::{self, Subject},
         compound::Cursor,
         place::Place,
+        pseudo::NodeId,
     },
 };
 
@@ -69,6 +71,9 @@ pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: boo
         place => cx.object4(place)?.export.vfs().caps(),
     };
     attr::decode(fattr, at.minor, caps, Purpose::Verify)?;
+    if cx.is_absent(current) && !fattr.attrmask.difference(attr::of_absent()).is_empty() {
+        return Err(Nfsstat4::Moved.into());
+    }
     let mut equal = false;
     with_subject(cx, at, (current, None), &fattr.attrmask, |subject| {
         equal = subject.values(&fattr.attrmask) == fattr.attr_vals.0;
@@ -154,16 +159,7 @@ fn with_subject<T>(
 ) -> Result<T, Fault4> {
     let filehandle = if mask.contains(Attr4::Filehandle as u32) { cx.seal(place) } else { Default::default() };
     match place {
-        Place::Pseudo(node) => {
-            let pseudo = &cx.shared.v4.pseudo;
-            let attr = pseudo.attr(*node);
-            Ok(go(&Subject {
-                fsid: Fsid4::default(),
-                mounted_on_fileid: attr.fileid,
-                filehandle: &filehandle,
-                ..general(cx, at, &attr, pseudo.caps(), None)
-            }))
-        }
+        Place::Pseudo(node) => with_node(cx, at, *node, mask, &filehandle, go),
         Place::Object(..) => {
             let object = cx.object4(place)?;
             let stat = statfs(&object, mask)?;
@@ -178,10 +174,50 @@ fn with_subject<T>(
                 mounted_on_fileid: mounted_on(cx, &object, &attr),
                 filehandle: &filehandle,
                 acl: Some(&aces),
+                locations: locations(cx, &object, mask).as_ref(),
                 ..general(cx, at, &attr, object.vfs().caps(), stat.as_ref())
             }))
         }
     }
+}
+
+/// The same, of a directory on the way to exports; of one that stands for a file system of another server, what is known of that.
+///
+/// # Errors
+/// MOVED: it is elsewhere, and nobody has asked where (RFC 8881 §11.4.1).
+pub(super) fn with_node<T>(
+    cx: &Context<'_>,
+    at: &Cursor,
+    node: NodeId,
+    mask: &Bitmap4,
+    filehandle: &[u8],
+    go: impl FnOnce(&Subject<'_>) -> T,
+) -> Result<T, Fault4> {
+    let pseudo = &cx.shared.v4.pseudo;
+    let (attr, referral, asked) = (pseudo.attr(node), pseudo.referral(node), attr::needs_locations(mask));
+    if referral.is_some() && !asked {
+        return Err(Nfsstat4::Moved.into());
+    }
+    let locations = asked.then(|| match referral {
+        Some(referral) => referral.fs_locations(),
+        // This tree begins at the root.
+        None => FsLocations4::default(),
+    });
+    Ok(go(&Subject {
+        fsid: pseudo.fsid(node),
+        mounted_on_fileid: attr.fileid,
+        filehandle,
+        locations: locations.as_ref(),
+        absent: referral.is_some(),
+        ..general(cx, at, &attr, pseudo.caps(), None)
+    }))
+}
+
+/// Where the file system of an object is, if any of `mask` is about that: nowhere else but here.
+pub(super) fn locations(cx: &Context<'_>, object: &Object<'_>, mask: &Bitmap4) -> Option<FsLocations4> {
+    let pseudo = &cx.shared.v4.pseudo;
+    let node = pseudo.node_of(object.export.id()).filter(|_| attr::needs_locations(mask))?;
+    Some(FsLocations4 { fs_root: pseudo.path(node), locations: Vec::new() })
 }
 
 /// What does not depend on the object; the rest is to be filled in.
@@ -200,6 +236,8 @@ pub(super) fn general<'a>(
         filehandle: &[],
         stat,
         acl: None,
+        locations: None,
+        absent: false,
         transfer_max: transfer_max(&cx.carrier),
         lease_s: cx.shared.v4.lease.as_secs() as u32,
         minor: at.minor,

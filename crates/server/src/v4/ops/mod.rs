@@ -65,6 +65,33 @@ pub(super) fn changes(opnum: Opnum4) -> bool {
     )
 }
 
+/// Whether an operation is executed although the current file handle is of a file system that is on another server: because it
+/// asks where that is, or has nothing to do with it (RFC 8881 §11.3.2, RFC 7530 §8.2).
+fn is_for_absent(opnum: Opnum4) -> bool {
+    use Opnum4::*;
+    let asks = matches!(opnum, GetAttr | Verify | NVerify);
+    let leaves = matches!(opnum, PutFh | PutPubFh | PutRootFh | RestoreFh);
+    let of_client = matches!(
+        opnum,
+        BackchannelCtl
+            | BindConnToSession
+            | CreateSession
+            | DestroyClientId
+            | DestroySession
+            | ExchangeId
+            | FreeStateid
+            | ReclaimComplete
+            | ReleaseLockOwner
+            | Renew
+            | Sequence
+            | SetClientId
+            | SetClientIdConfirm
+            | SetSsv
+            | TestStateid
+    );
+    asks || leaves || of_client
+}
+
 /// Executes an operation and appends its result.
 pub(super) fn execute(
     cx: &Context<'_>,
@@ -74,6 +101,9 @@ pub(super) fn execute(
 ) -> Result<Nfsstat4, WouldBlock> {
     use Argop4::*;
     let mut out = Output { out, opnum: operation.opnum() };
+    if at.current().is_ok_and(|place| cx.is_absent(place)) && !is_for_absent(operation.opnum()) {
+        return out.fail(Nfsstat4::Moved);
+    }
     match operation {
         Access(args) => out.put(attributes::access(cx, at, args)),
         GetAttr(args) => out.put(attributes::getattr(cx, at, args)),

@@ -6,13 +6,13 @@
 
 use std::ops::ControlFlow;
 
-use nfs::v4::{Bitmap4, Fsid4, Nfsstat4, ReadDirArgs, attr::Attr4};
+use nfs::v4::{Bitmap4, Nfsstat4, ReadDirArgs, attr::Attr4};
 use vfs::{Attr, DirEntry, StatFs};
 use xdr::{Encode, Encoder};
 
 use super::{
     Raw,
-    attributes::{aces, fsid, general, statfs},
+    attributes::{aces, fsid, general, locations, statfs, with_node},
     filehandle::not_a_directory,
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
     error::Fault4,
     transfer::directory_max,
     v4::{
-        attr::{self, Subject},
+        attr::{self, Subject, needs_locations},
         compound::Cursor,
         place::{FhBytes, Place},
         pseudo::NodeId,
@@ -87,7 +87,7 @@ fn entry_of(
     let caps = dir.vfs().caps();
     let mounted = cx.shared.v4.pseudo.has_junctions(dir.export.id());
     if mounted && let Ok(Some(node)) = cx.shared.v4.pseudo.junction(dir, entry.name) {
-        return Ok(node_entry(cx, at, node, entry.cookie, mask, list));
+        return node_entry(cx, at, node, entry.cookie, mask, list);
     }
     let Some((handle, attr)) = &entry.object else {
         return without_attributes(mask, entry, list);
@@ -96,23 +96,27 @@ fn entry_of(
     let filehandle: FhBytes = if wants_fh { FhBytes::from_slice(&dir.seal_bytes(handle)) } else { FhBytes::new() };
     let Ok(aces) = aces(dir, handle, attr, mask) else { return without_attributes(mask, entry, list) };
     let (fsid, acl) = (fsid(dir, attr), Some(&aces[..]));
-    let subject = Subject { fsid, filehandle: &filehandle, acl, ..general(cx, at, attr, caps, stat) };
+    let locations = locations(cx, dir, mask);
+    let locations = locations.as_ref();
+    let subject = Subject { fsid, filehandle: &filehandle, acl, locations, ..general(cx, at, attr, caps, stat) };
     Ok(list.entry(entry.name, entry.cookie, |out| subject.encode(mask, out)))
 }
 
 /// §5.8.1.12: rdattr_error says for one entry why it has no attributes; where it is not asked for, all of READDIR fails.
 fn without_attributes(mask: &Bitmap4, entry: &DirEntry<'_>, list: &mut List) -> Result<ControlFlow<()>, Nfsstat4> {
-    let why = Nfsstat4::Access;
     if !mask.contains(Attr4::RdattrError as u32) {
         // It is no longer there, or what is there is not ours to serve; either way the client loses nothing.
         return Ok(ControlFlow::Continue(()));
     }
-    Ok(list.entry(entry.name, entry.cookie, |out| {
-        let only: Bitmap4 = [Attr4::RdattrError as u32].into_iter().collect();
-        only.encode(out);
-        out.length(4);
-        why.encode(out);
-    }))
+    Ok(list.entry(entry.name, entry.cookie, |out| only_error(Nfsstat4::Access, out)))
+}
+
+/// No attributes but why there are none.
+fn only_error(why: Nfsstat4, out: &mut Encoder) {
+    let only: Bitmap4 = [Attr4::RdattrError as u32].into_iter().collect();
+    only.encode(out);
+    out.length(4);
+    why.encode(out);
 }
 
 fn pseudo(cx: &Context<'_>, at: &Cursor, dir: NodeId, args: &ReadDirArgs, mut list: List) -> Result<Raw, Fault4> {
@@ -123,14 +127,20 @@ fn pseudo(cx: &Context<'_>, at: &Cursor, dir: NodeId, args: &ReadDirArgs, mut li
         1 | 2 => return Err(Nfsstat4::BadCookie.into()),
         cookie => cookie - COOKIE_FIRST + 1,
     };
-    let mut nodes = pseudo.visible(cx, dir).enumerate().skip(usize::try_from(first).unwrap_or(usize::MAX));
-    let stopped = nodes.any(|(index, node)| {
-        node_entry(cx, at, node, COOKIE_FIRST + index as u64, &args.attr_request, &mut list).is_break()
-    });
-    list.finish(VERIFIER_PSEUDO, !stopped)
+    let nodes = pseudo.visible(cx, dir).enumerate().skip(usize::try_from(first).unwrap_or(usize::MAX));
+    for (index, node) in nodes {
+        let cookie = COOKIE_FIRST + index as u64;
+        if node_entry(cx, at, node, cookie, &args.attr_request, &mut list)?.is_break() {
+            return list.finish(VERIFIER_PSEUDO, false);
+        }
+    }
+    list.finish(VERIFIER_PSEUDO, true)
 }
 
 /// A directory on the way to exports, or the export that is there: with the attributes of its root, if they are to be had.
+///
+/// # Errors
+/// MOVED: it is on another server, and the client asks neither where nor what is wrong with an entry (RFC 8881 §11.4.2).
 fn node_entry(
     cx: &Context<'_>,
     at: &Cursor,
@@ -138,36 +148,36 @@ fn node_entry(
     cookie: u64,
     mask: &Bitmap4,
     list: &mut List,
-) -> ControlFlow<()> {
+) -> Result<ControlFlow<()>, Nfsstat4> {
     let pseudo = &cx.shared.v4.pseudo;
     let name = pseudo.name(node).clone();
     let root =
         pseudo.export(node).and_then(|id| cx.export(id).ok()).map(|export| cx.object_of(export, export.root().clone()));
     let known: Option<(Object<'_>, Attr)> = root.and_then(|root| root.getattr().ok().map(|attr| (root, attr)));
-    match &known {
-        Some((root, attr)) => {
-            let filehandle = cx.seal(&root.place());
-            let aces = aces(root, &root.handle, attr, mask).unwrap_or_default();
-            let subject = Subject {
-                acl: Some(&aces),
-                fsid: fsid(root, attr),
-                mounted_on_fileid: pseudo.fileid(node),
-                filehandle: &filehandle,
-                ..general(cx, at, attr, root.vfs().caps(), None)
-            };
-            list.entry(&name, cookie, |out| subject.encode(mask, out))
+    let Some((root, attr)) = &known else {
+        if pseudo.referral(node).is_some() && !needs_locations(mask) {
+            let told = mask.contains(Attr4::RdattrError as u32);
+            let moved = |out: &mut Encoder| only_error(Nfsstat4::Moved, out);
+            return if told { Ok(list.entry(&name, cookie, moved)) } else { Err(Nfsstat4::Moved) };
         }
-        None => {
-            let attr = pseudo.attr(node);
-            let filehandle = cx.seal(&Place::Pseudo(node));
-            let subject = Subject {
-                fsid: Fsid4::default(),
-                filehandle: &filehandle,
-                ..general(cx, at, &attr, pseudo.caps(), None)
-            };
+        let filehandle = cx.seal(&Place::Pseudo(node));
+        let listed = with_node(cx, at, node, mask, &filehandle, |subject| {
             list.entry(&name, cookie, |out| subject.encode(mask, out))
-        }
-    }
+        });
+        return Ok(listed.expect("what is elsewhere has been seen to"));
+    };
+    let filehandle = cx.seal(&root.place());
+    let aces = aces(root, &root.handle, attr, mask).unwrap_or_default();
+    let elsewhere = locations(cx, root, mask);
+    let subject = Subject {
+        acl: Some(&aces),
+        fsid: fsid(root, attr),
+        mounted_on_fileid: pseudo.fileid(node),
+        filehandle: &filehandle,
+        locations: elsewhere.as_ref(),
+        ..general(cx, at, attr, root.vfs().caps(), None)
+    };
+    Ok(list.entry(&name, cookie, |out| subject.encode(mask, out)))
 }
 
 /// A result being encoded, and what room is left.

@@ -72,6 +72,10 @@ impl<'a> Announcement<'a> {
         for export in &self.config.export {
             text.push_str(&format!("  {}\n", describe(export)));
         }
+        for referral in &self.config.referral {
+            let places: Vec<_> = referral.locations().iter().map(ToString::to_string).collect();
+            text.push_str(&format!("  {}: refers to {}\n", output::name(referral.name()), places.join(", ")));
+        }
         text.push_str("Listening:\n");
         for listen in &self.ready.listen {
             text.push_str(&format!("  {}://{}\n", listen.transport, listen.address));

@@ -56,6 +56,9 @@ Configuration file, for several exports (unknown keys are refused):
   name = \"/scratch\"
   backend = \"memory\"
   size = \"512 MiB\"
+  [[referral]]                  # name, locations, clients
+  name = \"/far\"
+  locations = [\"nas2.example.com:/srv/data\"]
 
 Examples:
   slipway serve /srv/data
@@ -204,7 +207,7 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     let pool = Pool::default();
     let state_dir = config.server.state_dir.clone().unwrap_or_else(default_state_dir);
     let times = config.server.times().map_err(Failure::usage)?;
-    let nfs = NfsServer::open_with(&config.export, &state_dir, &pool, times).map_err(Failure::usage)?;
+    let nfs = NfsServer::open_with(&config, &state_dir, &pool, times).map_err(Failure::usage)?;
     let builder = nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared);
     let server = builder.build();
 
