@@ -113,7 +113,7 @@ impl Site {
         }
         match self.mount4_at(ip).await {
             Err(error) if version == Version::Auto && is_no_v4(&error) => {
-                tracing::debug!(%error, "the server has no version 4 from 4.1 on");
+                tracing::debug!(%error, "the server has no version 4");
                 self.mount3_at(ip).await
             }
             result => result,
@@ -129,12 +129,12 @@ impl Site {
         let program = self.program4(&first, &callbacks).await?;
         let (v4, known) = V4::connect(program, options.version.minors(), &callbacks).await?;
         for _ in 1..options.nconnect {
-            v4.add_connection(self.program4(&first, &callbacks).await?, &known, false).await?;
+            v4.add_connection(self.program4(&first, &callbacks).await?, known.as_ref(), false).await?;
         }
         for end in ends {
             for turn in 0..options.nconnect {
                 let program = self.program4(&end, &callbacks).await?;
-                v4.add_connection(program, &known, turn == 0).await?;
+                v4.add_connection(program, known.as_ref(), turn == 0).await?;
             }
         }
         let path = clean(&self.url.path);

@@ -21,7 +21,7 @@ use crate::{
 pub enum Protocol {
     /// Version 3.
     V3(V3),
-    /// Version 4.1 or 4.2.
+    /// Version 4.0, 4.1 or 4.2.
     V4(V4),
 }
 
@@ -185,8 +185,11 @@ impl Protocol {
     pub fn version(&self) -> &'static str {
         match self {
             Protocol::V3(_) => "3",
-            Protocol::V4(v4) if v4.minor_version() == 1 => "4.1",
-            Protocol::V4(_) => "4.2",
+            Protocol::V4(v4) => match v4.minor_version() {
+                0 => "4.0",
+                1 => "4.1",
+                _ => "4.2",
+            },
         }
     }
 

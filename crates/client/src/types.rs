@@ -112,6 +112,14 @@ pub struct SetAttr {
     pub mtime: SetTime,
 }
 
+impl SetAttr {
+    /// The same with both times, now if it says nothing else: a server may have kept a verifier in them.
+    pub(crate) fn with_times(self) -> Self {
+        let now = |time| if time == SetTime::DontChange { SetTime::ToServerTime } else { time };
+        Self { atime: now(self.atime), mtime: now(self.mtime), ..self }
+    }
+}
+
 /// How to make a regular file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CreateHow {

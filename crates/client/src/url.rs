@@ -97,6 +97,8 @@ pub enum Version {
     Auto,
     /// Version 3.
     V3,
+    /// Version 4.0.
+    V4_0,
     /// Version 4.1.
     V4_1,
     /// Version 4.2.
@@ -107,8 +109,9 @@ impl Version {
     /// The minor versions of 4 that may be spoken, the newest first.
     pub(crate) fn minors(self) -> &'static [u32] {
         match self {
-            Version::Auto => &[2, 1],
+            Version::Auto => &[2, 1, 0],
             Version::V3 => &[],
+            Version::V4_0 => &[0],
             Version::V4_1 => &[1],
             Version::V4_2 => &[2],
         }
@@ -224,10 +227,11 @@ impl MountOptions {
             "vers" => {
                 self.version = match value {
                     "3" => Version::V3,
+                    "4.0" => Version::V4_0,
                     "4.1" => Version::V4_1,
                     "4" | "4.2" => Version::V4_2,
                     "auto" => Version::Auto,
-                    _ => return Err("possible: 3, 4.1, 4.2, auto".to_owned()),
+                    _ => return Err("possible: 3, 4.0, 4.1, 4.2, auto".to_owned()),
                 }
             }
             "nconnect" => self.nconnect = size(value, 1, NCONNECT_MAX)? as u32,
@@ -366,7 +370,7 @@ mod tests {
         assert!(problem("nfs://me@h/a").contains("uid="));
         assert!(problem("nfs://h/a%00b").contains("zero bytes"));
         assert!(problem("nfs://h:99999/").contains("port"));
-        assert!(problem("nfs://h/?vers=5").contains("possible: 3, 4.1"));
+        assert!(problem("nfs://h/?vers=5").contains("possible: 3, 4.0, 4.1"));
         assert!(problem("nfs://h/?uid=-1").contains("4294967295"));
         assert!(problem("nfs://h/?mountport=65536").contains("65535"));
         assert!(problem("nfs://h/?rsize=9G").contains("'rsize=9G'"));

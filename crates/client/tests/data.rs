@@ -7,10 +7,21 @@ use std::sync::atomic::Ordering;
 use buf::Buffer;
 use bytes::{Bytes, BytesMut};
 use client::{File, Mount};
-use common::{Server, faulty::Faulty, memory, pattern};
+use common::{Server, faulty::Faulty, for_each_version, memory, pattern};
 use nfs::v3::{Nfsstat3, StableHow};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+for_each_version! {
+    a_buffer_is_filled_and_comes_back
+    a_failed_read_gives_the_buffer_back
+    read_ahead_and_write_behind_carry_any_sizes
+    holes_are_left_and_read_as_zeros
+    what_a_restarted_server_has_lost_is_written_again
+    a_small_file_costs_one_write_and_no_commit
+    errors_of_writes_come_with_the_flush_and_stay
+    the_procedures_are_there_by_handle
+}
 
 async fn read_all(file: &File) -> Bytes {
     let mut all = BytesMut::new();
@@ -22,10 +33,9 @@ async fn read_all(file: &File) -> Bytes {
     all.freeze()
 }
 
-#[tokio::test]
-async fn a_buffer_is_filled_and_comes_back() {
+async fn a_buffer_is_filled_and_comes_back(vers: &str) {
     let server = Server::memory().await;
-    let mount = server.mount("rsize=64K").await;
+    let mount = server.mount(&format!("{vers}&rsize=64K")).await;
     let data = pattern(300_000);
     mount.write("f", data.clone()).await.unwrap();
     let file = mount.open("f").await.unwrap();
@@ -51,10 +61,9 @@ async fn a_buffer_is_filled_and_comes_back() {
     assert_eq!(joined, data[10..]);
 }
 
-#[tokio::test]
-async fn a_failed_read_gives_the_buffer_back() {
+async fn a_failed_read_gives_the_buffer_back(vers: &str) {
     let server = Server::memory().await;
-    let mount = server.mount("").await;
+    let mount = server.mount(vers).await;
     let dir = File::new(mount.clone(), mount.root().clone(), "the root");
     for len in [100, 3 << 20] {
         let (result, buffer) = dir.read_at(0, Buffer::zeroed(len)).await;
@@ -65,14 +74,13 @@ async fn a_failed_read_gives_the_buffer_back() {
     }
 }
 
-#[tokio::test]
-async fn read_ahead_and_write_behind_carry_any_sizes() {
+async fn read_ahead_and_write_behind_carry_any_sizes(vers: &str) {
     let server = Server::memory().await;
     let mut rng = StdRng::seed_from_u64(7);
     for round in 0..30 {
         let (rsize, wsize) = (512 * rng.random_range(1..100), 512 * rng.random_range(1..100));
         let (ahead, behind) = (rng.random_range(0..400_000), rng.random_range(0..400_000));
-        let query = format!("rsize={rsize}&wsize={wsize}&readahead={ahead}&writebehind={behind}");
+        let query = format!("{vers}&rsize={rsize}&wsize={wsize}&readahead={ahead}&writebehind={behind}");
         let mount = server.mount(&query).await;
         let data = pattern(rng.random_range(0..1_500_000));
         let file = mount.create(format!("f{round}"), 0o644).await.unwrap();
@@ -115,10 +123,9 @@ async fn readers_and_writers_are_those_of_tokio_too() {
     assert_eq!(back, data);
 }
 
-#[tokio::test]
-async fn holes_are_left_and_read_as_zeros() {
+async fn holes_are_left_and_read_as_zeros(vers: &str) {
     let server = Server::memory().await;
-    let mount = server.mount("").await;
+    let mount = server.mount(vers).await;
     let file = mount.create("f", 0o644).await.unwrap();
     let mut writer = file.writer();
     writer.write(Bytes::from_static(b"begin")).await.unwrap();
@@ -135,14 +142,13 @@ async fn holes_are_left_and_read_as_zeros() {
     assert!(data[5..data.len() - 8].iter().all(|&byte| byte == 0));
 }
 
-#[tokio::test]
-async fn what_a_restarted_server_has_lost_is_written_again() {
+async fn what_a_restarted_server_has_lost_is_written_again(vers: &str) {
     let mut rng = StdRng::seed_from_u64(11);
     for round in 0..20 {
         let restarts = (0..rng.random_range(1..6)).map(|_| rng.random_range(0..36)).collect();
         let vfs = Faulty::new(memory(), restarts);
         let server = Server::start(vfs.clone()).await;
-        let mount = server.mount(&format!("wsize=16K&writebehind={}K", rng.random_range(32..2000))).await;
+        let mount = server.mount(&format!("{vers}&wsize=16K&writebehind={}K", rng.random_range(32..2000))).await;
         let data = pattern(600_000 + round);
         let file = mount.create("f", 0o644).await.unwrap();
         let mut writer = file.writer();
@@ -157,11 +163,10 @@ async fn what_a_restarted_server_has_lost_is_written_again() {
     }
 }
 
-#[tokio::test]
-async fn a_small_file_costs_one_write_and_no_commit() {
+async fn a_small_file_costs_one_write_and_no_commit(vers: &str) {
     let vfs = Faulty::new(memory(), Vec::new());
     let server = Server::start(vfs.clone()).await;
-    let mount = server.mount("").await;
+    let mount = server.mount(vers).await;
     mount.write("f", &b"small"[..]).await.unwrap();
     assert_eq!((vfs.writes(), vfs.commits.load(Ordering::SeqCst)), (1, 0));
     mount.create("g", 0o644).await.unwrap().writer().close().await.unwrap();
@@ -170,10 +175,9 @@ async fn a_small_file_costs_one_write_and_no_commit() {
     assert_eq!((vfs.writes(), vfs.commits.load(Ordering::SeqCst)), (6, 1));
 }
 
-#[tokio::test]
-async fn errors_of_writes_come_with_the_flush_and_stay() {
+async fn errors_of_writes_come_with_the_flush_and_stay(vers: &str) {
     let server = Server::memory().await;
-    let mount = server.mount("").await;
+    let mount = server.mount(vers).await;
     let root = File::new(mount.clone(), mount.root().clone(), "the root");
     let mut writer = root.writer();
     writer.write(Bytes::from_static(b"not to a directory")).await.unwrap();
@@ -183,10 +187,9 @@ async fn errors_of_writes_come_with_the_flush_and_stay() {
     assert_eq!(writer.close().await.unwrap_err().to_string(), error.to_string());
 }
 
-#[tokio::test]
-async fn the_procedures_are_there_by_handle() {
+async fn the_procedures_are_there_by_handle(vers: &str) {
     let server = Server::memory().await;
-    let mount: Mount = server.mount("").await;
+    let mount: Mount = server.mount(vers).await;
     let file = mount.create("f", 0o644).await.unwrap();
     let protocol = mount.protocol();
     let ok = protocol.write(file.handle(), 3, Bytes::from_static(b"abc").into(), StableHow::Unstable).await.unwrap();

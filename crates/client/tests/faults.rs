@@ -9,7 +9,7 @@ use std::{
 
 use buf::Buffer;
 use client::{CreateHow, ErrorKind, Mount, NfsUrl, SetAttr};
-use common::{Server, faulty::Faulty, memory, pattern, proxy};
+use common::{Server, faulty::Faulty, for_each, memory, pattern, proxy};
 use nfs::v3::Nfsstat3;
 use tokio::net::TcpListener;
 
@@ -106,21 +106,20 @@ async fn cancelled_calls_free_their_buffers_over(proto: &str) {
     panic!("buffers are lost: {:?}", mount.pool().stats());
 }
 
-#[tokio::test]
-async fn cut_connections_are_not_noticed() {
-    cut_connections_are_not_noticed_over("tcp").await;
+for_each! {
+    [cut_connections_are_not_noticed]
+    tcp = ("tcp", "3")
+    rdma = ("rdma", "3")
+    tcp_4_0 = ("tcp", "4.0")
+    rdma_4_0 = ("rdma", "4.0")
+    tcp_4_2 = ("tcp", "4.2")
 }
 
-#[tokio::test]
-async fn cut_connections_are_not_noticed_by_rdma() {
-    cut_connections_are_not_noticed_over("rdma").await;
-}
-
-async fn cut_connections_are_not_noticed_over(proto: &str) {
+async fn cut_connections_are_not_noticed((proto, vers): (&str, &str)) {
     for seed in 0..8 {
         let server = Server::over(proto).await;
         let address = proxy::start(server.address, seed, 12, 300_000).await.address;
-        let query = format!("uid=0&gid=0&proto={proto}&wsize=32K&rsize=32K");
+        let query = format!("uid=0&gid=0&proto={proto}&vers={vers}&wsize=32K&rsize=32K");
         let url: NfsUrl = format!("nfs://{address}/m?{query}").parse().unwrap();
         let mount = Mount::connect(&url, &server.switch).await.unwrap();
         let data = pattern(500_000);

@@ -5,38 +5,27 @@ mod common;
 use std::sync::Arc;
 
 use client::{FileKind, Mount, MountClient};
-use common::{Server, pattern};
+use common::{Server, for_each, pattern};
 
-async fn mount(transport: &str) -> (Server, Mount) {
+async fn mount(query: &str) -> (Server, Mount) {
+    let (transport, _) = query["proto=".len()..].split_once('&').unwrap_or((&query["proto=".len()..], ""));
     let server = Server::over(transport).await;
-    let mount = server.mount(&format!("proto={transport}")).await;
+    let mount = server.mount(query).await;
     (server, mount)
 }
 
-macro_rules! over_each {
-    ($($name:ident)*) => {
-        mod rdma {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name("rdma").await;
-            })*
-        }
-        mod shm {
-            $(#[tokio::test]
-            async fn $name() {
-                super::$name("shm").await;
-            })*
-        }
-    };
+for_each! {
+    [data_of_any_size_goes_both_ways replies_that_fit_no_send_come_in_a_reply_chunk]
+    rdma = "proto=rdma"
+    shm = "proto=shm"
+    rdma_4_0 = "proto=rdma&vers=4.0"
+    rdma_4_2 = "proto=rdma&vers=4.2"
+    shm_4_0 = "proto=shm&vers=4.0"
+    shm_4_2 = "proto=shm&vers=4.2"
 }
 
-over_each! {
-    data_of_any_size_goes_both_ways
-    replies_that_fit_no_send_come_in_a_reply_chunk
-}
-
-async fn data_of_any_size_goes_both_ways(transport: &str) {
-    let (_server, mount) = mount(transport).await;
+async fn data_of_any_size_goes_both_ways(query: &str) {
+    let (_server, mount) = mount(query).await;
     assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 1 << 20));
     for len in [0, 1, 3, 100, 1000, 4095, 4096, 5001, 70_000, (1 << 20) + 1, 9_999_999] {
         let data = pattern(len);
@@ -51,8 +40,8 @@ async fn data_of_any_size_goes_both_ways(transport: &str) {
     }
 }
 
-async fn replies_that_fit_no_send_come_in_a_reply_chunk(transport: &str) {
-    let (_server, mount) = mount(transport).await;
+async fn replies_that_fit_no_send_come_in_a_reply_chunk(query: &str) {
+    let (_server, mount) = mount(query).await;
     let text = "t/".repeat(2000);
     mount.symlink(&text, "long").await.unwrap();
     assert_eq!(mount.readlink("long").await.unwrap(), text);

@@ -7,12 +7,23 @@ use std::sync::Arc;
 use client::{
     CreateHow, ErrorKind, FileKind, Mount, MountClient, NfsUrl, OpenOptions, SetAttr, SetTime, Special, Time,
 };
-use common::Server;
+use common::{Server, for_each_version};
 use nfs::v3::{ACCESS3_MODIFY, ACCESS3_READ, Nfsstat3};
 
-async fn mount() -> (Server, Mount) {
+for_each_version! {
+    files_are_made_written_read_and_removed
+    exclusive_creation_is_exclusive
+    attributes_are_set
+    directories_are_made_listed_and_removed
+    links_are_made_and_followed_within_the_mount
+    the_file_system_is_described
+    a_url_can_name_what_lies_below_the_export
+    the_caller_acts_as_the_user_of_the_url
+}
+
+async fn mount(query: &str) -> (Server, Mount) {
     let server = Server::memory().await;
-    let mount = server.mount("").await;
+    let mount = server.mount(query).await;
     (server, mount)
 }
 
@@ -21,9 +32,8 @@ fn status(result: client::Result<impl std::fmt::Debug>) -> Nfsstat3 {
     error.status().unwrap_or_else(|| panic!("{error}"))
 }
 
-#[tokio::test]
-async fn files_are_made_written_read_and_removed() {
-    let (_server, mount) = mount().await;
+async fn files_are_made_written_read_and_removed(vers: &str) {
+    let (_server, mount) = mount(vers).await;
     mount.protocol().null().await.unwrap();
     assert_eq!(status(mount.open("f").await), Nfsstat3::NoEnt);
     mount.write("f", &b"hello"[..]).await.unwrap();
@@ -41,18 +51,16 @@ async fn files_are_made_written_read_and_removed() {
     assert_eq!(std::io::Error::from(error).kind(), std::io::ErrorKind::NotFound);
 }
 
-#[tokio::test]
-async fn exclusive_creation_is_exclusive() {
-    let (_server, mount) = mount().await;
+async fn exclusive_creation_is_exclusive(vers: &str) {
+    let (_server, mount) = mount(vers).await;
     let exclusive = OpenOptions { create: Some(0o640), exclusive: true, truncate: false };
     let file = mount.open_with("f", exclusive).await.unwrap();
     assert_eq!(file.stat().await.unwrap().mode & 0o777, 0o640);
     assert_eq!(status(mount.open_with("f", exclusive).await), Nfsstat3::Exist);
 }
 
-#[tokio::test]
-async fn attributes_are_set() {
-    let (_server, mount) = mount().await;
+async fn attributes_are_set(vers: &str) {
+    let (_server, mount) = mount(vers).await;
     mount.write("f", &b"hello"[..]).await.unwrap();
     mount.chmod("f", 0o751).await.unwrap();
     mount.chown("f", Some(7), Some(8)).await.unwrap();
@@ -66,9 +74,8 @@ async fn attributes_are_set() {
     assert_eq!(rights, ACCESS3_READ | ACCESS3_MODIFY);
 }
 
-#[tokio::test]
-async fn directories_are_made_listed_and_removed() {
-    let (_server, mount) = mount().await;
+async fn directories_are_made_listed_and_removed(vers: &str) {
+    let (_server, mount) = mount(vers).await;
     mount.mkdir("d", 0o755).await.unwrap();
     assert_eq!(status(mount.mkdir("d", 0o755).await), Nfsstat3::Exist);
     let mut expected = Vec::new();
@@ -99,9 +106,8 @@ async fn directories_are_made_listed_and_removed() {
     assert_eq!(status(mount.stat("d").await), Nfsstat3::NoEnt);
 }
 
-#[tokio::test]
-async fn links_are_made_and_followed_within_the_mount() {
-    let (_server, mount) = mount().await;
+async fn links_are_made_and_followed_within_the_mount(vers: &str) {
+    let (_server, mount) = mount(vers).await;
     mount.mkdir("a", 0o755).await.unwrap();
     mount.mkdir("a/b", 0o755).await.unwrap();
     mount.write("a/b/f", &b"deep"[..]).await.unwrap();
@@ -127,9 +133,8 @@ async fn links_are_made_and_followed_within_the_mount() {
     assert_eq!(mount.stat("pipe").await.unwrap().kind, FileKind::Fifo);
 }
 
-#[tokio::test]
-async fn the_file_system_is_described() {
-    let (_server, mount) = mount().await;
+async fn the_file_system_is_described(vers: &str) {
+    let (_server, mount) = mount(vers).await;
     assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 1 << 20));
     let space = mount.statfs("").await.unwrap();
     assert!(space.fbytes > 0 && space.fbytes <= space.tbytes);
@@ -138,16 +143,15 @@ async fn the_file_system_is_described() {
     assert_eq!(error.status(), Some(Nfsstat3::NameTooLong));
 }
 
-#[tokio::test]
-async fn a_url_can_name_what_lies_below_the_export() {
-    let (server, mount) = mount().await;
+async fn a_url_can_name_what_lies_below_the_export(vers: &str) {
+    let (server, mount) = mount(vers).await;
     mount.mkdir("dir", 0o755).await.unwrap();
     mount.write("dir/f", &b"content"[..]).await.unwrap();
-    let dir = server.mount_path("/dir", "").await.unwrap();
+    let dir = server.mount_path("/dir", vers).await.unwrap();
     assert_eq!(dir.read("f").await.unwrap(), "content");
-    let file = server.mount_path("/dir/f", "").await.unwrap();
+    let file = server.mount_path("/dir/f", vers).await.unwrap();
     assert_eq!(file.read("").await.unwrap(), "content");
-    let new = server.mount_path("/dir/new/one", "").await.unwrap();
+    let new = server.mount_path("/dir/new/one", vers).await.unwrap();
     assert_eq!(status(new.stat("").await), Nfsstat3::NoEnt);
     mount.mkdir("dir/new", 0o755).await.unwrap();
     new.write("", &b"made"[..]).await.unwrap();
@@ -156,7 +160,7 @@ async fn a_url_can_name_what_lies_below_the_export() {
 
 #[tokio::test]
 async fn mounts_are_listed_and_end() {
-    let (server, mount) = mount().await;
+    let (server, mount) = mount("").await;
     let url: NfsUrl = format!("nfs://{}", server.address).parse().unwrap();
     let mountd = MountClient::connect(&url, &server.switch).await.unwrap();
     let exports = mountd.exports().await.unwrap();
@@ -218,11 +222,10 @@ async fn what_cannot_be_mounted_is_explained() {
     assert!(matches!(error.kind(), ErrorKind::Resolve(_)), "{error}");
 }
 
-#[tokio::test]
-async fn the_caller_acts_as_the_user_of_the_url() {
+async fn the_caller_acts_as_the_user_of_the_url(vers: &str) {
     let server = Server::memory().await;
-    server.mount("").await.mkdir("open", 0o777).await.unwrap();
-    let user = server.mount("uid=1000&gid=100&gids=7").await;
+    server.mount(vers).await.mkdir("open", 0o777).await.unwrap();
+    let user = server.mount(&format!("{vers}&uid=1000&gid=100&gids=7")).await;
     user.write("open/mine", &b"x"[..]).await.unwrap();
     let attr = user.stat("open/mine").await.unwrap();
     assert_eq!((attr.uid, attr.gid), (1000, 100));

@@ -172,9 +172,7 @@ impl V3 {
             result => self.made(dir, name, result?).await?,
         };
         // RFC 1813 §3.3.8: the server may keep the verifier in the times, and has set no attributes.
-        let now = |time| if time == SetTime::DontChange { SetTime::ToServerTime } else { time };
-        let set = SetAttr { atime: now(set.atime), mtime: now(set.mtime), ..set };
-        let attr = Operations::setattr(self, &made.handle, set).await?;
+        let attr = Operations::setattr(self, &made.handle, set.with_times()).await?;
         Ok(Node { handle: made.handle, attr })
     }
 }

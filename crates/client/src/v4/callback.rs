@@ -211,7 +211,9 @@ impl Backchannel {
     /// Uses fewer slots, and lets the server know, which may then forget the others (RFC 8881 §20.8.3).
     fn recall_slot(&self, args: &CbRecallSlotArgs) -> Nfsstat4 {
         if let Some(shared) = self.inner.lock().shared.upgrade() {
-            shared.session().use_no_more_than(args.target_highest_slotid);
+            if let Some(session) = shared.session() {
+                session.use_no_more_than(args.target_highest_slotid);
+            }
             shared.runtime.clone().spawn(async move {
                 let deadline = Instant::now() + shared.lease();
                 // By the first reply the server knows that its wish is known, by the second request it knows that it is heeded.

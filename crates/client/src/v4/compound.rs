@@ -11,9 +11,10 @@ use nfs::{
         compound::CompoundRes,
     },
 };
-use rpc::ReplyHeader;
+use rpc::{ReplyHeader, ReplyPlan};
 use xdr::{Decode, Located, Message, Opaque};
 
+use super::zero::Counter;
 use crate::{Error, ErrorKind, Handle, Result};
 
 /// A request.
@@ -29,6 +30,8 @@ pub(crate) struct Compound {
     pub payload_last: bool,
     /// Whether executing it twice could differ from once: the server must keep the reply (RFC 8881 §2.10.6.1.3).
     pub cache: bool,
+    /// Counts the operations of the owner of locks that it names, in version 4.0.
+    pub locker: Option<Counter>,
     /// What it is called in errors, where an operation does not say it.
     pub name: &'static str,
 }
@@ -36,7 +39,7 @@ pub(crate) struct Compound {
 impl Compound {
     pub fn new(name: &'static str) -> Self {
         let (ops, reply_max) = (Vec::with_capacity(8), REPLY_BASE);
-        Self { ops, reply_max, payload_max: 0, payload_last: false, cache: false, name }
+        Self { ops, reply_max, payload_max: 0, payload_last: false, cache: false, locker: None, name }
     }
 
     /// A request on an object.
@@ -74,15 +77,23 @@ impl Compound {
         self
     }
 
+    /// With an operation of an owner of locks.
+    pub fn locker(mut self, counter: Counter) -> Self {
+        self.locker = Some(counter);
+        self
+    }
+
     /// With data of at most so many bytes in the reply.
     pub fn payload(mut self, payload_max: usize, last: bool) -> Self {
         (self.payload_max, self.payload_last) = (payload_max, last);
         self
     }
 
-    /// Finds the data in the first bytes of the reply.
-    pub fn locate(&self) -> Option<fn(&Bytes) -> Option<Located>> {
-        (self.payload_max > 0 && self.payload_last).then_some(locate as fn(&Bytes) -> Option<Located>)
+    /// What is known of its reply.
+    pub fn plan(&self) -> ReplyPlan {
+        // Finds the data in the first bytes of the reply.
+        let locate = (self.payload_max > 0 && self.payload_last).then_some(locate as fn(&Bytes) -> Option<Located>);
+        ReplyPlan { inline_max: self.reply_max, payload_max: self.payload_max, sink: None, locate }
     }
 }
 
@@ -183,7 +194,8 @@ fn kind(status: Nfsstat4) -> ErrorKind {
         Nfsstat4::Stale => V3::Stale,
         Nfsstat4::BadHandle => V3::BadHandle,
         Nfsstat4::BadCookie => V3::BadCookie,
-        Nfsstat4::NotSupp => V3::NotSupp,
+        // No operation of this minor version.
+        Nfsstat4::NotSupp | Nfsstat4::OpIllegal => V3::NotSupp,
         Nfsstat4::TooSmall => V3::TooSmall,
         Nfsstat4::ServerFault => V3::ServerFault,
         Nfsstat4::BadType => V3::BadType,

@@ -39,11 +39,15 @@ pub(crate) struct Root {
 }
 
 impl V4 {
-    /// Makes a session of the newest of these minor versions that the server has.
+    /// Introduces a client in the newest of these minor versions that the server has.
     ///
     /// # Errors
     /// It has none of them.
-    pub(crate) async fn connect(first: Program, minors: &[u32], callbacks: &Callbacks) -> Result<(Self, ExchangeIdOk)> {
+    pub(crate) async fn connect(
+        first: Program,
+        minors: &[u32],
+        callbacks: &Callbacks,
+    ) -> Result<(Self, Option<ExchangeIdOk>)> {
         let mut last = None;
         for &minor in minors {
             let trunk = Trunk::new(first.clone());
@@ -59,14 +63,28 @@ impl V4 {
         Err(last.expect("a minor version was tried"))
     }
 
-    /// Adds a connection to the session, if it leads to the same server (RFC 8881 §2.10.5).
+    /// Adds a connection, if it leads to the same server (RFC 8881 §2.10.5): at the same address it does.
     ///
     /// # Errors
-    /// It does not, or cannot be bound.
-    pub(crate) async fn add_connection(&self, program: Program, known: &ExchangeIdOk, elsewhere: bool) -> Result<()> {
+    /// It does not, or cannot be bound to the session.
+    pub(crate) async fn add_connection(
+        &self,
+        program: Program,
+        known: Option<&ExchangeIdOk>,
+        elsewhere: bool,
+    ) -> Result<()> {
         let (minor, deadline) = (self.shared.minor, program.deadline());
+        let (Some(known), Some(session)) = (known, self.shared.session()) else {
+            if elsewhere {
+                let problem = "version 4.0 cannot tell whether two addresses are of one server: give one";
+                return Err(Error::new(ErrorKind::Invalid(problem), "SETCLIENTID").on(program.server()));
+            }
+            identity::greet(&program, deadline).await?;
+            self.shared.trunk.add(program);
+            return Ok(());
+        };
         if elsewhere {
-            let found = identity::exchange_id(&program, minor, &self.shared.owner, deadline).await?;
+            let found = identity::exchange_id(&program, minor, &self.shared.client, deadline).await?;
             let same = found.server_owner == known.server_owner
                 && found.server_scope == known.server_scope
                 && found.clientid == known.clientid;
@@ -75,7 +93,7 @@ impl V4 {
                 return Err(Error::new(ErrorKind::Protocol(problem.to_owned()), "EXCHANGE_ID").on(program.server()));
             }
         }
-        identity::bind(&program, minor, self.shared.session().id, deadline).await?;
+        identity::bind(&program, minor, session.id, deadline).await?;
         self.shared.trunk.add(program);
         Ok(())
     }
@@ -96,11 +114,13 @@ impl V4 {
         if let Some(lease) = attrs.lease_time {
             self.shared.set_lease(lease);
         }
-        let (maxread, maxwrite) = (attrs.maxread.unwrap_or(u64::MAX), attrs.maxwrite.unwrap_or(u64::MAX));
-        // The channel's limits are of whole messages: what is around the data is not much.
-        let fore = &self.shared.session().fore;
-        let of = |size: u32| u64::from(size.saturating_sub(OVERHEAD).max(LEAST));
-        let (maxread, maxwrite) = (maxread.min(of(fore.maxresponsesize)), maxwrite.min(of(fore.maxrequestsize)));
+        let (mut maxread, mut maxwrite) = (attrs.maxread.unwrap_or(u64::MAX), attrs.maxwrite.unwrap_or(u64::MAX));
+        if let Some(session) = self.shared.session() {
+            // The channel's limits are of whole messages: what is around the data is not much.
+            let of = |size: u32| u64::from(size.saturating_sub(OVERHEAD).max(LEAST));
+            maxread = maxread.min(of(session.fore.maxresponsesize));
+            maxwrite = maxwrite.min(of(session.fore.maxrequestsize));
+        }
         Ok(Root { handle, names: walked, maxread, maxwrite })
     }
 

@@ -32,7 +32,8 @@ impl V4 {
     /// `Acces`, `IsDir`, …
     pub async fn read_small(&self, file: &Handle, count: u32) -> Result<ReadData> {
         let open_now = self.shared.opens.known(file).is_some_and(|file| file.state.lock().open.is_some());
-        if open_now {
+        // Version 4.0 cannot use in a compound what that opens.
+        if open_now || self.shared.minor == 0 {
             return crate::protocol::Operations::read(self, file, 0, count).await;
         }
         let opening = Compound::on("OPEN", file).op(open_once(&self.shared, OpenClaim4::Fh), OPEN_MAX);

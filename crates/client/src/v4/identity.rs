@@ -1,5 +1,6 @@
 //! Who this client is, and the operations outside of sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION,
-//! DESTROY_SESSION and DESTROY_CLIENTID (RFC 8881 §18.34–18.37, §18.50). Each goes by one connection, alone.
+//! DESTROY_SESSION and DESTROY_CLIENTID (RFC 8881 §18.34–18.37, §18.50), and SETCLIENTID and SETCLIENTID_CONFIRM of version
+//! 4.0 (RFC 7530 §16.33, §16.34). Each goes by one connection, alone.
 
 use bytes::Bytes;
 use nfs::v4::{compound::*, *};
@@ -47,6 +48,43 @@ pub(crate) async fn exchange_id(
     };
     let mut results = alone(program, minor, Argop4::ExchangeId(args), "EXCHANGE_ID", deadline).await?;
     value!(results, ExchangeId)
+}
+
+/// SETCLIENTID and SETCLIENTID_CONFIRM, without an address for callbacks.
+///
+/// # Errors
+/// The server does not speak version 4.0, or refuses.
+pub(crate) async fn set_clientid(program: &Program, owner: &ClientOwner4, deadline: Instant) -> Result<Clientid4> {
+    let nowhere = Netaddr4 { netid: "tcp".into(), addr: "0.0.0.0.0.0".into() };
+    let args = SetClientIdArgs {
+        client: NfsClientId4 { verifier: owner.verifier, id: owner.ownerid.clone() },
+        callback: CbClient4 { cb_program: 0, cb_location: nowhere },
+        callback_ident: 0,
+    };
+    let mut backoff = Backoff::new();
+    loop {
+        let mut results = alone(program, 0, Argop4::SetClientId(args.clone()), "SETCLIENTID", deadline).await?;
+        let Resop4::SetClientId(SetClientIdRes::Ok(SetClientIdOk { clientid, setclientid_confirm })) =
+            results.next()?
+        else {
+            return Err(results.nonsense("a client without a name"));
+        };
+        let confirm = Argop4::SetClientIdConfirm(SetClientIdConfirmArgs { clientid, setclientid_confirm });
+        match alone(program, 0, confirm, "SETCLIENTID_CONFIRM", deadline).await {
+            Ok(_) => return Ok(clientid),
+            // RFC 7530 §16.34: the server has restarted in between.
+            Err(error) if error.status4() == Some(Nfsstat4::StaleClientid) && backoff.waits(deadline).await => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Asks whether the server is there, by a connection that is to carry version 4.0.
+///
+/// # Errors
+/// It is not.
+pub(crate) async fn greet(program: &Program, deadline: Instant) -> Result<()> {
+    alone(program, 0, Argop4::PutRootFh, "PUTROOTFH", deadline).await.map(drop)
 }
 
 /// CREATE_SESSION, with callbacks by the same connection.

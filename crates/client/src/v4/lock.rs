@@ -11,8 +11,9 @@ use tokio::{sync::Notify, time::Instant};
 use super::{
     V4,
     compound::{Compound, failure, value},
-    opens::{InUse, Locked, OpenFile, owner},
+    opens::{InUse, Locked, OpenFile},
     shared::Shared,
+    zero::Counter,
 };
 use crate::{Error, ErrorKind, Handle, Result, backoff::Backoff};
 
@@ -28,7 +29,7 @@ pub struct LockRange {
 }
 
 impl V4 {
-    /// LOCK: locks bytes for `owner`, any name of the caller's choice. `None` if the lock is held now, else a lock of
+    /// LOCK: locks bytes for `owner`, any name of the caller's choice of up to 1016 bytes. `None` if the lock is held now, else a lock of
     /// somebody else that is in the way.
     ///
     /// # Errors
@@ -82,23 +83,20 @@ impl V4 {
         (range, how): (LockRange, How),
         deadline: Instant,
     ) -> Result<Option<LockRange>> {
+        check(name, "LOCK")?;
         let file = self.shared.opens.file(handle);
         let access = if range.exclusive { OPEN4_SHARE_ACCESS_WRITE } else { OPEN4_SHARE_ACCESS_READ };
         for _ in 0..super::STATE_TRIES {
             let open_stateid = file.0.stateid(&self.shared, access, deadline).await?;
+            if open_stateid == Stateid4::ANONYMOUS {
+                let nowhere = "a file is locked in version 4.0 when it is known by its name";
+                return Err(Error::new(ErrorKind::Invalid(nowhere), "LOCK"));
+            }
             let _alone = file.0.changing().await;
-            let (locker, used) = match file.0.locked(name)? {
-                Some(lock_stateid) => {
-                    let lock_stateid = Stateid4 { seqid: 0, ..lock_stateid };
-                    (Locker4::Exist { lock_stateid, lock_seqid: Seqid4(0) }, lock_stateid)
-                }
-                None => {
-                    let lock_owner = owner(&self.shared, name);
-                    let zero = Seqid4(0);
-                    (Locker4::New { open_seqid: zero, open_stateid, lock_seqid: zero, lock_owner }, open_stateid)
-                }
-            };
-            match locking(&self.shared, handle, (range, how), locker, deadline).await {
+            let locker = file.0.locker(&self.shared, name, file.0.locked(name)?, open_stateid);
+            let used = *stateid_of(&locker);
+            let counter = file.0.counter(name);
+            match locking(&self.shared, handle, (range, how), (locker, counter), deadline).await {
                 Ok(Ok(stateid)) => {
                     file.0.hold(name, stateid, range);
                     return Ok(None);
@@ -118,15 +116,22 @@ impl V4 {
     pub async fn unlock(&self, handle: &Handle, owner: &[u8], offset: u64, length: u64) -> Result<()> {
         let file = self.shared.opens.file(handle);
         let _alone = file.0.changing().await;
-        let Some(lock_stateid) = file.0.locked(owner)? else { return Ok(()) };
-        let lock_stateid = Stateid4 { seqid: 0, ..lock_stateid };
-        let args = LockUArgs { locktype: NfsLockType4::Write, seqid: Seqid4(0), lock_stateid, offset, length };
-        let compound = Compound::on("LOCKU", handle).op(Argop4::LockU(args), 16).once();
-        let mut results = self.run(&compound).await?;
-        results.skip(&[Opnum4::PutFh])?;
-        let stateid = value!(results, LockU)?;
-        file.0.unhold(owner, stateid, offset, length);
-        Ok(())
+        for _ in 0..super::STATE_TRIES {
+            let Some(lock_stateid) = file.0.locked(owner)? else { return Ok(()) };
+            let lock_stateid = self.shared.latest(lock_stateid);
+            let args = LockUArgs { locktype: NfsLockType4::Write, seqid: Seqid4(0), lock_stateid, offset, length };
+            let compound = Compound::on("LOCKU", handle).op(Argop4::LockU(args), 16).once();
+            match self.run(&compound.locker(file.0.counter(owner))).await {
+                Ok(mut results) => {
+                    results.skip(&[Opnum4::PutFh])?;
+                    file.0.unhold(owner, value!(results, LockU)?, offset, length);
+                    return Ok(());
+                }
+                Err(error) if file.0.state_failed(&lock_stateid, &error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failure(Nfsstat4::BadStateid, "LOCKU"))
     }
 
     /// LOCKT: a lock of somebody else that would be in the way of this one; `None` if there is none.
@@ -134,11 +139,12 @@ impl V4 {
     /// # Errors
     /// `Inval`, …
     pub async fn test_lock(&self, handle: &Handle, name: &[u8], range: LockRange) -> Result<Option<LockRange>> {
+        check(name, "LOCKT")?;
         let args = LockTArgs {
             locktype: kind(range.exclusive),
             offset: range.offset,
             length: range.length,
-            owner: owner(&self.shared, name),
+            owner: owner(&self.shared, &self.shared.opens.file(handle).0, name),
         };
         let compound = Compound::on("LOCKT", handle).op(Argop4::LockT(args), DENIED_MAX);
         let deadline = self.deadline();
@@ -202,7 +208,7 @@ async fn locking(
     shared: &Arc<Shared>,
     handle: &Handle,
     (range, how): (LockRange, How),
-    locker: Locker4,
+    (locker, counter): (Locker4, Counter),
     deadline: Instant,
 ) -> Result<std::result::Result<Stateid4, LockRange>> {
     let LockRange { offset, length, exclusive } = range;
@@ -213,7 +219,7 @@ async fn locking(
         _ => kind(exclusive),
     };
     let args = LockArgs { locktype, reclaim, offset, length, locker };
-    let compound = Compound::on("LOCK", handle).op(Argop4::Lock(args), DENIED_MAX).once();
+    let compound = Compound::on("LOCK", handle).op(Argop4::Lock(args), DENIED_MAX).locker(counter).once();
     if reclaim {
         let mut results = shared.plain(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
@@ -238,18 +244,11 @@ pub(crate) async fn reclaim(shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline
         let mut lost = locked.lost;
         for &(offset, length, exclusive) in &locked.ranges {
             let open = file.state.lock().open.map(|(stateid, _)| stateid);
-            let zero = Seqid4(0);
-            let locker = match (stateid, open) {
-                (Some(lock_stateid), _) => Locker4::Exist { lock_stateid, lock_seqid: zero },
-                (None, Some(open_stateid)) => {
-                    let lock_owner = owner(shared, &name);
-                    Locker4::New { open_seqid: zero, open_stateid, lock_seqid: zero, lock_owner }
-                }
-                (None, None) => {
-                    lost = true;
-                    break;
-                }
+            let Some(open) = open else {
+                lost = true;
+                break;
             };
+            let locker = (file.locker(shared, &name, stateid, open), locked.counter.clone());
             let range = LockRange { offset, length, exclusive };
             match locking(shared, &file.handle, (range, How::Reclaiming), locker, deadline).await {
                 Ok(Ok(locked)) => stateid = Some(locked),
@@ -264,7 +263,38 @@ pub(crate) async fn reclaim(shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline
     }
 }
 
+/// Whether the name of an owner has room for the file's number.
+fn check(owner: &[u8], operation: &'static str) -> Result<()> {
+    match owner.len() <= OPAQUE_LIMIT - size_of::<u64>() {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Invalid("the name of an owner of locks is too long"), operation)),
+    }
+}
+
+/// An owner of locks in a file. In version 4.0 its operations are counted whichever file they are of (RFC 7530 §9.1.7), so
+/// each file has its own there.
+pub(crate) fn owner(shared: &Shared, file: &OpenFile, name: &[u8]) -> StateOwner4 {
+    match shared.minor {
+        0 => shared.owner(&[&file.serial.to_be_bytes(), name].concat()),
+        _ => shared.owner(name),
+    }
+}
+
 impl OpenFile {
+    /// Who locks: an owner who has locked in this file before, or a new one.
+    fn locker(&self, shared: &Shared, name: &[u8], locks: Option<Stateid4>, open: Stateid4) -> Locker4 {
+        let (open_seqid, lock_seqid) = (Seqid4(0), Seqid4(0));
+        match locks {
+            Some(stateid) => Locker4::Exist { lock_stateid: shared.latest(stateid), lock_seqid },
+            None => Locker4::New { open_seqid, open_stateid: open, lock_seqid, lock_owner: owner(shared, self, name) },
+        }
+    }
+
+    /// What counts the operations of an owner of locks.
+    fn counter(&self, name: &[u8]) -> Counter {
+        self.state.lock().locks.entry(Bytes::copy_from_slice(name)).or_default().counter.clone()
+    }
+
     /// The stateid of an owner's locks; `None` if it has none yet.
     fn locked(&self, name: &[u8]) -> Result<Option<Stateid4>> {
         match self.state.lock().locks.get(name) {
@@ -310,6 +340,13 @@ fn cut(ranges: &mut Vec<(u64, u64, bool)>, offset: u64, length: u64) {
         }
     }
     *ranges = left;
+}
+
+fn stateid_of(locker: &Locker4) -> &Stateid4 {
+    match locker {
+        Locker4::Exist { lock_stateid, .. } => lock_stateid,
+        Locker4::New { open_stateid, .. } => open_stateid,
+    }
 }
 
 fn kind(exclusive: bool) -> NfsLockType4 {

@@ -1,7 +1,8 @@
-//! [`V4`]: NFS version 4.1 and 4.2 (RFC 8881, RFC 7862) on one server.
+//! [`V4`]: NFS version 4 on one server: 4.0 (RFC 7530), 4.1 (RFC 8881) and 4.2 (RFC 7862).
 //!
 //! - [`shared`] makes requests, recovers and keeps the lease; [`session`] executes compounds exactly once, [`slots`] is its
 //!   arithmetic, [`trunk`] its connections, and [`identity`] how client and server introduce themselves;
+//! - [`zero`] executes compounds of version 4.0, without sessions, and [`names`] is how that finds what it opens;
 //! - [`opens`] is what is open, and [`lock`] what is locked; [`callback`] is what the server calls;
 //! - [`offload`] is the copies that the server goes on with behind its reply;
 //! - [`operations`] are those of every version, and [`extended`] those that only this one has.
@@ -16,6 +17,7 @@ pub(crate) mod connect;
 mod extended;
 mod identity;
 mod lock;
+mod names;
 mod offload;
 mod opens;
 mod operations;
@@ -23,6 +25,7 @@ mod session;
 mod shared;
 mod slots;
 mod trunk;
+mod zero;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -36,7 +39,7 @@ use self::{
 pub use self::{extended::SetXattr, lock::LockRange};
 use crate::{Handle, Result, program::Program};
 
-/// NFS version 4.1 or 4.2 on one server, by file handles. Cheap to clone; usable from any task.
+/// NFS version 4.0, 4.1 or 4.2 on one server, by file handles. Cheap to clone; usable from any task.
 ///
 /// Every call ends by the deadline, and dropping its future gives it up.
 #[derive(Clone, Debug)]
@@ -56,12 +59,12 @@ impl V4 {
         self.shared.minor
     }
 
-    /// How many requests can be under way at a time, as the server would have it now.
+    /// How many requests can be under way at a time, as the server would have it now. Version 4.0 has no bound.
     pub fn slots(&self) -> u32 {
-        self.shared.session().slots()
+        self.shared.session().map_or(u32::MAX, |session| session.slots())
     }
 
-    /// How many connections the session has, whether they are there now or not.
+    /// How many connections there are, whether they are there now or not.
     pub fn connections(&self) -> usize {
         self.shared.trunk.all().len()
     }
@@ -108,7 +111,7 @@ impl V4 {
         for _ in 0..STATE_TRIES {
             let stateid = file.0.stateid(&self.shared, access, self.deadline()).await?;
             match operation(stateid).await {
-                Err(error) if file.0.state_failed(&stateid, &error) => {}
+                Err(error) if file.0.state_failed(&stateid, &error) => file.0.settled().await,
                 result => return result,
             }
         }

@@ -5,26 +5,35 @@
 //! handle when data is first read or written, for what is then wanted, and stays open as long as it is in use or locked,
 //! a moment longer in case that somebody comes back, and as long as the server delegates it: then opening it again costs
 //! nothing, and its attributes are known. When the server has lost state, what is held is reclaimed, or opened anew.
+//!
+//! Version 4.0 opens by name (RFC 7530 §16.16). A file that is not found by its name any more is read and written without an
+//! open, by the anonymous stateid (§9.1.4.3), and cannot be locked.
 
 use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use bytes::Bytes;
-use nfs::v4::{attr::Attr4, *};
+use nfs::{
+    v3::Nfsstat3,
+    v4::{attr::Attr4, *},
+};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 use xdr::Opaque;
 
 use super::{
     attr,
-    compound::{Compound, value},
+    compound::{Compound, component, value},
+    lock,
+    names::Names,
     shared::Shared,
+    zero::Counter,
 };
 use crate::{Attr, Error, Handle, Result, backoff::Backoff};
 
@@ -34,12 +43,18 @@ pub(crate) struct Opens {
     files: Mutex<HashMap<Handle, Arc<OpenFile>>>,
     /// The next owner of [`open_once`].
     once: AtomicUsize,
+    /// Files so far.
+    serial: AtomicU64,
+    /// For version 4.0.
+    pub names: Mutex<Names>,
 }
 
 /// A file that is, or is about to be, open.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub handle: Handle,
+    /// In version 4.0 it has owners of locks of its own, told apart by this.
+    pub serial: u64,
     /// Changes one at a time; what is there can be looked at.
     changing: tokio::sync::Mutex<()>,
     pub state: Mutex<State>,
@@ -83,6 +98,8 @@ pub(crate) struct Locked {
     pub stateid: Option<Stateid4>,
     /// First byte, bytes, exclusive.
     pub ranges: Vec<(u64, u64, bool)>,
+    /// Its operations, in version 4.0.
+    pub counter: Counter,
     /// The server has lost them, and did not let them be reclaimed.
     pub lost: bool,
 }
@@ -105,6 +122,7 @@ impl Opens {
         let file = files.entry(handle.clone()).or_insert_with(|| {
             Arc::new(OpenFile {
                 handle: handle.clone(),
+                serial: self.serial.fetch_add(1, Relaxed),
                 changing: tokio::sync::Mutex::default(),
                 state: Mutex::default(),
                 uses: AtomicUsize::new(0),
@@ -227,27 +245,46 @@ impl Opens {
     /// Closes a file and returns its delegation, unless it is in use.
     async fn close(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: Instant) {
         let _alone = file.changing.lock().await;
-        let (open, delegation) = {
+        let (open, delegation, lockers) = {
             let mut files = self.files.lock();
             if !file.is_idle() {
                 return;
             }
             files.remove(&file.handle);
             let mut state = file.state.lock();
-            (state.open.take(), state.delegation.take())
+            let lockers = state.locks.drain().filter(|(_, locked)| locked.stateid.is_some());
+            let lockers: Vec<_> = lockers.map(|(name, _)| lock::owner(shared, file, &name)).collect();
+            (state.open.take(), state.delegation.take(), lockers)
         };
-        let mut compound = Compound::on("CLOSE", &file.handle).once();
-        if let Some(delegation) = &delegation {
-            let args = DelegReturnArgs { deleg_stateid: delegation.stateid };
-            compound = compound.op(Argop4::DelegReturn(args), 0);
+        let mut open = open.map(|(stateid, _)| shared.latest(stateid));
+        let mut delegation = delegation.map(|delegation| delegation.stateid);
+        for _ in 0..super::STATE_TRIES {
+            if open.is_none() && delegation.is_none() {
+                break;
+            }
+            let mut compound = Compound::on("CLOSE", &file.handle).once();
+            if let Some(deleg_stateid) = delegation.take() {
+                compound = compound.op(Argop4::DelegReturn(DelegReturnArgs { deleg_stateid }), 0);
+            }
+            if let Some(open_stateid) = open {
+                compound = compound.op(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid }), 16);
+            }
+            let result = shared.run(&compound, deadline).await;
+            // As in `advance`.
+            let old = |error: &Error| error.status4() == Some(Nfsstat4::OldStateid);
+            open = open.filter(|_| result.as_ref().is_err_and(old));
+            open.iter_mut().for_each(|open| open.seqid = open.seqid.wrapping_add(1));
+            if let Err(error) = result {
+                tracing::debug!(%error, "a file cannot be closed");
+            }
         }
-        if let Some((open_stateid, _)) = open {
-            compound = compound.op(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid }), 16);
-        }
-        if (open.is_some() || delegation.is_some())
-            && let Err(error) = shared.run(&compound, deadline).await
-        {
-            tracing::debug!(%error, "a file cannot be closed");
+        // RFC 7530 §16.37: the server would keep them, and their numbers. Later versions know that they have nothing.
+        for lock_owner in lockers.into_iter().filter(|_| shared.minor == 0) {
+            let args = ReleaseLockOwnerArgs { lock_owner };
+            let release = Compound::new("RELEASE_LOCKOWNER").op(Argop4::ReleaseLockOwner(args), 0);
+            if let Err(error) = shared.run(&release, deadline).await {
+                tracing::debug!(%error, "the owner of locks is not forgotten");
+            }
         }
     }
 
@@ -277,12 +314,22 @@ impl Opens {
             if let Err(error) = file.reclaim(shared, access, delegation, deadline).await {
                 tracing::warn!(%error, "a file could not be reclaimed; it is opened again when it is used");
             }
-            super::lock::reclaim(shared, &file, deadline).await;
+            lock::reclaim(shared, &file, deadline).await;
         }
     }
 }
 
 impl State {
+    /// A stateid is older than the server's: what has changed it since was given up before it was answered. From 4.1 on, a
+    /// stateid need not say how old it is.
+    fn advance(&mut self, stateid: &Stateid4) {
+        let open = self.open.as_mut().map(|(open, _)| open);
+        let locks = self.locks.values_mut().filter_map(|locked| locked.stateid.as_mut());
+        for known in open.into_iter().chain(locks).filter(|known| *known == stateid) {
+            known.seqid = known.seqid.wrapping_add(1);
+        }
+    }
+
     /// A stateid is of no more use; returns whether it was one of these.
     fn forget(&mut self, stateid: &Stateid4) -> bool {
         let same = |other: &Stateid4| other.other == stateid.other;
@@ -310,6 +357,11 @@ impl OpenFile {
         self.changing.lock().await
     }
 
+    /// Waits until what is changing has changed.
+    pub async fn settled(&self) {
+        drop(self.changing().await);
+    }
+
     /// Whether it can be closed.
     fn is_idle(&self) -> bool {
         self.uses.load(Relaxed) == 0 && self.state.lock().locks.values().all(|locked| locked.ranges.is_empty())
@@ -322,11 +374,11 @@ impl OpenFile {
     pub async fn stateid(&self, shared: &Arc<Shared>, access: u32, deadline: Instant) -> Result<Stateid4> {
         let mut backoff = Backoff::new();
         loop {
-            if let Some(stateid) = self.ready(access) {
+            if let Some(stateid) = self.ready(shared, access) {
                 return Ok(stateid);
             }
             let alone = self.changing.lock().await;
-            if let Some(stateid) = self.ready(access) {
+            if let Some(stateid) = self.ready(shared, access) {
                 return Ok(stateid);
             }
             let delegation = self.state.lock().delegation.clone();
@@ -350,6 +402,9 @@ impl OpenFile {
         by: Option<&Delegation>,
         deadline: Instant,
     ) -> Result<Stateid4> {
+        if shared.minor == 0 {
+            return self.open_by_name(shared, access, deadline).await;
+        }
         let claim = by.map_or(OpenClaim4::Fh, |delegation| OpenClaim4::DelegCurFh(delegation.stateid));
         let compound = Compound::on("OPEN", &self.handle)
             .op(open(shared, access, Openflag4::NoCreate, claim), OPEN_MAX)
@@ -360,14 +415,40 @@ impl OpenFile {
         let ok = value!(results, Open)?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;
         self.take_in(shared, ok, access, attr::from_values(&attrs), attrs.change);
-        self.ready(access).ok_or_else(|| results.nonsense("an open that is none"))
+        self.ready(shared, access).ok_or_else(|| results.nonsense("an open that is none"))
     }
 
-    fn ready(&self, access: u32) -> Option<Stateid4> {
+    /// Opens it in version 4.0, if it is still found by its name; else what it has is the anonymous stateid.
+    async fn open_by_name(&self, shared: &Arc<Shared>, access: u32, deadline: Instant) -> Result<Stateid4> {
+        let Some((dir, name)) = shared.opens.names.lock().of(&self.handle) else { return Ok(Stateid4::ANONYMOUS) };
+        let compound = Compound::on("OPEN", &dir)
+            .op(open(shared, access, Openflag4::NoCreate, OpenClaim4::Null(component(&name)?)), OPEN_MAX)
+            .get_fh()
+            .get_attr(&wanted());
+        match shared.run_once(&compound, None, deadline).await.0 {
+            Ok(mut results) => {
+                results.skip(&[Opnum4::PutFh])?;
+                let ok = value!(results, Open)?;
+                let handle: Handle = Opaque(value!(results, GetFh)?.0);
+                let attrs = attr::values(&value!(results, GetAttr)?)?;
+                if handle == self.handle {
+                    self.take_in(shared, ok, access, attr::from_values(&attrs), attrs.change);
+                    return self.ready(shared, access).ok_or_else(|| results.nonsense("an open that is none"));
+                }
+                // What has taken its name is closed when nobody has used it for a moment.
+                shared.opens.file(&handle).0.take_in(shared, ok, access, attr::from_values(&attrs), attrs.change);
+            }
+            Err(error) if is_elsewhere(&error) => {}
+            Err(error) => return Err(error),
+        }
+        shared.opens.names.lock().forget(&self.handle);
+        Ok(Stateid4::ANONYMOUS)
+    }
+
+    fn ready(&self, shared: &Shared, access: u32) -> Option<Stateid4> {
         let state = self.state.lock();
         let (stateid, have) = state.open?;
-        // RFC 8881 §8.2.2: a seqid of zero is the most recent state, whatever others do to it meanwhile.
-        (have & access == access).then_some(Stateid4 { seqid: 0, ..stateid })
+        (have & access == access).then_some(shared.latest(stateid))
     }
 
     /// What OPEN has returned.
@@ -395,9 +476,14 @@ impl OpenFile {
     /// What to do about an error of an operation with this stateid: whether it can be tried again.
     pub fn state_failed(&self, stateid: &Stateid4, error: &Error) -> bool {
         match error.status4() {
-            Some(Nfsstat4::OldStateid) => true,
+            Some(Nfsstat4::OldStateid) => {
+                self.state.lock().advance(stateid);
+                true
+            }
             Some(
                 Nfsstat4::BadStateid
+                | Nfsstat4::BadSeqid
+                | Nfsstat4::StaleClientid
                 | Nfsstat4::StaleStateid
                 | Nfsstat4::Expired
                 | Nfsstat4::AdminRevoked
@@ -485,7 +571,7 @@ fn wanted() -> Vec<Attr4> {
 
 /// OPEN by the owner of all that stays open.
 pub(crate) fn open(shared: &Shared, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
-    open_by(owner(shared, b"open"), access, openhow, claim)
+    open_by(shared.owner(b"open"), access, openhow, claim)
 }
 
 fn open_by(owner: StateOwner4, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
@@ -504,12 +590,15 @@ fn open_by(owner: StateOwner4, access: u32, openhow: Openflag4, claim: OpenClaim
 pub(crate) fn open_once(shared: &Shared, claim: OpenClaim4) -> Argop4 {
     let turn = shared.opens.once.fetch_add(1, Relaxed) % ONCE_OWNERS;
     let access = OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
-    open_by(owner(shared, format!("once {turn}").as_bytes()), access, Openflag4::NoCreate, claim)
+    open_by(shared.owner(format!("once {turn}").as_bytes()), access, Openflag4::NoCreate, claim)
 }
 
-/// An owner of opens or locks.
-pub(crate) fn owner(shared: &Shared, name: &[u8]) -> StateOwner4 {
-    StateOwner4 { clientid: shared.clientid(), owner: Opaque(Bytes::copy_from_slice(name)) }
+/// Whether an error of OPEN by name says that the file is not there.
+fn is_elsewhere(error: &Error) -> bool {
+    matches!(
+        error.status(),
+        Some(Nfsstat3::NoEnt | Nfsstat3::NotDir | Nfsstat3::IsDir | Nfsstat3::Stale | Nfsstat3::Inval)
+    ) || error.status4() == Some(Nfsstat4::Symlink)
 }
 
 /// Bytes of the result of OPEN: the longest is a delegation to write.

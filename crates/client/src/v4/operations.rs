@@ -14,13 +14,13 @@ use super::{
     opens::{OPEN_MAX, open},
 };
 use crate::{
-    Attr, CreateHow, Entry, Error, ErrorKind, FsStat, Handle, Node, Page, PathConf, ReadData, ReadInfo, Result,
-    SetAttr, SetTime, Special, StableHow, Verifier, Written, payload, protocol::Operations,
+    Attr, CreateHow, Entry, Error, ErrorKind, FileKind, FsStat, Handle, Node, Page, PathConf, ReadData, ReadInfo,
+    Result, SetAttr, SetTime, Special, StableHow, Verifier, Written, payload, protocol::Operations,
 };
 
 impl Operations for V4 {
     async fn null(&self) -> Result<()> {
-        self.run(&Compound::new("SEQUENCE")).await.map(drop)
+        self.run(&Compound::new("PUTROOTFH").op(Argop4::PutRootFh, 0)).await.map(drop)
     }
 
     async fn getattr(&self, object: &Handle) -> Result<Attr> {
@@ -38,7 +38,7 @@ impl Operations for V4 {
         // RFC 8881 §18.30.3: the stateid matters to the size alone.
         let stateid = match open {
             Some((stateid, access)) if set.size.is_some() && access & OPEN4_SHARE_ACCESS_WRITE != 0 => {
-                Stateid4 { seqid: 0, ..stateid }
+                self.shared.latest(stateid)
             }
             _ => Stateid4::ANONYMOUS,
         };
@@ -64,7 +64,9 @@ impl Operations for V4 {
         let compound = Compound::on("LOOKUP", dir).lookup(component(name)?).get_fh().get_attr(attr::WANTED);
         let mut results = self.run(&compound).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Lookup])?;
-        node(&mut results)
+        let node = node(&mut results)?;
+        self.found(dir, name, &node.handle, node.attr.as_ref());
+        Ok(node)
     }
 
     async fn access(&self, object: &Handle, wanted: u32) -> Result<u32> {
@@ -150,13 +152,18 @@ impl Operations for V4 {
     }
 
     async fn create(&self, dir: &Handle, name: &[u8], how: CreateHow) -> Result<Node> {
-        let how = match how {
-            CreateHow::Unchecked(set) => Createhow4::Unchecked(attr::to_set(&set)),
-            CreateHow::Guarded(set) => Createhow4::Guarded(attr::to_set(&set)),
+        let (how, set_after) = match how {
+            CreateHow::Unchecked(set) => (Createhow4::Unchecked(attr::to_set(&set)), None),
+            CreateHow::Guarded(set) => (Createhow4::Guarded(attr::to_set(&set)), None),
+            // RFC 7530 §16.16.5: no attributes are set, and the verifier may be in the place of some.
+            CreateHow::Exclusive(verf, set) if self.shared.minor == 0 => {
+                (Createhow4::Exclusive(verf), Some(set.with_times()))
+            }
             // RFC 8881 §18.16.3: the server may keep the verifier in the times, which are then not to be set here.
             CreateHow::Exclusive(verf, set) => {
                 let dont = SetTime::DontChange;
-                Createhow4::Exclusive41 { verf, attrs: attr::to_set(&SetAttr { atime: dont, mtime: dont, ..set }) }
+                let attrs = attr::to_set(&SetAttr { atime: dont, mtime: dont, ..set });
+                (Createhow4::Exclusive41 { verf, attrs }, None)
             }
         };
         let access = OPEN4_SHARE_ACCESS_WRITE | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
@@ -171,7 +178,11 @@ impl Operations for V4 {
         let node = node(&mut results)?;
         self.shared.opens.opened(&self.shared, &node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, node.attr.as_ref());
         self.shared.opens.changed(&node.handle);
-        Ok(node)
+        self.found(dir, name, &node.handle, node.attr.as_ref());
+        match set_after {
+            Some(set) => Ok(Node { attr: self.setattr(&node.handle, set).await?, ..node }),
+            None => Ok(node),
+        }
     }
 
     async fn mkdir(&self, dir: &Handle, name: &[u8], set: SetAttr) -> Result<Node> {
@@ -207,7 +218,9 @@ impl Operations for V4 {
         let args = RenameArgs { oldname: component(from)?, newname: component(to)? };
         let compound =
             Compound::on("RENAME", from_dir).op(Argop4::SaveFh, 0).put_fh(to_dir).op(Argop4::Rename(args), 40).once();
-        self.run(&compound).await.map(drop)
+        self.run(&compound).await?;
+        self.shared.opens.names.lock().renamed((from_dir, from), (to_dir, to));
+        Ok(())
     }
 
     async fn link(&self, object: &Handle, dir: &Handle, name: &[u8]) -> Result<Option<Attr>> {
@@ -239,12 +252,17 @@ impl Operations for V4 {
         for entry in ok.reply.entries {
             let attrs = attr::values(&entry.attrs)?;
             let readable = plus && attrs.rdattr_error.is_none_or(|status| status == Nfsstat4::Ok);
+            let attr = readable.then(|| attr::from_values(&attrs)).flatten();
+            let handle = attrs.filehandle.filter(|_| readable);
+            if let Some(handle) = &handle {
+                self.found(dir, &entry.name.0, handle, attr.as_ref());
+            }
             entries.push(Entry {
                 fileid: attrs.fileid.or(attrs.mounted_on_fileid).unwrap_or(0),
                 name: entry.name.0,
                 cookie: entry.cookie,
-                attr: readable.then(|| attr::from_values(&attrs)).flatten(),
-                handle: attrs.filehandle.filter(|_| readable),
+                attr,
+                handle,
             });
         }
         Ok(Page { verifier: ok.cookieverf, entries, eof: ok.reply.eof })
@@ -296,6 +314,13 @@ impl Operations for V4 {
 }
 
 impl V4 {
+    /// An object was found by this name, by which version 4.0 may want to open it.
+    fn found(&self, dir: &Handle, name: &[u8], object: &Handle, attr: Option<&Attr>) {
+        if self.shared.minor == 0 && attr.is_none_or(|attr| attr.kind == FileKind::Reg) {
+            self.shared.opens.names.lock().found(object.clone(), dir, name);
+        }
+    }
+
     /// READ, with the caller's buffer if there is one; it comes back unless a transport still had it at the deadline.
     async fn reading(
         &self,
@@ -338,6 +363,7 @@ impl V4 {
                     None => self.shared.trunk.pool().take(len),
                 });
                 if !later {
+                    file.0.settled().await;
                     break;
                 }
                 if !backoff.waits(deadline).await {

@@ -9,7 +9,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -24,33 +24,30 @@ use tokio::{
 };
 
 use super::{
+    callback::Backchannel,
     compound::{Compound, failure, value},
     identity,
-    shared::Shared,
+    shared::{Sent, Shared},
     slots::{Place, Slots},
     trunk::BACKGROUND,
 };
-use crate::{ErrorKind, Result, backoff::Backoff};
+use crate::{ErrorKind, Result, backoff::Backoff, program::Program};
 
 /// A session as CREATE_SESSION made it.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub id: Sessionid4,
+    pub clientid: Clientid4,
+    /// Of the client's next CREATE_SESSION.
+    pub next: Sequenceid4,
     /// The limits of requests.
     pub fore: ChannelAttrs4,
     slots: Mutex<Slots>,
     freed: Notify,
     /// The server does not know it any more.
     gone: AtomicBool,
-}
-
-/// What has come of a request.
-pub(crate) enum Sent {
-    /// Results, or why there are none and will not be; and the caller's buffer, unless a transport still had it at the
-    /// deadline.
-    Answered(Result<CompoundRes>, Option<SharedBuffer>),
-    /// The server has forgotten this client, or its session: it is to be sent anew after recovery.
-    Lost(Option<Buffer>),
+    /// What SEQUENCE said last of everything else.
+    flags: AtomicU32,
 }
 
 /// What SEQUENCE's answer means for a request.
@@ -97,10 +94,29 @@ impl Drop for Taken {
 }
 
 impl Session {
-    pub fn new(ok: &CreateSessionOk) -> Arc<Self> {
-        let slots = Mutex::new(Slots::new(ok.fore_chan_attrs.maxrequests));
-        let fore = ok.fore_chan_attrs;
-        Arc::new(Self { id: ok.sessionid, fore, slots, freed: Notify::new(), gone: AtomicBool::new(false) })
+    /// Makes a session of a client, by its next CREATE_SESSION.
+    ///
+    /// # Errors
+    /// `STALE_CLIENTID` if the server does not know the client.
+    pub async fn create(
+        program: &Program,
+        minor: u32,
+        (clientid, sequence): (Clientid4, Sequenceid4),
+        backchannel: &Backchannel,
+        deadline: Instant,
+    ) -> Result<Arc<Self>> {
+        let ok = identity::create_session(program, minor, clientid, sequence, deadline).await?;
+        backchannel.session(ok.sessionid, ok.back_chan_attrs.maxrequests);
+        Ok(Arc::new(Self {
+            id: ok.sessionid,
+            clientid,
+            next: Sequenceid4(sequence.0.wrapping_add(1)),
+            fore: ok.fore_chan_attrs,
+            slots: Mutex::new(Slots::new(ok.fore_chan_attrs.maxrequests)),
+            freed: Notify::new(),
+            gone: AtomicBool::new(false),
+            flags: AtomicU32::new(0),
+        }))
     }
 
     /// How many requests can be under way.
@@ -143,12 +159,7 @@ impl Session {
                 },
             };
             args.argarray[0] = self.sequence(place.place, compound.cache);
-            let plan = ReplyPlan {
-                inline_max: compound.reply_max,
-                payload_max: compound.payload_max,
-                sink: sink.take(),
-                locate: compound.locate(),
-            };
+            let plan = ReplyPlan { sink: sink.take(), ..compound.plan() };
             place.sent = true;
             let (result, back) = shared.trunk.call(&args, plan, compound.name, deadline).await;
             let mut res = match result {
@@ -170,7 +181,7 @@ impl Session {
             match verdict {
                 Verdict::Again { used: false } | Verdict::Bind => {
                     if matches!(verdict, Verdict::Bind) {
-                        shared.bind_all(deadline).await;
+                        shared.bind_all(self, deadline).await;
                     }
                     if !backoff.waits(deadline).await {
                         return Sent::Answered(Err(late()), sink.map(SharedBuffer::from));
@@ -222,12 +233,13 @@ impl Session {
     }
 
     /// What the answer of SEQUENCE says: of the request, and of everything else.
-    fn judge(&self, shared: &Arc<Shared>, res: &CompoundRes) -> Verdict {
+    fn judge(self: &Arc<Self>, shared: &Arc<Shared>, res: &CompoundRes) -> Verdict {
         if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first() {
             self.slots.lock().adjust(ok.highest_slotid, ok.target_highest_slotid);
             self.freed.notify_waiters();
             shared.renewed();
-            shared.heed(ok.status_flags);
+            self.flags.store(ok.status_flags, Relaxed);
+            shared.heed(self, ok.status_flags);
             // RFC 8881 §2.10.6.1.3: a retry whose reply was not kept says so in the operation behind SEQUENCE.
             return match res.status {
                 Nfsstat4::RetryUncachedRep => Verdict::Again { used: true },
@@ -251,7 +263,7 @@ impl Session {
     }
 
     /// Sends SEQUENCE alone in a place whose request nobody waits for, until something is answered there.
-    async fn resolve_doubt(&self, shared: &Arc<Shared>, place: Place) {
+    async fn resolve_doubt(self: &Arc<Self>, shared: &Arc<Shared>, place: Place) {
         let mut backoff = Backoff::new();
         loop {
             let deadline = Instant::now() + BACKGROUND;
@@ -281,7 +293,7 @@ impl Session {
 
 impl Shared {
     /// What the server wants this client to know (RFC 8881 §18.46.3).
-    fn heed(self: &Arc<Self>, flags: u32) {
+    fn heed(self: &Arc<Self>, session: &Arc<Session>, flags: u32) {
         const CALLBACKS: u32 =
             SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION | SEQ4_STATUS_BACKCHANNEL_FAULT;
         const REVOKED: u32 = SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED
@@ -291,15 +303,19 @@ impl Shared {
         if flags & (CALLBACKS | REVOKED | SEQ4_STATUS_RESTART_RECLAIM_NEEDED) == 0 || self.heeding.swap(true, Relaxed) {
             return;
         }
-        let shared = self.clone();
+        let (shared, session) = (self.clone(), session.clone());
         self.runtime.spawn(async move {
             let deadline = Instant::now() + BACKGROUND;
             if flags & CALLBACKS != 0 {
-                shared.bind_all(deadline).await;
+                shared.bind_all(&session, deadline).await;
             }
             if flags & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
                 let _one = shared.recovering.lock().await;
-                shared.reclaim(deadline).await;
+                // Asked again: whoever recovered meanwhile has reclaimed.
+                let now = shared.plain(&Compound::new("SEQUENCE"), deadline).await;
+                if now.is_ok() && session.flags.load(Relaxed) & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
+                    shared.reclaim(deadline).await;
+                }
             } else if flags & REVOKED != 0 {
                 shared.free_revoked(deadline).await;
             }
@@ -310,10 +326,9 @@ impl Shared {
     }
 
     /// Binds all connections to the session, for callbacks too.
-    pub async fn bind_all(&self, deadline: Instant) {
-        let id = self.session().id;
+    pub async fn bind_all(&self, session: &Session, deadline: Instant) {
         for program in self.trunk.all().into_iter().filter(|program| program.is_connected()) {
-            if let Err(error) = identity::bind(&program, self.minor, id, deadline).await {
+            if let Err(error) = identity::bind(&program, self.minor, session.id, deadline).await {
                 tracing::debug!(%error, "a connection cannot be bound to the session");
             }
         }

@@ -14,17 +14,20 @@ use std::{
 };
 
 use buf::{Buffer, SharedBuffer};
+use bytes::Bytes;
 use nfs::v4::{compound::*, *};
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use xdr::Opaque;
 
 use super::{
     callback::Backchannel,
     compound::{Compound, Results, failure},
     identity,
     opens::Opens,
-    session::{Sent, Session},
+    session::Session,
     trunk::{BACKGROUND, Trunk},
+    zero::Zero,
 };
 use crate::{Error, ErrorKind, Result, backoff::Backoff};
 
@@ -33,11 +36,11 @@ use crate::{Error, ErrorKind, Result, backoff::Backoff};
 pub(crate) struct Shared {
     pub trunk: Trunk,
     pub minor: u32,
-    pub owner: ClientOwner4,
+    pub client: ClientOwner4,
     pub runtime: tokio::runtime::Handle,
     pub opens: Opens,
     pub backchannel: Arc<Backchannel>,
-    state: Mutex<Known>,
+    standing: Mutex<Standing>,
     /// Only one recovers at a time.
     pub recovering: tokio::sync::Mutex<()>,
     /// The server's wishes are being looked after.
@@ -48,17 +51,46 @@ pub(crate) struct Shared {
     renewed: Mutex<Instant>,
 }
 
-/// What the server knows this client by.
+/// What the server knows this client by, and how requests are made.
 #[derive(Clone, Debug)]
-struct Known {
-    clientid: Clientid4,
-    /// Of the next CREATE_SESSION.
-    sequence: Sequenceid4,
-    session: Arc<Session>,
+enum Standing {
+    /// From version 4.1 on.
+    Session(Arc<Session>),
+    /// Version 4.0.
+    Zero(Arc<Zero>),
+}
+
+/// What has come of a request.
+pub(crate) enum Sent {
+    /// Results, or why there are none and will not be; and the caller's buffer, unless a transport still had it at the
+    /// deadline.
+    Answered(Result<CompoundRes>, Option<SharedBuffer>),
+    /// The server has forgotten this client, or its session: it is to be sent anew after recovery.
+    Lost(Option<Buffer>),
+    /// The same, but it is about state that is no more: after recovery, this is the answer.
+    Outdated(CompoundRes, Option<SharedBuffer>),
+}
+
+impl Standing {
+    async fn send(&self, shared: &Arc<Shared>, compound: &Compound, sink: Option<Buffer>, deadline: Instant) -> Sent {
+        match self {
+            Standing::Session(session) => session.send(shared, compound, sink, deadline).await,
+            Standing::Zero(zero) => zero.send(shared, compound, sink, deadline).await,
+        }
+    }
+
+    fn is(&self, other: &Standing) -> bool {
+        match (self, other) {
+            (Standing::Session(one), Standing::Session(other)) => Arc::ptr_eq(one, other),
+            (Standing::Zero(one), Standing::Zero(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
 }
 
 impl Shared {
-    /// Introduces the client by the first connection, and makes a session.
+    /// Introduces the client by the first connection, and makes a session. Returns what the server says of itself, too, from
+    /// version 4.1 on.
     ///
     /// # Errors
     /// The server does not speak this minor version, or refuses.
@@ -67,23 +99,25 @@ impl Shared {
         minor: u32,
         backchannel: Arc<Backchannel>,
         deadline: Instant,
-    ) -> Result<(Arc<Self>, ExchangeIdOk)> {
+    ) -> Result<(Arc<Self>, Option<ExchangeIdOk>)> {
         let owner = identity::client_owner();
         let first = trunk.first().clone();
-        let exchanged = identity::exchange_id(&first, minor, &owner, deadline).await?;
-        let (clientid, sequence) = (exchanged.clientid, exchanged.sequenceid);
-        let made = identity::create_session(&first, minor, clientid, sequence, deadline).await?;
-        let session = Session::new(&made);
-        backchannel.session(made.sessionid, made.back_chan_attrs.maxrequests);
-        let sequence = Sequenceid4(sequence.0.wrapping_add(1));
+        let (standing, exchanged) = if minor == 0 {
+            (Standing::Zero(Zero::introduce(&first, owner.clone(), deadline).await?), None)
+        } else {
+            let exchanged = identity::exchange_id(&first, minor, &owner, deadline).await?;
+            let client = (exchanged.clientid, exchanged.sequenceid);
+            let session = Session::create(&first, minor, client, &backchannel, deadline).await?;
+            (Standing::Session(session), Some(exchanged))
+        };
         let shared = Arc::new(Self {
             trunk,
             minor,
-            owner,
+            client: owner,
             runtime: tokio::runtime::Handle::current(),
             opens: Opens::default(),
             backchannel,
-            state: Mutex::new(Known { clientid, sequence, session }),
+            standing: Mutex::new(standing),
             recovering: tokio::sync::Mutex::default(),
             heeding: AtomicBool::new(false),
             lease: AtomicU32::new(LEASE_UNKNOWN),
@@ -95,14 +129,24 @@ impl Shared {
         Ok((shared, exchanged))
     }
 
-    /// The session.
-    pub fn session(&self) -> Arc<Session> {
-        self.state.lock().session.clone()
+    /// The session, if the version has one.
+    pub fn session(&self) -> Option<Arc<Session>> {
+        match &*self.standing.lock() {
+            Standing::Session(session) => Some(session.clone()),
+            Standing::Zero(_) => None,
+        }
     }
 
-    /// The client's name at the server.
-    pub fn clientid(&self) -> Clientid4 {
-        self.state.lock().clientid
+    /// An owner of opens or locks.
+    pub fn owner(&self, name: &[u8]) -> StateOwner4 {
+        // Version 4.0 puts its own there when it sends; RFC 8881 §18.16.3: with a session, the server knows.
+        StateOwner4 { clientid: Clientid4(0), owner: Opaque(Bytes::copy_from_slice(name)) }
+    }
+
+    /// A stateid as it is used with data: RFC 8881 §8.2.2: a seqid of zero is the most recent state, whatever others do to it
+    /// meanwhile. Version 4.0 knows nothing of that.
+    pub fn latest(&self, stateid: Stateid4) -> Stateid4 {
+        if self.minor == 0 { stateid } else { Stateid4 { seqid: 0, ..stateid } }
     }
 
     /// For how long the server keeps the state of a client that is silent.
@@ -160,15 +204,25 @@ impl Shared {
         mut sink: Option<Buffer>,
         deadline: Instant,
     ) -> (Result<CompoundRes>, Option<SharedBuffer>) {
+        let mut backoff = Backoff::new();
+        let mut lost_before = false;
         loop {
-            let session = self.session();
-            match session.send(self, compound, sink, deadline).await {
+            let standing = self.standing.lock().clone();
+            let (back, answer) = match standing.send(self, compound, sink, deadline).await {
                 Sent::Answered(result, sink) => return (result, sink),
-                Sent::Lost(back) => sink = back,
+                Sent::Lost(back) => (back.map(SharedBuffer::from), None),
+                Sent::Outdated(res, back) => (back, Some(res)),
+            };
+            match (self.recover(&standing, deadline).await, answer) {
+                (Err(error), _) => return (Err(error), back),
+                (Ok(()), Some(res)) => return (Ok(res), back),
+                (Ok(()), None) => {}
             }
-            if let Err(error) = self.recover(&session, deadline).await {
-                return (Err(error), sink.map(SharedBuffer::from));
+            if lost_before && !backoff.waits(deadline).await {
+                return (Err(self.trunk.first().late(compound.name)), back);
             }
+            lost_before = true;
+            sink = back.and_then(|back| back.into_buffer().ok());
         }
     }
 
@@ -177,12 +231,13 @@ impl Shared {
     /// # Errors
     /// As of [`run`](Self::run); and whatever would have to be recovered from.
     pub async fn plain(self: &Arc<Self>, compound: &Compound, deadline: Instant) -> Result<Results> {
-        let session = self.session();
+        let standing = self.standing.lock().clone();
         let mut backoff = Backoff::new();
         loop {
-            let res = match session.send(self, compound, None, deadline).await {
+            let res = match standing.send(self, compound, None, deadline).await {
                 Sent::Answered(result, _) => result?,
-                Sent::Lost(_) => return Err(failure(Nfsstat4::BadSession, compound.name)),
+                Sent::Outdated(res, _) => res,
+                Sent::Lost(_) => return Err(failure(Nfsstat4::StaleClientid, compound.name)),
             };
             if res.status == Nfsstat4::Ok {
                 return Ok(Results::new(res.resarray.into_iter(), compound.name, None));
@@ -200,21 +255,25 @@ impl Shared {
         failure(res.status, operation).on(self.trunk.first().server())
     }
 
-    /// Makes another session in the place of `dead`, unless somebody has.
+    /// Introduces this client again, unless somebody has since it was `lost`.
     ///
     /// # Errors
     /// The server does not want this client any more.
-    async fn recover(self: &Arc<Self>, dead: &Arc<Session>, deadline: Instant) -> Result<()> {
+    async fn recover(self: &Arc<Self>, lost: &Standing, deadline: Instant) -> Result<()> {
         let _one = self.recovering.lock().await;
-        if !Arc::ptr_eq(&self.session(), dead) {
+        if !self.standing.lock().is(lost) {
             return Ok(());
         }
-        tracing::info!(server = %self.trunk.first().server(), "the session is gone; making another");
-        let renamed = self.another_session(deadline).await?;
-        dead.over();
-        // RFC 8881 §2.10.3.1: by SEQUENCE a connection is bound to the fore channel only.
-        self.bind_all(deadline).await;
-        if renamed {
+        tracing::info!(server = %self.trunk.first().server(), "the server has forgotten this client or its session");
+        let forgotten = match lost {
+            Standing::Session(dead) => self.another_session(dead, deadline).await?,
+            Standing::Zero(dead) => {
+                let zero = dead.again(self.trunk.first(), deadline).await?;
+                *self.standing.lock() = Standing::Zero(zero);
+                true
+            }
+        };
+        if forgotten {
             // Not by this request's deadline: others need what is reclaimed too. It goes by the new session, whose own
             // loss in the meantime the next request finds.
             Box::pin(self.reclaim(Instant::now() + BACKGROUND)).await;
@@ -222,36 +281,33 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes a session; returns whether the server has had to be told again who this client is.
-    async fn another_session(&self, deadline: Instant) -> Result<bool> {
+    /// Makes a session in the place of a dead one; returns whether the server has forgotten the client as well.
+    async fn another_session(&self, dead: &Session, deadline: Instant) -> Result<bool> {
         let program = self.trunk.first();
+        let mut client = (dead.clientid, dead.next);
+        let mut confirmed = true;
         let mut backoff = Backoff::new();
-        let mut renamed = false;
-        loop {
-            let Known { clientid, sequence, .. } = self.state.lock().clone();
-            let error = match identity::create_session(program, self.minor, clientid, sequence, deadline).await {
-                Ok(made) => {
-                    let session = Session::new(&made);
-                    self.backchannel.session(made.sessionid, made.back_chan_attrs.maxrequests);
-                    let mut state = self.state.lock();
-                    state.sequence = Sequenceid4(sequence.0.wrapping_add(1));
-                    state.session = session;
-                    return Ok(renamed);
-                }
+        let session = loop {
+            let error = match Session::create(program, self.minor, client, &self.backchannel, deadline).await {
+                Ok(session) => break session,
                 Err(error) => error,
             };
             match error.kind() {
                 ErrorKind::Nfs4(Nfsstat4::StaleClientid | Nfsstat4::SeqMisordered | Nfsstat4::Expired) => {
-                    let ok = identity::exchange_id(program, self.minor, &self.owner, deadline).await?;
-                    let mut state = self.state.lock();
-                    // A confirmed record of the same name is this client's: its state is there still.
-                    renamed |= state.clientid != ok.clientid;
-                    (state.clientid, state.sequence) = (ok.clientid, ok.sequenceid);
+                    let ok = identity::exchange_id(program, self.minor, &self.client, deadline).await?;
+                    client = (ok.clientid, ok.sequenceid);
+                    confirmed &= ok.flags & EXCHGID4_FLAG_CONFIRMED_R != 0;
                 }
                 _ if error.is_later() && backoff.waits(deadline).await => {}
                 _ => return Err(error),
             }
-        }
+        };
+        *self.standing.lock() = Standing::Session(session.clone());
+        dead.over();
+        // RFC 8881 §2.10.3.1: by SEQUENCE a connection is bound to the fore channel only.
+        self.bind_all(&session, deadline).await;
+        // A record that was confirmed before is this client's: its state is there still.
+        Ok(!confirmed || session.clientid != dead.clientid)
     }
 
     /// Reclaims what was open and locked, and says that this is all.
@@ -263,6 +319,9 @@ impl Shared {
     }
 
     async fn reclaim_complete(self: &Arc<Self>, deadline: Instant) -> Result<()> {
+        if self.minor == 0 {
+            return Ok(());
+        }
         let args = ReclaimCompleteArgs { one_fs: false };
         let compound = Compound::new("RECLAIM_COMPLETE").op(Argop4::ReclaimComplete(args), 0).once();
         match self.plain(&compound, deadline).await {
@@ -282,7 +341,11 @@ impl Shared {
                 shared.opens.close_idle(&shared, deadline).await;
                 if shared.renewed.lock().elapsed() >= shared.lease() / 3 {
                     // RFC 8881 §8.3: SEQUENCE alone renews.
-                    if let Err(error) = shared.run(&Compound::new("SEQUENCE"), deadline).await {
+                    let renew = match shared.minor {
+                        0 => Compound::new("RENEW").op(Argop4::Renew(ClientIdArgs { clientid: Clientid4(0) }), 0),
+                        _ => Compound::new("SEQUENCE"),
+                    };
+                    if let Err(error) = shared.run(&renew, deadline).await {
                         tracing::debug!(%error, "the lease is not renewed");
                     }
                 }
@@ -296,11 +359,11 @@ impl Shared {
     /// The server cannot be told; it forgets by itself when the lease has expired.
     pub async fn leave(self: &Arc<Self>, deadline: Instant) -> Result<()> {
         self.opens.close_all(self, deadline).await;
-        let session = self.session();
+        let Some(session) = self.session() else { return Ok(()) };
         session.over();
         let program = self.trunk.first();
         identity::destroy_session(program, self.minor, session.id, deadline).await?;
-        identity::destroy_clientid(program, self.minor, self.clientid(), deadline).await
+        identity::destroy_clientid(program, self.minor, session.clientid, deadline).await
     }
 }
 

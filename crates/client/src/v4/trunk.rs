@@ -91,6 +91,21 @@ impl Trunk {
         }
     }
 
+    /// Sends a compound until it is answered, by one connection: made again, it sends it again with the same XID (RFC 7530
+    /// §3.1.1). The sink of `plan` comes back, unless the transport still has it at the deadline.
+    pub async fn call_by_one(
+        &self,
+        args: &CompoundArgs,
+        plan: ReplyPlan,
+        name: &'static str,
+        deadline: Instant,
+    ) -> (Result<CompoundRes>, Option<SharedBuffer>) {
+        match self.pick(deadline).await {
+            Some(program) => program.call(PROC_COMPOUND, name, args, plan, deadline).await,
+            None => (Err(self.first.late(name)), plan.sink.map(SharedBuffer::from)),
+        }
+    }
+
     /// A connection that is there now, or the first that comes to be there.
     async fn pick(&self, deadline: Instant) -> Option<Program> {
         let all = self.all();

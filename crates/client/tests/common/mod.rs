@@ -1,5 +1,5 @@
 //! A server in the same process, over the loopback.
-#![allow(dead_code)] // Each test file uses its part.
+#![allow(dead_code, unused_imports, unused_macros)] // Each test file uses its part.
 
 pub mod faulty;
 pub mod proxy;
@@ -17,10 +17,35 @@ use rdma::{
 use rpc::{Drain, ServerBuilder, Service, Switch, TcpKind, TcpOptions, TransportKind, UdpKind, UdpOptions};
 use rpcrdma::RdmaKind;
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
+use tokio::task::JoinSet;
 use vfs::{
     Vfs,
     memory::{Memory, MemoryOptions},
 };
+
+/// Makes tests of functions that take something to be told: each of them with each argument, in a module for that.
+macro_rules! for_each {
+    ($names:tt $($module:ident = $argument:expr)*) => { $($crate::common::for_each!(@ $names $module $argument);)* };
+    (@ [$($name:ident)*] $module:ident $argument:expr) => {
+        mod $module {
+            $(#[tokio::test]
+            async fn $name() {
+                super::$name($argument).await;
+            })*
+        }
+    };
+}
+pub(crate) use for_each;
+
+/// The same, with a query for each version.
+macro_rules! for_each_version {
+    ($($name:ident)*) => {
+        $crate::common::for_each! {
+            [$($name)*] v3 = "vers=3" v4_0 = "vers=4.0" v4_1 = "vers=4.1" v4_2 = "vers=4.2"
+        }
+    };
+}
+pub(crate) use for_each_version;
 
 /// A server, and the transports to reach it by.
 pub struct Server {
@@ -44,19 +69,8 @@ impl Server {
 
     /// These programs over this transport.
     pub async fn serving(kind: &dyn TransportKind, services: Vec<Arc<dyn Service>>) -> Self {
-        let server = services.into_iter().fold(rpc::Server::builder(), ServerBuilder::shared).build();
-        let mut listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = listener.local_addr();
-        tokio::spawn(async move {
-            while let Ok(incoming) = listener.accept().await {
-                let server = server.clone();
-                tokio::spawn(async move {
-                    if let Ok(transport) = incoming().await {
-                        server.serve(transport, Drain::never()).await;
-                    }
-                });
-            }
-        });
+        let (address, mut process) = process(kind, "127.0.0.1:0".parse().unwrap(), services);
+        process.detach_all();
         Self { address, switch: switch() }
     }
 
@@ -71,6 +85,30 @@ impl Server {
         let url: NfsUrl = format!("nfs://{}/m{path}?{}", self.address, query.trim_start_matches('&')).parse()?;
         Mount::connect(&url, &self.switch).await
     }
+}
+
+/// A server until this is dropped, with its connections.
+pub fn process(
+    kind: &dyn TransportKind,
+    address: SocketAddr,
+    services: Vec<Arc<dyn Service>>,
+) -> (SocketAddr, JoinSet<()>) {
+    let server = services.into_iter().fold(rpc::Server::builder(), ServerBuilder::shared).build();
+    let mut listener = kind.listen(address).unwrap();
+    let address = listener.local_addr();
+    let mut process = JoinSet::new();
+    process.spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok(incoming) = listener.accept().await {
+            let server = server.clone();
+            connections.spawn(async move {
+                if let Ok(transport) = incoming().await {
+                    server.serve(transport, Drain::never()).await;
+                }
+            });
+        }
+    });
+    (address, process)
 }
 
 /// A server of one export, `/m`.
