@@ -131,7 +131,9 @@ pub trait ConnectRequest: Send {
     fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>>;
 
     /// Whether the queue pair can take receives from [`QpOptions::receive_source`].
-    fn shared_receives(&self) -> bool;
+    fn shared_receives(&self) -> bool {
+        true
+    }
 
     /// Accepts, showing the peer `private_data`. `recvs` are posted before the peer can send.
     ///

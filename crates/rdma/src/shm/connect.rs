@@ -104,10 +104,6 @@ impl ConnectRequest for ShmRequest {
         Box::pin(async { Ok(self.ask().await?.private_data.clone()) })
     }
 
-    fn shared_receives(&self) -> bool {
-        true
-    }
-
     fn accept<'a>(
         mut self: Box<Self>,
         options: &'a QpOptions,

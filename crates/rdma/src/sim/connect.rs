@@ -117,10 +117,6 @@ impl ConnectRequest for SimRequest {
         })
     }
 
-    fn shared_receives(&self) -> bool {
-        true
-    }
-
     fn accept<'a>(
         self: Box<Self>,
         options: &'a QpOptions,
