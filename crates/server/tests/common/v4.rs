@@ -69,13 +69,18 @@ impl Client4 {
 
     pub fn with_channel(server: &NfsServer, name: &str, minor: u32, fore: ChannelAttrs4) -> Self {
         let mut client = Self::stranger(server, minor);
-        let Resop4::ExchangeId(Res4::Ok(exchanged)) = client.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
-        client.client = exchanged.clientid;
-        let create = create_session(exchanged.clientid, exchanged.sequenceid, fore);
-        let Resop4::CreateSession(Res4::Ok(created)) = client.alone(create) else { panic!("CREATE_SESSION") };
-        client.session = created.sessionid;
-        client.ok([Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false })]);
+        client.introduce(name, fore);
         client
+    }
+
+    /// Introduces itself, and has nothing to reclaim.
+    pub fn introduce(&mut self, name: &str, fore: ChannelAttrs4) {
+        let Resop4::ExchangeId(Res4::Ok(exchanged)) = self.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
+        self.client = exchanged.clientid;
+        let create = create_session(exchanged.clientid, exchanged.sequenceid, fore);
+        let Resop4::CreateSession(Res4::Ok(created)) = self.alone(create) else { panic!("CREATE_SESSION") };
+        self.session = created.sessionid;
+        self.ok([Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false })]);
     }
 
     /// One that has not introduced itself.
