@@ -176,7 +176,11 @@ fn what_an_owner_has_done_is_told_again_and_not_done_again() {
     assert_eq!(ok.stateid.seqid, 1, "opened once");
     let close = [putfh(&handle), Argop4::Close(CloseArgs { seqid: client.next(), open_stateid: ok.stateid })];
     assert_eq!(client.status(close.clone()), Nfsstat4::Ok);
-    assert_eq!(client.status(close), Nfsstat4::BadStateid, "the stateid names no owner any more");
+    assert_eq!(client.status(close.clone()), Nfsstat4::Ok, "told again");
+    let again =
+        [putfh(&handle), Argop4::Close(CloseArgs { seqid: Seqid4(client.seqid + 1), open_stateid: ok.stateid })];
+    assert_eq!(client.status(again), Nfsstat4::BadStateid, "there is no such open any more");
+    assert_eq!(client.status(close), Nfsstat4::BadStateid, "and now it names nobody");
     assert_eq!(client.status(client.open_op("g", Seqid4(90))), Nfsstat4::BadSeqid);
     let missing = client.next();
     let mut operations = client.open_op("no/slash", missing);
@@ -192,6 +196,14 @@ fn locks_have_owners_of_their_own() {
     let (mut one, mut two) = (Zero::new(&server, "a"), Zero::new(&server, "b"));
     let (open, handle) = one.open_first("f");
     let (other_open, _) = two.open_first("f");
+    let of_another = StateOwner4 { clientid: two.id, owner: "locker".into() };
+    let new = Locker4::New {
+        open_seqid: Seqid4(one.seqid + 1),
+        open_stateid: open,
+        lock_seqid: Seqid4(40),
+        lock_owner: of_another,
+    };
+    assert_eq!(one.lock(&handle, new).0, Nfsstat4::BadStateid, "of another client");
     let (_, locked) = one.lock_first(&handle, open);
     let locked = locked.unwrap();
     assert_eq!(two.lock_first(&handle, other_open), (Nfsstat4::Denied, None));

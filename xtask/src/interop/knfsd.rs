@@ -10,7 +10,7 @@ use crate::report::{Outcome, Report};
 use crate::shell;
 
 /// Longest that the guest may take to boot and to lay out its export.
-const BOOT_LIMIT: Duration = Duration::from_secs(300);
+const BOOT_LIMIT: Duration = Duration::from_secs(900);
 
 /// Our command line against it, by version 3.
 pub fn version3(bench: &Bench, report: &mut Report) -> Result<(), String> {

@@ -392,14 +392,14 @@ impl Compound {
             self.results.push(&mut self.out, &());
         }
         if self.cursor.minor == 0 {
-            self.leave(start);
+            self.leave(start, arguments.opnum());
         }
         Ok(())
     }
 
     /// Ends an operation of 4.0, whose result begins at `start`.
-    fn leave(&mut self, start: usize) {
-        let status = v40::status(self.status);
+    fn leave(&mut self, start: usize, opnum: Opnum4) {
+        let status = v40::status(self.status, opnum);
         if status != self.status {
             self.status = status;
             self.out.patch_u32(start + 4, status as u32);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use nfs::v4::{Argop4, Nfsstat4};
+use nfs::v4::{Argop4, Nfsstat4, Opnum4};
 
 use super::{
     compound::Cursor,
@@ -57,9 +57,13 @@ pub(super) fn enter(shared: &Arc<Shared>, at: &mut Cursor, operation: &Argop4) -
     })
 }
 
-/// A status that 4.0 has, for one that it has not (RFC 7530 §13.1).
-pub(super) fn status(status: Nfsstat4) -> Nfsstat4 {
-    if status == Nfsstat4::WrongType { Nfsstat4::Inval } else { status }
+/// A status that 4.0 has, for one that it has not (RFC 7530 §13.1; §16.16 has its own for OPEN).
+pub(super) fn status(status: Nfsstat4, opnum: Opnum4) -> Nfsstat4 {
+    match (status, opnum) {
+        (Nfsstat4::WrongType, Opnum4::Open) => Nfsstat4::Symlink,
+        (Nfsstat4::WrongType, _) => Nfsstat4::Inval,
+        (status, _) => status,
+    }
 }
 
 impl InTurn {

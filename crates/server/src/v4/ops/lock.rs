@@ -20,6 +20,10 @@ pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result
     let file = file(cx, at)?;
     let mut args = args.clone();
     match &mut args.locker {
+        // Since 4.1 the session says whose it is.
+        Locker4::New { lock_owner, .. } if at.minor == 0 && lock_owner.clientid != at.client() => {
+            return Err(Nfsstat4::BadStateid.into());
+        }
         Locker4::New { open_stateid, .. } => *open_stateid = at.stateid(*open_stateid)?,
         Locker4::Exist { lock_stateid, .. } => *lock_stateid = at.stateid(*lock_stateid)?,
     }

@@ -100,7 +100,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let had = self.stateids.find_open(*client, owner, file);
         self.check_room(*client, had)?;
         let mut open = match had {
-            Some(other) => self.stateids.open(&other).clone(),
+            Some(other) => {
+                let open = self.stateids.open(&other).clone();
+                // §9.7: what an owner denies is denied to itself.
+                if !reclaim && (open.deny & access != 0 || open.access & deny != 0) {
+                    return Err(Nfsstat4::ShareDenied);
+                }
+                open
+            }
             None => Open { owner: owner.clone(), access: 0, deny: 0, accesses: 0, denials: 0, locks: Vec::new() },
         };
         open.access |= access;

@@ -11,6 +11,8 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use nfs::v4::{Clientid4, Nfsstat4, Seqid4};
 
+use super::stateid::Other;
+
 /// Names an owner.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OwnerName {
@@ -36,6 +38,8 @@ pub enum OwnerKind {
 pub struct Owners<K> {
     owners: HashMap<OwnerName, Owner<K>>,
     by_client: HashMap<Clientid4, usize>,
+    /// Whose last operation has closed what.
+    closed: HashMap<Other, OwnerName>,
     client_owners_max: usize,
 }
 
@@ -45,6 +49,7 @@ struct Owner<K> {
     confirmed: bool,
     busy: bool,
     kept: Option<K>,
+    closed: Option<Other>,
 }
 
 /// What is to be done with an operation.
@@ -61,7 +66,7 @@ pub enum Turn<K> {
 impl<K: Clone> Owners<K> {
     /// None; a client may have so many.
     pub fn new(client_owners_max: usize) -> Self {
-        Self { owners: HashMap::new(), by_client: HashMap::new(), client_owners_max }
+        Self { owners: HashMap::new(), by_client: HashMap::new(), closed: HashMap::new(), client_owners_max }
     }
 
     /// Whether an owner has been confirmed. One that nothing is known of has nothing to be confirmed.
@@ -91,7 +96,7 @@ impl<K: Clone> Owners<K> {
             *count += 1;
             let confirmed = name.kind == OwnerKind::Lock;
             let before = seqid.wrapping_sub(1);
-            self.owners.insert(name.clone(), Owner { seqid: before, confirmed, busy: true, kept: None });
+            self.owners.insert(name.clone(), Owner { seqid: before, confirmed, busy: true, kept: None, closed: None });
             return Ok(Turn::Execute);
         };
         if owner.busy {
@@ -99,6 +104,9 @@ impl<K: Clone> Owners<K> {
         }
         if let Some(kept) = owner.kept.as_ref().filter(|_| seqid == owner.seqid) {
             return Ok(Turn::Replay(kept.clone()));
+        }
+        if let Some(other) = owner.closed.take() {
+            self.closed.remove(&other);
         }
         if opens && !owner.confirmed {
             (owner.seqid, owner.busy) = (seqid.wrapping_sub(1), true);
@@ -124,9 +132,25 @@ impl<K: Clone> Owners<K> {
         }
     }
 
+    /// The last operation of an owner has closed this, which names the owner until its next.
+    pub fn has_closed(&mut self, name: &OwnerName, other: Other) {
+        if let Some(owner) = self.owners.get_mut(name) {
+            owner.closed = Some(other);
+            self.closed.insert(other, name.clone());
+        }
+    }
+
+    /// Whose last operation has closed this.
+    pub fn who_closed(&self, other: &Other) -> Option<&OwnerName> {
+        self.closed.get(other)
+    }
+
     /// Forgets an owner.
     pub fn remove(&mut self, name: &OwnerName) {
-        if self.owners.remove(name).is_some() {
+        if let Some(owner) = self.owners.remove(name) {
+            if let Some(other) = owner.closed {
+                self.closed.remove(&other);
+            }
             let count = self.by_client.get_mut(&name.client).expect("it was counted");
             *count -= 1;
             if *count == 0 {
@@ -139,6 +163,7 @@ impl<K: Clone> Owners<K> {
     pub fn remove_client(&mut self, client: Clientid4) {
         if self.by_client.remove(&client).is_some() {
             self.owners.retain(|name, _| name.client != client);
+            self.closed.retain(|_, name| name.client != client);
         }
     }
 

@@ -169,7 +169,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 self.owners.end(&name, kept.status, kept.clone());
             }
         }
+        let closed = kept.status == Nfsstat4::Ok;
         self.owners.end(owner, kept.status, kept);
+        if let Argop4::Close(args) = operation
+            && closed
+        {
+            self.owners.has_closed(owner, args.open_stateid.other);
+        }
     }
 
     /// OPEN_CONFIRM (§16.18).
@@ -237,6 +243,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// The owner of an open or of locks.
     fn owner_of(&mut self, stateid: &Stateid4, now: Instant) -> Result<OwnerName, Nfsstat4> {
+        // CLOSE may be asked again, as any other, when there is nothing left but what it was answered.
+        if let Some(owner) = self.owners.who_closed(&stateid.other).cloned() {
+            self.live(owner.client, now)?;
+            return Ok(owner);
+        }
         self.found(stateid, now)?;
         self.name_of(&stateid.other).ok_or(Nfsstat4::BadStateid)
     }

@@ -94,6 +94,7 @@ fn an_owner_has_one_open_of_a_file() {
     assert_eq!(world.io(client, first, false), Err(Nfsstat4::OldStateid));
     assert_eq!(world.io(client, second, true), Ok(()));
     assert_eq!(world.open(client, "p", WRITE, 0), Err(Nfsstat4::ShareDenied), "another owner is another");
+    assert_eq!(world.open(client, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "and this one denies it to itself");
     let other = world.open(client, "p", READ, 0).unwrap();
     assert_ne!(other.other, first.other);
     assert_eq!(world.close(client, second), Ok(Stateid4::INVALID));
