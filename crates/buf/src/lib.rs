@@ -19,6 +19,7 @@
 
 mod arena;
 mod buffer;
+mod crowd;
 mod peer;
 mod pool;
 mod rope;

@@ -4,16 +4,17 @@
 //! been worth it lately, in the manner of the kernel's `haltpoll`. What counts is the whole wait: one that was short enough
 //! although somebody had to be woken ([`SHORT`]) would have been far shorter without, so that the next is begun by
 //! spinning, twice as long each time; a long one halves the time. Who spins to no avail again and again, because the peer
-//! takes a little longer than that each time, gives it up for a while. An idle connection sleeps.
+//! takes a little longer than that each time, gives it up for a while. An idle connection sleeps, and nobody spins while more
+//! threads want to run than there are processors.
 
 use std::{
     future::Future,
     pin::pin,
-    sync::LazyLock,
     task::Context,
-    thread,
     time::{Duration, Instant},
 };
+
+use crate::crowd::{PROCESSORS, is_crowded};
 
 /// How long the driver of a connection spins.
 #[derive(Debug)]
@@ -36,7 +37,7 @@ impl Spin {
     }
 
     /// For a machine of `processors`. On one alone, whoever spins keeps its peer from working.
-    fn among(max: Duration, processors: usize) -> Self {
+    fn among(max: Duration, processors: u32) -> Self {
         let max = if processors > 1 { max } else { Duration::ZERO };
         Self { max, budget: Duration::ZERO, idle: None, misses: 0, rest: 0 }
     }
@@ -64,12 +65,16 @@ impl Spin {
 
     /// There is nothing to do: whether to look again at once.
     pub fn again(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        self.again_unless(now, is_crowded)
+    }
+
+    fn again_unless(&mut self, now: impl FnOnce() -> Instant, is_crowded: impl FnOnce(Instant) -> bool) -> bool {
         if self.budget.is_zero() && self.idle.is_some() {
             return false;
         }
         let now = now();
         let since = *self.idle.get_or_insert(now);
-        now - since < self.budget
+        now - since < self.budget && !is_crowded(now)
     }
 }
 
@@ -90,7 +95,6 @@ pub const SPIN_MAX: Duration = Duration::from_micros(50);
 /// The same for sockets, where more has to happen before the next bytes are there: as long as the kernel's own
 /// `haltpoll` waits before it lets a virtual processor sleep.
 pub const SOCKET_SPIN_MAX: Duration = Duration::from_micros(200);
-static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
 const SPIN_MIN: Duration = Duration::from_micros(10);
 /// A wait that may have consisted of waking two sleepers.
 const SHORT: Duration = Duration::from_micros(250);
@@ -106,7 +110,7 @@ mod tests {
         let mut spun = 0;
         for at in 0..us {
             let now = *clock + Duration::from_micros(at);
-            if !spin.again(|| now) {
+            if !spin.again_unless(|| now, |_| false) {
                 break;
             }
             spun += 1;
@@ -134,6 +138,14 @@ mod tests {
         assert!(spun < 20 * 50, "{spun}");
         let later: u64 = (0..100).map(|_| wait(&mut spin, &mut clock, 90)).sum();
         assert!(later > 0, "it is tried again");
+    }
+
+    #[test]
+    fn in_a_crowd_it_does_not_spin() {
+        let (mut spin, now) = (Spin::among(SPIN_MAX, 2), Instant::now());
+        spin.budget = SPIN_MAX;
+        assert!(!spin.again_unless(|| now, |_| true));
+        assert!(spin.again_unless(|| now, |_| false), "as soon as it is none");
     }
 
     #[test]
