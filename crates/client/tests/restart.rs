@@ -6,7 +6,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use client::{LockRange, Mount};
 use common::{Server, for_each, memory, process, switch, tcp};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Times, recovery::Recovery};
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use vfs::Vfs;
@@ -46,8 +46,8 @@ impl Machine {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).unwrap();
         let recovery = Recovery::open(self.state.path()).unwrap();
-        let times = Times { grace: GRACE, ..Times::default() };
-        let nfs = NfsServer::recovering(export, self.key.clone(), recovery, times).unwrap();
+        let settings = Settings { grace: GRACE, ..Settings::default() };
+        let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings).unwrap();
         (self.address, self.process) = process(&*tcp(), self.address, nfs.services());
     }
 

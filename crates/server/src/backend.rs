@@ -14,7 +14,7 @@ use vfs::{
 };
 
 use crate::{
-    config::{BackendConfig, Config, ExportConfig, Times},
+    config::{BackendConfig, Config, ExportConfig, Settings},
     export::{Export, ExportError, Exports},
     handle::{ExportId, HandleKey},
     recovery::Recovery,
@@ -32,19 +32,19 @@ impl NfsServer {
     /// A directory or the state directory cannot be used; two exports are the same; clients could reach the state.
     pub fn open(exports: &[ExportConfig], state_dir: &Path, pool: &Pool) -> io::Result<Self> {
         let config = Config { export: exports.to_vec(), ..Config::default() };
-        Self::open_with(&config, state_dir, pool, Times::default())
+        Self::open_with(&config, state_dir, pool, Settings::default())
     }
 
     /// As [`open`](Self::open), with the exports and referrals of a configuration, and waiting for clients for so long.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_with(config: &Config, state_dir: &Path, pool: &Pool, times: Times) -> io::Result<Self> {
+    pub fn open_with(config: &Config, state_dir: &Path, pool: &Pool, settings: Settings) -> io::Result<Self> {
         let persistent = config.export.iter().any(|export| matches!(export.backend, BackendConfig::Posix { .. }));
         if !persistent {
             // No file handle survives a restart, so no lock can.
             let exports = Exports::open(config, None, pool)?;
-            return Self::recovering(exports, HandleKey::random(), Recovery::in_memory(), times);
+            return Self::recovering(exports, HandleKey::random(), Recovery::in_memory(), settings);
         }
         let key = HandleKey::load_or_create(state_dir).map_err(|error| {
             io::Error::new(error.kind(), format!("the state directory cannot be used, name another: {error}"))
@@ -54,7 +54,7 @@ impl NfsServer {
             tracing::warn!(%error, "locks cannot be reclaimed after a restart of this server");
             Recovery::in_memory()
         });
-        Self::recovering(Exports::open(config, Some(&state_dir), pool)?, key, recovery, times)
+        Self::recovering(Exports::open(config, Some(&state_dir), pool)?, key, recovery, settings)
     }
 }
 

@@ -78,35 +78,40 @@ pub struct ServerConfig {
     pub grace_s: Option<u64>,
     /// `lease_s`: seconds for which a client of NFSv4 may be silent; as many as grace has if not given.
     pub lease_s: Option<u64>,
+    /// `idmap_domain`: the domain of the names by which NFSv4 calls users and groups; numbers if not given.
+    pub idmap_domain: Option<String>,
     /// `log`: a filter of `tracing`, such as `"info,server=debug"`.
     pub log: Option<String>,
     /// `log_format`: `"text"` or `"json"`.
     pub log_format: LogFormat,
 }
 
-/// How long the server waits for its clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Times {
-    /// For who held something before a restart to reclaim it, while nobody else gets anything.
+/// How the server treats its clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How long who held something before a restart can reclaim it, and nobody else gets anything.
     pub grace: Duration,
-    /// For a client of NFSv4 to be silent, and lose nothing.
+    /// How long a client of NFSv4 can be silent, and lose nothing.
     pub lease: Duration,
+    /// NFSv4 calls users and groups by their names in this domain; by numbers, if there is none.
+    pub idmap_domain: Option<String>,
 }
 
-impl Default for Times {
-    /// 90 seconds each: long enough for a client to hear of a restart, and to reclaim.
+impl Default for Settings {
+    /// 90 seconds each, long enough for a client to hear of a restart, and to reclaim; and numbers.
     fn default() -> Self {
-        Self { grace: Duration::from_secs(TIME_DEFAULT_S), lease: Duration::from_secs(TIME_DEFAULT_S) }
+        let time = Duration::from_secs(TIME_DEFAULT_S);
+        Self { grace: time, lease: time, idmap_domain: None }
     }
 }
 
 impl ServerConfig {
-    /// How long clients are waited for.
+    /// How clients are treated.
     ///
     /// # Errors
-    /// A lease is too short or too long, or longer than grace: who speaks but once in a lease would learn too late that there
+    /// The domain is none. A lease is too short or too long, or longer than grace: who speaks but once in a lease would learn too late that there
     /// is something to reclaim (RFC 8881 §8.4.2.1).
-    pub fn times(&self) -> Result<Times, String> {
+    pub fn settings(&self) -> Result<Settings, String> {
         let lease = self.lease_s.or(self.grace_s).unwrap_or(TIME_DEFAULT_S);
         let grace = self.grace_s.unwrap_or(lease);
         if !LEASE_S.contains(&lease) {
@@ -117,7 +122,11 @@ impl ServerConfig {
                 "grace of {grace} s and a lease of {lease} s: grace must be as long as a lease at least"
             ));
         }
-        Ok(Times { grace: Duration::from_secs(grace), lease: Duration::from_secs(lease) })
+        let idmap_domain = self.idmap_domain.clone();
+        if let Some(domain) = idmap_domain.as_deref().filter(|domain| !is_domain(domain)) {
+            return Err(format!("idmap_domain = '{domain}': is no domain, such as example.com"));
+        }
+        Ok(Settings { grace: Duration::from_secs(grace), lease: Duration::from_secs(lease), idmap_domain })
     }
 }
 
@@ -377,6 +386,11 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
+fn is_domain(text: &str) -> bool {
+    let part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    text.len() <= 255 && text.split('.').all(part)
+}
+
 /// Options of a transport, whatever their type in TOML, as the transport takes them: as text.
 fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     let table = BTreeMap::<String, toml::Value>::deserialize(deserializer)?;
@@ -405,7 +419,7 @@ mod tests {
     #[test]
     fn a_lease_is_no_longer_than_grace_and_each_stands_for_the_other() {
         let times = |grace_s, lease_s| {
-            let times = ServerConfig { grace_s, lease_s, ..Default::default() }.times()?;
+            let times = ServerConfig { grace_s, lease_s, ..Default::default() }.settings()?;
             Ok::<_, String>((times.grace.as_secs(), times.lease.as_secs()))
         };
         assert_eq!(times(None, None), Ok((90, 90)));
@@ -415,6 +429,10 @@ mod tests {
         assert_eq!(times(Some(3600), Some(3600)), Ok((3600, 3600)));
         for (grace, lease) in [(None, Some(0)), (None, Some(3601)), (Some(5), Some(6)), (Some(0), None)] {
             assert!(times(grace, lease).is_err(), "{grace:?} {lease:?}");
+        }
+        for domain in ["", ".", "a b", "a@b", "example..com"] {
+            let config = ServerConfig { idmap_domain: Some(domain.to_owned()), ..Default::default() };
+            assert!(config.settings().unwrap_err().contains(domain), "{domain}");
         }
     }
 
@@ -429,6 +447,7 @@ mod tests {
             nlm_port = 4045
             grace_s = 45
             lease_s = 30
+            idmap_domain = "example.com"
             log = "debug"
             log_format = "json"
             [[listen]]
@@ -463,6 +482,7 @@ mod tests {
         assert_eq!(server.workers, NonZeroUsize::new(3));
         assert_eq!((server.rpcbind, server.log_format), (RpcbindMode::Builtin, LogFormat::Json));
         assert_eq!((server.nlm_port, server.grace_s, server.lease_s), (Some(4045), Some(45), Some(30)));
+        assert_eq!(server.settings().unwrap().idmap_domain.as_deref(), Some("example.com"));
         assert_eq!(server.log.as_deref(), Some("debug"));
         let listen = &config.listen[0];
         assert_eq!((listen.transport.as_str(), listen.address.port()), ("rdma", 20049));

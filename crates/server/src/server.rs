@@ -7,7 +7,7 @@ use rpc::{Service, TransportKind};
 
 use crate::{
     admin::Admin,
-    config::Times,
+    config::Settings,
     context::Shared,
     export::Exports,
     handle::HandleKey,
@@ -62,7 +62,7 @@ impl NfsServer {
     /// A server of these exports, whose file handles are authenticated by `key`:
     /// [`HandleKey::load_or_create`] if they shall be valid after a restart, else [`HandleKey::random`].
     pub fn new(exports: impl Into<Exports>, key: HandleKey) -> Self {
-        Self::recovering(exports, key, Recovery::in_memory(), Times::default())
+        Self::recovering(exports, key, Recovery::in_memory(), Settings::default())
             .expect("memory takes what is to be kept")
     }
 
@@ -75,12 +75,12 @@ impl NfsServer {
         exports: impl Into<Exports>,
         key: HandleKey,
         recovery: Recovery,
-        times: Times,
+        settings: Settings,
     ) -> io::Result<Self> {
         let mounts = Mutex::new(MountTable::default());
-        let lockd = Lockd::start(recovery, times.grace)?;
+        let lockd = Lockd::start(recovery, settings.grace)?;
         let exports = exports.into();
-        let v4 = Shared4::new(&exports, &key, &lockd, times.lease)?;
+        let v4 = Shared4::new(&exports, &key, &lockd, settings)?;
         Ok(Self { shared: Arc::new(Shared { exports, key, mounts, lockd, v4 }) })
     }
 

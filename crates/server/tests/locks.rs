@@ -7,7 +7,7 @@ use std::{path::Path, sync::Arc, time::Duration};
 use nfs::{nlm::*, nsm, v3::NfsFh3};
 use server::{
     Config, HandleKey, NfsServer, Nlm4, Nsm1,
-    config::{ExportConfig, Times},
+    config::{ExportConfig, Settings},
 };
 use xdr::{Decode, Encode, Message};
 
@@ -197,8 +197,8 @@ fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
     let options = server::ExportOptions { squash: server::Squash::None, ..Default::default() };
     let export = ExportConfig::directory(dir, options).unwrap();
     let config = Config { export: vec![export], ..Config::default() };
-    let times = Times { grace, ..Times::default() };
-    NfsServer::open_with(&config, state, &buf::Pool::default(), times).unwrap()
+    let settings = Settings { grace, ..Settings::default() };
+    NfsServer::open_with(&config, state, &buf::Pool::default(), settings).unwrap()
 }
 
 #[test]

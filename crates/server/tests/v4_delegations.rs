@@ -22,7 +22,7 @@ use remote::Served;
 use rpc::Credential;
 use server::{
     Config, ExportOptions, NfsServer, Squash,
-    config::{ExportConfig, Times},
+    config::{ExportConfig, Settings},
 };
 use v4::*;
 use xdr::Message;
@@ -164,8 +164,8 @@ fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = ExportConfig::directory(dir, options).unwrap();
     let config = Config { export: vec![export], ..Config::default() };
-    let times = Times { grace, ..Times::default() };
-    NfsServer::open_with(&config, state, &buf::Pool::default(), times).unwrap()
+    let settings = Settings { grace, ..Settings::default() };
+    NfsServer::open_with(&config, state, &buf::Pool::default(), settings).unwrap()
 }
 
 /// A client that was there before the restart, with a new session.

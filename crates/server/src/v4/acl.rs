@@ -159,7 +159,7 @@ impl Builder {
             }
             who => {
                 let group = ace.flag & ACE4_IDENTIFIER_GROUP != 0;
-                let id = super::attr::id(who)?;
+                let id = super::names::number_of(who)?;
                 let who = if group { AclWho::Group(id) } else { AclWho::User(id) };
                 let at = self.place(who)?;
                 self.named[at].1.decide(allow, rights);

@@ -7,13 +7,16 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use nfs::v4::{
-    Bitmap4, Fsid4, Ftype4, Nfsstat4, Nfstime4, Settime4, Specdata4,
+    Bitmap4, Fsid4, Ftype4, Nfsstat4, Nfstime4, Settime4, Specdata4, Utf8str,
     acl::{ACL4_SUPPORT_ALLOW_ACL, ACL4_SUPPORT_DENY_ACL, Nfsace4},
     attr::{Attr4, Attrs, ChangeAttrType4, Fattr4, Purpose},
     location::FsLocations4,
 };
 use vfs::{Attr, FsCaps, Kind, PreAttr, SetAttr, SetTime, StatFs, Time};
 use xdr::{Encode, Encoder};
+
+use super::names::Who;
+use crate::{context::Context, error::Fault4};
 
 use crate::transfer::OFFSET_MAX;
 
@@ -30,6 +33,8 @@ pub(super) struct Subject<'a> {
     pub(super) acl: Option<&'a [Nfsace4]>,
     /// There if [`needs_locations`] says that they are needed.
     pub(super) locations: Option<&'a FsLocations4>,
+    /// What its owner and group are called, if [`needs_owners`] says that it is needed.
+    pub(super) owners: (Bytes, Bytes),
     /// Whether it is on another server, so that most is not known of it.
     pub(super) absent: bool,
     pub(super) transfer_max: u32,
@@ -78,6 +83,23 @@ pub(super) fn needs_statfs(mask: &Bitmap4) -> bool {
 /// Whether `mask` has the ACL.
 pub(super) fn needs_acl(mask: &Bitmap4) -> bool {
     mask.contains(Attr4::Acl as u32)
+}
+
+/// Whether `mask` asks whose it is.
+pub(super) fn needs_owners(mask: &Bitmap4) -> bool {
+    mask.contains(Attr4::Owner as u32) || mask.contains(Attr4::OwnerGroup as u32)
+}
+
+/// What the owner and the group of an object are called, if any of `mask` is about that.
+///
+/// # Errors
+/// The host would have to be asked, and must not.
+pub(super) fn owners(cx: &Context<'_>, attr: &Attr, mask: &Bitmap4) -> Result<(Bytes, Bytes), Fault4> {
+    if !needs_owners(mask) {
+        return Ok(Default::default());
+    }
+    let names = &cx.shared.v4.names;
+    Ok((names.name(Who::User, attr.uid, cx.may_block)?, names.name(Who::Group, attr.gid, cx.may_block)?))
 }
 
 /// Whether `mask` asks where else the file system is.
@@ -166,8 +188,8 @@ impl Subject<'_> {
             Attr4::Mode => out.u32(attr.mode),
             Attr4::NoTrunc => true.encode(out),
             Attr4::Numlinks => out.u32(attr.nlink),
-            Attr4::Owner => out.opaque(attr.uid.to_string().as_bytes()),
-            Attr4::OwnerGroup => out.opaque(attr.gid.to_string().as_bytes()),
+            Attr4::Owner => out.opaque(&self.owners.0),
+            Attr4::OwnerGroup => out.opaque(&self.owners.1),
             Attr4::Rawdev => Specdata4 { specdata1: attr.device.major, specdata2: attr.device.minor }.encode(out),
             Attr4::SpaceAvail => out.u64(stat(|stat| stat.bytes_available)),
             Attr4::SpaceFree => out.u64(stat(|stat| stat.bytes_free)),
@@ -202,24 +224,29 @@ pub(super) struct Wanted {
 /// What to set, from what a client sent for an object of `caps`.
 ///
 /// # Errors
-/// ATTRNOTSUPP, INVAL, BADOWNER, BADXDR, FBIG.
-pub(super) fn set_attr(fattr: &Fattr4, minor: u32, caps: &FsCaps) -> Result<Wanted, Nfsstat4> {
-    let attrs = decode(fattr, minor, caps, Purpose::Set)?;
+/// ATTRNOTSUPP, INVAL, BADOWNER, BADXDR, FBIG. The host would have to be asked who somebody is, and must not.
+pub(super) fn set_attr(cx: &Context<'_>, fattr: &Fattr4, minor: u32, caps: &FsCaps) -> Result<Wanted, Fault4> {
+    let mut attrs = decode(fattr, minor, caps, Purpose::Set)?;
+    let (names, may_block) = (&cx.shared.v4.names, cx.may_block);
     let mode = match (attrs.mode, attrs.mode_umask) {
         // RFC 8275 §4: one or the other.
-        (Some(_), Some(_)) => return Err(Nfsstat4::Inval),
+        (Some(_), Some(_)) => return Err(Nfsstat4::Inval.into()),
         // The umask applies where no default ACL is inherited; and those are inherited by the backend, which takes the
         // mode as it is.
         (None, Some(masked)) => Some(masked.mode & !masked.umask),
         (mode, None) => mode,
     };
     if mode.is_some_and(|mode| mode > 0o7777) || attrs.size.is_some_and(|size| size > OFFSET_MAX) {
-        return Err(if attrs.size.is_some() { Nfsstat4::FBig } else { Nfsstat4::Inval });
+        return Err(if attrs.size.is_some() { Nfsstat4::FBig } else { Nfsstat4::Inval }.into());
     }
+    if let Some(aces) = &mut attrs.acl {
+        names.number_all(aces, may_block)?;
+    }
+    let id = |who| move |text: Utf8str| names.id(who, &text, may_block);
     let set = SetAttr {
         mode,
-        uid: attrs.owner.map(|owner| id(&owner)).transpose()?,
-        gid: attrs.owner_group.map(|group| id(&group)).transpose()?,
+        uid: attrs.owner.map(id(Who::User)).transpose()?,
+        gid: attrs.owner_group.map(id(Who::Group)).transpose()?,
         size: attrs.size,
         atime: attrs.time_access_set.map(set_time).transpose()?,
         mtime: attrs.time_modify_set.map(set_time).transpose()?,
@@ -238,18 +265,6 @@ pub(super) fn decode(fattr: &Fattr4, minor: u32, caps: &FsCaps, purpose: Purpose
         return Err(Nfsstat4::AttrNotSupp);
     }
     fattr.to_attrs(minor, purpose).map_err(|error| error.status())
-}
-
-/// A user or group: a number in decimal (RFC 8881 §5.9).
-pub(super) fn id(text: &[u8]) -> Result<u32, Nfsstat4> {
-    if text.is_empty() {
-        return Err(Nfsstat4::Inval);
-    }
-    let text = std::str::from_utf8(text).map_err(|_| Nfsstat4::Inval)?;
-    let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-    // The systems below take the largest number for "leave it".
-    let id = text.parse().ok().filter(|&id| plain && id != u32::MAX);
-    id.ok_or(Nfsstat4::BadOwner)
 }
 
 fn set_time(set: Settime4) -> Result<SetTime, Nfsstat4> {

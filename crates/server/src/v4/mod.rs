@@ -13,6 +13,7 @@ mod callback40;
 mod compound;
 pub(crate) mod guard;
 mod holder;
+mod names;
 mod offload;
 mod ops;
 mod place;
@@ -40,6 +41,7 @@ use tokio::sync::mpsc;
 use xdr::{Decoder, Message};
 
 use crate::{
+    config::Settings,
     context::Shared,
     export::Exports,
     handle::HandleKey,
@@ -48,6 +50,7 @@ use crate::{
 };
 use callback::Callbacks;
 use holder::Questions;
+use names::Names;
 use offload::Offloads;
 use pseudo::Pseudo;
 use state::{Event, State, StateOptions, marks::Marks, session::ChannelLimits};
@@ -62,6 +65,7 @@ pub struct Nfs4 {
 pub(crate) struct Shared4 {
     state: Mutex<ServerState>,
     pseudo: Pseudo,
+    names: Names,
     /// Of leases.
     lease: Duration,
     callbacks: Callbacks,
@@ -130,7 +134,7 @@ impl Shared4 {
     ///
     /// # Errors
     /// The storage fails.
-    pub(crate) fn new(exports: &Exports, key: &HandleKey, lockd: &Lockd, lease: Duration) -> io::Result<Self> {
+    pub(crate) fn new(exports: &Exports, key: &HandleKey, lockd: &Lockd, settings: Settings) -> io::Result<Self> {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = vfs::Time { seconds: started.as_secs() as i64, nanoseconds: started.subsec_nanos() };
         // The same key, the same file handles: the same server.
@@ -144,7 +148,7 @@ impl Shared4 {
                 date: Nfstime4::default(),
             }),
             flags: EXCHGID4_FLAG_USE_NON_PNFS,
-            lease,
+            lease: settings.lease,
             channel: CHANNEL,
             clients_max: CLIENTS_MAX,
             client_sessions_max: CLIENT_SESSIONS_MAX,
@@ -167,7 +171,8 @@ impl Shared4 {
             marks: state.marks().clone(),
             state: Mutex::new(state),
             pseudo: Pseudo::new(exports, time),
-            lease,
+            names: Names::new(settings.idmap_domain),
+            lease: settings.lease,
             callbacks: Callbacks::default(),
             questions: Questions::default(),
             offloads: Offloads::default(),

@@ -18,7 +18,9 @@ use nfs::v4::{Argop4, PROC_COMPOUND, Res4, Resop4, Sequenceid4, Sessionid4, Slot
 use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rpc::{AuthSys, ConnectionId, Credential, Service};
-use server::{Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash, config::Times, recovery::Recovery};
+use server::{
+    Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash, config::Settings, recovery::Recovery,
+};
 use testkit::paper::{Paper, results};
 use tokio::{
     sync::mpsc::UnboundedSender,
@@ -319,8 +321,8 @@ impl World {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).expect("a good export");
         let recovery = Recovery::on(self.disk.open());
-        let times = Times { grace: LEASE, lease: LEASE };
-        let opened = recovery.and_then(|recovery| NfsServer::recovering(export, self.key.clone(), recovery, times));
+        let settings = Settings { grace: LEASE, lease: LEASE, ..Settings::default() };
+        let opened = recovery.and_then(|recovery| NfsServer::recovering(export, self.key.clone(), recovery, settings));
         let server = match opened {
             Ok(server) if !self.disk.has_crashed() => server,
             Err(error) if !self.disk.has_crashed() => {

@@ -87,7 +87,7 @@ pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: boo
 
 pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Result<(Nfsstat4, SetAttrRes), Fault4> {
     let object = cx.object4(at.current()?)?;
-    let wanted = attr::set_attr(&args.obj_attributes, at.minor, object.vfs().caps())?;
+    let wanted = attr::set_attr(cx, &args.obj_attributes, at.minor, object.vfs().caps())?;
     object.writable4()?;
     if wanted.set.size.is_some() {
         // §18.30.3: a stateid that is not special must allow writing.
@@ -133,7 +133,13 @@ pub(super) fn set_acl(object: &Object<'_>, aces: &[Nfsace4]) -> Result<(), Fault
 }
 
 /// An object's ACLs, if any of `mask` is about them.
-pub(super) fn aces(object: &Object<'_>, handle: &Handle, attr: &Attr, mask: &Bitmap4) -> Result<Vec<Nfsace4>, Fault4> {
+pub(super) fn aces(
+    cx: &Context<'_>,
+    object: &Object<'_>,
+    handle: &Handle,
+    attr: &Attr,
+    mask: &Bitmap4,
+) -> Result<Vec<Nfsace4>, Fault4> {
     let (vfs, caller, dir) = (object.vfs(), object.caller(), attr.kind == Kind::Dir);
     if !attr::needs_acl(mask) || !vfs.caps().acls {
         return Ok(Vec::new());
@@ -146,7 +152,9 @@ pub(super) fn aces(object: &Object<'_>, handle: &Handle, attr: &Attr, mask: &Bit
     };
     let access = kept(AclKind::Access)?.unwrap_or_else(|| Acl::from_mode(attr.mode));
     let default = if dir { kept(AclKind::Default)? } else { None };
-    Ok(acl::to_nfs4(&access, default.as_ref(), dir))
+    let mut aces = acl::to_nfs4(&access, default.as_ref(), dir);
+    cx.shared.v4.names.name_all(&mut aces, cx.may_block)?;
+    Ok(aces)
 }
 
 /// Does something with all that is known of a place, and its size, if somebody else knows that better.
@@ -168,12 +176,13 @@ fn with_subject<T>(
                 None => object.getattr()?,
             };
             attr.size = size.unwrap_or(attr.size);
-            let aces = aces(&object, &object.handle, &attr, mask)?;
+            let aces = aces(cx, &object, &object.handle, &attr, mask)?;
             Ok(go(&Subject {
                 fsid: fsid(&object, &attr),
                 mounted_on_fileid: mounted_on(cx, &object, &attr),
                 filehandle: &filehandle,
                 acl: Some(&aces),
+                owners: attr::owners(cx, &attr, mask)?,
                 locations: locations(cx, &object, mask).as_ref(),
                 ..general(cx, at, &attr, object.vfs().caps(), stat.as_ref())
             }))
@@ -208,6 +217,7 @@ pub(super) fn with_node<T>(
         mounted_on_fileid: attr.fileid,
         filehandle,
         locations: locations.as_ref(),
+        owners: attr::owners(cx, &attr, mask)?,
         absent: referral.is_some(),
         ..general(cx, at, &attr, pseudo.caps(), None)
     }))
@@ -237,6 +247,7 @@ pub(super) fn general<'a>(
         stat,
         acl: None,
         locations: None,
+        owners: Default::default(),
         absent: false,
         transfer_max: transfer_max(&cx.carrier),
         lease_s: cx.shared.v4.lease.as_secs() as u32,

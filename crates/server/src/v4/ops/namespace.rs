@@ -22,7 +22,7 @@ use crate::{
 
 pub(super) fn create(cx: &Context<'_>, at: &mut Cursor, args: &CreateArgs) -> Result<CreateOk, Fault4> {
     let dir = cx.object4(at.current()?)?;
-    let Wanted { set, acl } = set_attr(&args.createattrs, at.minor, dir.vfs().caps())?;
+    let Wanted { set, acl } = set_attr(cx, &args.createattrs, at.minor, dir.vfs().caps())?;
     let name = component(&args.objname)?;
     let (vfs, caller) = (dir.writable4()?.vfs(), dir.caller());
     let node = |kind| vfs.mknod(&caller, &dir.handle, name, kind, &set);

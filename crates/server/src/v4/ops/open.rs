@@ -185,7 +185,7 @@ fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Cr
         let Createhow4::Exclusive(verf) = how else { unreachable!("all others have attributes") };
         return exclusively(dir, name, *verf, SetAttr::default(), none.attrmask);
     };
-    let Wanted { set, acl } = set_attr(attrs, at.minor, dir.vfs().caps())?;
+    let Wanted { set, acl } = set_attr(cx, attrs, at.minor, dir.vfs().caps())?;
     let mut target = match how {
         Createhow4::Unchecked(_) => {
             match existing(dir, name, Some(&set)) {

@@ -20,7 +20,7 @@ use crate::{
     error::Fault4,
     transfer::directory_max,
     v4::{
-        attr::{self, Subject, needs_locations},
+        attr::{self, Subject, needs_acl, needs_locations, needs_owners, owners},
         compound::Cursor,
         place::{FhBytes, Place},
         pseudo::NodeId,
@@ -29,6 +29,11 @@ use crate::{
 
 pub(super) fn readdir(cx: &Context<'_>, at: &Cursor, args: &ReadDirArgs) -> Result<Raw, Fault4> {
     attr::check_readable(&args.attr_request)?;
+    let names_somebody = needs_owners(&args.attr_request) || needs_acl(&args.attr_request);
+    if names_somebody && cx.shared.v4.names.are_told() && !cx.may_block {
+        // Not one entry after the other.
+        return Err(Fault4::WouldBlock);
+    }
     let max = args.maxcount.min(directory_max(&cx.carrier)) as usize;
     let room = max.min(at.room.saturating_sub(RESULT_HEAD)).checked_sub(VERIFIER + END).ok_or(Nfsstat4::TooSmall)?;
     // §18.23.3: zero is no hint.
@@ -94,11 +99,12 @@ fn entry_of(
     };
     let wants_fh = mask.contains(Attr4::Filehandle as u32);
     let filehandle: FhBytes = if wants_fh { FhBytes::from_slice(&dir.seal_bytes(handle)) } else { FhBytes::new() };
-    let Ok(aces) = aces(dir, handle, attr, mask) else { return without_attributes(mask, entry, list) };
+    let Ok(aces) = aces(cx, dir, handle, attr, mask) else { return without_attributes(mask, entry, list) };
     let (fsid, acl) = (fsid(dir, attr), Some(&aces[..]));
     let locations = locations(cx, dir, mask);
-    let locations = locations.as_ref();
-    let subject = Subject { fsid, filehandle: &filehandle, acl, locations, ..general(cx, at, attr, caps, stat) };
+    let (locations, owners) = (locations.as_ref(), owners(cx, attr, mask).expect("it may wait"));
+    let subject =
+        Subject { fsid, filehandle: &filehandle, acl, locations, owners, ..general(cx, at, attr, caps, stat) };
     Ok(list.entry(entry.name, entry.cookie, |out| subject.encode(mask, out)))
 }
 
@@ -167,7 +173,7 @@ fn node_entry(
         return Ok(listed.expect("what is elsewhere has been seen to"));
     };
     let filehandle = cx.seal(&root.place());
-    let aces = aces(root, &root.handle, attr, mask).unwrap_or_default();
+    let aces = aces(cx, root, &root.handle, attr, mask).unwrap_or_default();
     let elsewhere = locations(cx, root, mask);
     let subject = Subject {
         acl: Some(&aces),
@@ -175,6 +181,7 @@ fn node_entry(
         mounted_on_fileid: pseudo.fileid(node),
         filehandle: &filehandle,
         locations: elsewhere.as_ref(),
+        owners: owners(cx, attr, mask).expect("it may wait"),
         ..general(cx, at, attr, root.vfs().caps(), None)
     };
     Ok(list.entry(&name, cookie, |out| subject.encode(mask, out)))

@@ -43,7 +43,7 @@ and by iWARP in software), and for clients on this host with shm (shared memory)
 SIGTERM and SIGINT answer what has been called, and end it. SIGUSR1 prints counters of all procedures.
 
 Configuration file, for several exports (unknown keys are refused):
-  [server]                      # state_dir, workers, rpcbind, nlm_port, grace_s, lease_s, log, log_format
+  [server]                      # state_dir, workers, rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
   workers = 4
   [[listen]]                    # transport, address, options
   transport = \"tcp\"
@@ -206,8 +206,8 @@ type Listening = (String, Box<dyn Listener>);
 async fn serve(args: &Args, config: Config) -> Outcome {
     let pool = Pool::default();
     let state_dir = config.server.state_dir.clone().unwrap_or_else(default_state_dir);
-    let times = config.server.times().map_err(Failure::usage)?;
-    let nfs = NfsServer::open_with(&config, &state_dir, &pool, times).map_err(Failure::usage)?;
+    let settings = config.server.settings().map_err(Failure::usage)?;
+    let nfs = NfsServer::open_with(&config, &state_dir, &pool, settings).map_err(Failure::usage)?;
     let builder = nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared);
     let server = builder.build();
 
