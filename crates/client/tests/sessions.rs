@@ -9,7 +9,7 @@ use common::{
     Server,
     scripted::{CONTENT, SLOTS, Scripted, ScriptedService},
 };
-use nfs::v4::{Nfsstat4, Opnum4};
+use nfs::v4::{Nfsstat4, Opnum4, Slotid4, callback::*};
 
 async fn mounted(query: &str) -> (Arc<Scripted>, Server, Mount) {
     let scripted = Scripted::new();
@@ -162,4 +162,33 @@ async fn a_recalled_delegation_is_returned() {
     }
     file.stat().await.unwrap();
     assert!(scripted.script.lock().executed.len() > asked + 1, "they are asked for again");
+}
+
+/// A server that has too much asks for slots and delegations: they are given up, and it hears so.
+#[tokio::test]
+async fn what_there_is_too_much_of_is_given_back() {
+    let (scripted, _server, mount) = mounted("").await;
+    scripted.script.lock().delegate = true;
+    mount.open("file").await.unwrap().read_bytes(0, 4).await.unwrap();
+    let type_mask = [RCA4_TYPE_MASK_RDATA_DLG].into_iter().collect();
+    let keep = |objects_to_keep, type_mask| CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep, type_mask });
+    assert_eq!(scripted.call_back(keep(1, type_mask)).await, Nfsstat4::Ok);
+    assert_eq!(scripted.call_back(keep(0, Default::default())).await, Nfsstat4::Ok, "nothing of this client's");
+    assert!(scripted.with(Opnum4::DelegReturn).is_empty());
+    let type_mask = [RCA4_TYPE_MASK_RDATA_DLG].into_iter().collect();
+    assert_eq!(scripted.call_back(keep(0, type_mask)).await, Nfsstat4::Ok);
+    while scripted.with(Opnum4::DelegReturn).is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+
+    assert_eq!(mount.v4().unwrap().slots(), SLOTS);
+    scripted.script.lock().target = 1;
+    let alone = || scripted.script.lock().executed.iter().filter(|one| one.ops.is_empty()).count();
+    let before = alone();
+    let recall = CbArgop4::RecallSlot(CbRecallSlotArgs { target_highest_slotid: Slotid4(1) });
+    assert_eq!(scripted.call_back(recall).await, Nfsstat4::Ok);
+    assert_eq!(mount.v4().unwrap().slots(), 2);
+    while alone() < before + 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }

@@ -195,8 +195,10 @@ impl Backchannel {
 
     fn recall_any(&self, args: &CbRecallAnyArgs) -> Nfsstat4 {
         let mask = &args.type_mask;
+        // Not locked any more when a delegation is given back, which looks here.
+        let shared = self.inner.lock().shared.upgrade();
         if (mask.contains(RCA4_TYPE_MASK_RDATA_DLG) || mask.contains(RCA4_TYPE_MASK_WDATA_DLG))
-            && let Some(shared) = self.inner.lock().shared.upgrade()
+            && let Some(shared) = shared
         {
             let files = shared.opens.delegations();
             let excess = files.len().saturating_sub(args.objects_to_keep as usize);
@@ -210,7 +212,8 @@ impl Backchannel {
 
     /// Uses fewer slots, and lets the server know, which may then forget the others (RFC 8881 §20.8.3).
     fn recall_slot(&self, args: &CbRecallSlotArgs) -> Nfsstat4 {
-        if let Some(shared) = self.inner.lock().shared.upgrade() {
+        let shared = self.inner.lock().shared.upgrade();
+        if let Some(shared) = shared {
             if let Some(session) = shared.session() {
                 session.use_no_more_than(args.target_highest_slotid);
             }

@@ -44,6 +44,8 @@ pub struct Script {
     created: u32,
     slots: Vec<(u32, Option<CompoundRes>)>,
     opens: u8,
+    /// Callbacks so far.
+    called_back: u32,
 }
 
 #[derive(Default)]
@@ -75,24 +77,33 @@ impl Scripted {
         self.script.lock().executed.iter().filter(|one| one.ops.contains(&opnum)).cloned().collect()
     }
 
-    /// CB_RECALL by the connection that made the session.
+    /// CB_RECALL of the delegation.
     pub async fn recall(&self) -> Nfsstat4 {
+        self.call_back(CbArgop4::Recall(CbRecallArgs { stateid: DELEGATION, truncate: false, fh: handle(b"file") }))
+            .await
+    }
+
+    /// A callback by the connection that made the session, sent twice.
+    pub async fn call_back(&self, operation: CbArgop4) -> Nfsstat4 {
         let back = self.back.lock().clone().expect("a session");
-        let session = Sessionid4([self.script.lock().sessions; 16]);
+        let (session, sequenceid) = {
+            let mut script = self.script.lock();
+            script.called_back += 1;
+            (Sessionid4([script.sessions; 16]), Sequenceid4(script.called_back))
+        };
         let sequence = CbSequenceArgs {
             sessionid: session,
-            sequenceid: Sequenceid4(1),
+            sequenceid,
             slotid: Slotid4(0),
             highest_slotid: Slotid4(0),
             cachethis: false,
             referring_call_lists: Array(Vec::new()),
         };
-        let recall = CbRecallArgs { stateid: DELEGATION, truncate: false, fh: handle(b"file") };
         let args = CbCompoundArgs {
             tag: Tag::default(),
             minorversion: 1,
             callback_ident: 0,
-            argarray: vec![CbArgop4::Sequence(sequence), CbArgop4::Recall(recall)],
+            argarray: vec![CbArgop4::Sequence(sequence), operation],
         };
         let target = ReverseTarget::new(0x4000_0000, CALLBACK_VERSION, &Credential::None);
         let plan = (ReplyPlan { inline_max: 1024, ..ReplyPlan::default() }, Duration::from_secs(10));
