@@ -85,6 +85,8 @@ impl Trunk {
                         plan.sink = Some(self.pool().take(len));
                     }
                     last = Some(error);
+                    // Whoever drives the connection is to find out, too: until then it seems to be there.
+                    tokio::task::yield_now().await;
                 }
                 result => return (result, sink),
             }
