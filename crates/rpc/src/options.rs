@@ -113,6 +113,7 @@ impl<'a> OptionReader<'a> {
     pub fn finish(mut self) -> Result<(), OptionError> {
         let Some(unknown) = self.raw.keys().find(|key| !self.known.contains(&key.as_str())) else { return Ok(()) };
         self.known.sort_unstable();
+        self.known.dedup();
         Err(self.error(unknown, format!("no such option; there are {}", self.known.join(", "))))
     }
 
@@ -161,7 +162,11 @@ mod tests {
         let mut options = OptionReader::new("tcp", &raw);
         assert_eq!(options.switch("nodelay"), Ok(None));
         assert_eq!(options.text("congestion"), None);
+        assert_eq!(options.duration_or_off("idle").unwrap(), None);
         let error = options.finish().unwrap_err();
-        assert_eq!(error.to_string(), "transport tcp: option 'nodely': no such option; there are congestion, nodelay");
+        assert_eq!(
+            error.to_string(),
+            "transport tcp: option 'nodely': no such option; there are congestion, idle, nodelay"
+        );
     }
 }
