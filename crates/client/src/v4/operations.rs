@@ -77,7 +77,9 @@ impl Operations for V4 {
     }
 
     async fn readlink(&self, link: &Handle) -> Result<Bytes> {
-        let compound = Compound::on("READLINK", link).op(Argop4::ReadLink, 4).payload(NAME_BOUND, true);
+        // No payload to be placed, although it could be one: Linux's server (6.1) then places its length with it, and leaves
+        // that out of the reply. Its own client never asks for that.
+        let compound = Compound::on("READLINK", link).op(Argop4::ReadLink, 4 + NAME_BOUND);
         let mut results = self.run(&compound).await?;
         results.skip(&[Opnum4::PutFh])?;
         let text = value!(results, ReadLink)?.link.0;
