@@ -1,5 +1,5 @@
 //! What NFSv4.0 alone has: SETCLIENTID, SETCLIENTID_CONFIRM, RENEW, OPEN_CONFIRM and RELEASE_LOCKOWNER: RFC 7530 §16.18,
-//! §16.30, §16.33, §16.34, §16.37.
+//! §16.28, §16.33, §16.34, §16.37.
 
 use nfs::v4::{
     Nfsstat4, OpenConfirmArgs, ReleaseLockOwnerArgs, SetClientIdArgs, SetClientIdConfirmArgs, SetClientIdRes, Stateid4,

@@ -1,7 +1,7 @@
 //! What NFSv4.0 does without sessions: SETCLIENTID, SETCLIENTID_CONFIRM, RENEW, OPEN_CONFIRM, RELEASE_LOCKOWNER; and on
 //! whose behalf an operation is executed, whether it is its turn, or was executed already.
 //!
-//! Read RFC 7530 §9.1, §16.18, §16.30, §16.33–16.34, §16.37. Opens, locks and leases are those of the later versions.
+//! Read RFC 7530 §9.1, §16.18, §16.28, §16.33–16.34, §16.37. Opens, locks and leases are those of the later versions.
 //!
 //! On error nothing has changed, but that a lease may have been renewed.
 
