@@ -147,6 +147,19 @@ fn a_downgrade_or_a_cancel_lets_others_in() {
     assert_eq!(rig.grants(), [behind]);
 }
 
+/// Who waits is granted something that others before it waited for: what is granted is less than it held.
+#[test]
+fn a_downgrade_by_who_waited_lets_those_before_it_in() {
+    let mut rig = Rig::new();
+    let (a, b, c) = (owner(1, 1), owner(1, 2), owner(2, 3));
+    rig.lock(&a, ask(range(5, 3), Exclusive)).unwrap();
+    let before = rig.waits(&b, wait(range(6, 1), Shared));
+    rig.lock(&c, ask(range(10, 1), Exclusive)).unwrap();
+    let downgrade = rig.waits(&a, wait(Range::to_end(0), Shared));
+    rig.table.unlock(&0, &c, range(10, 1)).unwrap();
+    assert_eq!(rig.grants(), [downgrade, before]);
+}
+
 #[test]
 fn who_would_wait_for_itself_is_told() {
     let mut rig = Rig::new();

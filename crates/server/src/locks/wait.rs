@@ -125,6 +125,9 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
                 if first {
                     // It need no longer be polite elsewhere; nor here, to those before it.
                     files.extend(&holder.waits);
+                } else if kind == LockKind::Shared {
+                    // What it held exclusively may have been in the way of those before it.
+                    at = 0;
                 }
             }
             self.tell_watchers(file);
