@@ -1,14 +1,9 @@
 //! `slipway bench connections`: what an idle connection costs the server, and whether idle ones slow the others.
 //!
-//! For each transport a fresh server in a process of its own. Connections are added in steps; each makes one call, as a
-//! mount does, and is then left alone. What the server has resident is read from `/proc/PID/smaps_rollup`: user space
-//! alone, without the kernel's socket buffers. Then so many connections READ, with and without the idle ones beside
-//! them, in turns.
+//! For each transport a [`Counted`] server. Connections are added in steps; each makes one call, as a mount does, and is
+//! then left alone. Then so many connections READ, with and without the idle ones beside them, in turns.
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use client::NfsUrl;
 use futures_util::{StreamExt, TryStreamExt, future::try_join_all, stream};
@@ -16,10 +11,11 @@ use rpc::{CallOptions, Client, ClientOptions, ReplyPlan};
 use serde::Serialize;
 use server::config::ByteSize;
 
-use super::site;
+use super::{
+    counted::{AT_ONCE, Counted, allow},
+    site,
+};
 use crate::{
-    child::{Listen, Server},
-    descriptors,
     exit::{Exit, Failure, Outcome},
     output::{self, Align, Table},
     reach::{self, Reach},
@@ -94,9 +90,7 @@ pub fn run(args: &Args) -> Outcome {
         return Err(Failure::usage("--seconds: more than 0, and at most an hour; --rounds and --block: at least 1"));
     }
     let most = args.idle.iter().copied().max().unwrap_or(0).max(args.beside + args.active);
-    // The server inherits it.
-    descriptors::raise(most as u64 + SPARE_DESCRIPTORS)
-        .map_err(|problem| Failure::usage(format!("{most} connections: {problem}")))?;
+    allow(most)?;
     let found = args.transport.iter().map(|transport| of_transport(args, transport)).collect::<Result<Vec<_>, _>>()?;
     match args.json {
         true => output::json(&found),
@@ -106,35 +100,25 @@ pub fn run(args: &Args) -> Outcome {
 }
 
 fn of_transport(args: &Args, transport: &str) -> Result<Found, Failure> {
-    let mut options: std::collections::BTreeMap<_, _> = [("idle".to_owned(), "off".to_owned())].into();
-    options.extend(args.congestion.iter().map(|name| ("congestion".to_owned(), name.clone())));
-    let listen = Listen { transport: transport.to_owned(), options };
-    let room = (FILE_BYTES + (64 << 20)).to_string();
+    let options: Vec<_> = args.congestion.iter().map(|name| ("congestion", name.as_str())).collect();
+    let most = *args.idle.iter().max().unwrap_or(&0).max(&(args.active + args.beside));
     let workers = args.server_workers.to_string();
-    let most = (args.idle.iter().max().unwrap_or(&0).max(&(args.active + args.beside)) + 16).to_string();
-    let arguments = ["--workers", &workers, "--memory", &room, "--connections", &most].map(Into::into);
-    let server = Server::start(&[listen], &arguments)?;
-    let mut url = server.url(0);
-    if transport == "tcp" {
-        // There are fewer reserved ports than connections.
-        url.options.transport.insert("resvport".to_owned(), "off".to_owned());
-    }
+    let server = Counted::start(transport, &options, most, FILE_BYTES + (64 << 20), &["--workers", &workers])?;
     reach::run(async {
-        let memory = memory(args, &url, server.pid()).await?;
-        let goodput = if args.active > 0 { Some(goodput(args, &url).await?) } else { None };
+        let memory = memory(args, &server).await?;
+        let goodput = if args.active > 0 { Some(goodput(args, &server.url).await?) } else { None };
         Ok(Found { transport: transport.to_owned(), bytes_each: bytes_each(&memory), memory, goodput })
     })
 }
 
 /// What the server has resident at each number of idle connections.
-async fn memory(args: &Args, url: &NfsUrl, server: u32) -> Result<Vec<Resident>, Failure> {
+async fn memory(args: &Args, server: &Counted) -> Result<Vec<Resident>, Failure> {
     let mut counts = args.idle.clone();
     counts.sort_unstable();
     let (mut idle, mut found) = (Vec::new(), Vec::new());
     for connections in counts {
-        add_idle(&mut idle, connections, url).await?;
-        tokio::time::sleep(SETTLE).await;
-        found.push(Resident { connections, bytes: resident(server)? });
+        add_idle(&mut idle, connections, &server.url).await?;
+        found.push(Resident { connections, bytes: server.resident().await? });
     }
     Ok(found)
 }
@@ -208,18 +192,6 @@ fn bytes_each(memory: &[Resident]) -> Option<f64> {
     Some((last.bytes as f64 - first.bytes as f64) / (last.connections - HUNDRED) as f64)
 }
 
-/// Bytes of a process that are in memory.
-fn resident(pid: u32) -> Result<u64, Failure> {
-    let path = format!("/proc/{pid}/smaps_rollup");
-    let text = fs::read_to_string(&path).map_err(|error| Failure::failed(format!("{path}: {error}")))?;
-    rss(&text).ok_or_else(|| Failure::failed(format!("{path}: no Rss")))
-}
-
-fn rss(smaps: &str) -> Option<u64> {
-    let line = smaps.lines().find_map(|line| line.strip_prefix("Rss:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
-}
-
 fn text(found: &[Found]) -> String {
     let mut memory = Table::new(&[
         ("transport", Align::Left),
@@ -266,24 +238,10 @@ const NFS_PROGRAM: u32 = 100_003;
 const HUNDRED: usize = 100;
 const FILE: &str = "/slipway-bench-connections";
 const FILE_BYTES: u64 = 64 << 20;
-/// Descriptors that are not connections.
-const SPARE_DESCRIPTORS: u64 = 200;
-/// Connections that are made at once.
-const AT_ONCE: usize = 64;
-/// For the server to have finished with the last call.
-const SETTLE: Duration = Duration::from_millis(300);
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn resident_bytes_are_found() {
-        let smaps = "5581d000-7ffc ---p 00000000 00:00 0 [rollup]\nRss:                1234 kB\nPss: 9 kB\n";
-        assert_eq!(rss(smaps), Some(1234 * 1024));
-        assert_eq!(rss("Pss: 9 kB"), None);
-        assert!(resident(std::process::id()).unwrap() > 1 << 20);
-    }
 
     #[test]
     fn a_connection_costs_what_those_beyond_the_first_hundred_do() {

@@ -8,12 +8,14 @@
 //!   that tell what the machine itself can do.
 //! - [`runner`]: measures every series at every point, in rounds, so that what else happens on the machine hits all alike.
 //! - [`plan`]: the points of one subcommand, what is drawn of them, and what was published about it ([`claim`]).
-//! - [`connections`] stands beside these: it counts the server's memory, not operations.
+//! - [`connections`] and [`sessions`] stand beside these: they count the memory of a [`counted`] server, not
+//!   operations.
 //! - [`report`]: medians, spreads and costs; told as [`text`], as JSON, and as a page ([`html`]).
 
 pub mod bare;
 pub mod claim;
 pub mod connections;
+pub mod counted;
 pub mod html;
 pub mod load;
 pub mod machine;
@@ -24,6 +26,7 @@ pub mod report;
 pub mod runner;
 pub mod sample;
 pub mod series;
+pub mod sessions;
 pub mod setup;
 pub mod site;
 pub mod svg;

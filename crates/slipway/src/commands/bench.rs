@@ -12,6 +12,7 @@ use crate::{
         connections, html,
         plan::{self, Plan},
         point::{Operation, Point},
+        sessions,
         setup::{self, Common},
         text,
     },
@@ -81,6 +82,8 @@ enum What {
     Baseline(Common),
     /// What idle connections cost: the server's memory, and the goodput of others beside them
     Connections(connections::Args),
+    /// What sessions, slots, opens and locks of NFSv4.1 cost: the server's memory
+    Sessions(sessions::Args),
     /// Answers send and sendfile
     #[command(hide = true)]
     Peer(PeerArgs),
@@ -156,6 +159,7 @@ pub fn run(args: &Args) -> Outcome {
             tell(&common, &plan::baseline())
         }
         What::Connections(args) => connections::run(args),
+        What::Sessions(args) => sessions::run(args),
         What::Peer(args) => bare::peer(args).map(|()| Exit::Ok),
     }
 }

@@ -1,0 +1,212 @@
+//! `slipway bench sessions`: what sessions, slots, opens and locks of NFSv4.1 cost the server.
+//!
+//! For each transport a [`Counted`] server. Sessions are made, each of a client of its own; then each has as many requests
+//! outstanding as it has slots, of a kind whose replies the server keeps, and all of them are answered. Then one client has so
+//! many files open, with a lock in each, and then with a second one.
+
+use std::{future::ready, time::Instant};
+
+use client::{Handle, LockRange, Mount, SetAttr, Version};
+use futures_util::{StreamExt, TryStreamExt, future::try_join_all, stream};
+use serde::Serialize;
+
+use super::counted::{AT_ONCE, Counted, allow};
+use crate::{
+    exit::{Exit, Failure, Outcome},
+    output::{self, Align, Table},
+    reach::{self, Reach},
+};
+
+/// What to measure.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Transports
+    #[arg(short, long, value_delimiter = ',', default_values = ["tcp", "rdma"], value_parser = ["tcp", "rdma"])]
+    transport: Vec<String>,
+    /// Sessions, each of a client of its own
+    #[arg(long, default_value_t = 1_000)]
+    sessions: usize,
+    /// Requests that each slot carries
+    #[arg(long, default_value_t = 5)]
+    requests: usize,
+    /// Files that one client has open, with locks in each; 0 leaves it out
+    #[arg(long, default_value_t = 100_000)]
+    states: usize,
+    /// Print the results as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found for one transport. Memory is of the server's process, resident, in bytes.
+#[derive(Debug, Serialize)]
+struct Found {
+    transport: String,
+    sessions: usize,
+    /// Of each session.
+    slots: u32,
+    start: u64,
+    idle: u64,
+    /// The most while all slots were in use.
+    peak: u64,
+    /// After that, with the replies that the slots keep.
+    used: u64,
+    requests: usize,
+    requests_per_s: f64,
+    states: Option<States>,
+}
+
+/// The server's memory with so many files.
+#[derive(Debug, Serialize)]
+struct States {
+    files: usize,
+    /// None of them open.
+    closed: u64,
+    /// Each open, with a lock.
+    locked: u64,
+    /// With another lock, of the same owner.
+    locked_twice: u64,
+}
+
+/// Measures.
+pub fn run(args: &Args) -> Outcome {
+    if args.sessions == 0 {
+        return Err(Failure::usage("--sessions: at least 1"));
+    }
+    allow(args.sessions)?;
+    let found = args.transport.iter().map(|transport| of_transport(args, transport)).collect::<Result<Vec<_>, _>>()?;
+    match args.json {
+        true => output::json(&found),
+        false => output::print(&text(&found)),
+    }
+    Ok(Exit::Ok)
+}
+
+fn of_transport(args: &Args, transport: &str) -> Result<Found, Failure> {
+    let room = (64 << 20) + ((args.states + args.sessions) * FILE_ROOM) as u64;
+    let mut server = Counted::start(transport, &[], args.sessions, room, &[])?;
+    server.url.options.version = Version::V4_1;
+    reach::run(measure(args, &server))
+}
+
+async fn measure(args: &Args, server: &Counted) -> Result<Found, Failure> {
+    let start = server.resident().await?;
+    let files = sessions(args, server).await?;
+    let idle = server.resident().await?;
+    let slots = files.iter().filter_map(|(mount, _)| Some(mount.v4()?.slots())).min().unwrap_or(0);
+    let begin = Instant::now();
+    load(args, server, &files, slots).await?;
+    let requests = args.sessions * slots as usize * args.requests;
+    let requests_per_s = requests as f64 / begin.elapsed().as_secs_f64();
+    let (peak, used) = (server.peak()?, server.resident().await?);
+    let states = if args.states > 0 { Some(states(args, server, &files[0].0).await?) } else { None };
+    let transport = server.url.options.proto.clone();
+    Ok(Found { transport, sessions: args.sessions, slots, start, idle, peak, used, requests, requests_per_s, states })
+}
+
+/// Makes the sessions, and a file by each.
+async fn sessions(args: &Args, server: &Counted) -> Result<Vec<(Mount, Handle)>, Failure> {
+    let reach = Reach::new();
+    let make = async |number: usize| {
+        let mount = reach.mount(&server.url).await?;
+        let file = mount.create(number.to_string(), 0o644).await;
+        let file = file.map_err(|error| reach::failure(&server.url, &error))?.handle().clone();
+        Ok((mount, file))
+    };
+    stream::iter(0..args.sessions).map(make).buffer_unordered(AT_ONCE).try_collect().await
+}
+
+/// Uses all slots of all sessions at once, each so many times.
+async fn load(args: &Args, server: &Counted, files: &[(Mount, Handle)], slots: u32) -> Result<(), Failure> {
+    let all = files.iter().flat_map(|file| (0..slots).map(move |_| file));
+    let each = all.map(async |(mount, file)| {
+        for request in 0..args.requests {
+            let set = SetAttr { mode: Some(0o600 + request as u32 % 64), ..SetAttr::default() };
+            mount.protocol().setattr(file, set).await?;
+        }
+        Ok(())
+    });
+    try_join_all(each).await.map(drop).map_err(|error| reach::failure(&server.url, &error))
+}
+
+/// The memory of opens and locks.
+async fn states(args: &Args, server: &Counted, mount: &Mount) -> Result<States, Failure> {
+    let failed = |error: client::Error| reach::failure(&server.url, &error);
+    for dir in 0..args.states.div_ceil(DIR_FILES) {
+        mount.mkdir(format!("d{dir}"), 0o755).await.map_err(failed)?;
+    }
+    let make = async |number: usize| {
+        let file = mount.create(format!("d{}/{number}", number / DIR_FILES), 0o644).await?;
+        Ok(file.handle().clone())
+    };
+    let made = stream::iter(0..args.states).map(make).buffer_unordered(AT_ONCE);
+    let files: Vec<Handle> = made.try_collect().await.map_err(failed)?;
+    let v4 = mount.v4().expect("it was asked for");
+    let lock_all = async |offset| {
+        let range = LockRange { offset, length: 1, exclusive: true };
+        let locks = stream::iter(&files).map(|file| v4.lock(file, b"owner", range)).buffer_unordered(AT_ONCE);
+        let held = locks.try_fold(0, |held, denied| ready(Ok(held + usize::from(denied.is_none())))).await;
+        match held.map_err(failed)? {
+            held if held == files.len() => Ok(()),
+            held => Err(Failure::failed(format!("{held} locks are held of {}", files.len()))),
+        }
+    };
+    let closed = server.resident().await?;
+    lock_all(0).await?;
+    let locked = server.resident().await?;
+    // Not beside the first one: they would be one.
+    lock_all(2).await?;
+    Ok(States { files: files.len(), closed, locked, locked_twice: server.resident().await? })
+}
+
+fn text(found: &[Found]) -> String {
+    let right = Align::Right;
+    let mut sessions = Table::new(&[
+        ("transport", Align::Left),
+        ("sessions × slots", right),
+        ("start", right),
+        ("idle", right),
+        ("each", right),
+        ("most under load", right),
+        ("after it", right),
+        ("each slot", right),
+        ("requests/s", right),
+    ]);
+    let mut states = Table::new(&[
+        ("transport", Align::Left),
+        ("files", right),
+        ("closed", right),
+        ("each open and locked", right),
+        ("each lock more", right),
+    ]);
+    let each = |more: u64, less: u64, count: usize| output::size(more.saturating_sub(less) / count.max(1) as u64);
+    for found in found {
+        sessions.row(vec![
+            found.transport.clone(),
+            format!("{} × {}", found.sessions, found.slots),
+            output::size(found.start),
+            output::size(found.idle),
+            each(found.idle, found.start, found.sessions),
+            output::size(found.peak),
+            output::size(found.used),
+            each(found.used, found.idle, found.sessions * found.slots as usize),
+            format!("{:.0}", found.requests_per_s),
+        ]);
+        if let Some(held) = &found.states {
+            states.row(vec![
+                found.transport.clone(),
+                held.files.to_string(),
+                output::size(held.closed),
+                each(held.locked, held.closed, held.files),
+                each(held.locked_twice, held.locked, held.files),
+            ]);
+        }
+    }
+    let with_states = found.iter().any(|found| found.states.is_some());
+    let states = if with_states { format!("\n{}", states.text()) } else { String::new() };
+    format!("{}{states}", sessions.text())
+}
+
+/// Bytes of the server's file system for each file.
+const FILE_ROOM: usize = 4 << 10;
+/// Files of each directory.
+const DIR_FILES: usize = 1_000;
