@@ -15,6 +15,10 @@ use std::{
     io,
     net::{IpAddr, Ipv6Addr},
     path::Path,
+    sync::atomic::{
+        AtomicBool,
+        Ordering::{Acquire, Release},
+    },
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -26,6 +30,7 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, backends:
 pub struct Recovery {
     database: Database,
     persistent: bool,
+    failed: AtomicBool,
 }
 
 /// A host that may hold locks, and so is told when we have restarted.
@@ -75,7 +80,7 @@ impl Recovery {
     }
 
     fn with(database: Database, persistent: bool) -> io::Result<Self> {
-        let recovery = Self { database, persistent };
+        let recovery = Self { database, persistent, failed: AtomicBool::new(false) };
         recovery.write(|transaction| {
             transaction.open_table(NSM)?;
             transaction.open_table(NSM_HOSTS)?;
@@ -89,6 +94,12 @@ impl Recovery {
     /// Whether it survives the process.
     pub fn is_persistent(&self) -> bool {
         self.persistent
+    }
+
+    /// Whether a change was ever not stored. Then none will be until the database is opened again, and who should have been
+    /// forgotten could reclaim: nobody must get anything any more.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Acquire)
     }
 
     /// The NSM state number of a new life: odd, and greater than that of every one before (C702 §11.2).
@@ -248,7 +259,10 @@ impl Recovery {
             change(&transaction)?;
             Ok(transaction.commit()?)
         };
-        run().map_err(io::Error::other)
+        run().map_err(|error| {
+            self.failed.store(true, Release);
+            io::Error::other(error)
+        })
     }
 }
 

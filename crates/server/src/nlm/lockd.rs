@@ -268,6 +268,9 @@ impl Lockd {
         }
         let Some(host) = self.known_host(from, ask)? else { return Ok(Nlm4Stats::DeniedNoLocks) };
         let mut inner = self.inner.lock();
+        if self.recovery.has_failed() {
+            return Ok(Nlm4Stats::DeniedNoLocks);
+        }
         if ask.reclaim && !inner.hosts.get(host).is_some_and(|host| host.may_reclaim) {
             return Ok(Nlm4Stats::Denied);
         }
@@ -508,6 +511,10 @@ impl Lockd {
     }
 
     fn tell_granted(&self, inner: &mut Inner) {
+        if self.recovery.has_failed() {
+            // Whoever had it before could reclaim it after a restart.
+            return;
+        }
         while let Some(grant) = inner.table.poll_grant() {
             // Owners of other protocols are told by these.
             if let Some(blocked) = inner.blocked.remove(&grant.id) {

@@ -34,7 +34,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use nfs::v4::{self, EXCHGID4_FLAG_USE_NON_PNFS, NfsImplId4, Nfstime4, ServerOwner4};
+use nfs::v4::{self, EXCHGID4_FLAG_USE_NON_PNFS, NfsImplId4, Nfsstat4, Nfstime4, ServerOwner4};
 use parking_lot::Mutex;
 use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, Reverse, Service};
 use tokio::sync::mpsc;
@@ -235,12 +235,23 @@ impl Shared {
         })
     }
 
+    /// As [`with_locks`](Self::with_locks), for what gives a client something. It gets nothing if what has been taken from another
+    /// for it, now or before, could not be crossed out: the other could reclaim that after a restart. What the state has it down
+    /// for then is nobody's, as long as this server lives.
+    fn give<T, E: From<Nfsstat4>>(
+        &self,
+        go: impl FnOnce(&mut ServerState, &mut LockTable<LockFile>) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let given = self.with_locks(go)?;
+        if self.lockd.recovery().has_failed() { Err(Nfsstat4::Io.into()) } else { Ok(given) }
+    }
+
     /// Does what follows from a change. Waits for storage where a client has lost what it held: that is rare, and nobody else
     /// may get it before.
     fn settle(&self, state: &mut ServerState, mut table: Option<&mut LockTable<LockFile>>) {
         while let Some(owner) = state.poll_forgotten() {
             if let Err(error) = self.lockd.recovery().remove_v4_client(&owner) {
-                tracing::error!(%error, "a client that has lost its locks could reclaim them after a restart");
+                tracing::error!(%error, "a client that has lost its locks could not be forgotten: nobody gets any until a restart");
             }
         }
         while let Some(recall) = state.poll_recall() {

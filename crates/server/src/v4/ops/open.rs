@@ -266,7 +266,7 @@ fn share(cx: &Context<'_>, at: &Cursor, args: &OpenArgs, file: &Object<'_>, acce
         reclaim: matches!(args.claim, OpenClaim4::Previous(_)),
         delegated: claimed(&args.claim).is_some(),
     };
-    Ok(cx.shared.with_locks(|state, locks| state.open(locks, &request, clock::now()))?)
+    Ok(cx.shared.give(|state, locks| state.open(locks, &request, clock::now()))?)
 }
 
 /// DELEGRETURN (§18.6).

@@ -149,6 +149,8 @@ pub struct State<R, F> {
     reclaiming: Option<HashSet<Bytes>>,
     /// Owners that are to be remembered no more.
     forgotten: VecDeque<Bytes>,
+    /// When all clients are looked at next, for those that have expired.
+    next_look: Option<Instant>,
     rng: StdRng,
 }
 
@@ -170,6 +172,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             events: VecDeque::new(),
             reclaiming: None,
             forgotten: VecDeque::new(),
+            next_look: None,
             rng,
         }
     }
@@ -497,9 +500,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Forgets who has not renewed its lease in time: those that were never confirmed (§18.35.4), and those that have
     /// nothing but sessions. Who holds something keeps it until somebody else wants it (§8.4.3), and nobody expires while a
     /// request of his is being executed (§8.3). Delegations that were to be given back in time are revoked. To be called
-    /// now and then, at least once in a lease.
+    /// now and then, at least once in a lease; however often it is, the clients are looked at [`LOOKS`] times in one.
     pub fn expire(&mut self, now: Instant) {
         self.revoke_overdue(now);
+        if self.next_look.is_some_and(|next| now < next) {
+            return;
+        }
+        self.next_look = Some(now + self.options.lease / LOOKS);
         let expired = self.clients.expired(now);
         let lapsed = expired.filter(|id| self.stateids.count(*id) == 0 && !self.is_busy(*id));
         for id in lapsed.collect::<Vec<_>>() {
@@ -597,6 +604,8 @@ const FLAGS_A: u32 = EXCHGID4_FLAG_SUPP_MOVED_REFER
     | EXCHGID4_FLAG_UPD_CONFIRMED_REC_A;
 const SESSION_FLAGS: u32 =
     CREATE_SESSION4_FLAG_PERSIST | CREATE_SESSION4_FLAG_CONN_BACK_CHAN | CREATE_SESSION4_FLAG_CONN_RDMA;
+/// How often in a lease's time all clients are looked at for those that have expired.
+const LOOKS: u32 = 64;
 /// What the machine's credential can be demanded for: what makes and unmakes clients and sessions.
 const MACH_CRED_ENFORCED: &[Opnum4] = &[
     Opnum4::BindConnToSession,
