@@ -146,6 +146,30 @@ async fn a_small_file_is_one_request() {
     assert_eq!(requests[0].ops, [Opnum4::PutFh, Opnum4::Open, Opnum4::GetFh, Opnum4::Read, Opnum4::Close]);
 }
 
+/// The server has one open of a file for all its users here: a CLOSE that is late would be of a new one, too, and of its locks.
+#[tokio::test]
+async fn a_file_that_is_being_closed_is_opened_when_it_is_closed() {
+    let (scripted, _server, mount) = mounted("").await;
+    let file = mount.open("file").await.unwrap();
+    file.read_bytes(0, 4).await.unwrap();
+    scripted.script.lock().hold = Some(Opnum4::Close);
+    drop(file.reader());
+    while scripted.script.lock().held == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let (v4, handle) = (mount.v4().unwrap().clone(), file.handle().clone());
+    let range = LockRange { offset: 0, length: 10, exclusive: false };
+    let lock = tokio::spawn(async move { v4.lock(&handle, b"me", range).await });
+    // It has had its chance.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    scripted.script.lock().hold = None;
+    scripted.go_on.notify_waiters();
+    assert_eq!(lock.await.unwrap().unwrap(), None);
+    let script = scripted.script.lock();
+    let at = |opnum| script.executed.iter().rposition(|one| one.ops.contains(&opnum)).unwrap();
+    assert!(at(Opnum4::Close) < at(Opnum4::Open) && at(Opnum4::Open) < at(Opnum4::Lock));
+}
+
 /// A delegation answers for the server, and is given back when it is recalled.
 #[tokio::test]
 async fn a_recalled_delegation_is_returned() {

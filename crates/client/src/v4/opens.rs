@@ -242,15 +242,15 @@ impl Opens {
         }
     }
 
-    /// Closes a file and returns its delegation, unless it is in use.
+    /// Closes a file and returns its delegation, unless it is in use. Who comes meanwhile finds it here, and opens it when it
+    /// is closed: the server has one open of it, so that a CLOSE would be of a new one as well.
     async fn close(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: Instant) {
         let _alone = file.changing.lock().await;
         let (open, delegation, lockers) = {
-            let mut files = self.files.lock();
+            let _nobody_comes = self.files.lock();
             if !file.is_idle() {
                 return;
             }
-            files.remove(&file.handle);
             let mut state = file.state.lock();
             let lockers = state.locks.drain().filter(|(_, locked)| locked.stateid.is_some());
             let lockers: Vec<_> = lockers.map(|(name, _)| lock::owner(shared, file, &name)).collect();
@@ -285,6 +285,10 @@ impl Opens {
             if let Err(error) = shared.run(&release, deadline).await {
                 tracing::debug!(%error, "the owner of locks is not forgotten");
             }
+        }
+        let mut files = self.files.lock();
+        if file.is_idle() {
+            files.remove(&file.handle);
         }
     }
 
