@@ -210,16 +210,20 @@ impl Judge {
         self.note(at, Entry::Locked { client, range, reclaimed });
         self.counts.locked += u64::from(!reclaimed);
         self.counts.reclaimed += u64::from(reclaimed);
+        let (life, until) = (self.lives.len() as u64, self.leases[client]);
+        let mut own = Hold { client, life, until: asked + self.lease, lapsed: false, suspended: false };
+        own.renew(until - self.lease, until);
+        if own.until <= at {
+            // The answer is a lease old, kept by the server and sent again: it tells what was, and the client knows that.
+            return;
+        }
         if let Some(hold) = self.ranges[range].hold
             && hold.client != client
             && hold.until > at
         {
             self.fail(at, format!("clients {} and {client} both have range {range}", hold.client));
         }
-        let (life, until) = (self.lives.len() as u64, self.leases[client]);
-        let mut hold = Hold { client, life, until: asked + self.lease, lapsed: false, suspended: false };
-        hold.renew(until - self.lease, until);
-        self.ranges[range].hold = Some(hold);
+        self.ranges[range].hold = Some(own);
     }
 
     /// A client is giving a range back.
