@@ -26,11 +26,20 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.reclaiming = Some(owners);
     }
 
-    /// Ends it. The owners that have neither reclaimed nor opened anything are to be remembered no more.
+    /// Ends it. The owners that have not said that all is reclaimed are to be remembered no more: others may get now what
+    /// these have not reclaimed, and in another life they could (RFC 8881 §8.4.2.1). Version 4.0 has no way to say so: of
+    /// its clients those are remembered that have come.
     pub fn end_grace(&mut self) -> Vec<Bytes> {
         let mut late = self.reclaiming.take().unwrap_or_default();
-        for (_, client) in self.clients.iter().filter(|(_, client)| client.record != Record::None) {
-            late.remove(&client.owner.ownerid.0);
+        let remembered = self.clients.iter().filter(|(_, client)| client.record != Record::None);
+        for id in remembered.map(|(id, _)| id).collect::<Vec<_>>() {
+            let client = self.clients.find_mut(id).expect("it was there");
+            let owner = &client.owner.ownerid.0;
+            if client.minorversion == 0 {
+                late.remove(owner);
+            } else if late.contains(owner) {
+                client.record = Record::None;
+            }
         }
         late.into_iter().collect()
     }
