@@ -12,11 +12,11 @@ use serde::Serialize;
 use server::config::ByteSize;
 
 use super::{
-    counted::{AT_ONCE, Counted, allow},
+    counted::{self, AT_ONCE, Counted},
     site,
 };
 use crate::{
-    exit::{Exit, Failure, Outcome},
+    exit::{Failure, Outcome},
     output::{self, Align, Table},
     reach::{self, Reach},
     switch,
@@ -90,18 +90,11 @@ pub fn run(args: &Args) -> Outcome {
         return Err(Failure::usage("--seconds: more than 0, and at most an hour; --rounds and --block: at least 1"));
     }
     let most = args.idle.iter().copied().max().unwrap_or(0).max(args.beside + args.active);
-    allow(most)?;
-    let found = args.transport.iter().map(|transport| of_transport(args, transport)).collect::<Result<Vec<_>, _>>()?;
-    match args.json {
-        true => output::json(&found),
-        false => output::print(&text(&found)),
-    }
-    Ok(Exit::Ok)
+    counted::each(&args.transport, most, args.json, text, |transport| of_transport(args, transport, most))
 }
 
-fn of_transport(args: &Args, transport: &str) -> Result<Found, Failure> {
+fn of_transport(args: &Args, transport: &str, most: usize) -> Result<Found, Failure> {
     let options: Vec<_> = args.congestion.iter().map(|name| ("congestion", name.as_str())).collect();
-    let most = *args.idle.iter().max().unwrap_or(&0).max(&(args.active + args.beside));
     let workers = args.server_workers.to_string();
     let server = Counted::start(transport, &options, most, FILE_BYTES + (64 << 20), &["--workers", &workers])?;
     reach::run(async {

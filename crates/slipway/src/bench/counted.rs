@@ -5,11 +5,13 @@
 use std::{fs, time::Duration};
 
 use client::NfsUrl;
+use serde::Serialize;
 
 use crate::{
     child::{Listen, Server},
     descriptors,
-    exit::Failure,
+    exit::{Exit, Failure, Outcome},
+    output,
 };
 
 /// A server that listens by one transport, and leaves idle connections alone.
@@ -64,13 +66,25 @@ impl Counted {
     }
 }
 
-/// Lets this process, and the servers that it starts, have so many connections.
+/// Measures each transport by `measure`, with up to so many connections at a time, and prints what was found: as JSON, or by `text`.
 ///
 /// # Errors
-/// The system does not allow it.
-pub fn allow(connections: usize) -> Result<(), Failure> {
+/// The system does not allow so many connections, or what `measure` says.
+pub fn each<T: Serialize>(
+    transports: &[String],
+    connections: usize,
+    json: bool,
+    text: impl FnOnce(&[T]) -> String,
+    measure: impl Fn(&str) -> Result<T, Failure>,
+) -> Outcome {
     descriptors::raise(connections as u64 + SPARE_DESCRIPTORS)
-        .map_err(|problem| Failure::usage(format!("{connections} connections: {problem}")))
+        .map_err(|problem| Failure::usage(format!("{connections} connections: {problem}")))?;
+    let found = transports.iter().map(|transport| measure(transport)).collect::<Result<Vec<_>, _>>()?;
+    match json {
+        true => output::json(&found),
+        false => output::print(&text(&found)),
+    }
+    Ok(Exit::Ok)
 }
 
 /// What a file of a process in `/proc` says after `name`, in bytes.

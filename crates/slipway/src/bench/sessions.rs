@@ -10,9 +10,9 @@ use client::{Handle, LockRange, Mount, SetAttr, Version};
 use futures_util::{StreamExt, TryStreamExt, future::try_join_all, stream};
 use serde::Serialize;
 
-use super::counted::{AT_ONCE, Counted, allow};
+use super::counted::{self, AT_ONCE, Counted};
 use crate::{
-    exit::{Exit, Failure, Outcome},
+    exit::{Failure, Outcome},
     output::{self, Align, Table},
     reach::{self, Reach},
 };
@@ -72,13 +72,7 @@ pub fn run(args: &Args) -> Outcome {
     if args.sessions == 0 {
         return Err(Failure::usage("--sessions: at least 1"));
     }
-    allow(args.sessions)?;
-    let found = args.transport.iter().map(|transport| of_transport(args, transport)).collect::<Result<Vec<_>, _>>()?;
-    match args.json {
-        true => output::json(&found),
-        false => output::print(&text(&found)),
-    }
-    Ok(Exit::Ok)
+    counted::each(&args.transport, args.sessions, args.json, text, |transport| of_transport(args, transport))
 }
 
 fn of_transport(args: &Args, transport: &str) -> Result<Found, Failure> {
