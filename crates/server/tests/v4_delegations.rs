@@ -234,3 +234,33 @@ fn after_a_restart_who_had_a_file_open_reclaims_it_and_grace_ends_when_all_have(
     };
     assert_eq!(status, Nfsstat4::ShareDenied, "an hour before its time grace is over, and a has what it had");
 }
+
+#[test]
+fn who_was_reclaiming_when_grace_ended_is_remembered_with_what_it_has() {
+    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
+    let me = rustix::process::geteuid().as_raw();
+    let me = user(me, me);
+    let how = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
+    let handle = {
+        let server = serve(dir.path(), state.path(), Duration::from_secs(3600));
+        let mut client = back_again(&server, "a", &me);
+        client.ok([COMPLETE]);
+        client.open(&path, "f", how).unwrap().1
+    };
+    {
+        let server = serve(dir.path(), state.path(), Duration::from_secs(3));
+        let mut a = back_again(&server, "a", &me);
+        a.ok(reclaim(&handle));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.spawn(server.upkeep());
+        let mut b = back_again(&server, "b", &me);
+        b.ok([COMPLETE]);
+        while b.open(&path, "g", how).is_err_and(|status| status == Nfsstat4::Grace) {
+            runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
+        }
+        a.ok([COMPLETE]);
+    }
+    let server = serve(dir.path(), state.path(), Duration::from_secs(3600));
+    back_again(&server, "a", &me).ok(reclaim(&handle));
+}

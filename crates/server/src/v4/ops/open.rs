@@ -277,8 +277,8 @@ pub(super) fn delegreturn(cx: &Context<'_>, at: &Cursor, args: &DelegReturnArgs)
     Ok(cx.shared.with_state(|state| state.delegreturn(client, &name, &stateid))?)
 }
 
-/// Sees to it that a client can reclaim after a restart what it gets now (§8.4.2.1).
-fn remember(cx: &Context<'_>, client: Clientid4) -> Result<(), Fault4> {
+/// Sees to it that a client can reclaim after a restart what it gets now, or has (§8.4.2.1).
+pub(super) fn remember(cx: &Context<'_>, client: Clientid4) -> Result<(), Fault4> {
     let Some(owner) = cx.shared.with_state(|state| state.unremembered(client)) else { return Ok(()) };
     let recovery = cx.shared.lockd.recovery();
     if !cx.may_block && recovery.is_persistent() {
@@ -287,7 +287,7 @@ fn remember(cx: &Context<'_>, client: Clientid4) -> Result<(), Fault4> {
     let written = recovery.add_v4_client(&owner);
     cx.shared.with_state(|state| state.remembered(client, &owner, written.is_ok()));
     written.map_err(|error| {
-        tracing::error!(%error, "a client opens nothing because it could not be remembered");
+        tracing::error!(%error, "a client gets nothing because it could not be remembered");
         Nfsstat4::Io.into()
     })
 }

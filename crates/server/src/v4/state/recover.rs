@@ -1,6 +1,6 @@
 //! What of clients is remembered over a restart, and what they may reclaim after one (RFC 8881 §8.4.2, §8.4.2.1, §18.51).
 //!
-//! A client is remembered from its first OPEN on, before that is answered, until it is gone or has lost what it held; what
+//! A client is remembered from its first OPEN on, before that is answered (or from RECLAIM_COMPLETE on, if it has something then), until it is gone or has lost what it held; what
 //! it has lost somebody else may have got, so it is forgotten before that is answered. Where and how is for whoever asks
 //! [`State::unremembered`] and [`State::poll_forgotten`].
 
@@ -58,6 +58,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub fn may_reclaim(&self, id: Clientid4) -> bool {
         let client = self.clients.find(id).filter(|client| client.confirmed && !client.reclaim_complete);
         client.zip(self.reclaiming.as_ref()).is_some_and(|(client, names)| names.contains(&client.owner.ownerid.0))
+    }
+
+    /// Whether a client has anything.
+    pub fn holds(&self, id: Clientid4) -> bool {
+        !self.stateids.of_client(id).is_empty()
     }
 
     /// The owner of a client that is to get something and is not remembered yet, and is to be now.
