@@ -33,9 +33,14 @@ impl Backoff {
         if at >= deadline {
             return false;
         }
-        tokio::time::sleep_until(at).await;
-        self.delay = (self.delay * 2).min(MOST);
+        self.pause().await;
         true
+    }
+
+    /// Waits.
+    pub async fn pause(&mut self) {
+        tokio::time::sleep(self.delay).await;
+        self.delay = (self.delay * 2).min(MOST);
     }
 }
 

@@ -6,85 +6,22 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, ErrorKind, Read, Seek, Write},
     os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    path::Path,
+    process::{Command, Stdio},
     time::{Duration, UNIX_EPOCH},
 };
 
-use common::{Server, command, fails, wait};
-use rustix::process::{Pid, Signal, kill_process};
-
-/// A mounted tree and what serves it.
-struct World {
-    /// Where the kernel shows it.
-    at: PathBuf,
-    /// Where the server has it.
-    served: PathBuf,
-    mount: Child,
-    server: Server,
-    directory: tempfile::TempDir,
-}
-
-impl World {
-    /// Mounts a directory by this transport; `None`, and says so, where this machine or user cannot.
-    fn new(test: &str, transport: &str) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-            eprintln!("SKIPPED {test}: needs root and /dev/fuse");
-            return None;
-        }
-        let directory = tempfile::tempdir().unwrap();
-        let (at, served) = (directory.path().join("mnt"), directory.path().join("served"));
-        fs::create_dir(&at).unwrap();
-        fs::create_dir(&served).unwrap();
-        let server = Server::dir(&served, &directory.path().join("state"));
-        let mount = mount(&server.url(transport, ""), &at);
-        Some(Self { at, served, mount, server, directory })
-    }
-
-    /// Ends the mount by SIGTERM, which must work.
-    fn end(mut self) {
-        self.terminate();
-        self.server.signal(Signal::TERM);
-    }
-
-    fn terminate(&mut self) {
-        kill_process(Pid::from_child(&self.mount), Signal::TERM).unwrap();
-        assert!(wait(&mut self.mount).success());
-        assert!(!is_mounted(&self.at), "it is gone");
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = self.mount.kill();
-        let _ = self.mount.wait();
-        if is_mounted(&self.at) {
-            let _ = Command::new("umount").arg("-l").arg(&self.at).status();
-        }
-    }
-}
-
-fn mount(url: &str, at: &Path) -> Child {
-    let mut mount = command(&["mount", "--attributes", "0", url, at.to_str().unwrap()]);
-    let mut mount = mount.stdout(Stdio::piped()).spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(mount.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    assert!(line.contains("is mounted at"), "{line}");
-    mount
-}
-
-fn is_mounted(at: &Path) -> bool {
-    fs::read_to_string("/proc/self/mounts").unwrap().contains(&format!(" {} ", at.display()))
-}
-
-fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|at| (at * 7 % 251) as u8).collect()
-}
+use common::{
+    Server, fails,
+    mounted::{World, mount, pattern},
+    wait,
+};
+use rustix::process::Signal;
 
 #[test]
 fn programs_use_it_as_any_file_system() {
     for transport in ["tcp", "rdma"] {
-        let Some(world) = World::new("programs_use_it_as_any_file_system", transport) else { return };
+        let Some(world) = World::new("programs_use_it_as_any_file_system", transport, "") else { return };
         files(&world);
         names(&world);
         world.end();
@@ -184,7 +121,9 @@ fn names(world: &World) {
 
 #[test]
 fn what_was_not_committed_is_written_again_after_a_restart() {
-    let Some(mut world) = World::new("what_was_not_committed_is_written_again_after_a_restart", "tcp") else { return };
+    let Some(mut world) = World::new("what_was_not_committed_is_written_again_after_a_restart", "tcp", "") else {
+        return;
+    };
     // The server of afterwards waits already: a process started while the file is open would close its copy of it, and
     // each close commits.
     let (state, listen) =
@@ -226,7 +165,7 @@ fn what_was_not_committed_is_written_again_after_a_restart() {
 #[test]
 fn it_ends_when_told_to_even_in_use() {
     let test = "it_ends_when_told_to_even_in_use";
-    let Some(mut world) = World::new(test, "tcp") else { return };
+    let Some(mut world) = World::new(test, "tcp", "") else { return };
     assert!(Command::new("umount").arg(&world.at).status().unwrap().success());
     assert!(wait(&mut world.mount).success(), "umount ends it");
     world.mount = mount(&world.server.url("rdma", ""), &world.at);

@@ -2,7 +2,7 @@
 //! restart of the server, and are checked by it. Whoever waits for one asks again when the server says that it is free
 //! (CB_NOTIFY_LOCK, §20.11), and now and then in case that it does not.
 
-use std::sync::Arc;
+use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
 use nfs::v4::*;
@@ -51,7 +51,22 @@ impl V4 {
     /// # Errors
     /// `DENIED` at the deadline; else as [`lock`](Self::lock).
     pub async fn lock_wait(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<()> {
-        let deadline = self.deadline();
+        self.lock_until(file, owner, range, tokio::time::sleep_until(self.deadline())).await
+    }
+
+    /// The same, but waits until `given_up` is ready. What has been asked by then is answered first: if the lock was given, it
+    /// is held.
+    ///
+    /// # Errors
+    /// `DENIED` if it was given up; else as [`lock`](Self::lock).
+    pub async fn lock_until(
+        &self,
+        file: &Handle,
+        owner: &[u8],
+        range: LockRange,
+        given_up: impl Future<Output = ()> + Send,
+    ) -> Result<()> {
+        let mut given_up = std::pin::pin!(given_up);
         let waiting = Waiting::new(self.shared.opens.file(file), owner);
         let mut backoff = Backoff::new();
         loop {
@@ -59,19 +74,17 @@ impl V4 {
             let mut told = std::pin::pin!(told);
             // Before asking, so that a notice is heard that overtakes the refusal.
             told.as_mut().enable();
-            match self.lock_once(file, owner, (range, How::Waiting), deadline).await {
+            match self.lock_once(file, owner, (range, How::Waiting), self.deadline()).await {
                 Ok(None) => return Ok(()),
                 Ok(Some(_)) if waiting.file.0.state.lock().may_notify => backoff.slow_down(),
                 Ok(Some(_)) => {}
                 Err(error) if error.is_later() => {}
                 Err(error) => return Err(error),
             }
-            let again = tokio::select! {
-                () = told => true,
-                again = backoff.waits(deadline) => again,
-            };
-            if !again {
-                return Err(failure(Nfsstat4::Denied, "LOCK"));
+            tokio::select! {
+                () = told => {}
+                () = &mut given_up => return Err(failure(Nfsstat4::Denied, "LOCK")),
+                () = backoff.pause() => {}
             }
         }
     }
@@ -132,6 +145,35 @@ impl V4 {
             }
         }
         Err(failure(Nfsstat4::BadStateid, "LOCKU"))
+    }
+
+    /// The owner is done with the file: what it has locked there is unlocked, and the server forgets it. Locks that the server has
+    /// lost are forgotten here, too: the owner can begin anew.
+    ///
+    /// # Errors
+    /// The server was not reached, or does not unlock: then the locks are held until the file is closed.
+    pub async fn release_locks(&self, handle: &Handle, owner: &[u8]) -> Result<()> {
+        if self.shared.opens.known(handle).is_none() {
+            return Ok(());
+        }
+        let file = self.shared.opens.file(handle);
+        let lost = file.0.state.lock().locks.get(owner).is_none_or(|locked| locked.lost);
+        let unlocked = if lost { Ok(()) } else { self.unlock(handle, owner, 0, u64::MAX).await };
+        let _alone = file.0.changing().await;
+        let released = {
+            let mut state = file.0.state.lock();
+            // Somebody may be locking by this owner again; and what counts an owner of version 4.0 who was refused goes on.
+            let done =
+                |locked: &Locked| locked.ranges.is_empty() && (locked.stateid.is_some() || self.shared.minor > 0);
+            match state.locks.get(owner).is_some_and(|locked| locked.lost || done(locked)) {
+                true => state.locks.remove(owner),
+                false => None,
+            }
+        };
+        if let Some(stateid) = released.and_then(|locked| locked.stateid) {
+            forget(&self.shared, &file.0, owner, stateid, self.deadline()).await;
+        }
+        unlocked
     }
 
     /// LOCKT: a lock of somebody else that would be in the way of this one; `None` if there is none.
@@ -260,6 +302,23 @@ pub(crate) async fn reclaim(shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline
             }
         }
         file.state.lock().locks.insert(name, Locked { stateid, lost, ..locked });
+    }
+}
+
+/// Lets the server forget an owner who has nothing locked in a file any more. If it cannot be told, it keeps that until the
+/// file is closed.
+pub(crate) async fn forget(shared: &Arc<Shared>, file: &OpenFile, name: &[u8], stateid: Stateid4, deadline: Instant) {
+    let compound = match shared.minor {
+        // RFC 7530 §16.37: the owner and its number.
+        0 => {
+            let args = ReleaseLockOwnerArgs { lock_owner: owner(shared, file, name) };
+            Compound::new("RELEASE_LOCKOWNER").op(Argop4::ReleaseLockOwner(args), 0)
+        }
+        // RFC 8881 §18.38.3: what has no locks can be freed.
+        _ => Compound::new("FREE_STATEID").op(Argop4::FreeStateid(FreeStateidArgs { stateid }), 0),
+    };
+    if let Err(error) = shared.run(&compound.once(), deadline).await {
+        tracing::debug!(%error, "an owner of locks is not forgotten");
     }
 }
 

@@ -252,8 +252,8 @@ impl Opens {
                 return;
             }
             let mut state = file.state.lock();
-            let lockers = state.locks.drain().filter(|(_, locked)| locked.stateid.is_some());
-            let lockers: Vec<_> = lockers.map(|(name, _)| lock::owner(shared, file, &name)).collect();
+            let lockers: Vec<_> =
+                state.locks.drain().filter_map(|(name, locked)| Some((name, locked.stateid?))).collect();
             (state.open.take(), state.delegation.take(), lockers)
         };
         let mut open = open.map(|(stateid, _)| shared.latest(stateid));
@@ -279,12 +279,8 @@ impl Opens {
             }
         }
         // RFC 7530 §16.37: the server would keep them, and their numbers. Later versions know that they have nothing.
-        for lock_owner in lockers.into_iter().filter(|_| shared.minor == 0) {
-            let args = ReleaseLockOwnerArgs { lock_owner };
-            let release = Compound::new("RELEASE_LOCKOWNER").op(Argop4::ReleaseLockOwner(args), 0);
-            if let Err(error) = shared.run(&release, deadline).await {
-                tracing::debug!(%error, "the owner of locks is not forgotten");
-            }
+        for (name, stateid) in lockers.into_iter().filter(|_| shared.minor == 0) {
+            lock::forget(shared, file, &name, stateid, deadline).await;
         }
         let mut files = self.files.lock();
         if file.is_idle() {

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use client::{Attr, Device, Error, ErrorKind, FileKind, SetTime, Time};
 use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
-use nfs::v3::Nfsstat3;
+use nfs::{v3::Nfsstat3, v4::Nfsstat4};
 
 /// The attributes of the object that the kernel knows by this number.
 pub fn attributes(ino: u64, attr: &Attr, block: u32) -> FileAttr {
@@ -96,6 +96,19 @@ pub fn errno(error: &Error) -> Errno {
             Nfsstat3::Stale | Nfsstat3::BadHandle => Errno::ESTALE,
             Nfsstat3::NotSupp => Errno::EOPNOTSUPP,
             Nfsstat3::Jukebox => Errno::EAGAIN,
+            _ => Errno::EIO,
+        },
+        ErrorKind::Nfs4(status) => match status {
+            Nfsstat4::NoXattr => Errno::ENODATA,
+            Nfsstat4::Xattr2Big => Errno::E2BIG,
+            Nfsstat4::Denied | Nfsstat4::Locked => Errno::EAGAIN,
+            Nfsstat4::Deadlock => Errno::EDEADLK,
+            Nfsstat4::LockRange | Nfsstat4::BadRange => Errno::EINVAL,
+            Nfsstat4::LockNotSupp => Errno::ENOLCK,
+            Nfsstat4::OpenMode => Errno::EBADF,
+            Nfsstat4::ShareDenied => Errno::EBUSY,
+            Nfsstat4::BadName | Nfsstat4::BadChar => Errno::EINVAL,
+            Nfsstat4::WrongSec => Errno::EPERM,
             _ => Errno::EIO,
         },
         ErrorKind::Timeout { .. } => Errno::ETIMEDOUT,

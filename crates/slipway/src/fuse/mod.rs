@@ -2,13 +2,15 @@
 //!
 //! The kernel's requests come in on a thread of their own and each becomes a task, so that many are under way at once.
 //! [`Fuse`] here only unpacks and replies; [`tree`] says what each request means, [`nodes`] which object a number is,
-//! [`unstable`] keeps what is not durable yet, [`listing`] reads directories.
+//! [`unstable`] keeps what is not durable yet, [`listing`] reads directories. [`locks`] and [`extended`] are what needs NFSv4.
 //!
 //! Consistency is NFS's close-to-open: what was written is on stable storage when the file is closed, and an open looks
 //! anew. Attributes and names are believed for [`Options::ttl`].
 
 mod convert;
+mod extended;
 mod listing;
+mod locks;
 mod nodes;
 mod tree;
 mod unstable;
@@ -22,6 +24,9 @@ use fuser::*;
 use tokio::{runtime::Handle, sync::oneshot};
 
 use convert::set_time;
+use extended::Allocate;
+use locks::Lock;
+use nfs::v4::DataContent4;
 use tree::{Answer, Tree};
 
 /// How the kernel is to use it.
@@ -81,6 +86,18 @@ impl Fuse {
         self.answer(reply, work, |reply, ()| reply.ok());
     }
 
+    /// Replies with bytes of which the caller has said how many it can take, or, with 0, how many there are.
+    fn bytes<F>(&self, reply: ReplyXattr, room: u32, work: impl FnOnce(Arc<Tree>) -> F)
+    where
+        F: Future<Output = Answer<Bytes>> + Send + 'static,
+    {
+        self.answer(reply, work, move |reply, bytes: Bytes| match u32::try_from(bytes.len()) {
+            Ok(len) if room == 0 => reply.size(len),
+            Ok(len) if len <= room => reply.data(&bytes),
+            _ => reply.error(Errno::ERANGE),
+        });
+    }
+
     fn open_flags(&self) -> FopenFlags {
         match self.options.direct_io {
             true => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
@@ -104,11 +121,13 @@ macro_rules! refuse {
     };
 }
 refuse!(ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen);
-refuse!(ReplyStatfs, ReplyWrite);
+refuse!(ReplyStatfs, ReplyWrite, ReplyXattr, ReplyLock, ReplyLseek);
 
 impl Filesystem for Fuse {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        for capability in WANTED {
+        // Without NFSv4 the kernel locks by itself, on this machine only.
+        let locks = if self.tree.mount.v4().is_some() { &LOCKS[..] } else { &[] };
+        for &capability in WANTED.iter().chain(locks) {
             // An older kernel has not all of them, and does without.
             let _ = config.add_capabilities(capability);
         }
@@ -219,7 +238,7 @@ impl Filesystem for Fuse {
 
     fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
         match self.tree.open(ino.0) {
-            Ok(()) => reply.opened(FileHandle(0), self.open_flags()),
+            Ok(number) => reply.opened(FileHandle(number), self.open_flags()),
             Err(error) => reply.error(error),
         }
     }
@@ -237,7 +256,9 @@ impl Filesystem for Fuse {
         let (name, flags) = (name.to_owned(), rustix::fs::OFlags::from_bits_retain(flags as u32));
         let (exclusive, cut) = (flags.contains(rustix::fs::OFlags::EXCL), flags.contains(rustix::fs::OFlags::TRUNC));
         let (ttl, open) = (self.options.ttl, self.open_flags());
-        let done = move |reply: ReplyCreate, attr| reply.created(&ttl, &attr, Generation(0), FileHandle(0), open);
+        let done = move |reply: ReplyCreate, (attr, number)| {
+            reply.created(&ttl, &attr, Generation(0), FileHandle(number), open);
+        };
         self.answer(reply, |tree| async move { tree.create(parent.0, &name, mode, exclusive, cut).await }, done);
     }
 
@@ -275,21 +296,21 @@ impl Filesystem for Fuse {
         self.answer(reply, |tree| async move { tree.write(ino.0, offset, data, durable).await }, done);
     }
 
-    fn flush(&self, _: &Request, ino: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        self.empty(reply, |tree| async move { tree.commit(ino.0).await });
+    fn flush(&self, _: &Request, ino: INodeNo, _: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
+        self.empty(reply, |tree| async move { tree.flush(ino.0, owner.0).await });
     }
 
     fn release(
         &self,
         _: &Request,
         ino: INodeNo,
-        _: FileHandle,
+        fh: FileHandle,
         _: OpenFlags,
         _: Option<LockOwner>,
         _: bool,
         reply: ReplyEmpty,
     ) {
-        self.empty(reply, |tree| async move { tree.release(ino.0).await });
+        self.empty(reply, |tree| async move { tree.release(ino.0, fh.0).await });
     }
 
     fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
@@ -349,24 +370,74 @@ impl Filesystem for Fuse {
         self.empty(reply, |tree| async move { tree.access(ino.0, mask).await });
     }
 
-    // What NFSv3 does not have. Without these, each attempt would be a warning in the log.
-
-    fn setxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: &[u8], _: i32, _: u32, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    fn getlk(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        _: u32,
+        reply: ReplyLock,
+    ) {
+        // Which process it is that has a lock, a server does not say.
+        let done = |reply: ReplyLock, found: Lock| reply.locked(found.start, found.end, found.kind, 0);
+        self.answer(reply, |tree| async move { tree.test_lock(ino.0, owner.0, Lock { start, end, kind }).await }, done);
     }
 
-    fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
-        reply.error(Errno::ENOSYS);
+    fn setlk(
+        &self,
+        request: &Request,
+        ino: INodeNo,
+        fh: FileHandle,
+        owner: LockOwner,
+        start: u64,
+        end: u64,
+        kind: i32,
+        _: u32,
+        sleep: bool,
+        reply: ReplyEmpty,
+    ) {
+        let waiter = sleep.then_some(request.pid());
+        let lock = Lock { start, end, kind };
+        self.empty(reply, |tree| async move { tree.lock(ino.0, fh.0, owner.0, lock, waiter).await });
     }
 
-    fn listxattr(&self, _: &Request, _: INodeNo, _: u32, reply: ReplyXattr) {
-        reply.error(Errno::ENOSYS);
+    fn setxattr(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let (name, value) = (name.to_owned(), Bytes::copy_from_slice(value));
+        self.empty(reply, |tree| async move { tree.set_xattr(ino.0, name.as_bytes(), value, flags).await });
     }
 
-    fn removexattr(&self, _: &Request, _: INodeNo, _: &OsStr, reply: ReplyEmpty) {
-        reply.error(Errno::ENOSYS);
+    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        // Asked for before each write: whether the file has capabilities that this ends.
+        if let Err(error) = self.tree.xattr_name(name.as_bytes()) {
+            return reply.error(error);
+        }
+        let name = name.to_owned();
+        self.bytes(reply, size, |tree| async move { tree.xattr(ino.0, name.as_bytes()).await });
     }
 
+    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
+        self.bytes(reply, size, |tree| async move { tree.xattrs(ino.0).await });
+    }
+
+    fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let name = name.to_owned();
+        self.empty(reply, |tree| async move { tree.remove_xattr(ino.0, name.as_bytes()).await });
+    }
+
+    // Without this, each attempt would be a warning in the log.
     fn ioctl(
         &self,
         _: &Request,
@@ -381,28 +452,46 @@ impl Filesystem for Fuse {
         reply.error(Errno::ENOTTY);
     }
 
-    fn fallocate(&self, _: &Request, _: INodeNo, _: FileHandle, _: u64, _: u64, _: i32, reply: ReplyEmpty) {
-        reply.error(Errno::EOPNOTSUPP);
+    fn fallocate(
+        &self,
+        _: &Request,
+        ino: INodeNo,
+        _: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let Some(how) = Allocate::from_mode(mode) else { return reply.error(Errno::EOPNOTSUPP) };
+        self.empty(reply, |tree| async move { tree.allocate(ino.0, offset, length, how).await });
     }
 
-    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
-        reply.error(Errno::ENOSYS);
+    fn lseek(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
+        let what = match whence {
+            SEEK_DATA => DataContent4::Data,
+            SEEK_HOLE => DataContent4::Hole,
+            _ => return reply.error(Errno::EINVAL), // The kernel knows the others by itself.
+        };
+        let done = |reply: ReplyLseek, at| reply.offset(at);
+        self.answer(reply, |tree| async move { tree.seek(ino.0, offset, what).await }, done);
     }
 
     fn copy_file_range(
         &self,
         _: &Request,
-        _: INodeNo,
+        ino_in: INodeNo,
         _: FileHandle,
-        _: u64,
-        _: INodeNo,
+        offset_in: u64,
+        ino_out: INodeNo,
         _: FileHandle,
-        _: u64,
-        _: u64,
+        offset_out: u64,
+        len: u64,
         _: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        reply.error(Errno::ENOSYS);
+        let (from, to) = ((ino_in.0, offset_in), (ino_out.0, offset_out));
+        let done = |reply: ReplyWrite, count| reply.written(count);
+        self.answer(reply, |tree| async move { tree.copy(from, to, len).await }, done);
     }
 }
 
@@ -414,9 +503,14 @@ const WANTED: [InitFlags; 5] = [
     InitFlags::FUSE_DO_READDIRPLUS,
     InitFlags::FUSE_READDIRPLUS_AUTO,
 ];
+/// Locks are the server's.
+const LOCKS: [InitFlags; 2] = [InitFlags::FUSE_POSIX_LOCKS, InitFlags::FUSE_FLOCK_LOCKS];
 /// Bytes of the largest read and write, where the kernel allows it: as many as an NFS server takes at once.
 const REQUEST_MAX: u32 = 1 << 20;
 /// Asynchronous requests at once.
 const BACKGROUND_MAX: u16 = 64;
 const STATFS_BLOCK: u32 = 4096;
 const NAME_MAX: u32 = 255;
+/// Of lseek(2).
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;

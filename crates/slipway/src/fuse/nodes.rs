@@ -15,7 +15,7 @@ use std::{
 use client::{Attr, File, FileKind, Handle, Mount};
 use parking_lot::Mutex;
 
-use super::unstable::Unstable;
+use super::{locks::Owners, unstable::Unstable};
 
 /// An object.
 pub struct Node {
@@ -29,6 +29,8 @@ pub struct Node {
     pub unstable: Unstable,
     /// How often it is open.
     pub opens: AtomicU64,
+    /// Who has locked in it.
+    pub lockers: Owners,
     /// The directory and name to remove when it is closed: it was removed while it was open.
     pub doomed: Mutex<Option<(Handle, Vec<u8>)>>,
 }
@@ -105,6 +107,7 @@ impl Nodes {
             is_dir,
             unstable: Unstable::default(),
             opens: AtomicU64::new(0),
+            lockers: Owners::default(),
             doomed: Mutex::default(),
         };
         self.known.insert(ino, (Arc::new(node), 0));

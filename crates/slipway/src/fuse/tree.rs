@@ -26,10 +26,11 @@ use super::{
 
 /// A mounted tree, as the kernel knows it.
 pub struct Tree {
-    mount: Mount,
+    pub(super) mount: Mount,
     nodes: Mutex<Nodes>,
     listings: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Listing>>>>,
-    next_listing: AtomicU64,
+    /// The next number of an open file or directory.
+    next_open: AtomicU64,
     /// Files that are open, and names of removed ones that have been.
     open: AtomicU64,
     removed: AtomicU64,
@@ -39,7 +40,7 @@ pub struct Tree {
 pub type Answer<T> = Result<T, Errno>;
 
 /// Makes a client's result an answer.
-trait Answered<T> {
+pub(super) trait Answered<T> {
     fn answer(self) -> Answer<T>;
 }
 
@@ -59,13 +60,13 @@ impl Tree {
             nodes: Mutex::new(Nodes::new(mount.clone(), root.handle)),
             mount,
             listings: Mutex::default(),
-            next_listing: AtomicU64::new(1),
+            next_open: AtomicU64::new(1),
             open: AtomicU64::new(0),
             removed: AtomicU64::new(0),
         }
     }
 
-    fn node(&self, ino: u64) -> Answer<Arc<Node>> {
+    pub(super) fn node(&self, ino: u64) -> Answer<Arc<Node>> {
         self.nodes.lock().find(ino).ok_or(Errno::ESTALE)
     }
 
@@ -139,14 +140,21 @@ impl Tree {
     }
 
     /// CREATE of a file, which is open then. One that is there is an error if `exclusive`.
-    pub async fn create(&self, parent: u64, name: &OsStr, mode: u32, exclusive: bool, cut: bool) -> Answer<FileAttr> {
+    pub async fn create(
+        &self,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        exclusive: bool,
+        cut: bool,
+    ) -> Answer<(FileAttr, u64)> {
         let set = SetAttr { mode: Some(mode & 0o7777), size: cut.then_some(0), ..SetAttr::default() };
         let how = if exclusive { CreateHow::Guarded(set) } else { CreateHow::Unchecked(set) };
         let dir = self.node(parent)?;
         let made = self.mount.protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
         let attr = self.made(made).await?;
-        self.open(attr.ino.0)?;
-        Ok(attr)
+        let number = self.open(attr.ino.0)?;
+        Ok((attr, number))
     }
 
     /// MKNOD, or CREATE where `mode` says that it is a regular file.
@@ -237,16 +245,19 @@ impl Tree {
         Ok(true)
     }
 
-    /// A file is open once more.
-    pub fn open(&self, ino: u64) -> Answer<()> {
+    /// A file is open once more, by this number.
+    pub fn open(&self, ino: u64) -> Answer<u64> {
         self.node(ino)?.opens.fetch_add(1, Relaxed);
         self.open.fetch_add(1, Relaxed);
-        Ok(())
+        Ok(self.next_open.fetch_add(1, Relaxed))
     }
 
-    /// A file is open once less.
-    pub async fn release(&self, ino: u64) -> Answer<()> {
+    /// It is open once less.
+    pub async fn release(&self, ino: u64, number: u64) -> Answer<()> {
         let node = self.node(ino)?;
+        if let Err(error) = self.closed(ino, number).await {
+            tracing::warn!(?error, "what was locked may stay so until nobody has the file open");
+        }
         self.open.fetch_sub(1, Relaxed);
         let last = node.opens.fetch_sub(1, Relaxed) == 1;
         let doomed = if last { node.doomed.lock().take() } else { None };
@@ -277,6 +288,12 @@ impl Tree {
         if durable { node.unstable.commit(&self.mount, node.handle()).await } else { Ok(()) }
     }
 
+    /// An owner of locks closes a file: what has been written is durable, and what it has locked is not locked any more.
+    pub async fn flush(&self, ino: u64, owner: u64) -> Answer<()> {
+        let durable = self.commit(ino).await;
+        durable.and(self.let_go(ino, owner).await)
+    }
+
     /// COMMIT of what has been written.
     pub async fn commit(&self, ino: u64) -> Answer<()> {
         let node = self.node(ino)?;
@@ -285,7 +302,7 @@ impl Tree {
 
     /// A directory is open; its listing has this number.
     pub fn open_dir(&self) -> u64 {
-        let number = self.next_listing.fetch_add(1, Relaxed);
+        let number = self.next_open.fetch_add(1, Relaxed);
         self.listings.lock().insert(number, Arc::default());
         number
     }

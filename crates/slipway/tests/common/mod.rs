@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // Each test file uses some of it.
 
+pub mod mounted;
+
 use std::{
     ffi::OsStr,
     io::{BufRead, BufReader, Read},

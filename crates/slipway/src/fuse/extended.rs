@@ -1,0 +1,129 @@
+//! What only version 4.2 can do of what programs ask for: extended attributes (RFC 8276), reserved space, holes, and copies
+//! within the server (RFC 7862). Over other versions the kernel is told that there is no such thing (ENOSYS), and does not
+//! ask again.
+
+use bytes::Bytes;
+use client::{SetXattr, StableHow, V4};
+use fuser::Errno;
+use nfs::v4::DataContent4;
+
+use super::{
+    convert::errno,
+    tree::{Answer, Answered, Tree},
+};
+
+/// How space is reserved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocate {
+    /// So that writing there cannot fail; a file that ends before is made longer.
+    Reserve,
+    /// A hole, within what the file has.
+    PunchHole,
+}
+
+impl Allocate {
+    /// By the flags of fallocate(2), as far as the protocol can do it.
+    pub fn from_mode(mode: i32) -> Option<Self> {
+        match mode {
+            0 => Some(Self::Reserve),
+            mode if mode == KEEP_SIZE | PUNCH_HOLE => Some(Self::PunchHole),
+            _ => None,
+        }
+    }
+}
+
+impl Tree {
+    fn v4_2(&self) -> Answer<&V4> {
+        self.mount.v4().filter(|v4| v4.minor_version() >= 2).ok_or(Errno::ENOSYS)
+    }
+
+    /// The name that the server knows: it has no other attributes than those of users, and leaves that out (RFC 8276).
+    pub fn xattr_name<'a>(&self, name: &'a [u8]) -> Answer<&'a [u8]> {
+        self.v4_2()?;
+        name.strip_prefix(USER).filter(|name| !name.is_empty()).ok_or(Errno::EOPNOTSUPP)
+    }
+
+    /// GETXATTR.
+    pub async fn xattr(&self, ino: u64, name: &[u8]) -> Answer<Bytes> {
+        self.v4_2()?.xattr(self.node(ino)?.handle(), self.xattr_name(name)?).await.answer()
+    }
+
+    /// SETXATTR.
+    pub async fn set_xattr(&self, ino: u64, name: &[u8], value: Bytes, flags: i32) -> Answer<()> {
+        let how = match flags {
+            0 => SetXattr::Either,
+            XATTR_CREATE => SetXattr::Create,
+            XATTR_REPLACE => SetXattr::Replace,
+            _ => return Err(Errno::EINVAL),
+        };
+        self.v4_2()?.set_xattr(self.node(ino)?.handle(), self.xattr_name(name)?, value, how).await.answer()
+    }
+
+    /// REMOVEXATTR.
+    pub async fn remove_xattr(&self, ino: u64, name: &[u8]) -> Answer<()> {
+        self.v4_2()?.remove_xattr(self.node(ino)?.handle(), self.xattr_name(name)?).await.answer()
+    }
+
+    /// LISTXATTRS: the names, each with a zero behind it.
+    pub async fn xattrs(&self, ino: u64) -> Answer<Bytes> {
+        let names = self.v4_2()?.xattrs(self.node(ino)?.handle()).await.answer()?;
+        Ok(names.iter().flat_map(|name| [USER, name, b"\0"]).flatten().copied().collect())
+    }
+
+    /// ALLOCATE or DEALLOCATE.
+    pub async fn allocate(&self, ino: u64, offset: u64, length: u64, how: Allocate) -> Answer<()> {
+        let (v4, node) = (self.v4_2()?, self.node(ino)?);
+        // What would have to be written again must not fill the hole.
+        node.unstable.commit(&self.mount, node.handle()).await?;
+        match how {
+            Allocate::Reserve => v4.allocate(node.handle(), offset, length).await.answer(),
+            Allocate::PunchHole => v4.deallocate(node.handle(), offset, length).await.answer(),
+        }
+    }
+
+    /// SEEK: where data, or a hole, begins.
+    pub async fn seek(&self, ino: u64, offset: i64, what: DataContent4) -> Answer<i64> {
+        let (v4, node) = (self.v4_2()?, self.node(ino)?);
+        let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+        let found = v4.seek(node.handle(), offset, what).await.map_err(|error| match errno(&error) {
+            // The kernel takes all of the file for data then.
+            Errno::EOPNOTSUPP => Errno::ENOSYS,
+            error => error,
+        })?;
+        let at = match (found, what) {
+            (Some(at), _) => at,
+            (None, DataContent4::Data) => return Err(Errno::ENXIO),
+            // The end of a file is a hole.
+            (None, DataContent4::Hole) => self.mount.protocol().getattr(node.handle()).await.answer()?.size,
+        };
+        i64::try_from(at).map_err(|_| Errno::EOVERFLOW)
+    }
+
+    /// COPY: up to `count` bytes; returns how many, which are on stable storage.
+    pub async fn copy(&self, from: (u64, u64), to: (u64, u64), count: u64) -> Answer<u32> {
+        let (v4, source, target) = (self.v4_2()?, self.node(from.0)?, self.node(to.0)?);
+        // What would have to be written again must not bring back what is copied over.
+        target.unstable.commit(&self.mount, target.handle()).await?;
+        for _ in 0..COPY_TRIES {
+            let (from, to) = ((source.handle(), from.1), (target.handle(), to.1));
+            let (copied, written) = v4.copy(from, to, count.min(COPY_MAX)).await.answer()?;
+            let durable = written.committed == StableHow::FileSync;
+            if durable || self.mount.protocol().commit(target.handle()).await.answer()? == written.verf {
+                return Ok(copied.min(COPY_MAX) as u32);
+            }
+            tracing::warn!("the server restarted: copied again");
+        }
+        Err(Errno::EIO)
+    }
+}
+
+const USER: &[u8] = b"user.";
+const XATTR_CREATE: i32 = 1;
+const XATTR_REPLACE: i32 = 2;
+/// Flags of fallocate(2).
+const KEEP_SIZE: i32 = 1;
+const PUNCH_HOLE: i32 = 2;
+/// Bytes of one copy, which a program that waits for it cannot interrupt.
+const COPY_MAX: u64 = 1 << 30;
+/// How often the server may restart during one copy.
+const COPY_TRIES: u32 = 3;

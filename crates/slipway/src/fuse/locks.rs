@@ -1,0 +1,201 @@
+//! Byte-range locks of programs, as locks at the server (RFC 8881 §9, RFC 7530 §9): what `fcntl` and `flock` lock on one
+//! machine holds on all.
+//!
+//! Each owner that the kernel names (a process for POSIX locks, an open file for `flock` and OFD locks) is an owner at the
+//! server. The kernel keeps no list of such locks and does not unlock them at the end: a FLUSH, which each close is, means that
+//! the owner has let go of the file; and with the RELEASE of an open file goes what was locked by it and is held yet.
+//!
+//! Who waits for a lock can be interrupted. The kernel says so by FUSE_INTERRUPT, which `fuser` refuses; what it leaves to be
+//! seen is the signal, which waits as long as the thread does.
+
+use std::time::Duration;
+
+use client::{LockRange, V4};
+use fuser::Errno;
+use parking_lot::Mutex;
+
+use super::tree::{Answer, Answered, Tree};
+
+/// Who has locked, or tried to, in a file.
+#[derive(Default)]
+pub struct Owners(Mutex<Vec<Owner>>);
+
+/// An owner, as the kernel names it, and the open file that it used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Owner {
+    name: u64,
+    by: u64,
+}
+
+/// A lock as FUSE says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lock {
+    /// First byte.
+    pub start: u64,
+    /// Last byte; the largest that a file can have means to the end.
+    pub end: u64,
+    /// `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+    pub kind: i32,
+}
+
+impl Owners {
+    fn add(&self, owner: Owner) {
+        let mut owners = self.0.lock();
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+    }
+
+    /// Takes those out that this says; each once.
+    fn take(&self, which: impl Fn(&Owner) -> bool) -> Vec<u64> {
+        let mut names: Vec<u64> = self.0.lock().extract_if(.., |owner| which(owner)).map(|owner| owner.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    }
+}
+
+impl Lock {
+    fn range(self) -> Answer<LockRange> {
+        if self.end < self.start {
+            return Err(Errno::EINVAL);
+        }
+        let length = if self.end >= END { u64::MAX } else { self.end - self.start + 1 };
+        Ok(LockRange { offset: self.start, length, exclusive: self.kind == F_WRLCK })
+    }
+
+    fn of(range: LockRange) -> Self {
+        let end = range.offset.saturating_add(range.length - 1).min(END);
+        Self { start: range.offset, end, kind: if range.exclusive { F_WRLCK } else { F_RDLCK } }
+    }
+}
+
+impl Tree {
+    fn locking(&self) -> Answer<&V4> {
+        // The kernel locks by itself then.
+        self.mount.v4().ok_or(Errno::ENOSYS)
+    }
+
+    /// LOCKT: what is in the way of a lock, or `F_UNLCK`.
+    pub async fn test_lock(&self, ino: u64, owner: u64, lock: Lock) -> Answer<Lock> {
+        let (node, v4) = (self.node(ino)?, self.locking()?);
+        let found = v4.test_lock(node.handle(), &owner.to_be_bytes(), lock.range()?).await.answer()?;
+        Ok(found.map_or(Lock { kind: F_UNLCK, ..lock }, Lock::of))
+    }
+
+    /// LOCK or LOCKU, by an open file of this number. Who may wait does so until `waiter`, a thread, has a signal.
+    pub async fn lock(&self, ino: u64, by: u64, owner: u64, lock: Lock, waiter: Option<u32>) -> Answer<()> {
+        let (node, v4, range) = (self.node(ino)?, self.locking()?, lock.range()?);
+        let name = owner.to_be_bytes();
+        if lock.kind == F_UNLCK {
+            return v4.unlock(node.handle(), &name, range.offset, range.length).await.answer().map_err(no_lock);
+        }
+        let owner = Owner { name: owner, by };
+        node.lockers.add(owner);
+        match waiter {
+            None => match v4.lock(node.handle(), &name, range).await.answer().map_err(no_lock)? {
+                None => {}
+                Some(_) => return Err(Errno::EAGAIN),
+            },
+            Some(thread) => {
+                let waited = v4.lock_until(node.handle(), &name, range, signalled(thread)).await.answer();
+                // Denied is what it was until the signal came.
+                waited.map_err(|error| if error == Errno::EAGAIN { Errno::EINTR } else { no_lock(error) })?;
+            }
+        }
+        // Should it have let go of the file meanwhile by another thread, it does again with the open file.
+        node.lockers.add(owner);
+        Ok(())
+    }
+
+    /// An owner has closed the file once: that ends its locks, however often it has opened it.
+    pub async fn let_go(&self, ino: u64, owner: u64) -> Answer<()> {
+        self.release_locks(ino, |locker| locker.name == owner).await
+    }
+
+    /// An open file is no more.
+    pub async fn closed(&self, ino: u64, number: u64) -> Answer<()> {
+        self.release_locks(ino, |locker| locker.by == number).await
+    }
+
+    async fn release_locks(&self, ino: u64, which: impl Fn(&Owner) -> bool) -> Answer<()> {
+        let (node, mut done) = (self.node(ino)?, Ok(()));
+        for name in node.lockers.take(which) {
+            let released = self.locking()?.release_locks(node.handle(), &name.to_be_bytes()).await.answer();
+            done = done.and(released);
+        }
+        done
+    }
+}
+
+/// What cannot be, of a lock: the file cannot be locked, or what was locked has been lost.
+fn no_lock(error: Errno) -> Errno {
+    if error == Errno::EINVAL { Errno::ENOLCK } else { error }
+}
+
+/// Ready when a thread has a signal that it does not block. One that it ignores never waits for it.
+async fn signalled(thread: u32) {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let status = std::fs::read_to_string(format!("/proc/{thread}/status"));
+        if status.is_ok_and(|status| has_signal(&status)) {
+            return;
+        }
+    }
+}
+
+/// Whether signals are pending by what proc(5) says of a thread.
+fn has_signal(status: &str) -> bool {
+    let mask = |field: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+    };
+    (mask("SigPnd") | mask("ShdPnd")) & !mask("SigBlk") != 0
+}
+
+/// `OFFSET_MAX` of the kernel.
+const END: u64 = i64::MAX as u64;
+/// The kernel's numbers of kinds of locks, the same on every architecture that FUSE is on.
+const F_RDLCK: i32 = 0;
+const F_WRLCK: i32 = 1;
+const F_UNLCK: i32 = 2;
+/// How often somebody who waits for a lock is looked after.
+const LOOK: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_come_back() {
+        for (start, end) in [(0, END), (7, 7), (5, 1000)] {
+            let lock = Lock { start, end, kind: F_WRLCK };
+            assert_eq!(Lock::of(lock.range().unwrap()), lock);
+        }
+        let all = Lock { start: 0, end: END, kind: F_RDLCK }.range().unwrap();
+        assert_eq!(all, LockRange { offset: 0, length: u64::MAX, exclusive: false });
+        assert!(Lock { start: 2, end: 1, kind: F_RDLCK }.range().is_err());
+    }
+
+    #[test]
+    fn a_signal_interrupts_unless_it_is_blocked() {
+        let status = |pending, shared, blocked| {
+            has_signal(&format!("Name:\tx\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\n"))
+        };
+        assert!(!status(0, 0, u64::MAX));
+        assert!(status(1 << 8, 0, 0) && status(0, 1 << 14, 1 << 8));
+        assert!(!status(1 << 14, 1 << 1, 1 << 14 | 1 << 1));
+        assert!(!has_signal(""));
+    }
+
+    #[test]
+    fn owners_go_with_their_name_or_their_open_file() {
+        let owners = Owners::default();
+        for (name, by) in [(1, 10), (1, 11), (1, 10), (2, 11), (3, 12)] {
+            owners.add(Owner { name, by });
+        }
+        assert_eq!(owners.take(|owner| owner.name == 1), [1]);
+        assert_eq!(owners.take(|owner| owner.by == 11), [2]);
+        assert_eq!(owners.take(|_| true), [3]);
+    }
+}

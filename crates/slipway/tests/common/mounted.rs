@@ -1,0 +1,113 @@
+//! `slipway mount` of a server of its own.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{Server, command, wait};
+
+/// A mounted tree and what serves it.
+pub struct World {
+    /// Where the kernel shows it.
+    pub at: PathBuf,
+    /// Where the server has it.
+    pub served: PathBuf,
+    pub mount: Child,
+    pub server: Server,
+    pub directory: tempfile::TempDir,
+}
+
+impl World {
+    /// Mounts a directory by this transport, with more of a query; `None`, and says so, where this machine or user cannot.
+    pub fn new(test: &str, transport: &str, query: &str) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
+            eprintln!("SKIPPED {test}: needs root and /dev/fuse");
+            return None;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let (at, served) = (directory.path().join("mnt"), directory.path().join("served"));
+        fs::create_dir(&at).unwrap();
+        fs::create_dir(&served).unwrap();
+        let server = Server::dir(&served, &directory.path().join("state"));
+        let mount = mount(&[&server.url(transport, ""), query].concat(), &at);
+        Some(Self { at, served, mount, server, directory })
+    }
+
+    /// Ends the mount by SIGTERM, which must work.
+    pub fn end(mut self) {
+        self.terminate();
+        self.server.signal(Signal::TERM);
+    }
+
+    /// Mounts the same at another place, which another machine could be.
+    pub fn another(&self, transport: &str, query: &str) -> Mounted {
+        let at = self.directory.path().join("another");
+        fs::create_dir(&at).unwrap();
+        let child = mount(&[&self.server.url(transport, ""), query].concat(), &at);
+        Mounted { at, child }
+    }
+
+    /// The server dies, and another takes its place with what it had on stable storage. Over TCP.
+    pub fn restart(&mut self) {
+        let (state, port) = (self.directory.path().join("state"), self.server.port("tcp"));
+        self.server.signal(Signal::KILL);
+        self.server.child.wait().unwrap();
+        let listen = format!("tcp://127.0.0.1:{port}");
+        let (state, served) = (state.to_str().unwrap(), self.served.to_str().unwrap());
+        self.server = Server::start(&["--squash", "none", "--state-dir", state, "--listen", &listen, served]);
+    }
+
+    pub fn terminate(&mut self) {
+        kill_process(Pid::from_child(&self.mount), Signal::TERM).unwrap();
+        assert!(wait(&mut self.mount).success());
+        assert!(!is_mounted(&self.at), "it is gone");
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        undo(&mut self.mount, &self.at);
+    }
+}
+
+/// A further mount, until it is dropped.
+pub struct Mounted {
+    pub at: PathBuf,
+    child: Child,
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        undo(&mut self.child, &self.at);
+    }
+}
+
+fn undo(child: &mut Child, at: &Path) {
+    let _ = child.kill();
+    let _ = child.wait();
+    if is_mounted(at) {
+        let _ = Command::new("umount").arg("-l").arg(at).status();
+    }
+}
+
+pub fn mount(url: &str, at: &Path) -> Child {
+    let mut mount = command(&["mount", "--attributes", "0", url, at.to_str().unwrap()]);
+    let mut mount = mount.stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(mount.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("is mounted at"), "{line}");
+    mount
+}
+
+pub fn is_mounted(at: &Path) -> bool {
+    fs::read_to_string("/proc/self/mounts").unwrap().contains(&format!(" {} ", at.display()))
+}
+
+pub fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 % 251) as u8).collect()
+}
