@@ -9,12 +9,15 @@
 
 use std::{
     future::Future,
+    num::NonZero,
     pin::pin,
+    sync::LazyLock,
     task::Context,
+    thread,
     time::{Duration, Instant},
 };
 
-use crate::crowd::{PROCESSORS, is_crowded};
+use crate::crowd::is_crowded;
 
 /// How long the driver of a connection spins.
 #[derive(Debug)]
@@ -31,13 +34,13 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Never longer than `max`, and not at all on a machine with one processor.
+    /// Never longer than `max`, and not at all where this process has one processor alone.
     pub fn new(max: Duration) -> Self {
         Self::among(max, *PROCESSORS)
     }
 
-    /// For a machine of `processors`. On one alone, whoever spins keeps its peer from working.
-    fn among(max: Duration, processors: u32) -> Self {
+    /// With `processors` to run on. On one alone, whoever spins keeps its peer from working.
+    fn among(max: Duration, processors: usize) -> Self {
         let max = if processors > 1 { max } else { Duration::ZERO };
         Self { max, budget: Duration::ZERO, idle: None, misses: 0, rest: 0 }
     }
@@ -95,6 +98,8 @@ pub const SPIN_MAX: Duration = Duration::from_micros(50);
 /// The same for sockets, where more has to happen before the next bytes are there: as long as the kernel's own
 /// `haltpoll` waits before it lets a virtual processor sleep.
 pub const SOCKET_SPIN_MAX: Duration = Duration::from_micros(200);
+/// Processors that this process may use.
+static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
 const SPIN_MIN: Duration = Duration::from_micros(10);
 /// A wait that may have consisted of waking two sleepers.
 const SHORT: Duration = Duration::from_micros(250);
