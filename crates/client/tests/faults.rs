@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ::rdma::hook::FaultInjector;
 use buf::Buffer;
 use client::{CreateHow, ErrorKind, Mount, NfsUrl, SetAttr};
 use common::{Server, faulty::Faulty, for_each, memory, pattern, proxy};
@@ -122,26 +123,63 @@ async fn cut_connections_are_not_noticed((proto, vers): (&str, &str)) {
         let query = format!("uid=0&gid=0&proto={proto}&vers={vers}&wsize=32K&rsize=32K");
         let url: NfsUrl = format!("nfs://{address}/m?{query}").parse().unwrap();
         let mount = Mount::connect(&url, &server.switch).await.unwrap();
-        let data = pattern(500_000);
-        let mut writer = mount.create("data", 0o644).await.unwrap().writer();
-        for (i, chunk) in data.chunks(20_000).enumerate() {
-            writer.write(data.slice_ref(chunk)).await.unwrap();
-            // Each of these would fail if it were executed twice.
-            let (dir, from, to) = (format!("dir{i}"), format!("dir{i}/from"), format!("dir{i}/to"));
-            mount.mkdir(&dir, 0o755).await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-            let (handle, _) = mount.parent(from.as_bytes()).await.unwrap();
-            mount.protocol().create(&handle, b"from", CreateHow::Guarded(SetAttr::default())).await.unwrap();
-            mount.rename(&from, &to).await.unwrap();
-            mount.link(&to, format!("link{i}")).await.unwrap();
-            mount.remove(&to).await.unwrap();
-            mount.rmdir(&dir).await.unwrap();
-        }
-        writer.close().await.unwrap();
-        assert_eq!(mount.read("data").await.unwrap(), data, "seed {seed}");
-        let direct = server.mount(&format!("proto={proto}")).await;
-        assert_eq!(direct.read("data").await.unwrap(), data, "seed {seed}");
-        assert_eq!(direct.read_dir("").await.unwrap().collect().await.unwrap().len(), 26, "seed {seed}");
+        all_is_done_once(&mount, &format!("seed {seed}")).await;
+        all_was_done_once(&server.mount(&format!("proto={proto}")).await, &format!("seed {seed}")).await;
     }
+}
+
+for_each! {
+    [cuts_at_any_work_request_are_not_noticed]
+    iwarp_per_io = ("rdma", "per-io")
+    iwarp_fast = ("rdma", "fast")
+    iwarp_cache = ("rdma", "cache")
+    iwarp_pool = ("rdma", "pool")
+    shm_per_io = ("shm", "per-io")
+    shm_fast = ("shm", "fast")
+    shm_cache = ("shm", "cache")
+    shm_pool = ("shm", "pool")
+}
+
+/// Both ends register in this way, and either cuts connections.
+async fn cuts_at_any_work_request_are_not_noticed((proto, way): (&str, &str)) {
+    for seed in 0..3 {
+        let injector = Arc::new(FaultInjector::new(seed, 0.005));
+        let kind = if proto == "shm" { common::shm(injector.clone()) } else { common::iwarp(injector.clone()) };
+        let programs = common::nfs_server(Arc::new(memory()));
+        let mut server = Server::serving(&*common::registering(&*kind, way), programs.services()).await;
+        server.switch.register(kind);
+        let query = format!("proto={proto}&registration={way}&wsize=32K&rsize=32K");
+        let mount = server.mount(&query).await;
+        let about = format!("seed {seed}, {proto}, {way}");
+        all_is_done_once(&mount, &about).await;
+        assert!(injector.cuts() > 5, "{about}: {} cuts of {}", injector.cuts(), injector.operations());
+        all_was_done_once(&server.mount(&query).await, &about).await;
+    }
+}
+
+/// Writes a file and meanwhile does what would fail if it were executed twice, in the root of `mount`.
+async fn all_is_done_once(mount: &Mount, about: &str) {
+    let data = pattern(500_000);
+    let mut writer = mount.create("data", 0o644).await.unwrap().writer();
+    for (i, chunk) in data.chunks(20_000).enumerate() {
+        writer.write(data.slice_ref(chunk)).await.unwrap();
+        let (dir, from, to) = (format!("dir{i}"), format!("dir{i}/from"), format!("dir{i}/to"));
+        mount.mkdir(&dir, 0o755).await.unwrap_or_else(|error| panic!("{about}: {error}"));
+        let (handle, _) = mount.parent(from.as_bytes()).await.unwrap();
+        mount.protocol().create(&handle, b"from", CreateHow::Guarded(SetAttr::default())).await.unwrap();
+        mount.rename(&from, &to).await.unwrap();
+        mount.link(&to, format!("link{i}")).await.unwrap();
+        mount.remove(&to).await.unwrap();
+        mount.rmdir(&dir).await.unwrap();
+    }
+    writer.close().await.unwrap();
+    assert!(mount.read("data").await.unwrap() == data, "{about}");
+}
+
+/// What [`all_is_done_once`] leaves behind is there, as another mount sees it.
+async fn all_was_done_once(mount: &Mount, about: &str) {
+    assert!(mount.read("data").await.unwrap() == pattern(500_000), "{about}");
+    assert_eq!(mount.read_dir("").await.unwrap().collect().await.unwrap().len(), 26, "{about}");
 }
 
 #[tokio::test]

@@ -5,27 +5,40 @@ mod common;
 use std::sync::Arc;
 
 use client::{FileKind, Mount, MountClient};
-use common::{Server, for_each, pattern};
+use common::{Server, for_each, memory, nfs_server, pattern, registering, switch};
 
-async fn mount(query: &str) -> (Server, Mount) {
-    let (transport, _) = query["proto=".len()..].split_once('&').unwrap_or((&query["proto=".len()..], ""));
-    let server = Server::over(transport).await;
-    let mount = server.mount(query).await;
+/// A mount by a transport, with both ends registering memory in a way or in their own, and of a version.
+async fn mount((proto, way, vers): (&str, &str, &str)) -> (Server, Mount) {
+    let kind = switch().find(proto).unwrap();
+    let (kind, query) = match way {
+        "" => (kind, String::new()),
+        way => (registering(&*kind, way), format!("&registration={way}")),
+    };
+    let server = Server::serving(&*kind, nfs_server(Arc::new(memory())).services()).await;
+    let mount = server.mount(&format!("proto={proto}&vers={vers}{query}")).await;
     (server, mount)
 }
 
 for_each! {
     [data_of_any_size_goes_both_ways replies_that_fit_no_send_come_in_a_reply_chunk]
-    rdma = "proto=rdma"
-    shm = "proto=shm"
-    rdma_4_0 = "proto=rdma&vers=4.0"
-    rdma_4_2 = "proto=rdma&vers=4.2"
-    shm_4_0 = "proto=shm&vers=4.0"
-    shm_4_2 = "proto=shm&vers=4.2"
+    rdma = ("rdma", "", "3")
+    shm = ("shm", "", "3")
+    rdma_4_0 = ("rdma", "", "4.0")
+    rdma_4_2 = ("rdma", "", "4.2")
+    shm_4_0 = ("shm", "", "4.0")
+    shm_4_2 = ("shm", "", "4.2")
+    rdma_per_io = ("rdma", "per-io", "3")
+    rdma_fast = ("rdma", "fast", "3")
+    rdma_cache = ("rdma", "cache", "3")
+    rdma_pool = ("rdma", "pool", "3")
+    shm_per_io = ("shm", "per-io", "3")
+    shm_fast = ("shm", "fast", "3")
+    shm_cache = ("shm", "cache", "3")
+    shm_pool = ("shm", "pool", "3")
 }
 
-async fn data_of_any_size_goes_both_ways(query: &str) {
-    let (_server, mount) = mount(query).await;
+async fn data_of_any_size_goes_both_ways(how: (&str, &str, &str)) {
+    let (_server, mount) = mount(how).await;
     assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 1 << 20));
     for len in [0, 1, 3, 100, 1000, 4095, 4096, 5001, 70_000, (1 << 20) + 1, 9_999_999] {
         let data = pattern(len);
@@ -40,8 +53,8 @@ async fn data_of_any_size_goes_both_ways(query: &str) {
     }
 }
 
-async fn replies_that_fit_no_send_come_in_a_reply_chunk(query: &str) {
-    let (_server, mount) = mount(query).await;
+async fn replies_that_fit_no_send_come_in_a_reply_chunk(how: (&str, &str, &str)) {
+    let (_server, mount) = mount(how).await;
     let text = "t/".repeat(2000);
     mount.symlink(&text, "long").await.unwrap();
     assert_eq!(mount.readlink("long").await.unwrap(), text);
@@ -59,8 +72,8 @@ async fn replies_that_fit_no_send_come_in_a_reply_chunk(query: &str) {
 /// As the Linux kernel's server: no MOUNT on RDMA.
 #[tokio::test]
 async fn mount_is_found_on_tcp_when_rdma_has_none() {
-    let programs = common::nfs_server(Arc::new(common::memory()));
-    let kind = common::switch().find("rdma").unwrap();
+    let programs = nfs_server(Arc::new(memory()));
+    let kind = switch().find("rdma").unwrap();
     let nfs = Server::serving(&*kind, vec![Arc::new(programs.nfs3())]).await;
     let mountd = Server::serving(&*common::tcp(), vec![Arc::new(programs.mount3())]).await;
     let mount = nfs.mount(&format!("proto=rdma&mountport={}", mountd.address.port())).await;

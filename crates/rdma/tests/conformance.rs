@@ -5,7 +5,7 @@ mod common;
 
 use std::{fs::File, io, sync::Arc};
 
-use buf::{Buffer, FileRange, Piece, Pool, Rope};
+use buf::{Buffer, FileRange, Piece, Rope};
 use bytes::Bytes;
 use common::{Fabric, Pair, Side, pattern, shared_pool};
 use rdma::{
@@ -55,9 +55,10 @@ over_fabrics! {
     iwarp_cache = Fabric::iwarp(IwarpOptions::default()).registering(Registration::Cache);
     iwarp_pool = Fabric::iwarp(IwarpOptions::default()).registering(Registration::Pool);
     verbs = Fabric::verbs();
-    verbs_pooled = Fabric::verbs().map(|fabric| fabric.with_pool(Pool::default()));
     verbs_per_io = Fabric::verbs_registering(Registration::PerIo);
+    verbs_fast = Fabric::verbs_registering(Registration::Fast);
     verbs_cache = Fabric::verbs_registering(Registration::Cache);
+    verbs_pool = Fabric::verbs_registering(Registration::Pool);
     shm = Fabric::shm().with_pool(shared_pool());
     shm_of_private_memory = Fabric::shm();
     shm_hooked = Fabric::shm_as(|shm| Hooked::new(shm, Arc::new(Tracer)));

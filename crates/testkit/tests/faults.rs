@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use bytes::Bytes;
 use client::{FileKind, Mount, OpenOptions, StableHow};
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use rdma::sim::Cut;
+use rdma::{registration::Registration, sim::Cut};
 use rpc::DrcOptions;
 use testkit::world::{Setup, seeds};
 
@@ -110,7 +110,8 @@ fn clients_that_lose_their_connections_all_the_time_get_their_work_done() {
             let mut clients = tokio::task::JoinSet::new();
             world.sim.set_cut_probability(0.02);
             for number in 1..=3 {
-                let mount = world.client(number, "&timeo=36000").await;
+                let way = Registration::ALL[seed as usize % Registration::ALL.len()];
+                let mount = world.client(number, &format!("&timeo=36000&registration={way}")).await;
                 clients.spawn(async move {
                     let mut rng = StdRng::seed_from_u64(seed * 10 + u64::from(number));
                     let dir = format!("/client-{number}");

@@ -11,10 +11,11 @@ use buf::{Pool, PoolOptions};
 use bytes::Bytes;
 use client::{Mount, NfsUrl};
 use rdma::{
+    hook::{Hook, Hooked, Tracer},
     iwarp::{Iwarp, IwarpOptions},
     shm::{Shm, ShmOptions},
 };
-use rpc::{Drain, ServerBuilder, Service, Switch, TcpKind, TcpOptions, TransportKind, UdpKind, UdpOptions};
+use rpc::{Drain, RawOptions, ServerBuilder, Service, Switch, TcpKind, TcpOptions, TransportKind, UdpKind, UdpOptions};
 use rpcrdma::RdmaKind;
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
 use tokio::task::JoinSet;
@@ -122,17 +123,28 @@ pub fn switch() -> Switch {
     let mut switch = Switch::new();
     switch.register(tcp());
     switch.register(udp());
-    switch.register(Arc::new(RdmaKind::new(Arc::new(Iwarp::new(IwarpOptions::default())), Default::default())));
-    switch.register(shm());
+    switch.register(iwarp(Arc::new(Tracer)));
+    switch.register(shm(Arc::new(Tracer)));
     switch
 }
 
-/// Shared memory, with its sockets where no other test has them.
-pub fn shm() -> Arc<dyn TransportKind> {
+/// iWARP in user space, whose connections `hook` sees.
+pub fn iwarp(hook: Arc<dyn Hook>) -> Arc<dyn TransportKind> {
+    let provider = Hooked::new(Iwarp::new(IwarpOptions::default()), hook);
+    Arc::new(RdmaKind::new(Arc::new(provider), Default::default()))
+}
+
+/// Shared memory, with its sockets where no other test has them, whose connections `hook` sees.
+pub fn shm(hook: Arc<dyn Hook>) -> Arc<dyn TransportKind> {
     let directory = std::env::temp_dir().join(format!("slipway-client-{}", std::process::id()));
-    let options = ShmOptions { directory: Some(directory), ..ShmOptions::default() };
+    let provider = Hooked::new(Shm::new(ShmOptions { directory: Some(directory), ..ShmOptions::default() }), hook);
     let pool = Pool::new(PoolOptions { shared: true, ..PoolOptions::default() });
-    Arc::new(RdmaKind::new(Arc::new(Shm::new(options)), Default::default()).with_pool(pool).named("shm"))
+    Arc::new(RdmaKind::new(Arc::new(provider), Default::default()).with_pool(pool).named("shm"))
+}
+
+/// The same transport with memory registered in this way.
+pub fn registering(kind: &dyn TransportKind, way: &str) -> Arc<dyn TransportKind> {
+    kind.with_options(&RawOptions::from([("registration".to_owned(), way.to_owned())])).unwrap()
 }
 
 pub fn memory() -> Memory {

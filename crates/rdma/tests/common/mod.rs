@@ -158,6 +158,11 @@ impl Fabric {
 
     /// The same with options.
     pub fn verbs_with(options: VerbsOptions) -> Option<Self> {
+        Self::verbs_as(options, |verbs| verbs)
+    }
+
+    /// The same with something around it.
+    pub fn verbs_as<P: Provider>(options: VerbsOptions, wrap: impl FnOnce(Verbs) -> P) -> Option<Self> {
         let skipped = |why: &str| println!("SKIPPED rdma: conformance over verbs: {why}");
         let verbs = match Verbs::open(options) {
             Ok(verbs) => verbs,
@@ -173,7 +178,7 @@ impl Fabric {
         let ip: std::net::IpAddr =
             address.parse().unwrap_or_else(|_| panic!("{VERBS_ADDRESS} is {address}, no IP address"));
         let siw = survey().is_ok_and(|devices| devices.iter().any(|device| device.iwarp));
-        Some(Self { listen: (ip, 0).into(), adapter: true, siw, ..Self::new(verbs) })
+        Some(Self { listen: (ip, 0).into(), adapter: true, siw, ..Self::new(wrap(verbs)) })
     }
 
     /// The same, if its device has shared receive queues that can be relied on: iWARP's cannot.
