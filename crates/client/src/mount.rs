@@ -13,7 +13,8 @@ use rpc::Switch;
 
 use crate::{
     Attr, CreateHow, Dir, Error, ErrorKind, File, FsStat, Handle, MountOptions, NfsUrl, Node, PathConf, Protocol,
-    ReadData, Result, SetAttr, SetTime, Special, V3, V4, connect, payload,
+    ReadData, Result, SetAttr, SetTime, Special, V3, V4, connect,
+    payload::{self, Pieces},
     walk::{End, Step, Walk, plain_names, split_last},
 };
 
@@ -303,14 +304,14 @@ impl Mount {
         let file = |handle| File::new(self.clone(), handle, Bytes::copy_from_slice(path));
         let begun = self.read_small(path).await.map_err(self.at(path))?;
         let (mut pieces, mut reader) = match begun {
-            Some((_, data)) if data.eof => return Ok(join(payload::pieces(data.data)?.to_vec())),
+            Some((_, data)) if data.eof => return Ok(join(payload::pieces(data.data)?)),
             Some((handle, data)) => {
                 let start = data.data.len() as u64;
-                (payload::pieces(data.data)?.to_vec(), file(handle).reader_range(start, u64::MAX))
+                (payload::pieces(data.data)?, file(handle).reader_range(start, u64::MAX))
             }
             None => {
                 let object = self.object(path, true).await?;
-                (Vec::new(), file(object.handle).reader().expecting(object.attr.size))
+                (Pieces::new(), file(object.handle).reader().expecting(object.attr.size))
             }
         };
         while let Some(piece) = reader.next().await? {
@@ -504,7 +505,7 @@ impl Mount {
 }
 
 /// One piece is taken as it is.
-fn join(mut pieces: Vec<Bytes>) -> Bytes {
+fn join(mut pieces: Pieces) -> Bytes {
     match pieces.len() {
         0 | 1 => pieces.pop().unwrap_or_default(),
         _ => pieces.concat().into(),

@@ -6,8 +6,11 @@ use smallvec::SmallVec;
 
 use crate::{Error, ErrorKind, Result};
 
+/// Data as they were received: mostly one piece.
+pub(crate) type Pieces = SmallVec<[Bytes; 1]>;
+
 /// The data of a READ piece by piece, as it was received.
-pub(crate) fn pieces(data: Rope) -> Result<SmallVec<[Bytes; 1]>> {
+pub(crate) fn pieces(data: Rope) -> Result<Pieces> {
     let pieces = data.into_iter().map(|piece| piece.into_memory().map_err(|_| unreadable("READ")));
     pieces.collect()
 }

@@ -7,7 +7,8 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use smallvec::SmallVec;
+
+use crate::payload::Pieces;
 
 /// A part of the file to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub(crate) struct Request {
 /// What came of a [`Request`].
 #[derive(Debug)]
 pub(crate) struct Answer {
-    pub data: SmallVec<[Bytes; 1]>,
+    pub data: Pieces,
     pub eof: bool,
     /// The file's size, if the server said it.
     pub size: Option<u64>,

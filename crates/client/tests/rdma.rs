@@ -4,8 +4,9 @@ mod common;
 
 use std::sync::Arc;
 
-use client::{FileKind, Mount, MountClient};
+use client::{FileKind, LockRange, Mount, MountClient};
 use common::{Server, for_each, memory, nfs_server, pattern, registering, switch};
+use rpc::RawOptions;
 
 /// A mount by a transport, with both ends registering memory in a way or in their own, and of a version.
 async fn mount((proto, way, vers): (&str, &str, &str)) -> (Server, Mount) {
@@ -67,6 +68,27 @@ async fn replies_that_fit_no_send_come_in_a_reply_chunk(how: (&str, &str, &str))
     assert_eq!(mount.read_dir("").await.unwrap().names_only().collect().await.unwrap().len(), 701);
     let longest = mount.resolve(format!("699{}", &name[3..])).await.unwrap();
     assert_eq!(longest.attr.kind, FileKind::Dir);
+}
+
+for_each! {
+    [what_a_client_holds_keeps_no_receives_from_others]
+    held_4_0 = "vers=4.0"
+    held_4_1 = "vers=4.1"
+}
+
+async fn what_a_client_holds_keeps_no_receives_from_others(query: &str) {
+    let few = RawOptions::from([("recv_memory".to_owned(), "256k".to_owned())]);
+    let kind = switch().find("rdma").unwrap().with_options(&few).unwrap();
+    let server = Server::serving(&*kind, nfs_server(Arc::new(memory())).services()).await;
+    let mount = server.mount(&format!("proto=rdma&{query}")).await;
+    // More files than there are receives (of 4 KiB), each open and locked.
+    for number in 0..100 {
+        let file = mount.create(number.to_string(), 0o644).await.unwrap();
+        let whole = LockRange { offset: 0, length: u64::MAX, exclusive: true };
+        assert_eq!(mount.v4().unwrap().lock(file.handle(), b"owner", whole).await.unwrap(), None);
+    }
+    let other = server.mount(&format!("proto=rdma&{query}")).await;
+    assert_eq!(other.read_dir("").await.unwrap().collect().await.unwrap().len(), 100);
 }
 
 /// As the Linux kernel's server: no MOUNT on RDMA.

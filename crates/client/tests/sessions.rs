@@ -110,6 +110,33 @@ async fn no_more_is_under_way_than_the_server_wants() {
     assert_eq!(mount.v4().unwrap().slots(), SLOTS);
 }
 
+/// Who calls again as soon as it is answered does not keep the slot from those who wait for it.
+#[tokio::test]
+async fn slots_go_to_whoever_has_waited_longest() {
+    let (scripted, _server, mount) = mounted("").await;
+    scripted.script.lock().target = 0;
+    mount.stat("file").await.unwrap();
+    let rename = |mount: Mount, name: &'static [u8]| async move {
+        mount.protocol().rename(mount.root(), name, mount.root(), b"b").await.unwrap();
+    };
+    let busy = tokio::spawn({
+        let mount = mount.clone();
+        async move {
+            loop {
+                rename(mount.clone(), b"a").await;
+            }
+        }
+    });
+    while scripted.with(Opnum4::Rename).is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let before = scripted.with(Opnum4::Rename).len();
+    rename(mount.clone(), b"c").await;
+    let more = scripted.with(Opnum4::Rename).len() - before;
+    assert!(more <= 4, "{more} requests, this one and those that were under way");
+    busy.abort();
+}
+
 /// The server forgets the session, then the client: opens and locks are reclaimed, and nobody above notices.
 #[tokio::test]
 async fn what_the_server_forgets_is_made_again() {

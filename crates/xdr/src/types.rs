@@ -11,6 +11,14 @@ use crate::{Decode, DecodeError, DecodeErrorKind, Decoder, Encode, Encoder};
 #[derive(Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Opaque<const MAX: usize>(pub Bytes);
 
+impl<const MAX: usize> Opaque<MAX> {
+    /// The same in memory of its own, for whoever keeps it: what was decoded lies in the message that it came in, whose memory
+    /// cannot be received into again as long as that is so.
+    pub fn detached(&self) -> Self {
+        Self(Bytes::copy_from_slice(&self.0))
+    }
+}
+
 impl<const MAX: usize> Encode for Opaque<MAX> {
     fn encode(&self, encoder: &mut Encoder) {
         assert!(self.len() <= MAX, "{} bytes in an opaque of at most {MAX}", self.len());

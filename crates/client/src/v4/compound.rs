@@ -7,12 +7,13 @@ use bytes::Bytes;
 use nfs::{
     v3::Nfsstat3,
     v4::{
-        Argop4, Bitmap4, Component4, GetAttrArgs, LookupArgs, Nfsstat4, Opnum4, PutFhArgs, Resop4, attr::Attr4,
-        compound::CompoundRes,
+        Argop4, Bitmap4, Component4, GetAttrArgs, LookupArgs, Nfsstat4, Opnum4, PutFhArgs, Resop4,
+        attr::Attr4,
+        compound::{CompoundHead, CompoundRes, OperationCount, Tag},
     },
 };
 use rpc::{ReplyHeader, ReplyPlan};
-use xdr::{Decode, Located, Message, Opaque};
+use xdr::{Decode, Encode, Encoder, Located, Message, Opaque};
 
 use super::zero::Counter;
 use crate::{Error, ErrorKind, Handle, Result};
@@ -94,6 +95,24 @@ impl Compound {
         // Finds the data in the first bytes of the reply.
         let locate = (self.payload_max > 0 && self.payload_last).then_some(locate as fn(&Bytes) -> Option<Located>);
         ReplyPlan { inline_max: self.reply_max, payload_max: self.payload_max, sink: None, locate }
+    }
+}
+
+/// A request as it travels: the arguments of COMPOUND, of which the operations need not be had in one place.
+#[derive(Debug)]
+pub(crate) struct Request<'a> {
+    pub minor: u32,
+    /// SEQUENCE, where there are sessions.
+    pub first: Option<&'a Argop4>,
+    pub ops: &'a [Argop4],
+}
+
+impl Encode for Request<'_> {
+    fn encode(&self, encoder: &mut Encoder) {
+        let count = usize::from(self.first.is_some()) + self.ops.len();
+        let operations = OperationCount(u32::try_from(count).expect("few operations"));
+        CompoundHead { tag: Tag::default(), minorversion: self.minor, operations }.encode(encoder);
+        self.first.into_iter().chain(self.ops).for_each(|operation| operation.encode(encoder));
     }
 }
 

@@ -17,11 +17,11 @@ pub(crate) struct Names {
 
 impl Names {
     /// A file was found there.
-    pub fn found(&mut self, file: Handle, dir: &Handle, name: &[u8]) {
-        if self.new.len() >= GENERATION && !self.new.contains_key(&file) {
+    pub fn found(&mut self, file: &Handle, dir: &Handle, name: &[u8]) {
+        if self.new.len() >= GENERATION && !self.new.contains_key(file) {
             self.old = mem::take(&mut self.new);
         }
-        self.new.insert(file, (dir.clone(), Bytes::copy_from_slice(name)));
+        self.new.insert(file.detached(), (dir.detached(), Bytes::copy_from_slice(name)));
     }
 
     /// Where a file was found last.
@@ -39,7 +39,7 @@ impl Names {
     pub fn renamed(&mut self, from: (&Handle, &[u8]), to: (&Handle, &[u8])) {
         for (dir, name) in self.new.values_mut().chain(self.old.values_mut()) {
             if (&*dir, &name[..]) == from {
-                (*dir, *name) = (to.0.clone(), Bytes::copy_from_slice(to.1));
+                (*dir, *name) = (to.0.detached(), Bytes::copy_from_slice(to.1));
             }
         }
     }
@@ -59,13 +59,13 @@ mod tests {
     #[test]
     fn a_file_is_where_it_was_found_or_renamed_to_last() {
         let (mut names, dir, other) = (Names::default(), handle(1), handle(2));
-        names.found(handle(3), &dir, b"a");
-        names.found(handle(4), &dir, b"b");
+        names.found(&handle(3), &dir, b"a");
+        names.found(&handle(4), &dir, b"b");
         names.renamed((&dir, b"a"), (&other, b"c"));
         names.renamed((&other, b"b"), (&other, b"d"));
         assert_eq!(names.of(&handle(3)), Some((other.clone(), "c".into())));
         assert_eq!(names.of(&handle(4)), Some((dir.clone(), "b".into())));
-        names.found(handle(4), &other, b"d");
+        names.found(&handle(4), &other, b"d");
         assert_eq!(names.of(&handle(4)), Some((other, "d".into())));
         names.forget(&handle(4));
         assert_eq!(names.of(&handle(4)), None);
@@ -75,7 +75,7 @@ mod tests {
     fn the_latest_are_kept() {
         let (mut names, dir) = (Names::default(), handle(1));
         for number in 0..=3 * GENERATION {
-            names.found(handle(number), &dir, b"name");
+            names.found(&handle(number), &dir, b"name");
         }
         assert!(names.of(&handle(0)).is_none());
         assert!((2 * GENERATION..=3 * GENERATION).all(|number| names.of(&handle(number)).is_some()));

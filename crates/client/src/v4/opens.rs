@@ -119,18 +119,20 @@ impl Opens {
     /// The file of this handle, in use.
     pub fn file(&self, handle: &Handle) -> InUse {
         let mut files = self.files.lock();
-        let file = files.entry(handle.clone()).or_insert_with(|| {
-            Arc::new(OpenFile {
-                handle: handle.clone(),
-                serial: self.serial.fetch_add(1, Relaxed),
-                changing: tokio::sync::Mutex::default(),
-                state: Mutex::default(),
-                uses: AtomicUsize::new(0),
-                used: Mutex::new(Instant::now()),
-            })
+        if let Some(file) = files.get(handle) {
+            file.uses.fetch_add(1, Relaxed);
+            return InUse(file.clone());
+        }
+        let file = Arc::new(OpenFile {
+            handle: handle.detached(),
+            serial: self.serial.fetch_add(1, Relaxed),
+            changing: tokio::sync::Mutex::default(),
+            state: Mutex::default(),
+            uses: AtomicUsize::new(1),
+            used: Mutex::new(Instant::now()),
         });
-        file.uses.fetch_add(1, Relaxed);
-        InUse(file.clone())
+        files.insert(file.handle.clone(), file.clone());
+        InUse(file)
     }
 
     /// The file of this handle, if anything is known of it.

@@ -319,7 +319,7 @@ impl V4 {
     /// An object was found by this name, by which version 4.0 may want to open it.
     fn found(&self, dir: &Handle, name: &[u8], object: &Handle, attr: Option<&Attr>) {
         if self.shared.minor == 0 && attr.is_none_or(|attr| attr.kind == FileKind::Reg) {
-            self.shared.opens.names.lock().found(object.clone(), dir, name);
+            self.shared.opens.names.lock().found(object, dir, name);
         }
     }
 

@@ -3,6 +3,9 @@
 //! Read RFC 8881 §2.10.6 (slots) first. A request is sent until SEQUENCE answers it, by whichever connection; the answer
 //! decides: it has been executed, it is to be sent again, or the session is gone.
 //!
+//! Who finds no slot free stands in a line: a slot that is given back goes to whoever has waited longest, also if the one who
+//! gives it back has another request at once.
+//!
 //! A caller who gives up a request leaves a slot in doubt: a task sends something in its place until that is answered.
 
 use std::{
@@ -19,13 +22,13 @@ use nfs::v4::{compound::*, *};
 use parking_lot::Mutex;
 use rpc::ReplyPlan;
 use tokio::{
-    sync::Notify,
+    sync::oneshot,
     time::{Instant, timeout_at},
 };
 
 use super::{
     callback::Backchannel,
-    compound::{Compound, failure, value},
+    compound::{Compound, Request, failure, value},
     identity,
     shared::{Sent, Shared},
     slots::{Place, Slots},
@@ -42,12 +45,54 @@ pub(crate) struct Session {
     pub next: Sequenceid4,
     /// The limits of requests.
     pub fore: ChannelAttrs4,
-    slots: Mutex<Slots>,
-    freed: Notify,
+    line: Mutex<Line>,
     /// The server does not know it any more.
     gone: AtomicBool,
     /// What SEQUENCE said last of everything else.
     flags: AtomicU32,
+}
+
+/// The slots, and who waits for one.
+#[derive(Debug)]
+struct Line {
+    slots: Slots,
+    /// The first has waited longest.
+    waiting: VecDeque<oneshot::Sender<Place>>,
+}
+
+impl Line {
+    /// A slot, unless others wait for one.
+    fn take(&mut self) -> Option<Place> {
+        if self.waiting.is_empty() { self.slots.take() } else { None }
+    }
+
+    /// Gives what is free to those who wait.
+    fn serve(&mut self) {
+        while !self.waiting.is_empty()
+            && let Some(place) = self.slots.take()
+        {
+            let first = self.waiting.pop_front().expect("somebody waits");
+            if first.send(place).is_err() {
+                // Not any more.
+                self.slots.release(place, false);
+            }
+        }
+    }
+}
+
+/// Somebody who waits for a slot. Dropped, it gives back what it was given meanwhile.
+struct Turn<'a> {
+    session: &'a Session,
+    given: oneshot::Receiver<Place>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.given.close();
+        if let Ok(place) = self.given.try_recv() {
+            self.session.release(place, false);
+        }
+    }
 }
 
 /// What SEQUENCE's answer means for a request.
@@ -112,8 +157,7 @@ impl Session {
             clientid,
             next: Sequenceid4(sequence.0.wrapping_add(1)),
             fore: ok.fore_chan_attrs,
-            slots: Mutex::new(Slots::new(ok.fore_chan_attrs.maxrequests)),
-            freed: Notify::new(),
+            line: Mutex::new(Line { slots: Slots::new(ok.fore_chan_attrs.maxrequests), waiting: VecDeque::new() }),
             gone: AtomicBool::new(false),
             flags: AtomicU32::new(0),
         }))
@@ -121,18 +165,20 @@ impl Session {
 
     /// How many requests can be under way.
     pub fn slots(&self) -> u32 {
-        self.slots.lock().len()
+        self.line.lock().slots.len()
     }
 
     /// The server would like no slot above this to be used (RFC 8881 §20.8).
     pub fn use_no_more_than(&self, target: Slotid4) {
-        self.slots.lock().wish(target);
+        let mut line = self.line.lock();
+        line.slots.wish(target);
+        line.serve();
     }
 
-    /// It is not used any more.
+    /// It is not used any more; who waits for a slot of it hears that.
     pub fn over(&self) {
         self.gone.store(true, Relaxed);
-        self.freed.notify_waiters();
+        self.line.lock().waiting.clear();
     }
 
     /// Executes a compound once. The results are those behind SEQUENCE's.
@@ -145,23 +191,22 @@ impl Session {
     ) -> Sent {
         let wanted = sink.as_ref().map(|sink| sink.len());
         let late = || shared.trunk.first().late(compound.name);
-        let mut args = CompoundArgs { tag: Tag::default(), minorversion: shared.minor, argarray: Vec::new() };
-        args.argarray.push(Argop4::PutRootFh);
-        args.argarray.extend(compound.ops.iter().cloned());
         let mut backoff = Backoff::new();
         let mut taken = None;
         loop {
             let mut place = match taken.take() {
                 Some(taken) => taken,
                 None => match timeout_at(deadline, self.place(shared)).await {
-                    Ok(taken) => taken,
+                    Ok(Some(taken)) => taken,
+                    Ok(None) => return Sent::Lost(sink),
                     Err(_) => return Sent::Answered(Err(late()), sink.map(SharedBuffer::from)),
                 },
             };
-            args.argarray[0] = self.sequence(place.place, compound.cache);
+            let sequence = self.sequence(place.place, compound.cache);
+            let request = Request { minor: shared.minor, first: Some(&sequence), ops: &compound.ops };
             let plan = ReplyPlan { sink: sink.take(), ..compound.plan() };
             place.sent = true;
-            let (result, back) = shared.trunk.call(&args, plan, compound.name, deadline).await;
+            let (result, back) = shared.trunk.call(&request, plan, compound.name, deadline).await;
             let mut res = match result {
                 Ok(res) => res,
                 Err(error) => return Sent::Answered(Err(error), back),
@@ -190,7 +235,7 @@ impl Session {
                 }
                 Verdict::Again { used: true } => place.settle(true),
                 Verdict::Gone => {
-                    self.gone.store(true, Relaxed);
+                    self.over();
                     return Sent::Lost(sink);
                 }
                 Verdict::Failed => {
@@ -203,26 +248,39 @@ impl Session {
         }
     }
 
-    async fn place(self: &Arc<Self>, shared: &Arc<Shared>) -> Taken {
-        loop {
-            let freed = self.freed.notified();
-            let mut freed = std::pin::pin!(freed);
-            // Before looking, so that what is freed from now on is heard of.
-            freed.as_mut().enable();
-            if let Some(place) = self.slots.lock().take() {
-                return Taken { shared: shared.clone(), session: self.clone(), place, sent: false, settled: false };
+    /// A slot, when it is this caller's turn; none if the session is over.
+    async fn place(self: &Arc<Self>, shared: &Arc<Shared>) -> Option<Taken> {
+        let free = self.line.lock().take();
+        let place = match free {
+            Some(place) => place,
+            None => self.wait_in_line().await?,
+        };
+        Some(Taken { shared: shared.clone(), session: self.clone(), place, sent: false, settled: false })
+    }
+
+    async fn wait_in_line(&self) -> Option<Place> {
+        let (give, given) = oneshot::channel();
+        let mut turn = Turn { session: self, given };
+        {
+            let mut line = self.line.lock();
+            if self.gone.load(Relaxed) {
+                return None;
             }
-            freed.await;
+            line.waiting.push_back(give);
+            // What has become free since it was looked at.
+            line.serve();
         }
+        (&mut turn.given).await.ok()
     }
 
     fn release(&self, place: Place, used: bool) {
-        self.slots.lock().release(place, used);
-        self.freed.notify_waiters();
+        let mut line = self.line.lock();
+        line.slots.release(place, used);
+        line.serve();
     }
 
     fn sequence(&self, place: Place, cache: bool) -> Argop4 {
-        let highest_slotid = self.slots.lock().highest();
+        let highest_slotid = self.line.lock().slots.highest();
         Argop4::Sequence(SequenceArgs {
             sessionid: self.id,
             sequenceid: place.sequence,
@@ -235,8 +293,11 @@ impl Session {
     /// What the answer of SEQUENCE says: of the request, and of everything else.
     fn judge(self: &Arc<Self>, shared: &Arc<Shared>, res: &CompoundRes) -> Verdict {
         if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first() {
-            self.slots.lock().adjust(ok.highest_slotid, ok.target_highest_slotid);
-            self.freed.notify_waiters();
+            {
+                let mut line = self.line.lock();
+                line.slots.adjust(ok.highest_slotid, ok.target_highest_slotid);
+                line.serve();
+            }
             shared.renewed();
             self.flags.store(ok.status_flags, Relaxed);
             shared.heed(self, ok.status_flags);
@@ -267,10 +328,10 @@ impl Session {
         let mut backoff = Backoff::new();
         loop {
             let deadline = Instant::now() + BACKGROUND;
-            let argarray = vec![self.sequence(place, false)];
-            let args = CompoundArgs { tag: Tag::default(), minorversion: shared.minor, argarray };
+            let sequence = self.sequence(place, false);
+            let request = Request { minor: shared.minor, first: Some(&sequence), ops: &[] };
             let plan = ReplyPlan { inline_max: DOUBT_REPLY_MAX, ..ReplyPlan::default() };
-            let (result, _) = shared.trunk.call(&args, plan, "SEQUENCE", deadline).await;
+            let (result, _) = shared.trunk.call(&request, plan, "SEQUENCE", deadline).await;
             let gone = self.gone.load(Relaxed);
             match result {
                 // An answer that cannot be read is one: that of the request itself.

@@ -11,14 +11,12 @@ use std::{
 
 use buf::{Pool, SharedBuffer};
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use nfs::v4::{
-    PROC_COMPOUND,
-    compound::{CompoundArgs, CompoundRes},
-};
+use nfs::v4::{PROC_COMPOUND, compound::CompoundRes};
 use parking_lot::RwLock;
 use rpc::ReplyPlan;
 use tokio::time::{Instant, timeout_at};
 
+use super::compound::Request;
 use crate::{Error, ErrorKind, Result, program::Program};
 
 /// The connections of a session; clones share them.
@@ -62,7 +60,7 @@ impl Trunk {
     /// deadline.
     pub async fn call(
         &self,
-        args: &CompoundArgs,
+        request: &Request<'_>,
         mut plan: ReplyPlan,
         name: &'static str,
         deadline: Instant,
@@ -75,7 +73,7 @@ impl Trunk {
                 return (Err(error), plan.sink.map(SharedBuffer::from));
             };
             let again = ReplyPlan { sink: plan.sink.take(), ..plan };
-            let (result, sink) = program.call_once(PROC_COMPOUND, name, args, again, deadline).await;
+            let (result, sink) = program.call_once(PROC_COMPOUND, name, request, again, deadline).await;
             match result {
                 Err(error) if is_lost(&error) => {
                     tracing::debug!(%error, "the request goes by another connection");
@@ -97,34 +95,45 @@ impl Trunk {
     /// §3.1.1). The sink of `plan` comes back, unless the transport still has it at the deadline.
     pub async fn call_by_one(
         &self,
-        args: &CompoundArgs,
+        request: &Request<'_>,
         plan: ReplyPlan,
         name: &'static str,
         deadline: Instant,
     ) -> (Result<CompoundRes>, Option<SharedBuffer>) {
         match self.pick(deadline).await {
-            Some(program) => program.call(PROC_COMPOUND, name, args, plan, deadline).await,
+            Some(program) => program.call(PROC_COMPOUND, name, request, plan, deadline).await,
             None => (Err(self.first.late(name)), plan.sink.map(SharedBuffer::from)),
         }
     }
 
     /// A connection that is there now, or the first that comes to be there.
     async fn pick(&self, deadline: Instant) -> Option<Program> {
-        let all = self.all();
-        let start = self.next.fetch_add(1, Relaxed);
-        let in_turn = || (0..all.len()).map(|at| &all[(start + at) % all.len()]);
-        if let Some(ready) = in_turn().find(|program| program.is_connected()) {
-            // Those that are not shall be, for the calls to come.
-            if let Some(absent) = in_turn().take_while(|program| !program.is_connected()).next() {
-                absent.connect_in_background(deadline);
-            }
-            return Some(ready.clone());
+        if let Some(ready) = self.ready(deadline) {
+            return Some(ready);
         }
-        let mut coming: FuturesUnordered<_> = in_turn().map(|program| program.connected()).collect();
+        let all = self.all();
+        let mut coming: FuturesUnordered<_> = all.iter().map(|program| program.connected()).collect();
         match timeout_at(deadline, coming.next()).await {
-            Ok(Some(())) => in_turn().find(|program| program.is_connected()).or(all.first()).cloned(),
+            Ok(Some(())) => all.iter().find(|program| program.is_connected()).or(all.first()).cloned(),
             Ok(None) | Err(_) => None,
         }
+    }
+
+    /// The next in turn of the connections that are there now. Those that are not shall be, for the calls to come.
+    fn ready(&self, deadline: Instant) -> Option<Program> {
+        let all = self.all.read();
+        let start = self.next.fetch_add(1, Relaxed);
+        let mut in_turn = (0..all.len()).map(|at| &all[start.wrapping_add(at) % all.len()]);
+        let mut absent = None;
+        let ready = in_turn.find(|program| {
+            let there = program.is_connected();
+            if !there {
+                absent.get_or_insert(*program);
+            }
+            there
+        })?;
+        absent.into_iter().for_each(|absent| absent.connect_in_background(deadline));
+        Some(ready.clone())
     }
 }
 

@@ -7,9 +7,12 @@
 //!
 //! All files of a mount are opened by one owner. It has no address for callbacks: the server delegates nothing (§10.2).
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicBool, Ordering::Relaxed},
+use std::{
+    borrow::Cow,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use buf::{Buffer, SharedBuffer};
@@ -23,7 +26,7 @@ use tokio::{
 use xdr::Opaque;
 
 use super::{
-    compound::Compound,
+    compound::{Compound, Request},
     identity,
     shared::{Sent, Shared},
     trunk::BACKGROUND,
@@ -83,16 +86,16 @@ impl Zero {
         sink: Option<Buffer>,
         deadline: Instant,
     ) -> Sent {
-        let mut args = CompoundArgs { tag: Tag::default(), minorversion: 0, argarray: compound.ops.clone() };
-        args.argarray.iter_mut().for_each(|operation| self.sign(operation));
-        let (result, sink) = match args.argarray.iter().position(is_counted) {
+        let (result, sink) = match compound.ops.iter().position(is_counted) {
             Some(at) => {
-                let sent = timeout_at(deadline, self.send_in_turn(shared, compound, args, at)).await;
+                let sent = timeout_at(deadline, self.send_in_turn(shared, compound, at)).await;
                 (sent.unwrap_or_else(|_| Err(shared.trunk.first().late(compound.name))), sink.map(SharedBuffer::from))
             }
             None => {
                 let plan = ReplyPlan { sink, ..compound.plan() };
-                shared.trunk.call_by_one(&args, plan, compound.name, deadline).await
+                let ops = self.signed(&compound.ops);
+                let request = Request { minor: 0, first: None, ops: &ops };
+                shared.trunk.call_by_one(&request, plan, compound.name, deadline).await
             }
         };
         match result {
@@ -118,6 +121,16 @@ impl Zero {
         Sent::Answered(Ok(res), sink)
     }
 
+    /// Operations with this client's name where they have one. Few do, and none that carries data.
+    fn signed<'a>(&self, ops: &'a [Argop4]) -> Cow<'a, [Argop4]> {
+        if !ops.iter().any(is_signed) {
+            return Cow::Borrowed(ops);
+        }
+        let mut signed = ops.to_vec();
+        signed.iter_mut().for_each(|operation| self.sign(operation));
+        Cow::Owned(signed)
+    }
+
     /// Puts this client's name where an operation has one.
     fn sign(&self, operation: &mut Argop4) {
         match operation {
@@ -141,14 +154,14 @@ impl Zero {
         self: &Arc<Self>,
         shared: &Arc<Shared>,
         compound: &Compound,
-        mut args: CompoundArgs,
         at: usize,
     ) -> Result<CompoundRes> {
+        let mut ops = self.signed(&compound.ops).into_owned();
         let locker = match &compound.locker {
             Some(counter) => Some(counter.clone().lock_owned().await),
             None => None,
         };
-        let opener = match opens(&args.argarray[at]) {
+        let opener = match opens(&ops[at]) {
             true => Some(self.opens.clone().lock_owned().await),
             false => None,
         };
@@ -156,19 +169,18 @@ impl Zero {
         let late = shared.trunk.first().late(compound.name);
         let (trunk, mount, compound) = (shared.trunk.clone(), Arc::downgrade(shared), compound.clone());
         let task = shared.runtime.spawn(async move {
-            let send = async |args: &CompoundArgs| loop {
-                let plan = compound.plan();
-                match trunk.call_by_one(args, plan, compound.name, Instant::now() + BACKGROUND).await.0 {
+            let send = async |ops: &[Argop4]| loop {
+                let (plan, request) = (compound.plan(), Request { minor: 0, first: None, ops });
+                match trunk.call_by_one(&request, plan, compound.name, Instant::now() + BACKGROUND).await.0 {
                     Err(error) if matches!(error.kind(), ErrorKind::Timeout { .. }) && is_there(&mount) => {}
                     result => return result,
                 }
             };
-            turn.number(&mut args.argarray[at]);
-            let mut res = turn.over(send(&args).await, at)?;
-            if let Some(confirm) = to_confirm(&args, &res) {
-                let mut args = CompoundArgs { argarray: confirm, ..args };
-                turn.number(&mut args.argarray[1]);
-                let confirmed = turn.over(send(&args).await, 1)?;
+            turn.number(&mut ops[at]);
+            let mut res = turn.over(send(&ops).await, at)?;
+            if let Some(mut confirm) = to_confirm(&ops, &res) {
+                turn.number(&mut confirm[1]);
+                let confirmed = turn.over(send(&confirm).await, 1)?;
                 match (confirmed.resarray.last(), res.resarray.get_mut(at)) {
                     (Some(Resop4::OpenConfirm(Res4::Ok(stateid))), Some(Resop4::Open(Res4::Ok(ok)))) => {
                         ok.stateid = *stateid;
@@ -245,6 +257,18 @@ fn lost(res: CompoundRes, sink: Option<SharedBuffer>) -> Sent {
     }
 }
 
+/// Whether an operation has the client's name, or something in its place.
+fn is_signed(operation: &Argop4) -> bool {
+    matches!(
+        operation,
+        Argop4::Open(_)
+            | Argop4::Lock(LockArgs { locker: Locker4::New { .. }, .. })
+            | Argop4::LockT(_)
+            | Argop4::ReleaseLockOwner(_)
+            | Argop4::Renew(_)
+    )
+}
+
 /// Whether an operation is counted by its owners.
 fn is_counted(operation: &Argop4) -> bool {
     opens(operation) || matches!(operation, Argop4::Lock(_) | Argop4::LockU(_))
@@ -262,7 +286,7 @@ fn opens(operation: &Argop4) -> bool {
 }
 
 /// OPEN_CONFIRM of the file that a compound has opened, if the server wants it (RFC 7530 §16.18): its owner is new there.
-fn to_confirm(args: &CompoundArgs, res: &CompoundRes) -> Option<Vec<Argop4>> {
+fn to_confirm(ops: &[Argop4], res: &CompoundRes) -> Option<Vec<Argop4>> {
     let opened = res.resarray.iter().find_map(|result| match result {
         Resop4::Open(Res4::Ok(ok)) if ok.rflags & OPEN4_RESULT_CONFIRM != 0 => Some(ok.stateid),
         _ => None,
@@ -273,7 +297,7 @@ fn to_confirm(args: &CompoundArgs, res: &CompoundRes) -> Option<Vec<Argop4>> {
         Resop4::GetFh(Res4::Ok(object)) => Some(object.clone()),
         _ => None,
     });
-    let given = args.argarray.iter().find_map(|operation| match operation {
+    let given = ops.iter().find_map(|operation| match operation {
         Argop4::PutFh(PutFhArgs { object }) => Some(object.clone()),
         _ => None,
     });

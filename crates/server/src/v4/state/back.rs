@@ -12,7 +12,7 @@ use nfs::v4::*;
 use super::{
     State,
     client::Reach,
-    session::{ConnectionId, Session},
+    session::{self, ConnectionId, Session},
 };
 
 /// The slots of a session's backchannel.
@@ -205,7 +205,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(Nfsstat4::Inval);
         }
         session.cb_program = args.cb_program;
-        session.cb_sec = args.sec_parms.clone();
+        session.cb_sec = session::kept(&args.sec_parms);
         Ok(())
     }
 }

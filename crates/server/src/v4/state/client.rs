@@ -73,6 +73,12 @@ struct Records {
     unconfirmed: Option<Clientid4>,
 }
 
+/// What software a client is, without the message that said it.
+fn kept(implementation: &NfsImplId4) -> NfsImplId4 {
+    let NfsImplId4 { domain, name, date } = implementation;
+    NfsImplId4 { domain: domain.detached(), name: name.detached(), date: *date }
+}
+
 /// What EXCHANGE_ID found or made.
 #[derive(Debug)]
 pub struct Exchanged {
@@ -94,9 +100,9 @@ pub struct Removed {
 
 impl Client {
     /// One that is not confirmed.
-    fn new(owner: ClientOwner4, principal: Principal, now: Instant) -> Self {
+    fn new(owner: &ClientOwner4, principal: Principal, now: Instant) -> Self {
         Self {
-            owner,
+            owner: ClientOwner4 { verifier: owner.verifier, ownerid: owner.ownerid.detached() },
             principal,
             confirmed: false,
             protect: StateProtect4R::None,
@@ -232,7 +238,7 @@ impl Clients {
         if client.principal != *principal {
             return Err(Nfsstat4::Perm);
         }
-        client.implementation.clone_from(&args.client_impl_id);
+        client.implementation = args.client_impl_id.as_ref().map(kept);
         Ok(Exchanged { clientid: id, replaced: None })
     }
 
@@ -247,8 +253,8 @@ impl Clients {
     ) -> Result<Exchanged, Nfsstat4> {
         let record = Client {
             protect,
-            implementation: args.client_impl_id.clone(),
-            ..Client::new(args.clientowner.clone(), principal.clone(), now)
+            implementation: args.client_impl_id.as_ref().map(kept),
+            ..Client::new(&args.clientowner, principal.clone(), now)
         };
         let replaced = replaced.and_then(|id| self.remove(id));
         Ok(Exchanged { clientid: self.add(record)?, replaced })

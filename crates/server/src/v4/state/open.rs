@@ -8,6 +8,7 @@
 
 use std::{hash::Hash, time::Instant};
 
+use bytes::Bytes;
 use nfs::v4::*;
 use smallvec::SmallVec;
 
@@ -25,7 +26,7 @@ pub struct OpenRequest<F> {
     /// The session's client.
     pub client: Clientid4,
     /// The open-owner.
-    pub owner: bytes::Bytes,
+    pub owner: Bytes,
     /// The file.
     pub file: F,
     /// The `OPEN4_SHARE_ACCESS_` bits, without what is said of delegations.
@@ -108,7 +109,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 }
                 open
             }
-            None => Open { owner: owner.clone(), access: 0, deny: 0, accesses: 0, denials: 0, locks: Vec::new() },
+            None => {
+                let owner = Bytes::copy_from_slice(owner);
+                Open { owner, access: 0, deny: 0, accesses: 0, denials: 0, locks: Vec::new() }
+            }
         };
         open.access |= access;
         open.deny |= deny;
@@ -242,7 +246,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         Ok(match had {
             Some(other) => self.stateids.change(&other),
-            None => self.stateids.insert(client, file.clone(), Kind::Lock { owner, open }),
+            None => {
+                let owner = Bytes::copy_from_slice(&owner);
+                self.stateids.insert(client, file.clone(), Kind::Lock { owner, open })
+            }
         })
     }
 
@@ -471,7 +478,7 @@ pub(super) fn lock_owner(client: Clientid4, name: &[u8]) -> Owner {
 /// The client, and the name by which it knows one of its lock-owners.
 pub(in crate::v4) fn name_of_lock_owner(owner: &Owner) -> Option<StateOwner4> {
     let LockClient::V4(client) = owner.client else { return None };
-    let name = bytes::Bytes::copy_from_slice(owner.opaque.strip_prefix(&[LOCK_OWNER])?);
+    let name = Bytes::copy_from_slice(owner.opaque.strip_prefix(&[LOCK_OWNER])?);
     Some(StateOwner4 { clientid: Clientid4(client), owner: name.into() })
 }
 
@@ -486,7 +493,7 @@ fn denied(holder: &Holder) -> LockDenied4 {
         LockClient::V4(id) => (Clientid4(id), &holder.owner.opaque[1..]),
         LockClient::Nlm(_) => (Clientid4(0), &holder.owner.opaque[..]),
     };
-    let name = bytes::Bytes::copy_from_slice(&name[..name.len().min(OPAQUE_LIMIT)]);
+    let name = Bytes::copy_from_slice(&name[..name.len().min(OPAQUE_LIMIT)]);
     LockDenied4 {
         offset: holder.range.first(),
         length: holder.range.length().unwrap_or(LENGTH_TO_EOF),

@@ -2,6 +2,7 @@
 
 use nfs::v4::*;
 pub use rpc::ConnectionId;
+use xdr::Array;
 
 use super::{back::BackSlots, slot::SlotTable};
 
@@ -80,7 +81,7 @@ impl<R: Clone> Session<R> {
             fore,
             back: ChannelAttrs4 { headerpadsize: 0, rdma_ird: None, ..args.back_chan_attrs },
             cb_program: args.cb_program,
-            cb_sec: args.sec_parms.clone(),
+            cb_sec: kept(&args.sec_parms),
             slots: SlotTable::new(fore.maxrequests),
             back_slots: BackSlots::new(args.back_chan_attrs.maxrequests),
             bound: Vec::new(),
@@ -199,6 +200,22 @@ fn check_back(wanted: &ChannelAttrs4) -> Result<(), Nfsstat4> {
         && wanted.maxresponsesize >= CB_RESPONSE_LEN_MIN
         && wanted.maxoperations >= 2;
     if fits { Ok(()) } else { Err(Nfsstat4::TooSmall) }
+}
+
+/// How callbacks may be authenticated, without the message that said it.
+pub(super) fn kept(security: &CallbackSec4) -> CallbackSec4 {
+    let one = |parms: &CallbackSecParms4| match parms {
+        CallbackSecParms4::None => CallbackSecParms4::None,
+        CallbackSecParms4::Sys(sys) => {
+            CallbackSecParms4::Sys(AuthsysParms { machinename: sys.machinename.detached(), ..sys.clone() })
+        }
+        CallbackSecParms4::RpcsecGss(handles) => CallbackSecParms4::RpcsecGss(GssCbHandles4 {
+            service: handles.service,
+            handle_from_server: handles.handle_from_server.detached(),
+            handle_from_client: handles.handle_from_client.detached(),
+        }),
+    };
+    Array(security.iter().map(one).collect())
 }
 
 fn wants_back(args: &CreateSessionArgs) -> bool {

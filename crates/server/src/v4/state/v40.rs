@@ -142,7 +142,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             Subject::State(stateid) => return self.by_stateid(stateid, now),
             Subject::Opener(owner, seqid) => {
                 let client = self.live(owner.clientid, now)?;
-                (OwnerName { client, kind: OwnerKind::Open, name: owner.owner.0.clone() }, seqid, true)
+                (OwnerName { client, kind: OwnerKind::Open, name: owner.owner.detached().0 }, seqid, true)
             }
             Subject::Owner(stateid, seqid) => (self.owner_of(stateid, now)?, seqid, false),
         };
@@ -163,7 +163,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             && kept.status == Nfsstat4::Ok
         {
             // §16.10.4: the lock-owner's sequence begins, or goes on, with this.
-            let name = OwnerName { kind: OwnerKind::Lock, name: lock_owner.owner.0.clone(), ..owner.clone() };
+            let name = OwnerName { kind: OwnerKind::Lock, name: lock_owner.owner.detached().0, ..owner.clone() };
             self.owners.remove(&name);
             if self.owners.begin(&name, *lock_seqid, false).is_ok() {
                 self.owners.end(&name, kept.status, kept.clone());

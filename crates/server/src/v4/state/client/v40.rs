@@ -65,7 +65,9 @@ impl Clients {
     ) -> Result<Clientid4, Nfsstat4> {
         let name = &args.client.id.0;
         let address = listens_at(&args.callback.cb_location, peer);
-        let (callback, callback_ident) = (args.callback.clone(), args.callback_ident);
+        let Netaddr4 { netid, addr } = &args.callback.cb_location;
+        let cb_location = Netaddr4 { netid: netid.detached(), addr: addr.detached() };
+        let (callback, callback_ident) = (CbClient4 { cb_location, ..args.callback }, args.callback_ident);
         let legacy = Legacy { confirm, callback, callback_ident, address, reach: Reach::Unknown };
         let confirmed = self.by_owner.get(name).and_then(|records| records.confirmed);
         if let Some(id) = confirmed {
@@ -87,7 +89,7 @@ impl Clients {
         }
         let owner = ClientOwner4 { verifier: args.client.verifier, ownerid: args.client.id.clone() };
         // What was confirmed before stays until this is, and takes its state along.
-        self.add(Client { legacy: Some(legacy), ..Client::new(owner, principal.clone(), now) })
+        self.add(Client { legacy: Some(legacy), ..Client::new(&owner, principal.clone(), now) })
     }
 
     /// Where the callbacks of the client of a name go, which is all that is known of where it is; empty if it has none.
