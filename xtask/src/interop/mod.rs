@@ -43,11 +43,12 @@ impl Bench {
 type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
 
 /// The suites in the order they run.
-const SUITES: [(&str, Suite); 9] = [
+const SUITES: [(&str, Suite); 10] = [
     ("client", client::run),
     ("locks", locks::run),
     ("knfsd", knfsd::version3),
     ("knfsd4", knfsd::version4),
+    ("knfsd4-crosswise", knfsd::version4_crosswise),
     ("verbs", verbs::run),
     ("libnfs", tools::libnfs),
     ("fio", tools::fio),
