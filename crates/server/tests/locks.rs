@@ -2,16 +2,13 @@
 
 mod common;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use nfs::{nlm::*, nsm, v3::NfsFh3};
-use server::{
-    Config, HandleKey, NfsServer, Nlm4, Nsm1,
-    config::{ExportConfig, Settings},
-};
+use server::{HandleKey, NfsServer, Nlm4, Nsm1};
 use xdr::{Decode, Encode, Message};
 
-use common::{Rig, results, user};
+use common::{Rig, results, serve, user};
 
 /// A host that locks.
 #[derive(Clone)]
@@ -191,14 +188,6 @@ fn only_programs_of_this_host_have_others_monitored() {
     assert_eq!(now(), state, "nobody else simulates a crash");
     near.nsm::<()>(nsm::SmProc::SimuCrash, ());
     assert_eq!(now(), state + 2);
-}
-
-fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
-    let options = server::ExportOptions { squash: server::Squash::None, ..Default::default() };
-    let export = ExportConfig::directory(dir, options).unwrap();
-    let config = Config { export: vec![export], ..Config::default() };
-    let settings = Settings { grace, ..Settings::default() };
-    NfsServer::open_with(&config, state, &buf::Pool::default(), settings).unwrap()
 }
 
 #[test]

@@ -10,7 +10,7 @@ mod remote;
 #[path = "common/v4.rs"]
 mod v4;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use common::*;
 use nfs::{
@@ -20,10 +20,7 @@ use nfs::{
 };
 use remote::Served;
 use rpc::Credential;
-use server::{
-    Config, ExportOptions, NfsServer, Squash,
-    config::{ExportConfig, Settings},
-};
+use server::NfsServer;
 use v4::*;
 use xdr::Message;
 
@@ -158,14 +155,6 @@ async fn all_that_changes_a_file_recalls_its_delegations() {
         assert_eq!(a.give_back(&file, stateid).await, Nfsstat4::Ok);
         assert_eq!(b.call(asked()).await.0, Nfsstat4::Ok, "{change:?}");
     }
-}
-
-fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
-    let options = ExportOptions { squash: Squash::None, ..Default::default() };
-    let export = ExportConfig::directory(dir, options).unwrap();
-    let config = Config { export: vec![export], ..Config::default() };
-    let settings = Settings { grace, ..Settings::default() };
-    NfsServer::open_with(&config, state, &buf::Pool::default(), settings).unwrap()
 }
 
 /// A client that was there before the restart, with a new session.

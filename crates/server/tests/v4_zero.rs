@@ -5,6 +5,8 @@ mod common;
 #[path = "common/v4.rs"]
 mod v4;
 
+use std::time::Duration;
+
 use common::*;
 use nfs::v4::{
     attr::{Attr4, Purpose},
@@ -52,6 +54,8 @@ struct Zero {
     on: Client4,
     id: Clientid4,
     seqid: u32,
+    /// Where it opens files.
+    dir: String,
 }
 
 impl Zero {
@@ -59,7 +63,7 @@ impl Zero {
         let on = Client4::stranger(server, 0);
         let introduced = introduce(&on, name, 1);
         assert_eq!(confirm(&on, &introduced), Nfsstat4::Ok);
-        Self { on, id: introduced.clientid, seqid: 0 }
+        Self { on, id: introduced.clientid, seqid: 0, dir: String::new() }
     }
 
     fn call(&self, operations: impl IntoIterator<Item = Argop4>) -> (Nfsstat4, Vec<Resop4>) {
@@ -79,7 +83,8 @@ impl Zero {
     fn open_op(&self, name: &str, seqid: Seqid4) -> Vec<Argop4> {
         let Argop4::Open(args) = v4::open(name, Open::default()) else { unreachable!() };
         let owner = StateOwner4 { clientid: self.id, ..args.owner.clone() };
-        vec![Argop4::PutRootFh, Argop4::Open(OpenArgs { seqid, owner, ..args }), Argop4::GetFh]
+        let open = [Argop4::Open(OpenArgs { seqid, owner, ..args }), Argop4::GetFh];
+        at(&self.dir).into_iter().chain(open).collect()
     }
 
     fn open(&mut self, name: &str) -> (OpenOk, NfsFh4) {
@@ -162,6 +167,30 @@ fn an_open_is_good_once_its_owner_is_confirmed() {
     assert_eq!(client.status([putfh(&handle), write(ok.stateid, 0, b"data")]), Nfsstat4::OldStateid);
     let (second, _) = client.open("g");
     assert_eq!(second.rflags & OPEN4_RESULT_CONFIRM, 0, "once is enough");
+}
+
+#[test]
+fn what_is_reclaimed_need_not_be_confirmed() {
+    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let life = || serve(dir.path(), state.path(), Duration::from_secs(3600));
+    let handle = {
+        let server = life();
+        let mut client = Zero::new(&server, "a");
+        client.dir = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
+        client.open_first("f").1
+    };
+    let server = life();
+    let mut client = Zero::new(&server, "a");
+    let open = |client: &mut Zero| {
+        let (seqid, owner) = (client.next(), StateOwner4 { clientid: client.id, owner: "owner".into() });
+        let Argop4::Open(args) = v4::open("f", Open { create: false, ..Open::default() }) else { unreachable!() };
+        let claim = OpenClaim4::Previous(OpenDelegationType4::None);
+        opened(client.call([putfh(&handle), Argop4::Open(OpenArgs { seqid, owner, claim, ..args }), Argop4::GetFh])).0
+    };
+    let ok = open(&mut client);
+    assert_eq!(ok.rflags & OPEN4_RESULT_CONFIRM, 0);
+    assert_eq!(client.status([putfh(&handle), read(ok.stateid, 0, 10)]), Nfsstat4::Ok);
+    assert_eq!(open(&mut client).stateid.other, ok.stateid.other, "nor is what it has closed by what it opens next");
 }
 
 #[test]

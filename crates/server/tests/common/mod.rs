@@ -1,14 +1,17 @@
 //! A server that is called directly: no connection, but everything behind it.
 #![allow(dead_code)] // Each test file uses its part.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use nfs::{
     mount::{MountOk, MountRes},
     v3::*,
 };
 use rpc::{AcceptError, AuthSys, Credential, Service};
-use server::{Export, ExportId, ExportOptions, Exports, HandleKey, Mount3, Nfs3, NfsServer};
+use server::{
+    Config, Export, ExportId, ExportOptions, Exports, HandleKey, Mount3, Nfs3, NfsServer, Squash,
+    config::{ExportConfig, Settings},
+};
 use testkit::paper::Paper;
 pub use testkit::paper::results;
 use vfs::{
@@ -123,6 +126,15 @@ impl Rig {
         let args = SetAttrArgs { object: object.clone(), new_attributes, guard: None };
         self.call::<SetAttr>(args).into_result().unwrap();
     }
+}
+
+/// A server of a directory, which has what it had in `state`.
+pub fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
+    let options = ExportOptions { squash: Squash::None, ..Default::default() };
+    let export = ExportConfig::directory(dir, options).unwrap();
+    let config = Config { export: vec![export], ..Config::default() };
+    let settings = Settings { grace, ..Settings::default() };
+    NfsServer::open_with(&config, state, &buf::Pool::default(), settings).unwrap()
 }
 
 pub fn memory() -> Arc<dyn Vfs> {

@@ -122,7 +122,8 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
         }
     }
     drop(changing);
-    let confirm = at.minor == 0 && cx.shared.with_state(|state| state.needs_confirmation(client, &args.owner.owner.0));
+    let owner = &args.owner.owner.0;
+    let confirm = at.minor == 0 && cx.shared.with_state(|state| state.needs_confirmation(client, owner, reclaim));
     // RFC 7530 §16.16.5: what may have to be undone is not delegated.
     let delegation =
         if confirm { OpenDelegation4::None } else { delegation(cx, client, args, (&file, target.change), want) };
