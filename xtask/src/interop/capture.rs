@@ -10,7 +10,7 @@ use super::server::Server;
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
-/// Captures a session of our client and our server over each transport.
+/// Captures sessions of our client and our server, of each version over each transport.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     if !shell::is_root() {
         report.record("interop: capture", Outcome::Skipped("only root can capture on loopback".into()));
@@ -21,11 +21,12 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     std::fs::create_dir_all(&export).map_err(|error| error.to_string())?;
     let exports = format!("[[export]]\nname = \"/export\"\npath = \"{}\"\nsquash = \"none\"\n", export.display());
     let server = Server::start(bench, &directory, &exports)?;
-    for (transport, port) in [("tcp", server.tcp), ("rdma", server.rdma)] {
-        report.step(&format!("interop: capture: {transport}"), || {
-            let file = directory.join(format!("{transport}.pcap"));
-            let session = capture(&file, port, || session(bench, transport, &server));
-            match session.and_then(|()| dissect(&file, transport, port)) {
+    let transports = [("tcp", server.tcp), ("rdma", server.rdma)];
+    for (version, (transport, port)) in VERSIONS.into_iter().flat_map(|version| transports.map(|by| (version, by))) {
+        report.step(&format!("interop: capture: {transport}: version {version}"), || {
+            let file = directory.join(format!("{transport}-{version}.pcap"));
+            let session = capture(&file, port, || session(bench, version, transport, &server));
+            match session.and_then(|()| dissect(&file, version, transport, port)) {
                 Ok(frames) => Outcome::Passed { tests: frames },
                 Err(why) => Outcome::Failed(why),
             }
@@ -34,16 +35,21 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     server.stop()
 }
 
+const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
+
 /// One of everything that the command line does, on a small tree.
-fn session(bench: &Bench, transport: &str, server: &Server) -> Result<(), String> {
+fn session(bench: &Bench, version: &str, transport: &str, server: &Server) -> Result<(), String> {
     let port = if transport == "rdma" { server.rdma } else { server.tcp };
-    let at = |path: &str| {
-        format!("nfs://127.0.0.1:{port}/export/{path}?proto={transport}&mountport={}&mountproto=tcp", server.tcp)
-    };
+    let mut query = format!("proto={transport}&vers={version}");
+    if version == "3" {
+        query += &format!("&mountport={}&mountproto=tcp", server.tcp);
+    }
+    let at = |path: &str| format!("nfs://127.0.0.1:{port}/export/{path}?{query}");
     let tree = bench.fixture.tree.join("acpi");
-    let remote = at(&format!("by-{transport}"));
+    let (remote, again) = (at(&format!("by-{transport}-{version}")), at(&format!("by-{transport}-{version}/again")));
     for arguments in [
         vec!["cp", "-r", &text(&tree), &remote],
+        vec!["cp", "-r", &remote, &again],
         vec!["ls", "-lR", &remote],
         vec!["df", &remote],
         vec!["rm", "-r", &remote],
@@ -73,27 +79,27 @@ fn capture(file: &Path, port: u16, session: impl FnOnce() -> Result<(), String>)
     Ok(())
 }
 
-/// Counts the frames that tshark understood; `Err` if one is malformed or nothing was NFS.
-fn dissect(file: &Path, transport: &str, port: u16) -> Result<u64, String> {
-    let tshark = |filter: &str, field: &str| {
-        let mut command = Command::new("tshark");
-        command.args(["-n", "-2", "-r", &text(file), "-Y", filter, "-T", "fields", "-e", field]);
-        if transport == "tcp" {
-            command.args(["-d", &format!("tcp.port=={port},rpc")]);
-        }
-        shell::capture(&mut command)
-    };
-    let malformed = tshark("_ws.malformed", "frame.number")?;
-    if let Some(first) = malformed.lines().next() {
-        let count = malformed.lines().count();
-        return Err(format!("{count} malformed frames in {}, the first is {first}", file.display()));
+/// Counts the frames of this version that tshark understood; `Err` if one is malformed or there is none.
+fn dissect(file: &Path, version: &str, transport: &str, port: u16) -> Result<u64, String> {
+    let (field, value) =
+        version.split_once('.').map_or(("rpc.programversion", version), |(_, minor)| ("nfs.minorversion", minor));
+    let mut command = Command::new("tshark");
+    command.args(["-n", "-2", "-r", &text(file), "-Y", "_ws.malformed || rpcordma || nfs", "-T", "fields"]);
+    command.args(["-e", "frame.number", "-e", "_ws.malformed", "-e", "rpcordma.xid", "-e", field]);
+    if transport == "tcp" {
+        command.args(["-d", &format!("tcp.port=={port},rpc")]);
     }
-    if transport == "rdma" && tshark("rpcordma", "frame.number")?.lines().count() == 0 {
+    let dissected = shell::capture(&mut command)?;
+    let frames: Vec<Vec<&str>> = dissected.lines().map(|line| line.split('\t').collect()).collect();
+    let malformed: Vec<_> = frames.iter().filter(|frame| !frame[1].is_empty()).collect();
+    if let Some(first) = malformed.first() {
+        return Err(format!("{} malformed frames in {}, the first is {}", malformed.len(), file.display(), first[0]));
+    }
+    if transport == "rdma" && frames.iter().all(|frame| frame[2].is_empty()) {
         return Err("tshark sees no RPC-over-RDMA".into());
     }
-    let programs = tshark("nfs", "frame.number")?;
-    match programs.lines().count() {
-        0 => Err("tshark sees no NFS".into()),
+    match frames.iter().filter(|frame| frame[3].split(',').any(|have| have == value)).count() {
+        0 => Err(format!("tshark sees no NFS of version {version}")),
         frames => Ok(frames as u64),
     }
 }

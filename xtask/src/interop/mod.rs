@@ -14,6 +14,7 @@ mod tools;
 mod verbs;
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use crate::report::{Outcome, Report};
 use crate::{debian, shell};
@@ -84,10 +85,12 @@ pub fn run(only: Option<&str>, report: &mut Report) -> bool {
     for (name, suite) in SUITES {
         if only.map_or(!ON_REQUEST.contains(&name), |only| only == name) {
             eprintln!("== interop: {name}");
+            let started = Instant::now();
             if let Err(why) = suite(&bench, report) {
                 eprintln!("== interop: {name}: FAILED: {why}");
                 report.record(format!("interop: {name}"), Outcome::Failed(why));
             }
+            eprintln!("== interop: {name}: {} s", started.elapsed().as_secs());
         }
     }
     true
