@@ -154,3 +154,28 @@ fn idle_connections_are_counted_and_others_go_on_beside_them() {
     let problem = fails(2, &["bench", "connections", "--idle", "1000000000000"]);
     assert!(problem.contains("file descriptors") && problem.contains("ulimit -Hn"), "{problem}");
 }
+
+#[test]
+fn sessions_slots_and_states_are_counted() {
+    let few = ["--sessions", "3", "--requests", "1", "--states", "20"];
+    let found: Value = serde_json::from_str(&ok(&[&["bench", "sessions", "--json"], &few[..]].concat())).unwrap();
+    for (found, transport) in found.as_array().unwrap().iter().zip(["tcp", "rdma"]) {
+        assert_eq!((&found["transport"], &found["sessions"]), (&transport.into(), &3.into()));
+        assert_eq!(found["requests"], 3 * found["slots"].as_u64().unwrap());
+        assert!(found["states"]["files"] == 20 && found["peak"].as_u64() >= found["idle"].as_u64());
+    }
+}
+
+#[test]
+fn a_session_goes_on_while_its_connections_are_cut() {
+    let fast = ["--every", "20", "--seconds", "0.3", "--rounds", "1"];
+    let found: Value = serde_json::from_str(&ok(&[&["bench", "failover", "--json"], &fast[..]].concat())).unwrap();
+    let found = found.as_array().unwrap();
+    assert_eq!(found.len(), 12, "READ and WRITE, by six sessions");
+    for one in found {
+        assert!(one["operations"].as_u64().unwrap() > 0 && one["gb_per_s"]["median"].as_f64().unwrap() > 0.0);
+        let is_cut = one["series"].as_str().unwrap().contains("cut");
+        assert!(is_cut || one["cuts"] == 0, "{one}");
+    }
+    assert!(found.iter().any(|one| one["cuts"].as_u64() > Some(0)));
+}

@@ -9,13 +9,14 @@
 //! - [`runner`]: measures every series at every point, in rounds, so that what else happens on the machine hits all alike.
 //! - [`plan`]: the points of one subcommand, what is drawn of them, and what was published about it ([`claim`]).
 //! - [`connections`] and [`sessions`] stand beside these: they count the memory of a [`counted`] server, not
-//!   operations.
+//!   operations. [`failover`] measures a session whose connections are cut.
 //! - [`report`]: medians, spreads and costs; told as [`text`], as JSON, and as a page ([`html`]).
 
 pub mod bare;
 pub mod claim;
 pub mod connections;
 pub mod counted;
+pub mod failover;
 pub mod html;
 pub mod load;
 pub mod machine;

@@ -9,7 +9,7 @@ use server::config::ByteSize;
 use crate::{
     bench::{
         bare::{self, Bare, PeerArgs},
-        connections, html,
+        connections, failover, html,
         plan::{self, Plan},
         point::{Operation, Point},
         sessions,
@@ -84,6 +84,8 @@ enum What {
     Connections(connections::Args),
     /// What sessions, slots, opens and locks of NFSv4.1 cost: the server's memory
     Sessions(sessions::Args),
+    /// One session of NFSv4.1 over TCP and RDMA, of which one or the other is cut again and again
+    Failover(failover::Args),
     /// Answers send and sendfile
     #[command(hide = true)]
     Peer(PeerArgs),
@@ -160,6 +162,7 @@ pub fn run(args: &Args) -> Outcome {
         }
         What::Connections(args) => connections::run(args),
         What::Sessions(args) => sessions::run(args),
+        What::Failover(args) => failover::run(args),
         What::Peer(args) => bare::peer(args).map(|()| Exit::Ok),
     }
 }

@@ -1,0 +1,239 @@
+//! `slipway bench failover`: one session of NFSv4.1 over a connection by TCP and one by RDMA, of which one or the other is cut again
+//! and again while it is in use.
+//!
+//! A connection is cut as the network does it, by shutting its socket down beneath the client. Nothing may fail: what was under way
+//! is asked for again by the other connection, in the same slot, until the one that was cut is there again.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    path::Path,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use client::{NfsUrl, Version};
+use rustix::{
+    net::{Shutdown, getpeername, shutdown},
+    process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open},
+};
+use serde::Serialize;
+
+use super::{
+    meter::Meter,
+    point::{Operation, Point},
+    report::Row,
+    runner::{self, Cell, Measured, Subject},
+    series::NfsSubject,
+    site::Site,
+};
+use crate::{
+    child::{Listen, Server},
+    exit::{Exit, Failure, Outcome},
+    output::{self, Align, Table},
+    progress::Steps,
+    reach,
+};
+
+/// What to measure.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Milliseconds from one cut to the next
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    every: u64,
+    /// Operations outstanding at once
+    #[arg(short = 'n', long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    in_flight: u32,
+    /// Seconds of each run
+    #[arg(short, long, default_value_t = 2.0)]
+    seconds: f64,
+    /// Runs of each, in turns
+    #[arg(short, long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Congestion control of both ends: cubic, bbr, reno, …
+    #[arg(long)]
+    congestion: Option<String>,
+    /// Print the results as one line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found for a session at a point.
+#[derive(Debug, Serialize)]
+struct Found {
+    #[serde(flatten)]
+    row: Row,
+    /// Connections that were cut, in all runs of this session at all points.
+    cuts: usize,
+}
+
+/// Measures.
+pub fn run(args: &Args) -> Outcome {
+    if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
+        return Err(Failure::usage("--seconds: more than 0, and at most an hour"));
+    }
+    let points = [Operation::Read, Operation::Write].map(|operation| Point::new(operation, BLOCK, args.in_flight));
+    let site = Arc::new(Site::new("slipway-bench-failover".to_owned(), &points, FILE_BYTES));
+    let options = args.congestion.iter().map(|name| ("congestion".to_owned(), name.clone())).collect();
+    let listen =
+        TRANSPORTS.map(|transport| Listen { transport: transport.to_owned(), options: Clone::clone(&options) });
+    let server = Server::start(&listen, &["--memory".into(), (4 * FILE_BYTES).to_string().into()])?;
+    let block_max = reach::run(site.prepare(&server.url(0)))?;
+
+    let meter = Meter::find(Path::new("/"));
+    let subject = |session: &Session| -> Result<Cutting<NfsSubject<'_>>, Failure> {
+        let limit = Duration::from_secs_f64(args.seconds);
+        let url = url(&server, session.connections)?;
+        let inner = NfsSubject::new(url, site.clone(), block_max, Some(server.pid()), limit, &meter);
+        let connections = session.connections.iter().map(|&at| address(&server.url(at))).collect();
+        let cut = session.cut.iter().map(|&at| address(&server.url(at))).collect();
+        Ok(Cutting { inner, connections, cut, every: Duration::from_millis(args.every), cuts: 0 })
+    };
+    let mut subjects = SESSIONS.iter().map(subject).collect::<Result<Vec<_>, _>>()?;
+    let steps = Steps::new(!args.json, points.len() * SESSIONS.len() * args.rounds as usize);
+    let cells = runner::run(&mut subjects, &points, args.rounds, || steps.step())?;
+    drop(steps);
+
+    let mut found = Vec::new();
+    for (point, cells) in points.iter().zip(&cells) {
+        for ((session, subject), cell) in SESSIONS.iter().zip(&subjects).zip(cells) {
+            match cell {
+                Cell::Samples(samples) => {
+                    found.push(Found { row: Row::new(session.name, point, samples), cuts: subject.cuts });
+                }
+                Cell::Unable(why) => return Err(Failure::failed(format!("{}: {why}", session.name))),
+            }
+        }
+    }
+    match args.json {
+        true => output::json(&found),
+        false => output::print(&text(&found)),
+    }
+    Ok(Exit::Ok)
+}
+
+/// By the transports at these places, all for one session.
+fn url(server: &Server, connections: &[usize]) -> Result<NfsUrl, Failure> {
+    let mut url = server.url(connections[0]);
+    url.options.version = Version::V4_1;
+    let further = connections[1..].iter().map(|&at| format!("{}@{}", TRANSPORTS[at], address(&server.url(at))));
+    url.options.set("addr", &further.collect::<Vec<_>>().join(",")).map_err(Failure::usage)?;
+    Ok(url)
+}
+
+fn address(url: &NfsUrl) -> SocketAddr {
+    let host = url.host.parse().expect("a server of ours says its address");
+    SocketAddr::new(host, url.port.expect("and its port"))
+}
+
+/// A subject whose connections are cut while it is measured.
+struct Cutting<S> {
+    inner: S,
+    /// The peers of all of them: before each is there, none is cut.
+    connections: Vec<SocketAddr>,
+    /// Of those that are cut, one after the other.
+    cut: Vec<SocketAddr>,
+    every: Duration,
+    /// So many were.
+    cuts: usize,
+}
+
+impl<S: Subject> Subject for Cutting<S> {
+    fn measure(&mut self, point: &Point) -> Result<Measured, Failure> {
+        let Self { inner, connections, cut, every, cuts } = self;
+        thread::scope(|scope| {
+            let (done, is_done) = mpsc::channel::<()>();
+            let cutter = scope.spawn(move || -> io::Result<usize> {
+                let (mut turns, mut count) = (cut.iter().cycle(), 0);
+                while is_done.recv_timeout(*every) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    let Some(next) = turns.next() else { break };
+                    let sockets = Sockets::connected()?;
+                    if connections.iter().all(|peer| sockets.to(peer).next().is_some()) {
+                        count += sockets.to(next).filter(|socket| shutdown(socket, Shutdown::Both).is_ok()).count();
+                    }
+                }
+                Ok(count)
+            });
+            let measured = inner.measure(point);
+            drop(done);
+            let cut = cutter.join().expect("who cuts does not panic");
+            *cuts += cut.map_err(|error| Failure::failed(format!("connections cannot be cut: {error}")))?;
+            measured
+        })
+    }
+}
+
+/// Sockets of this process, and whom they are connected to.
+struct Sockets(Vec<(rustix::fd::OwnedFd, SocketAddr)>);
+
+impl Sockets {
+    /// All that there are.
+    fn connected() -> io::Result<Self> {
+        let this = pidfd_open(getpid(), PidfdFlags::empty())?;
+        let mut all = Vec::new();
+        for entry in fs::read_dir("/proc/self/fd")? {
+            let Some(number) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            // What has been closed meanwhile, and what is no socket, is nothing to us.
+            let Ok(socket) = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()) else { continue };
+            let peer = getpeername(&socket).ok().flatten().and_then(|peer| SocketAddr::try_from(peer).ok());
+            all.extend(peer.map(|peer| (socket, peer)));
+        }
+        Ok(Self(all))
+    }
+
+    fn to(&self, peer: &SocketAddr) -> impl Iterator<Item = &rustix::fd::OwnedFd> {
+        self.0.iter().filter(move |(_, other)| other == peer).map(|(socket, _)| socket)
+    }
+}
+
+fn text(found: &[Found]) -> String {
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("what", Align::Left),
+        ("session over", Align::Left),
+        ("GB/s", right),
+        ("CPU s/GB", right),
+        ("p99 ms", right),
+        ("longest", right),
+        ("operations", right),
+        ("cuts", right),
+    ]);
+    for Found { row, cuts } in found {
+        let per_gb = |cost: Option<f64>| cost.unwrap_or(0.0);
+        let client = per_gb(row.client_cpu.seconds_per_gb.map(|cost| cost.median));
+        let server = per_gb(row.server_cpu.and_then(|cost| cost.seconds_per_gb).map(|cost| cost.median));
+        table.row(vec![
+            row.point.label(),
+            row.series.clone(),
+            format!("{:.3}", row.gb_per_s.map_or(0.0, |rate| rate.median)),
+            format!("{:.3}", client + server),
+            format!("{:.2}", row.latency_us.p99 / 1e3),
+            format!("{:.2}", row.latency_us.max / 1e3),
+            row.operations.to_string(),
+            cuts.to_string(),
+        ]);
+    }
+    format!("{}\nNone failed. Cuts are those of a session's READs and WRITEs together.\n", table.text())
+}
+
+/// A way that a session is used.
+struct Session {
+    name: &'static str,
+    /// Its connections, as places in [`TRANSPORTS`].
+    connections: &'static [usize],
+    /// Which of them are cut, in turns.
+    cut: &'static [usize],
+}
+
+const TRANSPORTS: [&str; 2] = ["tcp", "rdma"];
+const SESSIONS: [Session; 6] = [
+    Session { name: "tcp", connections: &[0], cut: &[] },
+    Session { name: "rdma", connections: &[1], cut: &[] },
+    Session { name: "both", connections: &[0, 1], cut: &[] },
+    Session { name: "both, tcp cut", connections: &[0, 1], cut: &[0] },
+    Session { name: "both, rdma cut", connections: &[0, 1], cut: &[1] },
+    Session { name: "both, cut in turns", connections: &[0, 1], cut: &[0, 1] },
+];
+const BLOCK: usize = 128 << 10;
+const FILE_BYTES: u64 = 64 << 20;
