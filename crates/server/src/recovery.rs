@@ -231,24 +231,16 @@ impl Recovery {
         })
     }
 
-    /// Forgets an NFSv4 client: it has lost what it held, or gave it up.
+    /// Forgets NFSv4 clients: they have lost what they held, or gave it up.
     ///
     /// # Errors
-    /// The storage fails: nobody else must get what it held then.
-    pub fn remove_v4_client(&self, owner: &[u8]) -> io::Result<()> {
+    /// The storage fails: nobody else must get what they held then.
+    pub fn remove_v4_clients<'a>(&self, owners: impl IntoIterator<Item = &'a [u8]>) -> io::Result<()> {
         self.write(|transaction| {
-            transaction.open_table(V4_CLIENTS)?.remove(owner)?;
-            Ok(())
-        })
-    }
-
-    /// Forgets the NFSv4 clients but those of whom `keep` says so.
-    ///
-    /// # Errors
-    /// The storage fails.
-    pub fn retain_v4_clients(&self, keep: impl Fn(&[u8]) -> bool) -> io::Result<()> {
-        self.write(|transaction| {
-            transaction.open_table(V4_CLIENTS)?.retain(|owner, ()| keep(owner))?;
+            let mut table = transaction.open_table(V4_CLIENTS)?;
+            for owner in owners {
+                table.remove(owner)?;
+            }
             Ok(())
         })
     }
@@ -330,13 +322,11 @@ mod tests {
             for owner in [&b"venus"[..], b"mars", b"venus", b""] {
                 recovery.add_v4_client(owner).unwrap();
             }
-            recovery.remove_v4_client(b"mercury").unwrap();
+            recovery.remove_v4_clients([&b"mercury"[..]]).unwrap();
         }
         let recovery = Recovery::open(dir.path()).unwrap();
         assert_eq!(recovery.v4_clients().unwrap(), ["", "mars", "venus"]);
-        recovery.remove_v4_client(b"mars").unwrap();
-        assert_eq!(recovery.v4_clients().unwrap(), ["", "venus"]);
-        recovery.retain_v4_clients(|owner| owner == b"venus").unwrap();
+        recovery.remove_v4_clients([&b"mars"[..], b""]).unwrap();
         assert_eq!(recovery.v4_clients().unwrap(), ["venus"]);
     }
 

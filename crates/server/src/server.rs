@@ -37,6 +37,7 @@ use crate::{
 ///     let pool = buf::Pool::default();
 ///     let export = ExportConfig::directory(dir, ExportOptions::default())?;
 ///     let nfs = NfsServer::open(&[export], state, &pool)?;
+///     tokio::spawn(nfs.upkeep());
 ///     let server = nfs.services().into_iter().fold(rpc::Server::builder(), rpc::ServerBuilder::shared).build();
 ///
 ///     let tcp: &dyn rpc::TransportKind = &rpc::TcpKind::new(Default::default(), pool);
@@ -67,7 +68,7 @@ impl NfsServer {
     }
 
     /// As [`new`](Self::new), with what must survive a restart of the server. If clients may have held locks before,
-    /// only these can be locked for the time of grace.
+    /// only these can be locked until [`upkeep`](Self::upkeep) ends the time of grace.
     ///
     /// # Errors
     /// The storage fails.
@@ -129,8 +130,8 @@ impl NfsServer {
         vec![Arc::new(self.nfs3()), Arc::new(self.nfs4()), Arc::new(self.mount3()), Arc::new(self.nfsacl3())]
     }
 
-    /// What version 4 does unasked: it recalls delegations, which are given only where this runs; revokes what silent clients
-    /// keep from others; and ends grace. Once for a server.
+    /// What a server does unasked: it recalls delegations, which are given only where this runs; revokes what silent clients
+    /// keep from others; and ends grace, for all protocols, which nothing else does. Once for a server.
     pub fn upkeep(&self) -> impl Future<Output = ()> + Send + 'static {
         upkeep::run(self.shared.clone())
     }

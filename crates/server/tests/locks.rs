@@ -228,6 +228,13 @@ fn after_a_restart_who_held_locks_reclaims_them_and_nobody_else() {
     // It is remembered as long as nobody has said that it holds nothing.
     let server = serve(dir.path(), state.path(), Duration::ZERO);
     let (a, b) = (host(&server, "192.0.2.1:800", "venus"), host(&server, "192.0.2.2:700", "mars"));
+    let lock = || b.lock(b.args(b.of(&file, 1, 0, 0), true));
+    assert_eq!(lock(), Nlm4Stats::DeniedGracePeriod, "it has had its time, and is not ended");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.spawn(server.upkeep());
+    while lock() == Nlm4Stats::DeniedGracePeriod {
+        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1)).await });
+    }
+    assert_eq!(lock(), Nlm4Stats::Granted);
     assert_eq!(a.lock(LockArgs { reclaim: true, ..a.args(a.of(&file, 1, 0, 0), true) }), Nlm4Stats::DeniedGracePeriod);
-    assert_eq!(b.lock(b.args(b.of(&file, 1, 0, 0), true)), Nlm4Stats::Granted, "grace is over");
 }

@@ -128,15 +128,14 @@ pub struct Holder {
 /// All locks and shares of a server; `F` names a file.
 ///
 /// ```
-/// use std::time::Instant;
 /// use server::locks::*;
 ///
 /// let mut table = LockTable::<&str>::new(Limits::default());
 /// let owner = |name: &[u8]| Owner { client: LockClient::V4(1), opaque: name.into() };
-/// let (now, kind, range) = (Instant::now(), LockKind::Exclusive, Range::to_end(0));
+/// let (kind, range) = (LockKind::Exclusive, Range::to_end(0));
 /// let request = Request { range, kind, wait: true, reclaim: false };
-/// assert_eq!(table.lock(&"file", &owner(b"a"), &request, now), Ok(Locked::Granted));
-/// let Ok(Locked::Waiting(id)) = table.lock(&"file", &owner(b"b"), &request, now) else { panic!("it waits") };
+/// assert_eq!(table.lock(&"file", &owner(b"a"), &request), Ok(Locked::Granted));
+/// let Ok(Locked::Waiting(id)) = table.lock(&"file", &owner(b"b"), &request) else { panic!("it waits") };
 /// table.unlock(&"file", &owner(b"a"), range).unwrap();
 /// assert_eq!(table.poll_grant().unwrap().id, id);
 /// ```
@@ -185,7 +184,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         }
     }
 
-    /// Lets only reclaims through until then at least.
+    /// Lets only reclaims through until it is [ended](Self::end_grace), which is not to be before then.
     pub fn begin_grace(&mut self, until: Instant) {
         self.grace_until = self.grace_until.max(Some(until));
     }
@@ -195,12 +194,12 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         self.grace_until = None;
     }
 
-    /// Whether only reclaims are let through now.
-    pub fn in_grace(&self, now: Instant) -> bool {
-        self.grace_until.is_some_and(|until| now < until)
+    /// Whether only reclaims are let through.
+    pub fn in_grace(&self) -> bool {
+        self.grace_until.is_some()
     }
 
-    /// Whether there was grace whose time has passed, and which has not been [ended](Self::end_grace).
+    /// Whether grace has had its time, and is to be [ended](Self::end_grace).
     pub fn is_grace_over(&self, now: Instant) -> bool {
         self.grace_until.is_some_and(|until| now >= until)
     }
@@ -209,8 +208,8 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     ///
     /// # Errors
     /// See [`LockError`].
-    pub fn lock(&mut self, file: &F, owner: &Owner, request: &Request, now: Instant) -> Result<Locked, LockError> {
-        self.check_grace(request.reclaim, now)?;
+    pub fn lock(&mut self, file: &F, owner: &Owner, request: &Request) -> Result<Locked, LockError> {
+        self.check_grace(request.reclaim)?;
         let (file, owner) = (self.intern(file), self.owners.intern(owner));
         let done = self.lock_interned(file, owner, request);
         self.settle(file, owner);
@@ -254,15 +253,8 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     ///
     /// # Errors
     /// `Denied` with the owner in the way (its range and kind say nothing); `Grace`, `NoGrace`, `Full`.
-    pub fn share(
-        &mut self,
-        file: &F,
-        owner: &Owner,
-        share: Share,
-        reclaim: bool,
-        now: Instant,
-    ) -> Result<(), LockError> {
-        self.check_grace(reclaim, now)?;
+    pub fn share(&mut self, file: &F, owner: &Owner, share: Share, reclaim: bool) -> Result<(), LockError> {
+        self.check_grace(reclaim)?;
         let (file, owner) = (self.intern(file), self.owners.intern(owner));
         let done = self.share_interned(file, owner, share);
         self.settle(file, owner);
@@ -341,8 +333,8 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         self.owners.units()
     }
 
-    fn check_grace(&self, reclaim: bool, now: Instant) -> Result<(), LockError> {
-        match (self.in_grace(now), reclaim) {
+    fn check_grace(&self, reclaim: bool) -> Result<(), LockError> {
+        match (self.in_grace(), reclaim) {
             (true, false) => Err(LockError::Grace),
             (false, true) => Err(LockError::NoGrace),
             _ => Ok(()),

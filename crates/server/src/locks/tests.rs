@@ -37,7 +37,7 @@ impl Rig {
     }
 
     fn lock(&mut self, who: &Owner, request: Request) -> Result<Locked, LockError> {
-        self.table.lock(&0, who, &request, self.now)
+        self.table.lock(&0, who, &request)
     }
 
     fn waits(&mut self, who: &Owner, request: Request) -> WaiterId {
@@ -202,16 +202,18 @@ fn in_grace_only_reclaims_pass_and_after_it_none() {
     rig.table.begin_grace(rig.now + Duration::from_secs(90));
     let (a, b) = (owner(1, 1), owner(2, 1));
     assert_eq!(rig.lock(&a, ask(range(0, 1), Shared)), Err(LockError::Grace));
-    assert_eq!(rig.table.share(&0, &a, share, false, rig.now), Err(LockError::Grace));
+    assert_eq!(rig.table.share(&0, &a, share, false), Err(LockError::Grace));
     assert_eq!(rig.lock(&a, reclaim), Ok(Locked::Granted));
     assert!(matches!(rig.lock(&b, reclaim), Err(LockError::Denied(_))));
-    assert_eq!(rig.table.share(&0, &a, share, true, rig.now), Ok(()));
+    assert_eq!(rig.table.share(&0, &a, share, true), Ok(()));
+    assert!(!rig.table.is_grace_over(rig.now));
     rig.now += Duration::from_secs(90);
+    assert!(rig.table.is_grace_over(rig.now));
+    assert_eq!(rig.lock(&b, ask(range(1, 1), Shared)), Err(LockError::Grace), "whoever ends it has work to do first");
+    rig.table.end_grace();
+    assert!(!rig.table.is_grace_over(rig.now));
     assert_eq!(rig.lock(&a, reclaim), Err(LockError::NoGrace));
     assert_eq!(rig.lock(&b, ask(range(1, 1), Shared)), Ok(Locked::Granted));
-    rig.table.begin_grace(rig.now + Duration::from_secs(90));
-    rig.table.end_grace();
-    assert_eq!(rig.lock(&b, ask(range(1, 1), Exclusive)), Ok(Locked::Granted));
 }
 
 #[test]
@@ -220,14 +222,13 @@ fn shares_are_replaced_refused_and_closed() {
     let (a, b) = (owner(1, 1), owner(2, 1));
     let reads = Share { read: true, write: false, deny_read: false, deny_write: false };
     let alone = Share { read: true, write: true, deny_read: true, deny_write: true };
-    let now = rig.now;
-    rig.table.share(&0, &a, reads, false, now).unwrap();
-    rig.table.share(&0, &b, reads, false, now).unwrap();
-    let Err(LockError::Denied(holder)) = rig.table.share(&0, &a, alone, false, now) else { panic!("denied") };
+    rig.table.share(&0, &a, reads, false).unwrap();
+    rig.table.share(&0, &b, reads, false).unwrap();
+    let Err(LockError::Denied(holder)) = rig.table.share(&0, &a, alone, false) else { panic!("denied") };
     assert_eq!(*holder.owner, b);
     assert_eq!(rig.table.share_of(&0, &a), Some(reads), "a refused upgrade changes nothing");
     assert!(rig.table.unshare(&0, &b) && !rig.table.unshare(&0, &b));
-    rig.table.share(&0, &a, alone, false, now).unwrap();
+    rig.table.share(&0, &a, alone, false).unwrap();
     assert_eq!((rig.table.units(), rig.table.share_of(&0, &a)), (1, Some(alone)));
     rig.table.release_client(a.client);
     assert_eq!((rig.table.units(), rig.table.files.len()), (0, 0));
@@ -385,14 +386,14 @@ fn who(number: u8) -> Owner {
 }
 
 fn run(steps: &[Step]) {
-    let (mut table, mut model, now) = (LockTable::<u8>::new(Limits::default()), Model::default(), Instant::now());
+    let (mut table, mut model) = (LockTable::<u8>::new(Limits::default()), Model::default());
     for step in steps {
         match *step {
             Step::Lock { file, who: number, first, length, exclusive, wait } => {
                 let (range, bytes) = bytes(first, length);
                 let kind = if exclusive { Exclusive } else { Shared };
                 let request = Request { range, kind, wait, reclaim: false };
-                let result = table.lock(&file, &who(number), &request, now);
+                let result = table.lock(&file, &who(number), &request);
                 let same = |w: &Waiting| (w.file, w.who, w.range, w.kind) == (file, number, range, kind);
                 let queued = model.waiting.iter().position(same);
                 let before = &model.waiting[..queued.unwrap_or(model.waiting.len())];

@@ -23,7 +23,7 @@ use rpc::{
 };
 use tokio::{
     task::JoinSet,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep},
 };
 use xdr::{Decode, Encode};
 
@@ -44,7 +44,6 @@ pub(crate) async fn run(shared: Arc<Shared>, transports: CallbackTransports) {
     let Some(mut queue) = shared.lockd.take_queue() else { return };
     let callbacks = Arc::new(Callbacks { shared: shared.clone(), transports, clients: Mutex::default() });
     let mut tasks = JoinSet::new();
-    let mut grace_checked = Instant::now();
     loop {
         tokio::select! {
             said = queue.recv() => match said {
@@ -52,13 +51,6 @@ pub(crate) async fn run(shared: Arc<Shared>, transports: CallbackTransports) {
                 None => return,
             },
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
-            () = sleep_until(grace_checked + GRACE_POLL) => {
-                grace_checked = Instant::now();
-                if shared.lockd.is_grace_over() {
-                    let shared = shared.clone();
-                    drop(tasks.spawn_blocking(move || shared.lockd.end_grace()));
-                }
-            }
         }
     }
 }
@@ -229,5 +221,4 @@ const NOTIFY_FOR: Duration = Duration::from_secs(15 * 60);
 const PAUSE_MIN: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 const DEADLINE: Duration = Duration::from_secs(10);
-const GRACE_POLL: Duration = Duration::from_secs(1);
 const CLIENTS_MAX: usize = 1024;

@@ -11,7 +11,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicI32, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -164,25 +164,26 @@ impl Lockd {
         told.into_iter().for_each(|host| self.say(Outgoing::Restarted(host)));
     }
 
-    /// Who reclaimed nothing in grace has no claim any more. Waits for storage.
+    /// Who reclaimed nothing in grace has no claim any more; when that is stored, everybody can have what is free. Waits for
+    /// storage.
     pub(crate) fn end_grace(&self) {
         let _storing = self.storing.lock();
         let gone: Vec<Host> = {
             let Inner { table, hosts, .. } = &mut *self.inner.lock();
-            table.end_grace();
             let without_locks = |id: &HostId| !table.has_client(LockClient::Nlm(*id));
             let late: Vec<HostId> = hosts.iter().filter(|(_, host)| host.may_reclaim).map(|(id, _)| id).collect();
             late.iter().for_each(|&id| hosts.get_mut(id).expect("it is there").may_reclaim = false);
             late.into_iter().filter(without_locks).filter_map(|id| hosts.remove(id)).collect()
         };
         if let Err(error) = self.recovery.remove_hosts(gone.iter().map(|host| (host.address, &host.name[..]))) {
-            tracing::warn!(%error, "hosts without locks are remembered all the same");
+            tracing::error!(%error, "hosts without locks could not be forgotten: nobody gets any until a restart");
         }
+        self.inner.lock().table.end_grace();
     }
 
-    /// Whether grace is over, and [`end_grace`](Self::end_grace) is to be called.
-    pub(crate) fn is_grace_over(&self) -> bool {
-        self.inner.lock().table.is_grace_over(clock::now())
+    /// Whether grace has had its time.
+    pub(crate) fn is_grace_over(&self, now: Instant) -> bool {
+        self.inner.lock().table.is_grace_over(now)
     }
 
     /// Begins grace on behalf of another protocol.
@@ -230,8 +231,9 @@ impl Lockd {
         &self.recovery
     }
 
+    /// Whether only what was held before can be had, by any protocol. When it ends is for [`upkeep`](crate::v4::upkeep) to say.
     pub(crate) fn in_grace(&self) -> bool {
-        self.inner.lock().table.in_grace(clock::now())
+        self.inner.lock().table.in_grace()
     }
 
     /// Asks or changes the lock table on behalf of another protocol.
@@ -263,7 +265,7 @@ impl Lockd {
     /// # Errors
     /// It would have to wait for storage, and must not.
     pub(crate) fn lock(&self, from: From<'_>, ask: &Ask<'_>) -> Result<Nlm4Stats, WouldBlock> {
-        if !ask.reclaim && self.in_grace() {
+        if ask.reclaim != self.in_grace() {
             return Ok(Nlm4Stats::DeniedGracePeriod);
         }
         let Some(host) = self.known_host(from, ask)? else { return Ok(Nlm4Stats::DeniedNoLocks) };
@@ -280,7 +282,7 @@ impl Lockd {
         }
         let owner = lock_owner(host, ask.lock);
         let Ask { range, kind, wait, reclaim, .. } = *ask;
-        let locked = inner.table.lock(&ask.file, &owner, &Request { range, kind, wait, reclaim }, clock::now());
+        let locked = inner.table.lock(&ask.file, &owner, &Request { range, kind, wait, reclaim });
         let status = match locked {
             Ok(Locked::Granted) => {
                 // It may have asked again before GRANTED reached it.
@@ -388,7 +390,7 @@ impl Lockd {
     pub(crate) fn share(&self, from: From<'_>, oh: &[u8], file: &LockFile, share: Share, reclaim: bool) -> Nlm4Stats {
         let mut inner = self.inner.lock();
         let Some(host) = inner.intern(from) else { return Nlm4Stats::DeniedNoLocks };
-        match inner.table.share(file, &share_owner(host, oh), share, reclaim, clock::now()) {
+        match inner.table.share(file, &share_owner(host, oh), share, reclaim) {
             Ok(()) => Nlm4Stats::Granted,
             Err(LockError::Denied(_) | LockError::Deadlock) => Nlm4Stats::Denied,
             Err(LockError::Grace | LockError::NoGrace) => Nlm4Stats::DeniedGracePeriod,

@@ -126,10 +126,9 @@ impl Shared {
     }
 
     async fn getattr_of(&self, holder: &Held<LockFile>) -> Answer {
-        let (export, handle) = &holder.file;
-        let fh = bytes::Bytes::copy_from_slice(&self.key.seal_bytes(*export, handle));
+        let fh = self.callback_fh(&holder.file);
         let wanted = [Attr4::Change, Attr4::Size].into_iter().map(|attr| attr as u32).collect();
-        let operation = CbArgop4::GetAttr(CbGetAttrArgs { fh: fh.into(), attr_request: wanted });
+        let operation = CbArgop4::GetAttr(CbGetAttrArgs { fh, attr_request: wanted });
         let called = self.v4.callbacks.call(&self.v4.state, holder.client, &operation).await;
         let fattr = match called {
             Ok(CbResop4::GetAttr(Res4::Ok(fattr))) => fattr,

@@ -53,7 +53,7 @@ use holder::Questions;
 use names::Names;
 use offload::Offloads;
 use pseudo::Pseudo;
-use state::{Event, State, StateOptions, marks::Marks, session::ChannelLimits};
+use state::{Event, State, StateOptions, marks::Marks, recover::RecordChange, session::ChannelLimits};
 use upkeep::Errand;
 
 /// The NFS program, version 4: its minor versions 1 and 2.
@@ -249,9 +249,13 @@ impl Shared {
     /// Does what follows from a change. Waits for storage where a client has lost what it held: that is rare, and nobody else
     /// may get it before.
     fn settle(&self, state: &mut ServerState, mut table: Option<&mut LockTable<LockFile>>) {
-        while let Some(owner) = state.poll_forgotten() {
-            if let Err(error) = self.lockd.recovery().remove_v4_client(&owner) {
-                tracing::error!(%error, "a client that has lost its locks could not be forgotten: nobody gets any until a restart");
+        while let Some(change) = state.poll_record() {
+            let stored = match &change {
+                RecordChange::Add(owner) => self.lockd.recovery().add_v4_client(owner),
+                RecordChange::Remove(owner) => self.lockd.recovery().remove_v4_clients([&owner[..]]),
+            };
+            if let Err(error) = stored {
+                tracing::error!(%error, "what a client may reclaim could not be stored: nobody gets any locks until a restart");
             }
         }
         while let Some(recall) = state.poll_recall() {

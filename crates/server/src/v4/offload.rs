@@ -15,16 +15,14 @@ use std::{
             Ordering::{Relaxed, SeqCst},
         },
     },
-    time::Duration,
 };
 
 use nfs::v4::{
-    Clientid4, CopyOk, CopyRequirements4, Nfsstat4, OffloadStatusOk, Res4, StableHow4, Stateid4, Verifier4,
-    WriteResponse4,
-    callback::{CbArgop4, CbOffloadArgs, CbResop4, OffloadInfo4},
+    Clientid4, CopyOk, CopyRequirements4, Nfsstat4, OffloadStatusOk, StableHow4, Stateid4, Verifier4, WriteResponse4,
+    callback::{CbArgop4, CbOffloadArgs, OffloadInfo4},
 };
 use parking_lot::Mutex;
-use tokio::{sync::Semaphore, time::sleep};
+use tokio::sync::Semaphore;
 use vfs::Handle;
 
 use super::{state::marks::Changing, upkeep::Errand};
@@ -188,24 +186,10 @@ pub(super) async fn run(shared: Arc<Shared>, copying: Copying) {
         Nfsstat4::Ok => OffloadInfo4::Ok(WriteResponse4 { callback_id: None, count, committed, writeverf: verifier }),
         status => OffloadInfo4::Fail(status, count),
     };
-    let (export, handle) = &offload.file;
-    let fh = bytes::Bytes::copy_from_slice(&shared.key.seal_bytes(*export, handle));
-    let operation = CbArgop4::Offload(CbOffloadArgs { fh: fh.into(), stateid: offload.name, offload_info });
-    let mut pause = PAUSE_MIN;
-    while shared.v4.offloads.is_known(&offload.name) && offload.has_lease(&shared) {
-        match shared.v4.callbacks.call(&shared.v4.state, offload.client, &operation).await {
-            Ok(CbResop4::Offload(Res4::Ok(()))) => break,
-            // The reply with the name of the copy may still be on its way.
-            Ok(result) => {
-                tracing::debug!(client = offload.client.0, ?result, "a client does not take the end of a copy")
-            }
-            Err(error) => {
-                tracing::debug!(client = offload.client.0, %error, "a client does not hear of the end of a copy");
-            }
-        }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
-    }
+    let fh = shared.callback_fh(&offload.file);
+    let operation = CbArgop4::Offload(CbOffloadArgs { fh, stateid: offload.name, offload_info });
+    let is_known = || shared.v4.offloads.is_known(&offload.name) && offload.has_lease(&shared);
+    shared.call_until_heard(offload.client, &operation, is_known).await;
     shared.v4.offloads.by_name.lock().remove(&offload.name);
 }
 
@@ -265,5 +249,3 @@ const PIECE: u64 = 8 << 20;
 const PIECES_MAX: usize = 4;
 const OFFLOADS_MAX: usize = 256;
 const CLIENT_OFFLOADS_MAX: usize = 16;
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);

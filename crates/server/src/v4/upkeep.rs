@@ -1,16 +1,22 @@
-//! What version 4 does unasked: it recalls delegations, tells who wants a lock that it may be had, makes copies behind their replies, revokes what was not given back in time, forgets clients that have
-//! gone, and ends grace.
+//! What a server does unasked: version 4's callbacks and revocations, and the end of grace of all protocols.
+//!
+//! It recalls delegations, tells who wants a lock that it may be had, makes copies behind their replies, revokes what was not
+//! given back in time, and forgets clients that have gone.
 //!
 //! Grace ends when its time has passed, or when all have reclaimed who had anything: the clients of version 4 say so, by
-//! RECLAIM_COMPLETE; hosts that lock by NLM cannot, so where there are any the time must pass.
+//! RECLAIM_COMPLETE; hosts that lock by NLM cannot, so where there are any the time must pass. It ends here and nowhere else.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use nfs::v4::{
-    Clientid4, Nfsstat4, Res4,
+    Clientid4, NfsFh4, Nfsstat4,
     callback::{
-        CbArgop4, CbNotifyLockArgs, CbRecallAnyArgs, CbRecallArgs, CbRecallSlotArgs, CbResop4,
-        RCA4_TYPE_MASK_RDATA_DLG, RCA4_TYPE_MASK_WDATA_DLG,
+        CbArgop4, CbNotifyLockArgs, CbRecallAnyArgs, CbRecallArgs, CbRecallSlotArgs, RCA4_TYPE_MASK_RDATA_DLG,
+        RCA4_TYPE_MASK_WDATA_DLG,
     },
 };
 use tokio::{
@@ -19,7 +25,6 @@ use tokio::{
 };
 
 use super::{
-    callback::CallbackError,
     holder::{self, Asking},
     offload::{self, Copying},
     state::{delegation::Held, load::Ask, open::name_of_lock_owner},
@@ -73,27 +78,9 @@ pub(crate) async fn run(shared: Arc<Shared>) {
 
 /// Tells a client to give a delegation back, until it has heard.
 async fn recall(shared: Arc<Shared>, recall: Held<LockFile>) {
-    let (export, handle) = &recall.file;
-    let fh = bytes::Bytes::copy_from_slice(&shared.key.seal_bytes(*export, handle));
-    let operation = CbArgop4::Recall(CbRecallArgs { stateid: recall.stateid, truncate: false, fh: fh.into() });
-    let mut pause = PAUSE_MIN;
-    while shared.with_state(|state| state.is_recalling(&recall)) {
-        let called = shared.v4.callbacks.call(&shared.v4.state, recall.client, &operation).await;
-        match called {
-            Ok(CbResop4::Recall(Res4::Ok(()))) => return,
-            // The reply that gave it may still be on its way.
-            Ok(CbResop4::Recall(Res4::Fail(Nfsstat4::BadStateid | Nfsstat4::BadHandle | Nfsstat4::Delay))) => {}
-            Ok(result) => {
-                tracing::debug!(client = recall.client.0, ?result, "a client will not give a delegation back");
-            }
-            Err(CallbackError::NoPath(why)) => {
-                tracing::debug!(client = recall.client.0, ?why, "a delegation is not recalled");
-            }
-            Err(error) => tracing::debug!(client = recall.client.0, %error, "a delegation is not recalled"),
-        }
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
-    }
+    let fh = shared.callback_fh(&recall.file);
+    let operation = CbArgop4::Recall(CbRecallArgs { stateid: recall.stateid, truncate: false, fh });
+    shared.call_until_heard(recall.client, &operation, || shared.with_state(|state| state.is_recalling(&recall))).await;
 }
 
 /// Asks a client for what there is too much of, once: if it does not hear or heed it, it will be asked again.
@@ -138,10 +125,10 @@ impl Tellings {
             return;
         }
         *count += 1;
-        let (shared, (export, handle)) = (shared.clone(), notice.file);
+        let shared = shared.clone();
         self.tasks.spawn(async move {
-            let fh = bytes::Bytes::copy_from_slice(&shared.key.seal_bytes(export, &handle));
-            let operation = CbArgop4::NotifyLock(CbNotifyLockArgs { fh: fh.into(), lock_owner });
+            let fh = shared.callback_fh(&notice.file);
+            let operation = CbArgop4::NotifyLock(CbNotifyLockArgs { fh, lock_owner });
             if let Err(error) = shared.v4.callbacks.call(&shared.v4.state, client, &operation).await {
                 tracing::debug!(client = client.0, %error, "a client does not hear that it may ask again for a lock");
             }
@@ -161,6 +148,29 @@ impl Tellings {
 }
 
 impl Shared {
+    /// A file as callbacks name it.
+    pub(super) fn callback_fh(&self, (export, handle): &LockFile) -> NfsFh4 {
+        bytes::Bytes::copy_from_slice(&self.key.seal_bytes(*export, handle)).into()
+    }
+
+    /// Calls a client until it has heard, as long as there is something to be heard.
+    pub(super) async fn call_until_heard(&self, client: Clientid4, operation: &CbArgop4, is_of_use: impl Fn() -> bool) {
+        let mut pause = PAUSE_MIN;
+        while is_of_use() {
+            match self.v4.callbacks.call(&self.v4.state, client, operation).await {
+                Ok(result) if result.status() == Nfsstat4::Ok => return,
+                // The reply with what it is about may still be on its way.
+                Ok(result) => tracing::debug!(client = client.0, ?result, "a client does not take what it is told"),
+                Err(error) => {
+                    let operation = operation.opnum();
+                    tracing::debug!(client = client.0, ?operation, %error, "a client does not hear what it is told");
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
     /// Ends what has had its time. Waits for storage.
     fn look_around(&self) {
         let now = clock::now();
@@ -169,23 +179,25 @@ impl Shared {
             state.relieve(now);
             now.checked_sub(self.v4.lease).into_iter().for_each(|then| locks.forget_watches(then));
         });
-        let (in_grace, all_have_reclaimed) = self.with_state(|state| (state.in_grace(), state.may_end_grace()));
-        if !in_grace {
+        self.end_grace_in_time(now);
+    }
+
+    /// Ends grace if it is time. First nobody can reclaim any more; then who has not done so is crossed out, as others may get
+    /// now what it had, and in another life it could reclaim that; and only then can they.
+    fn end_grace_in_time(&self, now: Instant) {
+        if !self.lockd.in_grace() {
             return;
         }
-        let early = all_have_reclaimed && !self.lockd.awaits_reclaims();
-        if early || self.lockd.is_grace_over() {
-            self.lockd.end_grace();
-        } else if self.lockd.in_grace() {
+        let early = !self.lockd.awaits_reclaims() && self.with_state(|state| state.may_end_grace());
+        if !early && !self.lockd.is_grace_over(now) {
             return;
         }
         let late = self.with_state(|state| state.end_grace());
-        tracing::info!(early, late = late.len(), "locks of version 4 can be had again");
-        for owner in late {
-            if let Err(error) = self.lockd.recovery().remove_v4_client(&owner) {
-                tracing::warn!(%error, "a client that has reclaimed nothing is remembered all the same");
-            }
+        if let Err(error) = self.lockd.recovery().remove_v4_clients(late.iter().map(|owner| &owner[..])) {
+            tracing::error!(%error, "who has reclaimed nothing could not be forgotten: nobody gets any locks until a restart");
         }
+        self.lockd.end_grace();
+        tracing::info!(early, late = late.len(), "new locks can be had again");
     }
 }
 

@@ -41,8 +41,8 @@ pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result
 
 pub(super) fn lockt(cx: &Context<'_>, at: &Cursor, args: &LockTArgs) -> Result<LockTRes, Fault4> {
     let file = file(cx, at)?;
-    let (client, now) = (at.client(), clock::now());
-    match cx.shared.with_locks(|state, locks| state.lockt(locks, client, &file, args, now)) {
+    let client = at.client();
+    match cx.shared.with_locks(|state, locks| state.lockt(locks, client, &file, args)) {
         Ok(()) => Ok(LockTRes::Fail(Nfsstat4::Ok)),
         Err(LockFailure::Denied(denied)) => Ok(LockTRes::Denied(denied)),
         Err(LockFailure::Status(status)) => Err(status.into()),

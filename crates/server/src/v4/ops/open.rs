@@ -50,8 +50,8 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     let want_bits = if at.minor > 0 { WANT_BITS } else { 0 };
     let (access, want) = (args.share_access & !want_bits, args.share_access & want_bits);
     let reclaim = matches!(args.claim, OpenClaim4::Previous(_));
-    let (client, shares, now) = (at.client(), (access, args.share_deny), clock::now());
-    cx.shared.with_locks(|state, locks| state.may_open(locks, client, shares, reclaim, now))?;
+    let (client, shares) = (at.client(), (access, args.share_deny));
+    cx.shared.with_locks(|state, locks| state.may_open(locks, client, shares, reclaim))?;
     remember(cx, client)?;
     let mut target = match &args.claim {
         OpenClaim4::Null(name) => {
@@ -143,8 +143,8 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
 pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowngradeArgs) -> Result<Stateid4, Fault4> {
     let file = cx.object4(at.current()?)?;
     let args = OpenDowngradeArgs { open_stateid: at.stateid(args.open_stateid)?, ..args.clone() };
-    let (name, client, now) = ((file.export.id(), file.handle), at.client(), clock::now());
-    let stateid = cx.shared.with_locks(|state, locks| state.open_downgrade(locks, client, &name, &args, now))?;
+    let (name, client) = ((file.export.id(), file.handle), at.client());
+    let stateid = cx.shared.with_locks(|state, locks| state.open_downgrade(locks, client, &name, &args))?;
     at.set_stateid(stateid);
     Ok(stateid)
 }

@@ -274,8 +274,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             if !self.stateids.is_delegation(&other) {
                 continue;
             }
-            match self.is_legacy(self.stateids.entry(&other).client) {
-                // 4.0 can neither be told nor free it: it is as if it had never been.
+            let client = self.stateids.entry(&other).client;
+            self.lose_record(client);
+            match self.is_legacy(client) {
+                // 4.0 can neither be told nor free it: it is as if it had never been. So it takes no note, either.
                 true => drop(self.stateids.remove(&other)),
                 false => self.stateids.revoke(&other, Nfsstat4::DelegRevoked),
             }

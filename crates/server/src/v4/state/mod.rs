@@ -42,6 +42,7 @@ use delegation::Delegations;
 use load::Load;
 use marks::Marks;
 use owner::Owners;
+use recover::RecordChange;
 use session::{ChannelLimits, Connection, ConnectionId, Session};
 use slot::{Begun, Fingerprint, Ticket};
 use stateid::Stateids;
@@ -147,8 +148,8 @@ pub struct State<R, F> {
     events: VecDeque<Event>,
     /// During grace: who had state before the restart, by the owner's name, and has not said that all is reclaimed.
     reclaiming: Option<HashSet<Bytes>>,
-    /// Owners that are to be remembered no more.
-    forgotten: VecDeque<Bytes>,
+    /// What is to be stored of who may reclaim.
+    records: VecDeque<RecordChange>,
     /// When all clients are looked at next, for those that have expired.
     next_look: Option<Instant>,
     rng: StdRng,
@@ -171,7 +172,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             owners,
             events: VecDeque::new(),
             reclaiming: None,
-            forgotten: VecDeque::new(),
+            records: VecDeque::new(),
             next_look: None,
             rng,
         }

@@ -65,11 +65,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         client: Clientid4,
         (access, deny): (u32, u32),
         reclaim: bool,
-        now: Instant,
     ) -> Result<(), Nfsstat4> {
         check_share(access, deny)?;
         self.check_reclaim(client, reclaim)?;
-        if locks.in_grace(now) && !reclaim {
+        if locks.in_grace() && !reclaim {
             return Err(Nfsstat4::Grace);
         }
         self.check_room(client, None)
@@ -119,7 +118,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         open.accesses |= 1 << access;
         open.denials |= 1 << deny;
         let (owner, share) = (open_owner(*client, owner), share(open.access, open.deny));
-        while let Err(error) = locks.share(file, &owner, share, *reclaim, now) {
+        while let Err(error) = locks.share(file, &owner, share, *reclaim) {
             let LockError::Denied(holder) = error else { return Err(status(&error)) };
             if !self.displace(locks, &holder, now) {
                 return Err(Nfsstat4::ShareDenied);
@@ -144,7 +143,6 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         client: Clientid4,
         file: &F,
         args: &OpenDowngradeArgs,
-        now: Instant,
     ) -> Result<Stateid4, Nfsstat4> {
         let access = args.share_access & !OPEN4_SHARE_ACCESS_WANT_DELEG_MASK;
         check_share(access, args.share_deny)?;
@@ -158,8 +156,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         open.accesses &= subsets(access);
         open.denials &= subsets(args.share_deny);
         // It takes away, so nothing can be in its way but grace, for which it is as good as a reclaim.
-        let (owner, reclaim) = (open_owner(client, &open.owner), locks.in_grace(now));
-        locks.share(file, &owner, share(open.access, open.deny), reclaim, now).map_err(|error| status(&error))?;
+        let (owner, reclaim) = (open_owner(client, &open.owner), locks.in_grace());
+        locks.share(file, &owner, share(open.access, open.deny), reclaim).map_err(|error| status(&error))?;
         *self.stateids.open_mut(&other) = open;
         Ok(self.stateids.change(&other))
     }
@@ -230,7 +228,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         let request = Request { range, kind: kind(args.locktype), wait: false, reclaim: args.reclaim };
         loop {
-            match locks.lock(file, &lock_owner(client, &owner), &request, now) {
+            match locks.lock(file, &lock_owner(client, &owner), &request) {
                 Ok(Locked::Granted) => break,
                 Ok(Locked::Waiting(_)) => unreachable!("it does not wait"),
                 Err(LockError::Denied(holder)) if self.displace(locks, &holder, now) => {}
@@ -263,10 +261,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         client: Clientid4,
         file: &F,
         args: &LockTArgs,
-        now: Instant,
     ) -> Result<(), LockFailure> {
         let range = range(args.offset, args.length)?;
-        if locks.in_grace(now) {
+        if locks.in_grace() {
             return Err(Nfsstat4::Grace.into());
         }
         match locks.test(file, &lock_owner(client, &args.owner.owner.0), range, kind(args.locktype)) {
@@ -315,6 +312,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             Err(status) => return Err(status),
         }
         self.stateids.remove(&stateid.other);
+        if !self.stateids.has_revoked(client) {
+            self.regain_record(client);
+        }
         Ok(())
     }
 
@@ -340,7 +340,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         now: Instant,
     ) -> Result<(), Nfsstat4> {
         if *stateid == Stateid4::ANONYMOUS || *stateid == Stateid4::READ_BYPASS {
-            if locks.in_grace(now) {
+            if locks.in_grace() {
                 return Err(Nfsstat4::Grace);
             }
             let share = Share { read: !write, write, deny_read: false, deny_write: false };

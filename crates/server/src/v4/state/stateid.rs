@@ -120,6 +120,12 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         self.revoked.get(&(client, status)).copied().unwrap_or(0)
     }
 
+    /// Whether a client has lost any, and not freed it.
+    pub fn has_revoked(&self, client: Clientid4) -> bool {
+        let statuses = [Nfsstat4::Expired, Nfsstat4::AdminRevoked, Nfsstat4::DelegRevoked];
+        statuses.into_iter().any(|status| self.revoked(client, status) > 0)
+    }
+
     /// A new one.
     ///
     /// # Panics

@@ -116,6 +116,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             // By this it takes note.
             self.stateids.of_client(args.clientid).iter().for_each(|other| drop(self.stateids.remove(other)));
             self.owners.remove_client(args.clientid);
+            self.regain_record(args.clientid);
         }
         if new {
             self.events.push_back(Event::Confirmed(args.clientid));

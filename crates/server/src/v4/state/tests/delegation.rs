@@ -23,6 +23,12 @@ enum Got {
 const CONTENTION: Got = Got::Why(OpenNoneDelegation4::Contention { server_will_push_deleg: false });
 const RESOURCE: Got = Got::Why(OpenNoneDelegation4::Resource { server_will_signal_avail: false });
 
+/// What a client has opened to write is delegated to it.
+pub(super) fn delegate_to_write(world: &mut World, client: Clientid4) -> Stateid4 {
+    let Got::Write(stateid) = world.delegation(client, WRITE) else { panic!("to write") };
+    stateid
+}
+
 impl World {
     /// What an OPEN of this access gets beside the open.
     fn delegation(&mut self, client: Clientid4, share_access: u32) -> Got {
@@ -166,7 +172,7 @@ fn none_is_given_of_what_others_use_or_have_just_wanted() {
     let host = Owner { client: LockClient::Nlm(1), opaque: Default::default() };
     let request =
         crate::locks::Request { range: Range::to_end(0), kind: LockKind::Exclusive, wait: false, reclaim: false };
-    world.locks.lock(&'f', &host, &request, world.now).unwrap();
+    world.locks.lock(&'f', &host, &request).unwrap();
     assert_eq!(world.delegation(a, any(READ)), CONTENTION);
     world.locks.release_client(LockClient::Nlm(1));
     // A change that is being made.

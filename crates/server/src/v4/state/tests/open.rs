@@ -13,7 +13,7 @@ fn owner(clientid: Clientid4, name: &'static str) -> StateOwner4 {
 impl World {
     fn downgrade(&mut self, client: Clientid4, open: Stateid4, access: u32, deny: u32) -> Result<Stateid4, Nfsstat4> {
         let args = OpenDowngradeArgs { open_stateid: open, seqid: Seqid4(0), share_access: access, share_deny: deny };
-        self.state.open_downgrade(&mut self.locks, client, &'f', &args, self.now)
+        self.state.open_downgrade(&mut self.locks, client, &'f', &args)
     }
 
     fn close(&mut self, client: Clientid4, open: Stateid4) -> Result<Stateid4, Nfsstat4> {
@@ -166,8 +166,8 @@ fn locks_have_a_stateid_of_their_own_and_conflict() {
     let refused = denied(world.lock(b, open_b, "l", (40, 1)).unwrap_err());
     assert_eq!((refused.offset, refused.length), (30, LENGTH_TO_EOF));
     let args = LockTArgs { locktype: NfsLockType4::Read, offset: 12, length: 1, owner: owner(b, "l") };
-    assert!(world.state.lockt(&world.locks, b, &'f', &args, world.now).is_err());
-    assert_eq!(world.state.lockt(&world.locks, a, &'f', &args, world.now), Ok(()), "the client's own of that name");
+    assert!(world.state.lockt(&world.locks, b, &'f', &args).is_err());
+    assert_eq!(world.state.lockt(&world.locks, a, &'f', &args), Ok(()), "the client's own of that name");
     let lock = Stateid4 { seqid: 0, ..lock };
     assert_eq!(world.unlock(a, lock, (10, 10)).unwrap().seqid, 4);
     world.lock(b, open_b, "l", (15, 10)).unwrap();

@@ -1,10 +1,18 @@
 //! What is remembered of clients over a restart, and when it is not.
 
-use super::*;
+use super::{super::delegation::Access, delegation::delegate_to_write, *};
+
+fn add(owner: &'static str) -> RecordChange {
+    RecordChange::Add(Bytes::from_static(owner.as_bytes()))
+}
+
+fn remove(owner: &'static str) -> RecordChange {
+    RecordChange::Remove(Bytes::from_static(owner.as_bytes()))
+}
 
 impl World {
-    fn forgotten(&mut self) -> Vec<Bytes> {
-        std::iter::from_fn(|| self.state.poll_forgotten()).collect()
+    fn records(&mut self) -> Vec<RecordChange> {
+        std::iter::from_fn(|| self.state.poll_record()).collect()
     }
 
     fn remember(&mut self, client: Clientid4) -> Option<Bytes> {
@@ -22,12 +30,12 @@ fn a_client_is_remembered_once_and_forgotten_when_it_is_gone() {
     assert_eq!(world.remember(a), None, "it is remembered already");
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.state.destroy_clientid(world.now, a, None, &OWNER).unwrap();
-    assert_eq!(world.forgotten(), ["a"]);
+    assert_eq!(world.records(), [remove("a")]);
     // One that never held anything was never remembered.
     let (b, session) = world.ready("b");
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.state.destroy_clientid(world.now, b, None, &OWNER).unwrap();
-    assert_eq!(world.forgotten(), Vec::<Bytes>::new());
+    assert_eq!(world.records(), []);
 }
 
 #[test]
@@ -36,32 +44,69 @@ fn a_client_that_restarts_is_the_same_to_be_remembered() {
     let (old, _) = world.ready("a");
     world.remember(old);
     let (new, session) = world.client("a", 2);
-    assert_eq!(world.forgotten(), Vec::<Bytes>::new());
+    assert_eq!(world.records(), []);
     assert_eq!(world.remember(new), None);
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.state.destroy_clientid(world.now, new, None, &OWNER).unwrap();
-    assert_eq!(world.forgotten(), ["a"]);
+    assert_eq!(world.records(), [remove("a")]);
 }
 
 #[test]
-fn what_a_client_loses_it_cannot_reclaim_and_what_it_gets_then_it_can() {
+fn what_a_client_loses_it_cannot_reclaim_before_it_takes_note() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     world.remember(a);
-    world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
+    let lost = world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
     world.now += 2 * LEASE;
     world.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
-    assert_eq!(world.forgotten(), ["a"], "before b is answered");
+    assert_eq!(world.records(), [remove("a")], "before b is answered");
+    assert_eq!(world.remember(a), None, "it may believe that it still has all");
+    world.state.free_stateid(&world.locks, a, &lost).unwrap();
+    assert_eq!(world.records(), [], "it has nothing that it could reclaim");
     let name = world.state.unremembered(a).unwrap();
     assert_eq!(name, "a");
     // It loses all once more while it is being written.
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
-    assert_eq!(world.forgotten(), ["a"]);
+    assert_eq!(world.records(), [remove("a")]);
     world.state.remembered(a, &name, true);
-    assert_eq!(world.forgotten(), ["a"], "it may have been written only after it was crossed out");
-    assert!(world.state.unremembered(a).is_some(), "so it is to be written again");
+    assert_eq!(world.records(), [remove("a")], "it may have been written only after it was crossed out");
+}
+
+#[test]
+fn who_could_not_be_remembered_is_to_be_with_its_next_open() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    let name = world.state.unremembered(a).unwrap();
     world.state.remembered(a, &name, false);
-    assert!(world.state.unremembered(a).is_some(), "as it is where it could not be");
+    assert!(world.state.unremembered(a).is_some());
+}
+
+#[test]
+fn who_is_deprived_of_a_delegation_reclaims_nothing_before_it_takes_note_and_then_what_it_has_kept() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    world.remember(a);
+    world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_NONE).unwrap();
+    let lost = delegate_to_write(&mut world, a);
+    assert_eq!(world.state.recall(&mut world.locks, &'f', (None, Access::Read), world.now), Err(Nfsstat4::Delay));
+    world.now += LEASE;
+    world.state.expire(world.now);
+    assert_eq!(world.records(), [remove("a")], "others read now what it believes nobody else does");
+    assert_eq!(world.remember(a), None);
+    world.state.free_stateid(&world.locks, a, &lost).unwrap();
+    assert_eq!(world.records(), [add("a")], "it still has its open");
+    assert_eq!(world.remember(a), None, "and need not be written again");
+}
+
+#[test]
+fn who_has_lost_something_in_grace_is_not_remembered_when_it_ends() {
+    let mut world = World::new();
+    world.state.begin_grace([Bytes::from_static(b"a")].into());
+    let (a, _) = world.client("a", 1);
+    world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
+    assert_eq!(world.records(), [remove("a")]);
+    assert_eq!(world.state.end_grace(), ["a"]);
+    assert_eq!(world.remember(a), None);
 }
 
 #[test]
