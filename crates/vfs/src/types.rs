@@ -141,6 +141,13 @@ pub struct Time {
     pub nanoseconds: u32,
 }
 
+impl Time {
+    /// All of it in nanoseconds; zero before 1970.
+    pub fn as_nanoseconds(self) -> u64 {
+        u64::try_from(self.seconds).unwrap_or(0).saturating_mul(1_000_000_000) + u64::from(self.nanoseconds)
+    }
+}
+
 /// What an object is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -198,6 +205,9 @@ pub struct Attr {
     pub mtime: Time,
     /// Last change of data or attributes.
     pub ctime: Time,
+    /// Another and a greater one after each change of data or attributes, also if the clock of `ctime` has not moved since the
+    /// last ([`FsCaps::counts_changes`] says whose changes).
+    pub change: u64,
 }
 
 /// The attributes that weak cache consistency compares (RFC 1813 §2.6).
@@ -209,11 +219,13 @@ pub struct PreAttr {
     pub mtime: Time,
     /// Last change.
     pub ctime: Time,
+    /// See [`Attr::change`].
+    pub change: u64,
 }
 
 impl From<&Attr> for PreAttr {
     fn from(attr: &Attr) -> Self {
-        Self { size: attr.size, mtime: attr.mtime, ctime: attr.ctime }
+        Self { size: attr.size, mtime: attr.mtime, ctime: attr.ctime, change: attr.change }
     }
 }
 
@@ -444,6 +456,8 @@ pub struct FsCaps {
     pub file_size_max: u64,
     /// Finest difference between two times that is kept, in nanoseconds.
     pub time_resolution_ns: u32,
+    /// Whether [`Attr::change`] counts all changes; else those of other programs count only where the time has moved.
+    pub counts_changes: bool,
     /// Whether only a privileged caller may give files away.
     pub chown_restricted: bool,
     /// Whether operations can have to wait for storage at all.

@@ -81,6 +81,7 @@ every_backend! {
         handles_of_others_are_refused
         times_are_set_exactly_and_to_now
         change_time_always_moves
+        each_change_is_counted_however_soon_it_comes
         guards_are_change_times
         size_is_for_files_only
         symlinks_have_owners_and_times_but_no_mode

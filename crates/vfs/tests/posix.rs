@@ -408,3 +408,30 @@ fn a_damaged_database_costs_handles_and_nothing_else() {
         assert_eq!(place.read(&fs, file).unwrap(), b"content");
     }
 }
+
+#[test]
+fn the_change_attribute_does_not_go_back_when_the_server_restarts() {
+    let place = Place::new();
+    let data = |byte: u8| Rope::from(Bytes::from(vec![byte]));
+    let written = |fs: &Posix, file: &Handle, byte| {
+        let written = fs.write(&place.caller(), file, 0, &data(byte), Stability::Unstable).unwrap().change;
+        assert!(written.before.change < written.after.change);
+        written.after.change
+    };
+    fs::write(place.export.join("f"), b"").unwrap();
+    fs::write(place.export.join("idle"), b"").unwrap();
+    let value = |fs: &Posix, name| fs.getattr(&place.caller(), &place.walk(fs, name).unwrap()).unwrap().change;
+    let (mut last, mut idle) = (0, Vec::new());
+    for life in 0..5 {
+        let fs = place.open(Handles::Database);
+        let file = place.walk(&fs, "f").unwrap();
+        assert!(value(&fs, "f") >= last, "life {life}");
+        for byte in 0..200 {
+            last = written(&fs, &file, byte).max(last + 1);
+            assert_eq!(value(&fs, "f"), last, "life {life}, change {byte}");
+        }
+        idle.push(value(&fs, "idle"));
+    }
+    idle.dedup();
+    assert_eq!(idle.len(), 1, "what nobody changes is as it was: {idle:?}");
+}

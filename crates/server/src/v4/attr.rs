@@ -12,7 +12,7 @@ use nfs::v4::{
     attr::{Attr4, Attrs, ChangeAttrType4, Fattr4, Purpose},
     location::FsLocations4,
 };
-use vfs::{Attr, FsCaps, Kind, PreAttr, SetAttr, SetTime, StatFs, Time};
+use vfs::{Attr, FsCaps, Kind, SetAttr, SetTime, StatFs, Time};
 use xdr::{Encode, Encoder};
 
 use super::names::Who;
@@ -152,7 +152,7 @@ impl Subject<'_> {
             Attr4::Type => ftype4(attr.kind).encode(out),
             // Never: FH4_PERSISTENT.
             Attr4::FhExpireType => out.u32(0),
-            Attr4::Change => out.u64(change(attr.ctime)),
+            Attr4::Change => out.u64(attr.change),
             Attr4::Size => out.u64(attr.size),
             Attr4::LinkSupport => caps.links.encode(out),
             Attr4::SymlinkSupport => caps.symlinks.encode(out),
@@ -208,6 +208,8 @@ impl Subject<'_> {
             Attr4::FsCharsetCap => out.u32(FSCHARSET_CAP4_CONTAINS_NON_UTF8),
             Attr4::CloneBlksize => out.u32(caps.clone_block),
             Attr4::XattrSupport => caps.xattrs.encode(out),
+            // RFC 7862 §12.2.3.
+            Attr4::ChangeAttrType if caps.counts_changes => ChangeAttrType4::MonotonicIncr.encode(out),
             Attr4::ChangeAttrType => ChangeAttrType4::TimeMetadata.encode(out),
             other => unreachable!("{} is not supported, or cannot be read", other.name()),
         }
@@ -277,18 +279,9 @@ fn set_time(set: Settime4) -> Result<SetTime, Nfsstat4> {
     }
 }
 
-/// The change attribute: the time of the last change, which every change makes later.
-pub(super) fn change(ctime: Time) -> u64 {
-    (ctime.seconds as u64).wrapping_mul(NANOSECONDS.into()).wrapping_add(ctime.nanoseconds.into())
-}
-
 /// A directory before and after.
 pub(super) fn change_info(change: &vfs::Change) -> nfs::v4::ChangeInfo4 {
-    change_between(&change.before, &change.after)
-}
-
-fn change_between(before: &PreAttr, after: &Attr) -> nfs::v4::ChangeInfo4 {
-    nfs::v4::ChangeInfo4 { atomic: true, before: change(before.ctime), after: change(after.ctime) }
+    nfs::v4::ChangeInfo4 { atomic: true, before: change.before.change, after: change.after.change }
 }
 
 fn nfstime4(time: Time) -> Nfstime4 {

@@ -69,6 +69,7 @@ impl Pseudo {
             name_max: 255,
             file_size_max: 0,
             time_resolution_ns: 1,
+            counts_changes: true,
             chown_restricted: true,
             blocks: false,
             acls: false,
@@ -202,6 +203,7 @@ impl Pseudo {
             atime: self.started,
             mtime: self.started,
             ctime: self.started,
+            change: self.started.as_nanoseconds(),
         }
     }
 

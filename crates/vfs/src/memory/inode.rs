@@ -146,6 +146,8 @@ impl Inode {
             atime: state.atime,
             mtime: state.mtime,
             ctime: state.ctime,
+            // Each change makes it later.
+            change: state.ctime.as_nanoseconds(),
         }
     }
 }

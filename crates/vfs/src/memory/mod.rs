@@ -447,6 +447,7 @@ const CAPS: FsCaps = FsCaps {
     name_max: NAME_MAX as u32,
     file_size_max: i64::MAX as u64,
     time_resolution_ns: 1,
+    counts_changes: true,
     chown_restricted: true,
     blocks: false,
     acls: true,

@@ -18,8 +18,8 @@ use crate::{
     permission::Guarded,
 };
 
-/// The attributes of what a descriptor is open for.
-pub(super) fn stat(fd: BorrowedFd<'_>, fsid: u64) -> Result<Attr> {
+/// What the kernel says of what a descriptor is open for.
+fn stat(fd: BorrowedFd<'_>, fsid: u64) -> Result<Attr> {
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
     let kind = match FileType::from_raw_mode(u32::from(stat.stx_mode)) {
         FileType::RegularFile => Kind::File,
@@ -45,6 +45,7 @@ pub(super) fn stat(fd: BorrowedFd<'_>, fsid: u64) -> Result<Attr> {
         atime: time(stat.stx_atime),
         mtime: time(stat.stx_mtime),
         ctime: time(stat.stx_ctime),
+        change: 0,
     })
 }
 
@@ -61,6 +62,20 @@ pub(super) fn fsid(root: impl AsFd) -> rustix::io::Result<u64> {
 }
 
 impl Posix {
+    /// The attributes of what a descriptor is open for.
+    pub(super) fn stat(&self, fd: BorrowedFd<'_>) -> Result<Attr> {
+        let mut attr = stat(fd, self.fsid)?;
+        attr.change = self.changes.of(attr.fileid, attr.ctime);
+        Ok(attr)
+    }
+
+    /// The same, after a change of what had the change attribute `before`.
+    pub(super) fn changed(&self, fd: BorrowedFd<'_>, before: u64) -> Result<Attr> {
+        let mut attr = self.stat(fd)?;
+        self.changes.note(before, &mut attr);
+        Ok(attr)
+    }
+
     /// # Errors
     /// `Stale` if the object has been removed.
     pub(super) fn attr(&self, object: &Object) -> Result<Attr> {
@@ -69,7 +84,7 @@ impl Posix {
 
     /// The attributes of an object, by any descriptor of it.
     pub(super) fn attr_by(&self, object: &Object, fd: BorrowedFd<'_>) -> Result<Attr> {
-        let attr = stat(fd, self.fsid)?;
+        let attr = self.stat(fd)?;
         if attr.nlink == 0 {
             self.objects.forget(&object.handle);
             return Err(VfsError::Stale);
@@ -77,14 +92,24 @@ impl Posix {
         Ok(attr)
     }
 
-    /// Does something to an object, with its attributes before and after: no other operation of this server's gets in
-    /// between.
+    /// Changes an object, with its attributes before and after: no other operation of this server's gets in between.
     pub(super) fn change<T>(&self, object: &Object, run: impl FnOnce(&Attr) -> Result<T>) -> Result<(T, Change)> {
+        self.change_if(true, object, run)
+    }
+
+    /// The same where it is known whether anything changes.
+    pub(super) fn change_if<T>(
+        &self,
+        changes: bool,
+        object: &Object,
+        run: impl FnOnce(&Attr) -> Result<T>,
+    ) -> Result<(T, Change)> {
         let _changing = object.changing.lock();
         let before = self.attr(object)?;
-        let done = run(&before)?;
-        let after = stat(object.fd(), self.fsid)?;
-        Ok((done, Change { before: PreAttr::from(&before), after }))
+        let done = run(&before);
+        // What fails may have been half done.
+        let after = if changes { self.changed(object.fd(), before.change) } else { self.stat(object.fd()) };
+        Ok((done?, Change { before: PreAttr::from(&before), after: after? }))
     }
 
     pub(super) fn set(
@@ -101,7 +126,7 @@ impl Posix {
             return Err(VfsError::FileTooBig);
         }
         let data = if set.size.is_some() { Some(self.data(caller, object, true)?) } else { None };
-        let ((), change) = self.change(object, |before| {
+        let ((), change) = self.change_if(*set != SetAttr::default(), object, |before| {
             if guard.is_some_and(|guard| guard != before.ctime) {
                 return Err(VfsError::NotSync);
             }

@@ -14,8 +14,8 @@ use rustix::{
 };
 use smallvec::SmallVec;
 
-use super::{Posix, attributes, identity::Identity, kernel, objects::Object};
-use crate::{Caller, Change, Kind, PreAttr, Read, ReadInto, Result, Stability, VfsError, Written};
+use super::{Posix, identity::Identity, kernel, objects::Object};
+use crate::{Caller, Change, Kind, Read, ReadInto, Result, Stability, VfsError, Written};
 
 impl Posix {
     /// A descriptor of a file for data, with the caller's rights.
@@ -135,20 +135,17 @@ impl Posix {
             Stability::DataSync => ReadWriteFlags::DSYNC,
             Stability::FileSync => ReadWriteFlags::DSYNC | ReadWriteFlags::SYNC,
         };
-        let _changing = object.changing.lock();
-        let before = self.attr_by(object, file.as_fd())?;
-        {
+        let ((), change) = self.change_if(!data.is_empty(), object, |_| {
             // As the caller: set-user-id bits go, and quotas and reserved space are the caller's.
             let _acting = self.identity.assume(caller)?;
             let written = write_all(file, offset, data, flags);
-            written.inspect_err(|error| self.note_failure(*error))?;
-        }
-        let after = attributes::stat(file.as_fd(), self.fsid)?;
-        Ok(Written { stability, change: Change { before: PreAttr::from(&before), after } })
+            written.inspect_err(|error| self.note_failure(*error))
+        })?;
+        Ok(Written { stability, change })
     }
 
     pub(super) fn sync(&self, object: &Object, file: &File) -> Result<Change> {
-        let ((), change) = self.change(object, |_| {
+        let ((), change) = self.change_if(false, object, |_| {
             let synced = rustix::fs::fsync(file).map_err(VfsError::from);
             synced.inspect_err(|error| self.note_failure(*error))
         })?;

@@ -8,7 +8,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Posix, attributes, objects::Object, resolve::open_beneath};
+use super::{Posix, objects::Object, resolve::open_beneath};
 use crate::{Attr, Caller, DirEntry, Handle, ReadDir, Result, VfsError};
 
 impl Posix {
@@ -75,7 +75,7 @@ impl Posix {
         };
         // Not kept at hand: a large directory would drive out what is in use.
         let handle = self.naming.handle(fd.as_fd(), c"").ok()?;
-        let attr = attributes::stat(fd.as_fd(), self.fsid).ok()?;
+        let attr = self.stat(fd.as_fd()).ok()?;
         self.note(&handle, dir, name);
         Some((handle, attr))
     }

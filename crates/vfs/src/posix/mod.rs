@@ -14,6 +14,7 @@
 
 mod acl;
 mod attributes;
+mod changes;
 mod data;
 mod database;
 mod errno;
@@ -44,7 +45,9 @@ use rustix::{
 };
 
 pub use self::identity::keep_credentials;
-use self::{database::Database, identity::Identity, objects::Object, objects::Objects, resolve::Naming};
+use self::{
+    changes::Changes, database::Database, identity::Identity, objects::Object, objects::Objects, resolve::Naming,
+};
 use crate::{
     Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, NAME_MAX, Name, NodeKind, Read,
     ReadDir, ReadInto, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written, XattrMode,
@@ -93,6 +96,7 @@ pub struct Posix {
     /// Where objects are, if the kernel does not open them by handle.
     database: Option<Database>,
     objects: Objects,
+    changes: Changes,
     verifier: Mutex<[u8; 8]>,
 }
 
@@ -133,6 +137,7 @@ impl Posix {
             naming,
             database,
             objects,
+            changes: Changes::new(),
             verifier: Mutex::new(rand::random()),
         })
     }
@@ -186,6 +191,7 @@ fn caps(root: &OwnedFd, file_system: u64) -> FsCaps {
         name_max: NAME_MAX as u32,
         file_size_max: file_size_max(root),
         time_resolution_ns: 1,
+        counts_changes: false,
         chown_restricted: true,
         blocks: !matches!(file_system, TMPFS_MAGIC | RAMFS_MAGIC),
         acls: acl::supported(root),

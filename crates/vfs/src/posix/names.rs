@@ -211,11 +211,13 @@ impl Posix {
         }
         let ((), change) = self.change(dir, |_| {
             let victim = self.peek(dir, name);
+            let at_hand = self.at_hand(victim.as_ref());
             {
                 let _acting = self.identity.assume(caller)?;
                 rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags).map_err(not_empty)?;
             }
             victim.inspect(|victim| self.gone(victim, dir, name));
+            self.renamed(at_hand);
             Ok(())
         })?;
         Ok(change)
@@ -240,6 +242,7 @@ impl Posix {
         let _second = (first.handle != second.handle).then(|| second.changing.lock());
         let before = (self.attr(from_dir)?, self.attr(to_dir)?);
         let (moved, replaced) = (self.peek(from_dir, from), self.peek(to_dir, to));
+        let at_hand = [self.at_hand(moved.as_ref()), self.at_hand(replaced.as_ref())];
         {
             let _acting = self.identity.assume(caller)?;
             rustix::fs::renameat(from_dir.fd(), from.as_bytes(), to_dir.fd(), to.as_bytes()).map_err(not_empty)?;
@@ -247,13 +250,14 @@ impl Posix {
         // Two names of one object: nothing has happened.
         if moved != replaced {
             replaced.inspect(|replaced| self.gone(replaced, to_dir, to));
+            at_hand.into_iter().for_each(|object| self.renamed(object));
             if let (Some(moved), Some(database)) = (moved, &self.database) {
                 database.place(&moved, &to_dir.handle, to.as_bytes());
                 database.displace(&moved, &from_dir.handle, from.as_bytes());
             }
         }
         let change = |before: Attr, dir: &Object| -> Result<_> {
-            let after = self.attr(dir)?;
+            let after = self.changed(dir.fd(), before.change)?;
             Ok(Change { before: PreAttr::from(&before), after })
         };
         Ok((change(before.0, from_dir)?, change(before.1, to_dir)?))
@@ -272,7 +276,8 @@ impl Posix {
         if name.is_dots() {
             return Err(VfsError::Exists);
         }
-        self.attr(object)?;
+        let _changing = object.changing.lock();
+        let before = self.attr(object)?;
         let ((), change) = self.change(dir, |_| {
             let _acting = self.identity.assume(caller)?;
             let path = DecInt::from_fd(object.fd());
@@ -281,7 +286,22 @@ impl Posix {
             Ok(())
         })?;
         self.note(&object.handle, dir, name.as_bytes());
-        Ok((change, self.attr(object)?))
+        Ok((change, self.changed(object.fd(), before.change)?))
+    }
+
+    /// An object before its names change, and its change attribute; nothing if it is not at hand, as then nobody has just looked
+    /// at it.
+    fn at_hand(&self, object: Option<&Handle>) -> Option<(Arc<Object>, u64)> {
+        let object = self.objects.find(object?)?;
+        let attr = self.attr(&object).ok()?;
+        Some((object, attr.change))
+    }
+
+    /// Its names have changed, and with them its attributes.
+    fn renamed(&self, at_hand: Option<(Arc<Object>, u64)>) {
+        if let Some((object, before)) = at_hand {
+            let _ = self.changed(object.fd(), before);
+        }
     }
 
     /// A name of an object is gone, and the object perhaps with it.

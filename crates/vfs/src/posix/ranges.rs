@@ -53,7 +53,7 @@ impl Posix {
             return Err(VfsError::FileTooBig);
         }
         let len = len.min(self.caps.file_size_max.saturating_sub(offset));
-        let ((), change) = self.change(object, |_| {
+        let ((), change) = self.change_if(len > 0, object, |_| {
             if len == 0 {
                 return Ok(());
             }
@@ -76,19 +76,21 @@ impl Posix {
         }
         let len = len.min(COPY_MAX);
         let mut copied = 0;
-        let _changing = object.changing.lock();
-        let _acting = self.identity.assume(caller)?;
-        while copied < len {
-            let rest = (len - copied) as usize;
-            match rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), rest) {
-                Ok(0) => break,
-                Ok(more) => copied += more as u64,
-                Err(Errno::INTR) => {}
-                // The client is told how much was done, and meets the error again if it goes on.
-                Err(_) if copied > 0 => break,
-                Err(errno) => return Err(errno.into()),
+        let (copied, _) = self.change(object, |_| {
+            let _acting = self.identity.assume(caller)?;
+            while copied < len {
+                let rest = (len - copied) as usize;
+                match rustix::fs::copy_file_range(source, Some(&mut from), target, Some(&mut to), rest) {
+                    Ok(0) => break,
+                    Ok(more) => copied += more as u64,
+                    Err(Errno::INTR) => {}
+                    // The client is told how much was done, and meets the error again if it goes on.
+                    Err(_) if copied > 0 => break,
+                    Err(errno) => return Err(errno.into()),
+                }
             }
-        }
+            Ok(copied)
+        })?;
         Ok(copied)
     }
 

@@ -12,7 +12,7 @@ use rustix::{
     path::{Arg, DecInt},
 };
 
-use super::{Posix, attributes, database::Database, kernel::FileHandle, objects::Object};
+use super::{Posix, database::Database, kernel::FileHandle, objects::Object};
 use crate::{Attr, Caller, HANDLE_MAX, Handle, Name, Result, VfsError};
 
 /// What handles are made of.
@@ -219,7 +219,7 @@ impl Posix {
     /// # Errors
     /// `Stale` if the object has been removed.
     fn adopt(&self, handle: Handle, fd: OwnedFd) -> Result<(Arc<Object>, Attr)> {
-        let attr = attributes::stat(fd.as_fd(), self.fsid)?;
+        let attr = self.stat(fd.as_fd())?;
         if attr.nlink == 0 {
             return Err(VfsError::Stale);
         }

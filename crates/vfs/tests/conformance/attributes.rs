@@ -40,6 +40,48 @@ pub fn times_are_set_exactly_and_to_now(w: &World) -> Outcome {
     Ok(())
 }
 
+pub fn each_change_is_counted_however_soon_it_comes(w: &World) -> Outcome {
+    let (root, dir) = (w.root(), w.dir(&w.root(), "d"));
+    let file = w.file(&root, "f");
+    let mut last = [&file, &root, &dir].map(|object| w.attr(object).change);
+    // `moved`: which of the three were changed.
+    let mut check = |what: &str, moved: [bool; 3]| {
+        for ((object, last), moved) in [&file, &root, &dir].into_iter().zip(&mut last).zip(moved) {
+            let now = w.attr(object).change;
+            if moved {
+                assert!(now > *last, "{what}: {now} behind {last}");
+            } else {
+                assert_eq!(now, *last, "{what}");
+            }
+            *last = now;
+        }
+    };
+    for i in 0..100 {
+        let change = w.set(&file, &mode(0o600 + i % 8)).unwrap();
+        assert!(change.before.change < change.after.change);
+        check("mode", [true, false, false]);
+        assert_eq!(w.write(&file, 0, b"x").unwrap().change, w.attr(&file).change);
+        check("data", [true, false, false]);
+        w.fs.commit(&w.me(), &file, 0, 0).unwrap();
+        check("nothing", [false; 3]);
+        w.set(&file, &size(u64::from(i))).unwrap();
+        check("size", [true, false, false]);
+        let (change, attr) = w.fs.link(&w.me(), &file, &dir, name("l")).unwrap();
+        assert_eq!((change.after.change, attr.change), (w.attr(&dir).change, w.attr(&file).change));
+        check("link", [true, false, true]);
+        w.fs.remove(&w.me(), &dir, name("l")).unwrap();
+        check("remove", [true, false, true]);
+        w.rename(&root, "f", &dir, "f").unwrap();
+        w.rename(&dir, "f", &root, "f").unwrap();
+        check("rename", [true; 3]);
+        w.file(&dir, "n");
+        check("create", [false, false, true]);
+        w.fs.remove(&w.me(), &dir, name("n")).unwrap();
+        check("remove", [false, false, true]);
+    }
+    Ok(())
+}
+
 pub fn change_time_always_moves(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     let mut last = w.attr(&file).ctime;

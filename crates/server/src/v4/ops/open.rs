@@ -25,7 +25,7 @@ use crate::{
     context::{Context, Object},
     error::{Fault, Fault4},
     v4::{
-        attr::{Wanted, change, change_info, set_attr},
+        attr::{Wanted, change_info, set_attr},
         compound::Cursor,
         place::{Place, component},
         state::{delegation::DelegationRequest, open::OpenRequest},
@@ -85,7 +85,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
                 truncate: false,
                 made: false,
                 kind: attr.kind,
-                change: change(attr.ctime),
+                change: attr.change,
             }
         }
         // §18.16.3: for servers that keep delegations over a client's restart, which have DELEGPURGE.
@@ -111,7 +111,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     if target.truncate {
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         match file.vfs().setattr(&file.caller(), &file.handle, &set, None) {
-            Ok(changed) => target.change = change(changed.after.ctime),
+            Ok(changed) => target.change = changed.after.change,
             Err(error) => {
                 if stateid.seqid == 1 {
                     let (name, client) = ((file.export.id(), file.handle.clone()), at.client());
@@ -176,7 +176,7 @@ fn existing(dir: &Object<'_>, name: &Name, how: Option<&SetAttr>) -> Result<Targ
     // §18.16.3: of the attributes for creating it, an existing file gets only a size, and only zero.
     let truncate = how.is_some_and(|set| set.size == Some(0));
     let attrset = if truncate { [Attr4::Size as u32].into_iter().collect() } else { Bitmap4::new() };
-    Ok(Target { handle, cinfo, attrset, truncate, made: false, kind: attr.kind, change: change(attr.ctime) })
+    Ok(Target { handle, cinfo, attrset, truncate, made: false, kind: attr.kind, change: attr.change })
 }
 
 fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Createhow4) -> Result<Target, Fault4> {
@@ -237,7 +237,7 @@ fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> R
         truncate: false,
         made: true,
         kind: attr.kind,
-        change: change(attr.ctime),
+        change: attr.change,
     })
 }
 
