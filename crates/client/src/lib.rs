@@ -59,5 +59,5 @@ pub use reader::Reader;
 pub use types::*;
 pub use url::{MountOptions, NfsUrl, UrlError, Version};
 pub use v3::V3;
-pub use v4::{LockRange, SetXattr, V4};
+pub use v4::{DataVersion, Held, LockRange, SetXattr, V4, Watcher};
 pub use writer::Writer;

@@ -200,7 +200,7 @@ impl Backchannel {
         if (mask.contains(RCA4_TYPE_MASK_RDATA_DLG) || mask.contains(RCA4_TYPE_MASK_WDATA_DLG))
             && let Some(shared) = shared
         {
-            let files = shared.opens.delegations();
+            let files = shared.opens.delegated_files();
             let excess = files.len().saturating_sub(args.objects_to_keep as usize);
             for file in files.into_iter().take(excess) {
                 let stateid = file.state.lock().delegation.as_ref().map(|delegation| delegation.stateid);
@@ -247,10 +247,10 @@ impl Backchannel {
         let handle: Handle = Opaque(args.fh.0.clone());
         let shared = self.inner.lock().shared.upgrade().ok_or(Nfsstat4::BadHandle)?;
         let file = shared.opens.known(&handle).ok_or(Nfsstat4::BadHandle)?;
-        let delegated = file.state.lock().delegation.clone().filter(|delegation| delegation.write);
-        let delegated = delegated.ok_or(Nfsstat4::BadHandle)?;
+        let state = file.state.lock();
+        let delegated = state.delegation.as_ref().filter(|delegation| delegation.write).ok_or(Nfsstat4::BadHandle)?;
         let (change, size) = delegated.change.zip(delegated.size).ok_or(Nfsstat4::BadHandle)?;
-        let change = change.wrapping_add(u64::from(delegated.writes > 0));
+        let change = change.wrapping_add(u64::from(state.writing > 0));
         let mut attrs = attr::Attrs { change: Some(change), size: Some(size), ..attr::Attrs::default() };
         attrs.retain(&args.attr_request);
         Ok(attrs.into())

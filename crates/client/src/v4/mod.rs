@@ -3,7 +3,7 @@
 //! - [`shared`] makes requests, recovers and keeps the lease; [`session`] executes compounds exactly once, [`slots`] is its
 //!   arithmetic, [`trunk`] its connections, and [`identity`] how client and server introduce themselves;
 //! - [`zero`] executes compounds of version 4.0, without sessions, and [`names`] is how that finds what it opens;
-//! - [`opens`] is what is open, and [`lock`] what is locked; [`callback`] is what the server calls;
+//! - [`opens`] is what is open, [`delegation`] what is delegated, and [`lock`] what is locked; [`callback`] is what the server calls;
 //! - [`offload`] is the copies that the server goes on with behind its reply;
 //! - [`operations`] are those of every version, and [`extended`] those that only this one has.
 //!
@@ -14,6 +14,7 @@ pub(crate) mod attr;
 pub(crate) mod callback;
 pub(crate) mod compound;
 pub(crate) mod connect;
+mod delegation;
 mod extended;
 mod identity;
 mod lock;
@@ -36,7 +37,11 @@ use self::{
     compound::{Compound, Results, failure},
     shared::Shared,
 };
-pub use self::{extended::SetXattr, lock::LockRange};
+pub use self::{
+    delegation::{DataVersion, Held, Watcher},
+    extended::SetXattr,
+    lock::LockRange,
+};
 use crate::{Handle, Result, program::Program};
 
 /// NFS version 4.0, 4.1 or 4.2 on one server, by file handles. Cheap to clone; usable from any task.
@@ -67,11 +72,6 @@ impl V4 {
     /// How many connections there are, whether they are there now or not.
     pub fn connections(&self) -> usize {
         self.shared.trunk.all().len()
-    }
-
-    /// Whether the server delegates a file to this client now.
-    pub fn is_delegated(&self, file: &Handle) -> bool {
-        self.shared.opens.known(file).is_some_and(|file| file.state.lock().delegation.is_some())
     }
 
     /// How calls are made; what is below NFS.

@@ -29,7 +29,8 @@ use xdr::Opaque;
 
 use super::{
     attr,
-    compound::{Compound, component, value},
+    compound::{Compound, Results, component, value},
+    delegation::{Delegation, Delegations, Mark},
     lock,
     names::Names,
     shared::Shared,
@@ -41,6 +42,7 @@ use crate::{Attr, Error, Handle, Result, backoff::Backoff};
 #[derive(Debug, Default)]
 pub(crate) struct Opens {
     files: Mutex<HashMap<Handle, Arc<OpenFile>>>,
+    pub delegations: Arc<Delegations>,
     /// The next owner of [`open_once`].
     once: AtomicUsize,
     /// Files so far.
@@ -69,6 +71,12 @@ pub(crate) struct State {
     /// The open, and for what: the `OPEN4_SHARE_ACCESS_` bits.
     pub open: Option<(Stateid4, u32)>,
     pub delegation: Option<Delegation>,
+    /// WRITEs under way.
+    pub writing: u32,
+    /// When this client has changed it last.
+    pub changed: Mark,
+    /// The change attribute that came with the last OPEN, for who has asked for that.
+    opened: Option<u64>,
     /// By owner.
     pub locks: HashMap<Bytes, Locked>,
     /// Owners that wait for a lock, and are told when to ask again.
@@ -77,19 +85,13 @@ pub(crate) struct State {
     pub may_notify: bool,
 }
 
-/// A delegation.
-#[derive(Clone, Debug)]
-pub(crate) struct Delegation {
-    pub stateid: Stateid4,
-    pub write: bool,
-    /// The attributes, which nobody else changes. Unknown after this client has changed them.
+/// What the server has said of a file with an OPEN.
+#[derive(Debug)]
+pub(crate) struct Seen {
     pub attr: Option<Attr>,
-    /// The change attribute when it was given, if the server has told it.
     pub change: Option<u64>,
-    /// How large the file is with what this client has written or is writing, where it knows.
-    pub size: Option<u64>,
-    /// WRITEs under way.
-    pub writes: u32,
+    /// When it was asked.
+    pub asked: Mark,
 }
 
 /// The locks of an owner in a file.
@@ -140,32 +142,19 @@ impl Opens {
         self.files.lock().get(handle).cloned()
     }
 
-    /// The attributes of a file that the server delegates.
-    pub fn delegated_attr(&self, handle: &Handle) -> Option<Attr> {
-        self.known(handle)?.state.lock().delegation.as_ref()?.attr.clone()
+    /// All of which anything is known.
+    pub fn all(&self) -> Vec<Arc<OpenFile>> {
+        self.files.lock().values().cloned().collect()
     }
 
-    /// This client has changed the object: its attributes are not known any more.
-    pub fn changed(&self, handle: &Handle) {
-        if let Some(file) = self.known(handle)
-            && let Some(delegation) = &mut file.state.lock().delegation
-        {
-            (delegation.attr, delegation.size) = (None, None);
-        }
-    }
-
-    /// This client has changed the size of a file to this.
-    pub fn resized(&self, handle: &Handle, size: u64) {
-        if let Some(file) = self.known(handle)
-            && let Some(delegation) = file.state.lock().delegation.as_mut().filter(|delegation| delegation.writes == 0)
-        {
-            delegation.size = Some(size);
-        }
+    /// How many those are.
+    pub fn len(&self) -> usize {
+        self.files.lock().len()
     }
 
     /// All that the server has named.
     pub fn stateids(&self) -> Vec<Stateid4> {
-        let files: Vec<_> = self.files.lock().values().cloned().collect();
+        let files = self.all();
         let of = |file: Arc<OpenFile>| {
             let state = file.state.lock();
             let locks = state.locks.values().filter_map(|locked| locked.stateid);
@@ -177,33 +166,20 @@ impl Opens {
 
     /// The server has revoked this.
     pub fn lost(&self, stateid: &Stateid4) {
-        let files: Vec<_> = self.files.lock().values().cloned().collect();
-        for file in files {
-            file.state.lock().forget(stateid);
+        for file in self.all() {
+            let mut state = file.state.lock();
+            let delegated = state.delegation.is_some();
+            state.forget(stateid);
+            if delegated && state.delegation.is_none() {
+                self.delegations.lost(&file.handle);
+            }
         }
     }
 
-    /// The file whose delegation this is.
-    pub fn delegated(&self, stateid: &Stateid4) -> Option<Arc<OpenFile>> {
-        let files: Vec<_> = self.files.lock().values().cloned().collect();
-        let of = |file: &Arc<OpenFile>| {
-            file.state.lock().delegation.as_ref().is_some_and(|d| d.stateid.other == stateid.other)
-        };
-        files.into_iter().find(of)
-    }
-
-    /// Some files with delegations that nobody uses now, the longest unused first.
-    pub fn delegations(&self) -> Vec<Arc<OpenFile>> {
-        let mut files: Vec<_> = self.files.lock().values().cloned().collect();
-        files.retain(|file| file.state.lock().delegation.is_some());
-        files.sort_by_key(|file| *file.used.lock());
-        files
-    }
-
     /// Remembers a file that an operation has opened.
-    pub fn opened(&self, shared: &Arc<Shared>, handle: &Handle, ok: OpenOk, access: u32, attr: Option<&Attr>) -> InUse {
+    pub fn opened(&self, shared: &Arc<Shared>, handle: &Handle, ok: OpenOk, access: u32, seen: Seen) -> InUse {
         let file = self.file(handle);
-        file.0.take_in(shared, ok, access, attr.cloned(), None);
+        file.0.take_in(shared, ok, access, seen);
         file
     }
 
@@ -237,8 +213,7 @@ impl Opens {
 
     /// Closes everything.
     pub async fn close_all(&self, shared: &Arc<Shared>, deadline: Instant) {
-        let files: Vec<_> = self.files.lock().values().cloned().collect();
-        for file in files {
+        for file in self.all() {
             file.state.lock().locks.clear();
             self.close(shared, &file, deadline).await;
         }
@@ -247,13 +222,16 @@ impl Opens {
     /// Closes a file and returns its delegation, unless it is in use. Who comes meanwhile finds it here, and opens it when it
     /// is closed: the server has one open of it, so that a CLOSE would be of a new one as well.
     async fn close(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: Instant) {
+        self.ending(shared, file).await;
         let _alone = file.changing.lock().await;
         let (open, delegation, lockers) = {
             let _nobody_comes = self.files.lock();
-            if !file.is_idle() {
+            let mut state = file.state.lock();
+            if !file.is_unused(&state) {
+                // Somebody goes on with it; what was forgotten is learned again.
+                state.delegation.iter_mut().for_each(|delegation| delegation.ending = false);
                 return;
             }
-            let mut state = file.state.lock();
             let lockers: Vec<_> =
                 state.locks.drain().filter_map(|(name, locked)| Some((name, locked.stateid?))).collect();
             (state.open.take(), state.delegation.take(), lockers)
@@ -290,28 +268,18 @@ impl Opens {
         }
     }
 
-    /// Returns the delegation of a file, which stays open.
-    pub async fn return_delegation(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: Instant) {
-        let _alone = file.changing.lock().await;
-        // Nothing is written behind a delegation's back here: there is nothing to flush before (RFC 8881 §10.4.4).
-        let Some(delegation) = file.state.lock().delegation.take() else { return };
-        let args = DelegReturnArgs { deleg_stateid: delegation.stateid };
-        let compound = Compound::on("DELEGRETURN", &file.handle).op(Argop4::DelegReturn(args), 0).once();
-        if let Err(error) = shared.run(&compound, deadline).await {
-            tracing::debug!(%error, "a delegation cannot be returned");
-        }
-    }
-
     /// After the server has forgotten this client: opens and locks as they were (RFC 8881 §8.4.2.1).
     pub async fn reclaim(&self, shared: &Arc<Shared>, deadline: Instant) {
-        let files: Vec<_> = self.files.lock().values().cloned().collect();
-        for file in files {
+        for file in self.all() {
             // Without keeping others from changing it: they wait for this, with whatever they have begun.
             let (open, delegation) = {
                 let mut state = file.state.lock();
                 let delegation = state.delegation.take();
                 (state.open.take(), delegation)
             };
+            if delegation.is_some() {
+                self.delegations.lost(&file.handle);
+            }
             let Some((_, access)) = open else { continue };
             if let Err(error) = file.reclaim(shared, access, delegation, deadline).await {
                 tracing::warn!(%error, "a file could not be reclaimed; it is opened again when it is used");
@@ -322,6 +290,11 @@ impl Opens {
 }
 
 impl State {
+    /// Whether this client has changed nothing since then, and is not about to.
+    pub fn is_settled(&self, since: Mark) -> bool {
+        self.writing == 0 && self.changed <= since
+    }
+
     /// A stateid is older than the server's: what has changed it since was given up before it was answered. From 4.1 on, a
     /// stateid need not say how old it is.
     fn advance(&mut self, stateid: &Stateid4) {
@@ -366,7 +339,21 @@ impl OpenFile {
 
     /// Whether it can be closed.
     fn is_idle(&self) -> bool {
-        self.uses.load(Relaxed) == 0 && self.state.lock().locks.values().all(|locked| locked.ranges.is_empty())
+        self.is_unused(&self.state.lock())
+    }
+
+    fn is_unused(&self, state: &State) -> bool {
+        self.uses.load(Relaxed) == 0 && state.locks.values().all(|locked| locked.ranges.is_empty())
+    }
+
+    /// The change attribute that came with an OPEN since this was called last.
+    pub fn take_opened(&self) -> Option<u64> {
+        self.state.lock().opened.take()
+    }
+
+    /// When a request used it last.
+    pub fn used(&self) -> Instant {
+        *self.used.lock()
     }
 
     /// The stateid for READ or WRITE, opening the file if it is not open for that.
@@ -412,11 +399,11 @@ impl OpenFile {
             .op(open(shared, access, Openflag4::NoCreate, claim), OPEN_MAX)
             .get_attr(&wanted())
             .once();
+        let asked = shared.opens.delegations.now();
         let mut results = shared.run_once(&compound, None, deadline).await.0?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        let attrs = attr::values(&value!(results, GetAttr)?)?;
-        self.take_in(shared, ok, access, attr::from_values(&attrs), attrs.change);
+        self.take_in(shared, ok, access, seen(&mut results, asked)?);
         self.ready(shared, access).ok_or_else(|| results.nonsense("an open that is none"))
     }
 
@@ -427,18 +414,19 @@ impl OpenFile {
             .op(open(shared, access, Openflag4::NoCreate, OpenClaim4::Null(component(&name)?)), OPEN_MAX)
             .get_fh()
             .get_attr(&wanted());
+        let asked = shared.opens.delegations.now();
         match shared.run_once(&compound, None, deadline).await.0 {
             Ok(mut results) => {
                 results.skip(&[Opnum4::PutFh])?;
                 let ok = value!(results, Open)?;
                 let handle: Handle = Opaque(value!(results, GetFh)?.0);
-                let attrs = attr::values(&value!(results, GetAttr)?)?;
+                let seen = seen(&mut results, asked)?;
                 if handle == self.handle {
-                    self.take_in(shared, ok, access, attr::from_values(&attrs), attrs.change);
+                    self.take_in(shared, ok, access, seen);
                     return self.ready(shared, access).ok_or_else(|| results.nonsense("an open that is none"));
                 }
                 // What has taken its name is closed when nobody has used it for a moment.
-                shared.opens.file(&handle).0.take_in(shared, ok, access, attr::from_values(&attrs), attrs.change);
+                shared.opens.opened(shared, &handle, ok, access, seen);
             }
             Err(error) if is_elsewhere(&error) => {}
             Err(error) => return Err(error),
@@ -454,20 +442,28 @@ impl OpenFile {
     }
 
     /// What OPEN has returned.
-    fn take_in(&self, shared: &Arc<Shared>, ok: OpenOk, access: u32, attr: Option<Attr>, change: Option<u64>) {
+    fn take_in(&self, shared: &Arc<Shared>, ok: OpenOk, access: u32, seen: Seen) {
         let mut state = self.state.lock();
         let before = state.open.filter(|(stateid, _)| stateid.other == ok.stateid.other).map_or(0, |(_, had)| had);
         state.open = Some((ok.stateid, before | access));
         state.may_notify = ok.rflags & OPEN4_RESULT_MAY_NOTIFY_LOCK != 0;
+        // What this client is changing at the same time may, or may not, be in it.
+        let attr = seen.attr.filter(|_| state.is_settled(seen.asked));
+        state.opened = seen.change;
         let (stateid, write, recall) = match ok.delegation {
             OpenDelegation4::Read(read) => (read.stateid, false, read.recall),
             OpenDelegation4::Write(write) => (write.stateid, true, write.recall),
             OpenDelegation4::None | OpenDelegation4::NoneExt(_) => return,
         };
-        let size = attr.as_ref().map(|attr| attr.size);
-        let same = state.delegation.as_ref().filter(|had| had.stateid.other == stateid.other);
-        let writes = same.map_or(0, |had| had.writes);
-        state.delegation = Some(Delegation { stateid, write, attr, change, size, writes });
+        let same = state.delegation.take().filter(|had| had.stateid.other == stateid.other);
+        let mut delegation = same.unwrap_or_else(|| {
+            let since = shared.opens.delegations.event();
+            Delegation::new(stateid, write, since)
+        });
+        (delegation.stateid, delegation.write, delegation.asked) = (stateid, write, seen.asked);
+        delegation.size = attr.as_ref().map(|attr| attr.size);
+        (delegation.attr, delegation.change) = (attr, seen.change);
+        state.delegation = Some(delegation);
         drop(state);
         // RFC 8881 §20.2.3: a recall can overtake the OPEN that it is about.
         if recall || shared.backchannel.was_recalled(&stateid) {
@@ -517,57 +513,23 @@ impl OpenFile {
             .op(open(shared, access, Openflag4::NoCreate, OpenClaim4::Previous(had)), OPEN_MAX)
             .get_attr(&wanted())
             .once();
+        let asked = shared.opens.delegations.now();
         let mut results = shared.plain(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        let attrs = attr::values(&value!(results, GetAttr)?)?;
-        self.take_in(shared, ok, access, attr::from_values(&attrs), attrs.change);
+        self.take_in(shared, ok, access, seen(&mut results, asked)?);
         Ok(())
     }
 }
 
-impl OpenFile {
-    /// Begins a WRITE of bytes up to `end`.
-    pub fn writing(self: &Arc<Self>, end: u64) -> Writing {
-        let mut state = self.state.lock();
-        let delegation = state.delegation.as_mut().map(|delegation| {
-            delegation.writes += 1;
-            delegation.size = delegation.size.map(|size| size.max(end));
-            delegation.stateid
-        });
-        Writing { file: self.clone(), delegation, done: false }
-    }
-}
-
-/// A WRITE under way: as long as it is, the file may be changed and the server not know of it (RFC 8881 §10.4.3).
-#[derive(Debug)]
-pub(crate) struct Writing {
-    file: Arc<OpenFile>,
-    delegation: Option<Stateid4>,
-    done: bool,
-}
-
-impl Writing {
-    /// All of it has been written.
-    pub fn done(mut self) {
-        self.done = true;
-    }
-}
-
-impl Drop for Writing {
-    fn drop(&mut self) {
-        let mut state = self.file.state.lock();
-        let of = |delegation: &&mut Delegation| self.delegation.is_some_and(|of| of.other == delegation.stateid.other);
-        if let Some(delegation) = state.delegation.as_mut().filter(of) {
-            delegation.writes -= 1;
-            delegation.attr = None;
-            delegation.size = delegation.size.filter(|_| self.done);
-        }
-    }
+/// The result of GETATTR behind an OPEN.
+fn seen(results: &mut Results, asked: Mark) -> Result<Seen> {
+    let attrs = attr::values(&value!(*results, GetAttr)?)?;
+    Ok(Seen { attr: attr::from_values(&attrs), change: attrs.change, asked })
 }
 
 /// What is asked for with an open.
-fn wanted() -> Vec<Attr4> {
+pub(crate) fn wanted() -> Vec<Attr4> {
     attr::WANTED.iter().copied().chain([Attr4::Change]).collect()
 }
 

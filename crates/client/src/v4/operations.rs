@@ -11,7 +11,7 @@ use xdr::{Opaque, Payload};
 use super::{
     V4, attr,
     compound::{Compound, Results, component, failure, value},
-    opens::{OPEN_MAX, open},
+    opens::{OPEN_MAX, Seen, open},
 };
 use crate::{
     Attr, CreateHow, Entry, Error, ErrorKind, FileKind, FsStat, Handle, Node, Page, PathConf, ReadData, ReadInfo,
@@ -24,12 +24,15 @@ impl Operations for V4 {
     }
 
     async fn getattr(&self, object: &Handle) -> Result<Attr> {
-        if let Some(attr) = self.shared.opens.delegated_attr(object) {
+        if let Some(attr) = self.shared.opens.delegated_attr(&self.shared, object) {
             return Ok(attr);
         }
+        let asked = self.shared.opens.delegations.now();
         let mut results = self.run(&Compound::on("GETATTR", object).get_attr(attr::WANTED)).await?;
         results.skip(&[Opnum4::PutFh])?;
-        attr::of(&value!(results, GetAttr)?)
+        let attr = attr::of(&value!(results, GetAttr)?)?;
+        self.shared.opens.seen(object, &attr, asked);
+        Ok(attr)
     }
 
     async fn setattr(&self, object: &Handle, set: SetAttr) -> Result<Option<Attr>> {
@@ -61,11 +64,17 @@ impl Operations for V4 {
     }
 
     async fn lookup(&self, dir: &Handle, name: &[u8]) -> Result<Node> {
+        if let Some(node) = self.shared.opens.delegated_name(&self.shared, dir, name) {
+            return Ok(node);
+        }
+        let asked = self.shared.opens.delegations.now();
         let compound = Compound::on("LOOKUP", dir).lookup(component(name)?).get_fh().get_attr(attr::WANTED);
         let mut results = self.run(&compound).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Lookup])?;
         let node = node(&mut results)?;
         self.found(dir, name, &node.handle, node.attr.as_ref());
+        self.shared.opens.name_found(dir, name, &node.handle, asked);
+        node.attr.iter().for_each(|attr| self.shared.opens.seen(&node.handle, attr, asked));
         Ok(node)
     }
 
@@ -126,7 +135,7 @@ impl Operations for V4 {
                 let args = WriteArgs { stateid, offset, stable, data: Payload(data.clone()) };
                 async move {
                     // Opened for it by now, and delegated perhaps.
-                    let writing = self.shared.opens.file(handle).0.writing(end);
+                    let writing = self.shared.opens.file(handle).0.writing(&self.shared.opens, end);
                     let compound = Compound::on("WRITE", handle).op(Argop4::Write(args), 16);
                     let mut results = self.run(&compound).await?;
                     results.skip(&[Opnum4::PutFh])?;
@@ -174,11 +183,13 @@ impl Operations for V4 {
             .get_fh()
             .get_attr(attr::WANTED)
             .once();
+        let asked = self.shared.opens.delegations.now();
         let mut results = self.run(&compound).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
         let node = node(&mut results)?;
-        self.shared.opens.opened(&self.shared, &node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, node.attr.as_ref());
+        let seen = Seen { attr: node.attr.clone(), change: None, asked };
+        self.shared.opens.opened(&self.shared, &node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, seen);
         self.shared.opens.changed(&node.handle);
         self.found(dir, name, &node.handle, node.attr.as_ref());
         match set_after {
@@ -220,9 +231,14 @@ impl Operations for V4 {
         let args = RenameArgs { oldname: component(from)?, newname: component(to)? };
         let compound =
             Compound::on("RENAME", from_dir).op(Argop4::SaveFh, 0).put_fh(to_dir).op(Argop4::Rename(args), 40).once();
-        self.run(&compound).await?;
-        self.shared.opens.names.lock().renamed((from_dir, from), (to_dir, to));
-        Ok(())
+        let names_change = || [(from_dir, from), (to_dir, to)].map(|(dir, name)| self.shared.opens.renamed(dir, name));
+        names_change();
+        let renamed = self.run(&compound).await.map(drop);
+        names_change();
+        if renamed.is_ok() {
+            self.shared.opens.names.lock().renamed((from_dir, from), (to_dir, to));
+        }
+        renamed
     }
 
     async fn link(&self, object: &Handle, dir: &Handle, name: &[u8]) -> Result<Option<Attr>> {
@@ -389,15 +405,18 @@ impl V4 {
         let of_type = nfs::v4::attr::Attrs { object_type: Some(Ftype4::Dir), ..Default::default() };
         let args = VerifyArgs { obj_attributes: of_type.into() };
         let compare = if directory { Argop4::Verify(args) } else { Argop4::NVerify(args) };
-        let name = component(name)?;
+        let target = component(name)?;
         let compound = Compound::on("REMOVE", dir)
             .op(Argop4::SaveFh, 0)
-            .lookup(name.clone())
+            .lookup(target.clone())
             .op(compare, 0)
             .op(Argop4::RestoreFh, 0)
-            .op(Argop4::Remove(RemoveArgs { target: name }), 20)
+            .op(Argop4::Remove(RemoveArgs { target }), 20)
             .once();
-        match self.run(&compound).await.map(drop) {
+        self.shared.opens.renamed(dir, name);
+        let removed = self.run(&compound).await.map(drop);
+        self.shared.opens.renamed(dir, name);
+        match removed {
             Err(error) if error.status4() == Some(Nfsstat4::NotSame) => {
                 Err(Error::new(ErrorKind::Nfs(Nfsstat3::NotDir), "REMOVE"))
             }

@@ -158,6 +158,14 @@ impl Shared {
         self.lease.store(seconds, Relaxed);
     }
 
+    /// How long what the server has promised holds at least: until the lease, which began when a request was sent that has been
+    /// answered, could end. `None` if it may have.
+    pub fn lease_left(&self) -> Option<Duration> {
+        let lease = self.lease();
+        // A quarter for the way there and back.
+        (lease - lease / 4).checked_sub(self.renewed.lock().elapsed())
+    }
+
     /// The server has just answered for the client: its lease begins anew.
     pub fn renewed(&self) {
         *self.renewed.lock() = Instant::now();

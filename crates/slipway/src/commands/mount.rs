@@ -88,7 +88,10 @@ fn start(args: &Args, fuse: Fuse) -> std::io::Result<BackgroundSession> {
         config.acl = SessionACL::All;
         config.mount_options.push(MountOption::DefaultPermissions);
     }
-    Session::new(fuse, &args.directory, &config)?.spawn()
+    let notify = fuse.notify();
+    let session = Session::new(fuse, &args.directory, &config)?;
+    notify(session.notifier());
+    session.spawn()
 }
 
 /// Takes the mount away. If it is in use it disappears at once nevertheless; files that are open are then lost to who

@@ -105,7 +105,8 @@ impl Tree {
         }
         // Should it have let go of the file meanwhile by another thread, it does again with the open file.
         node.lockers.add(owner);
-        Ok(())
+        // What others have written while they had the lock is to be seen.
+        self.look_anew(&node).await
     }
 
     /// An owner has closed the file once: that ends its locks, however often it has opened it.

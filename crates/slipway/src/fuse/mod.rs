@@ -2,11 +2,13 @@
 //!
 //! The kernel's requests come in on a thread of their own and each becomes a task, so that many are under way at once.
 //! [`Fuse`] here only unpacks and replies; [`tree`] says what each request means, [`nodes`] which object a number is,
-//! [`unstable`] keeps what is not durable yet, [`listing`] reads directories. [`locks`] and [`extended`] are what needs NFSv4.
+//! [`unstable`] keeps what is not durable yet, [`listing`] reads directories. [`locks`] and [`extended`] are what needs NFSv4,
+//! and [`cache`] says what the kernel may keep.
 //!
 //! Consistency is NFS's close-to-open: what was written is on stable storage when the file is closed, and an open looks
-//! anew. Attributes and names are believed for [`Options::ttl`].
+//! anew. Attributes and names are believed for [`Options::ttl`], or as long as the server delegates the file.
 
+mod cache;
 mod convert;
 mod extended;
 mod listing;
@@ -23,6 +25,7 @@ use client::{Mount, Object};
 use fuser::*;
 use tokio::{runtime::Handle, sync::oneshot};
 
+use cache::Forgetful;
 use convert::set_time;
 use extended::Allocate;
 use locks::Lock;
@@ -51,7 +54,17 @@ impl Fuse {
     /// The tree below `root`, worked for by tasks of `runtime`, which must run. The receiver hears of the end.
     pub fn new(mount: Mount, root: Object, runtime: Handle, options: Options) -> (Self, oneshot::Receiver<()>) {
         let (sender, receiver) = oneshot::channel();
-        (Self { tree: Arc::new(Tree::new(mount, root)), runtime, options, ended: Some(sender) }, receiver)
+        let tree = Arc::new(Tree::new(mount, root, options.ttl));
+        if let Some(v4) = tree.mount.v4() {
+            v4.watch(Arc::new(Forgetful(Arc::downgrade(&tree))));
+        }
+        (Self { tree, runtime, options, ended: Some(sender) }, receiver)
+    }
+
+    /// How the tree is told what tells the kernel, which must be before the kernel has any requests answered.
+    pub fn notify(&self) -> impl FnOnce(Notifier) + use<> {
+        let tree = self.tree.clone();
+        move |notifier| tree.kernel.is(notifier)
     }
 
     /// Works on a request, and replies.
@@ -74,8 +87,10 @@ impl Fuse {
     where
         F: Future<Output = Answer<FileAttr>> + Send + 'static,
     {
-        let ttl = self.options.ttl;
-        self.answer(reply, work, move |reply, attr| reply.entry(&ttl, &attr, Generation(0)));
+        let tree = self.tree.clone();
+        self.answer(reply, work, move |reply, attr| {
+            reply.entry_with_ttls(&tree.believed(attr.ino.0), &tree.ttl, &attr, Generation(0));
+        });
     }
 
     /// Replies that it is done.
@@ -98,10 +113,11 @@ impl Fuse {
         });
     }
 
-    fn open_flags(&self) -> FopenFlags {
-        match self.options.direct_io {
-            true => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
-            false => FopenFlags::empty(),
+    fn open_flags(&self, current: bool) -> FopenFlags {
+        match (self.options.direct_io, current) {
+            (true, _) => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
+            (false, true) => FopenFlags::FOPEN_KEEP_CACHE,
+            (false, false) => FopenFlags::empty(),
         }
     }
 }
@@ -154,8 +170,8 @@ impl Filesystem for Fuse {
     }
 
     fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let ttl = self.options.ttl;
-        let done = move |reply: ReplyAttr, attr| reply.attr(&ttl, &attr);
+        let tree = self.tree.clone();
+        let done = move |reply: ReplyAttr, attr| reply.attr(&tree.believed(ino.0), &attr);
         self.answer(reply, |tree| async move { tree.getattr(ino.0).await }, done);
     }
 
@@ -236,11 +252,11 @@ impl Filesystem for Fuse {
         self.entry(reply, |tree| async move { tree.link(ino.0, parent.0, &name).await });
     }
 
-    fn open(&self, _: &Request, ino: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        match self.tree.open(ino.0) {
-            Ok(number) => reply.opened(FileHandle(number), self.open_flags()),
-            Err(error) => reply.error(error),
-        }
+    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        let opened = [false, true].map(|current| self.open_flags(current));
+        let done =
+            move |reply: ReplyOpen, (number, current)| reply.opened(FileHandle(number), opened[usize::from(current)]);
+        self.answer(reply, |tree| async move { tree.open(ino.0, flags).await }, done);
     }
 
     fn create(
@@ -255,7 +271,7 @@ impl Filesystem for Fuse {
     ) {
         let (name, flags) = (name.to_owned(), rustix::fs::OFlags::from_bits_retain(flags as u32));
         let (exclusive, cut) = (flags.contains(rustix::fs::OFlags::EXCL), flags.contains(rustix::fs::OFlags::TRUNC));
-        let (ttl, open) = (self.options.ttl, self.open_flags());
+        let (ttl, open) = (self.options.ttl, self.open_flags(false));
         let done = move |reply: ReplyCreate, (attr, number)| {
             reply.created(&ttl, &attr, Generation(0), FileHandle(number), open);
         };

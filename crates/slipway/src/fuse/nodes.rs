@@ -15,7 +15,7 @@ use std::{
 use client::{Attr, File, FileKind, Handle, Mount};
 use parking_lot::Mutex;
 
-use super::{locks::Owners, unstable::Unstable};
+use super::{cache::Cached, locks::Owners, unstable::Unstable};
 
 /// An object.
 pub struct Node {
@@ -31,6 +31,8 @@ pub struct Node {
     pub opens: AtomicU64,
     /// Who has locked in it.
     pub lockers: Owners,
+    /// What the kernel may have of its data.
+    pub cached: tokio::sync::Mutex<Cached>,
     /// The directory and name to remove when it is closed: it was removed while it was open.
     pub doomed: Mutex<Option<(Handle, Vec<u8>)>>,
 }
@@ -108,6 +110,7 @@ impl Nodes {
             unstable: Unstable::default(),
             opens: AtomicU64::new(0),
             lockers: Owners::default(),
+            cached: tokio::sync::Mutex::default(),
             doomed: Mutex::default(),
         };
         self.known.insert(ino, (Arc::new(node), 0));

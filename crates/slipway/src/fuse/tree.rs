@@ -9,16 +9,21 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use buf::Buffer;
 use bytes::Bytes;
-use client::{Attr, CreateHow, Entry, FsStat, Handle, Mount, Node as Made, Object, SetAttr, Special};
-use fuser::{AccessFlags, Errno, FileAttr};
-use nfs::v3::{ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ};
+use client::{Attr, CreateHow, Entry, FsStat, Handle, Held, Mount, Node as Made, Object, SetAttr, Special};
+use fuser::{AccessFlags, Errno, FileAttr, OpenAccMode, OpenFlags};
+use nfs::{
+    v3::{ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ},
+    v4::{OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WRITE},
+};
 use parking_lot::Mutex;
 
 use super::{
+    cache::{Cached, Kernel},
     convert::{attributes, device, errno},
     listing::Listing,
     nodes::{Node, Nodes},
@@ -34,6 +39,18 @@ pub struct Tree {
     /// Files that are open, and names of removed ones that have been.
     open: AtomicU64,
     removed: AtomicU64,
+    /// By number, what keeps open files open at the server.
+    held: Mutex<HashMap<u64, Held>>,
+    /// How long attributes are believed that nobody has promised.
+    pub(super) ttl: Duration,
+    /// What is told to forget.
+    pub kernel: Kernel,
+}
+
+impl std::fmt::Debug for Tree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tree").field("mount", &self.mount).finish_non_exhaustive()
+    }
 }
 
 /// An answer, or the error that a program gets.
@@ -55,7 +72,7 @@ impl<T> Answered<T> for client::Result<T> {
 
 impl Tree {
     /// The tree below `root`.
-    pub fn new(mount: Mount, root: Object) -> Self {
+    pub fn new(mount: Mount, root: Object, ttl: Duration) -> Self {
         Self {
             nodes: Mutex::new(Nodes::new(mount.clone(), root.handle)),
             mount,
@@ -63,7 +80,15 @@ impl Tree {
             next_open: AtomicU64::new(1),
             open: AtomicU64::new(0),
             removed: AtomicU64::new(0),
+            held: Mutex::default(),
+            ttl,
+            kernel: Kernel::default(),
         }
+    }
+
+    /// The object of a handle, if the kernel knows it.
+    pub fn known(&self, handle: &Handle) -> Option<Arc<Node>> {
+        self.nodes.lock().of_handle(handle)
     }
 
     pub(super) fn node(&self, ino: u64) -> Answer<Arc<Node>> {
@@ -153,7 +178,9 @@ impl Tree {
         let dir = self.node(parent)?;
         let made = self.mount.protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
         let attr = self.made(made).await?;
-        let number = self.open(attr.ino.0)?;
+        let number = self.count_open(attr.ino.0)?;
+        // One that was there before may have been read.
+        *self.node(attr.ino.0)?.cached.lock().await = Cached::Unknown;
         Ok((attr, number))
     }
 
@@ -233,7 +260,7 @@ impl Tree {
             return Ok(false);
         }
         let Ok(found) = self.mount.protocol().lookup(dir.handle(), name).await else { return Ok(false) };
-        let node = self.nodes.lock().of_handle(&found.handle);
+        let node = self.known(&found.handle);
         let Some(node) = node.filter(|node| node.is_open() && node.doomed.lock().is_none()) else { return Ok(false) };
         if found.attr.is_some_and(|attr| attr.nlink > 1) {
             return Ok(false); // Another name keeps it.
@@ -245,11 +272,38 @@ impl Tree {
         Ok(true)
     }
 
-    /// A file is open once more, by this number.
-    pub fn open(&self, ino: u64) -> Answer<u64> {
-        self.node(ino)?.opens.fetch_add(1, Relaxed);
+    /// OPEN, where the version has that, for what the flags say. Returns the number of the open file, and whether what the kernel
+    /// has of it is current.
+    pub async fn open(&self, ino: u64, flags: OpenFlags) -> Answer<(u64, bool)> {
+        let (node, number) = (self.node(ino)?, self.count_open(ino)?);
+        let Some(v4) = self.mount.v4() else { return Ok((number, false)) };
+        let access = match flags.acc_mode() {
+            OpenAccMode::O_RDONLY => OPEN4_SHARE_ACCESS_READ,
+            OpenAccMode::O_WRONLY => OPEN4_SHARE_ACCESS_WRITE,
+            OpenAccMode::O_RDWR => OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WRITE,
+        };
+        match v4.open(node.handle(), access).await.answer() {
+            Ok(version) => {
+                self.make_current(&node, version).await;
+                Ok((number, true))
+            }
+            Err(error) => {
+                self.release(ino, number).await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// A file is open once more.
+    fn count_open(&self, ino: u64) -> Answer<u64> {
+        let node = self.node(ino)?;
+        node.opens.fetch_add(1, Relaxed);
         self.open.fetch_add(1, Relaxed);
-        Ok(self.next_open.fetch_add(1, Relaxed))
+        let number = self.next_open.fetch_add(1, Relaxed);
+        if let Some(v4) = self.mount.v4() {
+            self.held.lock().insert(number, v4.hold(node.handle()));
+        }
+        Ok(number)
     }
 
     /// It is open once less.
@@ -258,6 +312,7 @@ impl Tree {
         if let Err(error) = self.closed(ino, number).await {
             tracing::warn!(?error, "what was locked may stay so until nobody has the file open");
         }
+        self.held.lock().remove(&number);
         self.open.fetch_sub(1, Relaxed);
         let last = node.opens.fetch_sub(1, Relaxed) == 1;
         let doomed = if last { node.doomed.lock().take() } else { None };

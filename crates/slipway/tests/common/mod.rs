@@ -2,6 +2,7 @@
 
 #![allow(dead_code)] // Each test file uses some of it.
 
+pub mod counted;
 pub mod mounted;
 
 use std::{

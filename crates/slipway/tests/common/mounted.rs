@@ -9,7 +9,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{Server, command, wait};
+use super::{Server, command, counted::Counted, wait};
 
 /// A mounted tree and what serves it.
 pub struct World {
@@ -46,10 +46,22 @@ impl World {
 
     /// Mounts the same at another place, which another machine could be.
     pub fn another(&self, transport: &str, query: &str) -> Mounted {
-        let at = self.directory.path().join("another");
+        self.mounted("another", &[&self.server.url(transport, ""), query].concat())
+    }
+
+    /// The same, over TCP by way of what counts calls.
+    pub fn counted(&self, query: &str) -> (Counted, Mounted) {
+        let port = self.server.port("tcp");
+        let counted = Counted::before(port);
+        let url = self.server.url("tcp", "").replacen(&format!(":{port}"), &format!(":{}", counted.port), 1);
+        let mounted = self.mounted("counted", &[&url, query].concat());
+        (counted, mounted)
+    }
+
+    fn mounted(&self, name: &str, url: &str) -> Mounted {
+        let at = self.directory.path().join(name);
         fs::create_dir(&at).unwrap();
-        let child = mount(&[&self.server.url(transport, ""), query].concat(), &at);
-        Mounted { at, child }
+        Mounted { child: mount(url, &at), at }
     }
 
     /// The server dies, and another takes its place with what it had on stable storage. Over TCP.

@@ -1,0 +1,101 @@
+//! What the kernel keeps of files, and when it must forget it: pages from one open to the next, as long as nobody else has changed
+//! the file, and attributes as long as the server delegates it. Over NFSv3, which has no way to tell, it forgets all with each open.
+//!
+//! The kernel itself is told to forget, and has, before anybody is told that the file is open, or the server that the
+//! delegation is given back. It is told on a thread that may wait: it waits for pages that are being read, which is done here.
+
+use std::{
+    sync::{OnceLock, Weak},
+    time::Duration,
+};
+
+use client::{DataVersion, Handle, Watcher};
+use fuser::{INodeNo, Notifier};
+use rpc::BoxFuture;
+
+use super::{
+    nodes::Node,
+    tree::{Answer, Answered, Tree},
+};
+
+/// Of what version the pages are that the kernel may have.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Cached {
+    /// It has none: the file has never been open.
+    #[default]
+    Nothing,
+    /// Of none that is known.
+    Unknown,
+    /// Of this, or later ones of this mount's own making.
+    Of(DataVersion),
+}
+
+/// The kernel's end of the mount, as soon as there is one.
+#[derive(Debug, Default)]
+pub struct Kernel(OnceLock<Notifier>);
+
+impl Kernel {
+    /// From now on it can be told.
+    pub fn is(&self, notifier: Notifier) {
+        assert!(self.0.set(notifier).is_ok(), "a mount is mounted once");
+    }
+
+    /// It forgets data and attributes of a file.
+    async fn forget(&self, ino: u64) {
+        let Some(notifier) = self.0.get().cloned() else { return };
+        let told = tokio::task::spawn_blocking(move || notifier.inval_inode(INodeNo(ino), 0, 0)).await;
+        if let Ok(Err(error)) = told {
+            // At the end of the mount, with which it forgets everything.
+            tracing::debug!(%error, "the kernel cannot be told to forget");
+        }
+    }
+}
+
+impl Tree {
+    /// Somebody is about to use the file, which has this version of its data now: the kernel forgets what is of any other.
+    pub async fn make_current(&self, node: &Node, version: DataVersion) {
+        let mut cached = node.cached.lock().await;
+        let current = match &*cached {
+            Cached::Nothing => true,
+            Cached::Unknown => false,
+            Cached::Of(before) => before.is_same(&version),
+        };
+        if !current {
+            self.kernel.forget(node.ino).await;
+        }
+        *cached = Cached::Of(version);
+    }
+
+    /// The same, of the version that the server says, if it has any.
+    pub async fn look_anew(&self, node: &Node) -> Answer<()> {
+        if let Some(v4) = self.mount.v4() {
+            self.make_current(node, v4.data_version(node.handle()).await.answer()?).await;
+        }
+        Ok(())
+    }
+
+    /// How long the kernel may believe attributes.
+    pub fn believed(&self, ino: u64) -> Duration {
+        let promised = || self.mount.v4()?.promised_for(self.node(ino).ok()?.handle());
+        promised().map_or(self.ttl, |promised| promised.max(self.ttl))
+    }
+}
+
+/// Forgets what is kept by delegations.
+#[derive(Debug)]
+pub struct Forgetful(pub Weak<Tree>);
+
+impl Watcher for Forgetful {
+    fn ends(&self, file: Handle) -> BoxFuture<'static, ()> {
+        let tree = self.0.upgrade();
+        Box::pin(async move {
+            let Some(tree) = tree else { return };
+            let Some(node) = tree.known(&file) else { return };
+            let mut cached = node.cached.lock().await;
+            if !matches!(*cached, Cached::Nothing) {
+                *cached = Cached::Unknown;
+            }
+            tree.kernel.forget(node.ino).await;
+        })
+    }
+}
