@@ -46,10 +46,11 @@ fn session(bench: &Bench, version: &str, transport: &str, server: &Server) -> Re
     }
     let at = |path: &str| format!("nfs://127.0.0.1:{port}/export/{path}?{query}");
     let tree = bench.fixture.tree.join("acpi");
-    let (remote, again) = (at(&format!("by-{transport}-{version}")), at(&format!("by-{transport}-{version}/again")));
+    let here = format!("by-{transport}-{version}");
+    let remote = at(&here);
     for arguments in [
         vec!["cp", "-r", &text(&tree), &remote],
-        vec!["cp", "-r", &remote, &again],
+        vec!["cat", &at(&format!("{here}/acpi_io.h"))],
         vec!["ls", "-lR", &remote],
         vec!["df", &remote],
         vec!["rm", "-r", &remote],
