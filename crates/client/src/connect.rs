@@ -9,7 +9,10 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -29,6 +32,7 @@ use crate::{
     Error, ErrorKind, Mount, MountClient, MountOptions, NfsUrl, Protocol, Result, UrlError, V3, V4, Version,
     mount::Inner,
     program::{Link, Program},
+    referral::Referred,
     v3,
     v4::connect::{Callbacks, is_another_version},
 };
@@ -45,6 +49,8 @@ pub(crate) struct Site {
     server: Arc<str>,
     url: NfsUrl,
     switch: Switch,
+    /// Referrals that have led here.
+    hops: u32,
 }
 
 /// Something to be done at an address of a server.
@@ -53,8 +59,9 @@ type Attempt<T> = for<'a> fn(&'a Site, IpAddr) -> BoxFuture<'a, Result<T>>;
 /// Something to be asked of what may be a MOUNT service.
 type Probe<T> = for<'a> fn(&'a Site, MountClient) -> BoxFuture<'a, Result<T>>;
 
-pub(crate) async fn mount(url: &NfsUrl, switch: &Switch) -> Result<Mount> {
-    Site::new(url, switch).each_address(|site, ip| Box::pin(site.mount_at(ip))).await
+/// Mounts what a URL names, to which so many referrals have led.
+pub(crate) async fn mount(url: &NfsUrl, switch: &Switch, hops: u32) -> Result<Mount> {
+    Site { hops, ..Site::new(url, switch) }.each_address(|site, ip| Box::pin(site.mount_at(ip))).await
 }
 
 pub(crate) async fn mountd(url: &NfsUrl, switch: &Switch) -> Result<MountClient> {
@@ -72,11 +79,15 @@ struct Ports {
 
 impl Site {
     fn new(url: &NfsUrl, switch: &Switch) -> Self {
-        Self { server: url.authority().into(), url: url.clone(), switch: switch.clone() }
+        Self { server: url.authority().into(), url: url.clone(), switch: switch.clone(), hops: 0 }
     }
 
     fn options(&self) -> &MountOptions {
         &self.url.options
+    }
+
+    fn referred(&self) -> Referred {
+        Referred::new(self.switch.clone(), self.hops)
     }
 
     /// Tries the addresses of the host in turn while there is no connection to be had.
@@ -146,6 +157,7 @@ impl Site {
         let message_max = v4.message_max();
         let limit = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
         let inner = Inner {
+            number: next_number(),
             url: self.url.clone(),
             start: slash(start),
             root: root.handle,
@@ -154,6 +166,7 @@ impl Site {
             page_size: page_size(0, message_max.min(limit(root.maxread) as usize)),
             mounted: slash(mounted),
             mountd: None,
+            referred: self.referred(),
         };
         Ok(Mount::new(Protocol::V4(v4), inner))
     }
@@ -201,6 +214,7 @@ impl Site {
         let start = path.slice(mounted.len()..);
         let start = start.slice(start.iter().take_while(|&&byte| byte == b'/').count()..);
         let inner = Inner {
+            number: next_number(),
             url: self.url.clone(),
             start,
             root: v3::handle(ok.fhandle),
@@ -209,6 +223,7 @@ impl Site {
             page_size: page_size(info.dtpref, message_max),
             mounted,
             mountd: Some(mountd),
+            referred: self.referred(),
         };
         Ok(Mount::new(Protocol::V3(v3), inner))
     }
@@ -373,6 +388,11 @@ impl std::fmt::Debug for Mountd {
 /// RFC 8881 §2.9.3: version 4 is at its well-known port, without rpcbind.
 fn default_port(proto: &str) -> u16 {
     if proto == "rdma" { NFS_RDMA_PORT } else { NFS_PORT }
+}
+
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Relaxed)
 }
 
 /// Whether an error says that version 3 is worth trying: the server has no other, or nobody is at version 4's port.

@@ -47,6 +47,8 @@ pub enum ErrorKind {
     Url(UrlError),
     /// The host's name could not be resolved.
     Resolve(String),
+    /// The server has the file system elsewhere, and it cannot be reached there: why not, place by place.
+    Referral(String),
     /// The path cannot be followed: too many symbolic links, or no name where one is needed.
     Path(&'static str),
     /// The caller asked for what cannot be.
@@ -137,6 +139,7 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Protocol(problem) => write!(f, "the server's answer makes no sense: {problem}"),
             ErrorKind::Url(error) => write!(f, "{error}"),
             ErrorKind::Resolve(problem) => write!(f, "the host cannot be found: {problem}"),
+            ErrorKind::Referral(why) => write!(f, "this is on another server, which cannot be reached: {why}"),
             ErrorKind::Path(problem) | ErrorKind::Invalid(problem) => f.write_str(problem),
         }
     }
@@ -177,7 +180,7 @@ impl From<Error> for io::Error {
             ErrorKind::Timeout { .. } => Io::TimedOut,
             ErrorKind::Protocol(_) => Io::InvalidData,
             ErrorKind::Url(_) | ErrorKind::Invalid(_) => Io::InvalidInput,
-            ErrorKind::Resolve(_) => Io::HostUnreachable,
+            ErrorKind::Resolve(_) | ErrorKind::Referral(_) => Io::HostUnreachable,
             ErrorKind::Nfs4(Nfsstat4::Symlink | Nfsstat4::WrongType) => Io::InvalidInput,
             ErrorKind::Nfs4(Nfsstat4::Denied | Nfsstat4::Locked | Nfsstat4::ShareDenied) => Io::ResourceBusy,
             ErrorKind::Nfs4(_) | ErrorKind::Mount(_) | ErrorKind::Rpc(_) | ErrorKind::Path(_) => Io::Other,

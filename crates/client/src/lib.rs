@@ -41,6 +41,7 @@ mod program;
 mod protocol;
 mod read_ahead;
 mod reader;
+mod referral;
 mod types;
 mod url;
 mod v3;

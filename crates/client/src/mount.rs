@@ -3,18 +3,22 @@
 //! A path is bytes with slashes between names. It starts at what the URL names, whether it begins with a slash or not.
 //! Symbolic links are followed here, not by the server, and lead nowhere but into the mount: `..` stays at its root and an
 //! absolute link starts there. Whoever has handles uses [`Mount::protocol`] and saves the walking.
+//!
+//! A path may lead to other servers, by referrals of version 4. What is there is of a mount of its own, which is made on the way;
+//! an [`Object`], [`File`] or [`Dir`] says of which mount it is, and a handle means nothing to any other.
 
 use std::{sync::Arc, time::Duration};
 
 use buf::Pool;
 use bytes::Bytes;
-use nfs::v3::Nfsstat3;
+use nfs::{v3::Nfsstat3, v4::Nfsstat4};
 use rpc::Switch;
 
 use crate::{
     Attr, CreateHow, Dir, Error, ErrorKind, File, FsStat, Handle, MountOptions, NfsUrl, Node, PathConf, Protocol,
     ReadData, Result, SetAttr, SetTime, Special, V3, V4, connect,
     payload::{self, Pieces},
+    referral::Referred,
     walk::{End, Step, Walk, plain_names, split_last},
 };
 
@@ -36,6 +40,7 @@ pub struct Mount {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
+    pub number: u64,
     pub url: NfsUrl,
     /// The path that was mounted: the URL's, or what of it the server would mount.
     pub mounted: Bytes,
@@ -47,11 +52,15 @@ pub(crate) struct Inner {
     pub page_size: u32,
     /// Where MOUNT is spoken, to take leave there.
     pub mountd: Option<connect::Mountd>,
+    /// Other servers that this one has referred to.
+    pub referred: Referred,
 }
 
 /// An object that a path leads to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Object {
+    /// The mount that it is of: another than was asked if a referral was on the way.
+    pub mount: Mount,
     /// Its handle.
     pub handle: Handle,
     /// Its attributes.
@@ -76,7 +85,7 @@ impl Mount {
     /// # Errors
     /// The host or transport is not known, no server answers, or it does not export the path to this client.
     pub async fn connect(url: &NfsUrl, switch: &Switch) -> Result<Self> {
-        connect::mount(url, switch).await
+        connect::mount(url, switch, 0).await
     }
 
     pub(crate) fn new(protocol: Protocol, inner: Inner) -> Self {
@@ -94,6 +103,11 @@ impl Mount {
     /// # Errors
     /// The server cannot be told. It does not matter to anything but its list; state it forgets by itself.
     pub async fn unmount(self) -> Result<()> {
+        for referred in self.inner.referred.take() {
+            if let Err(error) = Box::pin(referred.unmount()).await {
+                tracing::debug!(%error, "a server that was referred to cannot be told");
+            }
+        }
         match (&self.protocol, &self.inner.mountd) {
             (Protocol::V4(v4), _) => v4.leave().await,
             (_, Some(mountd)) => mountd.client().await?.umnt(&self.inner.mounted).await,
@@ -114,6 +128,11 @@ impl Mount {
     /// What only version 4 can do, if that is what is spoken.
     pub fn v4(&self) -> Option<&V4> {
         if let Protocol::V4(v4) = &self.protocol { Some(v4) } else { None }
+    }
+
+    /// A number that no other mount of this process has; clones are one mount.
+    pub fn number(&self) -> u64 {
+        self.inner.number
     }
 
     /// The handle of the directory that was mounted; nothing leads above it.
@@ -188,8 +207,8 @@ impl Mount {
     /// `Perm`, …, and as [`resolve`](Self::resolve).
     pub async fn set_attr(&self, path: impl AsRef<[u8]>, set: SetAttr) -> Result<()> {
         let path = path.as_ref();
-        let handle = self.object(path, true).await?.handle;
-        self.protocol.setattr(&handle, set).await.map(drop).map_err(self.at(path))
+        let Object { mount, handle, .. } = self.object(path, true).await?;
+        mount.protocol.setattr(&handle, set).await.map(drop).map_err(mount.at(path))
     }
 
     /// Sets the permission bits.
@@ -230,8 +249,8 @@ impl Mount {
     /// As [`resolve`](Self::resolve).
     pub async fn access(&self, path: impl AsRef<[u8]>, wanted: u32) -> Result<u32> {
         let path = path.as_ref();
-        let handle = self.object(path, true).await?.handle;
-        self.protocol.access(&handle, wanted).await.map_err(self.at(path))
+        let Object { mount, handle, .. } = self.object(path, true).await?;
+        mount.protocol.access(&handle, wanted).await.map_err(mount.at(path))
     }
 
     /// The text of the symbolic link at `path`.
@@ -240,8 +259,8 @@ impl Mount {
     /// `Inval` if it is none, and as [`resolve`](Self::resolve).
     pub async fn readlink(&self, path: impl AsRef<[u8]>) -> Result<Bytes> {
         let path = path.as_ref();
-        let handle = self.object(path, false).await?.handle;
-        self.protocol.readlink(&handle).await.map_err(self.at(path))
+        let Object { mount, handle, .. } = self.object(path, false).await?;
+        mount.protocol.readlink(&handle).await.map_err(mount.at(path))
     }
 
     /// Opens a file that is there.
@@ -266,26 +285,29 @@ impl Mount {
     /// `Exist`, `Acces`, `NoSpc`, …, and as [`resolve`](Self::resolve).
     pub async fn open_with(&self, path: impl AsRef<[u8]>, options: OpenOptions) -> Result<File> {
         let path = path.as_ref();
-        let file = |handle| File::new(self.clone(), handle, Bytes::copy_from_slice(path));
-        let made = match options.create {
-            Some(mode) if options.exclusive => {
-                let (dir, name) = self.parent(path).await?;
-                {
-                    let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-                    self.protocol.create(&dir, &name, CreateHow::Exclusive(rand::random(), set)).await
-                }
-            }
-            Some(mode) => match self.walk(path, true).await? {
-                End::Missing { dir, name } => {
+        let file = |mount, handle| File::new(mount, handle, Bytes::copy_from_slice(path));
+        let Some(mode) = options.create else {
+            let Object { mount, handle, .. } = self.object(path, true).await?;
+            return self.opened(file(mount, handle), options).await;
+        };
+        let (mount, made) = if options.exclusive {
+            let (mount, dir, name) = self.parent(path).await?;
+            let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+            let made = mount.protocol.create(&dir, &name, CreateHow::Exclusive(rand::random(), set)).await;
+            (mount, made)
+        } else {
+            match self.walk(path, true).await? {
+                End::Missing { site: mount, dir, name } => {
                     let size = options.truncate.then_some(0);
                     let set = SetAttr { mode: Some(mode), size, ..SetAttr::default() };
-                    self.protocol.create(&dir, &name, CreateHow::Unchecked(set)).await
+                    let made = mount.protocol.create(&dir, &name, CreateHow::Unchecked(set)).await;
+                    (mount, made)
                 }
-                End::Object(node) => return self.opened(file(node.handle), options).await,
-            },
-            None => return self.opened(file(self.object(path, true).await?.handle), options).await,
+                End::Object(mount, node) => return self.opened(file(mount, node.handle), options).await,
+            }
         };
-        made.map(|node| file(node.handle)).map_err(self.at(path))
+        let node = made.map_err(mount.at(path))?;
+        Ok(file(mount, node.handle))
     }
 
     async fn opened(&self, file: File, options: OpenOptions) -> Result<File> {
@@ -301,17 +323,17 @@ impl Mount {
     /// As [`open`](Self::open), or a READ failed.
     pub async fn read(&self, path: impl AsRef<[u8]>) -> Result<Bytes> {
         let path = path.as_ref();
-        let file = |handle| File::new(self.clone(), handle, Bytes::copy_from_slice(path));
+        let file = |mount, handle| File::new(mount, handle, Bytes::copy_from_slice(path));
         let begun = self.read_small(path).await.map_err(self.at(path))?;
         let (mut pieces, mut reader) = match begun {
             Some((_, data)) if data.eof => return Ok(join(payload::pieces(data.data)?)),
             Some((handle, data)) => {
                 let start = data.data.len() as u64;
-                (payload::pieces(data.data)?, file(handle).reader_range(start, u64::MAX))
+                (payload::pieces(data.data)?, file(self.clone(), handle).reader_range(start, u64::MAX))
             }
             None => {
                 let object = self.object(path, true).await?;
-                (Pieces::new(), file(object.handle).reader().expecting(object.attr.size))
+                (Pieces::new(), file(object.mount, object.handle).reader().expecting(object.attr.size))
             }
         };
         while let Some(piece) = reader.next().await? {
@@ -341,9 +363,9 @@ impl Mount {
     /// `Exist`, `Acces`, …
     pub async fn mkdir(&self, path: impl AsRef<[u8]>, mode: u32) -> Result<()> {
         let path = path.as_ref();
-        let (dir, name) = self.parent(path).await?;
+        let (mount, dir, name) = self.parent(path).await?;
         let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
-        self.protocol.mkdir(&dir, &name, set).await.map(drop).map_err(self.at(path))
+        mount.protocol.mkdir(&dir, &name, set).await.map(drop).map_err(mount.at(path))
     }
 
     /// Makes a device, socket or pipe.
@@ -352,8 +374,8 @@ impl Mount {
     /// `Perm`, `NotSupp`, …
     pub async fn mknod(&self, path: impl AsRef<[u8]>, special: Special, set: SetAttr) -> Result<()> {
         let path = path.as_ref();
-        let (dir, name) = self.parent(path).await?;
-        self.protocol.mknod(&dir, &name, special, set).await.map(drop).map_err(self.at(path))
+        let (mount, dir, name) = self.parent(path).await?;
+        mount.protocol.mknod(&dir, &name, special, set).await.map(drop).map_err(mount.at(path))
     }
 
     /// Makes a symbolic link at `path` whose text is `text`.
@@ -362,8 +384,8 @@ impl Mount {
     /// `Exist`, `Acces`, …
     pub async fn symlink(&self, text: impl AsRef<[u8]>, path: impl AsRef<[u8]>) -> Result<()> {
         let (text, path) = (Bytes::copy_from_slice(text.as_ref()), path.as_ref());
-        let (dir, name) = self.parent(path).await?;
-        self.protocol.symlink(&dir, &name, text, SetAttr::default()).await.map(drop).map_err(self.at(path))
+        let (mount, dir, name) = self.parent(path).await?;
+        mount.protocol.symlink(&dir, &name, text, SetAttr::default()).await.map(drop).map_err(mount.at(path))
     }
 
     /// Gives the object at `existing`, itself and not what a link there leads to, the further name `new`.
@@ -373,8 +395,9 @@ impl Mount {
     pub async fn link(&self, existing: impl AsRef<[u8]>, new: impl AsRef<[u8]>) -> Result<()> {
         let new = new.as_ref();
         let object = self.object(existing.as_ref(), false).await?;
-        let (dir, name) = self.parent(new).await?;
-        self.protocol.link(&object.handle, &dir, &name).await.map(drop).map_err(self.at(new))
+        let (mount, dir, name) = self.parent(new).await?;
+        mount.is_that_of(&object.mount, "LINK").map_err(mount.at(new))?;
+        mount.protocol.link(&object.handle, &dir, &name).await.map(drop).map_err(mount.at(new))
     }
 
     /// Removes a name that is not a directory's.
@@ -383,8 +406,8 @@ impl Mount {
     /// `NoEnt`, `IsDir`, `Acces`, …
     pub async fn remove(&self, path: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
-        let (dir, name) = self.parent(path).await?;
-        self.protocol.remove(&dir, &name).await.map(drop).map_err(self.at(path))
+        let (mount, dir, name) = self.parent(path).await?;
+        mount.protocol.remove(&dir, &name).await.map(drop).map_err(mount.at(path))
     }
 
     /// Removes an empty directory.
@@ -393,8 +416,8 @@ impl Mount {
     /// `NotEmpty`, `NotDir`, …
     pub async fn rmdir(&self, path: impl AsRef<[u8]>) -> Result<()> {
         let path = path.as_ref();
-        let (dir, name) = self.parent(path).await?;
-        self.protocol.rmdir(&dir, &name).await.map(drop).map_err(self.at(path))
+        let (mount, dir, name) = self.parent(path).await?;
+        mount.protocol.rmdir(&dir, &name).await.map(drop).map_err(mount.at(path))
     }
 
     /// Moves a name, replacing what is at the target if it can be.
@@ -403,10 +426,11 @@ impl Mount {
     /// `NoEnt`, `NotEmpty`, …
     pub async fn rename(&self, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Result<()> {
         let from = from.as_ref();
-        let (from_dir, from_name) = self.parent(from).await?;
-        let (to_dir, to_name) = self.parent(to.as_ref()).await?;
-        let result = self.protocol.rename(&from_dir, &from_name, &to_dir, &to_name).await;
-        result.map(drop).map_err(self.at(from))
+        let (mount, from_dir, from_name) = self.parent(from).await?;
+        let (to_mount, to_dir, to_name) = self.parent(to.as_ref()).await?;
+        mount.is_that_of(&to_mount, "RENAME").map_err(mount.at(from))?;
+        let result = mount.protocol.rename(&from_dir, &from_name, &to_dir, &to_name).await;
+        result.map(drop).map_err(mount.at(from))
     }
 
     /// The entries of a directory.
@@ -415,8 +439,8 @@ impl Mount {
     /// As [`resolve`](Self::resolve).
     pub async fn read_dir(&self, path: impl AsRef<[u8]>) -> Result<Dir> {
         let path = path.as_ref();
-        let handle = self.object(path, true).await?.handle;
-        Ok(Dir::new(self.clone(), handle, Bytes::copy_from_slice(path)))
+        let Object { mount, handle, .. } = self.object(path, true).await?;
+        Ok(Dir::new(mount, handle, Bytes::copy_from_slice(path)))
     }
 
     /// Space and objects of the file system at `path`, total and free.
@@ -425,8 +449,8 @@ impl Mount {
     /// As [`resolve`](Self::resolve).
     pub async fn statfs(&self, path: impl AsRef<[u8]>) -> Result<FsStat> {
         let path = path.as_ref();
-        let handle = self.object(path, true).await?.handle;
-        self.protocol.fsstat(&handle).await.map_err(self.at(path))
+        let Object { mount, handle, .. } = self.object(path, true).await?;
+        mount.protocol.fsstat(&handle).await.map_err(mount.at(path))
     }
 
     /// The limits of the file system at `path`.
@@ -435,32 +459,63 @@ impl Mount {
     /// As [`resolve`](Self::resolve).
     pub async fn pathconf(&self, path: impl AsRef<[u8]>) -> Result<PathConf> {
         let path = path.as_ref();
-        let handle = self.object(path, true).await?.handle;
-        self.protocol.pathconf(&handle).await.map_err(self.at(path))
+        let Object { mount, handle, .. } = self.object(path, true).await?;
+        mount.protocol.pathconf(&handle).await.map_err(mount.at(path))
     }
 
-    /// The directory that holds the last name of `path`, and that name.
+    /// The directory that holds the last name of `path`, with the mount that it is of, and that name.
     ///
     /// # Errors
     /// The path does not end in a name, and as [`resolve`](Self::resolve).
-    pub async fn parent(&self, path: &[u8]) -> Result<(Handle, Bytes)> {
+    pub async fn parent(&self, path: &[u8]) -> Result<(Mount, Handle, Bytes)> {
         let full = self.full(path);
         let bad = |problem| Error::new(ErrorKind::Path(problem), "walk");
         let (parent, name) = split_last(&full).map_err(bad).map_err(self.at(path))?;
-        let node = self.walk_full(parent, true).await.and_then(existing).map_err(self.at(path))?;
-        Ok((node.handle, Bytes::copy_from_slice(name)))
+        let (mount, node) = self.walk_full(parent, true).await.and_then(existing).map_err(self.at(path))?;
+        Ok((mount, node.handle, Bytes::copy_from_slice(name)))
+    }
+
+    /// The object of a name in a directory of this mount, without following a link; where the name stands for a file system of
+    /// another server, the root of that, with the mount that it is of.
+    ///
+    /// # Errors
+    /// `NoEnt`, `NotDir`, …; or none of the servers that this one refers to can be reached.
+    pub async fn lookup(&self, dir: &Handle, name: &[u8]) -> Result<Object> {
+        let node = match self.protocol.lookup(dir, name).await {
+            Err(error) if error.status4() == Some(Nfsstat4::Moved) => return self.follow(dir, name).await,
+            result => result?,
+        };
+        self.looked_at(node).await
+    }
+
+    /// An object of this mount with its attributes.
+    async fn looked_at(&self, node: Node) -> Result<Object> {
+        let attr = match node.attr {
+            Some(attr) => attr,
+            None => self.protocol.getattr(&node.handle).await?,
+        };
+        Ok(Object { mount: self.clone(), handle: node.handle, attr })
+    }
+
+    /// # Errors
+    /// XDEV: it is another server.
+    fn is_that_of(&self, other: &Mount, operation: &'static str) -> Result<()> {
+        match self.number() == other.number() {
+            true => Ok(()),
+            false => Err(Error::new(ErrorKind::Nfs(Nfsstat3::XDev), operation)),
+        }
+    }
+
+    pub(crate) fn referred(&self) -> &Referred {
+        &self.inner.referred
     }
 
     async fn object(&self, path: &[u8], follow: bool) -> Result<Object> {
-        let node = self.walk(path, follow).await.and_then(existing).map_err(self.at(path))?;
-        let attr = match node.attr {
-            Some(attr) => attr,
-            None => self.protocol.getattr(&node.handle).await.map_err(self.at(path))?,
-        };
-        Ok(Object { handle: node.handle, attr })
+        let (mount, node) = self.walk(path, follow).await.and_then(existing).map_err(self.at(path))?;
+        mount.looked_at(node).await.map_err(mount.at(path))
     }
 
-    async fn walk(&self, path: &[u8], follow: bool) -> Result<End> {
+    async fn walk(&self, path: &[u8], follow: bool) -> Result<End<Mount>> {
         self.walk_full(&self.full(path), follow).await.map_err(self.at(path))
     }
 
@@ -478,20 +533,14 @@ impl Mount {
         }
     }
 
-    async fn walk_full(&self, path: &[u8], follow: bool) -> Result<End> {
-        let mut walk = Walk::new(self.inner.root.clone(), path, follow);
+    async fn walk_full(&self, path: &[u8], follow: bool) -> Result<End<Mount>> {
+        let mut walk = Walk::new(self.clone(), self.inner.root.clone(), path, follow);
         loop {
             match walk.step().map_err(|problem| Error::new(ErrorKind::Path(problem), "walk"))? {
                 Step::Done(end) => return Ok(end),
-                Step::ReadLink(link) => walk.link_text(&self.protocol.readlink(&link).await?),
-                Step::Lookup { dir, name } => match self.protocol.lookup(&dir, &name).await {
-                    Ok(Node { handle, attr }) => {
-                        let attr = match attr {
-                            Some(attr) => attr,
-                            None => self.protocol.getattr(&handle).await?,
-                        };
-                        walk.found(Node { handle, attr: Some(attr) });
-                    }
+                Step::ReadLink(mount, link) => walk.link_text(&mount.protocol.readlink(&link).await?),
+                Step::Lookup { site: mount, dir, name } => match mount.lookup(&dir, &name).await {
+                    Ok(Object { mount, handle, attr }) => walk.found(mount, Node { handle, attr: Some(attr) }),
                     Err(error) if error.is_not_found() => {
                         if !walk.missing() {
                             return Err(error);
@@ -512,9 +561,9 @@ fn join(mut pieces: Pieces) -> Bytes {
     }
 }
 
-fn existing(end: End) -> Result<Node> {
+fn existing(end: End<Mount>) -> Result<(Mount, Node)> {
     match end {
-        End::Object(node) => Ok(node),
+        End::Object(mount, node) => Ok((mount, node)),
         End::Missing { .. } => Err(Error::new(ErrorKind::Nfs(Nfsstat3::NoEnt), "LOOKUP")),
     }
 }

@@ -2,6 +2,8 @@
 //!
 //! A path starts at the directory that the mount names. `..` takes back a step and stays at the root, and an absolute link
 //! leads from the root: no path leaves the mount, and the server is never asked for `..`.
+//!
+//! On the way it may come to another server, which a referral names: each object is of a site, `S`, and `..` leads back.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -10,28 +12,28 @@ use crate::{FileKind, Handle, Node};
 
 /// What must be found out next.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum Step<S> {
     /// Look up `name` in `dir`; then [`Walk::found`] or [`Walk::missing`].
-    Lookup { dir: Handle, name: Bytes },
+    Lookup { site: S, dir: Handle, name: Bytes },
     /// Read the link; then [`Walk::link_text`].
-    ReadLink(Handle),
+    ReadLink(S, Handle),
     /// The end of the path.
-    Done(End),
+    Done(End<S>),
 }
 
 /// Where a path ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum End<S> {
     /// At this object.
-    Object(Node),
+    Object(S, Node),
     /// In a directory that has no such name.
-    Missing { dir: Handle, name: Bytes },
+    Missing { site: S, dir: Handle, name: Bytes },
 }
 
 #[derive(Debug)]
-pub(crate) struct Walk {
+pub(crate) struct Walk<S> {
     /// The way from the root to the current object, which is the last.
-    nodes: Vec<Node>,
+    nodes: Vec<(S, Node)>,
     /// Names still to be walked, the next one last.
     names: Vec<Bytes>,
     /// Whether a link at the end of the path is followed.
@@ -40,11 +42,11 @@ pub(crate) struct Walk {
     missing: Option<Bytes>,
 }
 
-impl Walk {
-    /// Starts at `root` with the components of `path`.
-    pub fn new(root: Handle, path: &[u8], follow: bool) -> Self {
+impl<S: Clone> Walk<S> {
+    /// Starts at `root` of `site` with the components of `path`.
+    pub fn new(site: S, root: Handle, path: &[u8], follow: bool) -> Self {
         let mut walk = Self {
-            nodes: vec![Node { handle: root, attr: None }],
+            nodes: vec![(site, Node { handle: root, attr: None })],
             names: Vec::new(),
             // A slash behind a name asks for a directory: a link is followed (POSIX, path resolution).
             follow: follow || path.ends_with(b"/"),
@@ -59,19 +61,22 @@ impl Walk {
     ///
     /// # Errors
     /// Too many symbolic links, or `..` behind a file.
-    pub fn step(&mut self) -> Result<Step, &'static str> {
+    pub fn step(&mut self) -> Result<Step<S>, &'static str> {
         if let Some(name) = &self.missing {
-            return Ok(Step::Done(End::Missing { dir: self.current().handle.clone(), name: name.clone() }));
+            let (site, node) = self.current();
+            let (site, dir, name) = (site.clone(), node.handle.clone(), name.clone());
+            return Ok(Step::Done(End::Missing { site, dir, name }));
         }
-        if self.current().is(FileKind::Lnk) && (self.follow || !self.names.is_empty()) {
+        if self.current().1.is(FileKind::Lnk) && (self.follow || !self.names.is_empty()) {
             self.links += 1;
             if self.links > LINKS_MAX {
                 return Err("too many levels of symbolic links");
             }
-            return Ok(Step::ReadLink(self.current().handle.clone()));
+            let (site, link) = self.current();
+            return Ok(Step::ReadLink(site.clone(), link.handle.clone()));
         }
         while self.names.last().is_some_and(|name| name == "..") {
-            if self.current().attr.as_ref().is_some_and(|attr| attr.kind != FileKind::Dir) {
+            if self.current().1.attr.as_ref().is_some_and(|attr| attr.kind != FileKind::Dir) {
                 return Err("what stands before '..' is not a directory");
             }
             self.names.pop();
@@ -79,16 +84,17 @@ impl Walk {
                 self.nodes.pop();
             }
         }
+        let (site, node) = self.current().clone();
         Ok(match self.names.last() {
-            Some(name) => Step::Lookup { dir: self.current().handle.clone(), name: name.clone() },
-            None => Step::Done(End::Object(self.current().clone())),
+            Some(name) => Step::Lookup { site, dir: node.handle, name: name.clone() },
+            None => Step::Done(End::Object(site, node)),
         })
     }
 
-    /// The name of the last [`Step::Lookup`] is this object's.
-    pub fn found(&mut self, node: Node) {
+    /// The name of the last [`Step::Lookup`] is this object's, which is of this site.
+    pub fn found(&mut self, site: S, node: Node) {
         self.names.pop();
-        self.nodes.push(node);
+        self.nodes.push((site, node));
     }
 
     /// The directory has no such name. Returns whether that is the end of the path rather than a fault on the way.
@@ -112,7 +118,7 @@ impl Walk {
         self.names.extend(names.map(Bytes::copy_from_slice));
     }
 
-    fn current(&self) -> &Node {
+    fn current(&self) -> &(S, Node) {
         self.nodes.last().expect("the root is never left")
     }
 }
@@ -172,10 +178,10 @@ mod tests {
         }
 
         fn walk(&self, path: &str, follow: bool) -> Result<String, String> {
-            let mut walk = Walk::new("".into(), path.as_bytes(), follow);
+            let mut walk = Walk::new((), "".into(), path.as_bytes(), follow);
             loop {
                 match walk.step()? {
-                    Step::Lookup { dir, name } => {
+                    Step::Lookup { dir, name, .. } => {
                         assert!(name != ".." && name != "." && !name.is_empty());
                         let dir = std::str::from_utf8(&dir).unwrap().to_owned();
                         let path = format!("{dir}/{}", std::str::from_utf8(&name).unwrap());
@@ -186,18 +192,18 @@ mod tests {
                                     None if path.ends_with("file") => FileKind::Reg,
                                     None => FileKind::Dir,
                                 };
-                                walk.found(Node { handle: path.as_str().into(), attr: Some(attr(ftype)) });
+                                walk.found((), Node { handle: path.as_str().into(), attr: Some(attr(ftype)) });
                             }
                             None if walk.missing() => {}
                             None => return Err(format!("{path} on the way")),
                         }
                     }
-                    Step::ReadLink(link) => {
+                    Step::ReadLink((), link) => {
                         let text = self.0[std::str::from_utf8(&link).unwrap()].unwrap();
                         walk.link_text(text.as_bytes());
                     }
-                    Step::Done(End::Object(node)) => return Ok(String::from_utf8(node.handle.to_vec()).unwrap()),
-                    Step::Done(End::Missing { dir, name }) => return Ok(format!("no {name:?} in {dir:?}")),
+                    Step::Done(End::Object((), node)) => return Ok(String::from_utf8(node.handle.to_vec()).unwrap()),
+                    Step::Done(End::Missing { dir, name, .. }) => return Ok(format!("no {name:?} in {dir:?}")),
                 }
             }
         }

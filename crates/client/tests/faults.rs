@@ -165,7 +165,7 @@ async fn all_is_done_once(mount: &Mount, about: &str) {
         writer.write(data.slice_ref(chunk)).await.unwrap();
         let (dir, from, to) = (format!("dir{i}"), format!("dir{i}/from"), format!("dir{i}/to"));
         mount.mkdir(&dir, 0o755).await.unwrap_or_else(|error| panic!("{about}: {error}"));
-        let (handle, _) = mount.parent(from.as_bytes()).await.unwrap();
+        let (_, handle, _) = mount.parent(from.as_bytes()).await.unwrap();
         mount.protocol().create(&handle, b"from", CreateHow::Guarded(SetAttr::default())).await.unwrap();
         mount.rename(&from, &to).await.unwrap();
         mount.link(&to, format!("link{i}")).await.unwrap();

@@ -81,7 +81,7 @@ async fn directories_are_made_listed_and_removed(vers: &str) {
     let mut expected = Vec::new();
     for i in 0..3000 {
         let name = format!("file-with-a-rather-long-name-{i:04}");
-        let (dir, _) = mount.parent(b"d/x").await.unwrap();
+        let (_, dir, _) = mount.parent(b"d/x").await.unwrap();
         mount.protocol().create(&dir, name.as_bytes(), CreateHow::Guarded(SetAttr::default())).await.unwrap();
         expected.push(name);
     }

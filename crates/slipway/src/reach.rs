@@ -98,7 +98,7 @@ impl Reach {
         let mount = self.mount(url).await?;
         let found = if follow { mount.resolve("").await } else { mount.resolve_link("").await };
         let object = found.map_err(|error| failure(url, &error))?;
-        Ok((Remote::new(mount, object.handle, url.path.clone()), Meta::from(&object.attr)))
+        Ok((Remote::new(object.mount, object.handle, url.path.clone()), Meta::from(&object.attr)))
     }
 
     /// The directory that holds, or could hold, the name at the end of a URL, and that name.

@@ -5,6 +5,7 @@
 //! - [`zero`] executes compounds of version 4.0, without sessions, and [`names`] is how that finds what it opens;
 //! - [`opens`] is what is open, [`delegation`] what is delegated, and [`lock`] what is locked; [`callback`] is what the server calls;
 //! - [`offload`] is the copies that the server goes on with behind its reply;
+//! - [`referral`] asks where a file system is that the server does not have;
 //! - [`operations`] are those of every version, and [`extended`] those that only this one has.
 //!
 //! Errors: a status that every version has is [`ErrorKind::Nfs`](crate::ErrorKind::Nfs), another is
@@ -22,6 +23,7 @@ mod names;
 mod offload;
 mod opens;
 mod operations;
+pub(crate) mod referral;
 mod session;
 mod shared;
 mod slots;

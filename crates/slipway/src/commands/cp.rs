@@ -193,7 +193,7 @@ impl Target {
         let mount = reach.mount(url).await?;
         match mount.resolve("").await {
             Ok(object) => {
-                let node = Remote::new(mount, object.handle, url.path.clone());
+                let node = Remote::new(object.mount, object.handle, url.path.clone());
                 if Meta::from(&object.attr).kind == Kind::Dir {
                     return Ok(Target::Directory(Node::Remote(node)));
                 }

@@ -58,16 +58,14 @@ async fn all(reach: &Reach, url: &NfsUrl, mode: u32) -> Result<(), Failure> {
     let mut missing: Vec<Bytes> = Vec::new();
     let mut path = url.path.clone();
     let mut found = mount.resolve("").await;
-    let mut at = mount;
     while found.as_ref().is_err_and(client::Error::is_not_found) {
         let Some((dir, name)) = reach::split(&path) else { break };
         missing.push(name);
-        at = reach.mount(&url.with_path(dir.clone())).await?;
-        found = at.resolve("").await;
+        found = reach.mount(&url.with_path(dir.clone())).await?.resolve("").await;
         path = dir;
     }
     let object = found.map_err(|error| reach::failure(url, &error))?;
-    let mut node = Remote::new(at, object.handle, path);
+    let mut node = Remote::new(object.mount, object.handle, path);
     while let Some(name) = missing.pop() {
         // Parents must be passable for their owner, whatever the mode of the last.
         let mode = if missing.is_empty() { mode } else { 0o755 };

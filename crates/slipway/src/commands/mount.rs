@@ -57,7 +57,7 @@ async fn serve(args: &Args, options: Options) -> Outcome {
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::failed)?;
 
     let runtime = tokio::runtime::Handle::current();
-    let (fuse, ended) = Fuse::new(mount.clone(), root, runtime, options);
+    let (fuse, ended) = Fuse::new(root.mount.clone(), root, runtime, options);
     let session = start(args, fuse).map_err(|error| {
         let advice = match error.raw_os_error() {
             None => ": users other than root need fusermount3 (Debian: fuse3)",

@@ -62,14 +62,10 @@ impl Remote {
     /// # Errors
     /// LOOKUP failed otherwise.
     pub async fn child(&self, name: &[u8]) -> Result<Option<(Self, Meta)>> {
-        match self.mount.protocol().lookup(&self.handle, name).await {
-            Ok(ok) => {
-                let child = self.below(name, ok.handle);
-                let meta = match &ok.attr {
-                    Some(attr) => Meta::from(attr),
-                    None => child.meta().await?,
-                };
-                Ok(Some((child, meta)))
+        match self.mount.lookup(&self.handle, name).await {
+            Ok(found) => {
+                let child = Self::new(found.mount, found.handle, self.path_of(name));
+                Ok(Some((child, Meta::from(&found.attr))))
             }
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(Error::remote(&self.path_of(name), &error)),

@@ -1,0 +1,129 @@
+//! [`Referred`]: the mounts of other servers that a server has referred to.
+//!
+//! Read RFC 8881 §11 first (RFC 7530 §8 of version 4.0). A name can stand for a file system that another server has: then
+//! the first of the places that it names and that can be mounted takes its place. It is mounted when somebody first comes
+//! there, with the options of the URL, and stays until the mount that led there is no more. A server that was referred to
+//! can refer on; that this has an end is seen to here.
+
+use std::{collections::HashMap, fmt, net::IpAddr, sync::Arc};
+
+use parking_lot::Mutex;
+use rpc::{Switch, rpcbind::from_universal};
+use tokio::sync::OnceCell;
+
+use crate::{Error, ErrorKind, Handle, Mount, NfsUrl, Object, Result, connect, v4::referral::Location};
+
+/// What a server has referred to.
+pub(crate) struct Referred {
+    switch: Switch,
+    /// Referrals that have led here.
+    hops: u32,
+    mounts: Mutex<HashMap<Location, Arc<OnceCell<Mount>>>>,
+}
+
+impl Referred {
+    /// Of a mount to which so many referrals have led.
+    pub fn new(switch: Switch, hops: u32) -> Self {
+        Self { switch, hops, mounts: Mutex::default() }
+    }
+
+    /// Forgets all of them.
+    pub fn take(&self) -> Vec<Mount> {
+        self.mounts.lock().drain().filter_map(|(_, mount)| mount.get().cloned()).collect()
+    }
+
+    /// The mount of a place, made now if there is none.
+    async fn mount(&self, from: &NfsUrl, place: &Location) -> Result<Mount> {
+        let url = url_of(place, from)?;
+        let known = self.mounts.lock().entry(place.clone()).or_default().clone();
+        known.get_or_try_init(|| connect::mount(&url, &self.switch, self.hops + 1)).await.cloned()
+    }
+
+    fn is_mounted(&self, place: &Location) -> bool {
+        self.mounts.lock().get(place).is_some_and(|mount| mount.initialized())
+    }
+}
+
+impl Mount {
+    /// The root of the file system that a name of this server stands for, wherever that is.
+    pub(crate) async fn follow(&self, dir: &Handle, name: &[u8]) -> Result<Object> {
+        let v4 = self.v4().expect("no other version says MOVED");
+        let mut places = v4.locations(dir, name).await?;
+        let referred = self.referred();
+        if referred.hops >= HOPS_MAX {
+            return Err(Error::new(ErrorKind::Path("too many referrals from server to server"), "LOOKUP"));
+        }
+        // What has been reached is not left for what the server would rather have.
+        places.sort_by_key(|place| !referred.is_mounted(place));
+        let mut failures = Vec::new();
+        for place in &places {
+            let found = async { referred.mount(self.url(), place).await?.resolve("").await };
+            // What is there can be another referral.
+            match Box::pin(found).await {
+                Ok(object) => return Ok(object),
+                Err(error) => failures.push(format!("{place}: {error}")),
+            }
+        }
+        let why = if failures.is_empty() { "it does not say where".to_owned() } else { failures.join("; ") };
+        Err(Error::new(ErrorKind::Referral(why), "LOOKUP"))
+    }
+}
+
+/// RFC 8881 §11.16: a server is a name, or an address with or without the port behind it as two bytes in decimal, or
+/// empty for the one that says it.
+fn url_of(place: &Location, from: &NfsUrl) -> Result<NfsUrl> {
+    let wrong =
+        || Error::new(ErrorKind::Protocol(format!("a server called '{}'", place.server.escape_ascii())), "LOOKUP");
+    let server = std::str::from_utf8(&place.server).map_err(|_| wrong())?;
+    let (host, port) = match (server, server.parse::<IpAddr>(), from_universal(server)) {
+        ("", ..) => (from.host.clone(), from.port),
+        (_, Err(_), Some(address)) => (address.ip().to_string(), Some(address.port())),
+        _ => (server.to_owned(), None),
+    };
+    if host.contains(['/', '?', '#', '@']) {
+        return Err(wrong());
+    }
+    let mut options = from.options.clone();
+    options.addresses.clear();
+    Ok(NfsUrl { host, port, path: place.path.clone(), options })
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.server.escape_ascii(), self.path.escape_ascii())
+    }
+}
+
+impl fmt::Debug for Referred {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Referred").field("hops", &self.hops).field("mounts", &self.mounts).finish_non_exhaustive()
+    }
+}
+
+/// Referrals from server to server; more of them are taken for a circle.
+const HOPS_MAX: u32 = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_a_name_an_address_or_the_same() {
+        let from: NfsUrl = "nfs://nas:2050/x?vers=4.2&addr=nas2&uid=7".parse().unwrap();
+        for (server, host, port) in [
+            ("other.example", "other.example", None),
+            ("10.0.0.7", "10.0.0.7", None),
+            ("10.0.0.7.8.1", "10.0.0.7", Some(2049)),
+            ("2001:db8::7", "2001:db8::7", None),
+            ("2001:db8::7.8.2", "2001:db8::7", Some(2050)),
+            ("", "nas", Some(2050)),
+        ] {
+            let place = Location { server: server.into(), path: "/srv".into() };
+            let url = url_of(&place, &from).unwrap();
+            assert_eq!((url.host.as_str(), url.port, &url.path[..]), (host, port, &b"/srv"[..]), "{server}");
+            assert_eq!((url.options.uid, url.options.addresses.len()), (Some(7), 0));
+        }
+        let strange = Location { server: "nas/x".into(), path: "/srv".into() };
+        assert!(url_of(&strange, &from).is_err());
+    }
+}
