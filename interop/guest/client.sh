@@ -67,8 +67,7 @@ if [ -e /sys/class/infiniband/siw0 ]; then over rdma-4.2 "vers=4.2,proto=rdma,po
 BRIEF=1 over tcp-4.1 "vers=4.1,proto=tcp,port=$TCP_PORT" version4 &
 wait
 if [ -n "${MEMORY:-}" ]; then
-  BRIEF=1 EXPORT=$MEMORY EXPORT_BYTES= over memory-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT,nconnect=4" version42 &
-  wait
+  BRIEF=1 EXPORT=$MEMORY EXPORT_BYTES= over memory-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT,nconnect=4" several_connections
 fi
 if [ -n "${SQUASHED:-}" ]; then check "tcp: root is squashed by default" squashed; fi
 check "udp: MOUNT" mount_by_udp

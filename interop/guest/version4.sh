@@ -128,12 +128,17 @@ fails(errno.ENODATA, os.getxattr, again, "user.one")
 P
 }
 
-# version4 NAME: what every minor version has; version42 NAME: and what the second adds.
+# nconnect=4: the mount has four connections, and uses them all.
+connections() { awk '/^device/ { mine = $5 == "'"$M"'" } mine && $1 == "xprt:" && $9 > 0' /proc/self/mountstats; }
+four_connections() { equal 4 "$(connections | wc -l)"; }
+
+# version4 NAME: what every minor version has; version42 NAME: and what the second adds; several_connections NAME: by nconnect=4.
 version4() { checks "$1" root_leads_to_exports locks_between_mounts opens_are_kept; }
 version42() {
   version4 "$1"
   checks "$1" allocation_and_holes copies_by_the_server extended_attributes
 }
+several_connections() { version42 "$1"; checks "$1" four_connections; }
 
 checks() {
   local t=$1 c
