@@ -105,7 +105,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(path) = &self.0.path {
+        if let Some(path) = self.0.path.as_ref().filter(|path| !path.is_empty()) {
             write!(f, "{}: ", path.escape_ascii())?;
         }
         write!(f, "{} ({}", self.0.kind, self.0.operation)?;

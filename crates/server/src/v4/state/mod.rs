@@ -501,7 +501,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Forgets who has not renewed its lease in time: those that were never confirmed (§18.35.4), and those that have
     /// nothing but sessions. Who holds something keeps it until somebody else wants it (§8.4.3), and nobody expires while a
     /// request of his is being executed (§8.3). Delegations that were to be given back in time are revoked. To be called
-    /// now and then, at least once in a lease; however often it is, the clients are looked at [`LOOKS`] times in one.
+    /// now and then, at least once in a lease; however often it is, the clients are looked at `LOOKS` times in one.
     pub fn expire(&mut self, now: Instant) {
         self.revoke_overdue(now);
         if self.next_look.is_some_and(|next| now < next) {
