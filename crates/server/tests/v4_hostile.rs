@@ -116,6 +116,24 @@ fn slots_and_sessions_are_no_more_than_were_agreed() {
     all.check();
 }
 
+/// There are at most 16,384 clients. Those that never confirm themselves, or make sessions and never call, give way.
+#[test]
+fn who_does_nothing_but_introduce_itself_keeps_nobody_out() {
+    let all = Neighbours::new();
+    for number in 0..17_000 {
+        let Resop4::ExchangeId(Res4::Ok(made)) = all.bad.alone(exchange_id(&format!("half {number}"))) else {
+            panic!("EXCHANGE_ID {number}")
+        };
+        if number % 2 == 0 {
+            let create = create_session(made.clientid, made.sequenceid, channel());
+            assert_eq!(all.bad.alone(create).status(), Nfsstat4::Ok, "CREATE_SESSION {number}");
+        }
+    }
+    let mut late = Client4::new(&all.server, "late", 1);
+    late.open("m", "late", Open::default()).unwrap();
+    all.check();
+}
+
 #[test]
 fn nobody_takes_the_name_of_another() {
     let all = Neighbours::new();

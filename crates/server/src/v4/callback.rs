@@ -10,7 +10,7 @@
 use std::{collections::HashMap, fmt, hash::Hash, net::SocketAddr, time::Duration};
 
 use nfs::v4::{
-    CALLBACK_VERSION, CallbackSec4, CallbackSecParms4, Clientid4, Nfsstat4, Res4, Sessionid4,
+    CALLBACK_VERSION, CallbackSecParms4, Clientid4, Nfsstat4, Res4, Sessionid4,
     callback::{CbArgop4, CbResop4, CbSequenceArgs},
     compound::{CbCompoundArgs, CbCompoundRes},
 };
@@ -187,16 +187,16 @@ impl Callbacks {
     }
 }
 
-/// Takes a slot, and waits for one for a while.
+/// Takes a slot, and waits for one for a while; ever longer, as there can be many that wait.
 async fn begin<R: Clone, F: Clone + Eq + Hash>(
     state: &Mutex<State<R, F>>,
     client: Clientid4,
     session: Option<Sessionid4>,
 ) -> Result<BackCall, NoPath> {
-    for _ in 0..BUSY_MAX {
+    for tries in 0..BUSY_MAX {
         let begun = state.lock().begin_callback(client, session);
         match begun {
-            Err(NoPath::Busy) => sleep(PAUSE).await,
+            Err(NoPath::Busy) => sleep(PAUSE * (1 << tries)).await,
             begun => return begun,
         }
     }
@@ -271,27 +271,24 @@ fn judge(results: CbCompoundRes) -> (BackOutcome, Result<CbResop4, CallbackError
     }
 }
 
-/// The first way of those that the client offers which is one of ours.
-fn credential(security: &CallbackSec4) -> Credential {
-    let known = security.iter().find_map(|way| match way {
-        CallbackSecParms4::None => Some(Credential::None),
-        CallbackSecParms4::Sys(parms) => Some(Credential::Sys(AuthSys {
+fn credential(security: &CallbackSecParms4) -> Credential {
+    match security {
+        CallbackSecParms4::Sys(parms) => Credential::Sys(AuthSys {
             stamp: parms.stamp,
             machine: parms.machinename.0.clone(),
             uid: parms.uid,
             gid: parms.gid,
             gids: parms.gids.iter().copied().collect(),
-        })),
-        CallbackSecParms4::RpcsecGss(_) => None,
-    });
-    known.unwrap_or(Credential::None)
+        }),
+        CallbackSecParms4::None | CallbackSecParms4::RpcsecGss(_) => Credential::None,
+    }
 }
 
 /// How long a client may take for a callback.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Between looks for a free slot, and attempts at a client that is not ready.
 const PAUSE: Duration = Duration::from_millis(50);
-const BUSY_MAX: u32 = 100;
+const BUSY_MAX: u32 = 7;
 const DELAYS_MAX: u32 = 10;
 /// Most bytes of a reply: CB_GETATTR's, with room.
 pub(super) const REPLY_MAX: usize = 512;

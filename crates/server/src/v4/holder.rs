@@ -8,7 +8,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use nfs::v4::{
-    Res4, Stateid4,
+    Clientid4, Res4, Stateid4,
     attr::{Attr4, Purpose},
     callback::{CbArgop4, CbGetAttrArgs, CbResop4},
 };
@@ -40,11 +40,17 @@ pub(super) struct Asking {
     said: watch::Sender<Option<Answer>>,
 }
 
+impl Asking {
+    /// Who is asked.
+    pub(super) fn client(&self) -> Clientid4 {
+        self.holder.client
+    }
+}
+
 /// Asks it.
 pub(super) async fn ask(shared: Arc<Shared>, Asking { holder, said }: Asking) {
     let answer = shared.getattr_of(&holder).await;
-    shared.v4.questions.0.lock().remove(&holder.stateid);
-    said.send_replace(Some(answer));
+    shared.answer(&holder, &said, answer);
 }
 
 /// What a holder says of a file; nothing if it says nothing of use.
@@ -123,6 +129,16 @@ impl Shared {
         drop(questions);
         self.v4.run(Errand::GetAttr(Asking { holder, said }));
         Question { about, answer }
+    }
+
+    /// A question is not asked: nobody hears anything of use.
+    pub(super) fn leave(&self, Asking { holder, said }: Asking) {
+        self.answer(&holder, &said, None);
+    }
+
+    fn answer(&self, holder: &Held<LockFile>, said: &watch::Sender<Option<Answer>>, answer: Answer) {
+        self.v4.questions.0.lock().remove(&holder.stateid);
+        said.send_replace(Some(answer));
     }
 
     async fn getattr_of(&self, holder: &Held<LockFile>) -> Answer {

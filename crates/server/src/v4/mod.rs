@@ -19,6 +19,7 @@ mod ops;
 mod place;
 mod pseudo;
 pub mod state;
+mod turns;
 pub(crate) mod upkeep;
 mod v40;
 

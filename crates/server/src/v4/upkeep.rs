@@ -7,13 +7,12 @@
 //! RECLAIM_COMPLETE; hosts that lock by NLM cannot, so where there are any the time must pass. It ends here and nowhere else.
 
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use nfs::v4::{
-    Clientid4, NfsFh4, Nfsstat4,
+    Clientid4, NfsFh4, Nfsstat4, StateOwner4,
     callback::{
         CbArgop4, CbNotifyLockArgs, CbRecallAnyArgs, CbRecallArgs, CbRecallSlotArgs, RCA4_TYPE_MASK_RDATA_DLG,
         RCA4_TYPE_MASK_WDATA_DLG,
@@ -28,6 +27,7 @@ use super::{
     holder::{self, Asking},
     offload::{self, Copying},
     state::{delegation::Held, load::Ask, open::name_of_lock_owner},
+    turns::Turns,
 };
 use crate::{clock, context::Shared, locks::Notice, nlm::lockd::LockFile};
 
@@ -49,24 +49,25 @@ pub(super) enum Errand {
 pub(crate) async fn run(shared: Arc<Shared>) {
     let Some(mut errands) = shared.v4.begin_upkeep() else { return };
     let Some(mut notices) = shared.lockd.take_notices() else { return };
-    let (mut tasks, mut tellings) = (JoinSet::new(), Tellings::default());
+    let mut tasks = JoinSet::new();
+    let mut calls = Calls { shared: shared.clone(), tasks: JoinSet::new(), turns: Turns::default() };
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             errand = errands.recv() => match errand {
-                Some(Errand::Recall(held)) => drop(tasks.spawn(recall(shared.clone(), held))),
+                Some(Errand::Recall(held)) => calls.recall(held),
                 Some(Errand::Ask(client, ask)) => drop(tasks.spawn(ask_back(shared.clone(), client, ask))),
-                Some(Errand::GetAttr(asking)) => drop(tasks.spawn(holder::ask(shared.clone(), asking))),
+                Some(Errand::GetAttr(asking)) => calls.ask(asking),
                 Some(Errand::Try(client)) => drop(tasks.spawn(try_listener(shared.clone(), client))),
                 Some(Errand::Copy(copying)) => drop(tasks.spawn(offload::run(shared.clone(), copying))),
                 None => return,
             },
             noticed = notices.recv() => match noticed {
-                Some(notice) => tellings.begin(&shared, notice),
+                Some(notice) => calls.tell(notice),
                 None => return,
             },
-            Some(told) = tellings.tasks.join_next(), if !tellings.tasks.is_empty() => tellings.end(told.ok()),
+            Some(ended) = calls.tasks.join_next(), if !calls.tasks.is_empty() => calls.ended(ended.ok()),
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
             _ = tick.tick() => {
                 let shared = shared.clone();
@@ -108,41 +109,62 @@ async fn try_listener(shared: Arc<Shared>, client: Clientid4) {
     }
 }
 
-/// Clients that are being told that they may ask again for a lock.
-#[derive(Default)]
-struct Tellings {
-    tasks: JoinSet<Clientid4>,
-    by_client: HashMap<Clientid4, usize>,
+/// Tells a client, once, that it may ask again for a lock: who does not hear it asks again all the same (§20.11.4).
+async fn tell(shared: Arc<Shared>, file: LockFile, lock_owner: StateOwner4) {
+    let (client, fh) = (lock_owner.clientid, shared.callback_fh(&file));
+    let operation = CbArgop4::NotifyLock(CbNotifyLockArgs { fh, lock_owner });
+    if let Err(error) = shared.v4.callbacks.call(&shared.v4.state, client, &operation).await {
+        tracing::debug!(client = client.0, %error, "a client does not hear that it may ask again for a lock");
+    }
 }
 
-impl Tellings {
-    /// Tells one, once: who does not hear it asks again all the same (§20.11.4), as does who is told too much at a time.
-    fn begin(&mut self, shared: &Arc<Shared>, notice: Notice<LockFile>) {
+/// The callbacks that are being made.
+struct Calls {
+    shared: Arc<Shared>,
+    tasks: JoinSet<Clientid4>,
+    turns: Turns<Held<LockFile>>,
+}
+
+impl Calls {
+    /// Recalls a delegation, now or in its turn.
+    fn recall(&mut self, held: Held<LockFile>) {
+        if let Some(held) = self.turns.queue(held.client, held) {
+            self.spawn(held.client, recall(self.shared.clone(), held));
+        }
+    }
+
+    /// Asks a holder about its file; one that is called too much is taken to say nothing.
+    fn ask(&mut self, asking: Asking) {
+        let client = asking.client();
+        if self.turns.begin(client) {
+            self.spawn(client, holder::ask(self.shared.clone(), asking));
+        } else {
+            self.shared.leave(asking);
+        }
+    }
+
+    /// Tells who waits for a lock that it may ask again, unless it is called too much.
+    fn tell(&mut self, notice: Notice<LockFile>) {
         let Some(lock_owner) = name_of_lock_owner(&notice.owner) else { return };
         let client = lock_owner.clientid;
-        let count = self.by_client.entry(client).or_default();
-        if *count >= TELLINGS_MAX {
-            return;
+        if self.turns.begin(client) {
+            self.spawn(client, tell(self.shared.clone(), notice.file, lock_owner));
         }
-        *count += 1;
-        let shared = shared.clone();
+    }
+
+    fn spawn(&mut self, client: Clientid4, call: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(async move {
-            let fh = shared.callback_fh(&notice.file);
-            let operation = CbArgop4::NotifyLock(CbNotifyLockArgs { fh, lock_owner });
-            if let Err(error) = shared.v4.callbacks.call(&shared.v4.state, client, &operation).await {
-                tracing::debug!(client = client.0, %error, "a client does not hear that it may ask again for a lock");
-            }
+            call.await;
             client
         });
     }
 
-    /// One was told, if nothing is wrong with us.
-    fn end(&mut self, told: Option<Clientid4>) {
-        let Some(client) = told else { return };
-        let count = self.by_client.get_mut(&client).expect("it was counted");
-        *count -= 1;
-        if *count == 0 {
-            self.by_client.remove(&client);
+    /// One has ended, if nothing is wrong with us.
+    fn ended(&mut self, client: Option<Clientid4>) {
+        if let Some(client) = client
+            && let Some(held) = self.turns.end(client)
+        {
+            self.spawn(client, recall(self.shared.clone(), held));
         }
     }
 }
@@ -201,8 +223,6 @@ impl Shared {
     }
 }
 
-/// Most locks of which a client is told at a time.
-const TELLINGS_MAX: usize = 64;
 const TICK: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);

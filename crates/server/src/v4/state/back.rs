@@ -12,7 +12,7 @@ use nfs::v4::*;
 use super::{
     State,
     client::Reach,
-    session::{self, ConnectionId, Session},
+    session::{ConnectionId, Session, authentication},
 };
 
 /// The slots of a session's backchannel.
@@ -71,8 +71,8 @@ pub struct BackCall {
     pub connections: Vec<ConnectionId>,
     /// The client's program.
     pub program: u32,
-    /// How it may be authenticated.
-    pub security: CallbackSec4,
+    /// How it is authenticated.
+    pub security: CallbackSecParms4,
     /// The minor version.
     pub minorversion: u32,
     /// Most bytes of the call.
@@ -205,7 +205,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(Nfsstat4::Inval);
         }
         session.cb_program = args.cb_program;
-        session.cb_sec = session::kept(&args.sec_parms);
+        session.cb_sec = authentication(&args.sec_parms);
         Ok(())
     }
 }

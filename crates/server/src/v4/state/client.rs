@@ -27,6 +27,8 @@ pub struct Client {
     pub principal: Principal,
     /// Whether it has made a session.
     pub confirmed: bool,
+    /// Whether it has ever called by it.
+    pub(super) used: bool,
     /// How its state is protected.
     pub protect: StateProtect4R,
     /// What software it is, for people to read.
@@ -59,6 +61,8 @@ pub struct Clients {
     by_owner: HashMap<Bytes, Records>,
     /// Unconfirmed records in the order in which they were made; some are confirmed or gone by now.
     unconfirmed: VecDeque<Clientid4>,
+    /// Confirmed ones, in order, that had done nothing else then.
+    idle: VecDeque<Clientid4>,
     lease: Duration,
     clients_max: usize,
     /// The server's incarnation, in client IDs: those of an earlier one are stale.
@@ -84,7 +88,7 @@ fn kept(implementation: &NfsImplId4) -> NfsImplId4 {
 pub struct Exchanged {
     /// The record.
     pub clientid: Clientid4,
-    /// The client that lost its name to this one.
+    /// The client that lost its name to this one, or its place.
     pub replaced: Option<Removed>,
 }
 
@@ -105,6 +109,7 @@ impl Client {
             owner: ClientOwner4 { verifier: owner.verifier, ownerid: owner.ownerid.detached() },
             principal,
             confirmed: false,
+            used: false,
             protect: StateProtect4R::None,
             implementation: None,
             sessions: Vec::new(),
@@ -119,6 +124,11 @@ impl Client {
             created: (Sequenceid4(0), Err(Nfsstat4::SeqMisordered)),
             renewed_at: now,
         }
+    }
+
+    /// Whether it has done nothing but introduce itself, and has nothing from before a restart.
+    fn is_idle(&self) -> bool {
+        !self.used && !self.record.is_kept()
     }
 
     /// For its next CREATE_SESSION.
@@ -149,6 +159,7 @@ impl Clients {
             by_id: HashMap::new(),
             by_owner: HashMap::new(),
             unconfirmed: VecDeque::new(),
+            idle: VecDeque::new(),
             lease,
             clients_max,
             instance,
@@ -257,23 +268,23 @@ impl Clients {
             ..Client::new(&args.clientowner, principal.clone(), now)
         };
         let replaced = replaced.and_then(|id| self.remove(id));
-        Ok(Exchanged { clientid: self.add(record)?, replaced })
+        let (clientid, displaced) = self.add(record)?;
+        Ok(Exchanged { clientid, replaced: replaced.or(displaced) })
     }
 
-    /// Adds an unconfirmed record, instead of the owner's unconfirmed one.
+    /// Adds an unconfirmed record, instead of the owner's unconfirmed one. Where there are too many it takes the place of the first
+    /// that is unconfirmed, else of the first that has done nothing but make sessions: who introduces itself again and again
+    /// keeps nobody out.
     ///
     /// # Errors
-    /// DELAY if there are too many clients.
-    fn add(&mut self, client: Client) -> Result<Clientid4, Nfsstat4> {
+    /// DELAY if there are too many that have done more.
+    fn add(&mut self, client: Client) -> Result<(Clientid4, Option<Removed>), Nfsstat4> {
         let name = client.owner.ownerid.0.clone();
         let victim = match self.by_owner.get(&name).and_then(|records| records.unconfirmed) {
-            None if self.by_id.len() >= self.clients_max => Some(self.oldest_unconfirmed().ok_or(Nfsstat4::Delay)?),
+            None if self.by_id.len() >= self.clients_max => Some(self.least_of_use().ok_or(Nfsstat4::Delay)?),
             other => other,
         };
-        if let Some(victim) = victim {
-            // It never had a session.
-            let _ = self.remove(victim);
-        }
+        let displaced = victim.and_then(|victim| self.remove(victim));
         let clientid = self.next_id();
         self.by_id.insert(clientid, client);
         self.by_owner.entry(name).or_default().unconfirmed = Some(clientid);
@@ -281,16 +292,19 @@ impl Clients {
         if self.unconfirmed.len() > 2 * self.clients_max {
             self.unconfirmed.retain(|id| self.by_id.get(id).is_some_and(|client| !client.confirmed));
         }
-        Ok(clientid)
+        Ok((clientid, displaced))
     }
 
-    fn oldest_unconfirmed(&mut self) -> Option<Clientid4> {
-        while let Some(id) = self.unconfirmed.pop_front() {
-            if self.by_id.get(&id).is_some_and(|client| !client.confirmed) {
-                return Some(id);
-            }
+    fn least_of_use(&mut self) -> Option<Clientid4> {
+        let is = |id: &Clientid4, what: fn(&Client) -> bool| self.by_id.get(id).is_some_and(what);
+        let unconfirmed = self.unconfirmed.iter().position(|id| is(id, |client| !client.confirmed));
+        self.unconfirmed.drain(..unconfirmed.unwrap_or(self.unconfirmed.len()));
+        if unconfirmed.is_some() {
+            return self.unconfirmed.pop_front();
         }
-        None
+        let idle = self.idle.iter().position(|id| is(id, Client::is_idle));
+        self.idle.drain(..idle.unwrap_or(self.idle.len()));
+        self.idle.pop_front()
     }
 
     /// Confirms a record, which has made its first session, and says which one of the same owner it replaces. That one
@@ -304,6 +318,11 @@ impl Clients {
             return None;
         }
         client.confirmed = true;
+        self.idle.push_back(id);
+        if self.idle.len() > 2 * self.clients_max {
+            self.idle.retain(|id| self.by_id.get(id).is_some_and(Client::is_idle));
+        }
+        let client = &self.by_id[&id];
         let records = self.by_owner.get_mut(&client.owner.ownerid.0).expect("records for each owner");
         records.unconfirmed = None;
         let clientid = records.confirmed.replace(id)?;

@@ -359,6 +359,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(Nfsstat4::RepTooBigToCache);
         }
         let begun = session.slots.begin(args, request.fingerprint)?;
+        client.used = true;
         if session.imply(connection) {
             self.by_connection.entry(connection).or_default().push(args.sessionid);
         }

@@ -26,7 +26,7 @@ pub(super) enum Record {
 
 impl Record {
     /// Whether it is remembered, or soon will be.
-    fn is_kept(self) -> bool {
+    pub(super) fn is_kept(self) -> bool {
         matches!(self, Self::Pending | Self::Written)
     }
 }

@@ -2,7 +2,6 @@
 
 use nfs::v4::*;
 pub use rpc::ConnectionId;
-use xdr::Array;
 
 use super::{back::BackSlots, slot::SlotTable};
 
@@ -41,8 +40,8 @@ pub struct Session<R> {
     pub back: ChannelAttrs4,
     /// The number of the callback program.
     pub cb_program: u32,
-    /// How callbacks may be authenticated.
-    pub cb_sec: CallbackSec4,
+    /// How callbacks are authenticated.
+    pub cb_sec: CallbackSecParms4,
     /// The slots of calls.
     pub slots: SlotTable<R>,
     /// The slots of callbacks.
@@ -81,7 +80,7 @@ impl<R: Clone> Session<R> {
             fore,
             back: ChannelAttrs4 { headerpadsize: 0, rdma_ird: None, ..args.back_chan_attrs },
             cb_program: args.cb_program,
-            cb_sec: kept(&args.sec_parms),
+            cb_sec: authentication(&args.sec_parms),
             slots: SlotTable::new(fore.maxrequests),
             back_slots: BackSlots::new(args.back_chan_attrs.maxrequests),
             bound: Vec::new(),
@@ -170,6 +169,20 @@ impl<R: Clone> Session<R> {
     }
 }
 
+/// The first way to authenticate callbacks, of those that the client offers, which is one of ours; without the
+/// message that said it.
+pub(super) fn authentication(offered: &CallbackSec4) -> CallbackSecParms4 {
+    let known = offered.iter().find_map(|way| match way {
+        CallbackSecParms4::None => Some(CallbackSecParms4::None),
+        CallbackSecParms4::Sys(parms) => {
+            let machinename = parms.machinename.detached();
+            Some(CallbackSecParms4::Sys(AuthsysParms { machinename, ..parms.clone() }))
+        }
+        CallbackSecParms4::RpcsecGss(_) => None,
+    });
+    known.unwrap_or(CallbackSecParms4::None)
+}
+
 /// What the server makes of the client's wishes for the fore channel: it lowers, and never raises (§18.36.3).
 fn negotiate(wanted: &ChannelAttrs4, limits: &ChannelLimits) -> Result<ChannelAttrs4, Nfsstat4> {
     if wanted.maxrequests == 0 || wanted.maxoperations == 0 {
@@ -200,22 +213,6 @@ fn check_back(wanted: &ChannelAttrs4) -> Result<(), Nfsstat4> {
         && wanted.maxresponsesize >= CB_RESPONSE_LEN_MIN
         && wanted.maxoperations >= 2;
     if fits { Ok(()) } else { Err(Nfsstat4::TooSmall) }
-}
-
-/// How callbacks may be authenticated, without the message that said it.
-pub(super) fn kept(security: &CallbackSec4) -> CallbackSec4 {
-    let one = |parms: &CallbackSecParms4| match parms {
-        CallbackSecParms4::None => CallbackSecParms4::None,
-        CallbackSecParms4::Sys(sys) => {
-            CallbackSecParms4::Sys(AuthsysParms { machinename: sys.machinename.detached(), ..sys.clone() })
-        }
-        CallbackSecParms4::RpcsecGss(handles) => CallbackSecParms4::RpcsecGss(GssCbHandles4 {
-            service: handles.service,
-            handle_from_server: handles.handle_from_server.detached(),
-            handle_from_client: handles.handle_from_client.detached(),
-        }),
-    };
-    Array(security.iter().map(one).collect())
 }
 
 fn wants_back(args: &CreateSessionArgs) -> bool {

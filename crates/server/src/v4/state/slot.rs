@@ -382,6 +382,43 @@ mod tests {
         }
     }
 
+    #[test]
+    fn nothing_is_begun_in_a_slot_that_the_client_has_not_however_they_grow_and_shrink() {
+        let mut refused = 0;
+        for seed in 0..100 {
+            let mut rng = StdRng::seed_from_u64(seed);
+            let mut channel = Channel::new(6);
+            // The highest slot that the client has been given, and not shown to be without.
+            let (mut given, mut target, mut sequences) = (5, 5, [0; 8]);
+            for step in 0..2000 {
+                if rng.random_range(0..8) == 0 {
+                    target = rng.random_range(0..8).min(5);
+                    channel.table.set_target(Slotid4(target));
+                    given = given.max(target);
+                    continue;
+                }
+                let (slot, highest) = (rng.random_range(0..8), rng.random_range(0..8));
+                let sequence = if rng.random() { sequences[slot as usize] + 1 } else { rng.random_range(0..3) };
+                let had = channel.executed;
+                let called = channel.call((slot, sequence, highest), 2 * step + 1);
+                if channel.executed > had {
+                    assert!(
+                        slot <= given && highest <= given,
+                        "seed {seed}, step {step}: {slot}, {highest} of {given}"
+                    );
+                    sequences[slot as usize] = sequence;
+                } else {
+                    refused += u32::from(matches!(called, Err(Nfsstat4::BadSlot | Nfsstat4::BadHighSlot)));
+                }
+                let enforced = channel.table.enforced_highest().0;
+                assert!((target..=given).contains(&enforced), "seed {seed}, step {step}: {enforced} of {given}");
+                given = enforced;
+                assert!(channel.table.in_use() <= given as usize + 1);
+            }
+        }
+        assert!(refused > 1000, "{refused}");
+    }
+
     /// A client whose requests are lost, delayed and sent again: each is executed once, and has its own reply.
     struct Client {
         slots: Vec<(u32, Option<u64>)>,

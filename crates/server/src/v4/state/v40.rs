@@ -12,7 +12,9 @@ use nfs::v4::*;
 use rand::RngCore;
 
 use super::{
-    Event, Principal, State, open,
+    Event, Principal, State,
+    client::Exchanged,
+    open,
     owner::{OwnerKind, OwnerName, Turn},
     stateid::{Kind, Other},
 };
@@ -94,7 +96,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let mut confirm = [0; 8];
         self.rng.fill_bytes(&mut confirm);
         let holds = |id| self.stateids.count(id) > 0;
-        let clientid = self.clients.set_clientid(args, confirm, (principal, peer), now, holds)?;
+        let Exchanged { clientid, replaced } =
+            self.clients.set_clientid(args, confirm, (principal, peer), now, holds)?;
+        if let Some(replaced) = replaced {
+            self.forget(replaced);
+        }
         Ok(SetClientIdOk { clientid, setclientid_confirm: confirm })
     }
 
@@ -232,6 +238,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(Nfsstat4::Expired);
         }
         self.renew(now, id);
+        self.clients.find_mut(id).expect("it was found").used = true;
         Ok(id)
     }
 

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use nfs::v4::*;
 use rpc::rpcbind::from_universal;
 
-use super::{Client, Clients, Removed};
+use super::{Client, Clients, Exchanged, Removed};
 use crate::v4::state::Principal;
 
 /// What only a client of 4.0 has.
@@ -62,7 +62,7 @@ impl Clients {
         (principal, peer): (&Principal, IpAddr),
         now: Instant,
         has_state: impl Fn(Clientid4) -> bool,
-    ) -> Result<Clientid4, Nfsstat4> {
+    ) -> Result<Exchanged, Nfsstat4> {
         let name = &args.client.id.0;
         let address = listens_at(&args.callback.cb_location, peer);
         let Netaddr4 { netid, addr } = &args.callback.cb_location;
@@ -84,12 +84,14 @@ impl Clients {
                     // It never had state.
                     let _ = self.remove(unconfirmed);
                 }
-                return Ok(id);
+                return Ok(Exchanged { clientid: id, replaced: None });
             }
         }
         let owner = ClientOwner4 { verifier: args.client.verifier, ownerid: args.client.id.clone() };
         // What was confirmed before stays until this is, and takes its state along.
-        self.add(Client { legacy: Some(legacy), ..Client::new(&owner, principal.clone(), now) })
+        let (clientid, replaced) =
+            self.add(Client { legacy: Some(legacy), ..Client::new(&owner, principal.clone(), now) })?;
+        Ok(Exchanged { clientid, replaced })
     }
 
     /// Where the callbacks of the client of a name go, which is all that is known of where it is; empty if it has none.

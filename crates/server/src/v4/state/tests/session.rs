@@ -1,6 +1,9 @@
 //! The cases of RFC 8881 §18.33–18.37, §18.46, §18.50 and §18.51, one after the other.
 
-use super::*;
+use super::{
+    super::v40::{Entered, Subject},
+    *,
+};
 
 #[test]
 fn case_1_a_new_owner_gets_an_unconfirmed_record() {
@@ -243,10 +246,85 @@ fn sessions_of_a_client_and_clients_are_bounded() {
     }
     assert_eq!(world.state.clients().len(), 4);
     assert_eq!(world.create(&create(b, 1)), Err(Nfsstat4::StaleClientid), "the oldest unconfirmed one had to go");
-    for name in ["c", "d", "e"] {
-        world.client(name, 1);
+    let made = ["c", "d", "e"].map(|name| world.client(name, 1));
+    world.events();
+    world.exchange(&exchange("f", 1, 0), &OWNER).unwrap();
+    assert_eq!(world.events(), [Event::Gone(id)], "the oldest that has never called had to");
+    assert_eq!(world.state.clients().len(), 4);
+    world.client("f", 1);
+    // Those that do call stay, however many introduce themselves and make sessions.
+    let (d, in_use) = made[1];
+    world.call(in_use, 1, 1);
+    for at in 0..100 {
+        world.client(&format!("idle {at}"), 1);
     }
-    assert_eq!(world.exchange(&exchange("f", 1, 0), &OWNER), Err(Nfsstat4::Delay), "no confirmed one does");
+    assert_eq!(world.state.clients().len(), 4);
+    assert_eq!(world.call(in_use, 2, 1).sequenceid, Sequenceid4(2));
+    assert!(world.state.clients().find(d).is_some());
+}
+
+#[test]
+fn nobody_is_kept_out_by_who_only_introduces_itself_but_by_clients_that_are_in_use() {
+    let mut world = World::new();
+    world.state.begin_grace(HashSet::from([Bytes::from_static(b"a")]));
+    let (a, _) = world.client("a", 1);
+    for name in ["b", "c", "d"] {
+        let (_, session) = world.client(name, 1);
+        world.call(session, 1, 1);
+    }
+    assert_eq!(world.exchange(&exchange("e", 1, 0), &OWNER), Err(Nfsstat4::Delay), "a has something to reclaim");
+    assert!(world.state.clients().find(a).is_some());
+}
+
+/// What is decoded is a part of the buffer that its message came in.
+#[test]
+fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
+    let mut world = World::new();
+    let message = Bytes::from(vec![b'n'; 1 << 16]);
+    let name = || message.slice(100..108);
+    let client = {
+        let mut args = exchange("", 1, 0);
+        args.clientowner.ownerid = name().into();
+        let date = Nfstime4::default();
+        args.client_impl_id = Some(NfsImplId4 { domain: name().into(), name: name().into(), date });
+        let client = world.exchange(&args, &OWNER).unwrap().clientid;
+        let handle = || name().into();
+        let gss = CallbackSecParms4::RpcsecGss(GssCbHandles4 {
+            service: RpcGssSvc::None,
+            handle_from_server: handle(),
+            handle_from_client: handle(),
+        });
+        let sys = AuthsysParms { machinename: name().into(), ..Default::default() };
+        let sec_parms = xdr::Array(vec![gss, CallbackSecParms4::Sys(sys)]);
+        world.create(&CreateSessionArgs { sec_parms, ..create(client, 1) }).unwrap();
+        world.state.reclaim_complete(client, &ReclaimCompleteArgs { one_fs: false }).unwrap();
+        client
+    };
+    let open = OpenRequest { client, owner: name(), file: 'f', access: 3, deny: 0, reclaim: false, delegated: false };
+    let open_stateid = world.state.open(&mut world.locks, &open, world.now).unwrap();
+    let lock_owner = StateOwner4 { clientid: client, owner: name().into() };
+    let (open_seqid, lock_seqid) = (Seqid4(0), Seqid4(0));
+    let locker = Locker4::New { open_seqid, open_stateid, lock_seqid, lock_owner: lock_owner.clone() };
+    let lock = LockArgs { locktype: NfsLockType4::Write, reclaim: false, offset: 0, length: 1, locker };
+    world.state.lock(&mut world.locks, client, &'f', &lock, world.now).unwrap();
+    let old = {
+        let args = SetClientIdArgs {
+            client: NfsClientId4 { verifier: [1; 8], id: message.slice(0..9).into() },
+            callback: CbClient4 { cb_program: 1, cb_location: Netaddr4 { netid: name().into(), addr: name().into() } },
+            callback_ident: 1,
+        };
+        let peer = std::net::Ipv4Addr::LOCALHOST.into();
+        let made = world.state.set_clientid(world.now, &args, (&OWNER, peer)).unwrap();
+        let SetClientIdOk { clientid, setclientid_confirm } = made;
+        let args = SetClientIdConfirmArgs { clientid, setclientid_confirm };
+        world.state.set_clientid_confirm(world.now, &args, &OWNER).unwrap();
+        clientid
+    };
+    let opener = StateOwner4 { clientid: old, owner: name().into() };
+    let entered = world.state.enter(&mut world.locks, world.now, Subject::Opener(&opener, Seqid4(1)));
+    assert!(matches!(entered, Ok(Entered::InTurn(_))));
+    drop((open, lock_owner, lock, opener, entered));
+    assert!(message.try_into_mut().is_ok(), "nobody else has any of it");
 }
 
 #[test]
