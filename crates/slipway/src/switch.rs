@@ -16,7 +16,7 @@ use auto::Auto;
 use buf::{Pool, PoolOptions};
 use rdma::{
     iwarp::{Iwarp, IwarpOptions, Pcap},
-    verbs::{Verbs, VerbsOptions},
+    verbs::{Devices, Verbs, VerbsOptions},
 };
 use rpc::{
     BoxFuture, Incoming, Listener, OptionError, OptionReader, RawOptions, Switch, TcpKind, Transport, TransportError,
@@ -55,6 +55,8 @@ struct Rdma {
     choice: Choice,
     iwarp: RdmaKind,
     rpc: rpcrdma::Options,
+    /// Adapters, with what is registered with them: it outlasts every connection.
+    devices: Devices,
 }
 
 /// The option `provider`.
@@ -76,12 +78,13 @@ impl Rdma {
     fn new(choice: Choice, iwarp: IwarpOptions, pool: &Pool) -> Self {
         let rpc = rpcrdma::Options::default();
         let iwarp = RdmaKind::new(Arc::new(Iwarp::new(iwarp)), rpc.clone()).with_pool(pool.clone());
-        Self { pool: pool.clone(), choice, iwarp, rpc }
+        Self { pool: pool.clone(), choice, iwarp, rpc, devices: Devices::default() }
     }
 
     /// Over adapters, if there are any now.
     fn verbs(&self) -> io::Result<RdmaKind> {
-        let verbs = Verbs::open(VerbsOptions::default()).map_err(|why| {
+        let options = VerbsOptions { devices: self.devices.clone(), ..VerbsOptions::default() };
+        let verbs = Verbs::open(options).map_err(|why| {
             io::Error::new(io::ErrorKind::Unsupported, format!("{why} (apt install {VERBS_PACKAGES})"))
         })?;
         Ok(RdmaKind::new(Arc::new(verbs), self.rpc.clone()).with_pool(self.pool.clone()))
@@ -130,7 +133,8 @@ impl TransportKind for Rdma {
         })?;
         let (choice, iwarp) = provider_options(&of_provider)?;
         let iwarp = RdmaKind::new(Arc::new(Iwarp::new(iwarp)), rpc.clone()).with_pool(self.pool.clone());
-        Ok(Arc::new(Self { pool: self.pool.clone(), choice, iwarp, rpc }))
+        let (pool, devices) = (self.pool.clone(), self.devices.clone());
+        Ok(Arc::new(Self { pool, choice, iwarp, rpc, devices }))
     }
 
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {

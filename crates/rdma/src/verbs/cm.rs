@@ -219,12 +219,17 @@ impl CmId {
             // The IPv4 address of the same port is another listener.
             self.set_option(RDMA_OPTION_ID_AFONLY)?;
         }
-        let address = SockAddr::from(local);
-        let functions = &self.channel.library.functions;
-        // SAFETY: a valid identifier and a socket address, which is only read.
-        check(unsafe { (functions.rdma_bind_addr)(self.as_ptr(), address.as_ptr().cast_mut().cast()) }, "binding")?;
+        self.bind(local)?;
         // SAFETY: a bound identifier.
-        check(unsafe { (functions.rdma_listen)(self.as_ptr(), backlog) }, "listening")
+        check(unsafe { (self.channel.library.functions.rdma_listen)(self.as_ptr(), backlog) }, "listening")
+    }
+
+    /// Binds it to `local`, and where that is the address of a device, to the device.
+    pub(super) fn bind(&self, local: SocketAddr) -> io::Result<()> {
+        let address = SockAddr::from(local);
+        let address = address.as_ptr().cast_mut().cast();
+        // SAFETY: a valid identifier and a socket address, which is only read.
+        check(unsafe { (self.channel.library.functions.rdma_bind_addr)(self.as_ptr(), address) }, "binding")
     }
 
     fn set_option(&self, option: c_int) -> io::Result<()> {

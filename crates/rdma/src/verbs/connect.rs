@@ -132,6 +132,7 @@ impl ConnectRequest for VerbsRequest {
             if waits_for_receives {
                 qp.queues().retry_soon()?;
             }
+            self.options.devices.keep(qp.queues());
             qp.established(outbound_reads.into(), true);
             Ok(Box::new(qp) as Box<dyn QueuePair>)
         })
@@ -172,6 +173,7 @@ pub(super) async fn connect(
     let waits_for_receives = qp.queues().shares();
     qp.queues().id.connect(&Offer { private_data, outbound_reads, inbound_reads, waits_for_receives })?;
     let event = within(verbs.handshake_timeout, qp.events().expect(RDMA_CM_EVENT_ESTABLISHED)).await?;
+    verbs.devices.keep(qp.queues());
     qp.established(outbound_reads.min(event.reads.0).into(), false);
     Ok(Connected { qp: Box::new(qp), private_data: event.private_data })
 }

@@ -2,8 +2,8 @@
 //! to say by itself is in `faults`.
 //!
 //! One protection domain for each device and process: a slab is registered once however many connections there are.
-//! A [`Device`] lives as long as a connection on it; the connection's identifier keeps librdmacm from closing the context
-//! beneath it.
+//! A [`Device`] lives as long as a connection on it, or some [`Devices`](super::Devices) that keep it; an identifier of
+//! either keeps librdmacm from closing the context beneath it.
 
 #![expect(unsafe_code, reason = "calls of C")]
 
@@ -24,10 +24,13 @@ use super::{
     faults::Faults,
     ffi::*,
     library::{Library, check, last_error},
-    memory::SlabMr,
+    memory::{SlabCache, SlabMr},
     receives::{SHARED_DEPTH, SharedQueue},
 };
-use crate::ReceiveSource;
+use crate::{
+    ReceiveSource,
+    registration::{Cache, CacheBounds},
+};
 
 /// An opened device.
 pub(super) struct Device {
@@ -39,6 +42,8 @@ pub(super) struct Device {
     pub(super) nothing: Buffer,
     /// By the address of their first byte.
     slabs: RwLock<BTreeMap<usize, Arc<SlabMr>>>,
+    /// One for each bounds that connections on it want.
+    caches: Mutex<Vec<(CacheBounds, SlabCache)>>,
     /// One for each source that connections on it take their receives from.
     shared: Mutex<Vec<Weak<SharedQueue>>>,
     pub(super) faults: Faults,
@@ -92,6 +97,7 @@ impl Device {
         let mut devices = library.devices.lock();
         let key = context.as_ptr() as usize;
         if let Some(device) = devices.get(&key).and_then(Weak::upgrade) {
+            device.forget();
             return Ok(device);
         }
         // SAFETY: by the caller.
@@ -118,9 +124,35 @@ impl Device {
             nothing: staging.take(1),
             staging,
             slabs: RwLock::default(),
+            caches: Mutex::default(),
             shared: Mutex::default(),
             faults,
         })
+    }
+
+    /// The registrations that connections with these bounds share.
+    pub(super) fn cache(&self, bounds: CacheBounds) -> SlabCache {
+        let mut caches = self.caches.lock();
+        if let Some((_, cache)) = caches.iter().find(|(of, _)| *of == bounds) {
+            return cache.clone();
+        }
+        let cache = SlabCache::new(Mutex::new(Cache::new(bounds)));
+        caches.push((bounds, cache.clone()));
+        cache
+    }
+
+    /// How many slabs are registered with it.
+    pub(super) fn registered(&self) -> usize {
+        let cached: usize = self.caches.lock().iter().map(|(_, cache)| cache.lock().stats().entries).sum();
+        self.slabs.read().len() + cached
+    }
+
+    /// Gives up the registrations of pools that are gone: nobody else holds their slabs, nor their registrations.
+    fn forget(&self) {
+        self.slabs.write().retain(|_, slab| Arc::strong_count(slab) > 1 || slab.in_use());
+        for (_, cache) in &*self.caches.lock() {
+            cache.lock().forget(|_, slab| !slab.in_use());
+        }
     }
 
     /// The registration of the slab that `bytes` lie in, made if it is new; `None` if they are of no pool.
@@ -136,12 +168,11 @@ impl Device {
             return Ok(Some(slab));
         }
         let Some((slab, _)) = Slab::of(bytes) else { return Ok(None) };
+        self.forget();
         let mut slabs = self.slabs.write();
         if let Some(slab) = known(&slabs) {
             return Ok(Some(slab));
         }
-        // Those of pools that are gone: nobody else holds the slab, nor its registration.
-        slabs.retain(|_, slab| Arc::strong_count(slab) > 1 || slab.in_use());
         let registered = Arc::new(SlabMr::register(&self.pd, &self.caps, slab)?);
         slabs.insert(registered.base(), registered.clone());
         Ok(Some(registered))

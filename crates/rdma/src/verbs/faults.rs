@@ -11,7 +11,10 @@ use std::{
     io,
     os::fd::{BorrowedFd, OwnedFd},
     ptr::NonNull,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::Waker,
     thread,
 };
@@ -44,6 +47,8 @@ struct Known {
     pd: Arc<Pd>,
     /// By the address of the queue pair.
     watched: Mutex<BTreeMap<usize, Watched>>,
+    /// The device has failed, or is gone.
+    broken: AtomicBool,
 }
 
 struct Watched {
@@ -62,7 +67,7 @@ impl Faults {
     pub(super) fn watch(pd: &Arc<Pd>, name: &str) -> io::Result<Self> {
         // SAFETY: the descriptor is the context's, which stays open as long as the domain.
         unblock(unsafe { BorrowedFd::borrow_raw(pd.async_fd()) })?;
-        let known = Arc::new(Known { pd: pd.clone(), watched: Mutex::default() });
+        let known = Arc::new(Known { pd: pd.clone(), watched: Mutex::default(), broken: AtomicBool::new(false) });
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let (sleeper, stopped) = (known.clone(), stop.try_clone()?);
         let thread = thread::Builder::new().name(format!("events-of-{name}")).spawn(move || sleeper.sleep(&stopped))?;
@@ -93,6 +98,11 @@ impl Faults {
             watched.waker = Some(waker.clone());
         }
         watched.fault.take()
+    }
+
+    /// Whether the device is of no more use.
+    pub(super) fn is_broken(&self) -> bool {
+        self.known.broken.load(Relaxed)
     }
 
     /// Whether a queue pair that is in the error state uses no receive of a shared queue any more; if not, `waker` is told.
@@ -133,7 +143,7 @@ impl Known {
             let mut watched = self.watched.lock();
             self.drain(&mut watched);
             if broken {
-                return all(&mut watched, Fault::Device("the device is gone"));
+                return self.all(&mut watched, Fault::Device("the device is gone"));
             }
         }
     }
@@ -156,7 +166,7 @@ impl Known {
             }
             let Some(fault) = fault else { continue };
             match event.event_type {
-                IBV_EVENT_DEVICE_FATAL => all(watched, fault),
+                IBV_EVENT_DEVICE_FATAL => self.all(watched, fault),
                 IBV_EVENT_CQ_ERR | IBV_EVENT_SRQ_ERR => {
                     watched
                         .values_mut()
@@ -167,6 +177,12 @@ impl Known {
             }
         }
     }
+
+    /// The device is of no more use.
+    fn all(&self, watched: &mut BTreeMap<usize, Watched>, fault: Fault) {
+        self.broken.store(true, Relaxed);
+        watched.values_mut().for_each(|watched| watched.tell(fault));
+    }
 }
 
 impl Watched {
@@ -174,10 +190,6 @@ impl Watched {
         self.fault = Some(fault);
         self.waker.take().into_iter().for_each(Waker::wake);
     }
-}
-
-fn all(watched: &mut BTreeMap<usize, Watched>, fault: Fault) {
-    watched.values_mut().for_each(|watched| watched.tell(fault));
 }
 
 /// What an event says about a queue pair; of ports and paths the connection manager tells.

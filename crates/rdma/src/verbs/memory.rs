@@ -7,7 +7,7 @@
 //! Invalidate. On any other by a registration of just these bytes, with just the right needed, undone afterwards.
 //!
 //! So it is with [`Registration::Fast`] and, there being nothing more to prepare, with [`Registration::Pool`]. With
-//! [`Registration::Cache`] each queue pair keeps the registrations of slabs within bounds. With [`Registration::PerIo`]
+//! [`Registration::Cache`] the queue pairs on a device keep the registrations of slabs within bounds. With [`Registration::PerIo`]
 //! regions, and what RDMA Reads and Writes move on our side, are registered for themselves, each time.
 //!
 //! A registration outlives what was posted with it, and memory goes home only when the adapter cannot reach it: whoever
@@ -18,6 +18,7 @@
 use std::{ffi::c_int, io, ptr::NonNull, sync::Arc};
 
 use buf::Slab;
+use parking_lot::Mutex;
 
 use super::{
     device::{Device, DeviceCaps, Pd},
@@ -48,6 +49,9 @@ pub(super) struct SlabMr {
     mr: Mr,
     slab: Arc<Slab>,
 }
+
+/// Registrations of slabs, by [`Slab::id`].
+pub(super) type SlabCache = Arc<Mutex<Cache<u64, SlabMr>>>;
 
 /// A type-2 memory window, deallocated on drop, whatever it is bound to.
 #[derive(Debug)]
@@ -85,8 +89,8 @@ pub(super) struct Keys {
     way: Registration,
     /// The slabs that it has met, in the order of their addresses: no lock is taken for what is known.
     slabs: Vec<Arc<SlabMr>>,
-    /// In place of them if they are not kept for good, by [`Slab::id`].
-    cache: Cache<u64, SlabMr>,
+    /// The device's, in place of them if they are not kept for good.
+    cache: Option<SlabCache>,
 }
 
 /// A key, and what must be kept as long as it is used.
@@ -258,9 +262,10 @@ impl Onto {
 }
 
 impl Keys {
-    pub(super) fn new(options: &RegistrationOptions) -> Self {
+    pub(super) fn new(device: &Device, options: &RegistrationOptions) -> Self {
         let way = options.way.unwrap_or(Registration::Fast);
-        Self { way, slabs: Vec::new(), cache: Cache::new(options.cache) }
+        let cache = (way == Registration::Cache).then(|| device.cache(options.cache));
+        Self { way, slabs: Vec::new(), cache }
     }
 
     /// Whether everything that moves is registered for itself.
@@ -273,8 +278,8 @@ impl Keys {
     /// # Errors
     /// Their slab is new and cannot be registered.
     pub(super) fn local(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<Local>> {
-        if self.way == Registration::Cache {
-            let slab = self.cached(device, bytes)?;
+        if let Some(cache) = &self.cache {
+            let slab = cached(cache, device, bytes)?;
             return Ok(slab.map(|slab| Local { lkey: slab.mr.lkey(), hold: Some(slab) }));
         }
         // What is kept for good need not be held.
@@ -282,22 +287,10 @@ impl Keys {
     }
 
     fn slab_of(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<Arc<SlabMr>>> {
-        if self.way == Registration::Cache {
-            return self.cached(device, bytes);
+        if let Some(cache) = &self.cache {
+            return cached(cache, device, bytes);
         }
         Ok(self.find(device, bytes)?.map(|index| self.slabs[index].clone()))
-    }
-
-    fn cached(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<Arc<SlabMr>>> {
-        let Some((slab, _)) = Slab::of(bytes) else { return Ok(None) };
-        let (id, len) = (slab.id(), slab.len() as u64);
-        if let Some(known) = self.cache.get(&id) {
-            return Ok(Some(known.clone()));
-        }
-        self.cache.forget(|_, registered| !registered.in_use());
-        let registered = Arc::new(SlabMr::register(&device.pd, &device.caps, slab)?);
-        self.cache.insert(id, len, registered.clone());
-        Ok(Some(registered))
     }
 
     fn find(&mut self, device: &Device, bytes: &[u8]) -> io::Result<Option<usize>> {
@@ -310,4 +303,17 @@ impl Keys {
         self.slabs.insert(behind, slab);
         Ok(Some(behind))
     }
+}
+
+fn cached(cache: &SlabCache, device: &Device, bytes: &[u8]) -> io::Result<Option<Arc<SlabMr>>> {
+    let Some((slab, _)) = Slab::of(bytes) else { return Ok(None) };
+    let (id, len) = (slab.id(), slab.len() as u64);
+    let mut cache = cache.lock();
+    if let Some(known) = cache.get(&id) {
+        return Ok(Some(known.clone()));
+    }
+    cache.forget(|_, registered| !registered.in_use());
+    let registered = Arc::new(SlabMr::register(&device.pd, &device.caps, slab)?);
+    cache.insert(id, len, registered.clone());
+    Ok(Some(registered))
 }

@@ -2,7 +2,7 @@
 //!
 //! The libraries are opened at run time: building needs no headers, and a machine without them has all the rest. Read
 //! rdma_cm(7) and the manual pages of libibverbs. From the bottom: `ffi` is the C interface, `library` finds it; `device`,
-//! `faults` and `memory` are what connections on one adapter share; `cm` and `connect` make connections; `queue` is the adapter's
+//! `faults` and `memory` are what connections on one adapter share, which `kept` makes last; `cm` and `connect` make connections; `queue` is the adapter's
 //! side of one, `prepare` and `qp` are ours.
 //!
 //! Buffers belong to the queue pair while posted or registered. A region is exposed by a memory window where the device has
@@ -14,6 +14,7 @@ mod device;
 mod faults;
 #[doc(hidden)]
 pub mod ffi;
+mod kept;
 mod library;
 mod memory;
 mod prepare;
@@ -27,6 +28,7 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use buf::Buffer;
 
 pub use self::{
+    kept::Devices,
     library::Unavailable,
     survey::{DeviceReport, PortReport, survey},
 };
@@ -51,6 +53,8 @@ pub struct VerbsOptions {
     /// After so long without a completion the peer's adapter is asked for a sign of life, and after as long again the
     /// connection ends; never if zero.
     pub keepalive: Duration,
+    /// The devices that it has used, for providers to share.
+    pub devices: Devices,
 }
 
 impl Default for VerbsOptions {
@@ -62,6 +66,7 @@ impl Default for VerbsOptions {
             spin: Duration::from_micros(20),
             backlog: 1024,
             keepalive: Duration::from_secs(60),
+            devices: Devices::default(),
         }
     }
 }

@@ -116,19 +116,19 @@ impl VerbsQp {
         verbs: &VerbsOptions,
         options: &QpOptions,
     ) -> Self {
-        let device = &queues.device.caps;
+        let device = &queues.device;
         let caps = QpCaps {
             outbound_reads: 0,
-            region_max: device.region_max,
-            send_invalidate: device.send_invalidate,
+            region_max: device.caps.region_max,
+            send_invalidate: device.caps.send_invalidate,
             file_ranges: false,
         };
         Self {
             spare: Vec::new(),
             regions: HashMap::new(),
+            keys: Keys::new(device, &options.registration),
             queues: Some(queues),
             events: Some(events),
-            keys: Keys::new(&options.registration),
             peer,
             caps,
             phase: Phase::Open,

@@ -167,7 +167,7 @@ impl SharedQueue {
         // SAFETY: a protection domain, and a structure of the library's layout; the result is checked.
         let srq = unsafe { (device.pd.library.functions.ibv_create_srq)(device.pd.as_ptr(), &mut attr) };
         let srq = NonNull::new(srq).ok_or_else(|| last_error("creating a shared receive queue"))?;
-        let keys = Keys::new(&RegistrationOptions::default());
+        let keys = Keys::new(device, &RegistrationOptions::default());
         let slots = Slots { posted: (0..depth).map(|_| None).collect(), free: (0..depth).rev().collect(), keys };
         let (pd, source, missing) = (device.pd.clone(), source.clone(), AtomicUsize::new(depth));
         let queue = Self { srq, pd, source, missing, slots: Mutex::new(slots) };
