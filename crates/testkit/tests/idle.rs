@@ -7,6 +7,7 @@ use testkit::world::{Setup, seeds};
 fn idles(after: Duration, query: &str, seed: u64) {
     Setup::new(seed).run(|world| async move {
         let mount = world.client(1, query).await;
+        let mut mapped = 0;
         for round in 0..3u8 {
             let content = vec![round; 70_000];
             mount.write("/file", content.clone()).await.unwrap();
@@ -17,6 +18,9 @@ fn idles(after: Duration, query: &str, seed: u64) {
             assert_eq!(world.sim.connections(), 0, "nobody uses it");
             assert_eq!(mount.read("/file").await.unwrap(), content);
             assert_eq!(world.sim.connections(), 1, "used again");
+            // What is registered is the pool's.
+            let before = std::mem::replace(&mut mapped, mount.pool().stats().mapped);
+            assert!(round == 0 || mapped == before, "the same memory");
         }
     });
 }

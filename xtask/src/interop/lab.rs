@@ -8,7 +8,7 @@ use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
 /// Longest that a guest may run. Emulation is slow, and the machine may be busy.
-const TIMEOUT_S: u32 = 2400;
+const TIMEOUT_S: u32 = 3600;
 
 /// A guest's directory, which it sees as /run/out.
 pub struct Guest {
