@@ -179,6 +179,26 @@ fn it_ends_when_told_to_even_in_use() {
 }
 
 #[test]
+fn it_ends_when_told_to_though_another_namespace_has_it() {
+    let test = "it_ends_when_told_to_though_another_namespace_has_it";
+    let Some(mut world) = World::new(test, "tcp", "") else { return };
+    let mut elsewhere = Command::new("unshare");
+    elsewhere.args(["--mount", "--propagation", "private", "sh", "-c", "echo ready; read end"]);
+    let Ok(mut elsewhere) = elsewhere.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
+        eprintln!("SKIPPED {test}: needs unshare");
+        return;
+    };
+    let mut ready = String::new();
+    BufReader::new(elsewhere.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    assert_eq!(ready, "ready\n", "it has a mount namespace of its own");
+    fs::write(world.at.join("file"), "written").unwrap();
+    world.terminate();
+    assert_eq!(fs::read(world.served.join("file")).unwrap(), b"written");
+    drop(elsewhere.stdin.take());
+    elsewhere.wait().unwrap();
+}
+
+#[test]
 fn what_cannot_be_mounted_is_refused() {
     let server = Server::memory();
     let url = server.url("tcp", "");

@@ -1,10 +1,16 @@
 //! `slipway mount`: a server's tree where every program can use it, by FUSE.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use client::NfsUrl;
 use fuser::{BackgroundSession, Config, MountOption, Session, SessionACL};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::oneshot,
+};
 
 use crate::{
     exit::{Exit, Failure, Outcome},
@@ -51,6 +57,8 @@ pub fn run(args: &Args) -> Outcome {
 }
 
 async fn serve(args: &Args, options: Options) -> Outcome {
+    // As the kernel names it, which can only be asked as long as nothing is mounted there.
+    let canonical = args.directory.canonicalize().unwrap_or_else(|_| args.directory.clone());
     let mount = Reach::new().mount(&args.url).await?;
     let root = mount.resolve("").await.map_err(|error| reach::failure(&args.url, &error))?;
     let mut terminate = signal(SignalKind::terminate()).map_err(Failure::failed)?;
@@ -72,7 +80,7 @@ async fn serve(args: &Args, options: Options) -> Outcome {
         _ = interrupt.recv() => true,
     };
     if told {
-        end(args, session).await?;
+        end(args, &canonical, session).await?;
     }
     // Whether the server strikes it off its list matters to nobody else, least of all if it does not answer.
     let _ = tokio::time::timeout(FAREWELL_MAX, mount.unmount()).await;
@@ -96,10 +104,19 @@ fn start(args: &Args, fuse: Fuse) -> std::io::Result<BackgroundSession> {
 
 /// Takes the mount away. If it is in use it disappears at once nevertheless; files that are open are then lost to who
 /// has them.
-async fn end(args: &Args, session: BackgroundSession) -> Result<(), Failure> {
-    // The kernel may have requests meanwhile, which are answered here: it must not wait for itself.
-    let unmounted = tokio::task::spawn_blocking(move || session.umount_and_join()).await;
-    let Err(error) = unmounted.map_err(Failure::failed)? else { return Ok(()) };
+async fn end(args: &Args, canonical: &Path, session: BackgroundSession) -> Result<(), Failure> {
+    let (sender, unmounted) = oneshot::channel();
+    // The kernel may have requests meanwhile, which are answered here: it must not wait for itself. And not one of the
+    // runtime's threads, which it would wait for.
+    std::thread::spawn(move || sender.send(session.umount_and_join()));
+    let unmounted = tokio::select! {
+        unmounted = unmounted => unmounted.map_err(Failure::failed)?,
+        () = gone(canonical) => {
+            tracing::warn!("another mount namespace has the mount yet; it ends there, too");
+            return Ok(());
+        }
+    };
+    let Err(error) = unmounted else { return Ok(()) };
     let directory = args.directory.clone();
     let detached =
         tokio::task::spawn_blocking(move || rustix::mount::unmount(directory, rustix::mount::UnmountFlags::DETACH));
@@ -112,5 +129,27 @@ async fn end(args: &Args, session: BackgroundSession) -> Result<(), Failure> {
     }
 }
 
+/// Ready when the mount has not been seen here for a while: the kernel has written what there was to be written. It goes on with
+/// requests where the mount was copied to, by who has made a mount namespace of his own.
+async fn gone(directory: &Path) {
+    let here = |line: &str| line.split(' ').nth(4).is_some_and(|at| Path::new(&unescaped(at)) == directory);
+    let mut missed = 0;
+    while missed < MISSED_MAX {
+        tokio::time::sleep(LOOK).await;
+        let seen = std::fs::read_to_string("/proc/self/mountinfo").is_ok_and(|mounts| mounts.lines().any(here));
+        missed = if seen { 0 } else { missed + 1 };
+    }
+}
+
+/// proc_pid_mountinfo(5): space, tab, newline and backslash are three octal digits.
+fn unescaped(text: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(text.to_owned(), |text, (code, plain)| text.replace(code, plain))
+}
+
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
 const TTL_MAX: Duration = Duration::from_secs(3600);
+/// How often, and how many times, it is looked for the mount before it is taken to be gone.
+const LOOK: Duration = Duration::from_millis(500);
+const MISSED_MAX: u32 = 6;
