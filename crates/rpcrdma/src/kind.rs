@@ -3,7 +3,12 @@
 //! Read RFC 8797 §4 for what is told while a connection is made. On error a connection is not made; a peer that
 //! takes too long over it is dropped.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{Arc, Once},
+    time::Duration,
+};
 
 use buf::{Buffer, Pool};
 use rdma::{ConnectRequest, Connected, Provider, QpOptions, ReceiveSource, ReceiveSourceOptions, WorkId};
@@ -99,7 +104,9 @@ impl RdmaKind {
         let peer = qp.peer();
         tracing::debug!(%peer, send_max, recv_max, ?role, ?design, "connected");
         if design == Design::ReadRead {
-            tracing::warn!(%peer, "design=read-read: {}", READ_READ_WARNING);
+            // Of all connections of the process the first one is enough.
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| tracing::warn!(%peer, "design=read-read: {}", READ_READ_WARNING));
         }
         let mut connection = Connection::new(settings, self.pool.clone());
         if let Some(source) = source {
