@@ -274,6 +274,7 @@ conformance() {
   export SLIPWAY_VERBS_ADDRESS=${AT[$1]}
   to_its_end "$CONFORMANCE" --test-threads=2 verbs
   to_its_end "$ALONE" --test-threads=1 --skip a_peer
+  to_its_end "$CHAOS" --test-threads=1 on_verbs
   case $1 in
     # Siw's shared receive queues are not used.
     rxe) to_its_end "$SHARED" --test-threads=1 verbs ;;

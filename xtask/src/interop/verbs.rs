@@ -10,11 +10,12 @@ use crate::shell::{self, cargo};
 
 /// Runs `guest/verbs.sh`.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    let [conformance, shared, alone] = test_programs()?;
+    let [conformance, chaos, shared, alone] = test_programs()?;
     let guest = Guest::new(bench, bench.fresh("verbs")?.join("guest"))?;
     guest.environment(&[
         ("SLIPWAY", text(&bench.slipway)),
         ("CONFORMANCE", text(&conformance)),
+        ("CHAOS", text(&chaos)),
         ("SHARED", text(&shared)),
         ("ALONE", text(&alone)),
     ])?;
@@ -22,9 +23,9 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     guest.results("verbs", succeeded, report)
 }
 
-/// The test programs of `crates/rdma/tests/`: `conformance.rs`, `shared_receives.rs` and `verbs.rs`.
-fn test_programs() -> Result<[PathBuf; 3], String> {
-    let names = ["conformance", "shared_receives", "verbs"];
+/// The test programs of `crates/rdma/tests/`: `conformance.rs`, `chaos.rs`, `shared_receives.rs` and `verbs.rs`.
+fn test_programs() -> Result<[PathBuf; 4], String> {
+    let names = ["conformance", "chaos", "shared_receives", "verbs"];
     let select = names.iter().flat_map(|name| ["--test", name]);
     let build = ["test", "--package", "slipway-rdma", "--no-run", "--message-format=json"];
     let messages = shell::capture(&mut cargo(build.into_iter().chain(select)))?;
@@ -36,7 +37,7 @@ fn test_programs() -> Result<[PathBuf; 3], String> {
         })
     };
     match names.map(program) {
-        [Some(conformance), Some(shared), Some(verbs)] => Ok([conformance, shared, verbs]),
+        [Some(conformance), Some(chaos), Some(shared), Some(verbs)] => Ok([conformance, chaos, shared, verbs]),
         _ => Err("cargo does not say where it put the tests of adapters".to_owned()),
     }
 }
