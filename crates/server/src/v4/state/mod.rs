@@ -253,11 +253,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     ) -> Result<CreateSessionOk, Nfsstat4> {
         let client = self.clients.find_mut(args.clientid).filter(|client| !client.evicted);
         let client = client.ok_or(Nfsstat4::StaleClientid)?;
-        if args.sequence == client.created.0 {
-            return client.created.1.clone();
-        }
-        if args.sequence != client.next_sequence() {
-            return Err(Nfsstat4::SeqMisordered);
+        // §18.36.4, phase 2. What was refused for its arguments alone is refused again rather than from memory: a retry cannot
+        // tell, and whoever takes the sequence of a refusal for unused, as other servers have it, can send better ones.
+        let (last, made) = &client.created;
+        match (args.sequence == *last, made) {
+            (true, Err(Nfsstat4::Inval | Nfsstat4::TooSmall)) => {}
+            (true, made) => return made.clone(),
+            (false, _) if args.sequence != client.next_sequence() => return Err(Nfsstat4::SeqMisordered),
+            (false, _) => {}
         }
         if client.principal != *principal {
             return Err(Nfsstat4::ClidInuse);
@@ -265,13 +268,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let full = client.sessions.len() >= self.options.client_sessions_max;
         let made = if args.flags & !SESSION_FLAGS != 0 {
             Err(Nfsstat4::Inval)
-        } else if full {
-            Err(Nfsstat4::NoSpc)
         } else {
             Session::new(args, &self.options.channel, connection)
         };
+        let made = made.and_then(|session| if full { Err(Nfsstat4::NoSpc) } else { Ok(session) });
         let result = made.map(|session| self.add_session(now, args, session));
-        // §18.36.4, phase 2: the sequence has been used, however it went.
+        // Phase 2 again: the sequence has been used, however it went.
         let client = self.clients.find_mut(args.clientid).expect("it was there");
         client.created = (args.sequence, result.clone());
         result

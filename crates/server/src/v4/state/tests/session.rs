@@ -94,8 +94,26 @@ fn case_5_a_confirmation_that_fails_changes_nothing() {
     assert_eq!(world.create(&args), Err(Nfsstat4::TooSmall));
     assert!(world.state.session(session).is_some());
     assert!(!world.state.clients().find(new).unwrap().confirmed);
-    assert_eq!(world.create(&create(new, 1)), Err(Nfsstat4::TooSmall), "a retry gets the same again");
+    assert_eq!(world.create(&args), Err(Nfsstat4::TooSmall), "a retry gets the same again");
     assert!(world.create(&create(new, 2)).is_ok());
+}
+
+#[test]
+fn the_sequence_of_what_was_refused_for_its_arguments_is_good_for_better_ones() {
+    let mut world = World::new();
+    let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
+    let mut small = create(id, 1);
+    small.back_chan_attrs.maxoperations = 1;
+    let mut empty = create(id, 1);
+    empty.fore_chan_attrs.maxrequests = 0;
+    for _ in 0..2 {
+        assert_eq!(world.create(&small), Err(Nfsstat4::TooSmall));
+        assert_eq!(world.create(&empty), Err(Nfsstat4::Inval));
+    }
+    assert_eq!(world.create(&create(id, 3)), Err(Nfsstat4::SeqMisordered));
+    let made = world.create(&create(id, 1)).unwrap();
+    assert_eq!(world.create(&small), Ok(made), "a session is made once");
+    assert!(world.create(&create(id, 2)).is_ok());
 }
 
 #[test]
