@@ -49,6 +49,7 @@ impl Machine {
         let settings = Settings { grace: GRACE, ..Settings::default() };
         let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings).unwrap();
         (self.address, self.process) = process(&*tcp(), self.address, nfs.services());
+        self.process.spawn(nfs.upkeep());
     }
 
     async fn mount(&self, query: &str) -> Mount {
