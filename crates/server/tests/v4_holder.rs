@@ -81,6 +81,21 @@ async fn a_file_that_its_holder_has_not_changed_is_as_the_server_knows_it() {
 }
 
 #[tokio::test]
+async fn a_delegation_that_was_to_have_the_times_comes_without() {
+    let served = Served::kept_up().await;
+    let (mut a, mut b) = (Remote::new(&served, "a", 2).await, served.client("b").await);
+    let access =
+        OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_WRITE_DELEG | OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS;
+    let (_, delegation, handle) = a.open("f", access).await.unwrap();
+    assert!(matches!(delegation, OpenDelegation4::Write(_)), "{delegation:?}");
+    // It tells them all the same.
+    let time_deleg_modify = Some(Nfstime4 { seconds: 1, nseconds: 0 });
+    let said = Attrs { size: Some(5), time_deleg_modify, ..Attrs::default() };
+    a.back.answer(CbResop4::GetAttr(Res4::Ok(said.into())));
+    assert_eq!(attrs(&mut b, &handle).await.unwrap().1, 5);
+}
+
+#[tokio::test]
 async fn a_holder_that_will_not_say_has_to_give_back() {
     let served = Served::kept_up().await;
     let (mut a, mut b) = (served.client("a").await, served.client("b").await);

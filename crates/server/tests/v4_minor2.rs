@@ -161,6 +161,23 @@ fn extended_attributes_are_kept() {
 }
 
 #[test]
+fn the_server_tells_what_open_can_be_asked() {
+    let server = server();
+    let mut client = client(&server);
+    let told = client.attrs("m", &[Attr4::OpenArguments]).open_arguments.unwrap();
+    let values = |set: &Bitmap4| set.iter().collect::<Vec<_>>();
+    assert_eq!((values(&told.share_access), values(&told.share_deny)), (vec![1, 2, 3], vec![0, 1, 2, 3]));
+    assert_eq!(
+        values(&told.share_access_want),
+        [3, 4, 5],
+        "neither the times nor a delegation in the place of an open"
+    );
+    assert_eq!((values(&told.open_claim), values(&told.create_mode)), (vec![0, 1, 2, 4, 5], vec![0, 1, 2, 3]));
+    let mut client = Client4::new(&server, "b", 1);
+    assert_eq!(client.attrs("m", &[Attr4::OpenArguments]).open_arguments, None, "4.1 does not have it");
+}
+
+#[test]
 fn acls_are_set_and_read_and_show_in_the_mode() {
     let server = server();
     let mut client = client(&server);

@@ -1,4 +1,5 @@
-//! File attributes: the table of all that are defined, and their encoding (RFC 8881 §5, RFC 7862 §12, RFC 8275, RFC 8276).
+//! File attributes: the table of all that are defined, and their encoding (RFC 8881 §5, RFC 7862 §12, RFC 8275, RFC 8276,
+//! RFC 9754).
 //!
 //! [`Fattr4`] is how attributes travel: a bitmap and the values of its bits, one after the other without lengths. So a
 //! bit of unknown meaning makes all that follows unreadable; but the values as a whole have a length, and the compound
@@ -183,6 +184,10 @@ attributes! {
     SecLabel sec_label: SecLabel4 = 80, Recommended, GetSet, 2;
     ModeUmask mode_umask: ModeUmask4 = 81, Recommended, Set, 2;
     XattrSupport xattr_support: bool = 82, Recommended, Get, 2;
+    Offline offline: bool = 83, Recommended, Get, 2;
+    TimeDelegAccess time_deleg_access: Nfstime4 = 84, Recommended, GetSet, 2;
+    TimeDelegModify time_deleg_modify: Nfstime4 = 85, Recommended, GetSet, 2;
+    OpenArguments open_arguments: OpenArguments4 = 86, Recommended, Get, 2;
 }
 
 impl Attr4 {
@@ -213,6 +218,28 @@ pub struct ModeUmask4 {
     /// The umask, which does not apply where an access control list is inherited.
     pub umask: u32,
 }
+
+/// What OPEN can be asked (RFC 9754): sets of the values of its arguments, except for `share_access_want`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct OpenArguments4 {
+    /// The `OPEN4_SHARE_ACCESS_` values to read and to write.
+    pub share_access: Bitmap4,
+    /// The `OPEN4_SHARE_DENY_` values.
+    pub share_deny: Bitmap4,
+    /// The `OPEN_ARGS_SHARE_ACCESS_WANT_` numbers.
+    pub share_access_want: Bitmap4,
+    /// The discriminants of `OpenClaim4`.
+    pub open_claim: Bitmap4,
+    /// The discriminants of `Createhow4`.
+    pub create_mode: Bitmap4,
+}
+
+/// That any delegation is wanted, which kind as may be.
+pub const OPEN_ARGS_SHARE_ACCESS_WANT_ANY_DELEG: u32 = 3;
+/// That none is.
+pub const OPEN_ARGS_SHARE_ACCESS_WANT_NO_DELEG: u32 = 4;
+/// That none is any more.
+pub const OPEN_ARGS_SHARE_ACCESS_WANT_CANCEL: u32 = 5;
 
 /// How the change attribute changes (RFC 7862 §12.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -422,7 +449,7 @@ mod tests {
     #[test]
     fn what_cannot_be_set_is_told_apart() {
         let status = |fattr: Fattr4, minor, purpose| fattr.to_attrs(minor, purpose).map_err(|error| error.status());
-        assert_eq!(status(fattr(&[83], &[]), 2, Purpose::Set), Err(Nfsstat4::AttrNotSupp));
+        assert_eq!(status(fattr(&[87], &[]), 2, Purpose::Set), Err(Nfsstat4::AttrNotSupp));
         assert_eq!(status(fattr(&[1999], &[]), 2, Purpose::Get), Err(Nfsstat4::AttrNotSupp));
         assert_eq!(status(fattr(&[81], &[0o644, 0o22]), 1, Purpose::Set), Err(Nfsstat4::AttrNotSupp));
         assert_eq!(status(fattr(&[3], &[0, 0]), 0, Purpose::Set), Err(Nfsstat4::Inval));

@@ -7,9 +7,14 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 use nfs::v4::{
-    Bitmap4, Fsid4, Ftype4, Nfsstat4, Nfstime4, Settime4, Specdata4, Utf8str,
+    Bitmap4, Fsid4, Ftype4, Nfsstat4, Nfstime4, OPEN4_SHARE_ACCESS_BOTH, OPEN4_SHARE_ACCESS_READ,
+    OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH, OPEN4_SHARE_DENY_NONE, OPEN4_SHARE_DENY_READ,
+    OPEN4_SHARE_DENY_WRITE, Settime4, Specdata4, Utf8str,
     acl::{ACL4_SUPPORT_ALLOW_ACL, ACL4_SUPPORT_DENY_ACL, Nfsace4},
-    attr::{Attr4, Attrs, ChangeAttrType4, Fattr4, Purpose},
+    attr::{
+        Attr4, Attrs, ChangeAttrType4, Fattr4, OPEN_ARGS_SHARE_ACCESS_WANT_ANY_DELEG,
+        OPEN_ARGS_SHARE_ACCESS_WANT_CANCEL, OPEN_ARGS_SHARE_ACCESS_WANT_NO_DELEG, OpenArguments4, Purpose,
+    },
     location::FsLocations4,
 };
 use vfs::{Attr, FsCaps, Kind, SetAttr, SetTime, StatFs, Time};
@@ -211,6 +216,7 @@ impl Subject<'_> {
             // RFC 7862 §12.2.3.
             Attr4::ChangeAttrType if caps.counts_changes => ChangeAttrType4::MonotonicIncr.encode(out),
             Attr4::ChangeAttrType => ChangeAttrType4::TimeMetadata.encode(out),
+            Attr4::OpenArguments => open_arguments().encode(out),
             other => unreachable!("{} is not supported, or cannot be read", other.name()),
         }
     }
@@ -306,6 +312,25 @@ fn set_only() -> &'static Bitmap4 {
     &SET_ONLY
 }
 
+/// What `ops::open` takes and heeds. Left out are the wishes to hear later of a delegation, and what is for servers that
+/// keep delegations over a client's restart.
+fn open_arguments() -> OpenArguments4 {
+    let set = |values: &[u32]| values.iter().copied().collect();
+    OpenArguments4 {
+        share_access: set(&[OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_ACCESS_BOTH]),
+        share_deny: set(&[OPEN4_SHARE_DENY_NONE, OPEN4_SHARE_DENY_READ, OPEN4_SHARE_DENY_WRITE, OPEN4_SHARE_DENY_BOTH]),
+        share_access_want: set(&[
+            OPEN_ARGS_SHARE_ACCESS_WANT_ANY_DELEG,
+            OPEN_ARGS_SHARE_ACCESS_WANT_NO_DELEG,
+            OPEN_ARGS_SHARE_ACCESS_WANT_CANCEL,
+        ]),
+        // NULL, PREVIOUS, DELEGATE_CUR, FH, DELEG_CUR_FH.
+        open_claim: set(&[0, 1, 2, 4, 5]),
+        // UNCHECKED4, GUARDED4, EXCLUSIVE4, EXCLUSIVE4_1.
+        create_mode: set(&[0, 1, 2, 3]),
+    }
+}
+
 const NANOSECONDS: u32 = 1_000_000_000;
 /// RFC 8881 §14.4: names are bytes.
 const FSCHARSET_CAP4_CONTAINS_NON_UTF8: u32 = 1;
@@ -363,4 +388,5 @@ const SUPPORTED_ATTRS: &[Attr4] = &[
     Attr4::ChangeAttrType,
     Attr4::ModeUmask,
     Attr4::XattrSupport,
+    Attr4::OpenArguments,
 ];

@@ -131,6 +131,8 @@ pub const OPEN4_SHARE_ACCESS_WANT_CANCEL: u32 = 0x0500;
 pub const OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL: u32 = 0x1_0000;
 /// Give one when nobody else is in the way.
 pub const OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED: u32 = 0x2_0000;
+/// Give one that has the times of the file as well (RFC 9754); since 4.2.
+pub const OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS: u32 = 0x10_0000;
 
 /// How much may be written before the server is asked again (`nfs_space_limit4`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]

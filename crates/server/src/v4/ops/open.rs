@@ -7,10 +7,10 @@
 use nfs::v4::{
     Bitmap4, ChangeInfo4, Clientid4, CloseArgs, Createhow4, DelegReturnArgs, Nfsstat4, OPEN4_RESULT_CONFIRM,
     OPEN4_RESULT_LOCKTYPE_POSIX, OPEN4_RESULT_MAY_NOTIFY_LOCK, OPEN4_SHARE_ACCESS_READ,
-    OPEN4_SHARE_ACCESS_WANT_DELEG_MASK, OPEN4_SHARE_ACCESS_WANT_NO_DELEG, OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE,
-    OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED, OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL,
-    OPEN4_SHARE_ACCESS_WRITE, OpenArgs, OpenClaim4, OpenDelegation4, OpenDowngradeArgs, OpenNoneDelegation4, OpenOk,
-    Openflag4, Stateid4, WhyNoDelegation4,
+    OPEN4_SHARE_ACCESS_WANT_DELEG_MASK, OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS, OPEN4_SHARE_ACCESS_WANT_NO_DELEG,
+    OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE, OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED,
+    OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL, OPEN4_SHARE_ACCESS_WRITE, OpenArgs, OpenClaim4,
+    OpenDelegation4, OpenDowngradeArgs, OpenNoneDelegation4, OpenOk, Openflag4, Stateid4, WhyNoDelegation4,
     attr::{Attr4, Fattr4},
 };
 use vfs::{CreateMode, Created, Handle, Kind, Name, Rights, SetAttr, VfsError};
@@ -47,7 +47,12 @@ struct Target {
 }
 
 pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result<OpenOk, Fault4> {
-    let want_bits = if at.minor > 0 { WANT_BITS } else { 0 };
+    let want_bits = match at.minor {
+        0 => 0,
+        1 => WANT_BITS,
+        // RFC 9754: a wish as well; what is given is without the times.
+        _ => WANT_BITS | OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS,
+    };
     let (access, want) = (args.share_access & !want_bits, args.share_access & want_bits);
     let reclaim = matches!(args.claim, OpenClaim4::Previous(_));
     let (client, shares) = (at.client(), (access, args.share_deny));
