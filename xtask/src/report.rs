@@ -46,6 +46,11 @@ impl Report {
         fine
     }
 
+    /// Adds what another one has, behind what is here.
+    pub fn append(&mut self, other: Self) {
+        self.entries.extend(other.entries);
+    }
+
     /// Prints the summary and turns it into the exit code.
     pub fn finish(self) -> ExitCode {
         let (mut passed, mut failed, mut skipped) = (0, 0, 0);
