@@ -75,6 +75,8 @@ pub struct Judge {
     ranges: Vec<Range>,
     /// Until when each client knows to have one.
     leases: Vec<Moment>,
+    /// In which life of the server each client has said last that it has reclaimed all.
+    complete: Vec<u64>,
     lives: Vec<Life>,
     executed: HashSet<u64>,
     lease: Duration,
@@ -114,6 +116,7 @@ impl Judge {
             violation: None,
             ranges: vec![Range::default(); ranges],
             leases: vec![Moment::ZERO; clients],
+            complete: vec![0; clients],
             lives: Vec::new(),
             executed: HashSet::new(),
             lease,
@@ -169,6 +172,9 @@ impl Judge {
         for (operation, result) in args.argarray.iter().zip(&results.resarray) {
             match (operation, result) {
                 (Argop4::Lock(args), Resop4::Lock(LockRes::Ok(_))) => self.given(at, client, args),
+                (Argop4::ReclaimComplete(_), Resop4::ReclaimComplete(Res4::Ok(()))) => {
+                    self.complete[client] = self.lives.len() as u64;
+                }
                 (Argop4::Write(args), Resop4::Write(Res4::Ok(_))) => {
                     let (range, value) = (range_of(args.offset), number(&args.data.0.to_bytes().unwrap_or_default()));
                     let before = std::mem::replace(&mut self.ranges[range].count, value);
@@ -251,11 +257,14 @@ impl Judge {
     }
 
     /// Whether a client that has a lease must have kept what it had: in all lives of the server since, each of which
-    /// began in time and ended before its grace could.
+    /// began in time and ended before its grace could. A client that has not said before grace ends that it has reclaimed all
+    /// cannot reclaim anything in the next life (RFC 8881 §8.4.2.1).
     fn is_owed(&self, at: Moment, hold: &Hold) -> bool {
         let (held, since) = self.lives.split_at(hold.life as usize);
         let Some(end) = held.last().and_then(|life| life.to) else { return hold.until > at };
-        hold.until > end && since.iter().all(|life| life.to.unwrap_or(at) < life.from + self.lease)
+        let in_grace = held.last().is_some_and(|life| end < life.from + self.lease);
+        let remembered = in_grace || self.complete[hold.client] >= hold.life;
+        remembered && hold.until > end && since.iter().all(|life| life.to.unwrap_or(at) < life.from + self.lease)
     }
 
     fn holds(&mut self, client: usize) -> impl Iterator<Item = &mut Hold> {
