@@ -35,17 +35,18 @@ pub fn replay(seed: &str, report: &mut Report) -> bool {
 fn tests(report: &mut Report) {
     let nextest = cargo(["nextest", "--version"]).output().is_ok_and(|output| output.status.success());
     let arguments: &[&str] = if nextest {
-        &["nextest", "run", "--workspace", "--no-fail-fast", "--status-level", "slow", "--success-output", "final"]
+        &NEXTEST
     } else {
         &["test", "--workspace", "--all-targets", "--no-fail-fast", "--", "--nocapture"]
     };
-    let mut skipped = Vec::new();
+    let (mut skipped, mut unstable) = (Vec::new(), Vec::new());
     report.step("tests", || {
         counted_with(arguments, None, |line| {
             // A test that cannot run on this machine prints "SKIPPED WHAT: WHY".
             if let Some((_, what)) = line.split_once("SKIPPED") {
                 skipped.push(what.trim_start_matches([':', ' ']).to_owned());
             }
+            unstable.extend(flaky(line).map(str::to_owned));
         })
     });
     skipped.sort();
@@ -54,6 +55,18 @@ fn tests(report: &mut Report) {
         let (name, why) = what.split_once(": ").unwrap_or((&what, "the test does not say why"));
         report.record(name, Outcome::Skipped(why.to_owned()));
     }
+    unstable.sort();
+    unstable.dedup();
+    for name in unstable {
+        report.record(name, Outcome::Unstable("failed, and passed when it was run again".to_owned()));
+    }
+}
+
+/// The test of which a line of nextest says that it passed only when it was run again.
+fn flaky(line: &str) -> Option<&str> {
+    // "       FLAKY 2/2 [   0.012s] ( 9/10) slipway-vfs::conformance posix::name"
+    let (_, name) = line.trim_start().strip_prefix("FLAKY ")?.split_once("] ")?;
+    Some(name.rsplit_once(") ").map_or(name, |(_, name)| name))
 }
 
 fn plain(arguments: &[&str]) -> Outcome {
@@ -76,7 +89,7 @@ fn counted_with(arguments: &[&str], seed: Option<&str>, mut each: impl FnMut(&st
     let mut summarised = false;
     let show = move |line: &str| {
         // Behind nextest's summary comes what the passed tests have printed, which is for us alone.
-        let hidden = summarised && !line.contains("FAIL");
+        let hidden = summarised && !line.contains("FAIL") && flaky(line).is_none();
         summarised |= line.trim_start().starts_with("Summary [");
         !hidden
     };
@@ -121,9 +134,34 @@ fn passed(output: &str) -> u64 {
     sum("Summary [").or_else(|| sum("test result: ")).unwrap_or(0)
 }
 
+/// What fails is run once more: a change is not to be held up by another one's test that fails by chance, which is named as unstable.
+const NEXTEST: [&str; 12] = [
+    "nextest",
+    "run",
+    "--workspace",
+    "--no-fail-fast",
+    "--status-level",
+    "slow",
+    "--success-output",
+    "final",
+    "--retries",
+    "1",
+    "--final-status-level",
+    "flaky",
+];
+
 #[cfg(test)]
 mod tests {
-    use super::passed;
+    use super::{flaky, passed};
+
+    #[test]
+    fn tests_that_pass_only_when_they_are_run_again_are_named() {
+        assert_eq!(
+            flaky("   FLAKY 2/2 [   0.012s] ( 9/10) slipway-vfs::conformance a"),
+            Some("slipway-vfs::conformance a")
+        );
+        assert_eq!(flaky("    PASS [   0.012s] slipway-vfs::conformance FLAKY 2/2"), None);
+    }
 
     #[test]
     fn summaries_are_counted() {

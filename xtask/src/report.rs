@@ -1,4 +1,4 @@
-//! What was run, how it ended, and the summary at the end: failures, then skips with the reason of each, then counts.
+//! What was run, how it ended, and the summary at the end: a line for each with its reason, then counts.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -16,6 +16,8 @@ pub enum Outcome {
     Failed(String),
     /// It was not run, and why.
     Skipped(String),
+    /// It failed, and then passed when it was run again: nothing to stop others for, and something to be mended.
+    Unstable(String),
 }
 
 /// All steps so far.
@@ -35,6 +37,7 @@ impl Report {
             Outcome::Passed { tests } => eprintln!("== {name}: passed ({tests} in {seconds:.1} s)\n"),
             Outcome::Failed(why) => eprintln!("== {name}: FAILED ({seconds:.1} s): {why}\n"),
             Outcome::Skipped(why) => eprintln!("== {name}: skipped: {why}\n"),
+            Outcome::Unstable(why) => eprintln!("== {name}: UNSTABLE ({seconds:.1} s): {why}\n"),
         }
         self.record(name, outcome)
     }
@@ -69,6 +72,7 @@ impl Report {
                     skipped += 1;
                     println!("  skipped  {name}: {why}");
                 }
+                Outcome::Unstable(why) => println!("  UNSTABLE {name}: {why}"),
             }
         }
         println!("{passed} passed, {failed} failed, {skipped} skipped");
