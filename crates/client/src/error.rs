@@ -97,6 +97,12 @@ impl Error {
         if let ErrorKind::Nfs(status) = self.0.kind { Some(status) } else { None }
     }
 
+    /// Whether there was an answer that cannot be decoded. Linux's server (6.1) leaves out results, or parts of them, where the answer to a
+    /// compound has more than there is room for: what was asked for in one request may be had in several.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::Protocol(_))
+    }
+
     /// Whether the object or path does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self.0.kind, ErrorKind::Nfs(Nfsstat3::NoEnt) | ErrorKind::Mount(Mountstat3::NoEnt))

@@ -217,7 +217,7 @@ impl Protocol {
         match v4.read_path(dir, names, count).await {
             Ok(read) => Ok(Some(read)),
             // Walking finds out what is wrong and where, or that it is a link.
-            Err(error) if error.status().is_some() || error.status4().is_some() => Ok(None),
+            Err(error) if error.status().is_some() || error.status4().is_some() || error.is_unreadable() => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -73,7 +73,7 @@ pub struct Attr {
     pub rdev: Device,
     /// The file system; of version 4, both halves of its number in one.
     pub fsid: u64,
-    /// The number of the object in its file system.
+    /// The number of the object in its file system; 0 if the server does not say it.
     pub fileid: u64,
     /// Last read.
     pub atime: Time,
@@ -81,6 +81,14 @@ pub struct Attr {
     pub mtime: Time,
     /// Last change.
     pub ctime: Time,
+}
+
+impl Attr {
+    /// The file system and the number of the object in it, which are those of no other object of the server; `None` if the server
+    /// does not say the number.
+    pub fn identity(&self) -> Option<(u64, u64)> {
+        (self.fileid != 0).then_some((self.fsid, self.fileid))
+    }
 }
 
 /// To what a time is set.

@@ -6,12 +6,21 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use client::{LockRange, Mount, NfsUrl};
 use common::{Server, memory, nfs_server, proxy, tcp};
-use nfs::v4::{Nfsstat4, compound::*};
+use nfs::v4::{Nfsstat4, Opnum4, compound::*};
+use parking_lot::Mutex;
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use xdr::{Decode, Message};
 
-/// A service that knows version 4.0 alone.
-struct OnlyZero(Arc<dyn Service>);
+/// A service that knows version 4.0 alone, and remembers the operations of each request.
+struct OnlyZero(Arc<dyn Service>, Arc<Mutex<Vec<Vec<Opnum4>>>>);
+
+impl OnlyZero {
+    fn new() -> Self {
+        let services = nfs_server(Arc::new(memory())).services();
+        let v4 = services.into_iter().find(|service| service.versions().contains(&4) && service.program() == 100_003);
+        Self(v4.unwrap(), Arc::default())
+    }
+}
 
 impl Service for OnlyZero {
     fn program(&self) -> u32 {
@@ -27,6 +36,9 @@ impl Service for OnlyZero {
     }
 
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        if let Ok(args) = CompoundArgs::decode(&mut call.arguments.clone()) {
+            self.1.lock().push(args.argarray.iter().map(|operation| operation.opnum()).collect());
+        }
         match CompoundHead::decode(&mut call.arguments.clone()) {
             Ok(head) if head.minorversion > 0 => {
                 let status = Nfsstat4::MinorVersMismatch;
@@ -41,9 +53,7 @@ const ALL: LockRange = LockRange { offset: 0, length: u64::MAX, exclusive: true 
 
 #[tokio::test]
 async fn it_is_found_where_there_is_nothing_newer() {
-    let services = nfs_server(Arc::new(memory())).services();
-    let v4 = services.into_iter().find(|service| service.versions().contains(&4) && service.program() == 100_003);
-    let server = Server::serving(&*tcp(), vec![Arc::new(OnlyZero(v4.unwrap()))]).await;
+    let server = Server::serving(&*tcp(), vec![Arc::new(OnlyZero::new())]).await;
     let mount = server.mount("vers=auto&nconnect=3").await;
     assert_eq!(mount.protocol().version(), "4.0");
     assert_eq!(mount.v4().unwrap().connections(), 3);
@@ -53,6 +63,25 @@ async fn it_is_found_where_there_is_nothing_newer() {
     let query = format!("vers=4.0&addr={}", server.address);
     let error = server.mount_path("", &query).await.unwrap_err();
     assert!(error.to_string().contains("cannot tell whether two addresses are of one server"), "{error}");
+}
+
+/// It has no current stateid (RFC 7530 §9.1.4): what a request opens can be read by the next only.
+#[tokio::test]
+async fn a_file_is_not_read_by_the_request_that_opens_it() {
+    let service = OnlyZero::new();
+    let requests = service.1.clone();
+    let server = Server::serving(&*tcp(), vec![Arc::new(service)]).await;
+    let mount = server.mount("vers=4.0").await;
+    mount.write("f", &b"content"[..]).await.unwrap();
+    let all = std::mem::take(&mut *requests.lock());
+    assert!(all.iter().flatten().any(|opnum| *opnum == Opnum4::Open), "requests are seen");
+    assert_eq!(mount.read("f").await.unwrap(), "content");
+    let mut reader = mount.open("f").await.unwrap().reader().expecting(7);
+    assert_eq!(reader.next().await.unwrap().unwrap(), "content");
+    let of_reading = requests.lock().clone();
+    let reads: Vec<_> = of_reading.iter().filter(|ops| ops.contains(&Opnum4::Read)).collect();
+    assert_eq!(reads.len(), 2, "{of_reading:?}");
+    assert!(reads.iter().all(|ops| **ops == [Opnum4::PutFh, Opnum4::Read]), "{reads:?}");
 }
 
 #[tokio::test]

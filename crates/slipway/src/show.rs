@@ -26,8 +26,10 @@ pub struct ObjectJson {
     used: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<(u32, u32)>,
-    fsid: u64,
-    fileid: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fsid: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fileid: Option<u64>,
     atime: f64,
     mtime: f64,
     ctime: f64,
@@ -50,8 +52,8 @@ impl ObjectJson {
             size: meta.size,
             used: meta.used,
             device: matches!(meta.kind, Kind::Block | Kind::Char).then_some(meta.device),
-            fsid: meta.id.0,
-            fileid: meta.id.1,
+            fsid: meta.id.map(|(fsid, _)| fsid),
+            fileid: meta.id.map(|(_, fileid)| fileid),
             atime: seconds(meta.atime),
             mtime: seconds(meta.mtime),
             ctime: seconds(meta.ctime),
@@ -143,7 +145,7 @@ mod tests {
                 size: 0,
                 used: 0,
                 device: (0, 0),
-                id: (0, 0),
+                id: Some((0, 0)),
                 atime: attr,
                 mtime: attr,
                 ctime: attr,

@@ -139,6 +139,8 @@ mod tests {
         let got = Attrs { object_type: Some(Ftype4::Lnk), owner_group: Some("users@example".into()), ..attrs };
         let attr = from_values(&got).unwrap();
         assert_eq!((attr.kind, attr.uid, attr.gid, attr.size), (FileKind::Lnk, 1000, NOBODY, 9));
+        assert_eq!(attr.identity(), None, "without a number, it can be any object");
+        assert_eq!(Attr { fileid: 7, ..attr }.identity(), Some((0, 7)));
         assert_eq!(from_values(&Attrs::default()), None);
     }
 }

@@ -37,7 +37,12 @@ impl V4 {
             return crate::protocol::Operations::read(self, file, 0, count).await;
         }
         let opening = Compound::on("OPEN", file).op(open_once(&self.shared, OpenClaim4::Fh), OPEN_MAX);
-        let mut results = self.run(&read_and_close(opening, count)).await?;
+        let mut results = match self.read_and_close(opening, count).await {
+            Err(error) if error.is_unreadable() => {
+                return crate::protocol::Operations::read(self, file, 0, count).await;
+            }
+            results => results?,
+        };
         results.skip(&[Opnum4::PutFh])?;
         value!(results, Open)?;
         data_read(results, count)
@@ -47,8 +52,12 @@ impl V4 {
     /// compound. Links are not followed.
     ///
     /// # Errors
-    /// `NoEnt`, `NotDir`, NFS4ERR_SYMLINK, `IsDir`, `Acces`, …
+    /// `NoEnt`, `NotDir`, NFS4ERR_SYMLINK, `IsDir`, `Acces`, …; `NotSupp` over version 4.0.
     pub async fn read_path(&self, dir: &Handle, names: &[&[u8]], count: u32) -> Result<(Handle, ReadData)> {
+        // It has no current stateid, by which READ and CLOSE could name what the compound opens.
+        if self.shared.minor == 0 {
+            return Err(failure(Nfsstat4::NotSupp, "OPEN"));
+        }
         let (file, dirs) = names.split_last().expect("a file has a name");
         let mut compound = Compound::on("OPEN", dir);
         for dir in dirs {
@@ -56,12 +65,31 @@ impl V4 {
         }
         let claim = OpenClaim4::Null(component(file)?);
         let opening = compound.op(open_once(&self.shared, claim), OPEN_MAX).get_fh();
-        let mut results = self.run(&read_and_close(opening, count)).await?;
+        let mut results = self.read_and_close(opening, count).await?;
         results.skip(&[Opnum4::PutFh])?;
         results.skip(&vec![Opnum4::Lookup; dirs.len()])?;
         value!(results, Open)?;
         let handle = value!(results, GetFh)?;
         Ok((handle, data_read(results, count)?))
+    }
+
+    /// READ and CLOSE by the stateid of the OPEN before them, which is the current one (RFC 8881 §16.2.3.1.2).
+    async fn read_and_close(&self, opening: Compound, count: u32) -> Result<Results> {
+        let read = ReadArgs { stateid: Stateid4::CURRENT, offset: 0, count };
+        let close = |compound: Compound| {
+            compound.op(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid: Stateid4::CURRENT }), 16)
+        };
+        let reading = close(opening.clone().op(Argop4::Read(read), 8)).payload(count as usize, false);
+        let result = self.run(&reading).await;
+        if let Err(error) = &result
+            && (error.is_unreadable() || error.operation() == Opnum4::Read.name())
+        {
+            // It may have stayed open. Its owner can open it again, which makes it one open, and close that.
+            if let Err(error) = self.run(&close(opening)).await {
+                tracing::debug!(%error, "what could not be read cannot be closed");
+            }
+        }
+        result
     }
 
     /// SEEK: where data (or a hole) begins at or behind `offset`; `None` if there is none up to the end.
@@ -289,13 +317,6 @@ impl V4 {
             }
         }
     }
-}
-
-/// READ and CLOSE by the stateid of the OPEN before them, which is the current one (RFC 8881 §16.2.3.1.2).
-fn read_and_close(opening: Compound, count: u32) -> Compound {
-    let read = ReadArgs { stateid: Stateid4::CURRENT, offset: 0, count };
-    let close = CloseArgs { seqid: Seqid4(0), open_stateid: Stateid4::CURRENT };
-    opening.op(Argop4::Read(read), 8).op(Argop4::Close(close), 16).payload(count as usize, false)
 }
 
 fn data_read(mut results: Results, count: u32) -> Result<ReadData> {

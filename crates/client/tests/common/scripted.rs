@@ -13,7 +13,7 @@ use nfs::v4::{
 use parking_lot::Mutex;
 use rpc::{AcceptError, BoxFuture, Call, Credential, Procedure, ReplyPlan, Reverse, ReverseTarget, Service};
 use tokio::sync::Notify;
-use xdr::{Array, Decode, Message, Opaque};
+use xdr::{Array, Decode, Encode, Encoder, Message, Opaque};
 
 /// A request, as it was executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct Script {
     pub replayed: u32,
     /// So many requests with this operation are executed, and their connections cut in place of a reply.
     pub lose: Option<(Opnum4, u32)>,
+    /// Answers to requests with READ and CLOSE end behind the number of READ, as if there were no room for its result.
+    pub cut_short: bool,
     /// Requests with this operation wait until told.
     pub hold: Option<Opnum4>,
     pub held: u32,
@@ -334,8 +336,26 @@ impl Service for ScriptedService {
                 call.transport.close();
                 return Err(AcceptError::Drop);
             }
+            let has = |opnum| ops.iter().any(|op| op.opnum() == opnum);
+            if script.cut_short && has(Opnum4::Read) && has(Opnum4::Close) {
+                return Ok(call.reply(&CutShort(res)));
+            }
             Ok(call.reply(&res))
         })
+    }
+}
+
+/// Results up to READ's, of which there is no more than the operation's number.
+struct CutShort(CompoundRes);
+
+impl Encode for CutShort {
+    fn encode(&self, encoder: &mut Encoder) {
+        let before: Vec<_> = self.0.resarray.iter().take_while(|result| result.opnum() != Opnum4::Read).collect();
+        Nfsstat4::Resource.encode(encoder);
+        self.0.tag.encode(encoder);
+        (before.len() as u32 + 1).encode(encoder);
+        before.into_iter().for_each(|result| result.encode(encoder));
+        Opnum4::Read.encode(encoder);
     }
 }
 

@@ -127,7 +127,7 @@ async fn one(
     };
     if let Some((there, there_meta)) = dir.child(&name).await.map_err(Failure::failed)? {
         // Opening the target empties it: that must not be the source.
-        if there.place() == node.place() && there_meta.id == meta.id {
+        if Node::is_same((&there, &there_meta), (&node, &meta)) {
             return Err(Failure::failed(format!("{} and {} are the same", shown(&node), shown(&there))));
         }
         if meta.kind != Kind::Dir && there_meta.kind == Kind::Dir {

@@ -57,9 +57,10 @@ fn text(path: &[u8], meta: &Meta, target: Option<&[u8]>) -> String {
         Kind::Block | Kind::Char => format!(", device {}:{}", meta.device.0, meta.device.1),
         _ => String::new(),
     };
+    let fileid = meta.id.map_or("unknown".to_owned(), |(fsid, fileid)| format!("{fileid} on file system {fsid:#x}"));
     format!(
         "  File: {}{arrow}\n  Type: {}{device}\n  Size: {} bytes, {} bytes of storage\n  Mode: {:04o} ({})\n Owner: {}, \
-         group {}\n Links: {}\nFileid: {} on file system {:#x}\nAccess: {}\nModify: {}\nChange: {}\n",
+         group {}\n Links: {}\nFileid: {}\nAccess: {}\nModify: {}\nChange: {}\n",
         output::name(path),
         meta.kind.name(),
         meta.size,
@@ -69,8 +70,7 @@ fn text(path: &[u8], meta: &Meta, target: Option<&[u8]>) -> String {
         meta.uid,
         meta.gid,
         meta.nlink,
-        meta.id.1,
-        meta.id.0,
+        fileid,
         show::time(meta.atime),
         show::time(meta.mtime),
         show::time(meta.ctime),

@@ -158,8 +158,8 @@ impl Copier {
     /// Copies all that is below `source` into `target`.
     async fn fill(&mut self, source: Node, target: Node) {
         // A tree that is copied into itself meets its own copy, and must not copy that.
-        let identity = async |node: &Node| Ok::<_, Error>((node.place(), node.meta(true).await?.id));
-        let Some(target_id) = self.shared.check(identity(&target).await) else { return };
+        let Some(made_meta) = self.shared.check(target.meta(true).await) else { return };
+        let made_here = target.clone();
         let mut pending = vec![(source, target)];
         while let Some((source, target)) = pending.pop() {
             let Some(entries) = self.shared.check(source.list().await) else { continue };
@@ -167,7 +167,7 @@ impl Copier {
                 let name = entry.name.clone();
                 match &entry.meta {
                     Ok(meta) if meta.kind == Kind::Dir => {
-                        if (entry.node.place(), meta.id) == target_id {
+                        if Node::is_same((&entry.node, meta), (&made_here, &made_meta)) {
                             let path = output::name(&entry.node.path());
                             self.shared.fail(&Error(format!("{path}: is what is being made here, and is left out")));
                         } else if let Some(made) = self.make_dir(&meta.clone(), &target, &name).await {
@@ -183,12 +183,15 @@ impl Copier {
     /// Copies what is not a directory.
     async fn entry(&mut self, entry: Entry, dir: &Node, name: Bytes) {
         let Some(meta) = self.shared.check(entry.meta) else { return };
-        if self.shared.options.hard_links && meta.nlink > 1 {
-            if let Some(first) = self.names.get(&meta.id) {
+        if self.shared.options.hard_links
+            && meta.nlink > 1
+            && let Some(id) = meta.id
+        {
+            if let Some(first) = self.names.get(&id) {
                 self.links.push(Link { dir: dir.clone(), name, first: first.clone() });
                 return;
             }
-            self.names.insert(meta.id, (dir.clone(), name.clone()));
+            self.names.insert(id, (dir.clone(), name.clone()));
         }
         match meta.kind {
             Kind::File => self.file(entry.node, meta, dir.clone(), name).await,

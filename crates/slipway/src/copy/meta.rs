@@ -80,8 +80,9 @@ pub struct Meta {
     pub used: u64,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// File system and number in it: equal for two names of one object on the same host.
-    pub id: (u64, u64),
+    /// File system and number in it: equal for two names of one object on the same host, and for no two objects; `None` if the server
+    /// says no number.
+    pub id: Option<(u64, u64)>,
     /// Last read.
     pub atime: Time,
     /// Last write.
@@ -117,7 +118,7 @@ impl From<&Attr> for Meta {
             size: attr.size,
             used: attr.used,
             device: (attr.rdev.major, attr.rdev.minor),
-            id: (attr.fsid, attr.fileid),
+            id: attr.identity(),
             atime: time(attr.atime),
             mtime: time(attr.mtime),
             ctime: time(attr.ctime),
@@ -145,7 +146,7 @@ impl From<&Stat> for Meta {
             size: stat.st_size as u64,
             used: stat.st_blocks as u64 * 512,
             device: (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
-            id: (stat.st_dev, stat.st_ino),
+            id: Some((stat.st_dev, stat.st_ino)),
             atime: time(stat.st_atime, stat.st_atime_nsec),
             mtime: time(stat.st_mtime, stat.st_mtime_nsec),
             ctime: time(stat.st_ctime, stat.st_ctime_nsec),

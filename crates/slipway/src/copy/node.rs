@@ -40,8 +40,17 @@ impl Node {
         }
     }
 
-    /// Where it is: two nodes of one place with one [`Meta::id`] are one object.
-    pub fn place(&self) -> String {
+    /// Whether two nodes are one object.
+    pub fn is_same((one, one_meta): (&Node, &Meta), (other, other_meta): (&Node, &Meta)) -> bool {
+        let one_object = match (one_meta.id, other_meta.id, one, other) {
+            (None, None, Node::Remote(one), Node::Remote(other)) => one.handle() == other.handle(),
+            (one, other, ..) => one.is_some() && one == other,
+        };
+        one_object && one.place() == other.place()
+    }
+
+    /// Where it is: within one place, [`Meta::id`] tells objects apart.
+    fn place(&self) -> String {
         match self {
             Node::Local(_) => String::new(),
             Node::Remote(remote) => remote.mount().url().authority(),

@@ -29,6 +29,11 @@ impl Remote {
         &self.mount
     }
 
+    /// By which the server knows it.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
     /// Its path on the server.
     pub fn path(&self) -> &Bytes {
         &self.path
