@@ -4,6 +4,7 @@
 . /run/out/guest/content.sh
 . /run/out/guest/version4.sh
 . /run/out/env
+near
 : >"$RESULTS"
 FILES=/run/out/manifest
 IOSIZE=1048576

@@ -3,6 +3,21 @@
 
 RESULTS=${RESULTS:-/run/out/results}
 
+# near VARIABLE…: brings near what is read often, the suite's data and the programs that VARIABLEs name: into the guest's memory, as
+# every look at a file of the host's is a conversation with the emulator.
+near() {
+  local name
+  mkdir -p /run/near
+  for name in random tree.tar manifest guest; do
+    cp -r "/run/out/$name" /run/near/
+    mount --bind "/run/near/$name" "/run/out/$name"
+  done
+  for name; do
+    cp "${!name}" /run/near/
+    printf -v "$name" %s "/run/near/${!name##*/}"
+  done
+}
+
 # check NAME COMMAND…: runs COMMAND in a subshell that stops at its first error, and records how it ended.
 check() {
   local name=$1 log rc started=$SECONDS

@@ -4,6 +4,7 @@
 # rdma. Each client has its own rpcbind and rpc.statd. /run/out/env says what SLIPWAY is.
 . /run/out/guest/lib.sh
 . /run/out/env
+near SLIPWAY
 : >"$RESULTS"
 SERVER=10.9.1.1
 EXPORT=/run/export
@@ -35,7 +36,7 @@ monitor() {
 # mars: /run is where rpcbind and rpc.statd have their sockets and pids.
 mars_lives() {
   hostname mars
-  mkdir -p /tmp/out /tmp/disk; mount --bind /run/out /tmp/out; mount --bind /run/mars /tmp/disk
+  mkdir -p /tmp/out /tmp/disk; mount --rbind /run/out /tmp/out; mount --bind /run/mars /tmp/disk
   mount -t tmpfs run /run; mkdir -p /run/out /run/mars /run/mnt; mount --move /tmp/out /run/out; mount --move /tmp/disk /run/mars
   monitor /run/mars && touch /run/out/mars.ready
   exec sleep infinity

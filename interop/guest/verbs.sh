@@ -4,6 +4,7 @@
 . /run/out/guest/lib.sh
 . /run/out/guest/content.sh
 . /run/out/env
+near SLIPWAY CONFORMANCE CHAOS SHARED ALONE
 : >"$RESULTS"
 # A part of the tree and of the large file, as there is so much to be done with them.
 TREE=/run/part.tar FILES=/run/manifest

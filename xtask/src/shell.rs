@@ -152,12 +152,6 @@ pub fn wait_until(limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
     false
 }
 
-/// A TCP port of the loopback interface that nobody has now.
-pub fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback has a free port");
-    listener.local_addr().expect("a bound socket has an address").port()
-}
-
 fn name(command: &Command) -> String {
     command.get_program().to_string_lossy().into_owned()
 }

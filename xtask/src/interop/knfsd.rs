@@ -29,10 +29,9 @@ pub fn version4_crosswise(bench: &Bench, report: &mut Report) -> Result<(), Stri
 
 /// Runs `guest/knfsd.sh`, and our command line against it, by these transports and versions.
 fn run(bench: &Bench, report: &mut Report, suite: &str, ways: &[(&str, &str)]) -> Result<(), String> {
-    shell::run(&mut shell::cargo(["build", "--quiet", "--package", "slipway-client", "--example", "peer"]))?;
     let directory = bench.fresh(suite)?;
     let guest = Guest::new(bench, directory.join("guest"))?;
-    let (tcp, rdma, mount) = (shell::free_port(), shell::free_port(), shell::free_port());
+    let (tcp, rdma, mount) = (bench.ports.take(), bench.ports.take(), bench.ports.take());
     let mut lab = guest.start("knfsd.sh", &format!("{tcp}:2049,{rdma}:20049,{mount}:20048"))?;
     let ready = guest.out.join("ready");
     let up = shell::wait_until(BOOT_LIMIT, || ready.exists() || !lab.is_running());

@@ -9,6 +9,7 @@ mod fixture;
 mod knfsd;
 mod lab;
 mod locks;
+mod ports;
 mod server;
 mod tools;
 mod verbs;
@@ -20,12 +21,16 @@ use std::time::Instant;
 use crate::report::{Outcome, Report};
 use crate::{debian, shell};
 use fixture::Fixture;
+use ports::Ports;
 
 /// What every suite works with.
 struct Bench {
     /// The `slipway` binary.
     slipway: PathBuf,
+    /// What cargo says of all that it has built, a line of JSON to an artifact.
+    built: String,
     fixture: Fixture,
+    ports: Ports,
     /// `target/interop`.
     directory: PathBuf,
 }
@@ -40,20 +45,31 @@ impl Bench {
         std::fs::create_dir_all(&directory).map_err(|error| format!("{}: {error}", directory.display()))?;
         Ok(directory)
     }
+
+    /// The program of `crates/KRATE/tests/NAME.rs`.
+    fn test_program(&self, krate: &str, name: &str) -> Result<PathBuf, String> {
+        let (manifest, target) = (format!("/crates/{krate}/Cargo.toml\""), format!("\"name\":\"{name}\""));
+        let of_it = |line: &&str| line.contains(&manifest) && line.contains(&target);
+        let program = self.built.lines().filter(of_it).find_map(|line| {
+            let (_, rest) = line.split_once("\"executable\":\"")?;
+            Some(PathBuf::from(rest.split_once('"')?.0))
+        });
+        program.ok_or_else(|| format!("cargo does not say where it put the test {name} of {krate}"))
+    }
 }
 
 type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
 
 /// The suites, in lanes that run side by side, each in its order. In the first our server is on this machine, of which only one
-/// can be the rpcbind; in the second it is Linux's, or ours, in a guest.
-const LANES: [&[(&str, Suite)]; 2] = [
+/// can be the rpcbind. A guest keeps one processor busy at most, and the suites of each lane take about as long as another's.
+const LANES: [&[(&str, Suite)]; 3] = [
     &[("client", client::run), ("libnfs", tools::libnfs), ("fio", tools::fio), ("capture", capture::run)],
+    &[("verbs", verbs::run)],
     &[
-        ("verbs", verbs::run),
+        ("locks", locks::run),
         ("knfsd", knfsd::version3),
         ("knfsd4", knfsd::version4),
         ("knfsd4-crosswise", knfsd::version4_crosswise),
-        ("locks", locks::run),
         ("reference", client::reference),
     ],
 ];
@@ -130,9 +146,12 @@ pub fn install() -> Result<(), String> {
 fn prepare() -> Result<Bench, Unready> {
     let broken_if_root = |why| if shell::is_root() { Unready::Broken(why) } else { Unready::Skip(why) };
     install().map_err(broken_if_root)?;
-    shell::run(&mut shell::cargo(["build", "--package", "slipway"])).map_err(Unready::Broken)?;
+    // As the tests are built: the same features, and nothing is built again, neither here nor while a suite runs.
+    let build = ["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"];
+    let built = shell::capture(&mut shell::cargo(build)).map_err(Unready::Broken)?;
     shell::output("interop/kernel-lab", ["prepare"]).map_err(Unready::Broken)?;
     let directory = shell::target_dir().join("interop");
     let fixture = Fixture::make(&directory.join("fixture")).map_err(Unready::Broken)?;
-    Ok(Bench { slipway: shell::target_dir().join("debug/slipway"), fixture, directory })
+    let slipway = shell::target_dir().join("debug/slipway");
+    Ok(Bench { slipway, built, fixture, ports: Ports::default(), directory })
 }

@@ -22,7 +22,7 @@ pub struct Server {
 impl Server {
     /// Serves what `exports` (TOML) says, over all transports; state and logs are kept in `directory`.
     pub fn start(bench: &Bench, directory: &Path, exports: &str) -> Result<Self, String> {
-        let (tcp, rdma) = (shell::free_port(), shell::free_port());
+        let (tcp, rdma) = (bench.ports.take(), bench.ports.take());
         let no_rpcbind = rpcbind_obstacle();
         let rpcbind = if no_rpcbind.is_none() { "builtin" } else { "off" };
         let mut text = format!("[server]\nstate_dir = \"{}/state\"\nrpcbind = \"{rpcbind}\"\n\n", directory.display());
