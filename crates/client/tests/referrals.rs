@@ -5,7 +5,7 @@ mod common;
 use std::{net::SocketAddr, sync::Arc};
 
 use client::{ErrorKind, Mount};
-use common::{for_each, memory, process, switch, tcp};
+use common::{for_each, memory, port::Port, process, switch, tcp};
 use nfs::v3::Nfsstat3;
 use rpc::rpcbind::to_universal;
 use server::{Client, Export, ExportId, ExportOptions, Exports, HandleKey, NfsServer, Referral, Squash};
@@ -27,11 +27,6 @@ fn anywhere() -> SocketAddr {
     "127.0.0.1:0".parse().unwrap()
 }
 
-/// Where nobody listens.
-fn nowhere() -> SocketAddr {
-    std::net::TcpListener::bind(anywhere()).unwrap().local_addr().unwrap()
-}
-
 fn place(address: SocketAddr, path: &str) -> String {
     format!("{}:{path}", to_universal(address))
 }
@@ -50,7 +45,8 @@ for_each! {
 
 async fn a_path_leads_on_to_another_server(vers: &str) {
     let (there, _there) = serve(anywhere(), &[]);
-    let (here, _here) = serve(anywhere(), &[place(nowhere(), "/m"), place(there, "/m/dir")]);
+    let nowhere = Port::take();
+    let (here, _here) = serve(anywhere(), &[place(nowhere.address(), "/m"), place(there, "/m/dir")]);
     let (direct, mount) = (mount(there, "/m", vers).await, mount(here, "/", vers).await);
     direct.mkdir("dir", 0o755).await.unwrap();
     mount.write("away/f", &b"content"[..]).await.unwrap();
@@ -80,7 +76,8 @@ async fn a_path_leads_on_to_another_server(vers: &str) {
 }
 
 async fn what_cannot_be_reached_is_named(vers: &str) {
-    let (gone, other) = (nowhere(), nowhere());
+    let nowhere = [Port::take(), Port::take()];
+    let [gone, other] = [0, 1].map(|at| nowhere[at].address());
     let (here, _here) = serve(anywhere(), &[place(gone, "/m"), place(other, "/n")]);
     let mount = mount(here, "/", vers).await;
     let error = mount.read_dir("away").await.unwrap_err();
@@ -92,7 +89,8 @@ async fn what_cannot_be_reached_is_named(vers: &str) {
 }
 
 async fn circles_have_an_end(vers: &str) {
-    let address = nowhere();
+    let port = Port::take();
+    let address = port.address();
     let (_, _server) = serve(address, &[place(address, "/")]);
     let mount = mount(address, "/", vers).await;
     mount.write("m/f", &b"content"[..]).await.unwrap();

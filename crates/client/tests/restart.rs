@@ -2,10 +2,10 @@
 
 mod common;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use client::{LockRange, Mount};
-use common::{Server, for_each, memory, process, switch, tcp};
+use common::{Server, for_each, memory, port::Port, process, switch, tcp};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
@@ -24,15 +24,14 @@ struct Machine {
     key: HandleKey,
     state: TempDir,
     process: JoinSet<()>,
-    address: SocketAddr,
+    port: Port,
 }
 
 impl Machine {
     fn start() -> Self {
         let state = tempfile::tempdir().unwrap();
-        let address = "127.0.0.1:0".parse().unwrap();
-        let mut machine =
-            Self { vfs: Arc::new(memory()), key: HandleKey::random(), state, process: JoinSet::new(), address };
+        let (vfs, key, port) = (Arc::new(memory()), HandleKey::random(), Port::take());
+        let mut machine = Self { vfs, key, state, process: JoinSet::new(), port };
         machine.boot();
         machine
     }
@@ -48,12 +47,12 @@ impl Machine {
         let recovery = Recovery::open(self.state.path()).unwrap();
         let settings = Settings { grace: GRACE, ..Settings::default() };
         let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings).unwrap();
-        (self.address, self.process) = process(&*tcp(), self.address, nfs.services());
+        self.process = process(&*tcp(), self.port.address(), nfs.services()).1;
         self.process.spawn(nfs.upkeep());
     }
 
     async fn mount(&self, query: &str) -> Mount {
-        Server { address: self.address, switch: switch() }.mount(query).await
+        Server { address: self.port.address(), switch: switch() }.mount(query).await
     }
 }
 

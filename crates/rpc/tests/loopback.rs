@@ -121,17 +121,23 @@ async fn a_slow_call_does_not_hold_up_others_and_has_its_deadline() {
 #[tokio::test]
 async fn a_server_that_is_not_there_is_an_error_at_once_or_at_the_deadline() {
     let host = Host::start(&[]);
-    let (kind, address) = (host.kind.clone(), host.address);
-    drop(host);
+    let Host { kind, address, port: _port, workers, .. } = host;
+    drop(workers);
     let refused = Client::connect(kind.clone(), address, ClientOptions::new(1, 1)).await.map(drop).unwrap_err();
     assert!(matches!(refused, ClientError::Transport(TransportError::Connect(_))), "{refused}");
     let client = Client::new(kind, address, ClientOptions::new(1, 1));
-    let plan = ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9)), ..ReplyPlan::default() };
-    let options = CallOptions { deadline: Some(Duration::from_millis(400)), ..CallOptions::default() };
-    let failed = client.call::<()>(0, &(), plan, options).await.map(drop).unwrap_err();
-    assert_eq!(failed.sink.unwrap().len(), 9);
-    let text = failed.error.to_string();
-    assert!(text.contains("cannot connect") && text.contains("400ms"), "{text}");
+    let (text, deadline) = common::at_its_deadline(
+        async |deadline| {
+            let plan = ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9)), ..ReplyPlan::default() };
+            let options = CallOptions { deadline: Some(deadline), ..CallOptions::default() };
+            let failed = client.call::<()>(0, &(), plan, options).await.map(drop).unwrap_err();
+            assert_eq!(failed.sink.unwrap().len(), 9);
+            failed.error.to_string()
+        },
+        "cannot connect",
+    )
+    .await;
+    assert!(text.contains(&format!("{deadline:?}")), "{text}");
 }
 
 #[tokio::test]
@@ -198,7 +204,7 @@ async fn draining_answers_what_has_been_called_and_takes_no_more() {
         async move { client.call::<()>(common::GATE, &(), ReplyPlan::default(), CallOptions::default()).await.map(drop) }
     });
     host.counter.wait_for_gate(1).await;
-    let Host { workers, counter, kind, address, .. } = host;
+    let Host { workers, counter, kind, address, port: _port, .. } = host;
     let drained = tokio::spawn(workers.drain(Duration::from_secs(60)));
     // The listener goes first.
     while kind.connect(address).await.is_ok() {

@@ -20,6 +20,7 @@ use nfs::v4::{
 };
 use remote::Served;
 use rpc::{Client, ClientOptions, ReplyPlan, Server, TcpKind, TransportKind, WorkerOptions, Workers, rpcbind};
+use testkit::port::Port;
 use v4::*;
 
 /// A client of 4.0 that listens for callbacks, and one owner of it.
@@ -27,6 +28,7 @@ struct Zero {
     rpc: Client,
     back: Arc<Back>,
     listening: Option<Workers>,
+    _port: Port,
     id: Clientid4,
     seqid: u32,
 }
@@ -38,12 +40,13 @@ impl Zero {
     async fn new(served: &Served, name: &str, host: &str) -> Self {
         let back = Arc::new(Back::default());
         let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
-        let listener = TcpKind::default().listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let said = SocketAddr::new(host.parse().unwrap(), listener.local_addr().port());
+        let port = Port::take();
+        let listener = TcpKind::default().listen(port.address()).unwrap();
+        let said = SocketAddr::new(host.parse().unwrap(), port.number());
         workers.listen(Server::builder().shared(back.clone()).build(), listener);
         let options = ClientOptions { credential: user(0, 0), ..ClientOptions::new(nfs::NFS_PROGRAM, VERSION) };
         let rpc = Client::connect(served.kind.clone(), served.address, options).await.unwrap();
-        let mut zero = Self { rpc, back, listening: Some(workers), id: Clientid4(0), seqid: 0 };
+        let mut zero = Self { rpc, back, listening: Some(workers), _port: port, id: Clientid4(0), seqid: 0 };
         let introduce = Argop4::SetClientId(SetClientIdArgs {
             client: NfsClientId4 { verifier: [1; 8], id: name.into() },
             callback: CbClient4 {

@@ -10,7 +10,7 @@ use std::{
     process::Stdio,
 };
 
-use common::{LISTEN, Server, TRANSPORTS, command, fails, lines, ok, run, stderr};
+use common::{Server, TRANSPORTS, command, fails, lines, ok, run, stderr};
 
 /// A tree with everything that a copy must keep.
 fn tree(dir: &Path) {
@@ -262,11 +262,11 @@ fn read_only_exports_and_squashed_roots_are_told_so() {
     fs::write(dir.path().join("file"), "x").unwrap();
     let (path, state) = (dir.path().to_str().unwrap(), tempfile::tempdir().unwrap());
     let state = state.path().to_str().unwrap();
-    let server = Server::start(&[&["--ro", "--name", "/here", "--state-dir", state, path][..], &LISTEN].concat());
+    let server = Server::everywhere(&["--ro", "--name", "/here", "--state-dir", state, path]);
     assert_eq!(server.ready["exports"][0], "/here");
     assert_eq!(ok(&["cat", &server.url("tcp", "/file")]), "x");
     assert!(fails(1, &["mkdir", &server.url("tcp", "/new")]).contains("read-only"));
-    let nobody = Server::start(&[&["--memory", "1M", "--clients", "10.99.0.0/16"][..], &LISTEN].concat());
+    let nobody = Server::everywhere(&["--memory", "1M", "--clients", "10.99.0.0/16"]);
     assert!(fails(3, &["ls", &nobody.url("tcp", "")]).contains("does not export it to this client"));
     assert_eq!(ok(&["showmount", &nobody.url("tcp", "")]), "/memory  10.99.0.0/16\n");
 }

@@ -153,7 +153,8 @@ fn what_was_not_committed_is_written_again_after_a_restart() {
     next.stdin.take().unwrap().write_all(b"go\n").unwrap();
     let mut ready = String::new();
     BufReader::new(next.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
-    world.server = Server { child: next, ready: serde_json::from_str(&ready).unwrap() };
+    let ports = std::mem::take(&mut world.server.ports);
+    world.server = Server { child: next, ready: serde_json::from_str(&ready).unwrap(), ports };
     file.sync_all().unwrap();
     let mut expected = data;
     expected[1000..1005].copy_from_slice(b"newer");

@@ -1,7 +1,7 @@
 //! What tests of several crates share.
 //!
 //! [`pcap`], [`capture`] and [`exchange`] read what real peers have put on the wire; [`fuzz`] holds the bodies of
-//! the fuzz targets; [`proxy`] cuts TCP connections in the middle of a message; [`world`] is a server
+//! the fuzz targets; [`port`] has ports that nobody else gets; [`proxy`] cuts TCP connections in the middle of a message; [`world`] is a server
 //! and its clients in virtual time.
 
 pub mod capture;
@@ -9,5 +9,6 @@ pub mod exchange;
 pub mod fuzz;
 pub mod paper;
 pub mod pcap;
+pub mod port;
 pub mod proxy;
 pub mod world;

@@ -2,6 +2,8 @@
 #![allow(dead_code, unused_imports, unused_macros)] // Each test file uses its part.
 
 pub mod faulty;
+#[path = "../../../testkit/src/port.rs"]
+pub mod port;
 pub mod proxy;
 pub mod scripted;
 

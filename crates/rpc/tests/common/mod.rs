@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
+#[path = "../../../testkit/src/port.rs"]
+pub mod port;
+
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -15,6 +18,7 @@ use std::{
 
 use buf::Buffer;
 use bytes::Bytes;
+use port::Port;
 use rpc::{
     AcceptError, Answer, BoxFuture, Call, CallFailed, CallOptions, Client, ClientOptions, ConnectionId, Credential,
     Limits, Procedure, RawOptions, ReplyHeader, ReplyPlan, Reverse, ReverseTarget, Server, Service, TcpKind,
@@ -160,6 +164,8 @@ pub struct Host {
     pub workers: Workers,
     pub kind: Arc<dyn TransportKind>,
     pub address: SocketAddr,
+    /// Where none listens when it has ended.
+    pub port: Port,
 }
 
 impl Host {
@@ -176,10 +182,11 @@ impl Host {
             .limits(Limits { calls_max: CALLS_MAX, ..Limits::default() })
             .build();
         let workers = Workers::new(WorkerOptions { threads: 2, ..WorkerOptions::default() }).unwrap();
-        let listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let address = listener.local_addr();
+        let port = Port::take();
+        let address = port.address();
+        let listener = kind.listen(address).unwrap();
         workers.listen(server.clone(), listener);
-        Self { counter, server, workers, kind, address }
+        Self { counter, server, workers, kind, address, port }
     }
 
     pub fn options(&self) -> ClientOptions {
@@ -206,4 +213,17 @@ pub fn echo_plan(sink: Option<Buffer>) -> ReplyPlan {
 
 pub async fn echo(client: &Client, data: Bytes, sink: Option<Buffer>) -> Result<Answer<Data>, CallFailed> {
     client.call(ECHO, &Data::from(data), echo_plan(sink), CallOptions::default()).await
+}
+
+/// What `call` says at its deadline, and the deadline: long enough for what it says to have happened, which on a busy machine takes
+/// a while.
+pub async fn at_its_deadline(call: impl AsyncFn(Duration) -> String, happens: &str) -> (String, Duration) {
+    for deadline_ms in [200, 2_000, 20_000] {
+        let deadline = Duration::from_millis(deadline_ms);
+        let said = call(deadline).await;
+        if said.contains(happens) {
+            return (said, deadline);
+        }
+    }
+    panic!("nothing is said of: {happens}");
 }

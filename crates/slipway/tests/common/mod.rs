@@ -3,7 +3,10 @@
 #![allow(dead_code)] // Each test file uses some of it.
 
 pub mod counted;
+pub mod metered;
 pub mod mounted;
+#[path = "../../../testkit/src/port.rs"]
+pub mod port;
 
 use std::{
     ffi::OsStr,
@@ -14,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use port::Port;
 use serde_json::Value;
 
 /// Longer than anything takes that does not hang.
@@ -91,6 +95,8 @@ pub fn lines(text: &str) -> Vec<Value> {
 pub struct Server {
     pub child: Child,
     pub ready: Value,
+    /// Where it listens, and nobody else when it is gone, in the order of [`TRANSPORTS`].
+    pub ports: Vec<Port>,
 }
 
 impl Server {
@@ -101,7 +107,7 @@ impl Server {
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         match serde_json::from_str(&line) {
-            Ok(ready) => Self { child, ready },
+            Ok(ready) => Self { child, ready, ports: Vec::new() },
             Err(_) => {
                 let output = finish(child);
                 panic!("the server ended with {} and said: {line}{}", output.status, stderr(&output));
@@ -109,15 +115,25 @@ impl Server {
         }
     }
 
-    /// Serves memory on a free port of every transport.
+    /// Serves memory on a port of every transport.
     pub fn memory() -> Self {
-        Self::start(&[&["--memory", "512M", "--squash", "none"][..], &LISTEN].concat())
+        Self::everywhere(&["--memory", "512M", "--squash", "none"])
     }
 
-    /// Serves a directory on a free port of every transport.
+    /// Serves a directory on a port of every transport.
     pub fn dir(dir: &Path, state: &Path) -> Self {
         let (dir, state) = (dir.to_str().unwrap(), state.to_str().unwrap());
-        Self::start(&[&["--squash", "none", "--state-dir", state, dir][..], &LISTEN].concat())
+        Self::everywhere(&["--squash", "none", "--state-dir", state, dir])
+    }
+
+    /// Starts a server with ports of its own on every transport.
+    pub fn everywhere(args: &[&str]) -> Self {
+        let ports = TRANSPORTS.map(|_| Port::take());
+        let listen = TRANSPORTS.iter().zip(&ports).map(|(transport, port)| listen(transport, port));
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).chain(listen.flatten()).collect();
+        let mut server = Self::start(&args);
+        server.ports = ports.into();
+        server
     }
 
     pub fn port(&self, transport: &str) -> u16 {
@@ -155,13 +171,7 @@ impl Drop for Server {
     }
 }
 
-pub const LISTEN: [&str; 8] = [
-    "--listen",
-    "tcp://127.0.0.1:0",
-    "--listen",
-    "udp://127.0.0.1:0",
-    "--listen",
-    "rdma://127.0.0.1:0",
-    "--listen",
-    "shm://127.0.0.1:0",
-];
+/// The arguments that make a server listen there.
+pub fn listen(transport: &str, port: &Port) -> [String; 2] {
+    ["--listen".to_owned(), format!("{transport}://{}", port.address())]
+}

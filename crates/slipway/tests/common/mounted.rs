@@ -71,7 +71,9 @@ impl World {
         self.server.child.wait().unwrap();
         let listen = format!("tcp://127.0.0.1:{port}");
         let (state, served) = (state.to_str().unwrap(), self.served.to_str().unwrap());
+        let ports = std::mem::take(&mut self.server.ports);
         self.server = Server::start(&["--squash", "none", "--state-dir", state, "--listen", &listen, served]);
+        self.server.ports = ports;
     }
 
     pub fn terminate(&mut self) {
