@@ -168,26 +168,36 @@ fn pick<'a, T>(rng: &mut StdRng, from: &'a [T]) -> &'a T {
     &from[rng.random_range(0..from.len())]
 }
 
-/// Runs seeds on all processors; gives what happened in all, or the first failure.
+/// Runs seeds on all processors; gives what happened in all, or the failure of the lowest seed that fails.
 fn run_all(seeds: Range<u64>, faults: impl Fn(u64) -> Faults + Sync) -> Result<Counts, String> {
-    let (next, total, failure) = (AtomicU64::new(seeds.start), Mutex::new(Counts::default()), Mutex::new(None));
+    let (next, total) = (AtomicU64::new(seeds.start), Mutex::new(Counts::default()));
+    let failure: Mutex<Option<(u64, String)>> = Mutex::new(None);
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Relaxed);
+                    // Whoever runs a lower one than that which has failed goes on: it may fail, too.
                     if seed >= seeds.end || failure.lock().is_some() {
                         return;
                     }
                     match run(seed, faults(seed)) {
                         Ok(ended) => total.lock().add(&ended.counts),
-                        Err(why) => drop(failure.lock().get_or_insert(format!("{why}\nseed {seed}"))),
+                        Err(why) => {
+                            let mut failure = failure.lock();
+                            if failure.as_ref().is_none_or(|(lowest, _)| seed < *lowest) {
+                                *failure = Some((seed, why));
+                            }
+                        }
                     }
                 }
             });
         }
     });
-    failure.into_inner().map_or_else(|| Ok(total.into_inner()), Err)
+    match failure.into_inner() {
+        Some((seed, why)) => Err(format!("{why}\nseed {seed}")),
+        None => Ok(total.into_inner()),
+    }
 }
 
 #[test]
