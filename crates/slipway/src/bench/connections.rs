@@ -159,12 +159,14 @@ async fn goodput(args: &Args, url: &NfsUrl) -> Result<Goodput, Failure> {
             let read = try_join_all(files.iter().enumerate().map(|(number, (mount, file))| async move {
                 let (mut bytes, mut turn) = (0, number as u64);
                 let mut buffer = mount.pool().take(block);
-                while Instant::now() < end {
+                loop {
                     let offset = site::block_at(turn, true, FILE_BYTES / block as u64) * block as u64;
                     let (len, back) = file.read_at(offset, buffer).await;
                     (bytes, turn, buffer) = (bytes + len.map_err(failed)? as u64, turn + 1, back);
+                    if Instant::now() >= end {
+                        return Ok::<u64, Failure>(bytes);
+                    }
                 }
-                Ok::<u64, Failure>(bytes)
             }))
             .await?;
             runs.push(read.iter().sum::<u64>() as f64 / begin.elapsed().as_secs_f64());

@@ -14,6 +14,7 @@ use std::{
 };
 
 use client::{NfsUrl, Version};
+use parking_lot::Mutex;
 use rustix::{
     net::{Shutdown, getpeername, shutdown},
     process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open},
@@ -86,9 +87,10 @@ pub fn run(args: &Args) -> Outcome {
         let limit = Duration::from_secs_f64(args.seconds);
         let url = url(&server, session.connections)?;
         let inner = NfsSubject::new(url, site.clone(), block_max, Some(server.pid()), limit, &meter);
+        let driven = inner.driven();
         let connections = session.connections.iter().map(|&at| address(&server.url(at))).collect();
         let cut = session.cut.iter().map(|&at| address(&server.url(at))).collect();
-        Ok(Cutting { inner, connections, cut, every: Duration::from_millis(args.every), cuts: 0 })
+        Ok(Cutting { inner, driven, connections, cut, every: Duration::from_millis(args.every), cuts: 0 })
     };
     let mut subjects = SESSIONS.iter().map(subject).collect::<Result<Vec<_>, _>>()?;
     let steps = Steps::new(!args.json, points.len() * SESSIONS.len() * args.rounds as usize);
@@ -130,7 +132,9 @@ fn address(url: &NfsUrl) -> SocketAddr {
 /// A subject whose connections are cut while it is measured.
 struct Cutting<S> {
     inner: S,
-    /// The peers of all of them: before each is there, none is cut.
+    /// Whether the load is on: before that connections are made, and behind it they are closed.
+    driven: Arc<Mutex<bool>>,
+    /// The peers of all of them: while one is not there, none is cut.
     connections: Vec<SocketAddr>,
     /// Of those that are cut, one after the other.
     cut: Vec<SocketAddr>,
@@ -141,12 +145,16 @@ struct Cutting<S> {
 
 impl<S: Subject> Subject for Cutting<S> {
     fn measure(&mut self, point: &Point) -> Result<Measured, Failure> {
-        let Self { inner, connections, cut, every, cuts } = self;
+        let Self { inner, driven, connections, cut, every, cuts } = self;
         thread::scope(|scope| {
             let (done, is_done) = mpsc::channel::<()>();
             let cutter = scope.spawn(move || -> io::Result<usize> {
                 let (mut turns, mut count) = (cut.iter().cycle(), 0);
                 while is_done.recv_timeout(*every) == Err(mpsc::RecvTimeoutError::Timeout) {
+                    let driven = driven.lock();
+                    if !*driven {
+                        continue;
+                    }
                     let Some(next) = turns.next() else { break };
                     let sockets = Sockets::connected()?;
                     if connections.iter().all(|peer| sockets.to(peer).next().is_some()) {

@@ -7,6 +7,7 @@
 use std::{collections::BTreeMap, str::FromStr, sync::Arc, time::Duration};
 
 use client::{MountOptions, NfsUrl};
+use parking_lot::Mutex;
 use rpc::{RawOptions, Switch, TransportKind};
 use serde::Serialize;
 
@@ -156,6 +157,7 @@ pub struct NfsSubject<'a> {
     server: Option<u32>,
     limit: Duration,
     meter: &'a Meter,
+    driven: Arc<Mutex<bool>>,
 }
 
 impl<'a> NfsSubject<'a> {
@@ -168,7 +170,13 @@ impl<'a> NfsSubject<'a> {
         limit: Duration,
         meter: &'a Meter,
     ) -> Self {
-        Self { url, site, block_max, server, limit, meter }
+        Self { url, site, block_max, server, limit, meter, driven: Arc::default() }
+    }
+
+    /// Whether its mounts are driven: what is done while this is locked comes neither while they are made nor while they are
+    /// taken down.
+    pub fn driven(&self) -> Arc<Mutex<bool>> {
+        self.driven.clone()
     }
 }
 
@@ -190,7 +198,9 @@ impl Subject for NfsSubject<'_> {
         };
         let drive = |(work, runtime): &(Arc<Work>, tokio::runtime::Runtime), end| {
             let driven = runtime.block_on(async {
+                *self.driven.lock() = true;
                 let driven = work.drive(end).await;
+                *self.driven.lock() = false;
                 // Nobody drives this mount from now on, which a server of version 4 would wait for.
                 reach::leave().await;
                 driven
