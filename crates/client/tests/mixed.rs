@@ -64,7 +64,7 @@ async fn work(mount: &Mount, number: usize, enough: impl Fn() -> bool) {
 async fn nothing_is_lost_while_either_is_cut() {
     for cuts in [[8, 0], [0, 8], [8, 8]] {
         let mixed = Mixed::new(cuts, 250_000).await;
-        let enough = || mixed.cuts() == cuts;
+        let enough = || mixed.cuts().iter().zip(cuts).all(|(done, wanted)| *done >= wanted);
         join_all((0..WORKERS).map(|number| work(&mixed.mount, number, enough))).await;
         assert_eq!(mixed.mount.v4().unwrap().connections(), 2);
         let mut names: Vec<_> = mixed.mount.read_dir("").await.unwrap().collect().await.unwrap();

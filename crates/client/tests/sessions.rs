@@ -2,7 +2,10 @@
 
 mod common;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use client::{LockRange, Mount};
 use common::{
@@ -72,12 +75,20 @@ async fn another_connection_takes_over() {
 async fn a_slot_in_doubt_is_resolved() {
     let (scripted, _server, mount) = mounted("").await;
     scripted.script.lock().hold = Some(Opnum4::Rename);
-    let hurried = mount.with_deadline(Duration::from_millis(100));
-    hurried.rename("file", "other").await.unwrap_err();
+    let hurried = tokio::spawn({
+        let mount = mount.clone();
+        async move { mount.rename("file", "other").await }
+    });
+    while scripted.script.lock().held == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    hurried.abort();
+    assert!(hurried.await.unwrap_err().is_cancelled());
     let given_up = scripted.with(Opnum4::Rename).remove(0);
     scripted.script.lock().hold = None;
     scripted.go_on.notify_waiters();
-    for _ in 0..200 {
+    let patience = Instant::now() + Duration::from_secs(120);
+    while Instant::now() < patience {
         mount.stat("file").await.unwrap();
         let executed = scripted.script.lock().executed.clone();
         if executed.iter().any(|one| (one.slot, one.sequence) == (given_up.slot, given_up.sequence + 1)) {

@@ -8,7 +8,10 @@ mod disk;
 #[path = "common/v4.rs"]
 mod v4;
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use common::*;
 use disk::Disk;
@@ -50,12 +53,15 @@ fn who_cannot_be_forgotten_loses_nothing_to_others() {
 fn who_is_forgotten_loses_what_others_want() {
     let server = serve(&Disk::default());
     let mut holder = Client4::new(&server, "holder", 1);
+    let begun = Instant::now();
     holder.open("m", "f", Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() }).unwrap();
     let mut other = Client4::new(&server, "other", 1);
-    assert_eq!(other.open("m", "f", Open::default()).unwrap_err(), Nfsstat4::ShareDenied);
+    let denied = other.open("m", "f", Open::default());
+    // A machine that is that busy has made a lease of it already.
+    assert!(begun.elapsed() > LEASE || denied.is_err_and(|status| status == Nfsstat4::ShareDenied));
     thread::sleep(LEASE * 2);
     // Its own lease is over as well, but nobody wants what it has.
     assert!(other.open("m", "f", Open::default()).is_ok());
 }
 
-const LEASE: Duration = Duration::from_secs(1);
+const LEASE: Duration = Duration::from_secs(2);

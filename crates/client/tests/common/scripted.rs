@@ -108,9 +108,9 @@ impl Scripted {
             argarray: vec![CbArgop4::Sequence(sequence), operation],
         };
         let target = ReverseTarget::new(0x4000_0000, CALLBACK_VERSION, &Credential::None);
-        let plan = (ReplyPlan { inline_max: 1024, ..ReplyPlan::default() }, Duration::from_secs(10));
+        let plan = (ReplyPlan { inline_max: 1024, ..ReplyPlan::default() }, Duration::from_secs(120));
         let once = back.call::<CbCompoundRes>(&target, PROC_COMPOUND, &args, plan).await.expect("an answer").results;
-        let plan = (ReplyPlan { inline_max: 1024, ..ReplyPlan::default() }, Duration::from_secs(10));
+        let plan = (ReplyPlan { inline_max: 1024, ..ReplyPlan::default() }, Duration::from_secs(120));
         let again = back.call::<CbCompoundRes>(&target, PROC_COMPOUND, &args, plan).await.expect("an answer").results;
         assert_eq!(once, again, "a retry is answered from the slot");
         once.status

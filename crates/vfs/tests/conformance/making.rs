@@ -2,7 +2,7 @@
 
 use vfs::{CreateMode, Device, Kind, Name, NodeKind, SetAttr, VfsError};
 
-use crate::world::{Outcome, Skipped, World, caller, mode, name, size};
+use crate::world::{Outcome, Skipped, World, caller, clock_moves, mode, name, size};
 
 pub fn a_new_tree_is_an_empty_directory(w: &World) -> Outcome {
     let root = w.attr(&w.root());
@@ -257,7 +257,7 @@ pub fn changes_show_before_and_after(w: &World) -> Outcome {
     };
     let me = caller(&w.cred);
     // Time must be seen to pass even where its resolution is coarse.
-    let pause = || std::thread::sleep(std::time::Duration::from_millis(20));
+    let pause = clock_moves;
     pause();
     let file = w.create(&w.cred, &dir, "f", &mode(0o644)).unwrap();
     follows(file.dir);

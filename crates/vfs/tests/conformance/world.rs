@@ -100,6 +100,16 @@ pub fn size(size: u64) -> SetAttr {
     SetAttr { size: Some(size), ..SetAttr::default() }
 }
 
+/// Waits until what is done next has another time than what has been done, by the clock that the kernel has for files. How coarse
+/// that is depends on the kernel, and on what else the machine does.
+pub fn clock_moves() {
+    let now = || rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    let before = now();
+    while now() == before {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
 pub fn caller(cred: &Cred) -> Caller<'_> {
     Caller { cred, may_block: true }
 }
