@@ -200,6 +200,19 @@ fn extended_attributes_come_back() {
     assert_eq!(get(&here, "user.colour", 9).unwrap_err(), Errno::NODATA);
     assert_eq!(get(&there, "user.colour", 9).unwrap_err(), Errno::NODATA);
 
+    // RFC 8881 §6.2.1: how many entries, and of each what it does, its flags, its rights and whose they are.
+    let acl = get(&here, "system.nfs4_acl", 4096).unwrap();
+    let entry = [0, 0, 1, 4].map(u32::to_be_bytes).concat().into_iter().chain(*b"4711").collect::<Vec<u8>>();
+    let count = u32::from_be_bytes(acl[..4].try_into().unwrap());
+    assert!(count >= 3 && !acl.windows(4).any(|four| four == b"4711"), "{acl:x?}");
+    let more = [&(count + 1).to_be_bytes()[..], &entry, &acl[4..]].concat();
+    rustix::fs::setxattr(&here, "system.nfs4_acl", &more, XattrFlags::empty()).unwrap();
+    let acl = get(&here, "system.nfs4_acl", 4096).unwrap();
+    assert!(acl.windows(4).any(|four| four == b"4711"), "{acl:x?}");
+    let set = |value: &[u8]| rustix::fs::setxattr(&here, "system.nfs4_acl", value, XattrFlags::empty()).unwrap_err();
+    assert_eq!(set(&more[..more.len() - 4]), Errno::INVAL);
+    assert_eq!(rustix::fs::removexattr(&here, "system.nfs4_acl").unwrap_err(), Errno::OPNOTSUPP);
+
     let before = world.another("tcp", "");
     assert_eq!(get(&before.at.join("file"), "user.empty", 9).unwrap_err(), Errno::OPNOTSUPP, "by version 3");
     drop(before);

@@ -1,8 +1,12 @@
-//! What only version 4 has: small files in one request, holes, copies within the server, extended attributes (RFC 7862,
+//! What only version 4 has: small files in one request, holes, copies within the server, ACLs, extended attributes (RFC 7862,
 //! RFC 8276).
 
 use bytes::Bytes;
-use nfs::v4::*;
+use nfs::v4::{
+    acl::Nfsace4,
+    attr::{Attr4, Attrs, Fattr4},
+    *,
+};
 use xdr::Opaque;
 
 use super::{
@@ -203,6 +207,29 @@ impl V4 {
         done
     }
 
+    /// The access control list of an object (RFC 8881 §6.2.1).
+    ///
+    /// # Errors
+    /// `NotSupp` where the server has none, …
+    pub async fn acl(&self, object: &Handle) -> Result<Vec<Nfsace4>> {
+        let attr_request = [Attr4::Acl as u32].into_iter().collect();
+        let compound = Compound::on("GETATTR", object).op(Argop4::GetAttr(GetAttrArgs { attr_request }), ACL_MAX);
+        let mut results = self.run(&compound).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        // RFC 8881 §18.7.3: what a server does not have is left out.
+        attr::values(&value!(results, GetAttr)?)?.acl.ok_or_else(|| failure(Nfsstat4::NotSupp, "GETATTR"))
+    }
+
+    /// Gives an object another access control list. Servers make their own of it: what they cannot keep they refuse, or say stricter.
+    ///
+    /// # Errors
+    /// `Perm`, `Inval`, `BADOWNER`, `NotSupp`, …
+    pub async fn set_acl(&self, object: &Handle, acl: Vec<Nfsace4>) -> Result<()> {
+        let obj_attributes = Fattr4::from(&Attrs { acl: Some(acl), ..Attrs::default() });
+        let args = SetAttrArgs { stateid: Stateid4::ANONYMOUS, obj_attributes };
+        self.changing(object, Compound::on("SETATTR", object).op(Argop4::SetAttr(args), 16).once()).await
+    }
+
     /// GETXATTR: the value of an extended attribute; its name is without `user.`
     ///
     /// # Errors
@@ -329,5 +356,7 @@ fn data_read(mut results: Results, count: u32) -> Result<ReadData> {
 
 /// Names in one compound.
 const LOOKUPS_MAX: usize = 4;
+/// Bytes of an access control list, of which Linux's server has no longer one.
+const ACL_MAX: usize = 64 << 10;
 /// Bytes of one answer to LISTXATTRS.
 const XATTR_PAGE: u32 = 64 << 10;

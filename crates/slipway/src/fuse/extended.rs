@@ -1,4 +1,4 @@
-//! What only version 4.2 can do of what programs ask for: extended attributes (RFC 8276), reserved space, holes, and copies
+//! What only version 4.2 can do of what programs ask for: extended attributes (RFC 8276) and with them ACLs, reserved space, holes, and copies
 //! within the server (RFC 7862). Over other versions the kernel is told that there is no such thing (ENOSYS), and does not
 //! ask again.
 
@@ -6,6 +6,7 @@ use bytes::Bytes;
 use client::{SetXattr, StableHow, V4};
 use fuser::Errno;
 use nfs::v4::DataContent4;
+use xdr::Message;
 
 use super::{
     convert::errno,
@@ -19,6 +20,15 @@ pub enum Allocate {
     Reserve,
     /// A hole, within what the file has.
     PunchHole,
+}
+
+/// What an extended attribute is to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Xattr<'a> {
+    /// One of those that users make, by its name there.
+    User(&'a [u8]),
+    /// The access control list.
+    Acl,
 }
 
 impl Allocate {
@@ -37,18 +47,27 @@ impl Tree {
         self.mount.v4().filter(|v4| v4.minor_version() >= 2).ok_or(Errno::ENOSYS)
     }
 
-    /// The name that the server knows: it has no other attributes than those of users, and leaves that out (RFC 8276).
-    pub fn xattr_name<'a>(&self, name: &'a [u8]) -> Answer<&'a [u8]> {
+    /// What the server has of such a name: of users' attributes it leaves out that they are those (RFC 8276); nfs4_getfacl(1) and
+    /// nfs4_setfacl(1) know the ACL as an attribute.
+    pub fn xattr_name<'a>(&self, name: &'a [u8]) -> Answer<Xattr<'a>> {
         self.v4_2()?;
-        name.strip_prefix(USER).filter(|name| !name.is_empty()).ok_or(Errno::EOPNOTSUPP)
+        match name.strip_prefix(USER) {
+            Some(name) if !name.is_empty() => Ok(Xattr::User(name)),
+            None if name == ACL => Ok(Xattr::Acl),
+            _ => Err(Errno::EOPNOTSUPP),
+        }
     }
 
-    /// GETXATTR.
+    /// GETXATTR, or the ACL.
     pub async fn xattr(&self, ino: u64, name: &[u8]) -> Answer<Bytes> {
-        self.v4_2()?.xattr(self.node(ino)?.handle(), self.xattr_name(name)?).await.answer()
+        let (v4, node) = (self.v4_2()?, self.node(ino)?);
+        match self.xattr_name(name)? {
+            Xattr::User(name) => v4.xattr(node.handle(), name).await.answer(),
+            Xattr::Acl => Ok(Message::encode(&v4.acl(node.handle()).await.answer()?).stream),
+        }
     }
 
-    /// SETXATTR.
+    /// SETXATTR, or another ACL.
     pub async fn set_xattr(&self, ino: u64, name: &[u8], value: Bytes, flags: i32) -> Answer<()> {
         let how = match flags {
             0 => SetXattr::Either,
@@ -56,15 +75,26 @@ impl Tree {
             XATTR_REPLACE => SetXattr::Replace,
             _ => return Err(Errno::EINVAL),
         };
-        self.v4_2()?.set_xattr(self.node(ino)?.handle(), self.xattr_name(name)?, value, how).await.answer()
+        let (v4, node) = (self.v4_2()?, self.node(ino)?);
+        match self.xattr_name(name)? {
+            Xattr::User(name) => v4.set_xattr(node.handle(), name, value, how).await.answer(),
+            Xattr::Acl => {
+                let acl = Message::from(value).decode().map_err(|_| Errno::EINVAL)?;
+                v4.set_acl(node.handle(), acl).await.answer()
+            }
+        }
     }
 
     /// REMOVEXATTR.
     pub async fn remove_xattr(&self, ino: u64, name: &[u8]) -> Answer<()> {
-        self.v4_2()?.remove_xattr(self.node(ino)?.handle(), self.xattr_name(name)?).await.answer()
+        match self.xattr_name(name)? {
+            Xattr::User(name) => self.v4_2()?.remove_xattr(self.node(ino)?.handle(), name).await.answer(),
+            // Every file has one.
+            Xattr::Acl => Err(Errno::EOPNOTSUPP),
+        }
     }
 
-    /// LISTXATTRS: the names, each with a zero behind it.
+    /// LISTXATTRS: the names of users' attributes, each with a zero behind it.
     pub async fn xattrs(&self, ino: u64) -> Answer<Bytes> {
         let names = self.v4_2()?.xattrs(self.node(ino)?.handle()).await.answer()?;
         Ok(names.iter().flat_map(|name| [USER, name, b"\0"]).flatten().copied().collect())
@@ -118,6 +148,8 @@ impl Tree {
 }
 
 const USER: &[u8] = b"user.";
+/// Linux's name for the ACL, whose value is as it travels: RFC 8881 §6.2.1, `nfsace4<>`.
+const ACL: &[u8] = b"system.nfs4_acl";
 const XATTR_CREATE: i32 = 1;
 const XATTR_REPLACE: i32 = 2;
 /// Flags of fallocate(2).
