@@ -49,6 +49,11 @@ impl Report {
         fine
     }
 
+    /// Whether anything has failed.
+    pub fn failed(&self) -> bool {
+        self.entries.iter().any(|(_, outcome)| matches!(outcome, Outcome::Failed(_)))
+    }
+
     /// Adds what another one has, behind what is here.
     pub fn append(&mut self, other: Self) {
         self.entries.extend(other.entries);
