@@ -152,7 +152,7 @@ async fn cuts_at_any_work_request_are_not_noticed((proto, way): (&str, &str)) {
         let mount = server.mount(&query).await;
         let about = format!("seed {seed}, {proto}, {way}");
         all_is_done_once(&mount, &about).await;
-        assert!(injector.cuts() > 5, "{about}: {} cuts of {}", injector.cuts(), injector.operations());
+        assert!(injector.cuts() > 2, "{about}: {} cuts of {}", injector.cuts(), injector.operations());
         all_was_done_once(&server.mount(&query).await, &about).await;
     }
 }

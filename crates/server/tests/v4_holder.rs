@@ -35,7 +35,7 @@ async fn attrs(remote: &mut Remote, handle: &NfsFh4) -> Result<(u64, u64), Nfsst
 
 #[tokio::test]
 async fn the_holder_is_asked_and_keeps_what_it_has() {
-    let served = Served::kept_up().await;
+    let served = Served::patient().await;
     let (mut a, mut b) = (served.client("a").await, served.client("b").await);
     let (_, stateid, handle) = a.delegated("f").await;
     a.ok([putfh(&handle), write(stateid, 0, b"0123456789")]).await;
@@ -65,7 +65,7 @@ async fn the_holder_is_asked_and_keeps_what_it_has() {
 
 #[tokio::test]
 async fn a_file_that_its_holder_has_not_changed_is_as_the_server_knows_it() {
-    let served = Served::kept_up().await;
+    let served = Served::patient().await;
     let (mut a, mut b) = (served.client("a").await, served.client("b").await);
     let (open, _, handle) = b.open("f", OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_NO_DELEG).await.unwrap();
     b.ok([putfh(&handle), close(open)]).await;
@@ -82,7 +82,7 @@ async fn a_file_that_its_holder_has_not_changed_is_as_the_server_knows_it() {
 
 #[tokio::test]
 async fn a_delegation_that_was_to_have_the_times_comes_without() {
-    let served = Served::kept_up().await;
+    let served = Served::patient().await;
     let (mut a, mut b) = (Remote::new(&served, "a", 2).await, served.client("b").await);
     let access =
         OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_WRITE_DELEG | OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS;

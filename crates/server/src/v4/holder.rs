@@ -32,6 +32,7 @@ pub(crate) struct Questions(Mutex<HashMap<Stateid4, watch::Receiver<Option<Answe
 pub(super) struct Question {
     about: Stateid4,
     answer: watch::Receiver<Option<Answer>>,
+    patience: Duration,
 }
 
 /// A question that is to be asked.
@@ -72,7 +73,7 @@ pub(super) struct Answered {
 impl Question {
     /// Waits for its answer, for a while.
     pub(super) async fn answered(mut self) -> Answered {
-        let heard = timeout(PATIENCE, self.answer.wait_for(Option::is_some)).await;
+        let heard = timeout(self.patience, self.answer.wait_for(Option::is_some)).await;
         let answer = heard.ok().and_then(Result::ok).and_then(|answer| (*answer).flatten());
         Answered { about: self.about, answer }
     }
@@ -119,16 +120,16 @@ impl Context<'_> {
 impl Shared {
     /// Asks a holder, unless that is being done.
     fn ask(&self, holder: Held<LockFile>) -> Question {
-        let about = holder.stateid;
+        let (about, patience) = (holder.stateid, (self.v4.lease / LEASE_PARTS).max(PATIENCE_MIN));
         let mut questions = self.v4.questions.0.lock();
         if let Some(answer) = questions.get(&about) {
-            return Question { about, answer: answer.clone() };
+            return Question { about, answer: answer.clone(), patience };
         }
         let (said, answer) = watch::channel(None);
         questions.insert(about, answer.clone());
         drop(questions);
         self.v4.run(Errand::GetAttr(Asking { holder, said }));
-        Question { about, answer }
+        Question { about, answer, patience }
     }
 
     /// A question is not asked: nobody hears anything of use.
@@ -162,5 +163,6 @@ impl Shared {
     }
 }
 
-/// How long others wait for what a holder says of a file before it has to give it back.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long others wait for what a holder says of a file before it has to give it back: such a part of a lease, and a second at least.
+const LEASE_PARTS: u32 = 90;
+const PATIENCE_MIN: Duration = Duration::from_secs(1);

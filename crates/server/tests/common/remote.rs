@@ -1,7 +1,7 @@
 //! A server that is reached over TCP, and clients of version 4 that it can call.
 #![allow(dead_code)] // Each test file uses its part.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use nfs::v4::{
     callback::{CbArgop4, CbOpnum4},
@@ -9,7 +9,7 @@ use nfs::v4::{
     *,
 };
 use rpc::{Client, ReplyPlan, Server, TcpKind, TransportKind, WorkerOptions, Workers};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
 use xdr::Array;
 
 use super::{
@@ -28,9 +28,18 @@ pub struct Served {
 
 impl Served {
     pub fn new() -> Self {
+        Self::with(Settings::default())
+    }
+
+    /// One whose clients may take their time to answer.
+    pub async fn patient() -> Self {
+        Self::with(Settings { lease: Duration::from_secs(3600), ..Settings::default() }).keep_up().await
+    }
+
+    fn with(settings: Settings) -> Self {
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
         let export = Export::new("/m", ExportId::unique(), memory(), options).unwrap();
-        let nfs = NfsServer::new(export, HandleKey::random());
+        let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
         let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
         let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
         let listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -42,11 +51,14 @@ impl Served {
 
     /// One that does what has to be done unasked.
     pub async fn kept_up() -> Self {
-        let served = Self::new();
-        tokio::spawn(served.nfs.upkeep());
+        Self::new().keep_up().await
+    }
+
+    async fn keep_up(self) -> Self {
+        tokio::spawn(self.nfs.upkeep());
         // It begins with its first turn.
         tokio::task::yield_now().await;
-        served
+        self
     }
 
     pub async fn client(&self, name: &str) -> Remote {

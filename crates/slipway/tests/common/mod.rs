@@ -21,7 +21,7 @@ use port::Port;
 use serde_json::Value;
 
 /// Longer than anything takes that does not hang.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 pub const TRANSPORTS: [&str; 4] = ["tcp", "udp", "rdma", "shm"];
 
