@@ -91,7 +91,8 @@ async fn measure(args: &Args, server: &Counted) -> Result<Found, Failure> {
     load(args, server, &files, slots).await?;
     let requests = args.sessions * slots as usize * args.requests;
     let requests_per_s = requests as f64 / begin.elapsed().as_secs_f64();
-    let (peak, used) = (server.peak()?, server.resident().await?);
+    // The kernel does not count it page by page.
+    let (peak, used) = (server.peak()?.max(idle), server.resident().await?);
     let states = if args.states > 0 { Some(states(args, server, &files[0].0).await?) } else { None };
     let transport = server.url.options.proto.clone();
     Ok(Found { transport, sessions: args.sessions, slots, start, idle, peak, used, requests, requests_per_s, states })
