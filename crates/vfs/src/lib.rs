@@ -53,6 +53,14 @@ pub trait Vfs: Send + Sync + 'static {
     /// `NotFound`, `NotDir`, `Access`.
     fn lookup(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Attr)>;
 
+    /// As [`lookup`](Self::lookup), where nobody asks for the attributes: what the object is called and what it is.
+    ///
+    /// # Errors
+    /// As [`lookup`](Self::lookup).
+    fn find(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Kind)> {
+        self.lookup(caller, dir, name).map(|(handle, attr)| (handle, attr.kind))
+    }
+
     /// The attributes of an object. Needs no permission.
     ///
     /// # Errors
@@ -70,6 +78,14 @@ pub trait Vfs: Send + Sync + 'static {
     /// # Errors
     /// `Stale`.
     fn access(&self, caller: &Caller<'_>, object: &Handle, wanted: Rights) -> Result<(Rights, Attr)>;
+
+    /// As [`access`](Self::access), where nobody asks for the attributes.
+    ///
+    /// # Errors
+    /// As [`access`](Self::access); an object that has been removed may still have rights.
+    fn permits(&self, caller: &Caller<'_>, object: &Handle, wanted: Rights) -> Result<Rights> {
+        self.access(caller, object, wanted).map(|(rights, _)| rights)
+    }
 
     /// The target of a symbolic link.
     ///

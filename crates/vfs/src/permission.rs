@@ -86,21 +86,7 @@ impl Guarded<'_> {
     /// Those of `wanted` that the caller has.
     pub(crate) fn rights(self, cred: &Cred, wanted: Rights) -> Rights {
         let (read, write, execute) = (self.allows(cred, READ), self.allows(cred, WRITE), self.allows(cred, EXECUTE));
-        wanted.intersect(self.rights_of(read, write, execute))
-    }
-
-    /// What an object's three permissions amount to.
-    pub(crate) fn rights_of(self, read: bool, write: bool, execute: bool) -> Rights {
-        let dir = self.kind == Kind::Dir;
-        let change = write && (!dir || execute);
-        Rights {
-            read,
-            lookup: dir && execute,
-            modify: change,
-            extend: change,
-            delete: dir && change,
-            execute: !dir && execute,
-        }
+        wanted.intersect(rights_of(self.kind, read, write, execute))
     }
 
     /// # Errors
@@ -150,6 +136,20 @@ impl Guarded<'_> {
     pub(crate) fn settable_mode(self, cred: &Cred, mode: u32) -> u32 {
         let mode = mode & 0o7777;
         if is_root(cred) || in_group(cred, self.gid) { mode } else { mode & !SETGID }
+    }
+}
+
+/// What an object's three permissions amount to.
+pub(crate) fn rights_of(kind: Kind, read: bool, write: bool, execute: bool) -> Rights {
+    let dir = kind == Kind::Dir;
+    let change = write && (!dir || execute);
+    Rights {
+        read,
+        lookup: dir && execute,
+        modify: change,
+        extend: change,
+        delete: dir && change,
+        execute: !dir && execute,
     }
 }
 

@@ -6,8 +6,12 @@ use smallvec::SmallVec;
 use crate::VfsError;
 
 /// Names an object of one tree, for as long as the object exists. Opaque above this crate.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Handle(SmallVec<[u8; HANDLE_MAX]>);
+#[derive(Clone, PartialEq, Eq)]
+pub struct Handle {
+    len: u8,
+    /// Zeros behind `len`.
+    bytes: [u8; HANDLE_MAX],
+}
 
 impl Handle {
     /// A handle of these bytes.
@@ -16,19 +20,27 @@ impl Handle {
     /// If there are more than [`HANDLE_MAX`].
     pub fn new(bytes: &[u8]) -> Self {
         assert!(bytes.len() <= HANDLE_MAX, "a handle of {} bytes", bytes.len());
-        Self(SmallVec::from_slice(bytes))
+        let mut handle = Self { len: bytes.len() as u8, bytes: [0; HANDLE_MAX] };
+        handle.bytes[..bytes.len()].copy_from_slice(bytes);
+        handle
     }
 
     /// Its bytes.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl std::hash::Hash for Handle {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.as_bytes().hash(state);
     }
 }
 
 impl std::fmt::Debug for Handle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Handle(")?;
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        self.as_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
         f.write_str(")")
     }
 }

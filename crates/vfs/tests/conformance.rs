@@ -137,6 +137,7 @@ every_backend! {
     }
     renaming {
         handles_survive_rename
+        names_are_found_without_attributes
         rename_replaces_files
         rename_replaces_empty_directories_only
         rename_does_not_mix_files_and_directories

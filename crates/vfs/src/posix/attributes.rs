@@ -14,8 +14,7 @@ use rustix::{
 
 use super::{Posix, kernel, objects::Object};
 use crate::{
-    Attr, Caller, Change, Device, Kind, PreAttr, Result, Rights, SetAttr, SetTime, StatFs, Time, VfsError,
-    permission::Guarded,
+    Attr, Caller, Change, Device, Kind, PreAttr, Result, Rights, SetAttr, SetTime, StatFs, Time, VfsError, permission,
 };
 
 /// What the kernel says of what a descriptor is open for.
@@ -178,13 +177,18 @@ impl Posix {
 
     pub(super) fn rights(&self, caller: &Caller<'_>, object: &Object, wanted: Rights) -> Result<(Rights, Attr)> {
         let attr = self.attr(object)?;
+        Ok((self.rights_now(caller, object, wanted)?, attr))
+    }
+
+    /// As the kernel decides it, with ACLs and whatever else there is.
+    pub(super) fn rights_now(&self, caller: &Caller<'_>, object: &Object, wanted: Rights) -> Result<Rights> {
         let change = wanted.modify || wanted.extend || wanted.delete;
         let _acting = self.identity.assume(caller)?;
         let may = |asked, mode| asked && kernel::may_access(object.fd(), mode);
         let read = may(wanted.read, libc::R_OK);
         let write = may(change, libc::W_OK);
         let execute = may(wanted.lookup || wanted.execute || (change && object.is_dir()), libc::X_OK);
-        Ok((wanted.intersect(Guarded::from(&attr).rights_of(read, write, execute)), attr))
+        Ok(wanted.intersect(permission::rights_of(object.kind, read, write, execute)))
     }
 
     pub(super) fn target(&self, link: &Object) -> Result<(Bytes, Attr)> {

@@ -15,7 +15,7 @@ use rustix::{
 use smallvec::SmallVec;
 
 use super::{Posix, identity::Identity, kernel, objects::Object};
-use crate::{Caller, Change, Kind, Read, ReadInto, Result, Stability, VfsError, Written};
+use crate::{Attr, Caller, Change, Kind, Read, ReadInto, Result, Stability, VfsError, Written};
 
 impl Posix {
     /// A descriptor of a file for data, with the caller's rights.
@@ -80,6 +80,13 @@ impl Posix {
         offset: u64,
         into: &mut [u8],
     ) -> Result<ReadInto> {
+        let len = self.fill(caller, file, offset, into)?;
+        let attr = self.attr_by(object, file.as_fd())?;
+        Ok(ReadInto { len, eof: offset.saturating_add(len as u64) >= attr.size, attr })
+    }
+
+    /// Reads as much as there is, and fits. Returns how much that was.
+    pub(super) fn fill(&self, caller: &Caller<'_>, file: &File, offset: u64, into: &mut [u8]) -> Result<usize> {
         let wait = self.may_wait(caller).is_ok();
         let flags = if wait { ReadWriteFlags::empty() } else { ReadWriteFlags::NOWAIT };
         let mut len = 0;
@@ -94,27 +101,23 @@ impl Posix {
                 Err(errno) => return Err(errno.into()),
             }
         }
-        let attr = self.attr_by(object, file.as_fd())?;
-        Ok(ReadInto { len, eof: offset.saturating_add(len as u64) >= attr.size, attr })
+        Ok(len)
     }
 
-    /// The data as a range of the file, which a socket can send by itself.
-    pub(super) fn read_range(
+    /// The data as a range of the file, which a socket can send by itself; all of it is there.
+    pub(super) fn range(
         &self,
         caller: &Caller<'_>,
-        object: &Object,
+        attr: Attr,
         file: Arc<File>,
         offset: u64,
         len: usize,
     ) -> Result<Read> {
-        let attr = self.attr_by(object, file.as_fd())?;
-        let len = attr.size.saturating_sub(offset).min(len as u64) as usize;
         if self.may_wait(caller).is_err() {
             probe(&file, offset, len)?;
         }
         let eof = offset.saturating_add(len as u64) >= attr.size;
-        let data = if len > 0 { Rope::from(FileRange { file, offset, len }) } else { Rope::new() };
-        Ok(Read { data, eof, attr })
+        Ok(Read { data: Rope::from(FileRange { file, offset, len }), eof, attr })
     }
 
     pub(super) fn write_file(
@@ -248,7 +251,7 @@ fn skip(mut slices: &mut [libc::iovec], mut len: usize) -> &mut [libc::iovec] {
 }
 
 /// Fewer bytes than this are copied to memory even if a range of a file would do.
-pub(super) const RANGE_MIN: usize = 16 << 10;
+pub(super) const RANGE_MIN: usize = 32 << 10;
 /// Distance of the samples that tell whether a range is in memory.
 const PROBE_STEP: usize = 64 << 10;
 /// Slices that one system call takes (`UIO_MAXIOV`).

@@ -49,9 +49,9 @@ use self::{
     changes::Changes, database::Database, identity::Identity, objects::Object, objects::Objects, resolve::Naming,
 };
 use crate::{
-    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, NAME_MAX, Name, NodeKind, Read,
-    ReadDir, ReadInto, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written, XattrMode,
-    types::check_overlap,
+    Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Kind, NAME_MAX, Name, NodeKind,
+    Read, ReadDir, ReadInto, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
+    XattrMode, types::check_overlap,
 };
 
 /// How a [`Posix`] behaves.
@@ -238,6 +238,15 @@ impl Vfs for Posix {
         Ok((object.handle.clone(), attr))
     }
 
+    fn find(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Kind)> {
+        let dir = self.resolve_dir(caller, dir)?;
+        let object = match self.step_at_hand(caller, &dir, name)? {
+            Some(object) => object,
+            None => self.step_anew(caller, &dir, name)?.0,
+        };
+        Ok((object.handle.clone(), object.kind))
+    }
+
     fn getattr(&self, caller: &Caller<'_>, object: &Handle) -> Result<Attr> {
         let object = self.resolve(caller, object)?;
         self.attr(&object)
@@ -252,6 +261,11 @@ impl Vfs for Posix {
     fn access(&self, caller: &Caller<'_>, object: &Handle, wanted: Rights) -> Result<(Rights, Attr)> {
         let object = self.resolve(caller, object)?;
         self.rights(caller, &object, wanted)
+    }
+
+    fn permits(&self, caller: &Caller<'_>, object: &Handle, wanted: Rights) -> Result<Rights> {
+        let object = self.resolve(caller, object)?;
+        self.rights_now(caller, &object, wanted)
     }
 
     fn readlink(&self, caller: &Caller<'_>, link: &Handle) -> Result<(Bytes, Attr)> {
@@ -277,12 +291,20 @@ impl Vfs for Posix {
     ) -> Result<Read> {
         let object = self.resolve(caller, file)?;
         let file = self.data(caller, &object, false)?;
+        // Before the data, so that nobody takes old data for those of later attributes.
+        let attr = self.attr_by(&object, file.as_fd())?;
+        let len = attr.size.saturating_sub(offset).min(len as u64) as usize;
         if file_ranges && len >= data::RANGE_MIN {
-            return self.read_range(caller, &object, file, offset, len);
+            return self.range(caller, attr, file, offset, len);
+        }
+        if len == 0 {
+            return Ok(Read { data: Rope::new(), eof: offset >= attr.size, attr });
         }
         let mut buffer = pool.take(len);
-        let ReadInto { len, eof, attr } = self.read_file(caller, &object, &file, offset, &mut buffer)?;
-        buffer.set_len(len);
+        let read = self.fill(caller, &file, offset, &mut buffer)?;
+        buffer.set_len(read);
+        // What is shorter than it was a moment ago ends there.
+        let eof = read < len || offset.saturating_add(read as u64) >= attr.size;
         Ok(Read { data: Rope::from(buffer.freeze()), eof, attr })
     }
 

@@ -147,9 +147,17 @@ impl Posix {
 
     /// The object `name` in `dir`, by the caller's rights.
     pub(super) fn step(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name) -> Result<(Arc<Object>, Attr)> {
-        if let Some(found) = self.step_at_hand(caller, dir, name)? {
-            return Ok(found);
+        match self.step_at_hand(caller, dir, name)? {
+            Some(object) => {
+                let attr = self.attr(&object).map_err(|_| VfsError::NotFound)?;
+                Ok((object, attr))
+            }
+            None => self.step_anew(caller, dir, name),
         }
+    }
+
+    /// As [`step`](Self::step), by opening it.
+    pub(super) fn step_anew(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name) -> Result<(Arc<Object>, Attr)> {
         // Names that the kernel has at hand can be followed without waiting.
         let cached = if self.may_wait(caller).is_err() { ResolveFlags::CACHED } else { ResolveFlags::empty() };
         let opened = {
@@ -183,8 +191,13 @@ impl Posix {
         }
     }
 
-    /// As [`step`](Self::step), where the object is at hand: without opening it again.
-    fn step_at_hand(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name) -> Result<Option<(Arc<Object>, Attr)>> {
+    /// The object `name` in `dir`, by the caller's rights, if it is at hand.
+    pub(super) fn step_at_hand(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Arc<Object>,
+        name: &Name,
+    ) -> Result<Option<Arc<Object>>> {
         // By birth, another object on another file system could have the same handle.
         if name.is_dots() || self.naming == Naming::Birth || self.may_wait(caller).is_err() {
             return Ok(None);
@@ -194,9 +207,8 @@ impl Posix {
             self.peek(dir, name)
         };
         let Some(object) = handle.and_then(|handle| self.objects.find(&handle)) else { return Ok(None) };
-        let attr = self.attr(&object).map_err(|_| VfsError::NotFound)?;
         self.note(&object.handle, dir, name.as_bytes());
-        Ok(Some((object, attr)))
+        Ok(Some(object))
     }
 
     /// An object that has been opened by a name.

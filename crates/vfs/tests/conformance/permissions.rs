@@ -34,7 +34,11 @@ pub fn search_needs_execute(w: &World) -> Outcome {
     w.need_identities()?;
     let dir = owned_dir(w, "d", 0o710);
     w.create(&owner(), &dir, "f", &mode(0o644)).unwrap();
-    let lookup = |cred: &Cred, at: &str| w.fs.lookup(&caller(cred), &dir, name(at)).map(drop);
+    let lookup = |cred: &Cred, at: &str| {
+        let found = w.fs.lookup(&caller(cred), &dir, name(at)).map(drop);
+        assert_eq!(w.fs.find(&caller(cred), &dir, name(at)).map(drop), found, "with attributes or without");
+        found
+    };
     for at in ["f", ".", ".."] {
         assert_eq!(lookup(&owner(), at), Ok(()));
         assert_eq!(lookup(&member(), at), Ok(()));
@@ -123,7 +127,11 @@ pub fn the_superuser_may_everything(w: &World) -> Outcome {
 
 pub fn access_tells_what_is_allowed(w: &World) -> Outcome {
     w.need_identities()?;
-    let rights = |cred: &Cred, object: &vfs::Handle, wanted| w.fs.access(&caller(cred), object, wanted).unwrap().0;
+    let rights = |cred: &Cred, object: &vfs::Handle, wanted| {
+        let (rights, _) = w.fs.access(&caller(cred), object, wanted).unwrap();
+        assert_eq!(w.fs.permits(&caller(cred), object, wanted), Ok(rights), "with attributes or without");
+        rights
+    };
     let (none, all) = (Rights::default(), Rights::ALL);
     let file = owned(w, "f", 0o754);
     let write = Rights { modify: true, extend: true, ..none };

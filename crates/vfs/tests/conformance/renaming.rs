@@ -21,6 +21,28 @@ pub fn handles_survive_rename(w: &World) -> Outcome {
     Ok(())
 }
 
+pub fn names_are_found_without_attributes(w: &World) -> Outcome {
+    let root = w.root();
+    let (file, dir) = (w.file(&root, "f"), w.dir(&root, "d"));
+    w.fs.symlink(&w.me(), &root, name("l"), b"d", &SetAttr::default()).unwrap();
+    let find = |dir, at: &str| w.fs.find(&w.me(), dir, name(at));
+    for _ in 0..2 {
+        assert_eq!(find(&root, "f"), Ok((file.clone(), Kind::File)));
+        assert_eq!(find(&root, "d"), Ok((dir.clone(), Kind::Dir)));
+        assert_eq!(find(&root, "l").map(|found| found.1), Ok(Kind::Symlink), "it is not followed");
+        assert_eq!(find(&dir, "."), Ok((dir.clone(), Kind::Dir)));
+        assert_eq!(find(&dir, ".."), Ok((root.clone(), Kind::Dir)));
+        assert_eq!(find(&root, "x"), Err(VfsError::NotFound));
+        assert_eq!(find(&file, "x"), Err(VfsError::NotDir));
+    }
+    w.rename(&root, "f", &dir, "l").unwrap();
+    assert_eq!(find(&root, "f"), Err(VfsError::NotFound));
+    assert_eq!(find(&dir, "l"), Ok((file.clone(), Kind::File)));
+    w.fs.remove(&w.me(), &root, name("l")).unwrap();
+    assert_eq!(find(&root, "l"), Err(VfsError::NotFound));
+    Ok(())
+}
+
 pub fn rename_replaces_files(w: &World) -> Outcome {
     let root = w.root();
     let (a, b) = (w.file(&root, "a"), w.file(&root, "b"));

@@ -94,8 +94,8 @@ fn find(cx: &Context<'_>, dir: &Place, name: &[u8]) -> Result<Place, Fault4> {
 }
 
 /// A name in a directory of an export. What is in the way is told as version 4 does.
-pub(super) fn look(dir: &Object<'_>, name: &Name) -> Result<(Handle, vfs::Attr), Fault4> {
-    dir.vfs().lookup(&dir.caller(), &dir.handle, name).map_err(|error| match error {
+pub(super) fn look(dir: &Object<'_>, name: &Name) -> Result<(Handle, Kind), Fault4> {
+    dir.vfs().find(&dir.caller(), &dir.handle, name).map_err(|error| match error {
         VfsError::NotDir => not_a_directory(dir),
         error => error.into(),
     })

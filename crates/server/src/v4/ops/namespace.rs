@@ -90,17 +90,17 @@ pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result
     let name = component(&args.target)?;
     let vfs = dir.writable4()?.vfs();
     // One operation removes whatever there is; the file system has one for each kind.
-    let (_, attr) = look(&dir, name)?;
+    let (_, kind) = look(&dir, name)?;
     cx.before_change_of(&dir, name, Some(at.client()))?;
     let caller = dir.caller();
     let remove = |kind| match kind {
         Kind::Dir => vfs.rmdir(&caller, &dir.handle, name),
         _ => vfs.remove(&caller, &dir.handle, name),
     };
-    let change = match remove(attr.kind) {
+    let change = match remove(kind) {
         // It became the other kind in between.
         Err(VfsError::IsDir) => remove(Kind::Dir),
-        Err(VfsError::NotDir) if attr.kind == Kind::Dir => remove(Kind::File),
+        Err(VfsError::NotDir) if kind == Kind::Dir => remove(Kind::File),
         removed => removed,
     };
     Ok(change_info(&change.map_err(|error| in_dir(&dir, error))?))

@@ -42,8 +42,8 @@ struct Target {
     /// Whoever makes a file may use it as he asks, whatever its mode.
     made: bool,
     kind: Kind,
-    /// Its change attribute.
-    change: u64,
+    /// Its change attribute, if that is known.
+    change: Option<u64>,
 }
 
 pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result<OpenOk, Fault4> {
@@ -90,7 +90,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
                 truncate: false,
                 made: false,
                 kind: attr.kind,
-                change: attr.change,
+                change: Some(attr.change),
             }
         }
         // §18.16.3: for servers that keep delegations over a client's restart, which have DELEGPURGE.
@@ -107,6 +107,9 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     if !target.made {
         permitted(&file, access, reclaim || claims.is_some())?;
     }
+    if target.change.is_none() && is_delegable(cx, &args.claim, want) {
+        target.change = Some(file.getattr()?.change);
+    }
     if target.truncate && !cx.may_block {
         // It is to be shared first, and then nothing may go wrong but for good.
         return Err(Fault::WouldBlock);
@@ -116,7 +119,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     if target.truncate {
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         match file.vfs().setattr(&file.caller(), &file.handle, &set, None) {
-            Ok(changed) => target.change = changed.after.change,
+            Ok(changed) => target.change = Some(changed.after.change),
             Err(error) => {
                 if stateid.seqid == 1 {
                     let (name, client) = ((file.export.id(), file.handle.clone()), at.client());
@@ -176,12 +179,12 @@ fn pseudo(cx: &Context<'_>, at: &Cursor, name: &Name, args: &OpenArgs) -> Fault4
 
 /// A file that is there, or NOENT.
 fn existing(dir: &Object<'_>, name: &Name, how: Option<&SetAttr>) -> Result<Target, Fault4> {
-    let (handle, attr) = look(dir, name)?;
+    let (handle, kind) = look(dir, name)?;
     let cinfo = unchanged(dir.getattr()?);
     // §18.16.3: of the attributes for creating it, an existing file gets only a size, and only zero.
     let truncate = how.is_some_and(|set| set.size == Some(0));
     let attrset = if truncate { [Attr4::Size as u32].into_iter().collect() } else { Bitmap4::new() };
-    Ok(Target { handle, cinfo, attrset, truncate, made: false, kind: attr.kind, change: attr.change })
+    Ok(Target { handle, cinfo, attrset, truncate, made: false, kind, change: None })
 }
 
 fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Createhow4) -> Result<Target, Fault4> {
@@ -242,7 +245,7 @@ fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> R
         truncate: false,
         made: true,
         kind: attr.kind,
-        change: attr.change,
+        change: Some(attr.change),
     })
 }
 
@@ -252,13 +255,15 @@ fn permitted(file: &Object<'_>, access: u32, reclaim: bool) -> Result<(), Fault4
     if write {
         file.writable4()?;
     }
-    let wanted = Rights { read, execute: read, modify: write, ..Rights::default() };
-    let (granted, attr) = file.vfs().access(&file.caller(), &file.handle, wanted)?;
-    // Who had it open before the restart had the right then. A program is read to be executed.
-    let owner = reclaim && attr.uid == file.caller().cred.uid;
-    let may_read = !read || granted.read || granted.execute;
-    let may_write = !write || granted.modify;
-    if owner || may_read && may_write { Ok(()) } else { Err(Nfsstat4::Access.into()) }
+    let has = |wanted| file.vfs().permits(&file.caller(), &file.handle, wanted).map(|granted| granted == wanted);
+    let may_write = !write || has(Rights { modify: true, ..Rights::default() })?;
+    // A program is read to be executed.
+    let may_read = !read
+        || has(Rights { read: true, ..Rights::default() })?
+        || has(Rights { execute: true, ..Rights::default() })?;
+    // Who had it open before the restart had the right then.
+    let may = may_read && may_write || reclaim && file.getattr()?.uid == file.caller().cred.uid;
+    if may { Ok(()) } else { Err(Nfsstat4::Access.into()) }
 }
 
 /// Gets the client its share of the file.
@@ -306,20 +311,26 @@ fn claimed(claim: &OpenClaim4) -> Option<Stateid4> {
     }
 }
 
+/// Whether a delegation may come with an open, for which the file's change attribute has to be known.
+fn is_delegable(cx: &Context<'_>, claim: &OpenClaim4, want: u32) -> bool {
+    let wanted = want & OPEN4_SHARE_ACCESS_WANT_DELEG_MASK != OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
+    cx.shared.v4.is_kept_up() && claimed(claim).is_none() && (wanted || matches!(claim, OpenClaim4::Previous(_)))
+}
+
 /// The delegation that comes with an open.
 fn delegation(
     cx: &Context<'_>,
     client: Clientid4,
     args: &OpenArgs,
-    (file, change): (&Object<'_>, u64),
+    (file, change): (&Object<'_>, Option<u64>),
     want: u32,
 ) -> OpenDelegation4 {
-    if !cx.shared.v4.is_kept_up() {
-        return no_delegation(want);
+    if cx.shared.v4.is_kept_up() && claimed(&args.claim).is_some() {
+        return OpenDelegation4::None;
     }
+    let Some(change) = change.filter(|_| is_delegable(cx, &args.claim, want)) else { return no_delegation(want) };
     let reclaim = match args.claim {
         OpenClaim4::Previous(kind) => Some(kind),
-        OpenClaim4::DelegateCur { .. } | OpenClaim4::DelegCurFh(_) => return OpenDelegation4::None,
         _ => None,
     };
     let name = (file.export.id(), file.handle.clone());
