@@ -140,7 +140,8 @@ impl Export {
         let anonymous = || Cred { uid: options.anon_uid, gid: options.anon_gid, groups: SmallVec::new() };
         let Credential::Sys(sys) = credential else { return anonymous() };
         match options.squash {
-            Squash::None => Cred { uid: sys.uid, gid: sys.gid, groups: sys.gids.clone() },
+            // Its own `clone` takes them one by one.
+            Squash::None => Cred { uid: sys.uid, gid: sys.gid, groups: SmallVec::from_slice(&sys.gids) },
             Squash::All => anonymous(),
             Squash::Root => {
                 let keep = |id: u32, anonymous: u32| if id == 0 { anonymous } else { id };

@@ -20,6 +20,7 @@ mod error;
 mod exec;
 mod export;
 mod handle;
+mod hash;
 pub mod locks;
 mod mount;
 mod nfsacl;

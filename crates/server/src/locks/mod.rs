@@ -26,12 +26,7 @@ mod tests;
 mod wait;
 mod watch;
 
-use std::{
-    collections::{HashMap, VecDeque},
-    hash::Hash,
-    sync::Arc,
-    time::Instant,
-};
+use std::{collections::VecDeque, hash::Hash, sync::Arc, time::Instant};
 
 use smallvec::SmallVec;
 
@@ -46,6 +41,8 @@ use owner::{OwnerId, Owners};
 use range::Ranges;
 use wait::Waiter;
 use watch::Watches;
+
+use crate::hash::Map;
 
 /// Bounds of a [`LockTable`]. A unit is a range or a share; an owner with a long name takes one for each 64 bytes.
 #[derive(Clone, Copy, Debug)]
@@ -142,8 +139,8 @@ pub struct Holder {
 #[derive(Debug)]
 pub struct LockTable<F> {
     limits: Limits,
-    ids: HashMap<F, FileId>,
-    files: HashMap<FileId, FileLocks<F>>,
+    ids: Map<F, FileId>,
+    files: Map<FileId, FileLocks<F>>,
     owners: Owners,
     next_file: u64,
     next_waiter: u64,
@@ -173,8 +170,8 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
-            ids: HashMap::new(),
-            files: HashMap::new(),
+            ids: Map::default(),
+            files: Map::default(),
             owners: Owners::default(),
             next_file: 0,
             next_waiter: 0,

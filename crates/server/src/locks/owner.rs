@@ -1,7 +1,8 @@
 //! Who locks: owners of locks, the clients they are on, and what each of them takes.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::BTreeSet,
+    hash::{Hash, Hasher},
     ops::Bound,
     sync::Arc,
 };
@@ -9,6 +10,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{FileId, Limits};
+use crate::hash::{Map, digest};
 
 /// A client, by the number that its protocol gave it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -20,12 +22,19 @@ pub enum LockClient {
 }
 
 /// Who owns locks: whatever the client tells its processes apart by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// On which client.
     pub client: LockClient,
     /// For NLM `svid` and `oh`, for NFSv4 the lock-owner or open-owner.
     pub opaque: SmallVec<[u8; 32]>,
+}
+
+// By what a client chooses only through its digest.
+impl Hash for Owner {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.client, digest(&self.opaque)).hash(state);
+    }
 }
 
 /// An owner, while it has something.
@@ -56,9 +65,9 @@ struct ClientState {
 /// All owners that have something.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
-    ids: HashMap<Arc<Owner>, OwnerId>,
-    states: HashMap<OwnerId, OwnerState>,
-    clients: HashMap<LockClient, ClientState>,
+    ids: Map<Arc<Owner>, OwnerId>,
+    states: Map<OwnerId, OwnerState>,
+    clients: Map<LockClient, ClientState>,
     next: u32,
     units: usize,
     waiters: usize,

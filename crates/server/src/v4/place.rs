@@ -104,10 +104,10 @@ impl Object<'_> {
 
 /// A component that a client sent, which is to name something that is there or that is made.
 pub(super) fn component(name: &[u8]) -> Result<&vfs::Name, Fault4> {
-    if name.contains(&b'/') || name.contains(&0) {
-        return Err(Nfsstat4::BadChar.into());
-    }
-    let name = vfs::Name::new(name).map_err(nfsstat4)?;
+    let name = vfs::Name::new(name).map_err(|error| match error {
+        _ if name.contains(&b'/') || name.contains(&0) => Nfsstat4::BadChar,
+        error => nfsstat4(error),
+    })?;
     // `.` and `..` mean nothing in this protocol (RFC 8881 §15.1.5.2).
     if name.is_dots() { Err(Nfsstat4::BadName.into()) } else { Ok(name) }
 }

@@ -8,6 +8,7 @@
 use std::{
     collections::HashMap,
     fs::File,
+    hash::BuildHasher,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc,
@@ -16,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use foldhash::fast::RandomState;
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
@@ -67,6 +69,8 @@ pub(super) struct Objects(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     shards: Box<[Mutex<Shard>]>,
+    /// Finds an object's shard. Handles are the kernel's to choose.
+    hasher: RandomState,
     /// Objects in one shard, at most.
     shard_max: usize,
     /// Descriptors for data, about, at most.
@@ -81,7 +85,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Shard {
-    index: HashMap<Handle, usize>,
+    index: HashMap<Handle, usize, RandomState>,
     slots: Vec<Arc<Object>>,
     /// Where the search for one to put away goes on.
     hand: usize,
@@ -92,6 +96,7 @@ impl Objects {
     pub(super) fn new(max: usize) -> Self {
         let shared = Arc::new(Shared {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::default(),
             shard_max: (max / 2 / SHARDS).max(4),
             opens_max: (max / 2).max(16),
             opens: AtomicUsize::new(0),
@@ -204,9 +209,7 @@ impl Drop for Objects {
 
 impl Shared {
     fn shard(&self, handle: &Handle) -> &Mutex<Shard> {
-        // Kernel handles begin with the object's number; any spread will do.
-        let hash = handle.as_bytes().iter().fold(0usize, |hash, byte| hash.wrapping_mul(31) + usize::from(*byte));
-        &self.shards[(hash ^ (hash >> 7)) % SHARDS]
+        &self.shards[self.hasher.hash_one(handle) as usize % SHARDS]
     }
 
     /// Until stopped: once a second, puts away what is old. Waits while there is nothing.

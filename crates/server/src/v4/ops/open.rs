@@ -56,8 +56,11 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     let (access, want) = (args.share_access & !want_bits, args.share_access & want_bits);
     let reclaim = matches!(args.claim, OpenClaim4::Previous(_));
     let (client, shares) = (at.client(), (access, args.share_deny));
-    cx.shared.with_locks(|state, locks| state.may_open(locks, client, shares, reclaim))?;
-    remember(cx, client)?;
+    let unremembered = cx.shared.with_locks(|state, locks| {
+        state.may_open(locks, client, shares, reclaim)?;
+        Ok::<_, Nfsstat4>(state.unremembered(client))
+    })?;
+    unremembered.map_or(Ok(()), |owner| store(cx, client, &owner))?;
     let mut target = match &args.claim {
         OpenClaim4::Null(name) => {
             // The mandatory check of names comes before that of the directory.
@@ -290,13 +293,18 @@ pub(super) fn delegreturn(cx: &Context<'_>, at: &Cursor, args: &DelegReturnArgs)
 
 /// Sees to it that a client can reclaim after a restart what it gets now, or has (§8.4.2.1).
 pub(super) fn remember(cx: &Context<'_>, client: Clientid4) -> Result<(), Fault4> {
-    let Some(owner) = cx.shared.with_state(|state| state.unremembered(client)) else { return Ok(()) };
+    let unremembered = cx.shared.with_state(|state| state.unremembered(client));
+    unremembered.map_or(Ok(()), |owner| store(cx, client, &owner))
+}
+
+/// The same of a client that is not remembered yet.
+fn store(cx: &Context<'_>, client: Clientid4, owner: &bytes::Bytes) -> Result<(), Fault4> {
     let recovery = cx.shared.lockd.recovery();
     if !cx.may_block && recovery.is_persistent() {
         return Err(Fault::WouldBlock);
     }
-    let written = recovery.add_v4_client(&owner);
-    cx.shared.with_state(|state| state.remembered(client, &owner, written.is_ok()));
+    let written = recovery.add_v4_client(owner);
+    cx.shared.with_state(|state| state.remembered(client, owner, written.is_ok()));
     written.map_err(|error| {
         tracing::error!(%error, "a client gets nothing because it could not be remembered");
         Nfsstat4::Io.into()

@@ -17,6 +17,7 @@ use nfs::v4::*;
 pub use self::v40::Legacy;
 pub(super) use self::v40::Reach;
 use super::{Principal, recover::Record};
+use crate::hash::Map;
 
 /// What is known of a client.
 #[derive(Debug)]
@@ -57,7 +58,7 @@ pub struct Client {
 /// All clients.
 #[derive(Debug)]
 pub struct Clients {
-    by_id: HashMap<Clientid4, Client>,
+    by_id: Map<Clientid4, Client>,
     by_owner: HashMap<Bytes, Records>,
     /// Unconfirmed records in the order in which they were made; some are confirmed or gone by now.
     unconfirmed: VecDeque<Clientid4>,
@@ -156,7 +157,7 @@ impl Clients {
     /// No clients, whose leases will last for `lease`. `instance` differs from restart to restart.
     pub fn new(instance: u32, lease: Duration, clients_max: usize) -> Self {
         Self {
-            by_id: HashMap::new(),
+            by_id: Map::default(),
             by_owner: HashMap::new(),
             unconfirmed: VecDeque::new(),
             idle: VecDeque::new(),

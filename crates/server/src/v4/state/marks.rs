@@ -8,12 +8,14 @@
 //! change that nobody would tell its holder of.
 
 use std::{
-    hash::{BuildHasher, Hash, RandomState},
+    hash::{BuildHasher, Hash},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering::SeqCst},
     },
 };
+
+use foldhash::fast::RandomState;
 
 /// Counters of delegations and of changes, shared by all who ask.
 #[derive(Clone, Debug)]
@@ -45,7 +47,7 @@ impl Marks {
     /// Nobody has anything.
     pub fn new() -> Self {
         let buckets = (0..BUCKETS).map(|_| Bucket::default()).collect();
-        Self(Arc::new(Inner { hasher: RandomState::new(), total: AtomicU32::new(0), buckets }))
+        Self(Arc::new(Inner { hasher: RandomState::default(), total: AtomicU32::new(0), buckets }))
     }
 
     /// Whether anybody has a delegation of anything.

@@ -28,7 +28,7 @@ mod tests;
 pub mod v40;
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashSet, VecDeque},
     hash::Hash,
     time::{Duration, Instant},
 };
@@ -47,6 +47,8 @@ use session::{ChannelLimits, Connection, ConnectionId, Session};
 use slot::{Begun, Fingerprint, Ticket};
 use stateid::Stateids;
 use v40::Kept;
+
+use crate::hash::Map;
 
 /// Who sends a request, as far as the owner of state is concerned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -137,9 +139,9 @@ pub struct Request<'a> {
 pub struct State<R, F> {
     options: StateOptions,
     clients: Clients,
-    sessions: HashMap<Sessionid4, Session<R>>,
+    sessions: Map<Sessionid4, Session<R>>,
     /// The sessions of each connection that carries a channel of any.
-    by_connection: HashMap<ConnectionId, Vec<Sessionid4>>,
+    by_connection: Map<ConnectionId, Vec<Sessionid4>>,
     stateids: Stateids<F>,
     delegations: Delegations<F>,
     load: Load,
@@ -164,8 +166,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Self {
             options,
             clients,
-            sessions: HashMap::new(),
-            by_connection: HashMap::new(),
+            sessions: Map::default(),
+            by_connection: Map::default(),
             stateids: Stateids::new(instance),
             delegations: Delegations::default(),
             load: Load::default(),

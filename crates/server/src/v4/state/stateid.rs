@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    hash::Hash,
+    hash::{Hash, Hasher},
     ops::Bound,
 };
 
@@ -14,6 +14,7 @@ use nfs::v4::{Clientid4, Nfsstat4, Stateid4};
 use smallvec::SmallVec;
 
 use super::{delegation::Delegation, marks::Marks};
+use crate::hash::{Map, digest};
 
 /// The part of a stateid that never changes.
 pub type Other = [u8; 12];
@@ -21,29 +22,40 @@ pub type Other = [u8; 12];
 /// All stateids; `F` names a file.
 #[derive(Debug)]
 pub struct Stateids<F> {
-    entries: HashMap<Other, Entry<F>>,
-    by_client: HashMap<Clientid4, BTreeSet<Other>>,
-    by_owner: HashMap<Key<F>, Other>,
+    entries: Map<Other, Entry<F>>,
+    by_client: Map<Clientid4, BTreeSet<Other>>,
+    by_owner: Map<Key<F>, Other>,
     /// Under how many opens a lock-owner has locks in a file.
     lock_owners: HashMap<(Clientid4, Bytes, F), u32>,
     /// The delegations of a file, but those that were revoked.
-    delegations: HashMap<F, SmallVec<[Other; 1]>>,
+    delegations: Map<F, SmallVec<[Other; 1]>>,
     delegations_count: usize,
     marks: Marks,
     /// How many clients have lost and not freed.
-    revoked: HashMap<(Clientid4, Nfsstat4), usize>,
+    revoked: Map<(Clientid4, Nfsstat4), usize>,
     /// The server's incarnation, so that stateids of an earlier one are not taken for others.
     instance: u32,
     next: u64,
 }
 
 /// What there is one stateid of.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Key<F> {
     Open(Clientid4, Bytes, F),
     /// Under an open.
     Lock(Other, Bytes),
     Delegation(Clientid4, F),
+}
+
+// By what a client chooses only through its digest.
+impl<F: Hash> Hash for Key<F> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            Self::Open(client, owner, file) => (0, client, digest(owner), file).hash(state),
+            Self::Lock(open, owner) => (1, open, digest(owner)).hash(state),
+            Self::Delegation(client, file) => (2, client, file).hash(state),
+        }
+    }
 }
 
 /// What a stateid stands for.
@@ -97,14 +109,14 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     /// None.
     pub fn new(instance: u32) -> Self {
         Self {
-            entries: HashMap::new(),
-            by_client: HashMap::new(),
-            by_owner: HashMap::new(),
+            entries: Map::default(),
+            by_client: Map::default(),
+            by_owner: Map::default(),
             lock_owners: HashMap::new(),
-            delegations: HashMap::new(),
+            delegations: Map::default(),
             delegations_count: 0,
             marks: Marks::new(),
-            revoked: HashMap::new(),
+            revoked: Map::default(),
             instance,
             next: 0,
         }
