@@ -141,7 +141,7 @@ fn extended_attributes_are_kept() {
     let Some(Resop4::GetXattr(Res4::Ok(value))) = client.ok(on_f(Argop4::GetXattr(named("two")))).pop() else {
         panic!()
     };
-    assert_eq!(&value[..], b"value");
+    assert_eq!(&value.0[..], b"value");
     let (mut cookie, mut names) = (0, Vec::new());
     loop {
         let list = Argop4::ListXattrs(ListXattrsArgs { cookie, maxcount: 28 });

@@ -283,6 +283,19 @@ impl<'a> Decoder<'a> {
         self.fixed_opaque(len)
     }
 
+    /// The same, but what the padding is does not matter, for items that peers are known to pad with whatever there was.
+    ///
+    /// # Errors
+    /// The stream has ended, or the length is above `max`.
+    pub fn opaque_any_padding(&mut self, max: usize) -> Result<Bytes, DecodeError> {
+        let len = self.length(max)?;
+        let padded = len.checked_add(padding(len)).filter(|&padded| padded <= self.remaining());
+        let Some(padded) = padded else { return Err(self.error(DecodeErrorKind::Truncated)) };
+        let start = self.at;
+        self.at += padded;
+        Ok(self.stream.slice(start..start + len))
+    }
+
     /// Reads a length and the payload that belongs to it: the one held at this position, else the
     /// next one of no position (RFC 8166 §4.3.2.1: write chunks carry none), else bytes of the stream.
     ///

@@ -239,7 +239,7 @@ impl V4 {
         let compound = Compound::on("GETXATTR", object).op(Argop4::GetXattr(args), 4 + XATTR_BOUND);
         let mut results = self.run(&compound).await?;
         results.skip(&[Opnum4::PutFh])?;
-        Ok(value!(results, GetXattr)?.0)
+        Ok(value!(results, GetXattr)?.0.0)
     }
 
     /// SETXATTR: sets an extended attribute.

@@ -1,7 +1,7 @@
 //! Names and file handles: ACCESS, CREATE, LINK, LOOKUP, READDIR, READLINK, REMOVE, RENAME, SECINFO and the rest
 //! that move about in the namespace (RFC 8881 §18).
 
-use xdr::{Decode, Encode, List, Opaque, Payload};
+use xdr::{Decode, DecodeError, Decoder, Encode, List, Opaque, Payload};
 
 use crate::v4::{attr::Fattr4, bitmap::Bitmap4, status::*, types::*};
 
@@ -315,8 +315,18 @@ pub struct XattrArgs {
 /// The value of an extended attribute.
 pub type Xattrvalue4 = Opaque<XATTR_BOUND>;
 
+/// The value that GETXATTR has found. Linux's server (6.1) pads it with whatever there was in its memory, where RFC 4506 §4.10 has zeros.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode)]
+pub struct GetXattrOk(pub Xattrvalue4);
+
+impl Decode for GetXattrOk {
+    fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
+        decoder.opaque_any_padding(XATTR_BOUND).map(|value| Self(Opaque(value)))
+    }
+}
+
 /// GETXATTR results: the value.
-pub type GetXattrRes = Res4<Xattrvalue4>;
+pub type GetXattrRes = Res4<GetXattrOk>;
 
 /// Whether SETXATTR makes or replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -369,3 +379,24 @@ pub type ListXattrsRes = Res4<ListXattrsOk>;
 
 /// The bound we put on the value of an extended attribute, in bytes: what Linux allows.
 pub const XATTR_BOUND: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use xdr::Message;
+
+    use super::*;
+
+    /// As Linux's server answers: the padding is what was in its memory.
+    #[test]
+    fn the_padding_of_an_extended_attribute_is_not_looked_at() {
+        let words = [&0u32.to_be_bytes()[..], &5u32.to_be_bytes(), b"valueXYZ", &7u32.to_be_bytes()].concat();
+        let message = Message::from(bytes::Bytes::from(words));
+        let mut decoder = Decoder::new(&message);
+        assert_eq!(GetXattrRes::decode(&mut decoder), Ok(Res4::Ok(GetXattrOk("value".into()))));
+        assert_eq!(decoder.u32(), Ok(7), "what comes behind it is where it should be");
+        let cut = Message::from(message.stream.slice(..14));
+        assert!(GetXattrRes::decode(&mut Decoder::new(&cut)).is_err());
+        let sloppy = Message::from(message.stream.slice(4..16));
+        assert!(sloppy.decode::<Xattrvalue4>().is_err(), "of clients' values, zeros are expected");
+    }
+}

@@ -2,8 +2,8 @@
 //! without the prefix `user.` that systems put before them.
 
 use nfs::v4::{
-    ChangeInfo4, Component4, ListXattrsArgs, ListXattrsOk, Nfsstat4, SetXattrArgs, SetxattrOption4, XattrArgs,
-    Xattrvalue4,
+    ChangeInfo4, Component4, GetXattrOk, ListXattrsArgs, ListXattrsOk, Nfsstat4, SetXattrArgs, SetxattrOption4,
+    XattrArgs,
 };
 use vfs::{Name, VfsError, XattrMode};
 
@@ -13,14 +13,14 @@ use crate::{
     v4::{attr::change_info, compound::Cursor, place::Place},
 };
 
-pub(super) fn getxattr(cx: &Context<'_>, at: &Cursor, args: &XattrArgs) -> Result<Xattrvalue4, Fault4> {
+pub(super) fn getxattr(cx: &Context<'_>, at: &Cursor, args: &XattrArgs) -> Result<GetXattrOk, Fault4> {
     let Place::Object(..) = at.current()? else { return Err(Nfsstat4::NoXattr.into()) };
     let object = cx.object4(at.current()?)?;
     let value = object.vfs().xattr(&object.caller(), &object.handle, name(&args.name)?).map_err(refused)?;
     if value.len().next_multiple_of(4) + VALUE_HEAD > at.room {
         return Err(at.too_big.into());
     }
-    Ok(value.into())
+    Ok(GetXattrOk(value.into()))
 }
 
 pub(super) fn setxattr(cx: &Context<'_>, at: &Cursor, args: &SetXattrArgs) -> Result<ChangeInfo4, Fault4> {
