@@ -53,20 +53,3 @@ impl Port {
         (Ipv4Addr::LOCALHOST, self.number).into()
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn nobody_else_has_it_until_it_is_dropped() {
-        let (port, other) = (Port::take(), Port::take());
-        assert_ne!(port.number(), other.number());
-        assert!(Port::claim(port.number()).is_none());
-        assert!(std::net::TcpStream::connect(port.address()).is_err(), "nobody listens");
-        let number = port.number();
-        drop(port);
-        let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, number));
-        assert!(taken.is_err() || Port::claim(number).is_none(), "somebody who is no test has it");
-    }
-}
