@@ -101,18 +101,19 @@ impl Encoder {
 
     /// Appends an unsigned 32-bit integer.
     pub fn u32(&mut self, value: u32) {
-        self.stream.put_u32(value);
+        // Of a length that the compiler knows: no call is made to copy it.
+        self.stream.extend_from_slice(&value.to_be_bytes());
     }
 
     /// Appends an unsigned 64-bit integer (RFC 4506 §4.5).
     pub fn u64(&mut self, value: u64) {
-        self.stream.put_u64(value);
+        self.stream.extend_from_slice(&value.to_be_bytes());
     }
 
     /// Appends bytes and their padding, without a length (RFC 4506 §4.9).
     pub fn fixed_opaque(&mut self, bytes: &[u8]) {
-        self.stream.put_slice(bytes);
-        self.stream.put_bytes(0, padding(bytes.len()));
+        self.stream.extend_from_slice(bytes);
+        self.stream.extend_from_slice(&[0; 3][..padding(bytes.len())]);
     }
 
     /// Appends a length, bytes and padding (RFC 4506 §4.10).

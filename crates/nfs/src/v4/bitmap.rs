@@ -47,8 +47,13 @@ impl Bitmap4 {
 
     /// The numbers in the set, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0.iter().enumerate().flat_map(|(index, &word)| {
-            (0..32).filter(move |bit| word & (1 << bit) != 0).map(move |bit| index as u32 * 32 + bit)
+        self.0.iter().zip(0..).flat_map(|(&word, index)| {
+            let mut rest = word;
+            std::iter::from_fn(move || {
+                let bit = (rest != 0).then(|| rest.trailing_zeros())?;
+                rest &= rest - 1;
+                Some(index * 32 + bit)
+            })
         })
     }
 

@@ -50,7 +50,7 @@ pub(super) struct OwnerState {
     /// Requests of its that wait: in which files, once for each.
     pub(super) waits: Vec<FileId>,
     /// Files in which it has anything, in order.
-    files: Vec<FileId>,
+    files: SmallVec<[FileId; 2]>,
 }
 
 /// What a client has.
@@ -96,7 +96,7 @@ impl Owners {
         client.units += units(&owner);
         self.units += units(&owner);
         self.ids.insert(owner.clone(), id);
-        self.states.insert(id, OwnerState { owner, held: 0, waits: Vec::new(), files: Vec::new() });
+        self.states.insert(id, OwnerState { owner, held: 0, waits: Vec::new(), files: SmallVec::new() });
         id
     }
 
@@ -168,7 +168,7 @@ impl Owners {
 
     /// The files in which an owner has anything.
     pub(super) fn files(&self, id: OwnerId) -> Vec<FileId> {
-        self.states[&id].files.clone()
+        self.states[&id].files.to_vec()
     }
 
     pub(super) fn of_client(&self, client: LockClient) -> Vec<OwnerId> {

@@ -250,6 +250,9 @@ impl Shared {
     /// Does what follows from a change. Waits for storage where a client has lost what it held: that is rare, and nobody else
     /// may get it before.
     fn settle(&self, state: &mut ServerState, mut table: Option<&mut LockTable<LockFile>>) {
+        if state.is_settled() {
+            return;
+        }
         while let Some(change) = state.poll_record() {
             let stored = match &change {
                 RecordChange::Add(owner) => self.lockd.recovery().add_v4_client(owner),

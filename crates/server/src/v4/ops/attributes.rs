@@ -11,7 +11,7 @@ use nfs::v4::{
 use vfs::{Acl, AclKind, Attr, Handle, Kind, Rights, SetAttr, StatFs, VfsError};
 use xdr::Encoder;
 
-use super::{Raw, data::may_use};
+use super::data::may_use;
 use crate::{
     context::{Context, Object},
     error::{Fault, Fault4},
@@ -44,7 +44,7 @@ pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result
     Ok(AccessOk { supported, access: access & supported })
 }
 
-pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs) -> Result<Raw, Fault4> {
+pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs, out: &mut Encoder) -> Result<(), Fault4> {
     let place = at.current()?.clone();
     attr::check_readable(&args.attr_request)?;
     let mut size = None;
@@ -52,9 +52,7 @@ pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs) -> 
         // §10.4.3: who may write it may have written more than the server knows.
         size = cx.size_at_holder(at, &cx.object4(&place)?)?;
     }
-    let mut out = Encoder::default();
-    with_subject(cx, at, (&place, size), &args.attr_request, |subject| subject.encode(&args.attr_request, &mut out))?;
-    Ok(Raw(out.finish().stream))
+    with_subject(cx, at, (&place, size), &args.attr_request, |subject| subject.encode(&args.attr_request, out))
 }
 
 /// Whether attributes are among these that change with a file's data.

@@ -1,22 +1,31 @@
 //! Operations that move about: GETFH, PUTFH, PUTROOTFH, SAVEFH, RESTOREFH, LOOKUP, LOOKUPP, SECINFO and
 //! SECINFO_NO_NAME: RFC 8881 §18.8, §18.13, §18.14, §18.19–18.21, §18.27–18.29, §18.45.
 
-use nfs::v4::{LookupArgs, NfsFh4, Nfsstat4, PutFhArgs, Secinfo4, SecinfoArgs, SecinfoStyle4};
+use nfs::v4::{LookupArgs, Nfsstat4, PutFhArgs, Secinfo4, SecinfoArgs, SecinfoStyle4};
 use vfs::{Handle, Kind, Name, VfsError};
+use xdr::{Encode, Encoder};
 
 use crate::{
     context::{Context, Object},
     error::Fault4,
     v4::{
         compound::Cursor,
-        place::{Place, component},
+        place::{FhBytes, Place, component},
         pseudo::NodeId,
     },
 };
 
-pub(super) fn getfh(cx: &Context<'_>, at: &Cursor) -> Result<NfsFh4, Fault4> {
-    let bytes = cx.seal(at.current()?);
-    Ok(bytes::Bytes::copy_from_slice(&bytes).into())
+pub(super) fn getfh(cx: &Context<'_>, at: &Cursor) -> Result<Sealed, Fault4> {
+    Ok(Sealed(cx.seal(at.current()?)))
+}
+
+/// A file handle, as it goes out.
+pub(super) struct Sealed(FhBytes);
+
+impl Encode for Sealed {
+    fn encode(&self, encoder: &mut Encoder) {
+        encoder.opaque(&self.0);
+    }
 }
 
 pub(super) fn putfh(cx: &Context<'_>, at: &mut Cursor, args: &PutFhArgs) -> Result<(), Fault4> {

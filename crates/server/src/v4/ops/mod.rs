@@ -106,7 +106,7 @@ pub(super) fn execute(
     }
     match operation {
         Access(args) => out.put(attributes::access(cx, at, args)),
-        GetAttr(args) => out.put(attributes::getattr(cx, at, args)),
+        GetAttr(args) => out.write(|out| attributes::getattr(cx, at, args, out)),
         SetAttr(args) => out.put_as(attributes::setattr(cx, at, args), Resop4::SetAttr),
         Verify(args) => out.put(attributes::verify(cx, at, args, true)),
         NVerify(args) => out.put(attributes::verify(cx, at, args, false)),
@@ -205,6 +205,19 @@ impl Output<'_> {
             Err(Fault::WouldBlock) => Err(WouldBlock),
             Err(Fault::Status(status)) => self.fail(status),
         }
+    }
+
+    /// Appends a result whose body is written here, which comes with OK alone.
+    fn write(&mut self, body: impl FnOnce(&mut Encoder) -> Result<(), Fault4>) -> Result<Nfsstat4, WouldBlock> {
+        let start = self.out.stream_len();
+        self.opnum.encode(self.out);
+        Nfsstat4::Ok.encode(self.out);
+        let fault = match body(self.out) {
+            Ok(()) => return Ok(Nfsstat4::Ok),
+            Err(fault) => fault,
+        };
+        self.out.truncate(start);
+        self.put::<()>(Err(fault))
     }
 
     /// Appends a result that has other bodies, too.

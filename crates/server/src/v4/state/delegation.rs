@@ -89,6 +89,13 @@ impl<F> Default for Delegations<F> {
     }
 }
 
+impl<F> Delegations<F> {
+    /// Whether none is to be recalled.
+    pub(super) fn is_settled(&self) -> bool {
+        self.recalls.is_empty()
+    }
+}
+
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Asks before a file is used by a client of this protocol, or by anybody else.
     ///

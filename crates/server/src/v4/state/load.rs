@@ -34,6 +34,13 @@ pub(super) struct Load {
     delegations_asked: Option<Instant>,
 }
 
+impl Load {
+    /// Whether nobody is to be asked.
+    pub(super) fn is_settled(&self) -> bool {
+        self.asks.is_empty()
+    }
+}
+
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Asks for what there is too much of. To be called now and then.
     pub fn relieve(&mut self, now: Instant) {

@@ -200,6 +200,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.sessions.get_mut(&id)
     }
 
+    /// Whether nothing has to be done as a consequence: no event, recall, or record is to be had, and nobody is to be asked.
+    pub fn is_settled(&self) -> bool {
+        self.events.is_empty() && self.records.is_empty() && self.delegations.is_settled() && self.load.is_settled()
+    }
+
     /// The next consequence.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
