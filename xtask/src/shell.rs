@@ -116,6 +116,17 @@ impl Daemon {
         matches!(self.0.try_wait(), Ok(None))
     }
 
+    /// Waits until it has ended by itself: `Err` if it ended with anything but success, or not by then.
+    pub fn wait(&mut self, limit: Duration) -> Result<(), String> {
+        wait_until(limit, || !self.is_running());
+        match self.0.try_wait() {
+            Ok(Some(status)) if status.success() => Ok(()),
+            Ok(Some(status)) => Err(format!("ended with {status}")),
+            Ok(None) => Err(format!("did not end within {} s", limit.as_secs())),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     /// Sends SIGTERM and waits: `Err` if it ended with anything but success, or had to be killed.
     pub fn terminate(&mut self) -> Result<(), String> {
         run(Command::new("kill").args(["-TERM", &self.id().to_string()]))?;

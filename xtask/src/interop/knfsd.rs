@@ -1,76 +1,158 @@
 //! Our client on the host against the Linux kernel's server in the guest, over tcp and over rdma on siw.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::Bench;
 use super::lab::{Guest, text};
 use crate::report::{Outcome, Report};
-use crate::shell;
+use crate::shell::{self, Daemon};
 
 /// Longest that the guest may take to boot and to lay out its export.
 const BOOT_LIMIT: Duration = Duration::from_secs(900);
+/// Longest that it may take to look at what was written, and to end.
+const END_LIMIT: Duration = Duration::from_secs(900);
+/// Longest that one thing may take that the program `peer` does: only what hangs comes to that.
+const PEER_LIMIT: Duration = Duration::from_secs(3000);
+/// For how long the server keeps the state of a silent client of version 4, and waits for what is reclaimed after its restart.
+const LEASE: Duration = Duration::from_secs(30);
+const GRACE: Duration = Duration::from_secs(20);
 
 /// Our command line against it, by version 3.
 pub fn version3(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    run(bench, report, "knfsd", &[("tcp", "3"), ("rdma", "3")])
-}
-
-/// And by version 4: each minor version and each transport once.
-pub fn version4(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    run(bench, report, "knfsd4", &[("tcp", "4.2"), ("rdma", "4.1")])
-}
-
-/// The other way round.
-pub fn version4_crosswise(bench: &Bench, report: &mut Report) -> Result<(), String> {
-    run(bench, report, "knfsd4-crosswise", &[("tcp", "4.1"), ("rdma", "4.2")])
-}
-
-/// Runs `guest/knfsd.sh`, and our command line against it, by these transports and versions.
-fn run(bench: &Bench, report: &mut Report, suite: &str, ways: &[(&str, &str)]) -> Result<(), String> {
-    let directory = bench.fresh(suite)?;
-    let guest = Guest::new(bench, directory.join("guest"))?;
-    let (tcp, rdma, mount) = (bench.ports.take(), bench.ports.take(), bench.ports.take());
-    let mut lab = guest.start("knfsd.sh", &format!("{tcp}:2049,{rdma}:20049,{mount}:20048"))?;
-    let ready = guest.out.join("ready");
-    let up = shell::wait_until(BOOT_LIMIT, || ready.exists() || !lab.is_running());
-    if !up || !ready.exists() {
-        return Err(format!("knfsd does not come up in the guest: see {}", guest.out.display()));
+    let mut knfsd = Knfsd::boot(bench, "knfsd", &[])?;
+    for transport in ["tcp", "rdma"] {
+        knfsd.content(bench, report, (transport, "3"), &WHOLE)?;
     }
-    for &(transport, version) in ways {
-        let port = if transport == "tcp" { tcp } else { rdma };
+    knfsd.end(report)
+}
+
+/// By version 4: each minor version by each transport, and what only that has, while other clients hold locks and do nothing
+/// else; then it restarts under load.
+pub fn version4(bench: &Bench, report: &mut Report) -> Result<(), String> {
+    let seconds = |time: Duration| time.as_secs().to_string();
+    let mut knfsd = Knfsd::boot(bench, "knfsd4", &[("LEASE_S", seconds(LEASE)), ("GRACE_S", seconds(GRACE))])?;
+    let out = knfsd.guest.out.clone();
+    let mut idle = knfsd.peer("idle", &[("tcp", "4.0"), ("rdma", "4.1"), ("tcp", "4.2")])?;
+    let holding = || out.join("holding").exists();
+    if !shell::wait_until(BOOT_LIMIT, || holding() || !idle.is_running()) || !holding() {
+        return Err(format!("locks are not to be had: see {}", out.join("idle.log").display()));
+    }
+    let begun = Instant::now();
+    for version in ["4.2", "4.1", "4.0"] {
+        for transport in ["tcp", "rdma"] {
+            let way = (transport, version);
+            knfsd.content(bench, report, way, if way == ("tcp", "4.2") { &MOST } else { &BRIEF })?;
+            report.step(&format!("interop: knfsd4: {transport}-{version}: what only version 4 has"), || {
+                let checks = match version {
+                    "4.0" => 5,
+                    "4.1" => 6,
+                    _ => 9,
+                };
+                outcome(checks, peer_checks(&knfsd, way))
+            });
+        }
+    }
+    thread::sleep((4 * LEASE).saturating_sub(begun.elapsed()));
+    report.step("interop: knfsd4: locks of idle clients are held for several leases", || {
+        let told = std::fs::write(out.join("enough"), "").map_err(|error| error.to_string());
+        let held = told.and_then(|()| idle.wait(PEER_LIMIT));
+        outcome(3, held.map_err(|why| format!("{why}: see {}", out.join("idle.log").display())))
+    });
+    report.step("interop: knfsd4: it restarts under load, and opens and locks are reclaimed", || {
+        let ways = [("tcp", "3"), ("tcp", "4.0"), ("rdma", "4.1"), ("tcp", "4.2"), ("rdma", "4.2")];
+        let gone_on = knfsd.peer("restart", &ways).and_then(|mut peer| peer.wait(PEER_LIMIT));
+        outcome(5, gone_on.map_err(|why| format!("{why}: see {}", out.join("restart.log").display())))
+    });
+    knfsd.end(report)
+}
+
+/// A guest with the kernel's server in it.
+struct Knfsd {
+    suite: &'static str,
+    /// Of the suite.
+    directory: PathBuf,
+    guest: Guest,
+    lab: Daemon,
+    /// Where its ports are here.
+    tcp: u16,
+    rdma: u16,
+    mount: u16,
+}
+
+impl Knfsd {
+    /// Runs `guest/knfsd.sh` with these variables, up to where the server serves.
+    fn boot(bench: &Bench, suite: &'static str, variables: &[(&str, String)]) -> Result<Self, String> {
+        let directory = bench.fresh(suite)?;
+        let guest = Guest::new(bench, directory.join("guest"))?;
+        guest.environment(variables)?;
+        let (tcp, rdma, mount) = (bench.ports.take(), bench.ports.take(), bench.ports.take());
+        let lab = guest.start("knfsd.sh", &format!("{tcp}:2049,{rdma}:20049,{mount}:20048"))?;
+        let mut knfsd = Self { suite, directory, guest, lab, tcp, rdma, mount };
+        let ready = knfsd.guest.out.join("ready");
+        let up = shell::wait_until(BOOT_LIMIT, || ready.exists() || !knfsd.lab.is_running());
+        if !up || !ready.exists() {
+            return Err(format!("knfsd does not come up in the guest: see {}", knfsd.guest.out.display()));
+        }
+        Ok(knfsd)
+    }
+
+    /// The export, by a transport and a version.
+    fn export(&self, (transport, version): (&str, &str)) -> Export {
+        let port = if transport == "tcp" { self.tcp } else { self.rdma };
         // The kernel's MOUNT is on TCP alone; version 4 has none, and its root is the export.
         let (path, query) = match version {
-            "3" => ("/run/export", format!("proto={transport}&mountport={mount}&mountproto=tcp&uid=0&gid=0")),
+            "3" => {
+                ("/run/export", format!("vers=3&proto={transport}&mountport={}&mountproto=tcp&uid=0&gid=0", self.mount))
+            }
             _ => ("", format!("proto={transport}&vers={version}&uid=0&gid=0")),
         };
-        let export = Export { url: format!("nfs://127.0.0.1:{port}{path}"), query };
-        let also = if transport == "tcp" { format!("rdma@127.0.0.1:{rdma}") } else { format!("tcp@127.0.0.1:{tcp}") };
-        let label = format!("{transport}-{version}");
-        let transport = label.as_str();
-        let scratch = directory.join(transport);
-        std::fs::create_dir_all(&scratch).map_err(|error| error.to_string())?;
-        for (name, check) in CHECKS {
-            report.step(&format!("interop: {suite}: {transport}: {name}"), || {
-                match check(bench, &export, transport, &scratch) {
-                    Ok(()) => Outcome::Passed { tests: 1 },
-                    Err(why) => Outcome::Failed(why),
-                }
-            });
-        }
-        if version != "3" {
-            report.step(&format!("interop: {suite}: {transport}: what only version 4 has"), || {
-                match peer(&export.at(""), &also) {
-                    Ok(()) => Outcome::Passed { tests: 7 },
-                    Err(why) => Outcome::Failed(why),
-                }
-            });
-        }
+        Export { url: format!("nfs://127.0.0.1:{port}{path}"), query }
     }
-    std::fs::write(guest.out.join("done"), "").map_err(|error| error.to_string())?;
-    let ended = shell::wait_until(BOOT_LIMIT, || !lab.is_running());
-    guest.results(suite, ended, report)
+
+    /// Our command line by this way.
+    fn content(
+        &self,
+        bench: &Bench,
+        report: &mut Report,
+        way: (&str, &str),
+        checks: &[(&str, Check)],
+    ) -> Result<(), String> {
+        let export = self.export(way);
+        let way = format!("{}-{}", way.0, way.1);
+        let scratch = self.directory.join(&way);
+        std::fs::create_dir_all(&scratch).map_err(|error| error.to_string())?;
+        for (name, check) in checks {
+            let name = format!("interop: {}: {way}: {name}", self.suite);
+            report.step(&name, || outcome(1, check(bench, &export, &way, &scratch)));
+        }
+        Ok(())
+    }
+
+    /// Starts the program `peer` for what lasts, by these ways; files in the guest's directory are how it tells and is told.
+    fn peer(&self, mode: &str, ways: &[(&str, &str)]) -> Result<Daemon, String> {
+        let out = &self.guest.out;
+        let mut program = peer();
+        program.arg(mode).arg(out).args(ways.iter().map(|way| self.export(*way).at("")));
+        Daemon::start(&mut program, &out.join(format!("{mode}.log")))
+    }
+
+    /// Has the guest look at what was written, and end.
+    fn end(&mut self, report: &mut Report) -> Result<(), String> {
+        std::fs::write(self.guest.out.join("done"), "").map_err(|error| error.to_string())?;
+        let ended = shell::wait_until(END_LIMIT, || !self.lab.is_running());
+        self.guest.results(self.suite, ended, report)
+    }
+}
+
+/// However it came to that: nobody else would end the guest.
+impl Drop for Knfsd {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.guest.out.join("done"), "");
+        shell::wait_until(END_LIMIT, || !self.lab.is_running());
+    }
 }
 
 /// An export of the guest's, without and with options.
@@ -87,75 +169,118 @@ impl Export {
 
 type Check = fn(&Bench, &Export, &str, &Path) -> Result<(), String>;
 
-const CHECKS: [(&str, Check); 8] = [
-    ("ls -lR lists the whole tree", |bench, export, _, _| {
-        let listing = slipway(bench, &["ls", "-lR", &export.at("given/tree")])?;
-        let files = listing.lines().filter(|line| line.starts_with('-')).count();
-        if files == 2200 { Ok(()) } else { Err(format!("{files} files listed, not 2200")) }
-    }),
-    ("cat is the file", |bench, export, _, _| {
-        let name = "asm-generic/atomic.h";
-        let want = std::fs::read_to_string(bench.fixture.tree.join(name)).map_err(|error| error.to_string())?;
-        let have = slipway(bench, &["cat", &export.at(&format!("given/tree/{name}"))])?;
-        if have == want { Ok(()) } else { Err(format!("{name} reads as {} bytes, not {}", have.len(), want.len())) }
-    }),
-    ("cp -r out is the tree", |bench, export, _, scratch| {
-        let copy = scratch.join("tree");
-        slipway(bench, &["cp", "-r", &export.at("given/tree"), &text(&copy)])?;
-        bench.fixture.verify(&copy)
-    }),
-    ("cp -r in, and out again", |bench, export, transport, scratch| {
-        let directory = format!("by-{transport}");
-        slipway(bench, &["mkdir", &export.at(&directory)])?;
-        slipway(bench, &["cp", "-r", &text(&bench.fixture.tree), &export.at(&format!("{directory}/tree"))])?;
-        let copy = scratch.join("again");
-        slipway(bench, &["cp", "-r", &export.at(&format!("{directory}/tree")), &text(&copy)])?;
-        bench.fixture.verify(&copy)
-    }),
-    ("a large file goes in and out", |bench, export, transport, scratch| {
-        let remote = export.at(&format!("by-{transport}/random"));
-        let copy = scratch.join("random");
-        slipway(bench, &["cp", &text(&bench.fixture.random), &remote])?;
-        slipway(bench, &["cp", &remote, &text(&copy)])?;
-        shell::output("cmp", [&bench.fixture.random, &copy]).map(drop)
-    }),
-    ("a copy from the server to itself", |bench, export, transport, scratch| {
-        let (from, to) = (export.at(&format!("by-{transport}/random")), export.at(&format!("by-{transport}/twin")));
-        let copy = scratch.join("twin");
-        slipway(bench, &["cp", &from, &to])?;
-        slipway(bench, &["cp", &to, &text(&copy)])?;
-        slipway(bench, &["rm", &to])?;
-        shell::output("cmp", [&bench.fixture.random, &copy]).map(drop)
-    }),
-    ("stat, df and rm", |bench, export, transport, _| {
-        let made = export.at(&format!("by-{transport}/made"));
-        slipway(bench, &["mkdir", &made])?;
-        slipway(bench, &["stat", &made])?;
-        slipway(bench, &["df", &export.at("")])?;
-        slipway(bench, &["rm", "-r", &made])?;
-        match slipway(bench, &["stat", &made]) {
-            Ok(_) => Err("a removed directory is still there".into()),
-            Err(_) => Ok(()),
-        }
-    }),
-    ("bench runs to the end", |bench, export, transport, _| {
-        for kind in ["read", "write", "getattr", "create"] {
-            let url = export.at(&format!("by-{transport}"));
-            slipway(
-                bench,
-                &["bench", kind, "--url", &url, "--seconds", "2", "--rounds", "1", "--file-size", "8M", "--json"],
-            )?;
-        }
-        Ok(())
-    }),
-];
+/// With all of a tree of many files in and out, and the instrument.
+const WHOLE: [(&str, Check); 8] = [LISTING, CAT, TREE_OUT, TREE_IN, LARGE, WITHIN, STAT_DF_RM, BENCH];
+/// With the tree out, and a part of it in.
+const MOST: [(&str, Check); 7] = [LISTING, CAT, TREE_OUT, PART_IN, LARGE, WITHIN, STAT_DF_RM];
+/// With a part of it.
+const BRIEF: [(&str, Check); 4] = [CAT, PART_IN, LARGE, STAT_DF_RM];
 
-/// Locks, holes, extended attributes, delegations, several connections, and both transports in one session.
-fn peer(url: &str, also: &str) -> Result<(), String> {
-    let mut program = Command::new(shell::target_dir().join("debug/examples/peer"));
+const LISTING: (&str, Check) = ("ls -lR lists the whole tree", |bench, export, _, _| {
+    let listing = slipway(bench, &["ls", "-lR", &export.at("given/tree")])?;
+    let files = listing.lines().filter(|line| line.starts_with('-')).count();
+    if files == 2200 { Ok(()) } else { Err(format!("{files} files listed, not 2200")) }
+});
+
+const CAT: (&str, Check) = ("cat is the file", |bench, export, _, _| {
+    let name = "asm-generic/atomic.h";
+    let want = std::fs::read_to_string(bench.fixture.tree.join(name)).map_err(|error| error.to_string())?;
+    let have = slipway(bench, &["cat", &export.at(&format!("given/tree/{name}"))])?;
+    if have == want { Ok(()) } else { Err(format!("{name} reads as {} bytes, not {}", have.len(), want.len())) }
+});
+
+const TREE_OUT: (&str, Check) = ("cp -r out is the tree", |bench, export, _, scratch| {
+    let copy = scratch.join("tree");
+    slipway(bench, &["cp", "-r", &export.at("given/tree"), &text(&copy)])?;
+    bench.fixture.verify(&copy)
+});
+
+const TREE_IN: (&str, Check) = ("cp -r in, and out again", |bench, export, transport, scratch| {
+    let directory = format!("by-{transport}");
+    slipway(bench, &["mkdir", &export.at(&directory)])?;
+    slipway(bench, &["cp", "-r", &text(&bench.fixture.tree), &export.at(&format!("{directory}/tree"))])?;
+    let copy = scratch.join("again");
+    slipway(bench, &["cp", "-r", &export.at(&format!("{directory}/tree")), &text(&copy)])?;
+    bench.fixture.verify(&copy)
+});
+
+const PART_IN: (&str, Check) = ("cp -r of a part in, and out again", |bench, export, transport, scratch| {
+    let (part, tree) = (bench.fixture.tree.join(PART), format!("by-{transport}/tree"));
+    for directory in [&format!("by-{transport}"), &tree] {
+        slipway(bench, &["mkdir", &export.at(directory)])?;
+    }
+    slipway(bench, &["cp", "-r", &text(&part), &export.at(&format!("{tree}/{PART}"))])?;
+    let copy = scratch.join("again");
+    slipway(bench, &["cp", "-r", &export.at(&format!("{tree}/{PART}")), &text(&copy)])?;
+    shell::output("diff", ["-r".as_ref(), part.as_os_str(), copy.as_os_str()]).map(drop)
+});
+
+const LARGE: (&str, Check) = ("a large file goes in and out", |bench, export, transport, scratch| {
+    let remote = export.at(&format!("by-{transport}/random"));
+    let copy = scratch.join("random");
+    slipway(bench, &["cp", &text(&bench.fixture.random), &remote])?;
+    slipway(bench, &["cp", &remote, &text(&copy)])?;
+    shell::output("cmp", [&bench.fixture.random, &copy]).map(drop)
+});
+
+const WITHIN: (&str, Check) = ("a copy from the server to itself", |bench, export, transport, scratch| {
+    let (from, to) = (export.at(&format!("by-{transport}/random")), export.at(&format!("by-{transport}/twin")));
+    let copy = scratch.join("twin");
+    slipway(bench, &["cp", &from, &to])?;
+    slipway(bench, &["cp", &to, &text(&copy)])?;
+    slipway(bench, &["rm", &to])?;
+    shell::output("cmp", [&bench.fixture.random, &copy]).map(drop)
+});
+
+const STAT_DF_RM: (&str, Check) = ("stat, df and rm", |bench, export, transport, _| {
+    let made = export.at(&format!("by-{transport}/made"));
+    slipway(bench, &["mkdir", &made])?;
+    slipway(bench, &["stat", &made])?;
+    slipway(bench, &["df", &export.at("")])?;
+    slipway(bench, &["rm", "-r", &made])?;
+    match slipway(bench, &["stat", &made]) {
+        Ok(_) => Err("a removed directory is still there".into()),
+        Err(_) => Ok(()),
+    }
+});
+
+const BENCH: (&str, Check) = ("bench runs to the end", |bench, export, transport, _| {
+    for kind in ["read", "write", "getattr", "create"] {
+        let url = export.at(&format!("by-{transport}"));
+        slipway(
+            bench,
+            &["bench", kind, "--url", &url, "--seconds", "2", "--rounds", "1", "--file-size", "8M", "--json"],
+        )?;
+    }
+    Ok(())
+});
+
+/// A directory of the tree, which the guest knows too.
+const PART: &str = "asm-generic";
+
+/// What only version 4 has: by one way, and in one session by the other transport too.
+fn peer_checks(knfsd: &Knfsd, (transport, version): (&str, &str)) -> Result<(), String> {
+    let also = match transport {
+        "tcp" => format!("rdma@127.0.0.1:{}", knfsd.rdma),
+        _ => format!("tcp@127.0.0.1:{}", knfsd.tcp),
+    };
+    shell::capture(peer().args(["checks", &knfsd.export((transport, version)).at(""), &also])).map(drop)
+}
+
+/// The example `peer` of our client.
+fn peer() -> Command {
+    let mut program = Command::new("timeout");
+    program.arg(PEER_LIMIT.as_secs().to_string()).arg(shell::target_dir().join("debug/examples/peer"));
     // The end of what it says is shown, which is to be why it ended.
-    program.env("SLIPWAY_NFS4_URL", url).env("SLIPWAY_NFS4_ALSO", also).env("RUST_BACKTRACE", "0");
-    shell::capture(&mut program).map(drop)
+    program.env("RUST_BACKTRACE", "0");
+    program
+}
+
+fn outcome(tests: u64, result: Result<(), String>) -> Outcome {
+    match result {
+        Ok(()) => Outcome::Passed { tests },
+        Err(why) => Outcome::Failed(why),
+    }
 }
 
 fn slipway(bench: &Bench, arguments: &[&str]) -> Result<String, String> {

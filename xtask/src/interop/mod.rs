@@ -69,17 +69,11 @@ type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
 const LANES: [&[(&str, Suite)]; 3] = [
     &[("client", client::run), ("libnfs", tools::libnfs), ("fio", tools::fio), ("capture", capture::run)],
     &[("verbs", verbs::run)],
-    &[
-        ("locks", locks::run),
-        ("knfsd", knfsd::version3),
-        ("knfsd4", knfsd::version4),
-        ("knfsd4-crosswise", knfsd::version4_crosswise),
-        ("reference", client::reference),
-    ],
+    &[("locks", locks::run), ("knfsd", knfsd::version3), ("knfsd4", knfsd::version4), ("reference", client::reference)],
 ];
 
 /// Runs when asked for: `reference` only proves the harness; the others are not yet what CI can rely on.
-const ON_REQUEST: [&str; 4] = ["reference", "locks", "knfsd4", "knfsd4-crosswise"];
+const ON_REQUEST: [&str; 3] = ["reference", "locks", "knfsd4"];
 
 /// Runs one suite, or all that CI runs; false if there is no suite `only`.
 pub fn run(only: Option<&str>, report: &mut Report) -> bool {

@@ -1,0 +1,64 @@
+//! This client against a server that nobody here wrote: `cargo xtask interop --only knfsd4` runs it. It panics where something is not
+//! as it should be.
+//!
+//! - `peer checks URL ADDR`: what only version 4 has, by one URL of an export; ADDR is a further address of its server.
+//! - `peer idle DIR URL…`: locks are held by clients that do nothing, for as long as it takes.
+//! - `peer restart DIR URL…`: the server restarts under load.
+//!
+//! A URL has a query. In DIR, files tell what has come to pass; each mode says which.
+
+mod checks;
+mod lasting;
+
+use std::sync::Arc;
+
+use buf::Pool;
+use bytes::Bytes;
+use client::{LockRange, Mount, NfsUrl, V4};
+use rdma::iwarp::{Iwarp, IwarpOptions};
+use rpc::{Switch, TcpKind, TcpOptions};
+use rpcrdma::RdmaKind;
+
+#[tokio::main]
+async fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["checks", url, also] => checks::all(url, also).await,
+        ["idle", dir, urls @ ..] => lasting::idle(dir.as_ref(), urls).await,
+        ["restart", dir, urls @ ..] => lasting::restart(dir.as_ref(), urls).await,
+        _ => panic!("peer checks URL ADDR | idle DIR URL… | restart DIR URL…"),
+    }
+}
+
+/// Another client of the export.
+async fn mount(url: &str) -> Mount {
+    let url: NfsUrl = format!("{url}&timeo={CALL_LIMIT_DS}").parse().expect("a URL");
+    Mount::connect(&url, &switch()).await.unwrap_or_else(|error| panic!("mounting: {error}"))
+}
+
+fn switch() -> Switch {
+    let mut switch = Switch::new();
+    switch.register(Arc::new(TcpKind::new(TcpOptions::default(), Pool::default())));
+    switch.register(Arc::new(RdmaKind::new(Arc::new(Iwarp::new(IwarpOptions::default())), Default::default())));
+    switch
+}
+
+fn v4(mount: &Mount) -> &V4 {
+    mount.v4().expect("version 4")
+}
+
+fn exclusive(offset: u64, length: u64) -> LockRange {
+    LockRange { offset, length, exclusive: true }
+}
+
+fn shared(offset: u64, length: u64) -> LockRange {
+    LockRange { offset, length, exclusive: false }
+}
+
+/// Bytes that differ with `seed`.
+fn data(len: u32, seed: u32) -> Bytes {
+    (0..len).map(|at| (at.wrapping_mul(seed) ^ (at >> 8)) as u8).collect()
+}
+
+/// Longest that a call may take, in tenths of a second, also while the server restarts: the machine may be busy.
+const CALL_LIMIT_DS: u32 = 6000;
