@@ -59,16 +59,19 @@ else
 fi
 wait
 # Version 4 needs neither MOUNT nor a lock manager beside it. Of one minor version there is one transport at a time: Linux finds
-# that it is the same server, and uses what it has already.
+# that it is the same server, and uses what it has already. The newest has the whole tree.
 over tcp-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT" version42 &
-if [ -e /sys/class/infiniband/siw0 ]; then BRIEF=1 over rdma-4.1 "vers=4.1,proto=rdma,port=$RDMA_PORT" version4 & fi
-over tcp-4.0 "vers=4.0,proto=tcp,port=$TCP_PORT" version4 &
+if [ -e /sys/class/infiniband/siw0 ]; then brief rdma-4.1 "vers=4.1,proto=rdma,port=$RDMA_PORT" version4 & fi
+brief tcp-4.0 "vers=4.0,proto=tcp,port=$TCP_PORT" version4 &
 wait
-if [ -e /sys/class/infiniband/siw0 ]; then over rdma-4.2 "vers=4.2,proto=rdma,port=$RDMA_PORT" version42 & fi
-BRIEF=1 over tcp-4.1 "vers=4.1,proto=tcp,port=$TCP_PORT" version4 &
+if [ -e /sys/class/infiniband/siw0 ]; then
+  over rdma-4.2 "vers=4.2,proto=rdma,port=$RDMA_PORT" version42 &
+  brief rdma-4.0 "vers=4.0,proto=rdma,port=$RDMA_PORT" version4 &
+fi
+brief tcp-4.1 "vers=4.1,proto=tcp,port=$TCP_PORT" version4 &
 wait
 if [ -n "${MEMORY:-}" ]; then
-  BRIEF=1 EXPORT=$MEMORY EXPORT_BYTES= over memory-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT,nconnect=4" several_connections
+  EXPORT=$MEMORY EXPORT_BYTES= brief memory-4.2 "vers=4.2,proto=tcp,port=$TCP_PORT,nconnect=4" several_connections
 fi
 if [ -n "${SQUASHED:-}" ]; then check "tcp: root is squashed by default" squashed; fi
 check "udp: MOUNT" mount_by_udp

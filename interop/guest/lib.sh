@@ -60,6 +60,15 @@ knfsd() {
   echo rdma 20049 >/proc/fs/nfsd/portlist
 }
 
+# await COMMAND…: until it succeeds; ten minutes at most, as the machine may be slow. A process costs so much here that those
+# who wait would be in the way of those that they wait for: `read`, from what nobody writes to, is the shell's own.
+exec {NEVER}<> <(:)
+await() {
+  local until=$((SECONDS + 600))
+  while [ $SECONDS -lt $until ]; do "$@" >/dev/null 2>&1 && return; read -rt 0.2 -u $NEVER || true; done
+  echo "in vain: $*" >&2; return 1
+}
+
 siw() { rdma link | grep -q siw0 || rdma link add siw0 type siw netdev eth0; }
 
 # What the kernel says while it boots under emulation is not about us.

@@ -3,12 +3,12 @@
 # device leads out of it. The server is root's and acts for others, over TCP at the same time.
 . /run/out/guest/lib.sh
 . /run/out/guest/content.sh
+. /run/out/guest/version4.sh
 . /run/out/env
 near SLIPWAY CONFORMANCE CHAOS SHARED ALONE
 : >"$RESULTS"
 # A part of the tree and of the large file, as there is so much to be done with them.
-TREE=/run/part.tar FILES=/run/manifest
-(cd /run && tar xf out/tree.tar asm-generic && tar cf part.tar asm-generic && grep '  asm-generic/' out/manifest >manifest)
+part asm-generic part; TREE=/run/part.tar FILES=/run/part
 head -c 12M /run/out/random >/run/random; mount --bind /run/random /run/out/random
 IOSIZE=1048576 EXPORT=/run/ours
 OURS_TCP=3049 OURS_RDMA=21049
@@ -17,13 +17,6 @@ declare -A AT=([rxe]=10.0.2.15 [siw]=10.9.1.1) AT6=([rxe]=fd09:1::1 [siw]=fd09:2
 ulimit -l unlimited
 
 slip() { timeout 300 "$SLIPWAY" "$@"; }
-
-# await COMMAND…: until it succeeds; five minutes at most, as the machine is slow.
-await() {
-  local i
-  for ((i = 0; i < 3000; i++)); do "$@" >/dev/null 2>&1 && return; sleep 0.1; done
-  echo "in vain: $*" >&2; return 1
-}
 
 devices() {
   ip link add veth0 type veth peer name veth1
@@ -36,8 +29,10 @@ devices() {
   grep -E 'siw0 .*port 1 ACTIVE' /run/out/doctor
 }
 
-give() { # DIR
-  mkdir -p "$1"; mount -t tmpfs -o size=1g export "$1"
+# give DIR: on an ext4 in memory, as tmpfs has no extended attributes for users here.
+give() {
+  mkdir -p "$1" /run/disks; mountpoint -q /run/disks || mount -t tmpfs -o size=2g disks /run/disks
+  truncate -s 1G "/run/disks/${1##*/}"; mkfs.ext4 -q -O ^has_journal "/run/disks/${1##*/}"; mount -o loop "/run/disks/${1##*/}" "$1"
   mkdir -p "$1/given/tree" "$1/given/many"
   tar xf "$TREE" -C "$1/given/tree"
   (cd "$1/given/many" && touch $(seq -f 'entry-%g' 3000))
@@ -306,11 +301,23 @@ by_tcp_as_others >/run/out/logs/by-tcp.log 2>&1 & OTHERS=$!
 CLIENTS=()
 for device in rxe siw; do
   # Siw's is brief: the suite of Linux's client has the same by iWARP in software.
-  [ "$device" = rxe ] || BRIEF=1
-  (SERVER=${AT[$device]} over "$device" "proto=rdma,port=$OURS_RDMA,mountport=$OURS_TCP,mountproto=tcp") & CLIENTS+=($!)
+  [ "$device" = rxe ] && content_of=over || content_of=brief
+  (SERVER=${AT[$device]} $content_of "$device" "proto=rdma,port=$OURS_RDMA,mountport=$OURS_TCP,mountproto=tcp") & CLIENTS+=($!)
   (ours "our server" "$device" of_ours /run/ours 1234) & CLIENTS+=($!)
 done
 wait "${CLIENTS[@]}"
+# And of version 4, one device after the other: Linux finds that it is the same server, and would use what it has already. Both
+# mounts are one client's, who is not told by the server to give up a delegation for itself. (By 4.1 and 4.2 the mount that writes
+# has it; of 4.0 there is none to write, and the mount that reads would have one: without an address to call there is none.)
+for device in rxe siw; do
+  VERSION4=()
+  for v in 4.0 4.1 4.2; do
+    also=version4 options=
+    case $v in 4.0) options=,clientaddr=0.0.0.0 ;; 4.2) also=version42 ;; esac
+    (SERVER=${AT[$device]} brief "$device-$v" "vers=$v,proto=rdma,port=$OURS_RDMA$options" $also) & VERSION4+=($!)
+  done
+  wait "${VERSION4[@]}"
+done
 touch /run/enough; wait "$OTHERS"
 for device in rxe siw; do
   check "$device: our client by IPv6" by_ipv6 "$device"

@@ -5,7 +5,7 @@ root_leads_to_exports() {
   local options; options=$(awk -v m="$M" '$2 == m { print $4 }' /proc/mounts | tr , '\n' | grep -E '^(vers|proto|port)=' | paste -sd,)
   mkdir -p /run/mnt/root-$HERE
   mount -t nfs -o "$options" "$SERVER:/" /run/mnt/root-$HERE
-  ls /run/mnt/root-$HERE | grep -x "${EXPORT#/}"
+  ls /run/mnt/root-$HERE | grep -x "$(cut -d/ -f2 <<<"$EXPORT")"
   equal "$(cd "$M/given/tree" && find . -type f | sort | head -n 50)" "$(cd "/run/mnt/root-$HERE$EXPORT/given/tree" && find . -type f | sort | head -n 50)"
   umount /run/mnt/root-$HERE
 }

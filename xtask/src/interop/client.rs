@@ -55,7 +55,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<(), String> {
     guest.environment(&variables)?;
     let succeeded = guest.run("client.sh");
     guest.results("client", succeeded, report)?;
-    for transport in ["tcp", "rdma", "tcp-4.0", "tcp-4.2", "rdma-4.2"] {
+    for transport in ["tcp", "rdma", "tcp-4.2", "rdma-4.2"] {
         report.step(&format!("interop: client: {transport}: what our disk holds"), || {
             match on_disk(bench, &export.join(format!("by-{transport}"))) {
                 Ok(tests) => Outcome::Passed { tests },
