@@ -3,7 +3,7 @@
 //! Read RFC 4506 §4. An [`Encoder`] cannot fail: what is too long for its type is a bug of the
 //! caller and panics. A [`Decoder`] never panics, and says what was wrong and at which offset.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use buf::Rope;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -251,6 +251,11 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// The stream has ended, or the padding is not zero.
     pub fn fixed_opaque(&mut self, len: usize) -> Result<Bytes, DecodeError> {
+        self.padded(len).map(|range| self.stream.slice(range))
+    }
+
+    /// Where bytes of known length lie, which are passed over with their padding.
+    fn padded(&mut self, len: usize) -> Result<Range<usize>, DecodeError> {
         let padded = len.checked_add(padding(len)).filter(|&padded| padded <= self.remaining());
         let Some(padded) = padded else { return Err(self.error(DecodeErrorKind::Truncated)) };
         let (start, end) = (self.at, self.at + padded);
@@ -258,7 +263,7 @@ impl<'a> Decoder<'a> {
             return Err(self.error(DecodeErrorKind::BadPadding));
         }
         self.at = end;
-        Ok(self.stream.slice(start..start + len))
+        Ok(start..start + len)
     }
 
     /// Reads a length, which must not exceed `max`.
@@ -434,8 +439,9 @@ impl<const N: usize> Encode for [u8; N] {
 
 impl<const N: usize> Decode for [u8; N] {
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
-        let bytes = decoder.fixed_opaque(N)?;
-        Ok(bytes[..].try_into().expect("fixed_opaque gives N bytes"))
+        // Copied from where they lie: to share the message's memory costs more.
+        let range = decoder.padded(N)?;
+        Ok(decoder.stream[range].try_into().expect("the range is of N bytes"))
     }
 }
 

@@ -1,11 +1,6 @@
 //! Who locks: owners of locks, the clients they are on, and what each of them takes.
 
-use std::{
-    collections::BTreeSet,
-    hash::{Hash, Hasher},
-    ops::Bound,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, ops::Bound, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -30,10 +25,10 @@ pub struct Owner {
     pub opaque: SmallVec<[u8; 32]>,
 }
 
-// By what a client chooses only through its digest.
-impl Hash for Owner {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.client, digest(&self.opaque)).hash(state);
+impl Owner {
+    /// What it is found by: all that a client chooses is in it only through its digest.
+    fn key(&self) -> (LockClient, u64) {
+        (self.client, digest(&self.opaque))
     }
 }
 
@@ -45,6 +40,7 @@ pub(super) struct OwnerId(u32);
 #[derive(Debug)]
 pub(super) struct OwnerState {
     pub(super) owner: Arc<Owner>,
+    key: (LockClient, u64),
     /// Ranges that it holds, in all files.
     pub(super) held: usize,
     /// Requests of its that wait: in which files, once for each.
@@ -65,7 +61,8 @@ struct ClientState {
 /// All owners that have something.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
-    ids: Map<Arc<Owner>, OwnerId>,
+    /// Those of one digest, of which there is hardly ever more than one.
+    ids: Map<(LockClient, u64), SmallVec<[OwnerId; 1]>>,
     states: Map<OwnerId, OwnerState>,
     clients: Map<LockClient, ClientState>,
     next: u32,
@@ -75,13 +72,18 @@ pub(super) struct Owners {
 
 impl Owners {
     pub(super) fn find(&self, owner: &Owner) -> Option<OwnerId> {
-        self.ids.get(owner).copied()
+        self.find_by(owner.key(), owner)
+    }
+
+    fn find_by(&self, key: (LockClient, u64), owner: &Owner) -> Option<OwnerId> {
+        self.ids.get(&key)?.iter().copied().find(|id| *self.states[id].owner == *owner)
     }
 
     /// The number of an owner, who may be new. [`forget_if_idle`](Self::forget_if_idle) must follow if nothing came of
     /// it.
     pub(super) fn intern(&mut self, owner: &Owner) -> OwnerId {
-        if let Some(id) = self.find(owner) {
+        let key = owner.key();
+        if let Some(id) = self.find_by(key, owner) {
             return id;
         }
         let id = loop {
@@ -90,13 +92,13 @@ impl Owners {
                 break OwnerId(self.next);
             }
         };
-        let owner = Arc::new(owner.clone());
+        let owner = Arc::new(Owner { client: owner.client, opaque: SmallVec::from_slice(&owner.opaque) });
         let client = self.clients.entry(owner.client).or_default();
         client.owners.insert(id);
         client.units += units(&owner);
         self.units += units(&owner);
-        self.ids.insert(owner.clone(), id);
-        self.states.insert(id, OwnerState { owner, held: 0, waits: Vec::new(), files: SmallVec::new() });
+        self.ids.entry(key).or_default().push(id);
+        self.states.insert(id, OwnerState { owner, key, held: 0, waits: Vec::new(), files: SmallVec::new() });
         id
     }
 
@@ -199,7 +201,11 @@ impl Owners {
         }
         let state = self.states.remove(&id).expect("it was there");
         assert!(state.held == 0 && state.waits.is_empty(), "an owner has locks in no file");
-        self.ids.remove(&state.owner);
+        let alike = self.ids.get_mut(&state.key).expect("an owner is found by its key");
+        alike.retain(|other| *other != id);
+        if alike.is_empty() {
+            self.ids.remove(&state.key);
+        }
         let key = state.owner.client;
         let client = self.clients.get_mut(&key).expect("a client with owners is known");
         client.owners.remove(&id);
