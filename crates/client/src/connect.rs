@@ -34,7 +34,10 @@ use crate::{
     program::{Link, Program},
     referral::Referred,
     v3,
-    v4::connect::{Callbacks, is_another_version},
+    v4::{
+        connect::{Callbacks, is_another_version},
+        moved::{Heir, Origin},
+    },
 };
 
 /// Where MOUNT was found: an open connection that it shares with NFS, or the way to one.
@@ -51,6 +54,8 @@ pub(crate) struct Site {
     switch: Switch,
     /// Referrals that have led here.
     hops: u32,
+    /// What has moved there is to be reclaimed.
+    heir: Option<Heir>,
 }
 
 /// Something to be done at an address of a server.
@@ -61,7 +66,12 @@ type Probe<T> = for<'a> fn(&'a Site, MountClient) -> BoxFuture<'a, Result<T>>;
 
 /// Mounts what a URL names, to which so many referrals have led.
 pub(crate) async fn mount(url: &NfsUrl, switch: &Switch, hops: u32) -> Result<Mount> {
-    Site { hops, ..Site::new(url, switch) }.each_address(|site, ip| Box::pin(site.mount_at(ip))).await
+    mount_as(url, switch, hops, None).await
+}
+
+/// The same, as an heir of what has moved there.
+pub(crate) async fn mount_as(url: &NfsUrl, switch: &Switch, hops: u32, heir: Option<Heir>) -> Result<Mount> {
+    Site { hops, heir, ..Site::new(url, switch) }.each_address(|site, ip| Box::pin(site.mount_at(ip))).await
 }
 
 pub(crate) async fn mountd(url: &NfsUrl, switch: &Switch) -> Result<MountClient> {
@@ -79,7 +89,7 @@ struct Ports {
 
 impl Site {
     fn new(url: &NfsUrl, switch: &Switch) -> Self {
-        Self { server: url.authority().into(), url: url.clone(), switch: switch.clone(), hops: 0 }
+        Self { server: url.authority().into(), url: url.clone(), switch: switch.clone(), hops: 0, heir: None }
     }
 
     fn options(&self) -> &MountOptions {
@@ -135,10 +145,11 @@ impl Site {
     async fn mount4_at(&self, ip: IpAddr) -> Result<Mount> {
         let callbacks = Callbacks::new();
         let options = self.options();
+        let owner = self.heir.as_ref().map(|heir| heir.owner.clone());
         let mut ends = self.ends(ip).await?.into_iter();
         let first = ends.next().expect("there is the host of the URL");
         let program = self.program4(&first, &callbacks).await?;
-        let (v4, known) = V4::connect(program, options.version.minors(), &callbacks).await?;
+        let (v4, known) = V4::connect(program, options.version.minors(), &callbacks, owner).await?;
         for _ in 1..options.nconnect {
             v4.add_connection(self.program4(&first, &callbacks).await?, known.as_ref(), false).await?;
         }
@@ -148,6 +159,8 @@ impl Site {
                 v4.add_connection(program, known.as_ref(), turn == 0).await?;
             }
         }
+        let moves = self.heir.as_ref().map_or(0, |heir| heir.moves);
+        v4.mounted(Origin { url: self.url.clone(), switch: self.switch.clone(), hops: self.hops, moves });
         let path = clean(&self.url.path);
         let names: Vec<Bytes> =
             path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).map(Bytes::copy_from_slice).collect();

@@ -1,6 +1,9 @@
 //! [`Dir`]: the entries of a directory.
 
-use std::collections::VecDeque;
+use std::{
+    collections::{HashSet, VecDeque, hash_map::RandomState},
+    hash::BuildHasher,
+};
 
 use bytes::Bytes;
 use nfs::v3::Nfsstat3;
@@ -43,6 +46,12 @@ pub struct Dir {
     page: u32,
     entries: VecDeque<DirEntry>,
     eof: bool,
+    /// The server whose the cookie is: another's means nothing to it, and the directory is read from its beginning again.
+    server: u64,
+    /// What has been listed, by their hashes, in case of that; and what is not to be listed again because of that.
+    listed: Vec<u64>,
+    again: HashSet<u64>,
+    hasher: RandomState,
 }
 
 impl Dir {
@@ -59,6 +68,10 @@ impl Dir {
             page,
             entries: VecDeque::new(),
             eof: false,
+            server: 0,
+            listed: Vec::new(),
+            again: HashSet::new(),
+            hasher: RandomState::new(),
         }
     }
 
@@ -97,7 +110,17 @@ impl Dir {
     }
 
     async fn fetch(&mut self) -> Result<()> {
-        let page = self.mount.protocol().readdir(&self.handle, self.cookie, self.verifier, self.page, self.plus).await;
+        let protocol = self.mount.protocol();
+        let server = protocol.server_of(&self.handle);
+        if server != self.server {
+            (self.server, self.cookie, self.verifier) = (server, 0, [0; 8]);
+            self.again.extend(self.listed.drain(..));
+        }
+        let page = protocol.readdir(&self.handle, self.cookie, self.verifier, self.page, self.plus).await;
+        if protocol.server_of(&self.handle) != server {
+            // It has moved meanwhile.
+            return Ok(());
+        }
         let page = match page {
             // One entry can be larger than a page: its name, attributes and handle.
             Err(error) if error.status() == Some(Nfsstat3::TooSmall) && self.page < PAGE_ENOUGH => {
@@ -109,10 +132,10 @@ impl Dir {
         self.verifier = page.verifier;
         self.eof = page.eof;
         if page.entries.is_empty() && !page.eof {
-            return Err(protocol("a page of a directory without entries".to_owned()));
+            return Err(nonsense("a page of a directory without entries".to_owned()));
         }
         if page.entries.last().is_some_and(|last| last.cookie == self.cookie) {
-            return Err(protocol("a directory that goes in circles".to_owned()));
+            return Err(nonsense("a directory that goes in circles".to_owned()));
         }
         for entry in page.entries {
             self.cookie = entry.cookie;
@@ -121,7 +144,14 @@ impl Dir {
                 continue;
             }
             if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
-                return Err(protocol(format!("a file name '{}'", name.escape_ascii())));
+                return Err(nonsense(format!("a file name '{}'", name.escape_ascii())));
+            }
+            if self.mount.v4().is_some() {
+                let hash = self.hasher.hash_one(&name);
+                self.listed.push(hash);
+                if self.again.contains(&hash) {
+                    continue;
+                }
             }
             let (attr, handle) = (entry.attr, entry.handle);
             self.entries.push_back(DirEntry { name, fileid: entry.fileid, attr, handle });
@@ -130,7 +160,7 @@ impl Dir {
     }
 }
 
-fn protocol(problem: String) -> Error {
+fn nonsense(problem: String) -> Error {
     Error::new(ErrorKind::Protocol(problem), "READDIR")
 }
 

@@ -49,6 +49,8 @@ pub enum ErrorKind {
     Resolve(String),
     /// The server has the file system elsewhere, and it cannot be reached there: why not, place by place.
     Referral(String),
+    /// The file system has moved to another server, and what is meant is not found there: why not.
+    Moved(String),
     /// The path cannot be followed: too many symbolic links, or no name where one is needed.
     Path(&'static str),
     /// The caller asked for what cannot be.
@@ -146,6 +148,7 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Url(error) => write!(f, "{error}"),
             ErrorKind::Resolve(problem) => write!(f, "the host cannot be found: {problem}"),
             ErrorKind::Referral(why) => write!(f, "this is on another server, which cannot be reached: {why}"),
+            ErrorKind::Moved(why) => write!(f, "its file system has moved to another server: {why}"),
             ErrorKind::Path(problem) | ErrorKind::Invalid(problem) => f.write_str(problem),
         }
     }
@@ -183,6 +186,7 @@ impl From<Error> for io::Error {
             },
             ErrorKind::Mount(Mountstat3::NoEnt) => Io::NotFound,
             ErrorKind::Mount(Mountstat3::Acces | Mountstat3::Perm) => Io::PermissionDenied,
+            ErrorKind::Moved(_) => Io::StaleNetworkFileHandle,
             ErrorKind::Timeout { .. } => Io::TimedOut,
             ErrorKind::Protocol(_) => Io::InvalidData,
             ErrorKind::Url(_) | ErrorKind::Invalid(_) => Io::InvalidInput,

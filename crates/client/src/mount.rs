@@ -108,6 +108,11 @@ impl Mount {
                 tracing::debug!(%error, "a server that was referred to cannot be told");
             }
         }
+        for moved in self.v4().map(V4::take_moved).into_iter().flatten() {
+            if let Err(error) = Box::pin(moved.unmount()).await {
+                tracing::debug!(%error, "a server to which something has moved cannot be told");
+            }
+        }
         match (&self.protocol, &self.inner.mountd) {
             (Protocol::V4(v4), _) => v4.leave().await,
             (_, Some(mountd)) => mountd.client().await?.umnt(&self.inner.mounted).await,
@@ -504,6 +509,11 @@ impl Mount {
             true => Ok(()),
             false => Err(Error::new(ErrorKind::Nfs(Nfsstat3::XDev), operation)),
         }
+    }
+
+    /// The rest of the URL's path, which was not mounted.
+    pub(crate) fn start(&self) -> &Bytes {
+        &self.inner.start
     }
 
     pub(crate) fn referred(&self) -> &Referred {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use crate::{
     Attr, CreateHow, FsStat, Handle, Node, Page, PathConf, ReadData, ReadInfo, Result, SetAttr, Special, StableHow, V3,
-    V4, Verifier, Written, program::Program,
+    V4, Verifier, Written, program::Program, v4::anywhere::Anywhere,
 };
 
 /// A version of NFS on one server, by file handles. Cheap to clone; usable from any task.
@@ -36,7 +36,7 @@ macro_rules! operations {
             $($(#[$doc])* pub async fn $name(&self, $($argument: $type),*) -> $result {
                 match self {
                     Protocol::V3(v3) => Operations::$name(v3, $($argument),*).await,
-                    Protocol::V4(v4) => Operations::$name(v4, $($argument),*).await,
+                    Protocol::V4(v4) => Operations::$name(&Anywhere(v4), $($argument),*).await,
                 }
             })*
         }
@@ -216,9 +216,17 @@ impl Protocol {
         let Protocol::V4(v4) = self else { return Ok(None) };
         match v4.read_path(dir, names, count).await {
             Ok(read) => Ok(Some(read)),
-            // Walking finds out what is wrong and where, or that it is a link.
+            // Walking finds out what is wrong and where, or that it is a link, or has moved.
             Err(error) if error.status().is_some() || error.status4().is_some() || error.is_unreadable() => Ok(None),
             Err(error) => Err(error),
+        }
+    }
+
+    /// A number of the server where an object is, as far as that is known: a file system can move.
+    pub fn server_of(&self, object: &Handle) -> u64 {
+        match self {
+            Protocol::V3(_) => 0,
+            Protocol::V4(v4) => v4.place_now(object).number(),
         }
     }
 

@@ -71,7 +71,7 @@ impl Mount {
 
 /// RFC 8881 §11.16: a server is a name, or an address with or without the port behind it as two bytes in decimal, or
 /// empty for the one that says it.
-fn url_of(place: &Location, from: &NfsUrl) -> Result<NfsUrl> {
+pub(crate) fn url_of(place: &Location, from: &NfsUrl) -> Result<NfsUrl> {
     let wrong =
         || Error::new(ErrorKind::Protocol(format!("a server called '{}'", place.server.escape_ascii())), "LOOKUP");
     let server = std::str::from_utf8(&place.server).map_err(|_| wrong())?;

@@ -109,7 +109,7 @@ fn id(name: Option<&Bytes>) -> u32 {
 }
 
 /// Both halves in one number. Servers that use both are few, and those that differ in nothing but this fewer.
-fn fsid(fsid: Fsid4) -> u64 {
+pub(super) fn fsid(fsid: Fsid4) -> u64 {
     if fsid.minor == 0 { fsid.major } else { fsid.major.rotate_left(32) ^ fsid.minor }
 }
 

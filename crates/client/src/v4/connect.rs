@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use nfs::v4::{ExchangeIdOk, Nfsstat4, attr::Attr4};
+use nfs::v4::{ClientOwner4, ExchangeIdOk, Nfsstat4, attr::Attr4};
 
 use super::{
     V4, attr,
     callback::{Backchannel, CallbackService},
     compound::{Compound, value},
     identity,
+    moved::Origin,
     shared::Shared,
     trunk::Trunk,
 };
-use crate::{Attr, Error, ErrorKind, FileKind, Handle, Result, program::Program};
+use crate::{Attr, Error, ErrorKind, FileKind, Handle, Mount, Result, program::Program};
 
 /// What answers the server's calls on the connections of a mount.
 pub(crate) struct Callbacks {
@@ -39,7 +40,8 @@ pub(crate) struct Root {
 }
 
 impl V4 {
-    /// Introduces a client in the newest of these minor versions that the server has.
+    /// Introduces a client in the newest of these minor versions that the server has; as an heir, which has something to reclaim, by
+    /// a name that it has had elsewhere.
     ///
     /// # Errors
     /// It has none of them.
@@ -47,11 +49,13 @@ impl V4 {
         first: Program,
         minors: &[u32],
         callbacks: &Callbacks,
+        heir: Option<ClientOwner4>,
     ) -> Result<(Self, Option<ExchangeIdOk>)> {
         let mut last = None;
         for &minor in minors {
             let trunk = Trunk::new(first.clone());
-            match Shared::establish(trunk, minor, callbacks.backchannel.clone(), first.deadline()).await {
+            match Shared::establish(trunk, minor, (callbacks.backchannel.clone(), heir.clone()), first.deadline()).await
+            {
                 Ok((shared, exchanged)) => {
                     shared.keep();
                     return Ok((Self { shared, timeout: first.timeout() }, exchanged));
@@ -103,10 +107,11 @@ impl V4 {
     /// # Errors
     /// The server's root cannot be looked at.
     pub(crate) async fn root(&self, names: &[Bytes]) -> Result<Root> {
-        let (mut walked, mut handle, attr): (usize, Handle, Attr) = self.lookup_path(names).await?;
+        let (mut walked, mut handle, mut attr): (usize, Handle, Attr) = self.lookup_path(names).await?;
         if attr.kind != FileKind::Dir && walked > 0 {
-            (walked, handle, _) = self.lookup_path(&names[..walked - 1]).await?;
+            (walked, handle, attr) = self.lookup_path(&names[..walked - 1]).await?;
         }
+        self.shared.opens.names.lock().root(&handle, &names[..walked], &attr);
         let wanted = [Attr4::LeaseTime, Attr4::Maxread, Attr4::Maxwrite];
         let mut results = self.run(&Compound::on("GETATTR", &handle).get_attr(&wanted)).await?;
         results.skip(&[nfs::v4::Opnum4::PutFh])?;
@@ -122,6 +127,16 @@ impl V4 {
             maxwrite = maxwrite.min(of(session.fore.maxrequestsize));
         }
         Ok(Root { handle, names: walked, maxread, maxwrite })
+    }
+
+    /// How it was mounted.
+    pub(crate) fn mounted(&self, origin: Origin) {
+        self.shared.moves.mounted(origin);
+    }
+
+    /// The mounts of servers to which something has moved; from now on they are not known.
+    pub(crate) fn take_moved(&self) -> Vec<Mount> {
+        self.shared.moves.take()
     }
 
     /// Bytes of the longest message that all connections carry.

@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use super::{
     V4, attr,
     compound::{Compound, value},
+    moved::Place,
     opens::{InUse, OpenFile, Opens, wanted},
     shared::Shared,
 };
@@ -73,6 +74,11 @@ pub(crate) struct Delegations {
 }
 
 impl Delegations {
+    /// Who keeps something by delegations.
+    pub fn watcher(&self) -> Option<Arc<dyn Watcher>> {
+        self.watcher.get().cloned()
+    }
+
     /// Now.
     pub fn now(&self) -> Mark {
         self.clock.load(Relaxed)
@@ -290,13 +296,19 @@ pub struct Held {
 pub struct DataVersion {
     change: Option<u64>,
     delegated: Option<Mark>,
+    /// Of the server that says so.
+    server: u64,
 }
 
 impl DataVersion {
+    fn of(self, at: &Place) -> Self {
+        Self { server: at.number(), ..self }
+    }
+
     /// Whether nobody but this mount can have changed the data in between.
     pub fn is_same(&self, other: &Self) -> bool {
         let same = |one: Option<u64>, other: Option<u64>| one.is_some() && one == other;
-        same(self.delegated, other.delegated) || same(self.change, other.change)
+        self.server == other.server && (same(self.delegated, other.delegated) || same(self.change, other.change))
     }
 }
 
@@ -307,19 +319,26 @@ impl V4 {
     /// # Errors
     /// `Acces`, `RoFs`, `Stale`, …
     pub async fn open(&self, handle: &Handle, access: u32) -> Result<DataVersion> {
+        let opened = self
+            .on(handle, |at| async move { at.v4.open_here(&at.handle, access).await.map(|version| version.of(&at)) });
+        opened.await
+    }
+
+    async fn open_here(&self, handle: &Handle, access: u32) -> Result<DataVersion> {
         let file = self.shared.opens.file(handle);
         file.0.take_opened();
         file.0.stateid(&self.shared, access, self.deadline()).await?;
         match (self.promised_version(handle), file.0.take_opened()) {
             (Some(promised), _) => Ok(promised),
-            (None, Some(change)) => Ok(DataVersion { change: Some(change), delegated: None }),
+            (None, Some(change)) => Ok(DataVersion { change: Some(change), ..DataVersion::default() }),
             (None, None) => self.ask_version(handle).await,
         }
     }
 
     /// Keeps a file open, once it is, until what comes back is dropped, also if it is not used for a while.
     pub fn hold(&self, handle: &Handle) -> Held {
-        Held { _file: self.shared.opens.file(handle) }
+        let at = self.place_now(handle);
+        Held { _file: at.v4.shared.opens.file(&at.handle) }
     }
 
     /// Which version of its data a file has now.
@@ -327,6 +346,12 @@ impl V4 {
     /// # Errors
     /// `Stale`, …
     pub async fn data_version(&self, handle: &Handle) -> Result<DataVersion> {
+        let version = self
+            .on(handle, |at| async move { at.v4.data_version_here(&at.handle).await.map(|version| version.of(&at)) });
+        version.await
+    }
+
+    async fn data_version_here(&self, handle: &Handle) -> Result<DataVersion> {
         match self.promised_version(handle) {
             Some(version) => Ok(version),
             None => self.ask_version(handle).await,
@@ -334,7 +359,11 @@ impl V4 {
     }
 
     fn promised_version(&self, handle: &Handle) -> Option<DataVersion> {
-        let of = |delegation: &Delegation| DataVersion { change: delegation.change, delegated: Some(delegation.since) };
+        let of = |delegation: &Delegation| DataVersion {
+            change: delegation.change,
+            delegated: Some(delegation.since),
+            ..DataVersion::default()
+        };
         self.shared.opens.promised(&self.shared, handle, |delegation| Some(of(delegation)))
     }
 
@@ -345,7 +374,7 @@ impl V4 {
         let attrs = attr::values(&value!(results, GetAttr)?)?;
         let attr = attr::from_values(&attrs).ok_or_else(|| results.nonsense("an object without type or size"))?;
         self.shared.opens.seen(handle, &attr, asked);
-        Ok(DataVersion { change: attrs.change, delegated: None })
+        Ok(DataVersion { change: attrs.change, ..DataVersion::default() })
     }
 
     /// From now on this is told of delegations that end. There can be one.
@@ -356,14 +385,17 @@ impl V4 {
 
     /// Whether the server delegates a file to this client now.
     pub fn is_delegated(&self, file: &Handle) -> bool {
-        self.shared.opens.known(file).is_some_and(|file| file.state.lock().delegation.is_some())
+        let at = self.place_now(file);
+        at.v4.shared.opens.known(&at.handle).is_some_and(|file| file.state.lock().delegation.is_some())
     }
 
     /// How long the attributes of a file need not be asked for again, unless a [`Watcher`] hears otherwise: as long as the lease
     /// is known to last, under which the server delegates it.
     pub fn promised_for(&self, file: &Handle) -> Option<Duration> {
-        self.shared.opens.delegated_attr(&self.shared, file)?;
-        self.shared.lease_left()
+        let at = self.place_now(file);
+        let shared = &at.v4.shared;
+        shared.opens.delegated_attr(shared, &at.handle)?;
+        shared.lease_left()
     }
 }
 

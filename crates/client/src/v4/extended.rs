@@ -15,7 +15,7 @@ use super::{
     offload,
     opens::{OPEN_MAX, open_once},
 };
-use crate::{Attr, Handle, ReadData, Result, Written};
+use crate::{Attr, Handle, ReadData, Result, Written, protocol::Operations};
 
 /// Whether an extended attribute is made or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,10 @@ impl V4 {
     /// # Errors
     /// `Acces`, `IsDir`, …
     pub async fn read_small(&self, file: &Handle, count: u32) -> Result<ReadData> {
+        self.on(file, |at| async move { at.v4.read_small_here(&at.handle, at.read_size(count)).await }).await
+    }
+
+    async fn read_small_here(&self, file: &Handle, count: u32) -> Result<ReadData> {
         let open_now = self.shared.opens.known(file).is_some_and(|file| file.state.lock().open.is_some());
         // Version 4.0 cannot use in a compound what that opens.
         if open_now || self.shared.minor == 0 {
@@ -58,6 +62,12 @@ impl V4 {
     /// # Errors
     /// `NoEnt`, `NotDir`, NFS4ERR_SYMLINK, `IsDir`, `Acces`, …; `NotSupp` over version 4.0.
     pub async fn read_path(&self, dir: &Handle, names: &[&[u8]], count: u32) -> Result<(Handle, ReadData)> {
+        let at = self.place(dir).await?;
+        let (handle, data) = at.v4.read_path_here(&at.handle, names, at.read_size(count)).await?;
+        Ok((at.name(handle, None), data))
+    }
+
+    async fn read_path_here(&self, dir: &Handle, names: &[&[u8]], count: u32) -> Result<(Handle, ReadData)> {
         // It has no current stateid, by which READ and CLOSE could name what the compound opens.
         if self.shared.minor == 0 {
             return Err(failure(Nfsstat4::NotSupp, "OPEN"));
@@ -74,7 +84,14 @@ impl V4 {
         results.skip(&vec![Opnum4::Lookup; dirs.len()])?;
         value!(results, Open)?;
         let handle = value!(results, GetFh)?;
-        Ok((handle, data_read(results, count)?))
+        let data = data_read(results, count)?;
+        if !data.eof
+            && let Ok(attr) = self.getattr(&handle).await
+        {
+            // It is gone on with by its handle, which means nothing elsewhere.
+            self.shared.opens.found(dir, &names.join(&b'/'), &handle, Some(&attr));
+        }
+        Ok((handle, data))
     }
 
     /// READ and CLOSE by the stateid of the OPEN before them, which is the current one (RFC 8881 §16.2.3.1.2).
@@ -101,6 +118,10 @@ impl V4 {
     /// # Errors
     /// `NXIO` behind the end, `NotSupp`, …
     pub async fn seek(&self, file: &Handle, offset: u64, what: DataContent4) -> Result<Option<u64>> {
+        self.on(file, |at| async move { at.v4.seek_here(&at.handle, offset, what).await }).await
+    }
+
+    async fn seek_here(&self, file: &Handle, offset: u64, what: DataContent4) -> Result<Option<u64>> {
         self.with_stateid(file, OPEN4_SHARE_ACCESS_READ, |stateid| async move {
             let compound = Compound::on("SEEK", file).op(Argop4::Seek(SeekArgs { stateid, offset, what }), 12);
             let mut results = self.run(&compound).await?;
@@ -116,7 +137,7 @@ impl V4 {
     /// # Errors
     /// `NoSpc`, `NotSupp`, …
     pub async fn allocate(&self, file: &Handle, offset: u64, length: u64) -> Result<()> {
-        self.reserve(file, offset, length, Argop4::Allocate).await
+        self.on(file, |at| async move { at.v4.reserve(&at.handle, offset, length, Argop4::Allocate).await }).await
     }
 
     /// DEALLOCATE: makes a hole.
@@ -124,7 +145,7 @@ impl V4 {
     /// # Errors
     /// `NotSupp`, …
     pub async fn deallocate(&self, file: &Handle, offset: u64, length: u64) -> Result<()> {
-        self.reserve(file, offset, length, Argop4::Deallocate).await
+        self.on(file, |at| async move { at.v4.reserve(&at.handle, offset, length, Argop4::Deallocate).await }).await
     }
 
     async fn reserve(&self, file: &Handle, offset: u64, length: u64, op: fn(AllocateArgs) -> Argop4) -> Result<()> {
@@ -145,6 +166,14 @@ impl V4 {
     /// # Errors
     /// `NotSupp`, `XDev`, `NoSpc`, …
     pub async fn copy(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<(u64, Written)> {
+        let copied = self.on_both("COPY", from.0, to.0, |at, there| async move {
+            let (copied, written) = at.v4.copy_here((&at.handle, from.1), (&there, to.1), count).await?;
+            Ok((copied, Written { verf: at.verifier(written.verf), ..written }))
+        });
+        copied.await
+    }
+
+    async fn copy_here(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<(u64, Written)> {
         let ok = self
             .with_stateid(from.0, OPEN4_SHARE_ACCESS_READ, |src_stateid| async move {
                 self.with_stateid(to.0, OPEN4_SHARE_ACCESS_WRITE, move |dst_stateid| async move {
@@ -188,6 +217,13 @@ impl V4 {
     /// # Errors
     /// `NotSupp`, `Inval`, `XDev`, …
     pub async fn clone_range(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<()> {
+        let cloned = self.on_both("CLONE", from.0, to.0, |at, there| async move {
+            at.v4.clone_range_here((&at.handle, from.1), (&there, to.1), count).await
+        });
+        cloned.await
+    }
+
+    async fn clone_range_here(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<()> {
         let done = self
             .with_stateid(from.0, OPEN4_SHARE_ACCESS_READ, |src_stateid| async move {
                 self.with_stateid(to.0, OPEN4_SHARE_ACCESS_WRITE, move |dst_stateid| async move {
@@ -212,6 +248,10 @@ impl V4 {
     /// # Errors
     /// `NotSupp` where the server has none, …
     pub async fn acl(&self, object: &Handle) -> Result<Vec<Nfsace4>> {
+        self.on(object, |at| async move { at.v4.acl_here(&at.handle).await }).await
+    }
+
+    async fn acl_here(&self, object: &Handle) -> Result<Vec<Nfsace4>> {
         let attr_request = [Attr4::Acl as u32].into_iter().collect();
         let compound = Compound::on("GETATTR", object).op(Argop4::GetAttr(GetAttrArgs { attr_request }), ACL_MAX);
         let mut results = self.run(&compound).await?;
@@ -225,6 +265,11 @@ impl V4 {
     /// # Errors
     /// `Perm`, `Inval`, `BADOWNER`, `NotSupp`, …
     pub async fn set_acl(&self, object: &Handle, acl: Vec<Nfsace4>) -> Result<()> {
+        let acl = &acl;
+        self.on(object, |at| async move { at.v4.set_acl_here(&at.handle, acl.clone()).await }).await
+    }
+
+    async fn set_acl_here(&self, object: &Handle, acl: Vec<Nfsace4>) -> Result<()> {
         let obj_attributes = Fattr4::from(&Attrs { acl: Some(acl), ..Attrs::default() });
         let args = SetAttrArgs { stateid: Stateid4::ANONYMOUS, obj_attributes };
         self.changing(object, Compound::on("SETATTR", object).op(Argop4::SetAttr(args), 16).once()).await
@@ -235,6 +280,10 @@ impl V4 {
     /// # Errors
     /// `NOXATTR`, `NotSupp`, …
     pub async fn xattr(&self, object: &Handle, name: &[u8]) -> Result<Bytes> {
+        self.on(object, |at| async move { at.v4.xattr_here(&at.handle, name).await }).await
+    }
+
+    async fn xattr_here(&self, object: &Handle, name: &[u8]) -> Result<Bytes> {
         let args = XattrArgs { name: component(name)? };
         let compound = Compound::on("GETXATTR", object).op(Argop4::GetXattr(args), 4 + XATTR_BOUND);
         let mut results = self.run(&compound).await?;
@@ -247,6 +296,11 @@ impl V4 {
     /// # Errors
     /// `Exist`, `NOXATTR`, `XATTR2BIG`, `NotSupp`, …
     pub async fn set_xattr(&self, object: &Handle, name: &[u8], value: Bytes, how: SetXattr) -> Result<()> {
+        let value = &value;
+        self.on(object, |at| async move { at.v4.set_xattr_here(&at.handle, name, value.clone(), how).await }).await
+    }
+
+    async fn set_xattr_here(&self, object: &Handle, name: &[u8], value: Bytes, how: SetXattr) -> Result<()> {
         if value.len() > XATTR_BOUND {
             return Err(failure(Nfsstat4::Xattr2Big, "SETXATTR"));
         }
@@ -264,6 +318,10 @@ impl V4 {
     /// # Errors
     /// `NOXATTR`, `NotSupp`, …
     pub async fn remove_xattr(&self, object: &Handle, name: &[u8]) -> Result<()> {
+        self.on(object, |at| async move { at.v4.remove_xattr_here(&at.handle, name).await }).await
+    }
+
+    async fn remove_xattr_here(&self, object: &Handle, name: &[u8]) -> Result<()> {
         let args = XattrArgs { name: component(name)? };
         self.changing(object, Compound::on("REMOVEXATTR", object).op(Argop4::RemoveXattr(args), 20).once()).await
     }
@@ -279,6 +337,10 @@ impl V4 {
     /// # Errors
     /// `NotSupp`, …
     pub async fn xattrs(&self, object: &Handle) -> Result<Vec<Bytes>> {
+        self.on(object, |at| async move { at.v4.xattrs_here(&at.handle).await }).await
+    }
+
+    async fn xattrs_here(&self, object: &Handle) -> Result<Vec<Bytes>> {
         let (mut names, mut cookie) = (Vec::new(), 0);
         loop {
             let args = ListXattrsArgs { cookie, maxcount: XATTR_PAGE };

@@ -2,7 +2,7 @@
 //! restart of the server, and are checked by it. Whoever waits for one asks again when the server says that it is free
 //! (CB_NOTIFY_LOCK, §20.11), and now and then in case that it does not.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use nfs::v4::*;
@@ -35,6 +35,10 @@ impl V4 {
     /// # Errors
     /// `Inval`, `BADRANGE`, …; or locks of this owner have been lost.
     pub async fn lock(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<Option<LockRange>> {
+        self.on(file, |at| async move { at.v4.lock_here(&at.handle, owner, range).await }).await
+    }
+
+    async fn lock_here(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<Option<LockRange>> {
         let deadline = self.deadline();
         let mut backoff = Backoff::new();
         loop {
@@ -66,7 +70,23 @@ impl V4 {
         range: LockRange,
         given_up: impl Future<Output = ()> + Send,
     ) -> Result<()> {
-        let mut given_up = std::pin::pin!(given_up);
+        let given_up = tokio::sync::Mutex::new(Box::pin(given_up));
+        let given_up = &given_up;
+        let locked = self.on(file, |at| async move {
+            // It is the same whose waiting it is, wherever the file is.
+            let mut given_up = given_up.lock().await;
+            at.v4.lock_until_here(&at.handle, owner, range, given_up.as_mut()).await
+        });
+        locked.await
+    }
+
+    async fn lock_until_here(
+        &self,
+        file: &Handle,
+        owner: &[u8],
+        range: LockRange,
+        mut given_up: Pin<&mut (impl Future<Output = ()> + Send)>,
+    ) -> Result<()> {
         let waiting = Waiting::new(self.shared.opens.file(file), owner);
         let mut backoff = Backoff::new();
         loop {
@@ -127,6 +147,10 @@ impl V4 {
     /// # Errors
     /// Locks of this owner have been lost; or what can fail with any call.
     pub async fn unlock(&self, handle: &Handle, owner: &[u8], offset: u64, length: u64) -> Result<()> {
+        self.on(handle, |at| async move { at.v4.unlock_here(&at.handle, owner, offset, length).await }).await
+    }
+
+    async fn unlock_here(&self, handle: &Handle, owner: &[u8], offset: u64, length: u64) -> Result<()> {
         let file = self.shared.opens.file(handle);
         let _alone = file.0.changing().await;
         for _ in 0..super::STATE_TRIES {
@@ -153,12 +177,16 @@ impl V4 {
     /// # Errors
     /// The server was not reached, or does not unlock: then the locks are held until the file is closed.
     pub async fn release_locks(&self, handle: &Handle, owner: &[u8]) -> Result<()> {
+        self.on(handle, |at| async move { at.v4.release_locks_here(&at.handle, owner).await }).await
+    }
+
+    async fn release_locks_here(&self, handle: &Handle, owner: &[u8]) -> Result<()> {
         if self.shared.opens.known(handle).is_none() {
             return Ok(());
         }
         let file = self.shared.opens.file(handle);
         let lost = file.0.state.lock().locks.get(owner).is_none_or(|locked| locked.lost);
-        let unlocked = if lost { Ok(()) } else { self.unlock(handle, owner, 0, u64::MAX).await };
+        let unlocked = if lost { Ok(()) } else { self.unlock_here(handle, owner, 0, u64::MAX).await };
         let _alone = file.0.changing().await;
         let released = {
             let mut state = file.0.state.lock();
@@ -181,6 +209,10 @@ impl V4 {
     /// # Errors
     /// `Inval`, …
     pub async fn test_lock(&self, handle: &Handle, name: &[u8], range: LockRange) -> Result<Option<LockRange>> {
+        self.on(handle, |at| async move { at.v4.test_lock_here(&at.handle, name, range).await }).await
+    }
+
+    async fn test_lock_here(&self, handle: &Handle, name: &[u8], range: LockRange) -> Result<Option<LockRange>> {
         check(name, "LOCKT")?;
         let args = LockTArgs {
             locktype: kind(range.exclusive),

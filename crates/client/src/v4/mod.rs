@@ -2,23 +2,27 @@
 //!
 //! - [`shared`] makes requests, recovers and keeps the lease; [`session`] executes compounds exactly once, [`slots`] is its
 //!   arithmetic, [`trunk`] its connections, and [`identity`] how client and server introduce themselves;
-//! - [`zero`] executes compounds of version 4.0, without sessions, and [`names`] is how that finds what it opens;
+//! - [`zero`] executes compounds of version 4.0, without sessions, and [`names`] is how that finds what it opens, and what has moved is found again;
 //! - [`opens`] is what is open, [`delegation`] what is delegated, and [`lock`] what is locked; [`callback`] is what the server calls;
 //! - [`offload`] is the copies that the server goes on with behind its reply;
-//! - [`referral`] asks where a file system is that the server does not have;
-//! - [`operations`] are those of every version, and [`extended`] those that only this one has.
+//! - [`referral`] asks where a file system is that the server does not have, and [`moved`] goes on there with
+//!   what [`handover`] takes along;
+//! - [`operations`] are those of every version, [`anywhere`] finds where to do them, and [`extended`] those that only this one has.
 //!
 //! Errors: a status that every version has is [`ErrorKind::Nfs`](crate::ErrorKind::Nfs), another is
 //! [`ErrorKind::Nfs4`](crate::ErrorKind::Nfs4). What concerns sessions and state is recovered from here and not seen above.
 
+pub(crate) mod anywhere;
 pub(crate) mod attr;
 pub(crate) mod callback;
 pub(crate) mod compound;
 pub(crate) mod connect;
 mod delegation;
 mod extended;
+mod handover;
 mod identity;
 mod lock;
+pub(crate) mod moved;
 mod names;
 mod offload;
 mod opens;
@@ -91,7 +95,8 @@ impl V4 {
 
     /// Whoever used a file is done with it: it need not stay open for a moment.
     pub(crate) fn done(&self, file: &Handle) {
-        self.shared.opens.done(&self.shared, file);
+        let at = self.place_now(file);
+        at.v4.shared.opens.done(&at.v4.shared, &at.handle);
     }
 
     fn deadline(&self) -> Instant {

@@ -47,7 +47,6 @@ pub(crate) struct Opens {
     once: AtomicUsize,
     /// Files so far.
     serial: AtomicU64,
-    /// For version 4.0.
     pub names: Mutex<Names>,
 }
 
@@ -140,6 +139,11 @@ impl Opens {
     /// The file of this handle, if anything is known of it.
     pub fn known(&self, handle: &Handle) -> Option<Arc<OpenFile>> {
         self.files.lock().get(handle).cloned()
+    }
+
+    /// An object was found by this name.
+    pub fn found(&self, dir: &Handle, name: &[u8], object: &Handle, attr: Option<&Attr>) {
+        self.names.lock().found(object, (dir, name), attr, |object| self.known(object).is_some());
     }
 
     /// All of which anything is known.
@@ -495,7 +499,11 @@ impl OpenFile {
         }
     }
 
-    async fn reclaim(
+    /// Opens it as it was open before.
+    ///
+    /// # Errors
+    /// It cannot be reclaimed.
+    pub async fn reclaim(
         &self,
         shared: &Arc<Shared>,
         access: u32,

@@ -14,8 +14,8 @@ use super::{
     opens::{OPEN_MAX, Seen, open},
 };
 use crate::{
-    Attr, CreateHow, Entry, Error, ErrorKind, FileKind, FsStat, Handle, Node, Page, PathConf, ReadData, ReadInfo,
-    Result, SetAttr, SetTime, Special, StableHow, Verifier, Written, payload, protocol::Operations,
+    Attr, CreateHow, Entry, Error, ErrorKind, FsStat, Handle, Node, Page, PathConf, ReadData, ReadInfo, Result,
+    SetAttr, SetTime, Special, StableHow, Verifier, Written, payload, protocol::Operations,
 };
 
 impl Operations for V4 {
@@ -72,7 +72,7 @@ impl Operations for V4 {
         let mut results = self.run(&compound).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Lookup])?;
         let node = node(&mut results)?;
-        self.found(dir, name, &node.handle, node.attr.as_ref());
+        self.shared.opens.found(dir, name, &node.handle, node.attr.as_ref());
         self.shared.opens.name_found(dir, name, &node.handle, asked);
         node.attr.iter().for_each(|attr| self.shared.opens.seen(&node.handle, attr, asked));
         Ok(node)
@@ -191,7 +191,7 @@ impl Operations for V4 {
         let seen = Seen { attr: node.attr.clone(), change: None, asked };
         self.shared.opens.opened(&self.shared, &node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, seen);
         self.shared.opens.changed(&node.handle);
-        self.found(dir, name, &node.handle, node.attr.as_ref());
+        self.shared.opens.found(dir, name, &node.handle, node.attr.as_ref());
         match set_after {
             Some(set) => Ok(Node { attr: self.setattr(&node.handle, set).await?, ..node }),
             None => Ok(node),
@@ -273,7 +273,7 @@ impl Operations for V4 {
             let attr = readable.then(|| attr::from_values(&attrs)).flatten();
             let handle = attrs.filehandle.filter(|_| readable);
             if let Some(handle) = &handle {
-                self.found(dir, &entry.name.0, handle, attr.as_ref());
+                self.shared.opens.found(dir, &entry.name.0, handle, attr.as_ref());
             }
             entries.push(Entry {
                 fileid: attrs.fileid.or(attrs.mounted_on_fileid).unwrap_or(0),
@@ -332,13 +332,6 @@ impl Operations for V4 {
 }
 
 impl V4 {
-    /// An object was found by this name, by which version 4.0 may want to open it.
-    fn found(&self, dir: &Handle, name: &[u8], object: &Handle, attr: Option<&Attr>) {
-        if self.shared.minor == 0 && attr.is_none_or(|attr| attr.kind == FileKind::Reg) {
-            self.shared.opens.names.lock().found(object, dir, name);
-        }
-    }
-
     /// READ, with the caller's buffer if there is one; it comes back unless a transport still had it at the deadline.
     async fn reading(
         &self,
@@ -397,7 +390,9 @@ impl V4 {
         let compound = Compound::on("CREATE", dir).op(Argop4::Create(args), 40).get_fh().get_attr(attr::WANTED).once();
         let mut results = self.run(&compound).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Create])?;
-        node(&mut results)
+        let made = node(&mut results)?;
+        self.shared.opens.found(dir, name, &made.handle, made.attr.as_ref());
+        Ok(made)
     }
 
     /// REMOVE takes directories and everything else (RFC 8881 §18.25): what it is to be is compared first.

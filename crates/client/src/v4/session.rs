@@ -354,14 +354,20 @@ impl Session {
 
 impl Shared {
     /// What the server wants this client to know (RFC 8881 §18.46.3).
-    fn heed(self: &Arc<Self>, session: &Arc<Session>, flags: u32) {
+    fn heed(self: &Arc<Self>, session: &Arc<Session>, mut flags: u32) {
         const CALLBACKS: u32 =
             SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION | SEQ4_STATUS_BACKCHANNEL_FAULT;
         const REVOKED: u32 = SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED
             | SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED
             | SEQ4_STATUS_ADMIN_STATE_REVOKED
             | SEQ4_STATUS_RECALLABLE_STATE_REVOKED;
-        if flags & (CALLBACKS | REVOKED | SEQ4_STATUS_RESTART_RECLAIM_NEEDED) == 0 || self.heeding.swap(true, Relaxed) {
+        if self.arriving.load(Relaxed) {
+            // That is being done.
+            flags &= !SEQ4_STATUS_RESTART_RECLAIM_NEEDED;
+        }
+        if flags & (CALLBACKS | REVOKED | SEQ4_STATUS_RESTART_RECLAIM_NEEDED | SEQ4_STATUS_LEASE_MOVED) == 0
+            || self.heeding.swap(true, Relaxed)
+        {
             return;
         }
         let (shared, session) = (self.clone(), session.clone());
@@ -379,6 +385,9 @@ impl Shared {
                 }
             } else if flags & REVOKED != 0 {
                 shared.free_revoked(deadline).await;
+            }
+            if flags & SEQ4_STATUS_LEASE_MOVED != 0 {
+                shared.look_for_moves().await;
             }
             // Callbacks may stay impossible: not again with each request.
             tokio::time::sleep(HEED_PAUSE).await;

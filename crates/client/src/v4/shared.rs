@@ -24,12 +24,13 @@ use super::{
     callback::Backchannel,
     compound::{Compound, Results, failure},
     identity,
+    moved::Moves,
     opens::Opens,
     session::Session,
     trunk::{BACKGROUND, Trunk},
     zero::Zero,
 };
-use crate::{Error, ErrorKind, Result, backoff::Backoff};
+use crate::{Error, ErrorKind, Handle, Result, backoff::Backoff};
 
 /// This client with its server: what all users of a mount share.
 #[derive(Debug)]
@@ -39,6 +40,9 @@ pub(crate) struct Shared {
     pub client: ClientOwner4,
     pub runtime: tokio::runtime::Handle,
     pub opens: Opens,
+    pub moves: Moves,
+    /// What has moved here from another server is yet to be reclaimed.
+    pub arriving: AtomicBool,
     pub backchannel: Arc<Backchannel>,
     standing: Mutex<Standing>,
     /// Only one recovers at a time.
@@ -90,20 +94,21 @@ impl Standing {
 
 impl Shared {
     /// Introduces the client by the first connection, and makes a session. Returns what the server says of itself, too, from
-    /// version 4.1 on.
+    /// version 4.1 on. An heir has a name already, and something to reclaim: all but [`arrived`](Self::arrived).
     ///
     /// # Errors
     /// The server does not speak this minor version, or refuses.
     pub async fn establish(
         trunk: Trunk,
         minor: u32,
-        backchannel: Arc<Backchannel>,
+        (backchannel, heir): (Arc<Backchannel>, Option<ClientOwner4>),
         deadline: Instant,
     ) -> Result<(Arc<Self>, Option<ExchangeIdOk>)> {
-        let owner = identity::client_owner();
+        let is_heir = heir.is_some();
+        let owner = heir.unwrap_or_else(identity::client_owner);
         let first = trunk.first().clone();
         let (standing, exchanged) = if minor == 0 {
-            (Standing::Zero(Zero::introduce(&first, owner.clone(), deadline).await?), None)
+            (Standing::Zero(Zero::introduce(&first, owner.clone(), is_heir, deadline).await?), None)
         } else {
             let exchanged = identity::exchange_id(&first, minor, &owner, deadline).await?;
             let client = (exchanged.clientid, exchanged.sequenceid);
@@ -116,6 +121,8 @@ impl Shared {
             client: owner,
             runtime: tokio::runtime::Handle::current(),
             opens: Opens::default(),
+            moves: Moves::default(),
+            arriving: AtomicBool::new(is_heir),
             backchannel,
             standing: Mutex::new(standing),
             recovering: tokio::sync::Mutex::default(),
@@ -125,7 +132,9 @@ impl Shared {
         });
         shared.backchannel.serve(&shared);
         // RFC 8881 §18.51.3: before the first open, also of a client that has nothing to reclaim.
-        shared.reclaim_complete(deadline).await?;
+        if !is_heir {
+            shared.reclaim_complete(None, deadline).await?;
+        }
         Ok((shared, exchanged))
     }
 
@@ -217,6 +226,15 @@ impl Shared {
         loop {
             let standing = self.standing.lock().clone();
             let (back, answer) = match standing.send(self, compound, sink, deadline).await {
+                // RFC 7530 §13.1.5: of whatever it is, the server says it until it has been asked where that is.
+                Sent::Answered(Ok(res), back) if res.status == Nfsstat4::LeaseMoved => {
+                    self.runtime.spawn(self.look_for_moves());
+                    if !backoff.waits(deadline).await {
+                        return (Err(self.trunk.first().late(compound.name)), back);
+                    }
+                    sink = back.and_then(|back| back.into_buffer().ok());
+                    continue;
+                }
                 Sent::Answered(result, sink) => return (result, sink),
                 Sent::Lost(back) => (back.map(SharedBuffer::from), None),
                 Sent::Outdated(res, back) => (back, Some(res)),
@@ -239,14 +257,9 @@ impl Shared {
     /// # Errors
     /// As of [`run`](Self::run); and whatever would have to be recovered from.
     pub async fn plain(self: &Arc<Self>, compound: &Compound, deadline: Instant) -> Result<Results> {
-        let standing = self.standing.lock().clone();
         let mut backoff = Backoff::new();
         loop {
-            let res = match standing.send(self, compound, None, deadline).await {
-                Sent::Answered(result, _) => result?,
-                Sent::Outdated(res, _) => res,
-                Sent::Lost(_) => return Err(failure(Nfsstat4::StaleClientid, compound.name)),
-            };
+            let res = self.ask(compound, deadline).await?;
             if res.status == Nfsstat4::Ok {
                 return Ok(Results::new(res.resarray.into_iter(), compound.name, None));
             }
@@ -254,6 +267,19 @@ impl Shared {
             if !(error.is_later() && backoff.waits(deadline).await) {
                 return Err(error);
             }
+        }
+    }
+
+    /// The same once, whatever comes of it.
+    ///
+    /// # Errors
+    /// It was not answered, or the server has forgotten this client.
+    pub async fn ask(self: &Arc<Self>, compound: &Compound, deadline: Instant) -> Result<CompoundRes> {
+        let standing = self.standing.lock().clone();
+        match standing.send(self, compound, None, deadline).await {
+            Sent::Answered(result, _) => result,
+            Sent::Outdated(res, _) => Ok(res),
+            Sent::Lost(_) => Err(failure(Nfsstat4::StaleClientid, compound.name)),
         }
     }
 
@@ -321,17 +347,30 @@ impl Shared {
     /// Reclaims what was open and locked, and says that this is all.
     pub async fn reclaim(self: &Arc<Self>, deadline: Instant) {
         self.opens.reclaim(self, deadline).await;
-        if let Err(error) = self.reclaim_complete(deadline).await {
+        if let Err(error) = self.reclaim_complete(None, deadline).await {
             tracing::warn!(%error, "the server does not take the end of reclaiming");
         }
     }
 
-    async fn reclaim_complete(self: &Arc<Self>, deadline: Instant) -> Result<()> {
+    /// All of a file system that has moved here is reclaimed; of the server's only if this client is new to it.
+    pub async fn arrived(self: &Arc<Self>, root: &Handle, is_new: bool, deadline: Instant) {
+        self.arriving.store(false, Relaxed);
+        // RFC 8881 §18.51.3: of all once for each client, of a file system whenever it has come from another server.
+        for of in [is_new.then_some(None), Some(Some(root))].into_iter().flatten() {
+            if let Err(error) = self.reclaim_complete(of, deadline).await {
+                tracing::debug!(%error, "the server does not take the end of reclaiming");
+            }
+        }
+    }
+
+    /// Of everything, or of the file system of this root.
+    async fn reclaim_complete(self: &Arc<Self>, root: Option<&Handle>, deadline: Instant) -> Result<()> {
         if self.minor == 0 {
             return Ok(());
         }
-        let args = ReclaimCompleteArgs { one_fs: false };
-        let compound = Compound::new("RECLAIM_COMPLETE").op(Argop4::ReclaimComplete(args), 0).once();
+        let args = ReclaimCompleteArgs { one_fs: root.is_some() };
+        let compound = root.map_or(Compound::new("RECLAIM_COMPLETE"), |root| Compound::on("RECLAIM_COMPLETE", root));
+        let compound = compound.op(Argop4::ReclaimComplete(args), 0).once();
         match self.plain(&compound, deadline).await {
             Err(error) if error.status4() == Some(Nfsstat4::CompleteAlready) => Ok(()),
             result => result.map(drop),
@@ -371,7 +410,11 @@ impl Shared {
         session.over();
         let program = self.trunk.first();
         identity::destroy_session(program, self.minor, session.id, deadline).await?;
-        identity::destroy_clientid(program, self.minor, session.clientid, deadline).await
+        match identity::destroy_clientid(program, self.minor, session.clientid, deadline).await {
+            // What has moved cannot be closed here.
+            Err(error) if error.status4() == Some(Nfsstat4::ClientidBusy) && self.moves.any() => Ok(()),
+            result => result,
+        }
     }
 }
 

@@ -42,6 +42,8 @@ pub(crate) struct Zero {
     clientid: Clientid4,
     /// Of this life.
     owner: ClientOwner4,
+    /// The owner's name is that of a client of another server, which may be a client of this one too.
+    inherited: bool,
     /// The owner of all opens. Another with each introduction: the server may still count the former.
     opener: Bytes,
     opens: Counter,
@@ -60,10 +62,22 @@ impl Zero {
     ///
     /// # Errors
     /// The server does not speak version 4.0, or refuses.
-    pub async fn introduce(program: &Program, owner: ClientOwner4, deadline: Instant) -> Result<Arc<Self>> {
+    pub async fn introduce(
+        program: &Program,
+        owner: ClientOwner4,
+        inherited: bool,
+        deadline: Instant,
+    ) -> Result<Arc<Self>> {
         let clientid = identity::set_clientid(program, &owner, deadline).await?;
         let opener = Bytes::copy_from_slice(&rand::random::<[u8; 8]>());
-        Ok(Arc::new(Self { clientid, owner, opener, opens: Counter::default(), over: AtomicBool::new(false) }))
+        Ok(Arc::new(Self {
+            clientid,
+            owner,
+            inherited,
+            opener,
+            opens: Counter::default(),
+            over: AtomicBool::new(false),
+        }))
     }
 
     /// Introduces it again: as the same that it was, which may reclaim, unless that is over.
@@ -71,11 +85,16 @@ impl Zero {
     /// # Errors
     /// The server does not want this client any more.
     pub async fn again(&self, program: &Program, deadline: Instant) -> Result<Arc<Self>> {
-        let mut owner = self.owner.clone();
+        let (mut owner, mut inherited) = (self.owner.clone(), self.inherited);
         if self.over.load(Relaxed) {
             owner.verifier = rand::random();
+            if inherited {
+                // The new life is not to end the other's.
+                owner.ownerid = Opaque([&owner.ownerid[..], b"/", &owner.verifier].concat().into());
+                inherited = false;
+            }
         }
-        Self::introduce(program, owner, deadline).await
+        Self::introduce(program, owner, inherited, deadline).await
     }
 
     /// Executes a compound once.

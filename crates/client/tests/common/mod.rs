@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, unused_macros)] // Each test file uses its part.
 
 pub mod faulty;
+pub mod moving;
 #[path = "../../../testkit/src/port.rs"]
 pub mod port;
 pub mod proxy;

@@ -111,6 +111,7 @@ pub fn errno(error: &Error) -> Errno {
             Nfsstat4::WrongSec => Errno::EPERM,
             _ => Errno::EIO,
         },
+        ErrorKind::Moved(_) => Errno::ESTALE,
         ErrorKind::Timeout { .. } => Errno::ETIMEDOUT,
         ErrorKind::Invalid(_) => Errno::EINVAL,
         _ => Errno::EIO,

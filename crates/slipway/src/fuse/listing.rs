@@ -13,6 +13,8 @@ pub struct Listing {
     behind: u64,
     waiting: VecDeque<Entry>,
     eof: bool,
+    /// The server that has the directory: a file system can move.
+    server: u64,
 }
 
 impl Listing {
@@ -29,6 +31,12 @@ impl Listing {
             self.behind = entry.cookie;
         }
         Ok(entry)
+    }
+
+    /// Whether the cookie is another server's, as the directory has moved since: it means nothing any more.
+    pub fn has_moved(&mut self, mount: &Mount, dir: &Handle, cookie: u64) -> bool {
+        let server = mount.protocol().server_of(dir);
+        std::mem::replace(&mut self.server, server) != server && cookie != 0
     }
 
     /// An entry did not fit: it comes again.

@@ -381,6 +381,9 @@ impl Tree {
         let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::EBADF)?;
         let mut listing = listing.lock().await;
         while let Some(entry) = listing.next(&self.mount, node.handle(), cookie).await.answer()? {
+            if listing.has_moved(&self.mount, node.handle(), cookie) {
+                return Err(Errno::ESTALE);
+            }
             let name = entry.name.clone();
             let (handle, attr) = match (&entry.handle, &entry.attr) {
                 (Some(handle), Some(attr)) => (handle.clone(), attr.clone()),

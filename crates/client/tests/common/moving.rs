@@ -1,0 +1,211 @@
+//! A server of version 4 whose file system can move away: it then answers as RFC 8881 §11 and RFC 7530 §8 have it.
+
+use std::{
+    ops::RangeInclusive,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+use nfs::v4::{
+    attr::{Attr4, Attrs},
+    compound::*,
+    location::{FsLocation4, FsLocations4},
+    *,
+};
+use parking_lot::Mutex;
+use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, ReplyHeader, Reverse, Service};
+use tokio::sync::watch;
+use xdr::{Decode, Decoder, Encoder, Message};
+
+/// What has become of the file system.
+#[derive(Default)]
+pub struct Fate {
+    pub gone: Mutex<Option<Gone>>,
+    /// How often it was asked where it is.
+    pub asked: AtomicUsize,
+}
+
+#[derive(Clone)]
+pub struct Gone {
+    pub fsid: u64,
+    /// Of its root here.
+    pub path: &'static str,
+    /// Servers and paths.
+    pub places: Vec<(String, &'static str)>,
+    /// Whether the server says that something has moved, until it is asked what.
+    pub lease_moved: bool,
+}
+
+/// A service before a file system moves away, and after that.
+pub struct Moving(pub Arc<dyn Service>, pub Arc<Fate>);
+
+fn names(path: &str) -> Pathname4 {
+    path.split('/').filter(|name| !name.is_empty()).map(Into::into).collect()
+}
+
+impl Gone {
+    fn attrs(&self, mask: &Bitmap4) -> attr::Fattr4 {
+        let place = |(server, path): &(String, &str)| FsLocation4 {
+            server: vec![server.as_str().into()],
+            rootpath: names(path),
+        };
+        let locations = self.places.iter().map(place).collect();
+        let mut attrs = Attrs {
+            fsid: Some(Fsid4 { major: self.fsid, minor: 0 }),
+            fs_locations: Some(FsLocations4 { fs_root: names(self.path), locations }),
+            ..Attrs::default()
+        };
+        attrs.retain(mask);
+        attrs.into()
+    }
+}
+
+impl Moving {
+    async fn pass_on(&self, call: &Call<'_>, args: &CompoundArgs) -> Result<CompoundRes, AcceptError> {
+        let message = Message::encode(args);
+        let call = Call {
+            xid: call.xid,
+            version: call.version,
+            procedure: call.procedure,
+            credential: call.credential,
+            peer: call.peer,
+            connection: call.connection,
+            transport: call.transport,
+            arguments: Decoder::new(&message),
+        };
+        let reply = self.0.call(call).await?;
+        let mut decoder = Decoder::new(&reply);
+        ReplyHeader::decode(&mut decoder).unwrap();
+        Ok(CompoundRes::decode(&mut decoder).unwrap())
+    }
+
+    async fn answer(&self, call: &Call<'_>, gone: &Gone, mut args: CompoundArgs) -> Result<CompoundRes, AcceptError> {
+        let in_it = args.argarray.iter().any(|op| matches!(op, Argop4::PutFh(_)));
+        let alone = matches!(args.argarray[..], [Argop4::Renew(_)]);
+        let lease_moved = || self.1.gone.lock().as_ref().is_some_and(|gone| gone.lease_moved);
+        if !(in_it || alone && lease_moved()) {
+            let mut res = self.pass_on(call, &args).await?;
+            if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first_mut()
+                && lease_moved()
+            {
+                ok.status_flags |= SEQ4_STATUS_LEASE_MOVED;
+            }
+            return Ok(res);
+        }
+        let mut res = CompoundRes { status: Nfsstat4::Ok, tag: args.tag.clone(), resarray: Vec::new() };
+        if let Some(Argop4::Sequence(_)) = args.argarray.first() {
+            let ops = args.argarray.split_off(1);
+            res = self.pass_on(call, &args).await?;
+            if res.status != Nfsstat4::Ok {
+                return Ok(res);
+            }
+            args.argarray = ops;
+        }
+        for op in &args.argarray {
+            let result = match op {
+                Argop4::PutFh(_) => Resop4::PutFh(Res4::Ok(())),
+                Argop4::SaveFh => Resop4::SaveFh(Res4::Ok(())),
+                Argop4::GetAttr(args) if args.attr_request.contains(Attr4::FsLocations as u32) => {
+                    self.1.asked.fetch_add(1, SeqCst);
+                    self.1.gone.lock().as_mut().unwrap().lease_moved = false;
+                    Resop4::GetAttr(Res4::Ok(gone.attrs(&args.attr_request)))
+                }
+                Argop4::Renew(_) if !lease_moved() => Resop4::Renew(Res4::Ok(())),
+                // No later version says so.
+                _ if args.minorversion == 0 && lease_moved() => Resop4::failure(op.opnum(), Nfsstat4::LeaseMoved),
+                _ => Resop4::failure(op.opnum(), Nfsstat4::Moved),
+            };
+            res.status = result.status();
+            res.resarray.push(result);
+            if res.status != Nfsstat4::Ok {
+                break;
+            }
+        }
+        Ok(res)
+    }
+}
+
+impl Service for Moving {
+    fn program(&self) -> u32 {
+        self.0.program()
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        self.0.versions()
+    }
+
+    fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure> {
+        self.0.procedure(version, procedure)
+    }
+
+    fn is_idempotent(&self, procedure: &Procedure, arguments: &Decoder<'_>) -> bool {
+        self.0.is_idempotent(procedure, arguments)
+    }
+
+    fn connected(&self, peer: &Reverse) {
+        self.0.connected(peer);
+    }
+
+    fn disconnected(&self, connection: ConnectionId) {
+        self.0.disconnected(connection);
+    }
+
+    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        let gone = self.1.gone.lock().clone();
+        let args = CompoundArgs::decode(&mut call.arguments.clone());
+        match (gone, args) {
+            (Some(gone), Ok(args)) if call.procedure == PROC_COMPOUND => Box::pin(async move {
+                let res = self.answer(&call, &gone, args).await?;
+                Ok(call.reply(&res))
+            }),
+            _ => self.0.call(call),
+        }
+    }
+}
+
+/// A service that answers when it is let, and counts who introduces himself.
+pub struct Gated {
+    pub inner: Arc<dyn Service>,
+    pub introduced: Arc<AtomicUsize>,
+    pub open: watch::Receiver<bool>,
+}
+
+impl Service for Gated {
+    fn program(&self) -> u32 {
+        self.inner.program()
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        self.inner.versions()
+    }
+
+    fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure> {
+        self.inner.procedure(version, procedure)
+    }
+
+    fn is_idempotent(&self, procedure: &Procedure, arguments: &Decoder<'_>) -> bool {
+        self.inner.is_idempotent(procedure, arguments)
+    }
+
+    fn connected(&self, peer: &Reverse) {
+        self.inner.connected(peer);
+    }
+
+    fn disconnected(&self, connection: ConnectionId) {
+        self.inner.disconnected(connection);
+    }
+
+    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        Box::pin(async move {
+            let args = CompoundArgs::decode(&mut call.arguments.clone());
+            let introduces = |op: &Argop4| matches!(op, Argop4::ExchangeId(_) | Argop4::SetClientId(_));
+            if args.is_ok_and(|args| args.argarray.iter().any(introduces)) {
+                self.introduced.fetch_add(1, SeqCst);
+            }
+            let _ = self.open.clone().wait_for(|open| *open).await;
+            self.inner.call(call).await
+        })
+    }
+}
