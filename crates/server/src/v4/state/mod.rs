@@ -562,9 +562,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let session = &self.sessions[&id];
         let client = self.clients.find(session.clientid).expect("a session has a client");
         let mut flags = 0;
-        if self.has_lost_all(session.clientid) {
-            flags |= SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED;
-        } else if self.stateids.revoked(session.clientid, Nfsstat4::Expired) > 0 {
+        if self.stateids.revoked(session.clientid, Nfsstat4::Expired) > 0 {
+            // Even if it is all: the client ID goes on, and the client finds out with TEST_STATEID what it has lost (§18.46.3). If Linux's
+            // hears that it is all, it takes another client ID, opens by that without RECLAIM_COMPLETE, and waits for a grace period.
             flags |= SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED;
         }
         if self.stateids.revoked(session.clientid, Nfsstat4::AdminRevoked) > 0 {
