@@ -10,8 +10,8 @@ use super::server::Server;
 use crate::report::{Outcome, Report};
 use crate::shell::{self, Daemon};
 
-/// The Debian packages of this file and of `capture.rs`.
-pub const PACKAGES: [&str; 4] = ["libnfs-utils", "fio", "tshark", "tcpdump"];
+/// The Debian packages of this file and of `capture.rs`, and the headers with which a test of `rdma` compares its structures.
+pub const PACKAGES: [&str; 6] = ["libnfs-utils", "fio", "tshark", "tcpdump", "libibverbs-dev", "librdmacm-dev"];
 
 /// `nfs-ls`, `nfs-cp` and `nfs-cat`.
 pub fn libnfs(bench: &Bench, report: &mut Report) -> Result<(), String> {
