@@ -11,6 +11,7 @@ use std::{sync::Arc, time::Duration};
 
 use buf::Pool;
 use bytes::Bytes;
+use futures_util::future;
 use nfs::{v3::Nfsstat3, v4::Nfsstat4};
 use rpc::Switch;
 
@@ -103,11 +104,16 @@ impl Mount {
     /// # Errors
     /// The server cannot be told. It does not matter to anything but its list; state it forgets by itself.
     pub async fn unmount(self) -> Result<()> {
-        for referred in self.inner.referred.take() {
+        // One that does not answer keeps no other from hearing of it.
+        let referred = future::join_all(self.inner.referred.take().into_iter().map(|referred| async {
             if let Err(error) = Box::pin(referred.unmount()).await {
                 tracing::debug!(%error, "a server that was referred to cannot be told");
             }
-        }
+        }));
+        future::join(referred, self.take_leave()).await.1
+    }
+
+    async fn take_leave(&self) -> Result<()> {
         for moved in self.v4().map(V4::take_moved).into_iter().flatten() {
             if let Err(error) = Box::pin(moved.unmount()).await {
                 tracing::debug!(%error, "a server to which something has moved cannot be told");

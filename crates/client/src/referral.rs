@@ -5,11 +5,22 @@
 //! there, with the options of the URL, and stays until the mount that led there is no more. A server that was referred to
 //! can refer on; that this has an end is seen to here.
 
-use std::{collections::HashMap, fmt, net::IpAddr, sync::Arc};
+use std::{
+    collections::HashMap,
+    fmt,
+    net::IpAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{
+            AtomicU64,
+            Ordering::{AcqRel, Acquire},
+        },
+    },
+};
 
 use parking_lot::Mutex;
 use rpc::{Switch, rpcbind::from_universal};
-use tokio::sync::OnceCell;
+use tokio::time::timeout;
 
 use crate::{Error, ErrorKind, Handle, Mount, NfsUrl, Object, Result, connect, v4::referral::Location};
 
@@ -18,7 +29,17 @@ pub(crate) struct Referred {
     switch: Switch,
     /// Referrals that have led here.
     hops: u32,
-    mounts: Mutex<HashMap<Location, Arc<OnceCell<Mount>>>>,
+    mounts: Mutex<HashMap<Location, Arc<Site>>>,
+}
+
+/// A place that has been referred to.
+#[derive(Debug, Default)]
+struct Site {
+    mount: OnceLock<Mount>,
+    /// Attempts to mount it that have failed.
+    failures: AtomicU64,
+    /// The last failure. Who makes an attempt has it.
+    failure: tokio::sync::Mutex<Option<Error>>,
 }
 
 impl Referred {
@@ -29,18 +50,46 @@ impl Referred {
 
     /// Forgets all of them.
     pub fn take(&self) -> Vec<Mount> {
-        self.mounts.lock().drain().filter_map(|(_, mount)| mount.get().cloned()).collect()
+        self.mounts.lock().drain().filter_map(|(_, site)| site.mount.get().cloned()).collect()
     }
 
     /// The mount of a place, made now if there is none.
     async fn mount(&self, from: &NfsUrl, place: &Location) -> Result<Mount> {
         let url = url_of(place, from)?;
-        let known = self.mounts.lock().entry(place.clone()).or_default().clone();
-        known.get_or_try_init(|| connect::mount(&url, &self.switch, self.hops + 1)).await.cloned()
+        let site = self.mounts.lock().entry(place.clone()).or_default().clone();
+        let deadline = url.options.deadline;
+        let made = async {
+            let made = timeout(deadline, connect::mount(&url, &self.switch, self.hops + 1)).await;
+            made.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout { after: deadline, last: None }, "connect")))
+        };
+        site.mount(made).await
     }
 
     fn is_mounted(&self, place: &Location) -> bool {
-        self.mounts.lock().get(place).is_some_and(|mount| mount.initialized())
+        self.mounts.lock().get(place).is_some_and(|site| site.mount.get().is_some())
+    }
+}
+
+impl Site {
+    /// The mount of it, made by `attempt` if there is none. Who comes while an attempt is being made waits for it, and shares its
+    /// failure; who comes later makes another.
+    async fn mount(&self, attempt: impl Future<Output = Result<Mount>>) -> Result<Mount> {
+        let before = self.failures.load(Acquire);
+        let mut failure = self.failure.lock().await;
+        if let Some(mount) = self.mount.get() {
+            return Ok(mount.clone());
+        }
+        if let Some(error) = failure.as_ref().filter(|_| self.failures.load(Acquire) != before) {
+            return Err(error.clone());
+        }
+        match attempt.await {
+            Ok(mount) => Ok(self.mount.get_or_init(|| mount).clone()),
+            Err(error) => {
+                *failure = Some(error.clone());
+                self.failures.fetch_add(1, AcqRel);
+                Err(error)
+            }
+        }
     }
 }
 
@@ -125,5 +174,20 @@ mod tests {
         }
         let strange = Location { server: "nas/x".into(), path: "/srv".into() };
         assert!(url_of(&strange, &from).is_err());
+    }
+
+    #[tokio::test]
+    async fn who_waits_for_an_attempt_shares_its_failure() {
+        let (site, attempts) = (Site::default(), AtomicU64::new(0));
+        let attempt = || async {
+            let number = attempts.fetch_add(1, AcqRel);
+            tokio::task::yield_now().await;
+            Err(Error::new(ErrorKind::Resolve(format!("attempt {number}")), "connect"))
+        };
+        let (first, second) = tokio::join!(site.mount(attempt()), site.mount(attempt()));
+        for shared in [first, second] {
+            assert!(shared.unwrap_err().to_string().contains("attempt 0"));
+        }
+        assert!(site.mount(attempt()).await.unwrap_err().to_string().contains("attempt 1"));
     }
 }
