@@ -68,7 +68,7 @@ impl Tree {
 
     /// The same, of the version that the server says, if it has any.
     pub async fn look_anew(&self, node: &Node) -> Answer<()> {
-        if let Some(v4) = self.mount.v4() {
+        if let Some(v4) = node.mount().v4() {
             self.make_current(node, v4.data_version(node.handle()).await.answer()?).await;
         }
         Ok(())
@@ -76,21 +76,27 @@ impl Tree {
 
     /// How long the kernel may believe attributes.
     pub fn believed(&self, ino: u64) -> Duration {
-        let promised = || self.mount.v4()?.promised_for(self.node(ino).ok()?.handle());
+        let promised = || {
+            let node = self.node(ino).ok()?;
+            node.mount().v4()?.promised_for(node.handle())
+        };
         promised().map_or(self.ttl, |promised| promised.max(self.ttl))
     }
 }
 
-/// Forgets what is kept by delegations.
+/// Forgets what is kept by delegations of a mount, which has this number.
 #[derive(Debug)]
-pub struct Forgetful(pub Weak<Tree>);
+pub struct Forgetful {
+    pub tree: Weak<Tree>,
+    pub mount: u64,
+}
 
 impl Watcher for Forgetful {
     fn ends(&self, file: Handle) -> BoxFuture<'static, ()> {
-        let tree = self.0.upgrade();
+        let (tree, mount) = (self.tree.upgrade(), self.mount);
         Box::pin(async move {
             let Some(tree) = tree else { return };
-            let Some(node) = tree.known(&file) else { return };
+            let Some(node) = tree.known(mount, &file) else { return };
             let mut cached = node.cached.lock().await;
             if !matches!(*cached, Cached::Nothing) {
                 *cached = Cached::Unknown;

@@ -3,14 +3,15 @@
 //! ask again.
 
 use bytes::Bytes;
-use client::{SetXattr, StableHow, V4};
+use client::{Mount, SetXattr, StableHow, V4};
 use fuser::Errno;
 use nfs::v4::DataContent4;
 use xdr::Message;
 
 use super::{
     convert::errno,
-    tree::{Answer, Answered, Tree},
+    nodes::Node,
+    tree::{Answer, Answered, Tree, same_mount},
 };
 
 /// How space is reserved.
@@ -43,14 +44,19 @@ impl Allocate {
 }
 
 impl Tree {
-    fn v4_2(&self) -> Answer<&V4> {
-        self.mount.v4().filter(|v4| v4.minor_version() >= 2).ok_or(Errno::ENOSYS)
+    /// ENOSYS ends it for all that the kernel has of this mount, and so is for the server of the URL to say.
+    fn v4_2<'a>(&self, node: &'a Node) -> Answer<&'a V4> {
+        fn of(mount: &Mount) -> Option<&V4> {
+            mount.v4().filter(|v4| v4.minor_version() >= 2)
+        }
+        of(&self.mount).ok_or(Errno::ENOSYS)?;
+        of(node.mount()).ok_or(Errno::EOPNOTSUPP)
     }
 
     /// What the server has of such a name: of users' attributes it leaves out that they are those (RFC 8276); nfs4_getfacl(1) and
     /// nfs4_setfacl(1) know the ACL as an attribute.
-    pub fn xattr_name<'a>(&self, name: &'a [u8]) -> Answer<Xattr<'a>> {
-        self.v4_2()?;
+    pub fn xattr_name<'a>(&self, ino: u64, name: &'a [u8]) -> Answer<Xattr<'a>> {
+        self.v4_2(&*self.node(ino)?)?;
         match name.strip_prefix(USER) {
             Some(name) if !name.is_empty() => Ok(Xattr::User(name)),
             None if name == ACL => Ok(Xattr::Acl),
@@ -60,8 +66,9 @@ impl Tree {
 
     /// GETXATTR, or the ACL.
     pub async fn xattr(&self, ino: u64, name: &[u8]) -> Answer<Bytes> {
-        let (v4, node) = (self.v4_2()?, self.node(ino)?);
-        match self.xattr_name(name)? {
+        let node = self.node(ino)?;
+        let v4 = self.v4_2(&node)?;
+        match self.xattr_name(ino, name)? {
             Xattr::User(name) => v4.xattr(node.handle(), name).await.answer(),
             Xattr::Acl => Ok(Message::encode(&v4.acl(node.handle()).await.answer()?).stream),
         }
@@ -75,8 +82,9 @@ impl Tree {
             XATTR_REPLACE => SetXattr::Replace,
             _ => return Err(Errno::EINVAL),
         };
-        let (v4, node) = (self.v4_2()?, self.node(ino)?);
-        match self.xattr_name(name)? {
+        let node = self.node(ino)?;
+        let v4 = self.v4_2(&node)?;
+        match self.xattr_name(ino, name)? {
             Xattr::User(name) => v4.set_xattr(node.handle(), name, value, how).await.answer(),
             Xattr::Acl => {
                 let acl = Message::from(value).decode().map_err(|_| Errno::EINVAL)?;
@@ -87,8 +95,9 @@ impl Tree {
 
     /// REMOVEXATTR.
     pub async fn remove_xattr(&self, ino: u64, name: &[u8]) -> Answer<()> {
-        match self.xattr_name(name)? {
-            Xattr::User(name) => self.v4_2()?.remove_xattr(self.node(ino)?.handle(), name).await.answer(),
+        let node = self.node(ino)?;
+        match self.xattr_name(ino, name)? {
+            Xattr::User(name) => self.v4_2(&node)?.remove_xattr(node.handle(), name).await.answer(),
             // Every file has one.
             Xattr::Acl => Err(Errno::EOPNOTSUPP),
         }
@@ -96,15 +105,17 @@ impl Tree {
 
     /// LISTXATTRS: the names of users' attributes, each with a zero behind it.
     pub async fn xattrs(&self, ino: u64) -> Answer<Bytes> {
-        let names = self.v4_2()?.xattrs(self.node(ino)?.handle()).await.answer()?;
+        let node = self.node(ino)?;
+        let names = self.v4_2(&node)?.xattrs(node.handle()).await.answer()?;
         Ok(names.iter().flat_map(|name| [USER, name, b"\0"]).flatten().copied().collect())
     }
 
     /// ALLOCATE or DEALLOCATE.
     pub async fn allocate(&self, ino: u64, offset: u64, length: u64, how: Allocate) -> Answer<()> {
-        let (v4, node) = (self.v4_2()?, self.node(ino)?);
+        let node = self.node(ino)?;
+        let v4 = self.v4_2(&node)?;
         // What would have to be written again must not fill the hole.
-        node.unstable.commit(&self.mount, node.handle()).await?;
+        node.unstable.commit(node.mount(), node.handle()).await?;
         match how {
             Allocate::Reserve => v4.allocate(node.handle(), offset, length).await.answer(),
             Allocate::PunchHole => v4.deallocate(node.handle(), offset, length).await.answer(),
@@ -113,7 +124,8 @@ impl Tree {
 
     /// SEEK: where data, or a hole, begins.
     pub async fn seek(&self, ino: u64, offset: i64, what: DataContent4) -> Answer<i64> {
-        let (v4, node) = (self.v4_2()?, self.node(ino)?);
+        let node = self.node(ino)?;
+        let v4 = self.v4_2(&node).map_err(|_| Errno::ENOSYS)?;
         let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
         let found = v4.seek(node.handle(), offset, what).await.map_err(|error| match errno(&error) {
             // The kernel takes all of the file for data then.
@@ -124,21 +136,24 @@ impl Tree {
             (Some(at), _) => at,
             (None, DataContent4::Data) => return Err(Errno::ENXIO),
             // The end of a file is a hole.
-            (None, DataContent4::Hole) => self.mount.protocol().getattr(node.handle()).await.answer()?.size,
+            (None, DataContent4::Hole) => node.mount().protocol().getattr(node.handle()).await.answer()?.size,
         };
         i64::try_from(at).map_err(|_| Errno::EOVERFLOW)
     }
 
     /// COPY: up to `count` bytes; returns how many, which are on stable storage.
     pub async fn copy(&self, from: (u64, u64), to: (u64, u64), count: u64) -> Answer<u32> {
-        let (v4, source, target) = (self.v4_2()?, self.node(from.0)?, self.node(to.0)?);
+        let (source, target) = (self.node(from.0)?, self.node(to.0)?);
+        let v4 = self.v4_2(&target)?;
+        // The kernel copies by itself then.
+        same_mount(&source, &target)?;
         // What would have to be written again must not bring back what is copied over.
-        target.unstable.commit(&self.mount, target.handle()).await?;
+        target.unstable.commit(target.mount(), target.handle()).await?;
         for _ in 0..COPY_TRIES {
             let (from, to) = ((source.handle(), from.1), (target.handle(), to.1));
             let (copied, written) = v4.copy(from, to, count.min(COPY_MAX)).await.answer()?;
             let durable = written.committed == StableHow::FileSync;
-            if durable || self.mount.protocol().commit(target.handle()).await.answer()? == written.verf {
+            if durable || target.mount().protocol().commit(target.handle()).await.answer()? == written.verf {
                 return Ok(copied.min(COPY_MAX) as u32);
             }
             tracing::warn!("the server restarted: copied again");

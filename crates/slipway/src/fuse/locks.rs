@@ -14,7 +14,10 @@ use client::{LockRange, V4};
 use fuser::Errno;
 use parking_lot::Mutex;
 
-use super::tree::{Answer, Answered, Tree};
+use super::{
+    nodes::Node,
+    tree::{Answer, Answered, Tree},
+};
 
 /// Who has locked, or tried to, in a file.
 #[derive(Default)]
@@ -71,21 +74,24 @@ impl Lock {
 }
 
 impl Tree {
-    fn locking(&self) -> Answer<&V4> {
-        // The kernel locks by itself then.
-        self.mount.v4().ok_or(Errno::ENOSYS)
+    fn locking<'a>(&self, node: &'a Node) -> Answer<&'a V4> {
+        // The kernel locks by itself where the URL's server has no locks; where another has none, there are none.
+        let none = if self.mount.v4().is_some() { Errno::ENOLCK } else { Errno::ENOSYS };
+        node.mount().v4().ok_or(none)
     }
 
     /// LOCKT: what is in the way of a lock, or `F_UNLCK`.
     pub async fn test_lock(&self, ino: u64, owner: u64, lock: Lock) -> Answer<Lock> {
-        let (node, v4) = (self.node(ino)?, self.locking()?);
+        let node = self.node(ino)?;
+        let v4 = self.locking(&node)?;
         let found = v4.test_lock(node.handle(), &owner.to_be_bytes(), lock.range()?).await.answer()?;
         Ok(found.map_or(Lock { kind: F_UNLCK, ..lock }, Lock::of))
     }
 
     /// LOCK or LOCKU, by an open file of this number. Who may wait does so until `waiter`, a thread, has a signal.
     pub async fn lock(&self, ino: u64, by: u64, owner: u64, lock: Lock, waiter: Option<u32>) -> Answer<()> {
-        let (node, v4, range) = (self.node(ino)?, self.locking()?, lock.range()?);
+        let (node, range) = (self.node(ino)?, lock.range()?);
+        let v4 = self.locking(&node)?;
         let name = owner.to_be_bytes();
         if lock.kind == F_UNLCK {
             return v4.unlock(node.handle(), &name, range.offset, range.length).await.answer().map_err(no_lock);
@@ -122,7 +128,7 @@ impl Tree {
     async fn release_locks(&self, ino: u64, which: impl Fn(&Owner) -> bool) -> Answer<()> {
         let (node, mut done) = (self.node(ino)?, Ok(()));
         for name in node.lockers.take(which) {
-            let released = self.locking()?.release_locks(node.handle(), &name.to_be_bytes()).await.answer();
+            let released = self.locking(&node)?.release_locks(node.handle(), &name.to_be_bytes()).await.answer();
             done = done.and(released);
         }
         done

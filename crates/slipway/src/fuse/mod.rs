@@ -2,7 +2,8 @@
 //!
 //! The kernel's requests come in on a thread of their own and each becomes a task, so that many are under way at once.
 //! [`Fuse`] here only unpacks and replies; [`tree`] says what each request means, [`nodes`] which object a number is,
-//! [`unstable`] keeps what is not durable yet, [`listing`] reads directories. [`locks`] and [`extended`] are what needs NFSv4,
+//! [`unstable`] keeps what is not durable yet, [`listing`] reads directories. A name can lead to another server ([`referral`]); each
+//! object says of which mount it is, and what is done to it is done there. [`locks`] and [`extended`] are what needs NFSv4,
 //! and [`cache`] says what the kernel may keep.
 //!
 //! Consistency is NFS's close-to-open: what was written is on stable storage when the file is closed, and an open looks
@@ -14,6 +15,7 @@ mod extended;
 mod listing;
 mod locks;
 mod nodes;
+mod referral;
 mod tree;
 mod unstable;
 
@@ -25,7 +27,6 @@ use client::{Mount, Object};
 use fuser::*;
 use tokio::{runtime::Handle, sync::oneshot};
 
-use cache::Forgetful;
 use convert::set_time;
 use extended::Allocate;
 use locks::Lock;
@@ -54,10 +55,7 @@ impl Fuse {
     /// The tree below `root`, worked for by tasks of `runtime`, which must run. The receiver hears of the end.
     pub fn new(mount: Mount, root: Object, runtime: Handle, options: Options) -> (Self, oneshot::Receiver<()>) {
         let (sender, receiver) = oneshot::channel();
-        let tree = Arc::new(Tree::new(mount, root, options.ttl));
-        if let Some(v4) = tree.mount.v4() {
-            v4.watch(Arc::new(Forgetful(Arc::downgrade(&tree))));
-        }
+        let tree = Tree::new(mount, root, options.ttl);
         (Self { tree, runtime, options, ended: Some(sender) }, receiver)
     }
 
@@ -307,7 +305,7 @@ impl Filesystem for Fuse {
     ) {
         let flags = rustix::fs::OFlags::from_bits_retain(flags.0 as u32);
         let durable = flags.intersects(rustix::fs::OFlags::SYNC | rustix::fs::OFlags::DSYNC);
-        let (data, len) = (self.tree.take_in(data), data.len() as u32);
+        let (data, len) = (self.tree.take_in(ino.0, data), data.len() as u32);
         let done = move |reply: ReplyWrite, ()| reply.written(len);
         self.answer(reply, |tree| async move { tree.write(ino.0, offset, data, durable).await }, done);
     }
@@ -340,7 +338,7 @@ impl Filesystem for Fuse {
     fn readdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
         let tree = self.tree.clone();
         self.runtime.spawn(async move {
-            let add = |entry: &client::Entry, attr: &FileAttr| {
+            let add = |entry: &client::Entry, attr: &FileAttr, _| {
                 reply.add(attr.ino, entry.cookie, attr.kind, OsStr::from_bytes(&entry.name))
             };
             match tree.list(ino.0, fh.0, offset, false, add).await {
@@ -351,11 +349,11 @@ impl Filesystem for Fuse {
     }
 
     fn readdirplus(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let (tree, ttl) = (self.tree.clone(), self.options.ttl);
+        let tree = self.tree.clone();
         self.runtime.spawn(async move {
-            let add = |entry: &client::Entry, attr: &FileAttr| {
+            let add = |entry: &client::Entry, attr: &FileAttr, believed: Duration| {
                 let name = OsStr::from_bytes(&entry.name);
-                reply.add(attr.ino, entry.cookie, name, &ttl, attr, Generation(0))
+                reply.add(attr.ino, entry.cookie, name, &believed, attr, Generation(0))
             };
             match tree.list(ino.0, fh.0, offset, true, add).await {
                 Ok(()) => reply.ok(),
@@ -373,13 +371,13 @@ impl Filesystem for Fuse {
         reply.ok(); // RFC 1813 §1.5: a server has changes of names on stable storage before it answers.
     }
 
-    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
+    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
         let done = |reply: ReplyStatfs, stat: client::FsStat| {
             let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
             let (total, free, available) = (blocks(stat.tbytes), blocks(stat.fbytes), blocks(stat.abytes));
             reply.statfs(total, free, available, stat.tfiles, stat.ffiles, STATFS_BLOCK, NAME_MAX, STATFS_BLOCK);
         };
-        self.answer(reply, |tree| async move { tree.statfs().await }, done);
+        self.answer(reply, |tree| async move { tree.statfs(ino.0).await }, done);
     }
 
     fn access(&self, _: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
@@ -437,7 +435,7 @@ impl Filesystem for Fuse {
 
     fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         // Asked for before each write: whether the file has capabilities that this ends.
-        if let Err(error) = self.tree.xattr_name(name.as_bytes()) {
+        if let Err(error) = self.tree.xattr_name(ino.0, name.as_bytes()) {
             return reply.error(error);
         }
         let name = name.to_owned();

@@ -1,7 +1,8 @@
-//! [`Nodes`]: the objects that the kernel knows, by the numbers it calls them and by their file handles.
+//! [`Nodes`]: the objects that the kernel knows, by the numbers it calls them, and by their mounts and file handles: where referrals
+//! lead to other servers, what is there is of another mount, and a handle means something else to each.
 //!
 //! A number is the object's fileid, so that it is the same whenever it is looked up; only where another object has that
-//! already (a handle that has gone stale, another file system of the server) it is one that no server gives. The kernel
+//! already (a handle that has gone stale, another file system or server) it is one that no server gives. The kernel
 //! counts how often it was told a number, and says when it has forgotten it.
 
 use std::{
@@ -12,7 +13,7 @@ use std::{
     },
 };
 
-use client::{Attr, File, FileKind, Handle, Mount};
+use client::{File, FileKind, Handle, Mount, Object};
 use parking_lot::Mutex;
 
 use super::{cache::Cached, locks::Owners, unstable::Unstable};
@@ -21,7 +22,7 @@ use super::{cache::Cached, locks::Owners, unstable::Unstable};
 pub struct Node {
     /// The kernel's number of it.
     pub ino: u64,
-    /// Its handle, and how to read it.
+    /// Its mount, its handle there, and how to read it.
     pub file: File,
     /// Whether it is a directory.
     pub is_dir: bool,
@@ -39,14 +40,19 @@ pub struct Node {
 
 /// All objects that the kernel knows.
 pub struct Nodes {
-    mount: Mount,
     known: HashMap<u64, (Arc<Node>, u64)>,
-    numbers: HashMap<Handle, u64>,
-    /// Numbers that were given where the fileid was taken.
+    /// By the numbers of mounts, and handles there.
+    numbers: HashMap<(u64, Handle), u64>,
+    /// Numbers that were given where there was no fileid to be had.
     odd: u64,
 }
 
 impl Node {
+    /// Its mount.
+    pub fn mount(&self) -> &Mount {
+        self.file.mount()
+    }
+
     /// Its handle.
     pub fn handle(&self) -> &Handle {
         self.file.handle()
@@ -61,8 +67,8 @@ impl Node {
 impl Nodes {
     /// The kernel knows the root, and never forgets it.
     pub fn new(mount: Mount, root: Handle) -> Self {
-        let mut nodes = Self { mount, known: HashMap::new(), numbers: HashMap::new(), odd: 0 };
-        nodes.insert(ROOT, root, true);
+        let mut nodes = Self { known: HashMap::new(), numbers: HashMap::new(), odd: 0 };
+        nodes.insert(ROOT, mount, root, true);
         nodes
     }
 
@@ -71,20 +77,19 @@ impl Nodes {
         self.known.get(&ino).map(|(node, _)| node.clone())
     }
 
-    /// The object of a handle, if the kernel knows it.
-    pub fn of_handle(&self, handle: &Handle) -> Option<Arc<Node>> {
-        self.find(*self.numbers.get(handle)?)
+    /// The object of a mount's handle, if the kernel knows it.
+    pub fn of_handle(&self, mount: u64, handle: &Handle) -> Option<Arc<Node>> {
+        self.find(*self.numbers.get(&(mount, handle.clone()))?)
     }
 
     /// The kernel is told of an object once more.
-    pub fn tell(&mut self, handle: &Handle, attr: &Attr) -> Arc<Node> {
-        let number = match self.numbers.get(handle) {
+    pub fn tell(&mut self, Object { mount, handle, attr }: &Object) -> Arc<Node> {
+        let number = match self.numbers.get(&(mount.number(), handle.clone())) {
             Some(&number) => number,
             None => {
                 let free = attr.fileid > ROOT && attr.fileid < ODD && !self.known.contains_key(&attr.fileid);
-                let number = if free { attr.fileid } else { ODD + self.odd };
-                self.odd += u64::from(!free);
-                self.insert(number, handle.clone(), attr.kind == FileKind::Dir)
+                let number = if free { attr.fileid } else { self.nobody() };
+                self.insert(number, mount.clone(), handle.clone(), attr.kind == FileKind::Dir)
             }
         };
         let (node, told) = self.known.get_mut(&number).expect("a number that is given is known");
@@ -97,15 +102,22 @@ impl Nodes {
         let Some((node, told)) = self.known.get_mut(&ino) else { return };
         *told = told.saturating_sub(times);
         if *told == 0 && ino != ROOT {
-            self.numbers.remove(node.handle());
+            self.numbers.remove(&(node.mount().number(), node.handle().clone()));
             self.known.remove(&ino);
         }
     }
 
-    fn insert(&mut self, ino: u64, handle: Handle, is_dir: bool) -> u64 {
+    /// A number that no object has, had, or will have.
+    pub fn nobody(&mut self) -> u64 {
+        self.odd += 1;
+        ODD + self.odd
+    }
+
+    fn insert(&mut self, ino: u64, mount: Mount, handle: Handle, is_dir: bool) -> u64 {
+        self.numbers.insert((mount.number(), handle.clone()), ino);
         let node = Node {
             ino,
-            file: File::new(self.mount.clone(), handle.clone(), format!("inode {ino}")),
+            file: File::new(mount, handle, format!("inode {ino}")),
             is_dir,
             unstable: Unstable::default(),
             opens: AtomicU64::new(0),
@@ -114,7 +126,6 @@ impl Nodes {
             doomed: Mutex::default(),
         };
         self.known.insert(ino, (Arc::new(node), 0));
-        self.numbers.insert(handle, ino);
         ino
     }
 }

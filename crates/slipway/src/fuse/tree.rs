@@ -14,7 +14,7 @@ use std::{
 
 use buf::Buffer;
 use bytes::Bytes;
-use client::{Attr, CreateHow, Entry, FsStat, Handle, Held, Mount, Node as Made, Object, SetAttr, Special};
+use client::{Attr, CreateHow, Entry, ErrorKind, FsStat, Handle, Held, Mount, Node as Made, Object, SetAttr, Special};
 use fuser::{AccessFlags, Errno, FileAttr, OpenAccMode, OpenFlags};
 use nfs::{
     v3::{ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ},
@@ -27,12 +27,16 @@ use super::{
     convert::{attributes, device, errno},
     listing::Listing,
     nodes::{Node, Nodes},
+    referral::Elsewhere,
 };
 
 /// A mounted tree, as the kernel knows it.
 pub struct Tree {
+    /// The mount of the root.
     pub(super) mount: Mount,
-    nodes: Mutex<Nodes>,
+    pub(super) nodes: Mutex<Nodes>,
+    /// The mounts of other servers that names lead to.
+    pub(super) elsewhere: Elsewhere,
     listings: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Listing>>>>,
     /// The next number of an open file or directory.
     next_open: AtomicU64,
@@ -64,7 +68,10 @@ pub(super) trait Answered<T> {
 impl<T> Answered<T> for client::Result<T> {
     fn answer(self) -> Answer<T> {
         self.map_err(|error| {
-            tracing::debug!(%error, "an operation failed");
+            match error.kind() {
+                ErrorKind::Referral(_) => tracing::warn!(%error, "what a name refers to cannot be reached"),
+                _ => tracing::debug!(%error, "an operation failed"),
+            }
             errno(&error)
         })
     }
@@ -72,9 +79,10 @@ impl<T> Answered<T> for client::Result<T> {
 
 impl Tree {
     /// The tree below `root`.
-    pub fn new(mount: Mount, root: Object, ttl: Duration) -> Self {
-        Self {
+    pub fn new(mount: Mount, root: Object, ttl: Duration) -> Arc<Self> {
+        let tree = Arc::new_cyclic(|tree| Self {
             nodes: Mutex::new(Nodes::new(mount.clone(), root.handle)),
+            elsewhere: Elsewhere::new(tree.clone()),
             mount,
             listings: Mutex::default(),
             next_open: AtomicU64::new(1),
@@ -83,26 +91,24 @@ impl Tree {
             held: Mutex::default(),
             ttl,
             kernel: Kernel::default(),
-        }
+        });
+        tree.elsewhere.watch(&tree.mount);
+        tree
     }
 
-    /// The object of a handle, if the kernel knows it.
-    pub fn known(&self, handle: &Handle) -> Option<Arc<Node>> {
-        self.nodes.lock().of_handle(handle)
+    /// The object of a mount's handle, if the kernel knows it.
+    pub fn known(&self, mount: u64, handle: &Handle) -> Option<Arc<Node>> {
+        self.nodes.lock().of_handle(mount, handle)
     }
 
     pub(super) fn node(&self, ino: u64) -> Answer<Arc<Node>> {
         self.nodes.lock().find(ino).ok_or(Errno::ESTALE)
     }
 
-    fn attributes(&self, ino: u64, attr: &Attr) -> FileAttr {
-        attributes(ino, attr, self.mount.read_size() as u32)
-    }
-
     /// Tells the kernel of an object.
-    fn tell(&self, handle: &Handle, attr: &Attr) -> FileAttr {
-        let ino = self.nodes.lock().tell(handle, attr).ino;
-        self.attributes(ino, attr)
+    pub(super) fn tell(&self, object: &Object) -> FileAttr {
+        let ino = self.nodes.lock().tell(object).ino;
+        of_mount(&object.mount, ino, &object.attr)
     }
 
     /// The kernel has forgotten an object.
@@ -112,27 +118,17 @@ impl Tree {
 
     /// LOOKUP.
     pub async fn lookup(&self, parent: u64, name: &OsStr) -> Answer<FileAttr> {
-        let (handle, attr) = self.find(self.node(parent)?.handle(), name.as_bytes()).await?;
-        Ok(self.tell(&handle, &attr))
-    }
-
-    async fn find(&self, dir: &Handle, name: &[u8]) -> Answer<(Handle, Attr)> {
-        let found = self.mount.protocol().lookup(dir, name).await.answer()?;
-        let attr = self.attr_of(&found.handle, found.attr).await?;
-        Ok((found.handle, attr))
-    }
-
-    async fn attr_of(&self, handle: &Handle, known: Option<Attr>) -> Answer<Attr> {
-        match known {
-            Some(attr) => Ok(attr),
-            None => self.mount.protocol().getattr(handle).await.answer(),
-        }
+        let dir = self.node(parent)?;
+        let found = dir.mount().lookup(dir.handle(), name.as_bytes()).await.answer()?;
+        self.elsewhere.found(&dir, name.as_bytes(), &found);
+        Ok(self.tell(&found))
     }
 
     /// GETATTR.
     pub async fn getattr(&self, ino: u64) -> Answer<FileAttr> {
-        let attr = self.mount.protocol().getattr(self.node(ino)?.handle()).await.answer()?;
-        Ok(self.attributes(ino, &attr))
+        let node = self.node(ino)?;
+        let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
+        Ok(of_mount(node.mount(), ino, &attr))
     }
 
     /// SETATTR.
@@ -140,15 +136,16 @@ impl Tree {
         let node = self.node(ino)?;
         if set.size.is_some() {
             // What would have to be written again must not bring back what is cut off.
-            node.unstable.commit(&self.mount, node.handle()).await?;
+            node.unstable.commit(node.mount(), node.handle()).await?;
         }
-        let after = self.mount.protocol().setattr(node.handle(), set).await.answer()?;
-        Ok(self.attributes(ino, &self.attr_of(node.handle(), after).await?))
+        let after = node.mount().protocol().setattr(node.handle(), set).await.answer()?;
+        Ok(of_mount(node.mount(), ino, &attr_of(node.mount(), node.handle(), after).await?))
     }
 
     /// READLINK.
     pub async fn readlink(&self, ino: u64) -> Answer<Bytes> {
-        self.mount.protocol().readlink(self.node(ino)?.handle()).await.answer()
+        let node = self.node(ino)?;
+        node.mount().protocol().readlink(node.handle()).await.answer()
     }
 
     /// ACCESS.
@@ -160,7 +157,7 @@ impl Tree {
             (AccessFlags::X_OK, if node.is_dir { ACCESS3_LOOKUP } else { ACCESS3_EXECUTE }),
         ];
         let wanted = wanted.iter().filter(|(flag, _)| mask.contains(*flag)).fold(0, |all, (_, bits)| all | bits);
-        let granted = self.mount.protocol().access(node.handle(), wanted).await.answer()?;
+        let granted = node.mount().protocol().access(node.handle(), wanted).await.answer()?;
         if granted & wanted == wanted { Ok(()) } else { Err(Errno::EACCES) }
     }
 
@@ -176,8 +173,8 @@ impl Tree {
         let set = SetAttr { mode: Some(mode & 0o7777), size: cut.then_some(0), ..SetAttr::default() };
         let how = if exclusive { CreateHow::Guarded(set) } else { CreateHow::Unchecked(set) };
         let dir = self.node(parent)?;
-        let made = self.mount.protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
-        let attr = self.made(made).await?;
+        let made = dir.mount().protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
+        let attr = self.made(&dir, made).await?;
         let number = self.count_open(attr.ino.0)?;
         // One that was there before may have been read.
         *self.node(attr.ino.0)?.cached.lock().await = Cached::Unknown;
@@ -186,7 +183,8 @@ impl Tree {
 
     /// MKNOD, or CREATE where `mode` says that it is a regular file.
     pub async fn mknod(&self, parent: u64, name: &OsStr, mode: u32, rdev: u32) -> Answer<FileAttr> {
-        let (dir, protocol) = (self.node(parent)?, self.mount.protocol());
+        let dir = self.node(parent)?;
+        let protocol = dir.mount().protocol();
         let (set, name_bytes) = (SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() }, name.as_bytes());
         let special = match rustix::fs::FileType::from_raw_mode(mode) {
             rustix::fs::FileType::CharacterDevice => Special::Chr(device(rdev)),
@@ -195,40 +193,39 @@ impl Tree {
             rustix::fs::FileType::Fifo => Special::Fifo,
             _ => {
                 let made = protocol.create(dir.handle(), name_bytes, CreateHow::Guarded(set)).await.answer()?;
-                return self.made(made).await;
+                return self.made(&dir, made).await;
             }
         };
         let made = protocol.mknod(dir.handle(), name_bytes, special, set).await.answer()?;
-        self.made(made).await
+        self.made(&dir, made).await
     }
 
     /// MKDIR.
     pub async fn mkdir(&self, parent: u64, name: &OsStr, mode: u32) -> Answer<FileAttr> {
         let dir = self.node(parent)?;
         let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
-        let made = self.mount.protocol().mkdir(dir.handle(), name.as_bytes(), set).await.answer()?;
-        self.made(made).await
+        let made = dir.mount().protocol().mkdir(dir.handle(), name.as_bytes(), set).await.answer()?;
+        self.made(&dir, made).await
     }
 
     /// SYMLINK.
     pub async fn symlink(&self, parent: u64, name: &OsStr, text: Bytes) -> Answer<FileAttr> {
         let dir = self.node(parent)?;
         let made =
-            self.mount.protocol().symlink(dir.handle(), name.as_bytes(), text, SetAttr::default()).await.answer()?;
-        self.made(made).await
+            dir.mount().protocol().symlink(dir.handle(), name.as_bytes(), text, SetAttr::default()).await.answer()?;
+        self.made(&dir, made).await
     }
 
-    async fn made(&self, made: Made) -> Answer<FileAttr> {
-        let attr = self.attr_of(&made.handle, made.attr).await?;
-        Ok(self.tell(&made.handle, &attr))
+    async fn made(&self, dir: &Node, made: Made) -> Answer<FileAttr> {
+        Ok(self.tell(&object(dir.mount(), made.handle, made.attr).await?))
     }
 
     /// LINK.
     pub async fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Answer<FileAttr> {
         let (node, dir) = (self.node(ino)?, self.node(parent)?);
-        let linked = self.mount.protocol().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
-        let attr = self.attr_of(node.handle(), linked).await?;
-        Ok(self.tell(node.handle(), &attr))
+        same_mount(&node, &dir)?;
+        let linked = dir.mount().protocol().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
+        Ok(self.tell(&object(node.mount(), node.handle().clone(), linked).await?))
     }
 
     /// REMOVE.
@@ -237,20 +234,22 @@ impl Tree {
         if self.keep_if_open(&dir, name.as_bytes()).await? {
             return Ok(());
         }
-        self.mount.protocol().remove(dir.handle(), name.as_bytes()).await.answer().map(drop)
+        dir.mount().protocol().remove(dir.handle(), name.as_bytes()).await.answer().map(drop)
     }
 
     /// RMDIR.
     pub async fn rmdir(&self, parent: u64, name: &OsStr) -> Answer<()> {
-        self.mount.protocol().rmdir(self.node(parent)?.handle(), name.as_bytes()).await.answer().map(drop)
+        let dir = self.node(parent)?;
+        dir.mount().protocol().rmdir(dir.handle(), name.as_bytes()).await.answer().map(drop)
     }
 
     /// RENAME.
     pub async fn rename(&self, from: (u64, &OsStr), to: (u64, &OsStr)) -> Answer<()> {
         let (from_dir, to_dir) = (self.node(from.0)?, self.node(to.0)?);
         let (from, to) = (from.1.as_bytes(), to.1.as_bytes());
+        same_mount(&from_dir, &to_dir)?;
         self.keep_if_open(&to_dir, to).await?;
-        self.mount.protocol().rename(from_dir.handle(), from, to_dir.handle(), to).await.answer().map(drop)
+        to_dir.mount().protocol().rename(from_dir.handle(), from, to_dir.handle(), to).await.answer().map(drop)
     }
 
     /// A file that loses its name while it is open would be gone from the server, which knows nothing of opens: it gets
@@ -259,15 +258,15 @@ impl Tree {
         if self.open.load(Relaxed) == 0 {
             return Ok(false);
         }
-        let Ok(found) = self.mount.protocol().lookup(dir.handle(), name).await else { return Ok(false) };
-        let node = self.known(&found.handle);
+        let Ok(found) = dir.mount().protocol().lookup(dir.handle(), name).await else { return Ok(false) };
+        let node = self.known(dir.mount().number(), &found.handle);
         let Some(node) = node.filter(|node| node.is_open() && node.doomed.lock().is_none()) else { return Ok(false) };
         if found.attr.is_some_and(|attr| attr.nlink > 1) {
             return Ok(false); // Another name keeps it.
         }
         let number = self.removed.fetch_add(1, Relaxed);
         let hidden = format!(".nfs{:016x}{:08x}{number:08x}", node.ino, std::process::id()).into_bytes();
-        self.mount.protocol().rename(dir.handle(), name, dir.handle(), &hidden).await.answer()?;
+        dir.mount().protocol().rename(dir.handle(), name, dir.handle(), &hidden).await.answer()?;
         *node.doomed.lock() = Some((dir.handle().clone(), hidden));
         Ok(true)
     }
@@ -276,7 +275,7 @@ impl Tree {
     /// has of it is current.
     pub async fn open(&self, ino: u64, flags: OpenFlags) -> Answer<(u64, bool)> {
         let (node, number) = (self.node(ino)?, self.count_open(ino)?);
-        let Some(v4) = self.mount.v4() else { return Ok((number, false)) };
+        let Some(v4) = node.mount().v4() else { return Ok((number, false)) };
         let access = match flags.acc_mode() {
             OpenAccMode::O_RDONLY => OPEN4_SHARE_ACCESS_READ,
             OpenAccMode::O_WRONLY => OPEN4_SHARE_ACCESS_WRITE,
@@ -300,7 +299,7 @@ impl Tree {
         node.opens.fetch_add(1, Relaxed);
         self.open.fetch_add(1, Relaxed);
         let number = self.next_open.fetch_add(1, Relaxed);
-        if let Some(v4) = self.mount.v4() {
+        if let Some(v4) = node.mount().v4() {
             self.held.lock().insert(number, v4.hold(node.handle()));
         }
         Ok(number)
@@ -317,7 +316,7 @@ impl Tree {
         let last = node.opens.fetch_sub(1, Relaxed) == 1;
         let doomed = if last { node.doomed.lock().take() } else { None };
         match doomed {
-            Some((dir, name)) => self.mount.protocol().remove(&dir, &name).await.answer().map(drop),
+            Some((dir, name)) => node.mount().protocol().remove(&dir, &name).await.answer().map(drop),
             None => Ok(()),
         }
     }
@@ -325,13 +324,14 @@ impl Tree {
     /// READs, up to the end of the file; returns the buffer and how much of it they filled.
     pub async fn read(&self, ino: u64, offset: u64, size: usize) -> Answer<(Buffer, usize)> {
         let node = self.node(ino)?;
-        let (read, buffer) = node.file.read_at(offset, self.mount.pool().take(size)).await;
+        let (read, buffer) = node.file.read_at(offset, node.mount().pool().take(size)).await;
         Ok((buffer, read.answer()?))
     }
 
-    /// Memory that the transport knows, with a copy of what the kernel has lent for a moment.
-    pub fn take_in(&self, data: &[u8]) -> Bytes {
-        let mut buffer = self.mount.pool().take(data.len());
+    /// Memory that the transport of an object's server knows, with a copy of what the kernel has lent for a moment.
+    pub fn take_in(&self, ino: u64, data: &[u8]) -> Bytes {
+        let node = self.node(ino).ok();
+        let mut buffer = node.as_ref().map_or(&self.mount, |node| node.mount()).pool().take(data.len());
         buffer[..data.len()].copy_from_slice(data);
         buffer.freeze()
     }
@@ -339,8 +339,8 @@ impl Tree {
     /// WRITEs; on stable storage if `durable`.
     pub async fn write(&self, ino: u64, offset: u64, data: Bytes, durable: bool) -> Answer<()> {
         let node = self.node(ino)?;
-        node.unstable.write(&self.mount, node.handle(), offset, data).await?;
-        if durable { node.unstable.commit(&self.mount, node.handle()).await } else { Ok(()) }
+        node.unstable.write(node.mount(), node.handle(), offset, data).await?;
+        if durable { node.unstable.commit(node.mount(), node.handle()).await } else { Ok(()) }
     }
 
     /// An owner of locks closes a file: what has been written is durable, and what it has locked is not locked any more.
@@ -352,7 +352,7 @@ impl Tree {
     /// COMMIT of what has been written.
     pub async fn commit(&self, ino: u64) -> Answer<()> {
         let node = self.node(ino)?;
-        node.unstable.commit(&self.mount, node.handle()).await
+        node.unstable.commit(node.mount(), node.handle()).await
     }
 
     /// A directory is open; its listing has this number.
@@ -367,43 +367,38 @@ impl Tree {
         self.listings.lock().remove(&number);
     }
 
-    /// Hands the entries behind a cookie to `add` until it has no room, with the number and attributes of each. The
-    /// kernel is told of them if it takes attributes and handles of them all, which it does not for the two dots.
+    /// Hands the entries behind a cookie to `add` until it has no room, with the number and attributes of each, and how long they are
+    /// believed. The kernel is told of them if it takes attributes and handles of them all, which it does not for the two dots.
     pub async fn list(
         &self,
         ino: u64,
         number: u64,
         mut cookie: u64,
         told: bool,
-        mut add: impl FnMut(&Entry, &FileAttr) -> bool + Send,
+        mut add: impl FnMut(&Entry, &FileAttr, Duration) -> bool + Send,
     ) -> Answer<()> {
         let node = self.node(ino)?;
         let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::EBADF)?;
         let mut listing = listing.lock().await;
-        while let Some(entry) = listing.next(&self.mount, node.handle(), cookie).await.answer()? {
-            if listing.has_moved(&self.mount, node.handle(), cookie) {
+        while let Some(entry) = listing.next(node.mount(), node.handle(), cookie).await.answer()? {
+            if listing.has_moved(node.mount(), node.handle(), cookie) {
                 return Err(Errno::ESTALE);
             }
-            let name = entry.name.clone();
-            let (handle, attr) = match (&entry.handle, &entry.attr) {
-                (Some(handle), Some(attr)) => (handle.clone(), attr.clone()),
-                _ => match self.find(node.handle(), &name).await {
-                    Ok(found) => found,
-                    // Gone between listing and looking.
-                    Err(Errno::ENOENT) => {
-                        cookie = entry.cookie;
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                },
+            let dots = matches!(&entry.name[..], b"." | b"..");
+            let told = told && !dots;
+            let (attr, believed) = match self.listed(&node, &entry).await {
+                Ok(Some(object)) if told => (self.tell(&object), self.ttl),
+                Ok(Some(Object { mount, attr, .. })) => (of_mount(&mount, attr.fileid.max(1), &attr), self.ttl),
+                Ok(None) => (self.unvisited(&node, &entry, told), Duration::ZERO),
+                // Gone between listing and looking.
+                Err(Errno::ENOENT) => {
+                    cookie = entry.cookie;
+                    continue;
+                }
+                Err(error) => return Err(error),
             };
-            let dots = matches!(&name[..], b"." | b"..");
-            let attr = match told && !dots {
-                true => self.tell(&handle, &attr),
-                false => self.attributes(attr.fileid.max(1), &attr),
-            };
-            if add(&entry, &attr) {
-                if told && !dots {
+            if add(&entry, &attr, believed) {
+                if told {
                     self.forget(attr.ino.0, 1);
                 }
                 listing.put_back(entry, cookie);
@@ -414,8 +409,31 @@ impl Tree {
         Ok(())
     }
 
-    /// FSSTAT.
-    pub async fn statfs(&self) -> Answer<FsStat> {
-        self.mount.protocol().fsstat(self.mount.root()).await.answer()
+    /// FSSTAT of the mount that an object is of.
+    pub async fn statfs(&self, ino: u64) -> Answer<FsStat> {
+        let node = self.node(ino)?;
+        node.mount().protocol().fsstat(node.mount().root()).await.answer()
     }
+}
+
+fn of_mount(mount: &Mount, ino: u64, attr: &Attr) -> FileAttr {
+    attributes(ino, attr, mount.read_size() as u32)
+}
+
+async fn attr_of(mount: &Mount, handle: &Handle, known: Option<Attr>) -> Answer<Attr> {
+    match known {
+        Some(attr) => Ok(attr),
+        None => mount.protocol().getattr(handle).await.answer(),
+    }
+}
+
+pub(super) async fn object(mount: &Mount, handle: Handle, attr: Option<Attr>) -> Answer<Object> {
+    let attr = attr_of(mount, &handle, attr).await?;
+    Ok(Object { mount: mount.clone(), handle, attr })
+}
+
+/// # Errors
+/// EXDEV: the two are of different servers.
+pub(super) fn same_mount(one: &Node, other: &Node) -> Answer<()> {
+    if one.mount().number() == other.mount().number() { Ok(()) } else { Err(Errno::EXDEV) }
 }

@@ -25,8 +25,7 @@ pub struct World {
 impl World {
     /// Mounts a directory by this transport, with more of a query; `None`, and says so, where this machine or user cannot.
     pub fn new(test: &str, transport: &str, query: &str) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
-            eprintln!("SKIPPED {test}: needs root and /dev/fuse");
+        if !can_mount(test) {
             return None;
         }
         let directory = tempfile::tempdir().unwrap();
@@ -58,7 +57,8 @@ impl World {
         (counted, mounted)
     }
 
-    fn mounted(&self, name: &str, url: &str) -> Mounted {
+    /// Mounts a URL at a further place.
+    pub fn mounted(&self, name: &str, url: &str) -> Mounted {
         let at = self.directory.path().join(name);
         fs::create_dir(&at).unwrap();
         Mounted { child: mount(url, &at), at }
@@ -109,9 +109,23 @@ fn undo(child: &mut Child, at: &Path) {
     }
 }
 
+/// Whether this machine and user can mount; says so if not.
+pub fn can_mount(test: &str) -> bool {
+    let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
+    if !can {
+        eprintln!("SKIPPED {test}: needs root and /dev/fuse");
+    }
+    can
+}
+
 pub fn mount(url: &str, at: &Path) -> Child {
+    mount_saying(url, at, Stdio::inherit())
+}
+
+/// The same, with what it says on standard error going there.
+pub fn mount_saying(url: &str, at: &Path, said: Stdio) -> Child {
     let mut mount = command(&["mount", "--attributes", "0", url, at.to_str().unwrap()]);
-    let mut mount = mount.stdout(Stdio::piped()).spawn().unwrap();
+    let mut mount = mount.stdout(Stdio::piped()).stderr(said).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(mount.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains("is mounted at"), "{line}");
