@@ -16,11 +16,12 @@ use std::{
             Ordering::{AcqRel, Acquire},
         },
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 use rpc::{Switch, rpcbind::from_universal};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::{Error, ErrorKind, Handle, Mount, NfsUrl, Object, Result, connect, v4::referral::Location};
 
@@ -39,7 +40,15 @@ struct Site {
     /// Attempts to mount it that have failed.
     failures: AtomicU64,
     /// The last failure. Who makes an attempt has it.
-    failure: tokio::sync::Mutex<Option<Error>>,
+    failure: tokio::sync::Mutex<Option<Failure>>,
+}
+
+/// Why an attempt has failed.
+#[derive(Debug)]
+struct Failure {
+    error: Error,
+    /// Until then nobody makes another.
+    until: Instant,
 }
 
 impl Referred {
@@ -72,20 +81,25 @@ impl Referred {
 
 impl Site {
     /// The mount of it, made by `attempt` if there is none. Who comes while an attempt is being made waits for it, and shares its
-    /// failure; who comes later makes another.
+    /// failure; who comes later makes another. One that has taken long is shared for as long again, up to [`PAUSE_MAX`]: the kernel lets
+    /// the programs that look up a name through one after the other, and each would wait as long.
     async fn mount(&self, attempt: impl Future<Output = Result<Mount>>) -> Result<Mount> {
         let before = self.failures.load(Acquire);
         let mut failure = self.failure.lock().await;
         if let Some(mount) = self.mount.get() {
             return Ok(mount.clone());
         }
-        if let Some(error) = failure.as_ref().filter(|_| self.failures.load(Acquire) != before) {
+        let begun = Instant::now();
+        if let Some(Failure { error, until }) = failure.as_ref()
+            && (self.failures.load(Acquire) != before || begun < *until)
+        {
             return Err(error.clone());
         }
         match attempt.await {
             Ok(mount) => Ok(self.mount.get_or_init(|| mount).clone()),
             Err(error) => {
-                *failure = Some(error.clone());
+                let now = Instant::now();
+                *failure = Some(Failure { error: error.clone(), until: now + (now - begun).min(PAUSE_MAX) });
                 self.failures.fetch_add(1, AcqRel);
                 Err(error)
             }
@@ -151,9 +165,13 @@ impl fmt::Debug for Referred {
 
 /// Referrals from server to server; more of them are taken for a circle.
 const HOPS_MAX: u32 = 8;
+/// What could not be reached is tried again after this at the latest.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::sleep;
+
     use super::*;
 
     #[test]
@@ -176,18 +194,23 @@ mod tests {
         assert!(url_of(&strange, &from).is_err());
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn who_waits_for_an_attempt_shares_its_failure() {
         let (site, attempts) = (Site::default(), AtomicU64::new(0));
         let attempt = || async {
             let number = attempts.fetch_add(1, AcqRel);
-            tokio::task::yield_now().await;
+            sleep(Duration::from_millis(1) + Duration::from_secs(60 * number)).await;
             Err(Error::new(ErrorKind::Resolve(format!("attempt {number}")), "connect"))
         };
         let (first, second) = tokio::join!(site.mount(attempt()), site.mount(attempt()));
         for shared in [first, second] {
             assert!(shared.unwrap_err().to_string().contains("attempt 0"));
         }
-        assert!(site.mount(attempt()).await.unwrap_err().to_string().contains("attempt 1"));
+        // What failed soon is tried again soon, and what took a minute after a while.
+        for number in [1, 1, 2] {
+            sleep(PAUSE_MAX * 2 / 3).await;
+            let error = site.mount(attempt()).await.unwrap_err().to_string();
+            assert!(error.contains(&format!("attempt {number}")), "{error}");
+        }
     }
 }
