@@ -115,6 +115,27 @@ fn a_directory_that_holds_one_says_so_if_it_is_asked() {
 }
 
 #[test]
+fn what_is_hidden_by_one_is_not_lost_unseen() {
+    let server = server();
+    let mut client = Client4::new(&server, "a", 1);
+    client.ok(behind("here", mkdir("dir")));
+    for name in ["within", "x"] {
+        client.ok(behind("here/dir", mkdir(name)));
+    }
+    assert_eq!(client.status(behind("here/dir", remove("within"))), Nfsstat4::FileOpen);
+    let rename = |from: &str, to: &str| {
+        let rename = Argop4::Rename(RenameArgs { oldname: from.into(), newname: to.into() });
+        [at("here/dir"), vec![Argop4::SaveFh, rename]].concat()
+    };
+    for (from, to) in [("within", "y"), ("x", "within")] {
+        assert_eq!(client.status(rename(from, to)), Nfsstat4::FileOpen, "{from} {to}");
+    }
+    client.ok(rename("x", "y"));
+    client.ok(behind("here/dir", remove("y")));
+    assert_eq!(listed(&mut client, "here/dir", &[Attr4::RdattrError]).len(), 1);
+}
+
+#[test]
 fn what_is_here_is_nowhere_else() {
     let server = server();
     let mut client = Client4::new(&server, "a", 1);

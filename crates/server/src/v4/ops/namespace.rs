@@ -89,6 +89,7 @@ pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result
     let dir = cx.object4(at.current()?)?;
     let name = component(&args.target)?;
     let vfs = dir.writable4()?.vfs();
+    not_mounted_on(cx, &dir, name)?;
     // One operation removes whatever there is; the file system has one for each kind.
     let (_, kind) = look(&dir, name)?;
     cx.before_change_of(&dir, name, Some(at.client()))?;
@@ -110,6 +111,8 @@ pub(super) fn rename(cx: &Context<'_>, at: &Cursor, args: &RenameArgs) -> Result
     let (from_dir, to_dir) = same_export(cx, at)?;
     let (from, to) = (component(&args.oldname)?, component(&args.newname)?);
     let vfs = to_dir.writable4()?.vfs();
+    not_mounted_on(cx, &from_dir, from)?;
+    not_mounted_on(cx, &to_dir, to)?;
     cx.before_change_of(&from_dir, from, Some(at.client()))?;
     cx.before_change_of(&to_dir, to, Some(at.client()))?;
     let renamed = vfs.rename(&to_dir.caller(), &from_dir.handle, from, &to_dir.handle, to);
@@ -121,6 +124,14 @@ pub(super) fn rename(cx: &Context<'_>, at: &Cursor, args: &RenameArgs) -> Result
         Err(error) => return Err(error.into()),
     };
     Ok(RenameOk { source_cinfo: change_info(&source), target_cinfo: change_info(&target) })
+}
+
+/// What another export, or a referral, hides would be lost unseen. As with what is mounted on a Linux server, the name is busy.
+fn not_mounted_on(cx: &Context<'_>, dir: &Object<'_>, name: &Name) -> Result<(), Fault4> {
+    match cx.shared.v4.pseudo.junction(dir, name.as_bytes())? {
+        Some(_) => Err(Nfsstat4::FileOpen.into()),
+        None => Ok(()),
+    }
 }
 
 /// §18.26.3: a directory and something else cannot replace each other: EXIST. That one of the two is in no directory is
