@@ -9,9 +9,11 @@
 //! | `nsm` | `"state"` | our NSM state number, u32 |
 //! | `nsm_hosts` | 16 bytes of an IPv6 address (IPv4 mapped), then a host's name | its NSM state number, u32 |
 //! | `nsm_monitors` | a `mon_id` in XDR | its 16 private bytes |
-//! | `v4_clients` | the name of an NFSv4 client owner (`co_ownerid`) | nothing |
+//! | `v4_clients` | the name of an NFSv4 client owner (`co_ownerid`) that may reclaim | nothing |
+//! | `v4_forfeited` | the name of one that may not, and may hold something | nothing |
 
 use std::{
+    collections::BTreeSet,
     io,
     net::{IpAddr, Ipv6Addr},
     path::Path,
@@ -53,6 +55,27 @@ pub struct Monitor {
     pub private: [u8; 16],
 }
 
+/// NFSv4 client owners of the life before that may hold something.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct V4Clients {
+    /// They may reclaim it.
+    pub reclaiming: BTreeSet<Bytes>,
+    /// They may not, for they have lost something. What they have kept is theirs until they hear of the restart, or their leases
+    /// are over.
+    pub forfeited: BTreeSet<Bytes>,
+}
+
+/// What is to be made of the record of an NFSv4 client owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordChange {
+    /// It may reclaim what it holds after a restart (RFC 8881 §8.4.2.1).
+    Add(Bytes),
+    /// It may not, and what it holds is not to be given to others after a restart while it may believe that it does.
+    Forfeit(Bytes),
+    /// It holds nothing any more.
+    Remove(Bytes),
+}
+
 impl Recovery {
     /// Opens the database in the state directory, or makes it.
     ///
@@ -86,6 +109,7 @@ impl Recovery {
             transaction.open_table(NSM_HOSTS)?;
             transaction.open_table(NSM_MONITORS)?;
             transaction.open_table(V4_CLIENTS)?;
+            transaction.open_table(V4_FORFEITED)?;
             Ok(())
         })?;
         Ok(recovery)
@@ -207,39 +231,39 @@ impl Recovery {
         })
     }
 
-    /// The owners of the NFSv4 clients that may have held something.
+    /// The NFSv4 clients that may have held something.
     ///
     /// # Errors
     /// The storage fails.
-    pub fn v4_clients(&self) -> io::Result<Vec<Bytes>> {
-        let read = || -> Result<Vec<Bytes>, redb::Error> {
+    pub fn v4_clients(&self) -> io::Result<V4Clients> {
+        let read = || -> Result<V4Clients, redb::Error> {
             let transaction = self.database.begin_read()?;
-            let table = transaction.open_table(V4_CLIENTS)?;
-            table.iter()?.map(|entry| Ok(Bytes::copy_from_slice(entry?.0.value()))).collect()
+            let owners = |table| -> Result<BTreeSet<Bytes>, redb::Error> {
+                let table = transaction.open_table(table)?;
+                table.iter()?.map(|entry| Ok(Bytes::copy_from_slice(entry?.0.value()))).collect()
+            };
+            Ok(V4Clients { reclaiming: owners(V4_CLIENTS)?, forfeited: owners(V4_FORFEITED)? })
         };
         read().map_err(io::Error::other)
     }
 
-    /// Remembers an NFSv4 client: it may reclaim what it holds after a restart (RFC 8881 §8.4.2.1).
+    /// Changes what is remembered of NFSv4 clients, in this order and all or nothing.
     ///
     /// # Errors
-    /// The storage fails: the client must not get anything then.
-    pub fn add_v4_client(&self, owner: &[u8]) -> io::Result<()> {
+    /// The storage fails: the clients must not get anything then, nor anybody else what they held.
+    pub fn change_v4_clients(&self, changes: &[RecordChange]) -> io::Result<()> {
         self.write(|transaction| {
-            transaction.open_table(V4_CLIENTS)?.insert(owner, ())?;
-            Ok(())
-        })
-    }
-
-    /// Forgets NFSv4 clients: they have lost what they held, or gave it up.
-    ///
-    /// # Errors
-    /// The storage fails: nobody else must get what they held then.
-    pub fn remove_v4_clients<'a>(&self, owners: impl IntoIterator<Item = &'a [u8]>) -> io::Result<()> {
-        self.write(|transaction| {
-            let mut table = transaction.open_table(V4_CLIENTS)?;
-            for owner in owners {
-                table.remove(owner)?;
+            let mut clients = transaction.open_table(V4_CLIENTS)?;
+            let mut forfeited = transaction.open_table(V4_FORFEITED)?;
+            for change in changes {
+                let (RecordChange::Add(owner) | RecordChange::Forfeit(owner) | RecordChange::Remove(owner)) = change;
+                clients.remove(&owner[..])?;
+                forfeited.remove(&owner[..])?;
+                match change {
+                    RecordChange::Add(_) => drop(clients.insert(&owner[..], ())?),
+                    RecordChange::Forfeit(_) => drop(forfeited.insert(&owner[..], ())?),
+                    RecordChange::Remove(_) => {}
+                }
             }
             Ok(())
         })
@@ -277,10 +301,15 @@ const NSM: TableDefinition<'_, &str, u32> = TableDefinition::new("nsm");
 const NSM_HOSTS: TableDefinition<'_, &[u8], u32> = TableDefinition::new("nsm_hosts");
 const NSM_MONITORS: TableDefinition<'_, &[u8], &[u8; 16]> = TableDefinition::new("nsm_monitors");
 const V4_CLIENTS: TableDefinition<'_, &[u8], ()> = TableDefinition::new("v4_clients");
+const V4_FORFEITED: TableDefinition<'_, &[u8], ()> = TableDefinition::new("v4_forfeited");
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{RecordChange::*, *};
+
+    fn owner(name: &'static str) -> Bytes {
+        Bytes::from_static(name.as_bytes())
+    }
 
     fn host(address: &str, name: &str, state: i32) -> MonitoredHost {
         MonitoredHost { address: address.parse().unwrap(), name: name.to_owned().into(), state }
@@ -318,16 +347,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         {
             let recovery = Recovery::open(dir.path()).unwrap();
-            assert!(recovery.v4_clients().unwrap().is_empty());
-            for owner in [&b"venus"[..], b"mars", b"venus", b""] {
-                recovery.add_v4_client(owner).unwrap();
-            }
-            recovery.remove_v4_clients([&b"mercury"[..]]).unwrap();
+            assert_eq!(recovery.v4_clients().unwrap(), V4Clients::default());
+            let change = |changes: &[RecordChange]| recovery.change_v4_clients(changes).unwrap();
+            change(&[Add(owner("venus"))]);
+            change(&[Add(owner("mars")), Forfeit(owner("venus")), Add(owner("")), Add(owner("mars"))]);
+            change(&[Remove(owner("mercury")), Forfeit(owner("pluto")), Forfeit(owner("luna")), Add(owner("luna"))]);
         }
         let recovery = Recovery::open(dir.path()).unwrap();
-        assert_eq!(recovery.v4_clients().unwrap(), ["", "mars", "venus"]);
-        recovery.remove_v4_clients([&b"mars"[..], b""]).unwrap();
-        assert_eq!(recovery.v4_clients().unwrap(), ["venus"]);
+        let clients = |reclaiming: &[&'static str], forfeited: &[&'static str]| V4Clients {
+            reclaiming: reclaiming.iter().copied().map(owner).collect(),
+            forfeited: forfeited.iter().copied().map(owner).collect(),
+        };
+        assert_eq!(recovery.v4_clients().unwrap(), clients(&["", "mars", "luna"], &["venus", "pluto"]));
+        recovery.change_v4_clients(&[Remove(owner("mars")), Remove(owner("")), Remove(owner("pluto"))]).unwrap();
+        assert_eq!(recovery.v4_clients().unwrap(), clients(&["luna"], &["venus"]));
     }
 
     #[test]

@@ -253,3 +253,44 @@ fn who_was_reclaiming_when_grace_ended_is_remembered_with_what_it_has() {
     let server = serve(dir.path(), state.path(), Duration::from_secs(3600));
     back_again(&server, "a", &me).ok(reclaim(&handle));
 }
+
+#[test]
+fn what_was_reclaimed_by_who_may_not_do_so_again_is_given_to_others_when_it_has_heard_of_it() {
+    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
+    let me = rustix::process::geteuid().as_raw();
+    let me = user(me, me);
+    let how = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
+    let handle = {
+        let server = serve(dir.path(), state.path(), Duration::from_secs(3600));
+        let mut client = back_again(&server, "a", &me);
+        client.ok([COMPLETE]);
+        client.open(&path, "f", how).unwrap().1
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    {
+        let server = serve(dir.path(), state.path(), Duration::from_secs(3));
+        back_again(&server, "a", &me).ok(reclaim(&handle));
+        let upkeep = runtime.spawn(server.upkeep());
+        let mut b = back_again(&server, "b", &me);
+        b.ok([COMPLETE]);
+        while b.open(&path, "g", how).is_err_and(|status| status == Nfsstat4::Grace) {
+            runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
+        }
+        upkeep.abort();
+        let _ = runtime.block_on(upkeep);
+    }
+    // It ends before a has said that this is all. The next life is told of b, which comes back at once.
+    let server = serve(dir.path(), state.path(), Duration::from_secs(3600));
+    let mut b = back_again(&server, "b", &me);
+    b.ok([COMPLETE]);
+    runtime.spawn(server.upkeep());
+    runtime.block_on(async { tokio::time::sleep(Duration::from_secs(2)).await });
+    assert_eq!(b.open(&path, "f", how).unwrap_err(), Nfsstat4::Grace, "a believes that it has it");
+    let mut a = back_again(&server, "a", &me);
+    assert_eq!(a.status(reclaim(&handle)), Nfsstat4::ReclaimBad, "another could have had it, for a moment");
+    a.ok([COMPLETE]);
+    while b.open(&path, "f", how).is_err_and(|status| status == Nfsstat4::Grace) {
+        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
+    }
+}

@@ -25,7 +25,7 @@ mod v40;
 
 use std::{
     future::ready,
-    io,
+    io, iter,
     ops::RangeInclusive,
     sync::{
         Arc,
@@ -48,13 +48,14 @@ use crate::{
     handle::HandleKey,
     locks::{LockClient, LockTable},
     nlm::lockd::{LockFile, Lockd},
+    recovery::V4Clients,
 };
 use callback::Callbacks;
 use holder::Questions;
 use names::Names;
 use offload::Offloads;
 use pseudo::Pseudo;
-use state::{Event, State, StateOptions, marks::Marks, recover::RecordChange, session::ChannelLimits};
+use state::{Event, State, StateOptions, marks::Marks, session::ChannelLimits};
 use upkeep::Errand;
 
 /// The NFS program, version 4: its minor versions 1 and 2.
@@ -161,10 +162,11 @@ impl Shared4 {
         // it comes after that.
         let instance = if lockd.recovery().is_persistent() { lockd.identity().1 as u32 } else { rand::random() };
         let mut state = State::new(options, instance, rand::random());
-        let owners = lockd.recovery().v4_clients()?;
-        if !owners.is_empty() {
-            tracing::info!(clients = owners.len(), "clients of version 4 can reclaim what they held");
-            state.begin_grace(owners.into_iter().collect());
+        let V4Clients { reclaiming, forfeited } = lockd.recovery().v4_clients()?;
+        if !reclaiming.is_empty() || !forfeited.is_empty() {
+            let (clients, forfeited_by) = (reclaiming.len(), forfeited.len());
+            tracing::info!(clients, forfeited_by, "clients of version 4 can reclaim what they held");
+            state.begin_grace(V4Clients { reclaiming, forfeited });
             lockd.begin_grace();
         }
         let (errands, awaited) = mpsc::unbounded_channel();
@@ -253,14 +255,11 @@ impl Shared {
         if state.is_settled() {
             return;
         }
-        while let Some(change) = state.poll_record() {
-            let stored = match &change {
-                RecordChange::Add(owner) => self.lockd.recovery().add_v4_client(owner),
-                RecordChange::Remove(owner) => self.lockd.recovery().remove_v4_clients([&owner[..]]),
-            };
-            if let Err(error) = stored {
-                tracing::error!(%error, "what a client may reclaim could not be stored: nobody gets any locks until a restart");
-            }
+        let changes: Vec<_> = iter::from_fn(|| state.poll_record()).collect();
+        if !changes.is_empty()
+            && let Err(error) = self.lockd.recovery().change_v4_clients(&changes)
+        {
+            tracing::error!(%error, "what clients may reclaim could not be stored: nobody gets any locks until a restart");
         }
         while let Some(recall) = state.poll_recall() {
             self.v4.run(Errand::Recall(recall));

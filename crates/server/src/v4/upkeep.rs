@@ -204,7 +204,7 @@ impl Shared {
         self.end_grace_in_time(now);
     }
 
-    /// Ends grace if it is time. First nobody can reclaim any more; then who has not done so is crossed out, as others may get
+    /// Ends grace if it is time. First nobody can reclaim any more, and who has not done so is crossed out, as others may get
     /// now what it had, and in another life it could reclaim that; and only then can they.
     fn end_grace_in_time(&self, now: Instant) {
         if !self.lockd.in_grace() {
@@ -214,12 +214,9 @@ impl Shared {
         if !early && !self.lockd.is_grace_over(now) {
             return;
         }
-        let late = self.with_state(|state| state.end_grace());
-        if let Err(error) = self.lockd.recovery().remove_v4_clients(late.iter().map(|owner| &owner[..])) {
-            tracing::error!(%error, "who has reclaimed nothing could not be forgotten: nobody gets any locks until a restart");
-        }
+        let crossed_out = self.with_state(|state| state.end_grace());
         self.lockd.end_grace();
-        tracing::info!(early, late = late.len(), "new locks can be had again");
+        tracing::info!(early, crossed_out, "new locks can be had again");
     }
 }
 

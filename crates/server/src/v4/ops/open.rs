@@ -4,6 +4,7 @@
 //! without knowing the file is refused first; a file that is made is nobody else's yet, so its share is to be had; and a
 //! file that is there is shared before it is truncated. So an OPEN that fails leaves nothing behind.
 
+use bytes::Bytes;
 use nfs::v4::{
     Bitmap4, ChangeInfo4, Clientid4, CloseArgs, Createhow4, DelegReturnArgs, Nfsstat4, OPEN4_RESULT_CONFIRM,
     OPEN4_RESULT_LOCKTYPE_POSIX, OPEN4_RESULT_MAY_NOTIFY_LOCK, OPEN4_SHARE_ACCESS_READ,
@@ -24,6 +25,7 @@ use crate::{
     clock,
     context::{Context, Object},
     error::{Fault, Fault4},
+    recovery::RecordChange,
     v4::{
         attr::{Wanted, change_info, set_attr},
         compound::Cursor,
@@ -60,7 +62,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
         state.may_open(locks, client, shares, reclaim)?;
         Ok::<_, Nfsstat4>(state.unremembered(client))
     })?;
-    unremembered.map_or(Ok(()), |owner| store(cx, client, &owner))?;
+    unremembered.map_or(Ok(()), |owner| remember(cx, client, owner))?;
     let mut target = match &args.claim {
         OpenClaim4::Null(name) => {
             // The mandatory check of names comes before that of the directory.
@@ -291,20 +293,14 @@ pub(super) fn delegreturn(cx: &Context<'_>, at: &Cursor, args: &DelegReturnArgs)
     Ok(cx.shared.with_state(|state| state.delegreturn(client, &name, &stateid))?)
 }
 
-/// Sees to it that a client can reclaim after a restart what it gets now, or has (§8.4.2.1).
-pub(super) fn remember(cx: &Context<'_>, client: Clientid4) -> Result<(), Fault4> {
-    let unremembered = cx.shared.with_state(|state| state.unremembered(client));
-    unremembered.map_or(Ok(()), |owner| store(cx, client, &owner))
-}
-
-/// The same of a client that is not remembered yet.
-fn store(cx: &Context<'_>, client: Clientid4, owner: &bytes::Bytes) -> Result<(), Fault4> {
+/// Sees to it that a client can reclaim after a restart what it gets now (§8.4.2.1).
+fn remember(cx: &Context<'_>, client: Clientid4, owner: Bytes) -> Result<(), Fault4> {
     let recovery = cx.shared.lockd.recovery();
     if !cx.may_block && recovery.is_persistent() {
         return Err(Fault::WouldBlock);
     }
-    let written = recovery.add_v4_client(owner);
-    cx.shared.with_state(|state| state.remembered(client, owner, written.is_ok()));
+    let written = recovery.change_v4_clients(&[RecordChange::Add(owner.clone())]);
+    cx.shared.with_state(|state| state.remembered(client, &owner, written.is_ok()));
     written.map_err(|error| {
         tracing::error!(%error, "a client gets nothing because it could not be remembered");
         Nfsstat4::Io.into()

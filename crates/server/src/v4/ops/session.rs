@@ -7,7 +7,6 @@ use nfs::v4::{
     DestroySessionArgs, ExchangeIdArgs, ExchangeIdOk, Nfsstat4, ReclaimCompleteArgs,
 };
 
-use super::open::remember;
 use crate::{clock, context::Context, error::Fault4, v4::compound::Cursor};
 
 pub(super) fn exchange_id(cx: &Context<'_>, at: &Cursor, args: &ExchangeIdArgs) -> Result<ExchangeIdOk, Fault4> {
@@ -73,9 +72,6 @@ pub(super) fn destroy_clientid(cx: &Context<'_>, at: &Cursor, args: &ClientIdArg
 pub(super) fn reclaim_complete(cx: &Context<'_>, at: &Cursor, args: &ReclaimCompleteArgs) -> Result<(), Fault4> {
     if args.one_fs {
         at.current()?;
-    } else if cx.shared.with_state(|state| state.holds(at.client())) {
-        // Grace may have ended before it was done, and with it what was known of the client.
-        remember(cx, at.client())?;
     }
-    Ok(cx.shared.with_state(|state| state.reclaim_complete(at.client(), args))?)
+    Ok(cx.shared.give(|state, _| state.reclaim_complete(at.client(), args))?)
 }

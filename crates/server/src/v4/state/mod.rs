@@ -28,7 +28,7 @@ mod tests;
 pub mod v40;
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::VecDeque,
     hash::Hash,
     time::{Duration, Instant},
 };
@@ -42,13 +42,15 @@ use delegation::Delegations;
 use load::Load;
 use marks::Marks;
 use owner::Owners;
-use recover::RecordChange;
 use session::{ChannelLimits, Connection, ConnectionId, Session};
 use slot::{Begun, Fingerprint, Ticket};
 use stateid::Stateids;
 use v40::Kept;
 
-use crate::hash::Map;
+use crate::{
+    hash::Map,
+    recovery::{RecordChange, V4Clients},
+};
 
 /// Who sends a request, as far as the owner of state is concerned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -149,7 +151,7 @@ pub struct State<R, F> {
     owners: Owners<Kept<F>>,
     events: VecDeque<Event>,
     /// During grace: who had state before the restart, by the owner's name, and has not said that all is reclaimed.
-    reclaiming: Option<HashSet<Bytes>>,
+    before: Option<V4Clients>,
     /// What is to be stored of who may reclaim.
     records: VecDeque<RecordChange>,
     /// When all clients are looked at next, for those that have expired.
@@ -173,7 +175,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             load: Load::default(),
             owners,
             events: VecDeque::new(),
-            reclaiming: None,
+            before: None,
             records: VecDeque::new(),
             next_look: None,
             rng,
@@ -481,9 +483,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if std::mem::replace(&mut client.reclaim_complete, true) {
             return Err(Nfsstat4::CompleteAlready);
         }
-        if let Some(names) = &mut self.reclaiming {
-            names.remove(&client.owner.ownerid.0);
-        }
+        self.has_reclaimed(id);
         self.events.push_back(Event::ReclaimComplete(id));
         Ok(())
     }

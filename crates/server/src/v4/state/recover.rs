@@ -1,17 +1,19 @@
 //! What of clients is remembered over a restart, and what they may reclaim after one (RFC 8881 §8.4.2, §8.4.2.1, §18.51).
 //!
 //! A client is remembered from its first OPEN on, before that is answered, or from RECLAIM_COMPLETE on, if it has something then;
-//! until it is gone or has lost anything. What it has lost somebody else may have got, so it is forgotten before that is
+//! until it is gone or has lost anything. What it has lost somebody else may have got, so it is crossed_out before that is
 //! answered, and remembered again when it has taken note: one that has not, and in another life reclaims all that it believes to
-//! have, would get what it has lost (§8.4.2.1). Where and how is for whoever asks [`State::unremembered`] and
+//! have, would get what it has lost (§8.4.2.1). That it may hold more, and believes to, is not crossed_out: after a restart nobody
+//! else may get anything before its lease is over. Where and how is for whoever asks [`State::unremembered`] and
 //! [`State::poll_record`].
 
-use std::{collections::HashSet, hash::Hash};
+use std::hash::Hash;
 
 use bytes::Bytes;
 use nfs::v4::Clientid4;
 
 use super::{State, client::Client};
+use crate::recovery::{RecordChange, V4Clients};
 
 /// Whether a client is remembered over a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub(super) enum Record {
     Written,
     /// It has lost something and not taken note, and is not to be remembered before it has.
     Forfeited,
+    /// It had not said that it had reclaimed all when grace ended.
+    Late,
 }
 
 impl Record {
@@ -31,53 +35,71 @@ impl Record {
     }
 }
 
-/// What is to be made of the record of an owner, on stable storage.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RecordChange {
-    /// It is to be remembered.
-    Add(Bytes),
-    /// It is to be remembered no more.
-    Remove(Bytes),
-}
-
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// Begins the time in which what was held before a restart can be reclaimed, by the clients of these owners.
-    pub fn begin_grace(&mut self, owners: HashSet<Bytes>) {
-        self.reclaiming = Some(owners);
+    /// Begins the time in which what was held before a restart can be reclaimed, by those of these clients that may.
+    pub fn begin_grace(&mut self, clients: V4Clients) {
+        self.before = Some(clients);
     }
 
-    /// Ends it. The owners that have not said that all is reclaimed are to be remembered no more: others may get now what
-    /// these have not reclaimed, and in another life they could (RFC 8881 §8.4.2.1). Version 4.0 has no way to say so: of
-    /// its clients those are remembered that have come.
-    pub fn end_grace(&mut self) -> Vec<Bytes> {
-        let mut late = self.reclaiming.take().unwrap_or_default();
-        let remembered = self.clients.iter().filter(|(_, client)| client.record.is_kept());
-        for id in remembered.map(|(id, _)| id).collect::<Vec<_>>() {
-            let client = self.clients.find_mut(id).expect("it was there");
-            let owner = &client.owner.ownerid.0;
-            if client.minorversion == 0 {
-                late.remove(owner);
-            } else if late.contains(owner) {
-                client.record = Record::None;
-            }
+    /// Ends it, and says how many are crossed out: those that have not said that all is reclaimed can reclaim nothing in another
+    /// life, as others may get now what they have not reclaimed (RFC 8881 §8.4.2.1). Version 4.0 has no way to say so: of its
+    /// clients those are remembered that have come.
+    pub fn end_grace(&mut self) -> usize {
+        let V4Clients { reclaiming, forfeited } = self.before.take().unwrap_or_default();
+        let mut crossed_out = 0;
+        for owner in reclaiming.into_iter().chain(forfeited) {
+            let id = self.clients.confirmed(&owner);
+            let holds = id.is_some_and(|id| self.holds(id));
+            let change = match id.and_then(|id| self.clients.find_mut(id)) {
+                Some(client) if client.record == Record::Forfeited => continue,
+                Some(client) if client.record.is_kept() && client.minorversion == 0 => continue,
+                Some(client) if client.record.is_kept() && holds => {
+                    client.record = Record::Late;
+                    RecordChange::Forfeit(owner)
+                }
+                Some(client) => {
+                    client.record = Record::None;
+                    RecordChange::Remove(owner)
+                }
+                None => RecordChange::Remove(owner),
+            };
+            self.records.push_back(change);
+            crossed_out += 1;
         }
-        late.into_iter().collect()
+        crossed_out
     }
 
     /// Whether it is that time.
     pub fn in_grace(&self) -> bool {
-        self.reclaiming.is_some()
+        self.before.is_some()
     }
 
-    /// Whether nobody has anything to reclaim any more, so that it may end.
+    /// Whether nobody has anything to reclaim any more, nor believes to have what he cannot reclaim, so that it may end.
     pub fn may_end_grace(&self) -> bool {
-        self.reclaiming.as_ref().is_some_and(HashSet::is_empty)
+        self.before.as_ref().is_some_and(|before| before.reclaiming.is_empty() && before.forfeited.is_empty())
     }
 
     /// Whether a client may reclaim.
     pub fn may_reclaim(&self, id: Clientid4) -> bool {
         let client = self.clients.find(id).filter(|client| client.confirmed && !client.reclaim_complete);
-        client.zip(self.reclaiming.as_ref()).is_some_and(|(client, names)| names.contains(&client.owner.ownerid.0))
+        client.is_some_and(|client| self.could_reclaim(&client.owner.ownerid.0))
+    }
+
+    fn could_reclaim(&self, owner: &Bytes) -> bool {
+        self.before.as_ref().is_some_and(|before| before.reclaiming.contains(owner))
+    }
+
+    /// A client has said that it has reclaimed all: it knows what it has. If grace had ended before, it is remembered from now on.
+    pub(super) fn has_reclaimed(&mut self, id: Clientid4) {
+        let Some(client) = self.clients.find(id) else { return };
+        let (owner, record) = (client.owner.ownerid.0.clone(), client.record);
+        let forfeited = self.before.as_mut().is_some_and(|before| {
+            before.reclaiming.remove(&owner);
+            before.forfeited.remove(&owner)
+        });
+        if record == Record::Late || (record == Record::None && forfeited) {
+            self.rewrite_record(id);
+        }
     }
 
     /// Whether a client has anything.
@@ -100,14 +122,18 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub fn remembered(&mut self, id: Clientid4, owner: &Bytes, written: bool) {
         if let Some(client) = self.clients.find_mut(id).filter(|client| client.record == Record::Pending) {
             client.record = if written { Record::Written } else { Record::None };
-        } else if written && !self.is_remembered(owner) {
-            self.records.push_back(RecordChange::Remove(owner.clone()));
+        } else if written {
+            match self.record_of(owner) {
+                Record::Pending | Record::Written => {}
+                Record::Forfeited | Record::Late => self.records.push_back(RecordChange::Forfeit(owner.clone())),
+                Record::None => self.records.push_back(RecordChange::Remove(owner.clone())),
+            }
         }
     }
 
-    fn is_remembered(&self, owner: &Bytes) -> bool {
+    fn record_of(&self, owner: &Bytes) -> Record {
         let client = self.clients.confirmed(owner).and_then(|id| self.clients.find(id));
-        client.is_some_and(|client| client.record.is_kept())
+        client.map_or(Record::None, |client| client.record)
     }
 
     /// The next thing that is to be stored, in this order and before anybody hears of what it follows from.
@@ -117,43 +143,54 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// A client is confirmed, which may be remembered from before a restart, or from before its own.
     pub(super) fn recall_record(&mut self, id: Clientid4) {
-        let Some(client) = self.clients.find_mut(id) else { return };
-        let owner = &client.owner.ownerid.0;
-        if self.reclaiming.as_ref().is_some_and(|names| names.contains(owner)) {
-            client.record = Record::Written;
+        let Some(client) = self.clients.find(id) else { return };
+        if self.could_reclaim(&client.owner.ownerid.0) {
+            self.clients.find_mut(id).expect("it is there").record = Record::Written;
         }
     }
 
-    /// A client has lost something that it held.
+    /// A client has lost something that it held, and may hold more.
     pub(super) fn lose_record(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find_mut(id) else { return };
-        if std::mem::replace(&mut client.record, Record::Forfeited).is_kept() {
-            self.records.push_back(RecordChange::Remove(client.owner.ownerid.0.clone()));
+        let record = std::mem::replace(&mut client.record, Record::Forfeited);
+        if !matches!(record, Record::Forfeited | Record::Late) {
+            self.records.push_back(RecordChange::Forfeit(client.owner.ownerid.0.clone()));
         }
     }
 
     /// A client has taken note of all that it has lost. What it has kept it can reclaim again.
     pub(super) fn regain_record(&mut self, id: Clientid4) {
-        let holds = self.holds(id);
         let Some(client) = self.clients.find_mut(id).filter(|client| client.record == Record::Forfeited) else {
             return;
         };
-        client.record = if holds { Record::Written } else { Record::None };
-        if holds {
-            self.records.push_back(RecordChange::Add(client.owner.ownerid.0.clone()));
+        let knows = client.minorversion == 0 || client.reclaim_complete || self.before.is_some();
+        match knows {
+            true => self.rewrite_record(id),
+            false => client.record = Record::Late,
         }
+    }
+
+    /// A client knows what it holds: if it is anything it is to be remembered, and else to be crossed_out.
+    fn rewrite_record(&mut self, id: Clientid4) {
+        let holds = self.holds(id);
+        let Some(client) = self.clients.find_mut(id) else { return };
+        let owner = client.owner.ownerid.0.clone();
+        let (record, change) = match holds {
+            true => (Record::Written, RecordChange::Add(owner)),
+            false => (Record::None, RecordChange::Remove(owner)),
+        };
+        client.record = record;
+        self.records.push_back(change);
     }
 
     /// A client is gone.
     pub(super) fn drop_record(&mut self, client: &Client) {
-        if !client.record.is_kept() {
-            return;
-        }
         let owner = &client.owner.ownerid.0;
         match self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id)) {
+            _ if client.record == Record::None => {}
             // Its next incarnation has the same name.
-            Some(next) => next.record = client.record,
-            None => self.records.push_back(RecordChange::Remove(owner.clone())),
+            Some(next) if client.record.is_kept() => next.record = client.record,
+            _ => self.records.push_back(RecordChange::Remove(owner.clone())),
         }
     }
 }

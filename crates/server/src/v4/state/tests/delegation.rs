@@ -266,8 +266,7 @@ fn a_silent_client_keeps_what_it_has_until_somebody_wants_it() {
 #[test]
 fn what_was_delegated_before_a_restart_is_delegated_again() {
     let mut world = World::new();
-    world.state.begin_grace([Bytes::from_static(b"a")].into());
-    world.locks.begin_grace(world.now + LEASE);
+    world.begin_grace(&["a"], &[]);
     let (a, _) = world.client("a", 1);
     let owner = Bytes::from_static(b"o");
     let request = OpenRequest { client: a, owner, file: 'f', access: WRITE, deny: 0, reclaim: true, delegated: false };

@@ -134,8 +134,22 @@ impl World {
     }
 
     fn open(&mut self, client: Clientid4, owner: &'static str, access: u32, deny: u32) -> Result<Stateid4, Nfsstat4> {
+        self.open_how(client, owner, (access, deny), false)
+    }
+
+    fn reclaim(&mut self, client: Clientid4, owner: &'static str) -> Result<Stateid4, Nfsstat4> {
+        self.open_how(client, owner, (OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_NONE), true)
+    }
+
+    fn open_how(
+        &mut self,
+        client: Clientid4,
+        owner: &'static str,
+        (access, deny): (u32, u32),
+        reclaim: bool,
+    ) -> Result<Stateid4, Nfsstat4> {
         let owner = Bytes::from_static(owner.as_bytes());
-        let request = OpenRequest { client, owner, file: 'f', access, deny, reclaim: false, delegated: false };
+        let request = OpenRequest { client, owner, file: 'f', access, deny, reclaim, delegated: false };
         self.state.open(&mut self.locks, &request, self.now)
     }
 

@@ -268,14 +268,9 @@ fn nothing_is_opened_before_reclaim_is_complete() {
 #[test]
 fn in_grace_those_who_had_something_reclaim_it() {
     let mut world = World::new();
-    world.state.begin_grace(HashSet::from([Bytes::from_static(b"a")]));
-    world.locks.begin_grace(world.now + LEASE);
+    world.begin_grace(&["a"], &[]);
     let ((a, _), (b, _)) = (world.client("a", 1), world.client("b", 1));
-    let reclaim = |world: &mut World, client, reclaim| {
-        let request =
-            OpenRequest { client, owner: Bytes::new(), file: 'f', access: BOTH, deny: 0, reclaim, delegated: false };
-        world.state.open(&mut world.locks, &request, world.now)
-    };
+    let reclaim = |world: &mut World, client, reclaim| world.open_how(client, "o", (BOTH, 0), reclaim);
     let open = reclaim(&mut world, a, true).unwrap();
     assert_eq!(reclaim(&mut world, b, true), Err(Nfsstat4::ReclaimBad), "it had nothing");
     let locker =
@@ -292,8 +287,7 @@ fn in_grace_those_who_had_something_reclaim_it() {
     assert_eq!(late, Err(LockFailure::Status(Nfsstat4::NoGrace)));
     assert_eq!(reclaim(&mut world, b, false), Err(Nfsstat4::Grace));
     assert!(world.state.may_end_grace());
-    world.state.end_grace();
-    world.locks.end_grace();
+    world.end_grace();
     assert!(reclaim(&mut world, b, false).is_ok());
     assert_eq!(reclaim(&mut world, b, true), Err(Nfsstat4::NoGrace));
 }

@@ -6,11 +6,26 @@ fn add(owner: &'static str) -> RecordChange {
     RecordChange::Add(Bytes::from_static(owner.as_bytes()))
 }
 
+fn forfeit(owner: &'static str) -> RecordChange {
+    RecordChange::Forfeit(Bytes::from_static(owner.as_bytes()))
+}
+
 fn remove(owner: &'static str) -> RecordChange {
     RecordChange::Remove(Bytes::from_static(owner.as_bytes()))
 }
 
 impl World {
+    pub(super) fn begin_grace(&mut self, reclaiming: &[&'static str], forfeited: &[&'static str]) {
+        let owners = |names: &[&'static str]| names.iter().map(|name| Bytes::from_static(name.as_bytes())).collect();
+        self.state.begin_grace(V4Clients { reclaiming: owners(reclaiming), forfeited: owners(forfeited) });
+        self.locks.begin_grace(self.now + LEASE);
+    }
+
+    pub(super) fn end_grace(&mut self) -> usize {
+        self.locks.end_grace();
+        self.state.end_grace()
+    }
+
     fn records(&mut self) -> Vec<RecordChange> {
         std::iter::from_fn(|| self.state.poll_record()).collect()
     }
@@ -59,17 +74,17 @@ fn what_a_client_loses_it_cannot_reclaim_before_it_takes_note() {
     let lost = world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
     world.now += 2 * LEASE;
     world.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
-    assert_eq!(world.records(), [remove("a")], "before b is answered");
+    assert_eq!(world.records(), [forfeit("a")], "before b is answered");
     assert_eq!(world.remember(a), None, "it may believe that it still has all");
     world.state.free_stateid(&world.locks, a, &lost).unwrap();
-    assert_eq!(world.records(), [], "it has nothing that it could reclaim");
+    assert_eq!(world.records(), [remove("a")], "it has nothing that it could reclaim");
     let name = world.state.unremembered(a).unwrap();
     assert_eq!(name, "a");
     // It loses all once more while it is being written.
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
-    assert_eq!(world.records(), [remove("a")]);
+    assert_eq!(world.records(), [forfeit("a")]);
     world.state.remembered(a, &name, true);
-    assert_eq!(world.records(), [remove("a")], "it may have been written only after it was crossed out");
+    assert_eq!(world.records(), [forfeit("a")], "it may have been written only after it was crossed out");
 }
 
 #[test]
@@ -91,7 +106,7 @@ fn who_is_deprived_of_a_delegation_reclaims_nothing_before_it_takes_note_and_the
     assert_eq!(world.state.recall(&mut world.locks, &'f', (None, Access::Read), world.now), Err(Nfsstat4::Delay));
     world.now += LEASE;
     world.state.expire(world.now);
-    assert_eq!(world.records(), [remove("a")], "others read now what it believes nobody else does");
+    assert_eq!(world.records(), [forfeit("a")], "others read now what it believes nobody else does");
     assert_eq!(world.remember(a), None);
     world.state.free_stateid(&world.locks, a, &lost).unwrap();
     assert_eq!(world.records(), [add("a")], "it still has its open");
@@ -99,29 +114,106 @@ fn who_is_deprived_of_a_delegation_reclaims_nothing_before_it_takes_note_and_the
 }
 
 #[test]
+fn what_a_client_gets_before_it_has_taken_note_is_not_given_to_others_after_a_restart_at_once() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    world.remember(a);
+    let lost = world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
+    world.now += 2 * LEASE;
+    world.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
+    assert_eq!(world.records(), [forfeit("a")]);
+    assert_eq!(world.remember(a), None);
+    world.open(a, "p", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
+    assert_eq!(world.records(), [], "it stands");
+    world.state.free_stateid(&world.locks, a, &lost).unwrap();
+    assert_eq!(world.records(), [add("a")]);
+}
+
+#[test]
+fn who_has_lost_something_and_restarts_is_not_remembered() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    world.remember(a);
+    world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
+    assert_eq!(world.records(), [forfeit("a")]);
+    let (a, _) = world.client("a", 2);
+    assert_eq!(world.records(), [remove("a")], "it has nothing");
+    assert_eq!(world.remember(a).as_deref(), Some(&b"a"[..]));
+}
+
+#[test]
 fn who_has_lost_something_in_grace_is_not_remembered_when_it_ends() {
     let mut world = World::new();
-    world.state.begin_grace([Bytes::from_static(b"a")].into());
+    world.begin_grace(&["a"], &[]);
     let (a, _) = world.client("a", 1);
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
-    assert_eq!(world.records(), [remove("a")]);
-    assert_eq!(world.state.end_grace(), ["a"]);
-    assert_eq!(world.remember(a), None);
+    assert_eq!(world.records(), [forfeit("a")]);
+    assert_eq!(world.end_grace(), 0, "it is forgotten already");
+    assert_eq!((world.records(), world.remember(a)), (vec![], None));
 }
 
 #[test]
 fn who_has_not_reclaimed_all_when_grace_ends_is_forgotten() {
     let mut world = World::new();
-    let owners = ["a", "b", "c"].map(|owner| Bytes::from_static(owner.as_bytes()));
-    world.state.begin_grace(owners.into());
+    world.begin_grace(&["a", "b", "c"], &[]);
     let (a, _) = world.ready("a");
     assert_eq!(world.remember(a), None, "it is, from before the restart");
     let (b, _) = world.client("b", 1);
     let (_d, _) = world.ready("d");
     assert!(world.state.in_grace() && !world.state.may_end_grace());
-    let mut late = world.state.end_grace();
-    late.sort();
-    assert_eq!(late, ["b", "c"], "b has come back, but others get now what it has not reclaimed");
+    assert_eq!(world.end_grace(), 2, "b has come back, but others get now what it has not reclaimed");
+    let changes = world.records();
+    assert!(changes.len() == 2 && changes.contains(&remove("b")) && changes.contains(&remove("c")), "{changes:?}");
     assert!(!world.state.in_grace());
     assert_eq!(world.remember(b).as_deref(), Some(&b"b"[..]), "what it gets from now on is remembered");
+}
+
+#[test]
+fn what_was_reclaimed_by_who_was_late_is_not_given_to_others_after_another_restart_at_once() {
+    let complete = ReclaimCompleteArgs { one_fs: false };
+    let reclaiming = || {
+        let mut world = World::new();
+        world.begin_grace(&["a"], &[]);
+        let (a, session) = world.client("a", 1);
+        let stateid = world.reclaim(a, "o").unwrap();
+        assert_eq!((world.end_grace(), world.records()), (1, vec![forfeit("a")]));
+        (world, a, session, stateid)
+    };
+    let (mut world, a, ..) = reclaiming();
+    world.state.reclaim_complete(a, &complete).unwrap();
+    assert_eq!((world.records(), world.remember(a)), (vec![add("a")], None), "it knows what it has");
+
+    let (mut world, a, _, stateid) = reclaiming();
+    world.state.close(&mut world.locks, a, &'f', &stateid).unwrap();
+    assert_eq!(world.records(), [], "it may ask for more");
+    world.state.reclaim_complete(a, &complete).unwrap();
+    assert_eq!(world.records(), [remove("a")]);
+
+    let (mut world, a, _, stateid) = reclaiming();
+    world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
+    world.state.free_stateid(&world.locks, a, &stateid).unwrap();
+    assert_eq!(world.records(), [], "it knows of that, but not of what it has not reclaimed");
+    world.state.reclaim_complete(a, &complete).unwrap();
+    assert_eq!(world.records(), [remove("a")]);
+
+    let (mut world, a, session, _) = reclaiming();
+    world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
+    world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
+    world.now += 2 * LEASE;
+    let _ = world.client("a", 2);
+    assert_eq!(world.records(), [remove("a")], "it has begun anew");
+}
+
+#[test]
+fn grace_lasts_for_who_may_not_reclaim_until_it_has_heard_of_the_restart() {
+    let mut world = World::new();
+    world.begin_grace(&["a"], &["b", "c"]);
+    let _ = world.ready("a");
+    assert!(!world.state.may_end_grace(), "b and c may believe that they have something");
+    let (b, _) = world.client("b", 1);
+    assert!(!world.state.may_reclaim(b) && !world.state.may_end_grace());
+    world.state.reclaim_complete(b, &ReclaimCompleteArgs { one_fs: false }).unwrap();
+    assert_eq!(world.records(), [remove("b")]);
+    assert!(!world.state.may_end_grace(), "c has not been heard of");
+    assert_eq!((world.end_grace(), world.records()), (1, vec![remove("c")]), "its lease is over");
 }

@@ -284,7 +284,7 @@ fn sessions_of_a_client_and_clients_are_bounded() {
 #[test]
 fn nobody_is_kept_out_by_who_only_introduces_itself_but_by_clients_that_are_in_use() {
     let mut world = World::new();
-    world.state.begin_grace(HashSet::from([Bytes::from_static(b"a")]));
+    world.begin_grace(&["a"], &[]);
     let (a, _) = world.client("a", 1);
     for name in ["b", "c", "d"] {
         let (_, session) = world.client(name, 1);
@@ -501,7 +501,7 @@ fn a_client_is_destroyed_when_it_has_nothing() {
 #[test]
 fn reclaim_is_complete_once() {
     let mut world = World::new();
-    world.state.begin_grace(HashSet::from([Bytes::from_static(b"a"), Bytes::from_static(b"x")]));
+    world.begin_grace(&["a", "x"], &[]);
     let (id, session) = world.client("a", 1);
     let (new, other) = world.client("b", 1);
     assert_eq!(world.call(session, 1, 1).status_flags, SEQ4_STATUS_RESTART_RECLAIM_NEEDED);
@@ -519,7 +519,7 @@ fn reclaim_is_complete_once() {
     let (x, _) = world.client("x", 1);
     world.state.reclaim_complete(x, &all).unwrap();
     assert!(world.state.may_end_grace());
-    world.state.end_grace();
+    world.end_grace();
     assert!(!world.state.in_grace());
 }
 
