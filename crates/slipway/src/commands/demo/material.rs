@@ -44,6 +44,12 @@ impl Material {
         generate_large(&large, size).map_err(located)?;
         Ok(Self { origin, tree: Manifest::of(&tree)?, large: Manifest::of(&large)?, dir: dir.to_owned() })
     }
+
+    /// Copies the large files to the new directory `dir`.
+    pub fn copy_large(&self, dir: &Path) -> Result<(), Failure> {
+        let located = |error| Failure::failed(format!("{}: {error}", dir.display()));
+        gather(&self.dir.join("large"), dir).map_err(located)
+    }
 }
 
 /// Copies a source tree without what is built or fetched: `target` and hidden directories.

@@ -82,13 +82,19 @@ pub fn run(args: &Args) -> Outcome {
 
     let options: BTreeMap<String, String> =
         args.congestion.iter().map(|name| ("congestion".to_owned(), name.clone())).collect();
-    let arguments: Vec<OsString> =
-        vec!["--squash".into(), "none".into(), "--state-dir".into(), room.path().join("state").into(), served.into()];
+    let arguments: Vec<OsString> = vec![
+        "--squash".into(),
+        "none".into(),
+        "--state-dir".into(),
+        room.path().join("state").into(),
+        served.clone().into(),
+    ];
     // Shared memory is no network.
     let options_of = |name: &str| if name == "shm" { BTreeMap::new() } else { options.clone() };
     let listen: Vec<_> =
         args.transport.iter().map(|name| Listen { transport: name.clone(), options: options_of(name) }).collect();
     let server = Server::start(&listen, &arguments)?;
+    warm_up(room.path(), &material)?;
     let mut legs = Vec::new();
     let mut different = 0;
     for (listener, transport) in args.transport.iter().enumerate() {
@@ -97,6 +103,10 @@ pub fn run(args: &Args) -> Outcome {
         let tour = Tour { server: &server, transport, url: server.url(listener), material: &material, back };
         legs.extend(reach::run(tour.run())?);
         different += tour.check()?;
+        // The next transport finds as much free memory as this one did. Trees stay: to make files is slow on ext4 for a while after as many
+        // were removed.
+        remove(&served.join(tour.name()).join("large"))?;
+        remove(&tour.back.join("large"))?;
     }
     drop(server);
     output::print(&table(&legs));
@@ -118,12 +128,16 @@ struct Tour<'a> {
 }
 
 impl Tour<'_> {
+    /// Of the directory that is made on the server.
+    fn name(&self) -> String {
+        format!("over-{}", self.transport)
+    }
+
     /// In and out, the tree and the large files.
     async fn run(&self) -> Result<Vec<Leg>, Failure> {
         let mount = Reach::new().mount(&self.url).await?;
         let root = Remote::new(mount.clone(), mount.root().clone(), self.url.path.clone());
-        let name = format!("over-{}", self.transport);
-        let there = root.make_dir(name.as_bytes(), 0o755).await.map_err(Failure::failed)?;
+        let there = root.make_dir(self.name().as_bytes(), 0o755).await.map_err(Failure::failed)?;
         let mut legs = Vec::new();
         for (name, inward, outward, manifest) in [
             ("tree", "tree in", "tree out", &self.material.tree),
@@ -187,6 +201,21 @@ impl Tour<'_> {
 
 fn make(dir: &Path) -> Result<(), Failure> {
     std::fs::create_dir(dir).map_err(|error| Failure::failed(format!("{}: {error}", dir.display())))
+}
+
+fn remove(dir: &Path) -> Result<(), Failure> {
+    std::fs::remove_dir_all(dir).map_err(|error| Failure::failed(format!("{}: {error}", dir.display())))
+}
+
+/// Writes large files as a transport does, in and out, and removes them. To give the page cache memory that it has not had before costs
+/// more than to copy what goes there, and the transport that comes first would pay for that.
+fn warm_up(room: &Path, material: &Material) -> Result<(), Failure> {
+    let dir = room.join("warm-up");
+    make(&dir)?;
+    for copy in ["in", "out"] {
+        material.copy_large(&dir.join(copy))?;
+    }
+    remove(&dir)
 }
 
 fn table(legs: &[Leg]) -> String {
