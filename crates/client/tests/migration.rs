@@ -31,6 +31,7 @@ for_each! {
         what_is_held_is_reclaimed
         what_cannot_be_reclaimed_is_lost_and_said_so
         whoever_is_at_work_goes_on
+        what_is_renamed_there_is_found_again
         another_file_of_that_name_is_refused
         requests_wait_for_one_attempt_and_share_its_failure
         a_lease_that_has_moved_is_looked_for
@@ -215,6 +216,33 @@ async fn whoever_is_at_work_goes_on(vers: &str) {
     assert_eq!(mount.stat("d/f").await.unwrap_err().status(), Some(Nfsstat3::NoEnt));
     assert!(mount.statfs("").await.unwrap().tbytes > 0);
     mount.unmount().await.unwrap();
+}
+
+/// Known before, and not asked for since until it has another path.
+async fn what_is_renamed_there_is_found_again(vers: &str) {
+    let vfs = filled(Arc::new(memory()), &[]).await;
+    let [here, there] = ["/m", "/n"].map(|name| Site::start(name, vfs.clone(), None));
+    let (mount, other) = (here.mount("/m", vers).await, there.mount("/n", vers).await);
+    let mut known = Vec::new();
+    for path in ["w", "d", "d/f", "large"] {
+        let found = mount.resolve(path).await.unwrap();
+        known.push((found.handle, found.attr.fileid));
+    }
+    here.moves(&mount, "/m", vec![there.place("/n")], false).await;
+    mount.mkdir("made", 0o755).await.unwrap();
+    mount.rename("w", "made/w").await.unwrap();
+    mount.rename("d", "made/d").await.unwrap();
+    mount.rename("made/d", "made/e").await.unwrap();
+    let check = async |known: &[_]| {
+        for (handle, fileid) in known {
+            assert_eq!(mount.protocol().getattr(handle).await.unwrap().fileid, *fileid);
+        }
+    };
+    check(&known[..2]).await;
+    // Its directory is known by now, however others call that.
+    other.rename("made/e", "others").await.unwrap();
+    check(&known).await;
+    assert_eq!(mount.resolve("made/w").await.unwrap().handle, known[0].0);
 }
 
 async fn another_file_of_that_name_is_refused(vers: &str) {

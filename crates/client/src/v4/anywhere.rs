@@ -119,7 +119,9 @@ impl Operations for Anywhere<'_> {
         let renamed = self.0.on_both("RENAME", from_dir, to_dir, |at, to_dir| async move {
             at.v4.rename(&at.handle, from, &to_dir, to).await
         });
-        renamed.await
+        renamed.await?;
+        self.0.renamed_anywhere((from_dir, from), (to_dir, to));
+        Ok(())
     }
 
     async fn link(&self, object: &Handle, dir: &Handle, name: &[u8]) -> Result<Option<Attr>> {

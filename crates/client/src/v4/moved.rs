@@ -312,6 +312,14 @@ impl V4 {
         place
     }
 
+    /// An object was renamed, wherever it is: it would not be found by its former name where it was before.
+    pub(crate) fn renamed_anywhere(&self, from: (&Handle, &[u8]), to: (&Handle, &[u8])) {
+        let (from_dir, to_dir) = (self.place_now(from.0), self.place_now(to.0));
+        for (left, entered) in from_dir.way.iter().zip(&to_dir.way) {
+            left.from.opens.names.lock().renamed((&left.handle, from.1), (&entered.handle, to.1));
+        }
+    }
+
     /// An object of this server may have moved: finds it where it is now. Returns whether it has.
     ///
     /// # Errors
@@ -437,21 +445,35 @@ impl V4 {
 
     /// The object there that has the path and the number that this one has had.
     async fn find_again(&self, moved: &Moved, object: &Handle) -> Result<Handle> {
-        let (path, id) = {
+        let (way, id) = {
             let names = self.shared.opens.names.lock();
-            (names.path(object), names.id(object))
+            let id = names.id(object);
+            // Others may have renamed what is above that since; and elsewhere file systems need not be below each other as they are here.
+            let near = |dir: &Handle| {
+                let (peer, there) = self.shared.moves.known(dir)?;
+                let same = names.id(dir).is_none_or(|of| id.is_some_and(|id| id.fsid == of.fsid));
+                (same && Arc::ptr_eq(&peer, &moved.peer)).then_some(there)
+            };
+            (names.way(object, near), id)
         };
         let astray = |why: String| Error::new(ErrorKind::Moved(why), "LOOKUP").on(moved.peer.v4().program().server());
-        let Some(path) = path else { return Err(astray("by which path it was found is not known any more".into())) };
-        let show = |path: &[Bytes]| format!("/{}", path.join(&b'/').escape_ascii());
-        let Some(names) = path.strip_prefix(&moved.path[..]) else {
-            return Err(astray(format!("{} is not in {}", show(&path), show(&moved.path))));
+        let Some((near, path)) = way else {
+            return Err(astray("by which path it was found is not known any more".into()));
+        };
+        let above = if near.is_some() { "" } else { "/" };
+        let show = |path: &[Bytes]| format!("{above}{}", path.join(&b'/').escape_ascii());
+        let (start, names) = match near {
+            Some(near) => (near, &path[..]),
+            None => match path.strip_prefix(&moved.path[..]) {
+                Some(names) => (moved.root.clone(), names),
+                None => return Err(astray(format!("{} is not in {}", show(&path), show(&moved.path)))),
+            },
         };
         let Some(Id { fileid, .. }) = id else {
             return Err(astray(format!("{} has no fileid by which to tell whether it is the same", show(&path))));
         };
         let v4 = moved.peer.v4();
-        let mut at = Node { handle: moved.root.clone(), attr: None };
+        let mut at = Node { handle: start, attr: None };
         for name in names {
             let found = look_up(v4, &at.handle, name).await;
             at = found.map_err(|error| astray(format!("{} is not found: {error}", show(&path))))?;

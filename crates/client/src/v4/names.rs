@@ -119,12 +119,15 @@ impl Names {
         self.get(object).map_or_else(|| self.roots.get(object)?.1, |found| found.id)
     }
 
-    /// Its path at the server.
-    pub fn path(&self, object: &Handle) -> Option<Vec<Bytes>> {
+    /// The names that lead to it: from the nearest above it that `near` knows, with what that knows; or else its path at the server.
+    pub fn way<T>(&self, object: &Handle, near: impl Fn(&Handle) -> Option<T>) -> Option<(Option<T>, Vec<Bytes>)> {
         let (mut at, mut back) = (object.clone(), Vec::new());
         for _ in 0..DEPTH_MAX {
+            if let Some(near) = near(&at) {
+                return Some((Some(near), back.into_iter().rev().collect()));
+            }
             if let Some((path, _)) = self.roots.get(&at) {
-                return Some(path.iter().cloned().chain(back.into_iter().rev()).collect());
+                return Some((None, path.iter().cloned().chain(back.into_iter().rev()).collect()));
             }
             let found = self.get(&at)?;
             back.extend(found.name.split(|&byte| byte == b'/').rev().map(|name| found.name.slice_ref(name)));
@@ -178,6 +181,10 @@ mod tests {
         names.found(&handle(object), (&handle(dir), name.as_bytes()), None, |_| false);
     }
 
+    fn path(names: &Names, object: usize) -> Option<Vec<Bytes>> {
+        names.way(&handle(object), |_| None::<()>).map(|(_, path)| path)
+    }
+
     fn root(names: &mut Names, number: usize) {
         let attr = Attr {
             kind: crate::FileKind::Dir,
@@ -220,11 +227,13 @@ mod tests {
         root(&mut names, 1);
         find(&mut names, 2, 1, "a");
         find(&mut names, 3, 2, "b/c");
-        let path = |names: &Names, object| Some(names.path(&handle(object))?.join(&b'/'));
+        let path = |names: &Names, object| Some(path(names, object)?.join(&b'/'));
         assert_eq!(path(&names, 3), Some(b"export/m/a/b/c".to_vec()));
         names.renamed((&handle(1), b"a"), (&handle(1), b"d"));
         assert_eq!(path(&names, 3), Some(b"export/m/d/b/c".to_vec()));
         assert_eq!(path(&names, 9), None);
+        let near = names.way(&handle(3), |at| (*at == handle(2)).then_some("it"));
+        assert_eq!(near, Some((Some("it"), vec!["b".into(), "c".into()])));
         find(&mut names, 5, 6, "x");
         find(&mut names, 6, 5, "y");
         assert_eq!(path(&names, 6), None, "a circle");
@@ -243,7 +252,7 @@ mod tests {
             });
         }
         assert!(names.of(&handle(10)).is_none());
-        assert!((2 * GENERATION..=3 * GENERATION).all(|number| names.path(&handle(10 + number)).is_some()));
+        assert!((2 * GENERATION..=3 * GENERATION).all(|number| path(&names, 10 + number).is_some()));
         assert!(names.of(&handle(3)).is_some());
         assert!(names.new.len() + names.old.len() <= 2 * GENERATION + 4);
         assert!(names.objects.len() <= 2 * GENERATION + 4);
