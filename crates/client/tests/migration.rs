@@ -15,8 +15,10 @@ use std::{
 use bytes::Bytes;
 use client::{ErrorKind, LockRange, Mount};
 use common::{
-    for_each, memory,
-    moving::{Fate, Gated, Gone, Moving},
+    for_each,
+    gated::Gated,
+    memory,
+    moving::{Fate, Gone, Moving},
     pattern, process, switch, tcp,
 };
 use nfs::v3::Nfsstat3;

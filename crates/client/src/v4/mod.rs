@@ -6,7 +6,7 @@
 //! - [`opens`] is what is open, [`delegation`] what is delegated, and [`lock`] what is locked; [`callback`] is what the server calls;
 //! - [`offload`] is the copies that the server goes on with behind its reply;
 //! - [`referral`] asks where a file system is that the server does not have, and [`moved`] goes on there with
-//!   what [`handover`] takes along;
+//!   what [`handover`] takes along, and [`links`] are what has been found there again;
 //! - [`operations`] are those of every version, [`anywhere`] finds where to do them, and [`extended`] those that only this one has.
 //!
 //! Errors: a status that every version has is [`ErrorKind::Nfs`](crate::ErrorKind::Nfs), another is
@@ -21,6 +21,7 @@ mod delegation;
 mod extended;
 mod handover;
 mod identity;
+mod links;
 mod lock;
 pub(crate) mod moved;
 mod names;

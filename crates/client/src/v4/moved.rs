@@ -7,7 +7,11 @@
 //! a reclaim while that server is in grace, and locks with it; those that cannot be reclaimed are lost.
 //!
 //! Whoever is above goes on with the handles it has. What is found there after that gets handles of which the first bytes, a tag,
-//! say of which server they are: they are never sent with it.
+//! say of which server they are: they are never sent with it, and nothing is kept of them.
+//!
+//! **What is kept.** For each file system that has moved, as many objects that are found again as can have been known of it: more are
+//! found only if the former server goes on to show objects of what it has said is not there. Those used least are forgotten
+//! then, and found again as before when they are used; what is open or locked is not.
 //!
 //! **Errors.** Requests wait for one attempt to find the new place, and share its failure; the next one tries again.
 
@@ -36,7 +40,8 @@ use super::{
     anywhere::Anywhere,
     attr,
     compound::{Compound, failure},
-    names::Id,
+    links::{Link, Links},
+    names::{Id, KNOWN_MAX},
     referral::{Gone, Location},
     shared::Shared,
 };
@@ -80,11 +85,10 @@ type Attempt = future::Shared<BoxFuture<'static, Result<Arc<Moved>>>>;
 
 #[derive(Default)]
 struct Table {
-    servers: HashMap<Bytes, Arc<Peer>>,
+    /// By places; two, if two file systems have moved to one at a time.
+    servers: Vec<(Bytes, Arc<Peer>)>,
     moved: HashMap<u64, Arc<Moved>>,
-    /// By handles of this server, those of the same objects at another; and the reverse.
-    there: HashMap<Handle, (Arc<Peer>, Handle)>,
-    here: HashMap<(u64, Handle), Handle>,
+    links: Links,
 }
 
 /// A server to which something has moved.
@@ -125,6 +129,16 @@ impl Peer {
     fn v4(&self) -> &V4 {
         self.mount.v4().expect("it was mounted by version 4")
     }
+
+    fn number(&self) -> u64 {
+        self.mount.number()
+    }
+}
+
+impl Table {
+    fn peer(&self, is: impl Fn(&Peer) -> bool) -> Option<Arc<Peer>> {
+        self.servers.iter().map(|(_, peer)| peer).find(|peer| is(peer)).cloned()
+    }
 }
 
 impl Moves {
@@ -136,8 +150,8 @@ impl Moves {
     /// Forgets all that has moved, and where.
     pub fn take(&self) -> Vec<Mount> {
         let mut table = self.table.lock();
-        (table.moved, table.there, table.here) = Default::default();
-        table.servers.drain().map(|(_, peer)| peer.mount.clone()).collect()
+        (table.moved, table.links) = Default::default();
+        table.servers.drain(..).map(|(_, peer)| peer.mount.clone()).collect()
     }
 
     /// Whether anything has moved.
@@ -147,12 +161,11 @@ impl Moves {
 
     /// The object of a handle at the server that it has moved to, as far as that is known.
     fn known(&self, handle: &Handle) -> Option<(Arc<Peer>, Handle)> {
-        let table = self.table.lock();
-        if let Some((peer, there)) = table.there.get(handle) {
-            return Some((peer.clone(), there.clone()));
+        let mut table = self.table.lock();
+        if let Some((server, there)) = table.links.there(handle) {
+            return Some((table.peer(|peer| peer.number() == server)?, there));
         }
-        let peer = table.servers.values().find(|peer| handle.starts_with(&peer.tag))?;
-        Some((peer.clone(), handle.0.slice(TAG..).into()))
+        Some((table.peer(|peer| handle.starts_with(&peer.tag))?, handle.0.slice(TAG..).into()))
     }
 
     fn moved(&self, fsid: u64) -> Option<Arc<Moved>> {
@@ -161,15 +174,31 @@ impl Moves {
 
     /// An object of this server is that one there.
     fn link(&self, here: &Handle, peer: &Arc<Peer>, there: &Handle) {
-        let (here, there) = (here.detached(), there.detached());
-        let mut table = self.table.lock();
-        table.here.insert((peer.mount.number(), there.clone()), here.clone());
-        table.there.insert(here, (peer.clone(), there));
+        let mut idle = {
+            let mut table = self.table.lock();
+            let most = KNOWN_MAX * table.moved.len().max(1);
+            table.links.insert(here, (peer.number(), there), most)
+        };
+        if idle.is_empty() {
+            return;
+        }
+        // Without the lock: who has a file's may be about to ask for a name of it here.
+        let before = idle.len();
+        idle.retain(|(_, link)| !self.is_open(link));
+        self.table.lock().links.forget(&idle, before - idle.len());
+    }
+
+    fn is_open(&self, link: &Link) -> bool {
+        let peer = self.table.lock().peer(|peer| peer.number() == link.server);
+        peer.is_some_and(|peer| {
+            let at = peer.v4().place_now(&link.handle);
+            at.v4.shared.opens.known(&at.handle).is_some()
+        })
     }
 
     /// What this server's users call an object of another.
     fn name(&self, peer: &Peer, there: &Handle) -> Handle {
-        let here = self.table.lock().here.get(&(peer.mount.number(), there.clone())).cloned();
+        let here = self.table.lock().links.here(peer.number(), there);
         here.unwrap_or_else(|| Bytes::from([&peer.tag[..], there].concat()).into())
     }
 }
@@ -177,7 +206,7 @@ impl Moves {
 impl Place {
     /// A number that no other server's place has.
     pub fn number(&self) -> u64 {
-        self.way.last().map_or(0, |step| step.peer.mount.number())
+        self.way.last().map_or(0, |step| step.peer.number())
     }
 
     /// What the caller calls an object that was found there; with a directory's entry, an object is called as it was before.
@@ -371,10 +400,10 @@ impl V4 {
     /// Goes on with a file system at its new place.
     async fn settle(&self, gone: &Gone, place: &Location) -> Result<Arc<Moved>> {
         let moves = &self.shared.moves;
-        let known = moves.table.lock().servers.get(&place.server).cloned();
+        let known = moves.table.lock().servers.iter().find(|(server, _)| *server == place.server).cloned();
         let is_new = known.is_none();
         let (peer, root) = match known {
-            Some(peer) => {
+            Some((_, peer)) => {
                 let names: Vec<_> = names_of(&place.path).collect();
                 let root = peer.v4().root(&names).await?;
                 if root.names < names.len() {
@@ -386,7 +415,7 @@ impl V4 {
         };
         let moved = Arc::new(Moved { peer: peer.clone(), root, path: gone.root.clone() });
         if is_new {
-            moves.table.lock().servers.insert(place.server.clone(), peer.clone());
+            moves.table.lock().servers.push((place.server.clone(), peer.clone()));
         }
         for file in self.shared.opens.all() {
             if self.fsid(&file.handle) == Some(gone.fsid)
@@ -560,6 +589,9 @@ impl fmt::Debug for Peer {
         f.debug_struct("Peer").field("url", self.mount.url()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;
 
 const TAG: usize = 16;
 /// Moves of one file system; more of them are taken for a circle.

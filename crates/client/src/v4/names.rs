@@ -164,6 +164,8 @@ impl Names {
     }
 }
 
+/// Objects of which something is known, but for those on the way to them and those that are kept.
+pub(super) const KNOWN_MAX: usize = 2 * GENERATION;
 /// A few hundred bytes each.
 const GENERATION: usize = 1 << 14;
 /// Names in a path; more are a circle of what others have renamed.

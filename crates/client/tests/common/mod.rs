@@ -2,9 +2,11 @@
 #![allow(dead_code, unused_imports, unused_macros)] // Each test file uses its part.
 
 pub mod faulty;
+pub mod gated;
 pub mod moving;
 #[path = "../../../testkit/src/port.rs"]
 pub mod port;
+pub mod process;
 pub mod proxy;
 pub mod scripted;
 
@@ -13,12 +15,13 @@ use std::{net::SocketAddr, sync::Arc};
 use buf::{Pool, PoolOptions};
 use bytes::Bytes;
 use client::{Mount, NfsUrl};
+pub use process::process;
 use rdma::{
     hook::{Hook, Hooked, Tracer},
     iwarp::{Iwarp, IwarpOptions},
     shm::{Shm, ShmOptions},
 };
-use rpc::{Drain, RawOptions, ServerBuilder, Service, Switch, TcpKind, TcpOptions, TransportKind, UdpKind, UdpOptions};
+use rpc::{RawOptions, Service, Switch, TcpKind, TcpOptions, TransportKind, UdpKind, UdpOptions};
 use rpcrdma::RdmaKind;
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
 use tokio::task::JoinSet;
@@ -89,30 +92,6 @@ impl Server {
         let url: NfsUrl = format!("nfs://{}/m{path}?{}", self.address, query.trim_start_matches('&')).parse()?;
         Mount::connect(&url, &self.switch).await
     }
-}
-
-/// A server until this is dropped, with its connections.
-pub fn process(
-    kind: &dyn TransportKind,
-    address: SocketAddr,
-    services: Vec<Arc<dyn Service>>,
-) -> (SocketAddr, JoinSet<()>) {
-    let server = services.into_iter().fold(rpc::Server::builder(), ServerBuilder::shared).build();
-    let mut listener = kind.listen(address).unwrap();
-    let address = listener.local_addr();
-    let mut process = JoinSet::new();
-    process.spawn(async move {
-        let mut connections = JoinSet::new();
-        while let Ok(incoming) = listener.accept().await {
-            let server = server.clone();
-            connections.spawn(async move {
-                if let Ok(transport) = incoming().await {
-                    server.serve(transport, Drain::never()).await;
-                }
-            });
-        }
-    });
-    (address, process)
 }
 
 /// A server of one export, `/m`.

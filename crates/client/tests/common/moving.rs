@@ -16,8 +16,7 @@ use nfs::v4::{
 };
 use parking_lot::Mutex;
 use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, ReplyHeader, Reverse, Service};
-use tokio::sync::watch;
-use xdr::{Decode, Decoder, Encoder, Message};
+use xdr::{Decode, Decoder, Message};
 
 /// What has become of the file system.
 #[derive(Default)]
@@ -162,50 +161,5 @@ impl Service for Moving {
             }),
             _ => self.0.call(call),
         }
-    }
-}
-
-/// A service that answers when it is let, and counts who introduces himself.
-pub struct Gated {
-    pub inner: Arc<dyn Service>,
-    pub introduced: Arc<AtomicUsize>,
-    pub open: watch::Receiver<bool>,
-}
-
-impl Service for Gated {
-    fn program(&self) -> u32 {
-        self.inner.program()
-    }
-
-    fn versions(&self) -> RangeInclusive<u32> {
-        self.inner.versions()
-    }
-
-    fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure> {
-        self.inner.procedure(version, procedure)
-    }
-
-    fn is_idempotent(&self, procedure: &Procedure, arguments: &Decoder<'_>) -> bool {
-        self.inner.is_idempotent(procedure, arguments)
-    }
-
-    fn connected(&self, peer: &Reverse) {
-        self.inner.connected(peer);
-    }
-
-    fn disconnected(&self, connection: ConnectionId) {
-        self.inner.disconnected(connection);
-    }
-
-    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move {
-            let args = CompoundArgs::decode(&mut call.arguments.clone());
-            let introduces = |op: &Argop4| matches!(op, Argop4::ExchangeId(_) | Argop4::SetClientId(_));
-            if args.is_ok_and(|args| args.argarray.iter().any(introduces)) {
-                self.introduced.fetch_add(1, SeqCst);
-            }
-            let _ = self.open.clone().wait_for(|open| *open).await;
-            self.inner.call(call).await
-        })
     }
 }

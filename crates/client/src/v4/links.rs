@@ -1,0 +1,139 @@
+//! [`Links`]: which objects of a server are which of others', since their file systems have moved. Those used last are kept.
+
+use std::collections::HashMap;
+
+use crate::Handle;
+
+/// Handles of a server's objects, and those that they have elsewhere.
+#[derive(Debug, Default)]
+pub(crate) struct Links {
+    /// By handles of this server.
+    there: HashMap<Handle, Link>,
+    /// The reverse, by number of the other server and handle.
+    here: HashMap<(u64, Handle), Handle>,
+    /// Uses so far.
+    uses: u64,
+    /// So many could not be forgotten when that was tried last.
+    kept: usize,
+}
+
+/// Where an object is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// Number of the server.
+    pub server: u64,
+    pub handle: Handle,
+    used: u64,
+}
+
+impl Links {
+    /// An object of this server is that one there. If these are `most` now, beside what is kept, returns those that are used least: to
+    /// be [forgotten](Self::forget), but for what must not be.
+    pub fn insert(&mut self, here: &Handle, (server, there): (u64, &Handle), most: usize) -> Vec<(Handle, Link)> {
+        let (here, there) = (here.detached(), there.detached());
+        self.remove(&here);
+        self.uses += 1;
+        self.here.insert((server, there.clone()), here.clone());
+        self.there.insert(here, Link { server, handle: there, used: self.uses });
+        // Half of them, so that it is seldom done.
+        if self.there.len() >= most + 2 * self.kept { self.least_used(self.there.len() / 2) } else { Vec::new() }
+    }
+
+    fn least_used(&self, count: usize) -> Vec<(Handle, Link)> {
+        let mut uses: Vec<u64> = self.there.values().map(|link| link.used).collect();
+        let (_, &mut bound, _) = uses.select_nth_unstable(count);
+        let least = self.there.iter().filter(|(_, link)| link.used < bound);
+        least.map(|(here, link)| (here.clone(), link.clone())).collect()
+    }
+
+    /// Forgets these, unless they have been used since; `kept` others of them are not to be forgotten.
+    pub fn forget(&mut self, links: &[(Handle, Link)], kept: usize) {
+        for (here, link) in links {
+            if self.there.get(here) == Some(link) {
+                self.remove(here);
+            }
+        }
+        self.kept = kept;
+    }
+
+    fn remove(&mut self, here: &Handle) {
+        if let Some(Link { server, handle, .. }) = self.there.remove(here) {
+            let back = (server, handle);
+            // Another handle of this server may have led to the same since.
+            if self.here.get(&back) == Some(here) {
+                self.here.remove(&back);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.there.len()
+    }
+
+    /// Server and handle of an object of this server.
+    pub fn there(&mut self, here: &Handle) -> Option<(u64, Handle)> {
+        let link = self.there.get_mut(here)?;
+        self.uses += 1;
+        link.used = self.uses;
+        Some((link.server, link.handle.clone()))
+    }
+
+    /// The handle here of an object there.
+    pub fn here(&self, server: u64, there: &Handle) -> Option<Handle> {
+        self.here.get(&(server, there.clone())).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    fn handle(number: usize) -> Handle {
+        Bytes::from(number.to_string()).into()
+    }
+
+    #[test]
+    fn those_used_last_are_kept_and_no_more_than_so_many() {
+        let mut links = Links::default();
+        for number in 0..10 * MOST {
+            let mut idle = links.insert(&handle(number), (7, &handle(number + 1)), MOST);
+            let before = idle.len();
+            idle.retain(|(here, _)| *here != handle(0));
+            links.forget(&idle, before - idle.len());
+            assert!(links.there.len() <= MOST + 2 && links.here.len() == links.there.len());
+            assert_eq!(links.here(7, &handle(1)), Some(handle(0)), "it is kept");
+            assert!(number == 0 || links.there(&handle(1)) == Some((7, handle(2))), "it is used");
+        }
+        assert_eq!((links.there(&handle(2)), links.here(7, &handle(3))), (None, None));
+        assert!((10 * MOST - MOST / 4..10 * MOST).all(|number| links.there(&handle(number)).is_some()));
+    }
+
+    #[test]
+    fn what_is_used_meanwhile_is_not_forgotten() {
+        let mut links = Links::default();
+        let idle = (0..4).map(|number| links.insert(&handle(number), (7, &handle(number + 4)), 4)).last().unwrap();
+        assert_eq!(idle.len(), 2);
+        links.there(&handle(0));
+        links.insert(&handle(5), (8, &handle(5)), 100);
+        links.forget(&idle, 0);
+        let known: Vec<_> = (0..6).filter(|&number| links.there(&handle(number)).is_some()).collect();
+        assert_eq!(known, [0, 2, 3, 5]);
+    }
+
+    #[test]
+    fn two_handles_of_one_object_lead_there() {
+        let mut links = Links::default();
+        links.insert(&handle(1), (7, &handle(9)), 100);
+        let idle = links.there.clone().into_iter().collect::<Vec<_>>();
+        links.insert(&handle(2), (7, &handle(9)), 100);
+        links.forget(&idle, 0);
+        assert_eq!((links.there(&handle(1)), links.here(7, &handle(9))), (None, Some(handle(2))));
+        links.insert(&handle(2), (8, &handle(9)), 100);
+        assert_eq!((links.here(7, &handle(9)), links.here(8, &handle(9))), (None, Some(handle(2))));
+    }
+
+    const MOST: usize = 100;
+}

@@ -1,0 +1,59 @@
+//! A server of version 4 that waits.
+
+use std::{
+    ops::RangeInclusive,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+use nfs::v4::{compound::*, *};
+use rpc::{AcceptError, BoxFuture, Call, ConnectionId, Procedure, Reverse, Service};
+use tokio::sync::watch;
+use xdr::{Decode, Decoder, Message};
+
+/// A service that answers when it is let, and counts who introduces himself.
+pub struct Gated {
+    pub inner: Arc<dyn Service>,
+    pub introduced: Arc<AtomicUsize>,
+    pub open: watch::Receiver<bool>,
+}
+
+impl Service for Gated {
+    fn program(&self) -> u32 {
+        self.inner.program()
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        self.inner.versions()
+    }
+
+    fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure> {
+        self.inner.procedure(version, procedure)
+    }
+
+    fn is_idempotent(&self, procedure: &Procedure, arguments: &Decoder<'_>) -> bool {
+        self.inner.is_idempotent(procedure, arguments)
+    }
+
+    fn connected(&self, peer: &Reverse) {
+        self.inner.connected(peer);
+    }
+
+    fn disconnected(&self, connection: ConnectionId) {
+        self.inner.disconnected(connection);
+    }
+
+    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        Box::pin(async move {
+            let args = CompoundArgs::decode(&mut call.arguments.clone());
+            let introduces = |op: &Argop4| matches!(op, Argop4::ExchangeId(_) | Argop4::SetClientId(_));
+            if args.is_ok_and(|args| args.argarray.iter().any(introduces)) {
+                self.introduced.fetch_add(1, SeqCst);
+            }
+            let _ = self.open.clone().wait_for(|open| *open).await;
+            self.inner.call(call).await
+        })
+    }
+}
