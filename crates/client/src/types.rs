@@ -89,6 +89,26 @@ impl Attr {
     pub fn identity(&self) -> Option<(u64, u64)> {
         (self.fileid != 0).then_some((self.fsid, self.fileid))
     }
+
+    /// Of an object of which nothing but the kind matters.
+    #[cfg(test)]
+    pub(crate) fn of(kind: FileKind) -> Self {
+        Self {
+            kind,
+            mode: 0,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            size: 0,
+            used: 0,
+            rdev: Device::default(),
+            fsid: 0,
+            fileid: 0,
+            atime: Time::default(),
+            mtime: Time::default(),
+            ctime: Time::default(),
+        }
+    }
 }
 
 /// To what a time is set.

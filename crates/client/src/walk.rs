@@ -192,7 +192,7 @@ mod tests {
                                     None if path.ends_with("file") => FileKind::Reg,
                                     None => FileKind::Dir,
                                 };
-                                walk.found((), Node { handle: path.as_str().into(), attr: Some(attr(ftype)) });
+                                walk.found((), Node { handle: path.as_str().into(), attr: Some(Attr::of(ftype)) });
                             }
                             None if walk.missing() => {}
                             None => return Err(format!("{path} on the way")),
@@ -206,24 +206,6 @@ mod tests {
                     Step::Done(End::Missing { dir, name, .. }) => return Ok(format!("no {name:?} in {dir:?}")),
                 }
             }
-        }
-    }
-
-    fn attr(kind: FileKind) -> Attr {
-        Attr {
-            kind,
-            mode: 0,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            size: 0,
-            used: 0,
-            rdev: Default::default(),
-            fsid: 0,
-            fileid: 0,
-            atime: Default::default(),
-            mtime: Default::default(),
-            ctime: Default::default(),
         }
     }
 

@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use client::{ErrorKind, LockRange, Mount};
+use client::{ErrorKind, File, LockRange, Mount};
 use common::{
     for_each,
     gated::Gated,
@@ -118,18 +118,40 @@ async fn filled(vfs: Arc<dyn Vfs>, first: &[&str]) -> Arc<dyn Vfs> {
     vfs
 }
 
+/// A mount of a server that has a file system which is to move, and a file that is open there.
+struct Before {
+    vfs: Arc<dyn Vfs>,
+    here: Site,
+    mount: Mount,
+    file: File,
+}
+
+impl Before {
+    async fn opened(vers: &str) -> Self {
+        let vfs = filled(Arc::new(memory()), &[]).await;
+        let here = Site::start("/m", vfs.clone(), None);
+        let mount = here.mount("/m", vers).await;
+        let file = mount.open("d/f").await.unwrap();
+        Self { vfs, here, mount, file }
+    }
+
+    /// The file has been read, and its first bytes are locked by `a`.
+    async fn locked(vers: &str) -> Self {
+        let before = Self::opened(vers).await;
+        assert_eq!(before.file.read_bytes(0, 4).await.unwrap(), "0123");
+        let v4 = before.mount.v4().unwrap();
+        assert_eq!(v4.lock(before.file.handle(), b"a", range(0)).await.unwrap(), None);
+        before
+    }
+}
+
 fn range(offset: u64) -> LockRange {
     LockRange { offset, length: 5, exclusive: true }
 }
 
 async fn what_is_held_is_reclaimed(vers: &str) {
-    let vfs = filled(Arc::new(memory()), &[]).await;
-    let here = Site::start("/m", vfs.clone(), None);
-    let mount = here.mount("/m", vers).await;
-    let file = mount.open("d/f").await.unwrap();
+    let Before { vfs, here, mount, file } = Before::locked(vers).await;
     let v4 = mount.v4().unwrap();
-    assert_eq!(file.read_bytes(0, 4).await.unwrap(), "0123");
-    assert_eq!(v4.lock(file.handle(), b"a", range(0)).await.unwrap(), None);
     let there = Site::start("/srv/new", vfs, Some(&here));
     here.moves(&mount, "/m", vec![there.place("/srv/new")], false).await;
     // An open that is not reclaimed would have to wait for the end of grace.
@@ -150,13 +172,8 @@ async fn what_is_held_is_reclaimed(vers: &str) {
 }
 
 async fn what_cannot_be_reclaimed_is_lost_and_said_so(vers: &str) {
-    let vfs = filled(Arc::new(memory()), &[]).await;
-    let here = Site::start("/m", vfs.clone(), None);
-    let mount = here.mount("/m", vers).await;
-    let file = mount.open("d/f").await.unwrap();
+    let Before { vfs, here, mount, file } = Before::locked(vers).await;
     let v4 = mount.v4().unwrap();
-    assert_eq!(file.read_bytes(0, 4).await.unwrap(), "0123");
-    assert_eq!(v4.lock(file.handle(), b"a", range(0)).await.unwrap(), None);
     let there = Site::start("/n", vfs, None);
     here.moves(&mount, "/m", vec![there.place("/n")], false).await;
     assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "it is opened anew");
@@ -266,15 +283,12 @@ async fn another_file_of_that_name_is_refused(vers: &str) {
 }
 
 async fn requests_wait_for_one_attempt_and_share_its_failure(vers: &str) {
-    let vfs = filled(Arc::new(memory()), &[]).await;
-    let here = Site::start("/m", vfs.clone(), None);
-    let mount = here.mount("/m", vers).await;
+    let Before { vfs, here, mount, file } = Before::opened(vers).await;
     let introduced = Arc::new(AtomicUsize::new(0));
     let (gate, open) = watch::channel(false);
     let there = Site::behind("/n", vfs, None, |inner| {
         Arc::new(Gated { inner, introduced: introduced.clone(), open: open.clone() })
     });
-    let file = mount.open("d/f").await.unwrap();
     here.moves(&mount, "/m", vec![there.place("/other")], false).await;
     let mut tasks = JoinSet::new();
     for _ in 0..WAITING {
@@ -303,13 +317,8 @@ impl Site {
 
 /// What is locked must be reclaimed in the other server's grace, although nobody does anything there.
 async fn a_lease_that_has_moved_is_looked_for(vers: &str) {
-    let vfs = filled(Arc::new(memory()), &[]).await;
-    let here = Site::start("/m", vfs.clone(), None);
-    let mount = here.mount("/m", vers).await;
-    let file = mount.open("d/f").await.unwrap();
+    let Before { vfs, here, mount, file } = Before::locked(vers).await;
     let v4 = mount.v4().unwrap();
-    assert_eq!(file.read_bytes(0, 4).await.unwrap(), "0123");
-    assert_eq!(v4.lock(file.handle(), b"a", range(0)).await.unwrap(), None);
     let there = Site::start("/n", vfs, Some(&here));
     here.moves(&mount, "/m", vec![there.place("/n")], true).await;
     if vers == "4.0" {

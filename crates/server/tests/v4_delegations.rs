@@ -21,6 +21,8 @@ use nfs::{
 use remote::Served;
 use rpc::Credential;
 use server::NfsServer;
+use tempfile::TempDir;
+use tokio::runtime::Runtime;
 use v4::*;
 use xdr::Message;
 
@@ -168,6 +170,57 @@ fn back_again(server: &NfsServer, name: &str, credential: &Credential) -> Client
     client
 }
 
+/// A server that is started again and again, and who calls.
+struct Lives {
+    dir: TempDir,
+    state: TempDir,
+    path: String,
+    me: Credential,
+}
+
+impl Lives {
+    fn new() -> Self {
+        let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let path = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
+        let me = rustix::process::geteuid().as_raw();
+        Self { dir, state, path, me: user(me, me) }
+    }
+
+    fn next(&self, grace: Duration) -> NfsServer {
+        serve(self.dir.path(), self.state.path(), grace)
+    }
+
+    /// One in which `a` opens a file for itself alone, and `idle` nothing.
+    fn opened(&self) -> NfsFh4 {
+        let server = self.next(LONG);
+        let mut a = back_again(&server, "a", &self.me);
+        a.ok([COMPLETE]);
+        let (_, handle) = a.open(&self.path, "f", alone()).unwrap();
+        // One that has nothing open has nothing to reclaim.
+        back_again(&server, "idle", &self.me).ok([COMPLETE]);
+        handle
+    }
+}
+
+fn alone() -> Open {
+    Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+/// What is answered when grace is over.
+fn after_grace<T>(runtime: &Runtime, mut ask: impl FnMut() -> Result<T, Nfsstat4>) -> Result<T, Nfsstat4> {
+    loop {
+        match ask() {
+            Err(Nfsstat4::Grace) => runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await }),
+            answer => return answer,
+        }
+    }
+}
+
+const LONG: Duration = Duration::from_secs(3600);
 const COMPLETE: Argop4 = Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false });
 
 fn reclaim(handle: &NfsFh4) -> [Argop4; 2] {
@@ -184,113 +237,70 @@ fn reclaim(handle: &NfsFh4) -> [Argop4; 2] {
 
 #[test]
 fn after_a_restart_who_had_a_file_open_reclaims_it_and_grace_ends_when_all_have() {
-    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let long = Duration::from_secs(3600);
-    let path = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
-    let me = rustix::process::geteuid().as_raw();
-    let me = user(me, me);
-    let handle = {
-        let server = serve(dir.path(), state.path(), long);
-        let mut client = back_again(&server, "a", &me);
-        client.ok([COMPLETE]);
-        let how = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
-        let (_, handle) = client.open(&path, "f", how).unwrap();
-        // One that has nothing open has nothing to reclaim.
-        back_again(&server, "idle", &me).ok([COMPLETE]);
-        handle
-    };
-    let server = serve(dir.path(), state.path(), long);
-    let (mut b, mut idle) = (back_again(&server, "b", &me), back_again(&server, "idle", &me));
+    let lives = Lives::new();
+    let (handle, server) = (lives.opened(), lives.next(LONG));
+    let (mut b, mut idle) = (back_again(&server, "b", &lives.me), back_again(&server, "idle", &lives.me));
     for other in [&mut b, &mut idle] {
         assert_eq!(other.status(reclaim(&handle)), Nfsstat4::ReclaimBad, "it held nothing");
         other.ok([COMPLETE]);
         let wanted = Open { create: false, ..Open::default() };
-        assert_eq!(other.open(&path, "f", wanted).unwrap_err(), Nfsstat4::Grace);
+        assert_eq!(other.open(&lives.path, "f", wanted).unwrap_err(), Nfsstat4::Grace);
     }
-    let mut a = back_again(&server, "a", &me);
+    let mut a = back_again(&server, "a", &lives.me);
     a.ok(reclaim(&handle));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     runtime.spawn(server.upkeep());
     runtime.block_on(async { tokio::time::sleep(Duration::from_millis(10)).await });
     let wanted = Open { create: false, ..Open::default() };
-    assert_eq!(b.open(&path, "f", wanted).unwrap_err(), Nfsstat4::Grace, "a has not said that this is all");
+    assert_eq!(b.open(&lives.path, "f", wanted).unwrap_err(), Nfsstat4::Grace, "a has not said that this is all");
     a.ok([COMPLETE]);
-    let status = loop {
-        match b.open(&path, "f", wanted) {
-            Err(Nfsstat4::Grace) => runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await }),
-            other => break other.unwrap_err(),
-        }
-    };
+    let status = after_grace(&runtime, || b.open(&lives.path, "f", wanted)).unwrap_err();
     assert_eq!(status, Nfsstat4::ShareDenied, "an hour before its time grace is over, and a has what it had");
 }
 
 #[test]
 fn who_was_reclaiming_when_grace_ended_is_remembered_with_what_it_has() {
-    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let path = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
-    let me = rustix::process::geteuid().as_raw();
-    let me = user(me, me);
-    let how = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
-    let handle = {
-        let server = serve(dir.path(), state.path(), Duration::from_secs(3600));
-        let mut client = back_again(&server, "a", &me);
-        client.ok([COMPLETE]);
-        client.open(&path, "f", how).unwrap().1
-    };
+    let lives = Lives::new();
+    let handle = lives.opened();
     {
-        let server = serve(dir.path(), state.path(), Duration::from_secs(3));
-        let mut a = back_again(&server, "a", &me);
+        let server = lives.next(Duration::from_secs(3));
+        let mut a = back_again(&server, "a", &lives.me);
         a.ok(reclaim(&handle));
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = runtime();
         runtime.spawn(server.upkeep());
-        let mut b = back_again(&server, "b", &me);
+        let mut b = back_again(&server, "b", &lives.me);
         b.ok([COMPLETE]);
-        while b.open(&path, "g", how).is_err_and(|status| status == Nfsstat4::Grace) {
-            runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
-        }
+        after_grace(&runtime, || b.open(&lives.path, "g", alone())).unwrap();
         a.ok([COMPLETE]);
     }
-    let server = serve(dir.path(), state.path(), Duration::from_secs(3600));
-    back_again(&server, "a", &me).ok(reclaim(&handle));
+    let server = lives.next(LONG);
+    back_again(&server, "a", &lives.me).ok(reclaim(&handle));
 }
 
 #[test]
 fn what_was_reclaimed_by_who_may_not_do_so_again_is_given_to_others_when_it_has_heard_of_it() {
-    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let path = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
-    let me = rustix::process::geteuid().as_raw();
-    let me = user(me, me);
-    let how = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
-    let handle = {
-        let server = serve(dir.path(), state.path(), Duration::from_secs(3600));
-        let mut client = back_again(&server, "a", &me);
-        client.ok([COMPLETE]);
-        client.open(&path, "f", how).unwrap().1
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let lives = Lives::new();
+    let handle = lives.opened();
+    let runtime = runtime();
     {
-        let server = serve(dir.path(), state.path(), Duration::from_secs(3));
-        back_again(&server, "a", &me).ok(reclaim(&handle));
+        let server = lives.next(Duration::from_secs(3));
+        back_again(&server, "a", &lives.me).ok(reclaim(&handle));
         let upkeep = runtime.spawn(server.upkeep());
-        let mut b = back_again(&server, "b", &me);
+        let mut b = back_again(&server, "b", &lives.me);
         b.ok([COMPLETE]);
-        while b.open(&path, "g", how).is_err_and(|status| status == Nfsstat4::Grace) {
-            runtime.block_on(async { tokio::time::sleep(Duration::from_millis(100)).await });
-        }
+        after_grace(&runtime, || b.open(&lives.path, "g", alone())).unwrap();
         upkeep.abort();
         let _ = runtime.block_on(upkeep);
     }
     // It ends before a has said that this is all. The next life is told of b, which comes back at once.
-    let server = serve(dir.path(), state.path(), Duration::from_secs(3600));
-    let mut b = back_again(&server, "b", &me);
+    let server = lives.next(LONG);
+    let mut b = back_again(&server, "b", &lives.me);
     b.ok([COMPLETE]);
     runtime.spawn(server.upkeep());
     runtime.block_on(async { tokio::time::sleep(Duration::from_secs(2)).await });
-    assert_eq!(b.open(&path, "f", how).unwrap_err(), Nfsstat4::Grace, "a believes that it has it");
-    let mut a = back_again(&server, "a", &me);
+    assert_eq!(b.open(&lives.path, "f", alone()).unwrap_err(), Nfsstat4::Grace, "a believes that it has it");
+    let mut a = back_again(&server, "a", &lives.me);
     assert_eq!(a.status(reclaim(&handle)), Nfsstat4::ReclaimBad, "another could have had it, for a moment");
     a.ok([COMPLETE]);
-    while b.open(&path, "f", how).is_err_and(|status| status == Nfsstat4::Grace) {
-        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(20)).await });
-    }
+    after_grace(&runtime, || b.open(&lives.path, "f", alone())).unwrap();
 }

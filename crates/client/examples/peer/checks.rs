@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use client::SetXattr;
+use client::{Mount, SetXattr};
 use nfs::v4::{
     DataContent4, Nfsstat4,
     acl::{ACE4_READ_DATA, ACE4_WRITE_DATA, Acetype4, Nfsace4},
@@ -207,18 +207,19 @@ async fn delegations_are_given_and_recalled(url: &str) {
 async fn several_connections_carry_a_mount(url: &str) {
     let mount = mount(&format!("{url}&nconnect=4")).await;
     assert_eq!(v4(&mount).connections(), 4);
-    let data = data(3_000_000, 7);
-    mount.write("by-four", data.clone()).await.unwrap();
-    assert_eq!(mount.read("by-four").await.unwrap(), data);
-    mount.unmount().await.unwrap();
+    carries_data(mount, "by-four", 7).await;
 }
 
 async fn transports_are_mixed_in_one_session(url: &str, also: &str) {
     let mount = mount(&format!("{url}&addr={also}")).await;
     assert_eq!(v4(&mount).connections(), 2);
-    let data = data(3_000_000, 11);
-    mount.write("by-both", data.clone()).await.unwrap();
-    assert_eq!(mount.read("by-both").await.unwrap(), data);
+    carries_data(mount, "by-both", 11).await;
+}
+
+async fn carries_data(mount: Mount, file: &str, seed: u32) {
+    let data = data(3_000_000, seed);
+    mount.write(file, data.clone()).await.unwrap();
+    assert_eq!(mount.read(file).await.unwrap(), data);
     mount.unmount().await.unwrap();
 }
 

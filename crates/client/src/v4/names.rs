@@ -188,21 +188,7 @@ mod tests {
     }
 
     fn root(names: &mut Names, number: usize) {
-        let attr = Attr {
-            kind: crate::FileKind::Dir,
-            mode: 0,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            size: 0,
-            used: 0,
-            rdev: crate::Device::default(),
-            fsid: 7,
-            fileid: 2,
-            atime: crate::Time::default(),
-            mtime: crate::Time::default(),
-            ctime: crate::Time::default(),
-        };
+        let attr = Attr { fsid: 7, fileid: 2, ..Attr::of(crate::FileKind::Dir) };
         names.root(&handle(number), &["export".into(), "m".into()], &attr);
     }
 
