@@ -80,9 +80,12 @@ fn mend_attribute(attribute: Attr4, purpose: Purpose, entropy: &mut Entropy<'_>)
 }
 
 fn mend_at(bytes: &mut Vec<u8>, DecodeError { kind, offset }: DecodeError, entropy: &mut Entropy<'_>) {
+    let is_long = bytes.len() > BYTES_MAX;
     let mut put = |offset: usize, word: u32| bytes[offset..offset + 4].copy_from_slice(&word.to_be_bytes());
     match kind {
         DecodeErrorKind::TrailingBytes => bytes.truncate(offset),
+        // What is missing still is megabytes of opaque data, whose length stands before them.
+        DecodeErrorKind::Truncated if is_long => put(offset - 4, 0),
         DecodeErrorKind::Truncated => (0..32).for_each(|_| bytes.push(entropy.byte())),
         DecodeErrorKind::TooLong { max: 0, .. } => {
             put(offset, 0);
@@ -265,3 +268,5 @@ proptest! {
 
 /// Each mend settles a word or adds some; no value here has as many.
 const MENDS_MAX: usize = 20_000;
+/// Of a value that is being mended.
+const BYTES_MAX: usize = 64 << 10;
