@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use nfs::v4::{
     Fsid4, Ftype4, Nfstime4, Settime4, Specdata4,
-    attr::{Attr4, Attrs, Fattr4, Purpose},
+    attr::{Attr4, AttrError, Attrs, Fattr4, Purpose},
 };
 use xdr::Opaque;
 
@@ -31,7 +31,7 @@ pub(crate) const WANTED: &[Attr4] = &[
 /// # Errors
 /// They are malformed.
 pub(crate) fn values(fattr: &Fattr4) -> Result<Attrs> {
-    fattr.to_attrs(2, Purpose::Get).map_err(|error| Error::new(ErrorKind::Protocol(error.to_string()), "GETATTR"))
+    fattr.to_attrs(2, Purpose::Get).map_err(malformed)
 }
 
 /// The attributes of an object.
@@ -39,8 +39,14 @@ pub(crate) fn values(fattr: &Fattr4) -> Result<Attrs> {
 /// # Errors
 /// They are malformed, or what every server has is missing.
 pub(crate) fn of(fattr: &Fattr4) -> Result<Attr> {
-    from_values(&values(fattr)?)
+    let mut attrs = Attrs::default();
+    fattr.read_into(2, Purpose::Get, &mut attrs).map_err(malformed)?;
+    from_values(&attrs)
         .ok_or_else(|| Error::new(ErrorKind::Protocol("an object without type or size".to_owned()), "GETATTR"))
+}
+
+fn malformed(error: AttrError) -> Error {
+    Error::new(ErrorKind::Protocol(error.to_string()), "GETATTR")
 }
 
 /// The attributes of an object; `None` if what every server has is missing, as where rdattr_error is.

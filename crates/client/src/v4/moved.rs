@@ -298,8 +298,8 @@ impl V4 {
             };
             moves += 1;
             // If neither is gone, what has moved is something else: a name stands for another server's file system.
-            let gone = at.v4.moved(&at.handle, deadline).await?
-                || (there.handle != at.handle && at.v4.moved(&there.handle, deadline).await?);
+            let gone = Box::pin(at.v4.moved(&at.handle, deadline)).await?
+                || (there.handle != at.handle && Box::pin(at.v4.moved(&there.handle, deadline)).await?);
             if !gone {
                 return Err(error);
             }
@@ -315,7 +315,8 @@ impl V4 {
         loop {
             let fsid = place.v4.shared.moves.any().then(|| place.v4.fsid(&place.handle)).flatten();
             let Some(moved) = fsid.and_then(|fsid| place.v4.shared.moves.moved(fsid)) else { break };
-            place.v4.bring(&moved, &place.handle).await?;
+            // What is rare is not to make every operation's future larger.
+            Box::pin(place.v4.bring(&moved, &place.handle)).await?;
             place = self.place_now(object);
         }
         if place.handle.len() > FHSIZE4 {

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use rpc::ReplyPlan;
 use tokio::{
     sync::oneshot,
-    time::{Instant, timeout_at},
+    time::{Instant, error::Elapsed, timeout_at},
 };
 
 use super::{
@@ -196,8 +196,11 @@ impl Session {
         loop {
             let mut place = match taken.take() {
                 Some(taken) => taken,
-                None => match timeout_at(deadline, self.place(shared)).await {
-                    Ok(Some(taken)) => taken,
+                None => match self.place(deadline).await {
+                    Ok(Some(place)) => {
+                        let (shared, session) = (shared.clone(), self.clone());
+                        Taken { shared, session, place, sent: false, settled: false }
+                    }
                     Ok(None) => return Sent::Lost(sink),
                     Err(_) => return Sent::Answered(Err(late()), sink.map(SharedBuffer::from)),
                 },
@@ -226,7 +229,8 @@ impl Session {
             match verdict {
                 Verdict::Again { used: false } | Verdict::Bind => {
                     if matches!(verdict, Verdict::Bind) {
-                        shared.bind_all(self, deadline).await;
+                        // What is rare is not to make every request's future larger.
+                        Box::pin(shared.bind_all(self, deadline)).await;
                     }
                     if !backoff.waits(deadline).await {
                         return Sent::Answered(Err(late()), sink.map(SharedBuffer::from));
@@ -249,13 +253,15 @@ impl Session {
     }
 
     /// A slot, when it is this caller's turn; none if the session is over.
-    async fn place(self: &Arc<Self>, shared: &Arc<Shared>) -> Option<Taken> {
+    ///
+    /// # Errors
+    /// It was nobody's turn until the deadline.
+    async fn place(&self, deadline: Instant) -> std::result::Result<Option<Place>, Elapsed> {
         let free = self.line.lock().take();
-        let place = match free {
-            Some(place) => place,
-            None => self.wait_in_line().await?,
-        };
-        Some(Taken { shared: shared.clone(), session: self.clone(), place, sent: false, settled: false })
+        match free {
+            Some(place) => Ok(Some(place)),
+            None => timeout_at(deadline, self.wait_in_line()).await,
+        }
     }
 
     async fn wait_in_line(&self) -> Option<Place> {

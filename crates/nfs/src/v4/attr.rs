@@ -333,37 +333,47 @@ impl Fattr4 {
     /// What the attributes are, in minor version `minor`.
     ///
     /// # Errors
-    /// The first that is not known, is not for this purpose, or is malformed. All bits are looked at before any value.
+    /// The first that is not known or is not for this purpose; if there is none, the first that is malformed.
     pub fn to_attrs(&self, minor: u32, purpose: Purpose) -> Result<Attrs, AttrError> {
-        let mut attributes = Vec::new();
-        for attribute in self.attrmask.iter() {
-            let error = |kind| AttrError { attribute, kind };
-            let known = Attr4::from_number(attribute).filter(|known| known.since() <= minor);
-            let known = known.ok_or(error(AttrErrorKind::Unknown))?;
-            match (purpose, known.access()) {
-                (Purpose::Set, Access::Get) => return Err(error(AttrErrorKind::GetOnly)),
-                (Purpose::Verify | Purpose::Get, Access::Set) => return Err(error(AttrErrorKind::SetOnly)),
-                // RFC 8881 §18.31.3: rdattr_error is of no object, and nothing to compare with.
-                (Purpose::Verify, _) if known == Attr4::RdattrError => return Err(error(AttrErrorKind::SetOnly)),
-                _ => attributes.push(known),
-            }
-        }
-        self.decode_values(&attributes)
+        let mut attrs = Attrs::default();
+        self.read_into(minor, purpose, &mut attrs)?;
+        Ok(attrs)
     }
 
-    fn decode_values(&self, attributes: &[Attr4]) -> Result<Attrs, AttrError> {
+    /// The same, into attributes that the caller has: they are large, and costly to move.
+    ///
+    /// # Errors
+    /// As of [`to_attrs`](Self::to_attrs); some have been read then.
+    pub fn read_into(&self, minor: u32, purpose: Purpose, attrs: &mut Attrs) -> Result<(), AttrError> {
         let message = Message::from(self.attr_vals.0.clone());
         let mut decoder = Decoder::new(&message);
-        let mut attrs = Attrs::default();
-        let malformed = |attribute: Option<&Attr4>, error| AttrError {
-            attribute: attribute.map_or(0, |&attribute| attribute as u32),
-            kind: AttrErrorKind::Malformed(error),
+        let malformed = |attribute, error| {
+            // What comes behind it may be worse.
+            let unknown = self.attrmask.iter().find_map(|number| known(number, minor, purpose).err());
+            unknown.unwrap_or(AttrError { attribute, kind: AttrErrorKind::Malformed(error) })
         };
-        for attribute in attributes {
-            attrs.decode_value(*attribute, &mut decoder).map_err(|error| malformed(Some(attribute), error))?;
+        let mut last = 0;
+        for number in self.attrmask.iter() {
+            let attribute = known(number, minor, purpose)?;
+            attrs.decode_value(attribute, &mut decoder).map_err(|error| malformed(number, error))?;
+            last = number;
         }
-        decoder.finish().map_err(|error| malformed(attributes.last(), error))?;
-        Ok(attrs)
+        decoder.finish().map_err(|error| malformed(last, error))
+    }
+}
+
+/// The attribute of a number, if there is one in this minor version, for this purpose.
+fn known(attribute: u32, minor: u32, purpose: Purpose) -> Result<Attr4, AttrError> {
+    let error = |kind| Err(AttrError { attribute, kind });
+    let Some(known) = Attr4::from_number(attribute).filter(|known| known.since() <= minor) else {
+        return error(AttrErrorKind::Unknown);
+    };
+    match (purpose, known.access()) {
+        (Purpose::Set, Access::Get) => error(AttrErrorKind::GetOnly),
+        (Purpose::Verify | Purpose::Get, Access::Set) => error(AttrErrorKind::SetOnly),
+        // RFC 8881 §18.31.3: rdattr_error is of no object, and nothing to compare with.
+        (Purpose::Verify, _) if known == Attr4::RdattrError => error(AttrErrorKind::SetOnly),
+        _ => Ok(known),
     }
 }
 

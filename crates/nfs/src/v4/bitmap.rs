@@ -93,9 +93,13 @@ impl Bitmap4 {
 
 impl FromIterator<u32> for Bitmap4 {
     fn from_iter<I: IntoIterator<Item = u32>>(bits: I) -> Self {
-        let mut bitmap = Self::new();
-        bits.into_iter().for_each(|bit| bitmap.insert(bit));
-        bitmap
+        let (mut words, mut len) = ([0; WORDS_MAX], 0);
+        for bit in bits {
+            assert!(word(bit) < WORDS_MAX, "bit {bit} in a bitmap");
+            words[word(bit)] |= mask(bit);
+            len = len.max(word(bit) + 1);
+        }
+        Self(SmallVec::from_slice(&words[..len]))
     }
 }
 
