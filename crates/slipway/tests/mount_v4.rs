@@ -55,6 +55,11 @@ fn answer(result: nix::Result<i32>) -> bool {
     }
 }
 
+fn get(path: &Path, name: &str, room: usize) -> rustix::io::Result<Vec<u8>> {
+    let mut value = vec![0; room];
+    rustix::fs::getxattr(path, name, &mut value[..]).map(|len| value[..len.min(room)].to_vec())
+}
+
 /// What comes after the kernel has returned from a close.
 fn soon(what: &str, condition: impl Fn() -> bool) {
     let end = std::time::Instant::now() + PATIENCE;
@@ -177,10 +182,6 @@ fn extended_attributes_come_back() {
     let Some(world) = World::new("extended_attributes_come_back", "rdma", "&vers=4.2") else { return };
     let (here, there) = (world.at.join("file"), world.served.join("file"));
     fs::write(&here, "content").unwrap();
-    let get = |path: &Path, name: &str, room: usize| {
-        let mut value = vec![0; room];
-        rustix::fs::getxattr(path, name, &mut value[..]).map(|len| value[..len.min(room)].to_vec())
-    };
     rustix::fs::setxattr(&here, "user.colour", b"green", XattrFlags::CREATE).unwrap();
     rustix::fs::setxattr(&here, "user.empty", b"", XattrFlags::empty()).unwrap();
     assert_eq!(get(&there, "user.colour", 9).unwrap(), b"green");
@@ -200,23 +201,36 @@ fn extended_attributes_come_back() {
     assert_eq!(get(&here, "user.colour", 9).unwrap_err(), Errno::NODATA);
     assert_eq!(get(&there, "user.colour", 9).unwrap_err(), Errno::NODATA);
 
-    // RFC 8881 §6.2.1: how many entries, and of each what it does, its flags, its rights and whose they are.
-    let acl = get(&here, "system.nfs4_acl", 4096).unwrap();
-    let entry = [0, 0, 1, 4].map(u32::to_be_bytes).concat().into_iter().chain(*b"4711").collect::<Vec<u8>>();
-    let count = u32::from_be_bytes(acl[..4].try_into().unwrap());
-    assert!(count >= 3 && !acl.windows(4).any(|four| four == b"4711"), "{acl:x?}");
-    let more = [&(count + 1).to_be_bytes()[..], &entry, &acl[4..]].concat();
-    rustix::fs::setxattr(&here, "system.nfs4_acl", &more, XattrFlags::empty()).unwrap();
-    let acl = get(&here, "system.nfs4_acl", 4096).unwrap();
-    assert!(acl.windows(4).any(|four| four == b"4711"), "{acl:x?}");
-    let set = |value: &[u8]| rustix::fs::setxattr(&here, "system.nfs4_acl", value, XattrFlags::empty()).unwrap_err();
-    assert_eq!(set(&more[..more.len() - 4]), Errno::INVAL);
-    assert_eq!(rustix::fs::removexattr(&here, "system.nfs4_acl").unwrap_err(), Errno::OPNOTSUPP);
-
     let before = world.another("tcp", "");
     assert_eq!(get(&before.at.join("file"), "user.empty", 9).unwrap_err(), Errno::OPNOTSUPP, "by version 3");
     drop(before);
     world.end();
+}
+
+#[test]
+fn acls_are_those_of_the_server() {
+    for (transport, vers) in [("rdma", "4.2"), ("tcp", "4.1"), ("tcp", "4.0")] {
+        let options = format!("&vers={vers}");
+        let Some(world) = World::new("acls_are_those_of_the_server", transport, &options) else { return };
+        let here = world.at.join("file");
+        fs::write(&here, "content").unwrap();
+        // RFC 8881 §6.2.1: how many entries, and of each what it does, its flags, its rights and whose they are.
+        let acl = get(&here, "system.nfs4_acl", 4096).unwrap();
+        let entry = [0, 0, 1, 4].map(u32::to_be_bytes).concat().into_iter().chain(*b"4711").collect::<Vec<u8>>();
+        let count = u32::from_be_bytes(acl[..4].try_into().unwrap());
+        assert!(count >= 3 && !acl.windows(4).any(|four| four == b"4711"), "{acl:x?}");
+        let more = [&(count + 1).to_be_bytes()[..], &entry, &acl[4..]].concat();
+        rustix::fs::setxattr(&here, "system.nfs4_acl", &more, XattrFlags::empty()).unwrap();
+        let acl = get(&here, "system.nfs4_acl", 4096).unwrap();
+        assert!(acl.windows(4).any(|four| four == b"4711"), "{acl:x?}");
+        let set =
+            |value: &[u8]| rustix::fs::setxattr(&here, "system.nfs4_acl", value, XattrFlags::empty()).unwrap_err();
+        assert_eq!(set(&more[..more.len() - 4]), Errno::INVAL);
+        assert_eq!(rustix::fs::removexattr(&here, "system.nfs4_acl").unwrap_err(), Errno::OPNOTSUPP);
+        let users = if vers == "4.2" { Errno::NODATA } else { Errno::OPNOTSUPP };
+        assert_eq!(get(&here, "user.none", 9).unwrap_err(), users, "{vers}");
+        world.end();
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! What only version 4.2 can do of what programs ask for: extended attributes (RFC 8276) and with them ACLs, reserved space, holes, and copies
-//! within the server (RFC 7862). Over other versions the kernel is told that there is no such thing (ENOSYS), and does not
-//! ask again.
+//! What only version 4.2 can do of what programs ask for: extended attributes (RFC 8276), reserved space, holes, and copies
+//! within the server (RFC 7862); and ACLs, which all of version 4 have and programs know as extended attributes. Over other versions
+//! the kernel is told that there is no such thing (ENOSYS), and does not ask again.
 
 use bytes::Bytes;
 use client::{Mount, SetXattr, StableHow, V4};
@@ -44,21 +44,26 @@ impl Allocate {
 }
 
 impl Tree {
-    /// ENOSYS ends it for all that the kernel has of this mount, and so is for the server of the URL to say.
     fn v4_2<'a>(&self, node: &'a Node) -> Answer<&'a V4> {
-        fn of(mount: &Mount) -> Option<&V4> {
-            mount.v4().filter(|v4| v4.minor_version() >= 2)
+        self.v4(node, 2)
+    }
+
+    /// Version 4, of this minor version at least. ENOSYS ends it for all that the kernel has of this mount, and so is for the server
+    /// of the URL to say.
+    fn v4<'a>(&self, node: &'a Node, minor: u32) -> Answer<&'a V4> {
+        fn of(mount: &Mount, minor: u32) -> Option<&V4> {
+            mount.v4().filter(|v4| v4.minor_version() >= minor)
         }
-        of(&self.mount).ok_or(Errno::ENOSYS)?;
-        of(node.mount()).ok_or(Errno::EOPNOTSUPP)
+        of(&self.mount, minor).ok_or(Errno::ENOSYS)?;
+        of(node.mount(), minor).ok_or(Errno::EOPNOTSUPP)
     }
 
     /// What the server has of such a name: of users' attributes it leaves out that they are those (RFC 8276); nfs4_getfacl(1) and
     /// nfs4_setfacl(1) know the ACL as an attribute.
     pub fn xattr_name<'a>(&self, ino: u64, name: &'a [u8]) -> Answer<Xattr<'a>> {
-        self.v4_2(&*self.node(ino)?)?;
+        let minor = self.v4(&*self.node(ino)?, 0)?.minor_version();
         match name.strip_prefix(USER) {
-            Some(name) if !name.is_empty() => Ok(Xattr::User(name)),
+            Some(name) if !name.is_empty() && minor >= 2 => Ok(Xattr::User(name)),
             None if name == ACL => Ok(Xattr::Acl),
             _ => Err(Errno::EOPNOTSUPP),
         }
@@ -67,7 +72,7 @@ impl Tree {
     /// GETXATTR, or the ACL.
     pub async fn xattr(&self, ino: u64, name: &[u8]) -> Answer<Bytes> {
         let node = self.node(ino)?;
-        let v4 = self.v4_2(&node)?;
+        let v4 = self.v4(&node, 0)?;
         match self.xattr_name(ino, name)? {
             Xattr::User(name) => v4.xattr(node.handle(), name).await.answer(),
             Xattr::Acl => Ok(Message::encode(&v4.acl(node.handle()).await.answer()?).stream),
@@ -83,7 +88,7 @@ impl Tree {
             _ => return Err(Errno::EINVAL),
         };
         let node = self.node(ino)?;
-        let v4 = self.v4_2(&node)?;
+        let v4 = self.v4(&node, 0)?;
         match self.xattr_name(ino, name)? {
             Xattr::User(name) => v4.set_xattr(node.handle(), name, value, how).await.answer(),
             Xattr::Acl => {
@@ -97,7 +102,7 @@ impl Tree {
     pub async fn remove_xattr(&self, ino: u64, name: &[u8]) -> Answer<()> {
         let node = self.node(ino)?;
         match self.xattr_name(ino, name)? {
-            Xattr::User(name) => self.v4_2(&node)?.remove_xattr(node.handle(), name).await.answer(),
+            Xattr::User(name) => self.v4(&node, 0)?.remove_xattr(node.handle(), name).await.answer(),
             // Every file has one.
             Xattr::Acl => Err(Errno::EOPNOTSUPP),
         }
