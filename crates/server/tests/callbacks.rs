@@ -114,6 +114,7 @@ impl World {
             clients_max: 4,
             client_sessions_max: 4,
             client_stateids_max: 4,
+            stateids_max: 64,
             delegations_max: 4,
             slots_max: 64,
         };
@@ -125,7 +126,10 @@ impl World {
             client_impl_id: None,
         };
         let now = Instant::now();
-        let clientid = state.exchange_id(now, 2, &exchange, &Principal::None).unwrap().clientid;
+        let clientid = state
+            .exchange_id(now, 2, &exchange, (&Principal::None, std::net::Ipv4Addr::LOCALHOST.into()))
+            .unwrap()
+            .clientid;
         let parms =
             AuthsysParms { stamp: 5, machinename: "venus".into(), uid: 1001, gid: 1002, gids: Default::default() };
         let create = CreateSessionArgs {

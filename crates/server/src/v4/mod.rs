@@ -155,6 +155,7 @@ impl Shared4 {
             clients_max: CLIENTS_MAX,
             client_sessions_max: CLIENT_SESSIONS_MAX,
             client_stateids_max: CLIENT_STATEIDS_MAX,
+            stateids_max: STATEIDS_MAX,
             delegations_max: DELEGATIONS_MAX,
             slots_max: SLOTS_MAX,
         };
@@ -297,6 +298,8 @@ const CHANNEL: ChannelLimits = ChannelLimits {
 const CLIENTS_MAX: usize = 1 << 14;
 const CLIENT_SESSIONS_MAX: usize = 64;
 const CLIENT_STATEIDS_MAX: usize = 1 << 18;
+/// 128 of each client are certain.
+const STATEIDS_MAX: usize = 1 << 22;
 const DELEGATIONS_MAX: usize = 1 << 18;
 /// Each keeps a reply of up to 4 KiB, as `CHANNEL` says: 256 MiB.
 const SLOTS_MAX: usize = 1 << 16;

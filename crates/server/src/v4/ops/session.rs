@@ -13,7 +13,7 @@ pub(super) fn exchange_id(cx: &Context<'_>, at: &Cursor, args: &ExchangeIdArgs) 
     let now = clock::now();
     cx.shared.with_state(|state| {
         state.expire(now);
-        Ok(state.exchange_id(now, at.minor, args, &at.principal)?)
+        Ok(state.exchange_id(now, at.minor, args, (&at.principal, cx.peer.ip()))?)
     })
 }
 

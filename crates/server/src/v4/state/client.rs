@@ -8,6 +8,7 @@ mod v40;
 
 use std::{
     collections::{HashMap, VecDeque},
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
@@ -26,6 +27,8 @@ pub struct Client {
     pub owner: ClientOwner4,
     /// Who introduced it.
     pub principal: Principal,
+    /// From where.
+    host: IpAddr,
     /// Whether it has made a session.
     pub confirmed: bool,
     /// Whether it has ever called by it.
@@ -60,15 +63,59 @@ pub struct Client {
 pub struct Clients {
     by_id: Map<Clientid4, Client>,
     by_owner: HashMap<Bytes, Records>,
-    /// Unconfirmed records in the order in which they were made; some are confirmed or gone by now.
-    unconfirmed: VecDeque<Clientid4>,
-    /// Confirmed ones, in order, that had done nothing else then.
-    idle: VecDeque<Clientid4>,
+    /// Who may have to give way to others.
+    lesser: Lesser,
+    /// The same of each host, and how many clients it has.
+    hosts: HashMap<IpAddr, (usize, Lesser)>,
     lease: Duration,
     clients_max: usize,
     /// The server's incarnation, in client IDs: those of an earlier one are stale.
     instance: u32,
     last: u32,
+}
+
+/// Clients that have done little yet.
+#[derive(Debug, Default)]
+struct Lesser {
+    /// Unconfirmed records in the order in which they were made; some are confirmed or gone by now.
+    unconfirmed: VecDeque<Clientid4>,
+    /// Confirmed ones, in order, that had done nothing else then.
+    idle: VecDeque<Clientid4>,
+}
+
+impl Lesser {
+    /// Without those of which there is something else to say by now, where they have become many.
+    fn tidy(&mut self, clients: &Map<Clientid4, Client>, max: usize) {
+        if self.unconfirmed.len() > 2 * max {
+            self.unconfirmed.retain(|id| clients.get(id).is_some_and(|client| !client.confirmed));
+        }
+        if self.idle.len() > 2 * max {
+            self.idle.retain(|id| clients.get(id).is_some_and(Client::is_idle));
+        }
+    }
+
+    /// The first that is unconfirmed, else the first that has done nothing but make sessions.
+    fn first(&mut self, clients: &Map<Clientid4, Client>) -> Option<Clientid4> {
+        let is = |id: &Clientid4, what: fn(&Client) -> bool| clients.get(id).is_some_and(what);
+        let unconfirmed = self.unconfirmed.iter().position(|id| is(id, |client| !client.confirmed));
+        self.unconfirmed.drain(..unconfirmed.unwrap_or(self.unconfirmed.len()));
+        if unconfirmed.is_some() {
+            return self.unconfirmed.pop_front();
+        }
+        let idle = self.idle.iter().position(|id| is(id, Client::is_idle));
+        self.idle.drain(..idle.unwrap_or(self.idle.len()));
+        self.idle.pop_front()
+    }
+}
+
+/// What is one host by its address: of IPv6 a link, as whoever is on one has all of its addresses.
+fn host(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(ip) if !ip.is_unicast_link_local() && !ip.is_loopback() => {
+            IpAddr::V6((u128::from(ip) >> 64 << 64).into())
+        }
+        ip => ip,
+    }
 }
 
 /// The records of an owner.
@@ -105,10 +152,11 @@ pub struct Removed {
 
 impl Client {
     /// One that is not confirmed.
-    fn new(owner: &ClientOwner4, principal: Principal, now: Instant) -> Self {
+    fn new(owner: &ClientOwner4, (principal, peer): (&Principal, IpAddr), now: Instant) -> Self {
         Self {
             owner: ClientOwner4 { verifier: owner.verifier, ownerid: owner.ownerid.detached() },
-            principal,
+            principal: principal.clone(),
+            host: host(peer),
             confirmed: false,
             used: false,
             protect: StateProtect4R::None,
@@ -159,8 +207,8 @@ impl Clients {
         Self {
             by_id: Map::default(),
             by_owner: HashMap::new(),
-            unconfirmed: VecDeque::new(),
-            idle: VecDeque::new(),
+            lesser: Lesser::default(),
+            hosts: HashMap::new(),
             lease,
             clients_max,
             instance,
@@ -202,7 +250,7 @@ impl Clients {
         &mut self,
         args: &ExchangeIdArgs,
         protect: StateProtect4R,
-        principal: &Principal,
+        (principal, peer): (&Principal, IpAddr),
         now: Instant,
         has_state: impl Fn(&Self, Clientid4) -> bool,
     ) -> Result<Exchanged, Nfsstat4> {
@@ -212,7 +260,7 @@ impl Clients {
         }
         let Some(id) = records.confirmed else {
             // Cases 1 and 4: a new owner, or an unconfirmed record that is replaced.
-            return self.introduce(args, protect, principal, now, None);
+            return self.introduce(args, protect, (principal, peer), now, None);
         };
         let client = &self.by_id[&id];
         if client.principal != *principal {
@@ -220,7 +268,7 @@ impl Clients {
             if has_state(self, id) && !self.is_expired(id, now) {
                 return Err(Nfsstat4::ClidInuse);
             }
-            return self.introduce(args, protect, principal, now, Some(id));
+            return self.introduce(args, protect, (principal, peer), now, Some(id));
         }
         if client.legacy.is_none() && client.owner.verifier == args.clientowner.verifier {
             // Case 2: a retry, or an attempt at trunking. Of the two ways that case 5 leaves open for an unconfirmed
@@ -232,7 +280,7 @@ impl Clients {
             return Ok(Exchanged { clientid: id, replaced: None });
         }
         // Case 5: it has restarted. Its old record stays until the new one is confirmed.
-        self.introduce(args, protect, principal, now, None)
+        self.introduce(args, protect, (principal, peer), now, None)
     }
 
     /// Cases 6 to 9: an update of a confirmed record.
@@ -259,14 +307,14 @@ impl Clients {
         &mut self,
         args: &ExchangeIdArgs,
         protect: StateProtect4R,
-        principal: &Principal,
+        from: (&Principal, IpAddr),
         now: Instant,
         replaced: Option<Clientid4>,
     ) -> Result<Exchanged, Nfsstat4> {
         let record = Client {
             protect,
             implementation: args.client_impl_id.as_ref().map(kept),
-            ..Client::new(&args.clientowner, principal.clone(), now)
+            ..Client::new(&args.clientowner, from, now)
         };
         let replaced = replaced.and_then(|id| self.remove(id));
         let (clientid, displaced) = self.add(record)?;
@@ -275,37 +323,33 @@ impl Clients {
 
     /// Adds an unconfirmed record, instead of the owner's unconfirmed one. Where there are too many it takes the place of the first
     /// that is unconfirmed, else of the first that has done nothing but make sessions: who introduces itself again and again
-    /// keeps nobody out.
+    /// keeps nobody out. A half of all is too many of one host, which then gives way to itself alone.
     ///
     /// # Errors
     /// DELAY if there are too many that have done more.
     fn add(&mut self, client: Client) -> Result<(Clientid4, Option<Removed>), Nfsstat4> {
-        let name = client.owner.ownerid.0.clone();
-        let victim = match self.by_owner.get(&name).and_then(|records| records.unconfirmed) {
-            None if self.by_id.len() >= self.clients_max => Some(self.least_of_use().ok_or(Nfsstat4::Delay)?),
-            other => other,
+        let (name, host) = (client.owner.ownerid.0.clone(), client.host);
+        let unconfirmed = self.by_owner.get(&name).and_then(|records| records.unconfirmed);
+        let crowd = match self.hosts.get_mut(&host) {
+            Some((clients, lesser)) if *clients >= self.clients_max / 2 => Some(lesser),
+            _ if self.by_id.len() >= self.clients_max => Some(&mut self.lesser),
+            _ => None,
+        };
+        let victim = match (unconfirmed, crowd) {
+            (None, Some(crowd)) => Some(crowd.first(&self.by_id).ok_or(Nfsstat4::Delay)?),
+            (unconfirmed, _) => unconfirmed,
         };
         let displaced = victim.and_then(|victim| self.remove(victim));
         let clientid = self.next_id();
         self.by_id.insert(clientid, client);
         self.by_owner.entry(name).or_default().unconfirmed = Some(clientid);
-        self.unconfirmed.push_back(clientid);
-        if self.unconfirmed.len() > 2 * self.clients_max {
-            self.unconfirmed.retain(|id| self.by_id.get(id).is_some_and(|client| !client.confirmed));
+        let (clients, of_host) = self.hosts.entry(host).or_default();
+        *clients += 1;
+        for lesser in [of_host, &mut self.lesser] {
+            lesser.unconfirmed.push_back(clientid);
+            lesser.tidy(&self.by_id, self.clients_max);
         }
         Ok((clientid, displaced))
-    }
-
-    fn least_of_use(&mut self) -> Option<Clientid4> {
-        let is = |id: &Clientid4, what: fn(&Client) -> bool| self.by_id.get(id).is_some_and(what);
-        let unconfirmed = self.unconfirmed.iter().position(|id| is(id, |client| !client.confirmed));
-        self.unconfirmed.drain(..unconfirmed.unwrap_or(self.unconfirmed.len()));
-        if unconfirmed.is_some() {
-            return self.unconfirmed.pop_front();
-        }
-        let idle = self.idle.iter().position(|id| is(id, Client::is_idle));
-        self.idle.drain(..idle.unwrap_or(self.idle.len()));
-        self.idle.pop_front()
     }
 
     /// Confirms a record, which has made its first session, and says which one of the same owner it replaces. That one
@@ -319,21 +363,31 @@ impl Clients {
             return None;
         }
         client.confirmed = true;
-        self.idle.push_back(id);
-        if self.idle.len() > 2 * self.clients_max {
-            self.idle.retain(|id| self.by_id.get(id).is_some_and(Client::is_idle));
-        }
         let client = &self.by_id[&id];
+        let (_, of_host) = self.hosts.get_mut(&client.host).expect("a host for each client");
+        for lesser in [of_host, &mut self.lesser] {
+            lesser.idle.push_back(id);
+            lesser.tidy(&self.by_id, self.clients_max);
+        }
         let records = self.by_owner.get_mut(&client.owner.ownerid.0).expect("records for each owner");
         records.unconfirmed = None;
         let clientid = records.confirmed.replace(id)?;
-        let client = self.by_id.remove(&clientid).expect("a record for each confirmed owner");
+        Some(self.take(clientid).expect("a record for each confirmed owner"))
+    }
+
+    fn take(&mut self, clientid: Clientid4) -> Option<Removed> {
+        let client = self.by_id.remove(&clientid)?;
+        let (clients, _) = self.hosts.get_mut(&client.host).expect("a host for each client");
+        *clients -= 1;
+        if *clients == 0 {
+            self.hosts.remove(&client.host);
+        }
         Some(Removed { clientid, client })
     }
 
     /// Forgets a client.
     pub fn remove(&mut self, clientid: Clientid4) -> Option<Removed> {
-        let client = self.by_id.remove(&clientid)?;
+        let Removed { client, .. } = self.take(clientid)?;
         let ownerid = &client.owner.ownerid.0;
         let records = self.by_owner.get_mut(ownerid).expect("records for each owner");
         for record in [&mut records.confirmed, &mut records.unconfirmed] {

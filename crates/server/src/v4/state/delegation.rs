@@ -235,8 +235,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             let why = if upgrade { WhyNoDelegation4::NotSuppUpgrade } else { WhyNoDelegation4::NotSuppDowngrade };
             return Err(OpenNoneDelegation4::Other(why));
         }
-        let full = self.stateids.count(client) >= self.options.client_stateids_max
-            || self.stateids.delegations_count() >= self.options.delegations_max;
+        let full = self.has_enough(client) || self.stateids.delegations_count() >= self.options.delegations_max;
         // GETATTR of 4.0 does not say whose it is, so that a writer would be asked about its own file, or have to give it back.
         if full || !self.can_be_called(client) || write && self.is_legacy(client) {
             return Err(RESOURCE);

@@ -30,6 +30,7 @@ pub mod v40;
 use std::{
     collections::VecDeque,
     hash::Hash,
+    net::IpAddr,
     time::{Duration, Instant},
 };
 
@@ -89,6 +90,8 @@ pub struct StateOptions {
     pub client_sessions_max: usize,
     /// Most stateids of one client, those included that it has lost and not freed.
     pub client_stateids_max: usize,
+    /// Most stateids of all clients. From a half on, the rest is shared out among as many clients as there can be.
+    pub stateids_max: usize,
     /// Most delegations of all clients.
     pub delegations_max: usize,
     /// So many slots of all sessions may be in use before some are asked back.
@@ -212,7 +215,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.events.pop_front()
     }
 
-    /// EXCHANGE_ID (§18.35).
+    /// EXCHANGE_ID (§18.35), from `peer`.
     ///
     /// # Errors
     /// INVAL for flags of no meaning, or protection without RPCSEC_GSS; ENCR_ALG_UNSUPP for SP4_SSV; and what
@@ -222,7 +225,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         now: Instant,
         minorversion: u32,
         args: &ExchangeIdArgs,
-        principal: &Principal,
+        (principal, peer): (&Principal, IpAddr),
     ) -> Result<ExchangeIdOk, Nfsstat4> {
         let fence = if minorversion >= 2 { EXCHGID4_FLAG_SUPP_FENCE_OPS } else { 0 };
         if args.flags & !(FLAGS_A | fence) != 0 {
@@ -231,7 +234,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let protect = self.protect(&args.state_protect, principal)?;
         let holds = |id| self.stateids.count(id) > 0;
         let has_state = |clients: &Clients, id| holds(id) || !clients.find(id).is_none_or(|c| c.sessions.is_empty());
-        let exchanged = self.clients.exchange(args, protect, principal, now, has_state)?;
+        let exchanged = self.clients.exchange(args, protect, (principal, peer), now, has_state)?;
         if let Some(replaced) = exchanged.replaced {
             self.forget(replaced);
         }

@@ -13,7 +13,7 @@ use nfs::v4::*;
 use smallvec::SmallVec;
 
 use super::{
-    Event, State,
+    Event, State, StateOptions,
     client::Client,
     delegation::Access,
     stateid::{Kind, Open, Other},
@@ -402,8 +402,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// # Errors
     /// DELAY if there would be one stateid too many.
     fn check_room(&self, client: Clientid4, had: Option<Other>) -> Result<(), Nfsstat4> {
-        let full = had.is_none() && self.stateids.count(client) >= self.options.client_stateids_max;
-        if full { Err(Nfsstat4::Delay) } else { Ok(()) }
+        if had.is_none() && self.has_enough(client) { Err(Nfsstat4::Delay) } else { Ok(()) }
+    }
+
+    /// Whether a client has as many stateids as it may. From a half of all on that is a share of the other half, which nobody else
+    /// can take from it.
+    pub(super) fn has_enough(&self, client: Clientid4) -> bool {
+        let &StateOptions { client_stateids_max, stateids_max, clients_max, .. } = &self.options;
+        let half = stateids_max / 2;
+        let max = if self.stateids.total() < half { client_stateids_max } else { half / clients_max };
+        self.stateids.count(client) >= max
     }
 
     pub(super) fn resolve_open(&self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Other, Nfsstat4> {

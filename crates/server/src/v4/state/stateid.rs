@@ -122,6 +122,11 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         }
     }
 
+    /// How many there are, those included that clients have lost.
+    pub fn total(&self) -> usize {
+        self.entries.len()
+    }
+
     /// How many a client has, those included that it has lost.
     pub fn count(&self, client: Clientid4) -> usize {
         self.by_client.get(&client).map_or(0, BTreeSet::len)

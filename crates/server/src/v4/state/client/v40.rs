@@ -90,7 +90,7 @@ impl Clients {
         let owner = ClientOwner4 { verifier: args.client.verifier, ownerid: args.client.id.clone() };
         // What was confirmed before stays until this is, and takes its state along.
         let (clientid, replaced) =
-            self.add(Client { legacy: Some(legacy), ..Client::new(&owner, principal.clone(), now) })?;
+            self.add(Client { legacy: Some(legacy), ..Client::new(&owner, (principal, peer), now) })?;
         Ok(Exchanged { clientid, replaced })
     }
 

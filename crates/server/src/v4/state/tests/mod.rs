@@ -7,6 +7,8 @@ mod recover;
 mod session;
 mod v40;
 
+use std::net::Ipv4Addr;
+
 use super::{
     open::{LockFailure, OpenRequest},
     slot::Begun,
@@ -23,6 +25,8 @@ struct World {
     state: State<&'static str, char>,
     locks: LockTable<char>,
     now: Instant,
+    /// From where clients introduce themselves.
+    peer: IpAddr,
 }
 
 fn channel() -> ChannelAttrs4 {
@@ -78,17 +82,23 @@ impl World {
             flags: EXCHGID4_FLAG_USE_NON_PNFS,
             lease: LEASE,
             channel: limits,
-            clients_max: 4,
+            clients_max: 8,
             client_sessions_max: 3,
             client_stateids_max: 100,
+            stateids_max: 240,
             delegations_max: 8,
             slots_max: 16,
         };
-        Self { state: State::new(options, 7, [1; 32]), locks: LockTable::new(Limits::default()), now: Instant::now() }
+        Self {
+            state: State::new(options, 7, [1; 32]),
+            locks: LockTable::new(Limits::default()),
+            now: Instant::now(),
+            peer: Ipv4Addr::LOCALHOST.into(),
+        }
     }
 
     fn exchange(&mut self, args: &ExchangeIdArgs, principal: &Principal) -> Result<ExchangeIdOk, Nfsstat4> {
-        self.state.exchange_id(self.now, 1, args, principal)
+        self.state.exchange_id(self.now, 1, args, (principal, self.peer))
     }
 
     fn create(&mut self, args: &CreateSessionArgs) -> Result<CreateSessionOk, Nfsstat4> {

@@ -376,6 +376,17 @@ fn a_client_that_is_gone_holds_nothing() {
 }
 
 #[test]
+fn who_has_very_much_leaves_a_share_to_everybody() {
+    let mut world = World::new();
+    let ((a, _), (b, _), (c, _)) = (world.ready("a"), world.ready("b"), world.ready("c"));
+    let owners: Vec<&'static str> = (0..200).map(|n| &*n.to_string().leak()).collect();
+    let fill =
+        |world: &mut World, client| owners.iter().filter(|owner| world.open(client, owner, READ, 0).is_ok()).count();
+    assert_eq!((fill(&mut world, a), fill(&mut world, b), fill(&mut world, c)), (100, 20, 15));
+    assert_eq!(world.open(a, "more", READ, 0), Err(Nfsstat4::Delay));
+}
+
+#[test]
 fn stateids_of_a_client_are_bounded() {
     let mut world = World::new();
     let (a, _) = world.ready("a");

@@ -141,7 +141,7 @@ fn flags_without_meaning_are_refused() {
         assert_eq!(world.exchange(&exchange("a", 1, flags), &OWNER), Err(Nfsstat4::Inval), "{flags:#x}");
     }
     let fence = exchange("a", 1, EXCHGID4_FLAG_SUPP_FENCE_OPS);
-    assert!(world.state.exchange_id(world.now, 2, &fence, &OWNER).is_ok(), "4.2 has this one");
+    assert!(world.state.exchange_id(world.now, 2, &fence, (&OWNER, world.peer)).is_ok(), "4.2 has this one");
 }
 
 #[test]
@@ -292,6 +292,50 @@ fn nobody_is_kept_out_by_who_only_introduces_itself_but_by_clients_that_are_in_u
     }
     assert_eq!(world.exchange(&exchange("e", 1, 0), &OWNER), Err(Nfsstat4::Delay), "a has something to reclaim");
     assert!(world.state.clients().find(a).is_some());
+}
+
+#[test]
+fn one_host_keeps_no_other_out_and_gives_way_to_itself() {
+    let mut world = World::new();
+    for name in ["a", "b", "c", "d"] {
+        let (_, session) = world.client(name, 1);
+        world.call(session, 1, 1);
+    }
+    assert_eq!(world.exchange(&exchange("e", 1, 0), &OWNER), Err(Nfsstat4::Delay), "a half is of this host");
+    // All addresses of a link of IPv6 are one host's.
+    let from = |world: &mut World, peer: &str, name: &str| {
+        world.peer = peer.parse().unwrap();
+        world.exchange(&exchange(name, 1, 0), &OWNER).map(|ok| ok.clientid)
+    };
+    assert_eq!(from(&mut world, "::ffff:127.0.0.1", "e"), Err(Nfsstat4::Delay));
+    let first = from(&mut world, "2001:db8::1", "e").unwrap();
+    for (peer, name) in [("2001:db8::2", "f"), ("2001:db8::3", "g"), ("2001:db8::4", "h")] {
+        from(&mut world, peer, name).unwrap();
+    }
+    assert!(world.state.clients().find(first).is_some());
+    let again = from(&mut world, "2001:db8::5", "i").unwrap();
+    assert!(world.state.clients().find(first).is_none(), "of its own the first that has done least");
+    // Where all places are taken, whoever has done least gives way, of whichever host.
+    from(&mut world, "192.0.2.1", "k").unwrap();
+    assert_eq!(world.state.clients().len(), 8);
+    assert!(world.state.clients().find(again).is_some());
+}
+
+#[test]
+fn what_a_host_had_and_has_no_more_does_not_count() {
+    let mut world = World::new();
+    for round in 0..20 {
+        let (client, session) = world.client(&format!("{round}"), 1);
+        world.call(session, 1, 1);
+        world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
+        world.state.destroy_clientid(world.now, client, None, &OWNER).unwrap();
+    }
+    // A client that restarts again and again is one.
+    for incarnation in 0..20 {
+        let (_, session) = world.client("a", incarnation);
+        world.call(session, 1, 1);
+    }
+    assert_eq!(world.state.clients().len(), 1);
 }
 
 /// What is decoded is a part of the buffer that its message came in.
