@@ -113,6 +113,8 @@ impl World {
             channel: limits,
             clients_max: 4,
             client_sessions_max: 4,
+            sessions_max: 32,
+            slots_granted_max: 1024,
             client_stateids_max: 4,
             stateids_max: 64,
             delegations_max: 4,

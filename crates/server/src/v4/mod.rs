@@ -154,6 +154,8 @@ impl Shared4 {
             channel: CHANNEL,
             clients_max: CLIENTS_MAX,
             client_sessions_max: CLIENT_SESSIONS_MAX,
+            sessions_max: SESSIONS_MAX,
+            slots_granted_max: SLOTS_GRANTED_MAX,
             client_stateids_max: CLIENT_STATEIDS_MAX,
             stateids_max: STATEIDS_MAX,
             delegations_max: DELEGATIONS_MAX,
@@ -297,6 +299,10 @@ const CHANNEL: ChannelLimits = ChannelLimits {
 };
 const CLIENTS_MAX: usize = 1 << 14;
 const CLIENT_SESSIONS_MAX: usize = 64;
+/// Two of each client are certain.
+const SESSIONS_MAX: usize = 1 << 16;
+/// 4,096 sessions of 64.
+const SLOTS_GRANTED_MAX: usize = 1 << 19;
 const CLIENT_STATEIDS_MAX: usize = 1 << 18;
 /// 128 of each client are certain.
 const STATEIDS_MAX: usize = 1 << 22;

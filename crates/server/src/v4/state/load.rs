@@ -3,7 +3,8 @@
 //! Each slot in use keeps a reply, and each delegation a record. From three quarters of what there may be of either on, whoever has
 //! more than its share of a half is asked to make do with that: of slots by each SEQUENCE, and by CB_RECALL_SLOT, as it may
 //! be silent; of delegations by CB_RECALL_ANY, which leaves to the client which of them it can spare. When less than a half
-//! of all slots is in use, everybody may use again what its session was made with.
+//! of all slots is in use, everybody may use again what its session was made with. As a client need not heed that, sessions are made
+//! with fewer slots where there are very many.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -13,7 +14,7 @@ use std::{
 
 use nfs::v4::{Clientid4, Sessionid4, Slotid4};
 
-use super::State;
+use super::{State, session::ChannelLimits};
 
 /// What a client is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub enum Ask {
 #[derive(Debug, Default)]
 pub(super) struct Load {
     asks: VecDeque<(Clientid4, Ask)>,
+    /// Slots that all sessions were made with.
+    pub(super) slots_granted: usize,
     /// Whether sessions have been asked to make do with fewer slots than they were made with.
     slots_asked: bool,
     /// When delegations were asked for.
@@ -56,6 +59,20 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// The next thing that a client is to be asked for.
     pub fn poll_ask(&mut self) -> Option<(Clientid4, Ask)> {
         self.load.asks.pop_front()
+    }
+
+    /// How many sessions a client may have now, and the limits of another one.
+    pub(super) fn room_for_sessions(&self) -> (usize, ChannelLimits) {
+        let options = &self.options;
+        let half = options.sessions_max / 2;
+        let sessions =
+            if self.sessions.len() < half { options.client_sessions_max } else { half / options.clients_max };
+        let all = options.channel.slots_max;
+        let left = options.slots_granted_max.saturating_sub(self.load.slots_granted);
+        // As many as it likes until a half of all are granted.
+        let slots = left / (options.slots_granted_max / 2 / all as usize).max(1);
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX).clamp(SESSION_SLOTS_MIN.min(all), all);
+        (sessions, ChannelLimits { slots_max: slots, ..options.channel })
     }
 
     fn relieve_slots(&mut self) {
@@ -94,5 +111,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 }
 
+/// A session has so many slots, however many there are.
+const SESSION_SLOTS_MIN: u32 = 4;
 /// A client has some time to give back before it is asked again.
 const ASK_EVERY: Duration = Duration::from_secs(5);

@@ -88,6 +88,10 @@ pub struct StateOptions {
     pub clients_max: usize,
     /// Most sessions of one client.
     pub client_sessions_max: usize,
+    /// Most sessions of all clients. From a half on, the rest is shared out among as many clients as there can be.
+    pub sessions_max: usize,
+    /// So many slots all sessions are made with, but for a few that each has. From a half on, new ones get fewer and fewer.
+    pub slots_granted_max: usize,
     /// Most stateids of one client, those included that it has lost and not freed.
     pub client_stateids_max: usize,
     /// Most stateids of all clients. From a half on, the rest is shared out among as many clients as there can be.
@@ -277,11 +281,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if client.principal != *principal {
             return Err(Nfsstat4::ClidInuse);
         }
-        let full = client.sessions.len() >= self.options.client_sessions_max;
+        let (sessions, channel) = self.room_for_sessions();
+        let full = self.clients.find(args.clientid).is_none_or(|client| client.sessions.len() >= sessions);
         let made = if args.flags & !SESSION_FLAGS != 0 {
             Err(Nfsstat4::Inval)
         } else {
-            Session::new(args, &self.options.channel, connection)
+            Session::new(args, &channel, connection)
         };
         let made = made.and_then(|session| if full { Err(Nfsstat4::NoSpc) } else { Ok(session) });
         let result = made.map(|session| self.add_session(now, args, session));
@@ -302,6 +307,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             back_chan_attrs: session.back,
         };
         session.connections().for_each(|connection| self.by_connection.entry(connection).or_default().push(sessionid));
+        self.load.slots_granted += session.fore.maxrequests as usize;
         self.sessions.insert(sessionid, session);
         let client = self.clients.find_mut(args.clientid).expect("a session has a client");
         client.sessions.push(sessionid);
@@ -502,6 +508,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     fn drop_session(&mut self, id: Sessionid4) {
         let Some(session) = self.sessions.remove(&id) else { return };
+        self.load.slots_granted -= session.fore.maxrequests as usize;
         for connection in session.connections() {
             let Some(sessions) = self.by_connection.get_mut(&connection) else { continue };
             sessions.retain(|session| *session != id);

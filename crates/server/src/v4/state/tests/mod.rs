@@ -84,6 +84,8 @@ impl World {
             channel: limits,
             clients_max: 8,
             client_sessions_max: 3,
+            sessions_max: 32,
+            slots_granted_max: 64,
             client_stateids_max: 100,
             stateids_max: 240,
             delegations_max: 8,

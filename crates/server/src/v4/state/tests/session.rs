@@ -282,6 +282,29 @@ fn sessions_of_a_client_and_clients_are_bounded() {
 }
 
 #[test]
+fn sessions_and_slots_of_all_clients_are_bounded_and_some_are_certain() {
+    let mut world = World::new();
+    let mut slots = Vec::new();
+    let mut ids = Vec::new();
+    for client in 0..8u8 {
+        world.peer = std::net::Ipv4Addr::new(192, 0, 2, client).into();
+        let id = world.exchange(&exchange(&client.to_string(), 1, 0), &OWNER).unwrap().clientid;
+        ids.push(id);
+        let made = (1..).map(|sequence| world.create(&create(id, sequence))).take_while(Result::is_ok);
+        slots.extend(made.map(|made| made.unwrap().fore_chan_attrs.maxrequests));
+    }
+    assert_eq!(slots, [8, 8, 8, 8, 8, 6, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4], "5 clients of 3, 3 of 2");
+    // Those that are gone do not count.
+    for id in ids {
+        let removed = world.state.clients().find(id).unwrap().sessions.clone();
+        removed.into_iter().for_each(|id| world.state.destroy_session(id, false, &OWNER, TCP.id).unwrap());
+    }
+    let id = world.exchange(&exchange("7", 2, 0), &OWNER).unwrap().clientid;
+    let made = world.create(&create(id, 1)).unwrap();
+    assert_eq!(made.fore_chan_attrs.maxrequests, 8);
+}
+
+#[test]
 fn nobody_is_kept_out_by_who_only_introduces_itself_but_by_clients_that_are_in_use() {
     let mut world = World::new();
     world.begin_grace(&["a"], &[]);
