@@ -49,20 +49,31 @@ async fn mount(site: &Site) -> Mount {
     Mount::connect(&url, &switch).await.unwrap()
 }
 
-#[tokio::test]
-async fn what_is_forgotten_of_a_move_is_found_again_and_what_is_open_is_not_forgotten() {
+/// A mount of a server with some files, the server, and another that has the same file system.
+async fn filled() -> (Mount, Site, Site) {
     let vfs: Arc<dyn Vfs> = Arc::new(Memory::new(MemoryOptions::default()));
     let (from, to) = (site(vfs.clone()), site(vfs));
-    let (mount, direct) = (mount(&from).await, mount(&to).await);
+    let mount = mount(&from).await;
     mount.mkdir("d", 0o755).await.unwrap();
     for path in ["d/closed", "d/renamed", "open"] {
         mount.write(path, path).await.unwrap();
     }
+    (mount, from, to)
+}
+
+async fn go_away(mount: &Mount, from: &Site, to: &Site) {
+    let (places, fsid) = (vec![(to_universal(to.address), "/m")], mount.stat("").await.unwrap().fsid);
+    *from.fate.gone.lock() = Some(Gone { fsid, path: "/m", places, lease_moved: false });
+}
+
+#[tokio::test]
+async fn what_is_forgotten_of_a_move_is_found_again_and_what_is_open_is_not_forgotten() {
+    let (mount, from, to) = filled().await;
+    let direct = self::mount(&to).await;
     let found = async |path| mount.resolve(path).await.unwrap().handle;
     let (dir, closed, renamed) = (found("d").await, found("d/closed").await, found("d/renamed").await);
     let file = mount.open("open").await.unwrap();
-    let (places, fsid) = (vec![(to_universal(to.address), "/m")], mount.stat("").await.unwrap().fsid);
-    *from.fate.gone.lock() = Some(Gone { fsid, path: "/m", places, lease_moved: false });
+    go_away(&mount, &from, &to).await;
 
     let (v4, range) = (mount.v4().unwrap(), LockRange { offset: 0, length: 5, exclusive: true });
     assert_eq!(v4.lock(file.handle(), b"me", range).await.unwrap(), None);
@@ -80,8 +91,8 @@ async fn what_is_forgotten_of_a_move_is_found_again_and_what_is_open_is_not_forg
     for number in 0..2 * KNOWN_MAX {
         let other = Handle::from(Bytes::from(format!("another object {number}")));
         moves.link(&other, &peer, &other);
+        assert!(moves.table.lock().links.len() <= KNOWN_MAX + 2);
     }
-    assert!(moves.table.lock().links.len() <= KNOWN_MAX + 2);
     assert!(![&dir, &closed, &renamed].into_iter().any(known), "they were not used");
     assert!(known(&new) && known(file.handle()));
     // Were it not known where it is, it would be asked of who has it no more.
@@ -96,5 +107,21 @@ async fn what_is_forgotten_of_a_move_is_found_again_and_what_is_open_is_not_forg
         ("d/closed".into(), "d/renamed".into(), "new".into())
     );
     assert_eq!((found("d").await, found("d/closed").await), (dir, closed));
+    mount.unmount().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_object_is_not_looked_for_below_another_file_system() {
+    let (mount, from, to) = filled().await;
+    let (root, v4) = (mount.root(), mount.v4().unwrap());
+    let [dir, file] = [mount.resolve("d").await.unwrap(), mount.resolve("d/closed").await.unwrap()];
+    go_away(&mount, &from, &to).await;
+    mount.stat("").await.unwrap();
+    // As if `d` were the way to it and of a file system which is elsewhere at the same server.
+    let peer = v4.shared.moves.table.lock().servers[0].1.clone();
+    let of_another = Attr { fsid: !dir.attr.fsid, ..dir.attr };
+    v4.shared.opens.found(root, b"d", &dir.handle, Some(&of_another));
+    v4.shared.moves.link(&dir.handle, &peer, peer.mount.root());
+    assert_eq!(mount.protocol().getattr(&file.handle).await.unwrap().fileid, file.attr.fileid);
     mount.unmount().await.unwrap();
 }
