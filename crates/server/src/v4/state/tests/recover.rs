@@ -35,6 +35,18 @@ impl World {
         self.state.remembered(client, &owner, true);
         Some(owner)
     }
+
+    /// A client that has lost what it had, and what that was.
+    fn deprived(&mut self) -> (Clientid4, Stateid4) {
+        let ((a, _), (b, _)) = (self.ready("a"), self.ready("b"));
+        self.remember(a);
+        let lost = self.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
+        self.now += 2 * LEASE;
+        self.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
+        assert_eq!(self.records(), [forfeit("a")], "before b is answered");
+        assert_eq!(self.remember(a), None, "it may believe that it still has all");
+        (a, lost)
+    }
 }
 
 #[test]
@@ -69,13 +81,7 @@ fn a_client_that_restarts_is_the_same_to_be_remembered() {
 #[test]
 fn what_a_client_loses_it_cannot_reclaim_before_it_takes_note() {
     let mut world = World::new();
-    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
-    world.remember(a);
-    let lost = world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
-    world.now += 2 * LEASE;
-    world.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
-    assert_eq!(world.records(), [forfeit("a")], "before b is answered");
-    assert_eq!(world.remember(a), None, "it may believe that it still has all");
+    let (a, lost) = world.deprived();
     world.state.free_stateid(&world.locks, a, &lost).unwrap();
     assert_eq!(world.records(), [remove("a")], "it has nothing that it could reclaim");
     let name = world.state.unremembered(a).unwrap();
@@ -116,13 +122,7 @@ fn who_is_deprived_of_a_delegation_reclaims_nothing_before_it_takes_note_and_the
 #[test]
 fn what_a_client_gets_before_it_has_taken_note_is_not_given_to_others_after_a_restart_at_once() {
     let mut world = World::new();
-    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
-    world.remember(a);
-    let lost = world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
-    world.now += 2 * LEASE;
-    world.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
-    assert_eq!(world.records(), [forfeit("a")]);
-    assert_eq!(world.remember(a), None);
+    let (a, lost) = world.deprived();
     world.open(a, "p", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
     assert_eq!(world.records(), [], "it stands");
     world.state.free_stateid(&world.locks, a, &lost).unwrap();
