@@ -232,7 +232,8 @@ mod tests {
     fn the_latest_are_kept_and_the_ways_to_them() {
         let mut names = Names::default();
         root(&mut names, 1);
-        find(&mut names, 2, 1, "dir");
+        find(&mut names, 4, 1, "dir");
+        find(&mut names, 2, 4, "dir");
         find(&mut names, 3, 1, "kept");
         for number in 0..=3 * GENERATION {
             names.found(&handle(10 + number), (&handle(2), number.to_string().as_bytes()), None, |object| {
