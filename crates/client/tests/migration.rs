@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use client::{ErrorKind, File, LockRange, Mount};
+use client::{ErrorKind, File, Handle, LockRange, Mount, Watcher};
 use common::{
     for_each,
     gated::Gated,
@@ -22,10 +22,13 @@ use common::{
     pattern, process, switch, tcp,
 };
 use nfs::v3::Nfsstat3;
-use rpc::{Service, rpcbind::to_universal};
+use rpc::{BoxFuture, Service, rpcbind::to_universal};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
 use tempfile::TempDir;
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
 use vfs::Vfs;
 
 for_each! {
@@ -338,6 +341,42 @@ async fn a_lease_that_has_moved_is_looked_for(vers: &str) {
     v4.unlock(file.handle(), b"a", 1, 1).await.unwrap();
     assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789");
     assert!(!here.fate.gone.lock().as_ref().unwrap().lease_moved);
+}
+
+/// Who is told which delegations end.
+#[derive(Debug)]
+struct Told(mpsc::UnboundedSender<Handle>);
+
+impl Watcher for Told {
+    fn ends(&self, file: Handle) -> BoxFuture<'static, ()> {
+        let _ = self.0.send(file);
+        Box::pin(async {})
+    }
+}
+
+/// In version 4.0 the client has none.
+#[tokio::test]
+async fn delegations_end_by_the_handles_that_are_known() {
+    let vfs = filled(Arc::new(memory()), &[]).await;
+    let [here, there] = ["/m", "/n"].map(|name| Site::start(name, vfs.clone(), None));
+    let (mount, other) = (here.mount("/m", "4.1").await, there.mount("/n", "4.1").await);
+    let (told, mut ended) = mpsc::unbounded_channel();
+    mount.v4().unwrap().watch(Arc::new(Told(told)));
+    let known = mount.resolve("d/f").await.unwrap().handle;
+    here.moves(&mount, "/m", vec![there.place("/n")], false).await;
+    // The server may have to find out first that it can call back.
+    let file = loop {
+        let file = mount.open("d/f").await.unwrap();
+        file.read_bytes(0, 4).await.unwrap();
+        if mount.v4().unwrap().is_delegated(file.handle()) {
+            break file;
+        }
+        drop(file);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    other.write("d/f", &b"others'"[..]).await.unwrap();
+    assert_eq!(ended.recv().await, Some(known));
+    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "others'");
 }
 
 async fn it_can_move_again(vers: &str) {

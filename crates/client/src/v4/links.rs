@@ -124,6 +124,20 @@ mod tests {
     }
 
     #[test]
+    fn it_is_seldom_tried_to_forget_what_must_not_be() {
+        let mut links = Links::default();
+        let tries = (0..10 * MOST).filter(|&number| {
+            let idle = links.insert(&handle(number), (7, &handle(number)), MOST);
+            let tried = !idle.is_empty();
+            if tried {
+                links.forget(&[], idle.len());
+            }
+            tried
+        });
+        assert!(tries.count() < 20);
+    }
+
+    #[test]
     fn two_handles_of_one_object_lead_there() {
         let mut links = Links::default();
         links.insert(&handle(1), (7, &handle(9)), 100);
