@@ -95,6 +95,7 @@ pub fn run(args: &Args) -> Outcome {
         args.transport.iter().map(|name| Listen { transport: name.clone(), options: options_of(name) }).collect();
     let server = Server::start(&listen, &arguments)?;
     warm_up(room.path(), &material)?;
+    settle(room.path())?;
     let mut legs = Vec::new();
     let mut different = 0;
     for (listener, transport) in args.transport.iter().enumerate() {
@@ -107,6 +108,7 @@ pub fn run(args: &Args) -> Outcome {
         // were removed.
         remove(&served.join(tour.name()).join("large"))?;
         remove(&tour.back.join("large"))?;
+        settle(room.path())?;
     }
     drop(server);
     output::print(&table(&legs));
@@ -205,6 +207,12 @@ fn make(dir: &Path) -> Result<(), Failure> {
 
 fn remove(dir: &Path) -> Result<(), Failure> {
     std::fs::remove_dir_all(dir).map_err(|error| Failure::failed(format!("{}: {error}", dir.display())))
+}
+
+/// Waits until nothing of the file system is left to be written, for which the next transport would have to wait.
+fn settle(room: &Path) -> Result<(), Failure> {
+    let written = std::fs::File::open(room).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
+    written.map_err(|error| Failure::failed(format!("{}: {error}", room.display())))
 }
 
 /// Writes large files as a transport does, in and out, and removes them. To give the page cache memory that it has not had before costs
