@@ -35,7 +35,7 @@ pub fn version4(bench: &Bench, report: &mut Report) -> Result<(), String> {
     let seconds = |time: Duration| time.as_secs().to_string();
     let mut knfsd = Knfsd::boot(bench, "knfsd4", &[("LEASE_S", seconds(LEASE)), ("GRACE_S", seconds(GRACE))])?;
     let out = knfsd.guest.out.clone();
-    let mut idle = knfsd.peer("idle", &[("tcp", "4.0"), ("rdma", "4.1"), ("tcp", "4.2")])?;
+    let mut idle = knfsd.peer("idle", &[("tcp", "4.0"), ("rdma", "4.1"), ("tcp", "4.2")].map(|way| knfsd.root(way)))?;
     let holding = || out.join("holding").exists();
     if !shell::wait_until(BOOT_LIMIT, || holding() || !idle.is_running()) || !holding() {
         return Err(format!("locks are not to be had: see {}", out.join("idle.log").display()));
@@ -62,9 +62,11 @@ pub fn version4(bench: &Bench, report: &mut Report) -> Result<(), String> {
         outcome(3, held.map_err(|why| format!("{why}: see {}", out.join("idle.log").display())))
     });
     report.step("interop: knfsd4: it restarts under load, and opens and locks are reclaimed", || {
-        let ways = [("tcp", "3"), ("tcp", "4.0"), ("rdma", "4.1"), ("tcp", "4.2"), ("rdma", "4.2")];
-        let gone_on = knfsd.peer("restart", &ways).and_then(|mut peer| peer.wait(PEER_LIMIT));
-        outcome(5, gone_on.map_err(|why| format!("{why}: see {}", out.join("restart.log").display())))
+        let ways = [("tcp", "3"), ("tcp", "4.0"), ("rdma", "4.0"), ("rdma", "4.1"), ("tcp", "4.2"), ("rdma", "4.2")];
+        let mixed = format!("{}&addr={}", knfsd.root(("tcp", "4.1")), knfsd.also("tcp"));
+        let urls: Vec<_> = ways.iter().map(|&way| knfsd.root(way)).chain([mixed]).collect();
+        let gone_on = knfsd.peer("restart", &urls).and_then(|mut peer| peer.wait(PEER_LIMIT));
+        outcome(urls.len() as u64, gone_on.map_err(|why| format!("{why}: see {}", out.join("restart.log").display())))
     });
     knfsd.end(report)
 }
@@ -131,11 +133,24 @@ impl Knfsd {
         Ok(())
     }
 
-    /// Starts the program `peer` for what lasts, by these ways; files in the guest's directory are how it tells and is told.
-    fn peer(&self, mode: &str, ways: &[(&str, &str)]) -> Result<Daemon, String> {
+    /// The URL of its root.
+    fn root(&self, way: (&str, &str)) -> String {
+        self.export(way).at("")
+    }
+
+    /// Its address by the other transport.
+    fn also(&self, transport: &str) -> String {
+        match transport {
+            "tcp" => format!("rdma@127.0.0.1:{}", self.rdma),
+            _ => format!("tcp@127.0.0.1:{}", self.tcp),
+        }
+    }
+
+    /// Starts the program `peer` for what lasts, by these URLs; files in the guest's directory are how it tells and is told.
+    fn peer(&self, mode: &str, urls: &[String]) -> Result<Daemon, String> {
         let out = &self.guest.out;
         let mut program = peer();
-        program.arg(mode).arg(out).args(ways.iter().map(|way| self.export(*way).at("")));
+        program.arg(mode).arg(out).args(urls);
         Daemon::start(&mut program, &out.join(format!("{mode}.log")))
     }
 
@@ -260,11 +275,8 @@ const PART: &str = "asm-generic";
 
 /// What only version 4 has: by one way, and in one session by the other transport too.
 fn peer_checks(knfsd: &Knfsd, (transport, version): (&str, &str)) -> Result<(), String> {
-    let also = match transport {
-        "tcp" => format!("rdma@127.0.0.1:{}", knfsd.rdma),
-        _ => format!("tcp@127.0.0.1:{}", knfsd.tcp),
-    };
-    shell::capture(peer().args(["checks", &knfsd.export((transport, version)).at(""), &also])).map(drop)
+    let (url, also) = (knfsd.root((transport, version)), knfsd.also(transport));
+    shell::capture(peer().args(["checks", &url, &also])).map(drop)
 }
 
 /// The example `peer` of our client.
