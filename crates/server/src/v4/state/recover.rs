@@ -1,9 +1,9 @@
 //! What of clients is remembered over a restart, and what they may reclaim after one (RFC 8881 §8.4.2, §8.4.2.1, §18.51).
 //!
 //! A client is remembered from its first OPEN on, before that is answered, or from RECLAIM_COMPLETE on, if it has something then;
-//! until it is gone or has lost anything. What it has lost somebody else may have got, so it is crossed_out before that is
+//! until it is gone or has lost anything. What it has lost somebody else may have got, so it is forgotten before that is
 //! answered, and remembered again when it has taken note: one that has not, and in another life reclaims all that it believes to
-//! have, would get what it has lost (§8.4.2.1). That it may hold more, and believes to, is not crossed_out: after a restart nobody
+//! have, would get what it has lost (§8.4.2.1). That it may hold more, and believes to, is not forgotten: after a restart nobody
 //! else may get anything before its lease is over. Where and how is for whoever asks [`State::unremembered`] and
 //! [`State::poll_record`].
 
@@ -49,7 +49,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let mut crossed_out = 0;
         for owner in reclaiming.into_iter().chain(forfeited) {
             let id = self.clients.confirmed(&owner);
-            let holds = id.is_some_and(|id| self.holds(id));
+            let holds = id.is_some_and(|id| self.stateids.count(id) > 0);
             let change = match id.and_then(|id| self.clients.find_mut(id)) {
                 Some(client) if client.record == Record::Forfeited => continue,
                 Some(client) if client.record.is_kept() && client.minorversion == 0 => continue,
@@ -100,11 +100,6 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if record == Record::Late || (record == Record::None && forfeited) {
             self.rewrite_record(id);
         }
-    }
-
-    /// Whether a client has anything.
-    pub fn holds(&self, id: Clientid4) -> bool {
-        self.stateids.count(id) > 0
     }
 
     /// The owner of a client that is to get something and is not remembered yet, and is to be now.
@@ -170,9 +165,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// A client knows what it holds: if it is anything it is to be remembered, and else to be crossed_out.
+    /// A client knows what it holds: if it is anything it is to be remembered, and else to be forgotten.
     fn rewrite_record(&mut self, id: Clientid4) {
-        let holds = self.holds(id);
+        let holds = self.stateids.count(id) > 0;
         let Some(client) = self.clients.find_mut(id) else { return };
         let owner = client.owner.ownerid.0.clone();
         let (record, change) = match holds {
