@@ -10,5 +10,6 @@ pub mod fuzz;
 pub mod paper;
 pub mod pcap;
 pub mod port;
+pub mod process;
 pub mod proxy;
 pub mod world;

@@ -14,7 +14,7 @@ use std::{
 
 use client::{Mount, NfsUrl};
 use rdma::sim::{Sim, SimOptions};
-use rpc::{Drain, DrcOptions, Server, Switch, TransportKind};
+use rpc::{DrcOptions, Server, Switch, TransportKind};
 use rpcrdma::{Options, RdmaKind};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
 use tokio::task::JoinSet;
@@ -22,6 +22,8 @@ use vfs::{
     Vfs,
     memory::{Memory, MemoryOptions},
 };
+
+use crate::process;
 
 /// One server, any number of clients, and the network between them.
 pub struct World {
@@ -100,20 +102,10 @@ impl World {
             .into_iter()
             .fold(Server::builder().drc(self.drc.clone()), |builder, service| builder.shared(service));
         let server = server.build();
-        let mut listener = kind(self.sim.host(SERVER.ip())).listen(SERVER).expect("the server's address");
+        let listener = kind(self.sim.host(SERVER.ip())).listen(SERVER).expect("the server's address");
         let mut tasks = JoinSet::new();
         tasks.spawn(nfs.upkeep());
-        tasks.spawn(async move {
-            let mut connections = JoinSet::new();
-            while let Ok(incoming) = listener.accept().await {
-                let server = server.clone();
-                connections.spawn(async move {
-                    if let Ok(transport) = incoming().await {
-                        server.serve(transport, Drain::never()).await;
-                    }
-                });
-            }
-        });
+        tasks.spawn(process::serve(listener, server));
         // Whatever the former process was doing ends here.
         self.process = tasks;
     }

@@ -6,6 +6,7 @@ pub mod gated;
 pub mod moving;
 #[path = "../../../testkit/src/port.rs"]
 pub mod port;
+#[path = "../../../testkit/src/process.rs"]
 pub mod process;
 pub mod proxy;
 pub mod scripted;

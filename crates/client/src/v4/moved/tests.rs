@@ -1,6 +1,6 @@
 #[path = "../../../tests/common/moving.rs"]
 mod moving;
-#[path = "../../../tests/common/process.rs"]
+#[path = "../../../../testkit/src/process.rs"]
 mod process;
 
 use std::{net::SocketAddr, sync::Arc};

@@ -10,6 +10,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
+use super::located;
 use crate::{exit::Failure, output, show};
 
 /// The directories to be copied.
@@ -39,16 +40,14 @@ impl Material {
             }
             None => generate_tree(&tree).map(|()| "generated"),
         });
-        let located = |error: io::Error| Failure::failed(format!("{}: {error}", dir.display()));
-        let origin = made.map_err(located)?;
-        generate_large(&large, size).map_err(located)?;
+        let origin = made.map_err(located(dir))?;
+        generate_large(&large, size).map_err(located(dir))?;
         Ok(Self { origin, tree: Manifest::of(&tree)?, large: Manifest::of(&large)?, dir: dir.to_owned() })
     }
 
     /// Copies the large files to the new directory `dir`.
     pub fn copy_large(&self, dir: &Path) -> Result<(), Failure> {
-        let located = |error| Failure::failed(format!("{}: {error}", dir.display()));
-        gather(&self.dir.join("large"), dir).map_err(located)
+        gather(&self.dir.join("large"), dir).map_err(located(dir))
     }
 }
 
@@ -135,7 +134,7 @@ impl Manifest {
     /// Reads all of a tree.
     pub fn of(root: &Path) -> Result<Self, Failure> {
         let mut manifest = Self { files: 0, bytes: 0, objects: BTreeMap::new() };
-        manifest.read(root, root).map_err(|error| Failure::failed(format!("{}: {error}", root.display())))?;
+        manifest.read(root, root).map_err(located(root))?;
         Ok(manifest)
     }
 

@@ -67,7 +67,7 @@ struct Leg {
 pub fn run(args: &Args) -> Outcome {
     let base = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let room = tempfile::Builder::new().prefix("slipway-demo-").tempdir_in(&base);
-    let room = room.map_err(|error| Failure::failed(format!("{}: {error}", base.display())))?;
+    let room = room.map_err(located(&base))?;
     let served = room.path().join("served");
     make(&served)?;
 
@@ -201,18 +201,22 @@ impl Tour<'_> {
     }
 }
 
+/// The failure of something that was done there.
+fn located(path: &Path) -> impl Fn(std::io::Error) -> Failure + '_ {
+    move |error| Failure::failed(format!("{}: {error}", path.display()))
+}
+
 fn make(dir: &Path) -> Result<(), Failure> {
-    std::fs::create_dir(dir).map_err(|error| Failure::failed(format!("{}: {error}", dir.display())))
+    std::fs::create_dir(dir).map_err(located(dir))
 }
 
 fn remove(dir: &Path) -> Result<(), Failure> {
-    std::fs::remove_dir_all(dir).map_err(|error| Failure::failed(format!("{}: {error}", dir.display())))
+    std::fs::remove_dir_all(dir).map_err(located(dir))
 }
 
 /// Waits until nothing of the file system is left to be written, for which the next transport would have to wait.
 fn settle(room: &Path) -> Result<(), Failure> {
-    let written = std::fs::File::open(room).and_then(|dir| Ok(rustix::fs::syncfs(dir)?));
-    written.map_err(|error| Failure::failed(format!("{}: {error}", room.display())))
+    std::fs::File::open(room).and_then(|dir| Ok(rustix::fs::syncfs(dir)?)).map_err(located(room))
 }
 
 /// Writes large files as a transport does, in and out, and removes them. To give the page cache memory that it has not had before costs
