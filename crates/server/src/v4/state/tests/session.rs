@@ -287,7 +287,7 @@ fn sessions_and_slots_of_all_clients_are_bounded_and_some_are_certain() {
     let mut slots = Vec::new();
     let mut ids = Vec::new();
     for client in 0..8u8 {
-        world.peer = std::net::Ipv4Addr::new(192, 0, 2, client).into();
+        world.peer = Ipv4Addr::new(192, 0, 2, client).into();
         let id = world.exchange(&exchange(&client.to_string(), 1, 0), &OWNER).unwrap().clientid;
         ids.push(id);
         let made = (1..).map(|sequence| world.create(&create(id, sequence))).take_while(Result::is_ok);
@@ -320,25 +320,30 @@ fn nobody_is_kept_out_by_who_only_introduces_itself_but_by_clients_that_are_in_u
 #[test]
 fn one_host_keeps_no_other_out_and_gives_way_to_itself() {
     let mut world = World::new();
-    for name in ["a", "b", "c", "d"] {
-        let (_, session) = world.client(name, 1);
-        world.call(session, 1, 1);
-    }
-    assert_eq!(world.exchange(&exchange("e", 1, 0), &OWNER), Err(Nfsstat4::Delay), "a half is of this host");
-    // All addresses of a link of IPv6 are one host's.
     let from = |world: &mut World, peer: &str, name: &str| {
         world.peer = peer.parse().unwrap();
         world.exchange(&exchange(name, 1, 0), &OWNER).map(|ok| ok.clientid)
     };
-    assert_eq!(from(&mut world, "::ffff:127.0.0.1", "e"), Err(Nfsstat4::Delay));
-    let first = from(&mut world, "2001:db8::1", "e").unwrap();
-    for (peer, name) in [("2001:db8::2", "f"), ("2001:db8::3", "g"), ("2001:db8::4", "h")] {
+    // All addresses of a link of IPv6 are one host's, which has no more than a half.
+    let first = from(&mut world, "2001:db8::1", "a").unwrap();
+    for (peer, name) in [("2001:db8::2", "b"), ("2001:db8::3", "c"), ("2001:db8::4", "d")] {
         from(&mut world, peer, name).unwrap();
     }
     assert!(world.state.clients().find(first).is_some());
-    let again = from(&mut world, "2001:db8::5", "i").unwrap();
+    let again = from(&mut world, "2001:db8::5", "e").unwrap();
     assert!(world.state.clients().find(first).is_none(), "of its own the first that has done least");
+    assert_eq!(world.state.clients().len(), 4);
+
+    world.peer = Ipv4Addr::LOCALHOST.into();
+    for name in ["f", "g", "h", "i"] {
+        let (_, session) = world.client(name, 1);
+        world.call(session, 1, 1);
+    }
+    for peer in ["127.0.0.1", "::ffff:127.0.0.1"] {
+        assert_eq!(from(&mut world, peer, "j"), Err(Nfsstat4::Delay), "all of its own are in use");
+    }
     // Where all places are taken, whoever has done least gives way, of whichever host.
+    assert_eq!(world.state.clients().len(), 8);
     from(&mut world, "192.0.2.1", "k").unwrap();
     assert_eq!(world.state.clients().len(), 8);
     assert!(world.state.clients().find(again).is_some());
@@ -398,7 +403,7 @@ fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
             callback: CbClient4 { cb_program: 1, cb_location: Netaddr4 { netid: name().into(), addr: name().into() } },
             callback_ident: 1,
         };
-        let peer = std::net::Ipv4Addr::LOCALHOST.into();
+        let peer = Ipv4Addr::LOCALHOST.into();
         let made = world.state.set_clientid(world.now, &args, (&OWNER, peer)).unwrap();
         let SetClientIdOk { clientid, setclientid_confirm } = made;
         let args = SetClientIdConfirmArgs { clientid, setclientid_confirm };
