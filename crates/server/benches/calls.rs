@@ -1,6 +1,6 @@
 //! What a call costs from the service's entry to the finished reply, without a network: `cargo bench -p slipway-server`.
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/suite/common/mod.rs"]
 mod common;
 
 use std::{

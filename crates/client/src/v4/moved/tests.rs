@@ -1,4 +1,4 @@
-#[path = "../../../tests/common/moving.rs"]
+#[path = "../../../tests/suite/common/moving.rs"]
 mod moving;
 #[path = "../../../../testkit/src/process.rs"]
 mod process;

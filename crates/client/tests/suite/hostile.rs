@@ -1,0 +1,169 @@
+//! Servers that answer nonsense: an error, never a panic, an endless loop or a wrong name.
+
+use crate::common;
+use std::{ops::RangeInclusive, sync::Arc, time::Duration};
+
+use crate::common::Server;
+use bytes::Bytes;
+use client::{ErrorKind, File, Mount};
+use nfs::{MOUNT_PROGRAM, NFS_PROGRAM, mount::*, v3::*};
+use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
+use xdr::{Encode, Encoder, List, Message};
+
+/// Answers every procedure of a program with what a function says.
+struct Script {
+    program: u32,
+    answer: fn(u32, &mut Encoder),
+}
+
+impl Service for Script {
+    fn program(&self) -> u32 {
+        self.program
+    }
+    fn versions(&self) -> RangeInclusive<u32> {
+        3..=3
+    }
+    fn procedure(&self, _: u32, _: u32) -> Option<Procedure> {
+        Some(Procedure { name: "any", idempotent: true })
+    }
+    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        Box::pin(async move {
+            let mut encoder = call.encoder();
+            (self.answer)(call.procedure, &mut encoder);
+            Ok(encoder.finish())
+        })
+    }
+}
+
+/// Mounts a server that answers NFS calls as `answer` says.
+async fn mount(answer: fn(u32, &mut Encoder)) -> Mount {
+    let mount = |procedure, encoder: &mut Encoder| {
+        assert_eq!(procedure, MountProc3::Mnt as u32);
+        MountRes::Ok(MountOk { fhandle: "root".into(), auth_flavors: vec![1] }).encode(encoder);
+    };
+    let services: Vec<Arc<dyn Service>> = vec![
+        Arc::new(Script { program: MOUNT_PROGRAM, answer: mount }),
+        Arc::new(Script { program: NFS_PROGRAM, answer }),
+    ];
+    let server = Server::serving(&*common::tcp(), services).await;
+    server.mount("timeo=20s").await
+}
+
+fn fsinfo(encoder: &mut Encoder) {
+    let info = FsInfoOk {
+        obj_attributes: None,
+        rtmax: u32::MAX,
+        rtpref: 0,
+        rtmult: 0,
+        wtmax: 0,
+        wtpref: 0,
+        wtmult: 0,
+        dtpref: u32::MAX,
+        maxfilesize: 0,
+        time_delta: Nfstime3::default(),
+        properties: 0,
+    };
+    FsInfoRes::Ok(info).encode(encoder);
+}
+
+fn page(names: &[&str], cookie: u64, eof: bool, encoder: &mut Encoder) {
+    let entries = names.iter().map(|name| EntryPlus3 {
+        fileid: 1,
+        name: (*name).into(),
+        cookie,
+        name_attributes: None,
+        name_handle: None,
+    });
+    let reply = Dirlist3 { entries: List(entries.collect()), eof };
+    ReadDirPlusRes::Ok(ReadDirOk { dir_attributes: None, cookieverf: [0; 8], reply }).encode(encoder);
+}
+
+fn protocol<T: std::fmt::Debug>(result: client::Result<T>) {
+    let error = result.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Protocol(_)), "{error}");
+}
+
+/// The answers to FSINFO and the case at hand.
+macro_rules! server {
+    ($answer:expr) => {
+        mount(|procedure, encoder| {
+            if procedure == Proc3::FsInfo as u32 {
+                return fsinfo(encoder);
+            }
+            let answer: fn(&mut Encoder) = $answer;
+            answer(encoder)
+        })
+        .await
+    };
+}
+
+#[tokio::test]
+async fn limits_without_sense_become_sizes_that_work() {
+    let mount = server!(|_| {});
+    assert_eq!((mount.read_size(), mount.write_size()), (1 << 20, 8 << 10));
+}
+
+#[tokio::test]
+async fn names_that_lead_elsewhere_are_refused() {
+    for mount in [
+        server!(|encoder| page(&["good", "../../etc/passwd"], 1, true, encoder)),
+        server!(|encoder| page(&["a\0b"], 1, true, encoder)),
+        server!(|encoder| page(&[""], 1, true, encoder)),
+    ] {
+        let dir = client::Dir::new(mount.clone(), mount.root().clone(), "d");
+        protocol(dir.collect().await);
+    }
+}
+
+#[tokio::test]
+async fn directories_without_end_are_noticed() {
+    for mount in [
+        server!(|encoder| page(&["again"], 0, false, encoder)),
+        server!(|encoder| page(&["again"], 7, false, encoder)),
+        server!(|encoder| page(&[], 7, false, encoder)),
+    ] {
+        let dir = client::Dir::new(mount.clone(), mount.root().clone(), "d");
+        let result = tokio::time::timeout(Duration::from_secs(60), dir.collect()).await;
+        protocol(result.expect("it ends"));
+    }
+}
+
+#[tokio::test]
+async fn reads_that_are_too_long_empty_or_miscounted_fail() {
+    let read = |mount: &Mount| File::new(mount.clone(), mount.root().clone(), "f");
+    for mount in [
+        server!(|encoder| read_ok(20, 20, false, encoder)),
+        server!(|encoder| read_ok(5, 6, false, encoder)),
+        server!(|encoder| read_ok(0, 0, false, encoder)),
+        server!(|encoder| encoder.u32(77)),
+    ] {
+        let file = read(&mount);
+        protocol(file.read_bytes(0, 10).await);
+        let (result, buffer) = file.read_at(0, buf::Buffer::zeroed(10)).await;
+        protocol(result);
+        assert_eq!(buffer.len(), 10);
+        protocol(file.reader_range(0, 10).next().await);
+    }
+}
+
+#[tokio::test]
+async fn writes_that_do_nothing_or_too_much_fail() {
+    for mount in [
+        server!(|encoder| write_ok(0, StableHow::FileSync, encoder)),
+        server!(|encoder| write_ok(100, StableHow::FileSync, encoder)),
+        server!(|encoder| write_ok(10, StableHow::Unstable, encoder)),
+    ] {
+        let file = File::new(mount.clone(), mount.root().clone(), "f");
+        protocol(file.write_at(0, Bytes::from_static(b"ten bytes.")).await);
+    }
+}
+
+fn read_ok(len: usize, count: u32, eof: bool, encoder: &mut Encoder) {
+    let data = Bytes::from(vec![1; len]).into();
+    ReadRes::Ok(ReadOk { file_attributes: None, count, eof, data }).encode(encoder);
+}
+
+fn write_ok(count: u32, committed: StableHow, encoder: &mut Encoder) {
+    let ok = WriteOk { file_wcc: WccData::default(), count, committed, verf: [0; 8] };
+    WriteRes::Ok(ok).encode(encoder);
+}

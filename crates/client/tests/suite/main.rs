@@ -1,0 +1,15 @@
+//! Tests of the client against servers in the same process. One program, because each test program links everything anew.
+
+mod common;
+
+mod data;
+mod faults;
+mod hostile;
+mod migration;
+mod mixed;
+mod rdma;
+mod referrals;
+mod restart;
+mod sessions;
+mod tree;
+mod zero;

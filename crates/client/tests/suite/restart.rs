@@ -1,0 +1,96 @@
+//! Servers that restart, with opens and locks held: what is reclaimed, and what is lost.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::common::{Server, for_each, memory, port::Port, process, switch, tcp};
+use client::{LockRange, Mount};
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use vfs::Vfs;
+
+for_each! {
+    [what_was_locked_is_locked_after_a_restart what_cannot_be_reclaimed_is_lost_and_said_so]
+    v4_0 = "vers=4.0"
+    v4_1 = "vers=4.1"
+    v4_2 = "vers=4.2"
+}
+
+/// What outlives the server's process.
+struct Machine {
+    vfs: Arc<dyn Vfs>,
+    key: HandleKey,
+    state: TempDir,
+    process: JoinSet<()>,
+    port: Port,
+}
+
+impl Machine {
+    fn start() -> Self {
+        let state = tempfile::tempdir().unwrap();
+        let (vfs, key, port) = (Arc::new(memory()), HandleKey::random(), Port::take());
+        let mut machine = Self { vfs, key, state, process: JoinSet::new(), port };
+        machine.boot();
+        machine
+    }
+
+    async fn restart(&mut self) {
+        self.process.shutdown().await;
+        self.boot();
+    }
+
+    fn boot(&mut self) {
+        let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+        let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).unwrap();
+        let recovery = Recovery::open(self.state.path()).unwrap();
+        let settings = Settings { grace: GRACE, ..Settings::default() };
+        let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings).unwrap();
+        self.process = process(&*tcp(), self.port.address(), nfs.services()).1;
+        self.process.spawn(nfs.upkeep());
+    }
+
+    async fn mount(&self, query: &str) -> Mount {
+        Server { address: self.port.address(), switch: switch() }.mount(query).await
+    }
+}
+
+async fn what_was_locked_is_locked_after_a_restart(vers: &str) {
+    let mut machine = Machine::start();
+    let (one, other) = (machine.mount(vers).await, machine.mount(vers).await);
+    one.write("f", &b"0123456789"[..]).await.unwrap();
+    let (mine, theirs) = (one.open("f").await.unwrap(), other.open("f").await.unwrap());
+    let (mine, theirs) = (mine.handle(), theirs.handle());
+    let (one, other) = (one.v4().unwrap(), other.v4().unwrap());
+    let range = |offset| LockRange { offset, length: 5, exclusive: true };
+    assert_eq!(one.lock(mine, b"a", range(0)).await.unwrap(), None);
+    assert_eq!(other.lock(theirs, b"a", range(5)).await.unwrap(), None);
+    machine.restart().await;
+    // Whichever operation comes first finds the server restarted, and is done.
+    one.unlock(mine, b"a", 0, 1).await.unwrap();
+    other.unlock(theirs, b"a", 5, 1).await.unwrap();
+    let in_the_way = one.lock(mine, b"a", range(5)).await.unwrap().expect("they have reclaimed as well");
+    assert_eq!((in_the_way.offset, in_the_way.length), (6, 4));
+    let in_the_way = other.test_lock(theirs, b"a", range(0)).await.unwrap().expect("it has been reclaimed");
+    assert_eq!((in_the_way.offset, in_the_way.length), (1, 4));
+    one.unlock(mine, b"a", 0, 5).await.unwrap();
+    assert_eq!(other.lock(theirs, b"a", range(0)).await.unwrap(), None);
+}
+
+async fn what_cannot_be_reclaimed_is_lost_and_said_so(vers: &str) {
+    let mut machine = Machine::start();
+    let mount = machine.mount(vers).await;
+    mount.write("f", &b"0123456789"[..]).await.unwrap();
+    let file = mount.open("f").await.unwrap();
+    let v4 = mount.v4().unwrap();
+    let range = LockRange { offset: 0, length: 5, exclusive: true };
+    assert_eq!(v4.lock(file.handle(), b"a", range).await.unwrap(), None);
+    machine.state = tempfile::tempdir().unwrap();
+    machine.restart().await;
+    assert_eq!(file.read_bytes(0, 100).await.unwrap(), "0123456789", "it is opened anew");
+    let error = v4.unlock(file.handle(), b"a", 0, 5).await.unwrap_err();
+    assert!(error.to_string().contains("lost locks"), "{error}");
+    assert_eq!(v4.lock(file.handle(), b"b", range).await.unwrap(), None, "another owner has lost nothing");
+}
+
+/// Enough for a client to find out and reclaim; version 4.0 waits for its end.
+const GRACE: Duration = Duration::from_secs(30);

@@ -1,0 +1,192 @@
+//! Connections that are cut, at every byte of a message: calls are executed once, and nobody notices.
+
+use crate::common;
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use crate::common::{Host, add, echo};
+use buf::Buffer;
+use bytes::Bytes;
+use rpc::{CallOptions, Client, ClientOptions, ReplyPlan};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        TcpListener, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+};
+
+/// After how many bytes of each direction a connection is cut.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    to_server: usize,
+    to_client: usize,
+}
+
+const WHOLE: Cut = Cut { to_server: usize::MAX, to_client: usize::MAX };
+
+/// Forwards connections, cutting each as the plan says; without a plan they stay whole.
+struct Proxy {
+    address: SocketAddr,
+    plan: Arc<Mutex<VecDeque<Cut>>>,
+}
+
+impl Proxy {
+    async fn start(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let plan = Arc::new(Mutex::new(VecDeque::new()));
+        let cuts = plan.clone();
+        tokio::spawn(async move {
+            loop {
+                let (near, _) = listener.accept().await.unwrap();
+                let cut = cuts.lock().unwrap().pop_front().unwrap_or(WHOLE);
+                tokio::spawn(async move {
+                    let far = TcpStream::connect(server).await.unwrap();
+                    let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
+                    // Both halves of both sockets go when one direction ends.
+                    tokio::select! {
+                        () = forward(near_read, far_write, cut.to_server) => {}
+                        () = forward(far_read, near_write, cut.to_client) => {}
+                    }
+                });
+            }
+        });
+        Self { address, plan }
+    }
+
+    /// Plans the connections to come.
+    fn cut(&self, cuts: impl IntoIterator<Item = Cut>) {
+        self.plan.lock().unwrap().extend(cuts);
+    }
+}
+
+async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut left: usize) {
+    let mut buffer = vec![0; 64 << 10];
+    while left > 0 {
+        let room = buffer.len().min(left);
+        match from.read(&mut buffer[..room]).await {
+            Ok(len) if len > 0 => {
+                if to.write_all(&buffer[..len]).await.is_err() {
+                    return;
+                }
+                left -= len;
+            }
+            _ => return,
+        }
+    }
+}
+
+async fn client(host: &Host, proxy: &Proxy) -> Client {
+    let options = ClientOptions {
+        backoff_min: Duration::from_millis(1),
+        backoff_max: Duration::from_millis(20),
+        ..host.options()
+    };
+    Client::new(host.kind.clone(), proxy.address, options)
+}
+
+/// Record marks and headers counted, an `ADD` and its reply are so long.
+const ADD_CALL: usize = 4 + 24 + 16 + 8;
+const ADD_REPLY: usize = 4 + 24 + 8;
+
+#[tokio::test]
+async fn cut_at_every_byte_of_a_call_and_of_its_reply_each_is_executed_once() {
+    let host = Host::start(&[]);
+    let proxy = Proxy::start(host.address).await;
+    let mut expected = 0;
+    let in_call = (0..=ADD_CALL).map(|to_server| Cut { to_server, ..WHOLE });
+    let in_reply = (0..=ADD_REPLY).map(|to_client| Cut { to_client, ..WHOLE });
+    for cut in in_call.chain(in_reply) {
+        // Twice in a row: the copy of a call is cut, too.
+        proxy.cut([cut, cut]);
+        let client = client(&host, &proxy).await;
+        expected += 1;
+        assert_eq!(add(&client, 1).await.unwrap(), expected, "{cut:?}");
+        expected += 1;
+        assert_eq!(add(&client, 1).await.unwrap(), expected, "after {cut:?}");
+        proxy.plan.lock().unwrap().clear();
+    }
+    assert_eq!(host.counter.value(), expected);
+}
+
+#[tokio::test]
+async fn many_calls_at_a_time_over_connections_that_keep_breaking() {
+    let host = Host::start(&[]);
+    let proxy = Proxy::start(host.address).await;
+    let sizes = (0..60usize).map(|i| 700 + i * 331);
+    proxy.cut(sizes.enumerate().map(|(i, bytes)| match i % 2 {
+        0 => Cut { to_server: bytes, ..WHOLE },
+        _ => Cut { to_client: bytes, ..WHOLE },
+    }));
+    let client = client(&host, &proxy).await;
+    let adders = (0..20).map(|_| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            let mut last = 0;
+            for _ in 0..100 {
+                let sum = add(&client, 1).await.unwrap();
+                assert!(sum > last);
+                last = sum;
+            }
+        })
+    });
+    for adder in adders.collect::<Vec<_>>() {
+        adder.await.unwrap();
+    }
+    assert_eq!(host.counter.value(), 2000);
+}
+
+#[tokio::test]
+async fn large_replies_that_are_cut_arrive_whole_in_the_end() {
+    let host = Host::start(&[]);
+    let proxy = Proxy::start(host.address).await;
+    let len = 300_000;
+    let mut sink = Buffer::zeroed(len);
+    for cut in [1, 40, 60, 600, 4000, 100_000, 299_999, 300_030].map(|to_client| Cut { to_client, ..WHOLE }) {
+        proxy.cut([cut, Cut { to_server: cut.to_client, ..WHOLE }]);
+        let client = client(&host, &proxy).await;
+        let data: Bytes = (0..len).map(|i| (i * cut.to_client % 251) as u8).collect::<Vec<_>>().into();
+        let answer = echo(&client, data.clone(), Some(sink)).await.unwrap();
+        assert!(answer.results.0.to_bytes().unwrap() == data, "{cut:?}");
+        drop(answer.results);
+        sink = answer.sink.unwrap().into_buffer().unwrap();
+        proxy.plan.lock().unwrap().clear();
+    }
+}
+
+#[tokio::test]
+async fn a_call_in_progress_when_the_connection_breaks_is_not_executed_again() {
+    let host = Host::start(&[]);
+    let proxy = Proxy::start(host.address).await;
+    // Each connection is cut when the call has gone through.
+    proxy.cut([Cut { to_server: ADD_CALL - 8, ..WHOLE }; 5]);
+    let client = client(&host, &proxy).await;
+    let call = tokio::spawn(async move {
+        client.call::<u64>(common::GATED_ADD, &(), ReplyPlan::default(), CallOptions::default()).await
+    });
+    host.counter.wait_for_gate(1).await;
+    while !proxy.plan.lock().unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    host.counter.open_gate();
+    assert_eq!(call.await.unwrap().unwrap().results, 1);
+    assert_eq!((host.counter.at_gate(), host.counter.value()), (1, 1));
+}
+
+#[tokio::test]
+async fn the_deadline_names_what_the_transport_said_last() {
+    let host = Host::start(&[]);
+    let proxy = Proxy::start(host.address).await;
+    proxy.cut(std::iter::repeat_n(Cut { to_server: 10, ..WHOLE }, 1_000_000));
+    let client = client(&host, &proxy).await;
+    let call = async |deadline| {
+        let options = CallOptions { deadline: Some(deadline), ..CallOptions::default() };
+        client.call::<()>(0, &(), ReplyPlan::default(), options).await.map(drop).unwrap_err().error.to_string()
+    };
+    common::at_its_deadline(call, "connection lost").await;
+}

@@ -1,0 +1,381 @@
+//! Client and server together, over the loopback interface.
+
+use crate::common;
+use std::{sync::Arc, time::Duration};
+
+use crate::common::{Counter, Host, add, echo};
+use buf::Buffer;
+use bytes::Bytes;
+use rpc::{
+    AcceptError, AcceptStat, AuthStat, BoxFuture, Call, CallOptions, Client, ClientError, ClientOptions, Incoming,
+    Listener, OpaqueAuth, Procedure, RawOptions, RejectStat, ReplyPlan, Server, Service, TcpKind, TransportError,
+    TransportKind, WorkerOptions, Workers,
+};
+use xdr::Message;
+
+#[tokio::test]
+async fn many_calls_at_a_time_get_their_own_answers() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let calls = (0..2000u64).map(|i| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            let len = [0, 1, 100, 3000, 20_000, 300_000][i as usize % 6];
+            let data = Bytes::from(vec![i as u8; len]);
+            let answer = echo(&client, data.clone(), None).await.unwrap();
+            assert!(answer.results.0.to_bytes().unwrap() == data);
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        call.await.unwrap();
+    }
+    let stats = host.server.stats();
+    let echoed = stats.iter().find(|stats| stats.name == "ECHO").unwrap();
+    assert_eq!((echoed.calls, echoed.errors), (2000, 0));
+    assert!(echoed.quantile(0.5) <= echoed.quantile(0.99) && !echoed.total.is_zero());
+}
+
+#[tokio::test]
+async fn a_large_payload_comes_back_in_the_callers_own_buffer() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let mut sink = Buffer::zeroed(1 << 20);
+    for round in 0..20u8 {
+        let data = Bytes::from(vec![round; 1 << 20]);
+        let answer = echo(&client, data.clone(), Some(sink)).await.unwrap();
+        let shared = answer.sink.unwrap();
+        let results = answer.results.0.to_bytes().unwrap();
+        assert!(results == data && shared.holds(&results), "placed, not copied");
+        drop((results, answer.results));
+        sink = shared.into_buffer().unwrap();
+        assert!(sink[..] == data[..]);
+    }
+}
+
+#[tokio::test]
+async fn every_way_to_be_refused_reaches_the_caller() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let call = |client: Client, procedure| async move {
+        client.call::<()>(procedure, &(), ReplyPlan::default(), CallOptions::default()).await.map(drop).unwrap_err()
+    };
+    let stat = |failed: rpc::CallFailed| match failed.error {
+        ClientError::NotExecuted(stat) => stat,
+        other => panic!("{other}"),
+    };
+    let unknown = call(client.with_program(77, 1), 0).await;
+    assert_eq!(stat(unknown), AcceptStat::ProgUnavail);
+    let mismatch = call(client.with_program(Counter::PROGRAM, 9), 0).await;
+    assert_eq!(stat(mismatch), AcceptStat::ProgMismatch { low: 1, high: 2 });
+    assert_eq!(stat(call(client.clone(), 200).await), AcceptStat::ProcUnavail);
+    assert_eq!(stat(call(client.clone(), 99_999).await), AcceptStat::ProcUnavail);
+    assert_eq!(stat(call(client.clone(), common::ADD).await), AcceptStat::GarbageArgs);
+    assert_eq!(stat(call(client.clone(), common::PANIC).await), AcceptStat::SystemErr);
+    assert_eq!(stat(call(client.clone(), common::PANIC_LATER).await), AcceptStat::SystemErr);
+    client.call::<()>(0, &(), ReplyPlan::default(), CallOptions::default()).await.unwrap();
+    assert_eq!(add(&client, 1).await.unwrap(), 1, "the connection has survived all of it");
+    let panics: u64 = host.server.stats().iter().filter(|s| s.name.starts_with("PANIC")).map(|s| s.errors).sum();
+    assert_eq!(panics, 2);
+}
+
+#[tokio::test]
+async fn an_unknown_flavour_is_denied() {
+    let host = Host::start(&[]);
+    let transport = host.kind.connect(host.address).await.unwrap();
+    let driver = transport.clone();
+    tokio::spawn(async move { std::future::poll_fn(|cx| driver.poll_recv(cx)).await.map(drop) });
+    let header = rpc::CallHeader {
+        xid: rpc::Xid(1),
+        program: Counter::PROGRAM,
+        version: 1,
+        procedure: 0,
+        credential: OpaqueAuth { flavor: 6, body: Bytes::from_static(&[1; 20]) },
+        verifier: OpaqueAuth::NONE,
+    };
+    let reply = transport.call(xdr::Message::encode(&header), ReplyPlan::default()).await.unwrap();
+    let reply: rpc::ReplyHeader = reply.message.decode().unwrap();
+    assert_eq!(reply.body, rpc::ReplyBody::Denied(RejectStat::AuthError(AuthStat::RejectedCred)));
+}
+
+#[tokio::test]
+async fn a_slow_call_does_not_hold_up_others_and_has_its_deadline() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let slow = tokio::spawn({
+        let client = client.clone();
+        async move {
+            let options = CallOptions { deadline: Some(Duration::from_millis(300)), ..CallOptions::default() };
+            client.call::<()>(common::NEVER, &(), ReplyPlan::default(), options).await.map(drop)
+        }
+    });
+    for n in 1..=100 {
+        assert_eq!(add(&client, 1).await.unwrap(), n);
+    }
+    let failed = slow.await.unwrap().unwrap_err();
+    let text = failed.error.to_string();
+    let procedure = format!("program {}, version 1, procedure {}", Counter::PROGRAM, common::NEVER);
+    assert!(text.contains(&host.address.to_string()) && text.contains("tcp") && text.contains(&procedure), "{text}");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_an_error_at_once_or_at_the_deadline() {
+    let host = Host::start(&[]);
+    let Host { kind, address, port: _port, workers, .. } = host;
+    drop(workers);
+    let refused = Client::connect(kind.clone(), address, ClientOptions::new(1, 1)).await.map(drop).unwrap_err();
+    assert!(matches!(refused, ClientError::Transport(TransportError::Connect(_))), "{refused}");
+    let client = Client::new(kind, address, ClientOptions::new(1, 1));
+    let (text, deadline) = common::at_its_deadline(
+        async |deadline| {
+            let plan = ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9)), ..ReplyPlan::default() };
+            let options = CallOptions { deadline: Some(deadline), ..CallOptions::default() };
+            let failed = client.call::<()>(0, &(), plan, options).await.map(drop).unwrap_err();
+            assert_eq!(failed.sink.unwrap().len(), 9);
+            failed.error.to_string()
+        },
+        "cannot connect",
+    )
+    .await;
+    assert!(text.contains(&format!("{deadline:?}")), "{text}");
+}
+
+#[tokio::test]
+async fn calls_beyond_the_bound_of_a_connection_wait_for_their_turn() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let blocked: Vec<_> = (0..common::CALLS_MAX)
+        .map(|_| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                client.call::<()>(common::GATE, &(), ReplyPlan::default(), CallOptions::default()).await.map(drop)
+            })
+        })
+        .collect();
+    host.counter.wait_for_gate(common::CALLS_MAX).await;
+    let beyond = tokio::spawn({
+        let client = client.clone();
+        async move { add(&client, 1).await }
+    });
+    assert_eq!(add(&host.client().await, 1).await.unwrap(), 1, "another connection is not affected");
+    assert!(!beyond.is_finished());
+    host.counter.open_gate();
+    assert_eq!(beyond.await.unwrap().unwrap(), 2);
+    for call in blocked {
+        call.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_full_connection_still_calls_back_and_hears_the_answer() {
+    let back = Arc::new(Counter::default());
+    let host = Host::start(&[]);
+    let options =
+        ClientOptions { callbacks: Some(rpc::Server::builder().shared(back.clone()).build()), ..host.options() };
+    let client = Client::connect(host.kind.clone(), host.address, options).await.unwrap();
+    // The last call that is taken waits for an answer that comes behind calls that are not.
+    let calls = (1..=3 * common::CALLS_MAX).map(|call| {
+        let client = client.clone();
+        tokio::spawn(async move {
+            let procedure = if call == common::CALLS_MAX { common::CALL_BACK } else { common::GATE };
+            match procedure {
+                common::GATE => {
+                    client.call::<()>(procedure, &(), ReplyPlan::default(), CallOptions::default()).await.map(drop)
+                }
+                _ => client.call::<u64>(procedure, &1u64, ReplyPlan::default(), CallOptions::default()).await.map(drop),
+            }
+        })
+    });
+    let mut calls: Vec<_> = calls.collect();
+    calls.remove(common::CALLS_MAX - 1).await.unwrap().unwrap();
+    assert_eq!(back.value(), 1);
+    host.counter.open_gate();
+    for call in calls {
+        call.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn draining_answers_what_has_been_called_and_takes_no_more() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    let waiting = tokio::spawn({
+        let client = client.clone();
+        async move { client.call::<()>(common::GATE, &(), ReplyPlan::default(), CallOptions::default()).await.map(drop) }
+    });
+    host.counter.wait_for_gate(1).await;
+    let Host { workers, counter, kind, address, port: _port, .. } = host;
+    let drained = tokio::spawn(workers.drain(Duration::from_secs(60)));
+    // The listener goes first.
+    while kind.connect(address).await.is_ok() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!drained.is_finished());
+    counter.open_gate();
+    waiting.await.unwrap().unwrap();
+    assert!(drained.await.unwrap());
+}
+
+#[tokio::test]
+async fn a_dropped_call_disturbs_nobody() {
+    let host = Host::start(&[]);
+    let client = host.client().await;
+    for round in 0..50u64 {
+        let data = Bytes::from(vec![1; 200_000]);
+        let abandoned =
+            tokio::time::timeout(Duration::from_micros(round * 20), echo(&client, data, Some(Buffer::zeroed(200_000))));
+        drop(abandoned.await);
+        let data = Bytes::from(vec![round as u8; 70_000]);
+        let answer = echo(&client, data.clone(), Some(Buffer::zeroed(70_000))).await.unwrap();
+        assert!(answer.results.0.to_bytes().unwrap() == data);
+    }
+}
+
+#[tokio::test]
+async fn the_server_can_call_back_on_the_same_connection() {
+    let back = Arc::new(Counter::default());
+    let callbacks = rpc::Server::builder().shared(back.clone()).build();
+    let host = Host::start(&[]);
+    let options = ClientOptions { callbacks: Some(callbacks), ..host.options() };
+    let client = Client::connect(host.kind.clone(), host.address, options).await.unwrap();
+    let answer = client.call::<u64>(common::CALL_BACK, &5u64, ReplyPlan::default(), CallOptions::default()).await;
+    assert_eq!(answer.unwrap().results, 5);
+    assert_eq!(back.value(), 5);
+}
+
+/// A service keeps who has called, calls it later by that very connection, and hears when each is over.
+#[tokio::test]
+async fn a_service_calls_by_a_connection_after_its_call_and_until_that_is_over() {
+    let host = Host::start(&[]);
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let back = Arc::new(Counter::default());
+        let callbacks = Some(rpc::Server::builder().shared(back.clone()).build());
+        let options = ClientOptions { callbacks, ..host.options() };
+        let client = Client::connect(host.kind.clone(), host.address, options).await.unwrap();
+        add(&client, 1).await.unwrap();
+        clients.push((client, back));
+    }
+    let callers: Vec<_> = host.counter.callers.lock().unwrap().values().cloned().collect();
+    assert_eq!(callers.len(), 2, "each connection has its own name");
+    let target = rpc::ReverseTarget::new(Counter::PROGRAM, 1, &rpc::Credential::None);
+    let plan = || (ReplyPlan::default(), Duration::from_secs(60));
+    for (caller, amount) in callers.iter().zip([5u64, 7]) {
+        let sums = (0..3).map(|_| caller.call::<u64>(&target, common::ADD, &amount, plan()));
+        let sums = futures_util::future::join_all(sums).await.into_iter().map(|answer| answer.unwrap().results);
+        assert_eq!(sums.max(), Some(3 * amount));
+    }
+    let mut values: Vec<u64> = clients.iter().map(|(_, back)| back.value()).collect();
+    values.sort();
+    assert_eq!(values, [15, 21], "each by its own connection");
+    let gone = clients.remove(0).0;
+    drop(gone);
+    while host.counter.callers.lock().unwrap().len() > 1 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let left = *host.counter.callers.lock().unwrap().keys().next().unwrap();
+    let over = callers.iter().find(|caller| caller.connection() != left).unwrap();
+    let failed = over.call::<u64>(&target, common::ADD, &1u64, plan()).await.unwrap_err();
+    assert!(matches!(failed.error, rpc::ClientError::Transport(rpc::TransportError::Lost(_))), "{}", failed.error);
+    let unknown = rpc::ReverseTarget::new(Counter::PROGRAM + 1, 1, &rpc::Credential::None);
+    let caller = callers.iter().find(|caller| caller.connection() == left).unwrap();
+    let failed = caller.call::<u64>(&unknown, common::ADD, &1u64, plan()).await.unwrap_err();
+    assert!(matches!(failed.error, rpc::ClientError::NotExecuted(rpc::AcceptStat::ProgUnavail)), "{}", failed.error);
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_and_made_again_for_the_next_call() {
+    // The server's is the shorter time in the second case.
+    for (server, client) in [("off", "40ms"), ("40ms", "off")] {
+        let host = Host::start(&[("idle", server)]);
+        let options = RawOptions::from([("idle".to_owned(), client.to_owned())]);
+        let kind = TcpKind::default().with_options(&options).unwrap();
+        let client = Client::connect(kind, host.address, host.options()).await.unwrap();
+        for sum in 1..=3 {
+            assert_eq!(add(&client, 1).await.unwrap(), sum);
+            while client.transport().is_some() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
+
+thread_local! {
+    static KEEPS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Says whether the thread that serves keeps its credentials.
+struct Keeps;
+
+impl Service for Keeps {
+    fn program(&self) -> u32 {
+        Counter::PROGRAM
+    }
+
+    fn versions(&self) -> std::ops::RangeInclusive<u32> {
+        1..=1
+    }
+
+    fn procedure(&self, _: u32, _: u32) -> Option<Procedure> {
+        Some(Procedure { name: "KEEPS", idempotent: true })
+    }
+
+    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        Box::pin(async move { Ok(call.reply(&KEEPS.get())) })
+    }
+}
+
+/// An ordinary listener, and one whose connections want threads that keep their credentials.
+struct Partly(Box<dyn Listener>, Option<Box<dyn Listener>>);
+
+impl Listener for Partly {
+    fn local_addr(&self) -> std::net::SocketAddr {
+        self.0.local_addr()
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, std::io::Result<Incoming>> {
+        self.0.accept()
+    }
+
+    fn keeps_credentials(&self) -> bool {
+        self.1.is_some()
+    }
+
+    fn keeping_part(&mut self) -> Option<Box<dyn Listener>> {
+        self.1.take()
+    }
+}
+
+struct Keeping(Box<dyn Listener>);
+
+impl Listener for Keeping {
+    fn local_addr(&self) -> std::net::SocketAddr {
+        self.0.local_addr()
+    }
+
+    fn accept(&mut self) -> BoxFuture<'_, std::io::Result<Incoming>> {
+        self.0.accept()
+    }
+
+    fn keeps_credentials(&self) -> bool {
+        true
+    }
+}
+
+#[tokio::test]
+async fn connections_that_bear_no_change_of_credentials_have_threads_of_their_own() {
+    let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
+    let listen = || kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let (ordinary, keeping) = (listen(), listen());
+    let at = [ordinary.local_addr(), keeping.local_addr()];
+    let options = WorkerOptions { threads: 2, keep_credentials: Some(|| KEEPS.set(true)), ..Default::default() };
+    let workers = Workers::new(options).unwrap();
+    workers
+        .listen(Server::builder().service(Keeps).build(), Box::new(Partly(ordinary, Some(Box::new(Keeping(keeping))))));
+    // More connections than threads of either kind.
+    for connection in 0..10 {
+        let (at, kept) = (at[connection % 2], connection % 2 == 1);
+        let client = Client::connect(kind.clone(), at, ClientOptions::new(Counter::PROGRAM, 1)).await.unwrap();
+        let answer = client.call::<bool>(1, &(), ReplyPlan::default(), CallOptions::default()).await.unwrap();
+        assert_eq!(answer.results, kept);
+    }
+}

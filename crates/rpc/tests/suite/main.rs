@@ -1,0 +1,8 @@
+//! Tests of RPC over TCP and UDP. One program, because each test program links everything anew.
+
+mod common;
+
+mod faults;
+mod hostile;
+mod loopback;
+mod udp;

@@ -1,0 +1,339 @@
+//! The transport over the simulated fabric: tasks, timers, real queue pairs, and a clock that jumps.
+
+use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
+
+use crate::common::echo::*;
+use buf::{Buffer, Pool, Rope};
+use bytes::Bytes;
+use rdma::{
+    Provider, QpOptions, QueuePair, RemoteSegment, Stag, WorkId, WorkRequest,
+    sim::{Cut, Sim, SimOptions},
+};
+use rpc::{RawOptions, Transport, TransportError, TransportKind};
+use rpcrdma::{
+    Design, Options, RdmaKind,
+    chunk::{Chunk, Lists, Segment, WriteList},
+    header::{Body, Header},
+};
+use tokio::task::JoinHandle;
+use xdr::Message;
+
+struct World {
+    sim: Sim,
+    server: SocketAddr,
+    client_pool: Pool,
+    server_pool: Pool,
+    client: RdmaKind,
+    listener: JoinHandle<()>,
+}
+
+impl World {
+    /// A server that answers every call.
+    fn new(options: SimOptions) -> Self {
+        Self::with(options, Options::default(), Options::default())
+    }
+
+    fn with(sim: SimOptions, client: Options, server: Options) -> Self {
+        let sim = Sim::new(sim);
+        let (client_pool, server_pool) = (Pool::default(), Pool::default());
+        let provider = Arc::new(sim.clone());
+        let server = RdmaKind::new(provider.clone(), server).with_pool(server_pool.clone());
+        let client = RdmaKind::new(provider, client).with_pool(client_pool.clone());
+        let mut listener = server.listen("10.0.0.1:0".parse().unwrap()).unwrap();
+        let at = listener.local_addr();
+        let listener = tokio::spawn(async move {
+            loop {
+                let incoming = listener.accept().await.unwrap();
+                tokio::spawn(async move {
+                    if let Ok(transport) = incoming().await {
+                        drive(transport).await;
+                    }
+                });
+            }
+        });
+        Self { sim, server: at, client_pool, server_pool, client, listener }
+    }
+
+    async fn connect(&self) -> Arc<dyn Transport> {
+        let transport = self.client.connect(self.server).await.unwrap();
+        tokio::spawn(drive(transport.clone()));
+        transport
+    }
+
+    /// The connections are over: every buffer is back in its pool.
+    async fn assert_all_home(self) {
+        self.sim.cut_all();
+        self.listener.abort();
+        let _ = self.listener.await;
+        tokio::time::sleep(Duration::from_secs(1)).await; // tasks see the cut
+        assert_eq!(self.sim.connections(), 0);
+        for (side, pool) in [("client", self.client_pool), ("server", self.server_pool)] {
+            let stats = pool.stats();
+            assert_eq!(stats.free, stats.mapped, "the {side} has lost buffers");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_every_size_at_once() {
+    calls_of_all_sizes(World::new(SimOptions::default())).await;
+}
+
+async fn calls_of_all_sizes(world: World) {
+    let transport = world.connect().await;
+    let calls = (0..200u32).map(|xid| {
+        let transport = transport.clone();
+        tokio::spawn(async move {
+            let (want, words, payload) = SIZES[xid as usize % SIZES.len()];
+            let payload = Bytes::from(vec![xid as u8; payload]);
+            let sum = payload.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+            let reply = transport.call(call(xid, want, words, payload), plan(want, words)).await.unwrap();
+            check(&reply, xid, want, words, sum);
+            let placed = reply.sink.as_ref().is_some_and(|sink| {
+                reply.message.payloads.first().is_some_and(|p| sink.holds(&p.data.to_bytes().unwrap()))
+            });
+            assert_eq!(placed, want > 4000, "a large payload is put where it is wanted");
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        call.await.unwrap();
+    }
+    drop(transport);
+    world.assert_all_home().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
+    async fn run(options: Options, cut: Option<(u64, Cut)>) -> u64 {
+        let world = World::with(SimOptions::default(), options.clone(), options);
+        if let Some((message, cut)) = cut {
+            world.sim.cut_at(message, cut);
+        }
+        let transport = world.connect().await;
+        let calls = (0..SIZES.len() as u32).map(|xid| {
+            let transport = transport.clone();
+            tokio::spawn(async move {
+                let (want, words, payload) = SIZES[xid as usize];
+                let message = call(xid, want, words, Bytes::from(vec![0; payload]));
+                match transport.call(message, plan(want, words)).await {
+                    Ok(reply) => check(&reply, xid, want, words, 0),
+                    Err(error) => {
+                        assert!(matches!(error.error, TransportError::Lost(_)), "{error:?}");
+                        assert_eq!(error.sink.map_or(0, |sink| sink.len()), want);
+                    }
+                }
+            })
+        });
+        for call in calls.collect::<Vec<_>>() {
+            call.await.unwrap();
+        }
+        drop(transport);
+        let messages = world.sim.messages();
+        world.assert_all_home().await;
+        messages
+    }
+    for options in [Options::default(), read_read()] {
+        let messages = run(options.clone(), None).await;
+        assert!(messages > 25, "{messages}");
+        for message in 0..messages {
+            run(options.clone(), Some((message, Cut::Before))).await;
+            run(options.clone(), Some((message, Cut::After))).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_call_leaves_nothing_behind_and_the_connection_in_order() {
+    for after_ms in [0, 1, 3, 5, 8, 12, 20, 30] {
+        let world = World::new(SimOptions::default());
+        let transport = world.connect().await;
+        let given_up = transport.call(call(1, 100_000, 2000, Bytes::from(vec![1; 100_000])), plan(100_000, 2000));
+        let _ = tokio::time::timeout(Duration::from_millis(after_ms), given_up).await;
+        let reply = transport.call(call(2, 7, 0, Bytes::from_static(b"\x05")), plan(7, 0)).await.unwrap();
+        check(&reply, 2, 7, 0, 5);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        drop((reply, transport));
+        world.assert_all_home().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_ends_both_sides_and_pending_calls() {
+    let world = World::new(SimOptions::default());
+    let transport = world.client.connect(world.server).await.unwrap();
+    let driver = tokio::spawn(drive(transport.clone()));
+    let pending = tokio::spawn({
+        let transport = transport.clone();
+        async move { transport.call(call(1, 9000, 0, Bytes::new()), plan(9000, 0)).await }
+    });
+    tokio::task::yield_now().await;
+    transport.close();
+    assert!(matches!(driver.await.unwrap(), TransportError::Lost(_)));
+    let error = pending.await.unwrap().unwrap_err();
+    assert_eq!(error.sink.unwrap().len(), 9000);
+    let late = transport.call(call(2, 0, 0, Bytes::new()), plan(0, 0)).await.unwrap_err();
+    assert!(matches!(late.error, TransportError::Lost(_)));
+    drop(transport);
+    world.assert_all_home().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
+    let world = World::new(SimOptions { private_data_max: 4, ..SimOptions::default() });
+    let raw = RawOptions::from([("credits".to_owned(), "2".to_owned()), ("min_chunk".to_owned(), "1".to_owned())]);
+    let kind = world.client.with_options(&raw).unwrap();
+    let transport = kind.connect(world.server).await.unwrap();
+    tokio::spawn(drive(transport.clone()));
+    let calls = (0..50u32).map(|xid| {
+        let transport = transport.clone();
+        tokio::spawn(async move {
+            // No private data fits on this fabric: 1024 bytes inline.
+            let (want, words) = (600, 200);
+            let reply = transport.call(call(xid, want, words, Bytes::from_static(b"\x03")), plan(want, words)).await;
+            check(&reply.unwrap(), xid, want, words, 3);
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        call.await.unwrap();
+    }
+    drop((transport, kind));
+    world.assert_all_home().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_never_set_up_times_out_on_either_side() {
+    let sim = Sim::new(SimOptions::default());
+    let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
+    let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
+    // Nobody accepts.
+    let error = kind.connect(listener.local_addr()).await.err().unwrap();
+    assert!(matches!(&error, TransportError::Connect(why) if why.contains("timed out")), "{error}");
+    // Whoever asked has gone.
+    assert!(listener.accept().await.unwrap()().await.is_err());
+    let refused = kind.connect("10.0.0.1:9".parse().unwrap()).await.err().unwrap();
+    assert!(matches!(refused, TransportError::Connect(_)));
+}
+
+fn read_read() -> Options {
+    Options { design: Design::ReadRead, allow_read_read: true, ..Options::default() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_read_read_design_is_done_when_both_ends_ask_for_it() {
+    let asking = Options { allow_read_read: false, ..read_read() };
+    calls_of_all_sizes(World::with(SimOptions::default(), asking, read_read())).await;
+    // A client that does not ask is served as ever.
+    calls_of_all_sizes(World::with(SimOptions::default(), Options::default(), read_read())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_read_read_design_is_refused_where_one_end_has_not_asked_for_it() {
+    let world = World::with(SimOptions::default(), read_read(), Options::default());
+    let error = world.client.connect(world.server).await.err().unwrap().to_string();
+    assert!(error.contains("the server does not offer it") && error.contains("allow_read_read=on"), "{error}");
+    let raw = RawOptions::from([("design".to_owned(), "read-read".to_owned())]);
+    let kind = world.client.with_options(&raw).unwrap().with_options(&[("allow_read_read", "off")].map(owned).into());
+    let error = kind.unwrap().listen("10.0.0.1:0".parse().unwrap()).err().unwrap().to_string();
+    assert!(error.contains("allow_read_read=on") && error.contains("RDMA_DONE"), "{error}");
+    world.assert_all_home().await;
+}
+
+fn owned((name, value): (&str, &str)) -> (String, String) {
+    (name.to_owned(), value.to_owned())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anything() {
+    let world = World::with(SimOptions::default(), read_read(), read_read());
+    let honest = world.connect().await;
+    let mut hostile = Hostile::connect(&world).await;
+    hostile.send(7, Body::Msg(Lists::default()), &call(7, 100_000, 0, Bytes::new()).stream);
+    let began = tokio::time::Instant::now();
+    let reply = honest.call(call(1, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
+    check(&reply.unwrap(), 1, 50_000, 10, (50_000u32 * 2) as u8);
+    hostile.ended().await;
+    let waited = began.elapsed();
+    assert!(waited >= read_read().peer_timeout && waited < 2 * read_read().peer_timeout, "{waited:?}");
+    drop((hostile, honest));
+    world.assert_all_home().await;
+}
+
+/// A client that does as it likes.
+struct Hostile {
+    qp: Box<dyn QueuePair>,
+}
+
+impl Hostile {
+    async fn connect(world: &World) -> Self {
+        let data = read_read().private_data().encode();
+        let receives = (0..300).map(|id| (WorkId(id), Buffer::zeroed(4096))).collect();
+        let connected = world.sim.connect(world.server, &QpOptions::default(), &data, receives).await.unwrap();
+        Self { qp: connected.qp }
+    }
+
+    fn send(&mut self, xid: u32, body: Body, stream: &[u8]) {
+        let header = Message::encode(&Header { xid: rpc::Xid(xid), credits: 1, body }).stream;
+        self.send_bytes([&header[..], stream].concat().into());
+    }
+
+    fn send_bytes(&mut self, bytes: Bytes) {
+        let data = Rope::from(bytes);
+        self.qp.post(WorkRequest::Send { id: WorkId(1), data, invalidate: None, solicited: false }).unwrap();
+    }
+
+    /// Waits until the server has had enough.
+    async fn ended(&mut self) {
+        let mut completions = Vec::new();
+        let ended = async { while poll_fn(|cx| self.qp.poll_completions(cx, &mut completions)).await.is_ok() {} };
+        tokio::time::timeout(Duration::from_secs(200), ended).await.expect("the server still talks to it");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
+    let world = World::new(SimOptions::default());
+    let honest = world.connect().await;
+    let segment = |handle: u32, length: u32| Segment { handle: Stag(handle), length, offset: 0 };
+    let reads = move |position: u32, length: u32| {
+        let mut lists = Lists::default();
+        lists.reads.push(position, segment(0xbad, length)).unwrap();
+        lists
+    };
+    let plain = call(7, 0, 0, Bytes::new()).stream;
+    type Attack = Box<dyn Fn(&mut Hostile)>;
+    let attacks: Vec<Attack> = vec![
+        Box::new(|hostile| hostile.send_bytes(Bytes::from_static(b"short"))),
+        Box::new(|hostile| hostile.send_bytes(vec![0; 4097].into())),
+        // Memory that is not there: to read, to write, to reply into.
+        Box::new(move |hostile| hostile.send(7, Body::Msg(reads(20, 8)), &call(7, 0, 0, vec![0; 8].into()).stream)),
+        Box::new(move |hostile| hostile.send(7, Body::NoMsg(reads(0, 100_000)), &[])),
+        Box::new(move |hostile| {
+            let writes = WriteList::new([Chunk::new([segment(1, 900)])]);
+            let stream = call(7, 900, 0, Bytes::new()).stream;
+            hostile.send(7, Body::Msg(Lists { writes, ..Lists::default() }), &stream);
+        }),
+        Box::new(move |hostile| {
+            let reply = Some(Chunk::new([segment(1, 1 << 20)]));
+            let stream = call(7, 0, 4000, Bytes::new()).stream.slice(..20);
+            hostile.send(7, Body::Msg(Lists { reply, ..Lists::default() }), &stream);
+        }),
+        // More than it has credits for.
+        Box::new(move |hostile| (0..300).for_each(|_| hostile.send(7, Body::Msg(Lists::default()), &plain))),
+        // An RDMA Write into the server.
+        Box::new(|hostile| {
+            let to = RemoteSegment { stag: Stag(0x100), offset: 0 };
+            let data = Rope::from(Bytes::from_static(b"mine"));
+            hostile.qp.post(WorkRequest::Write { id: WorkId(1), data, to }).unwrap();
+        }),
+    ];
+    for (number, attack) in attacks.iter().enumerate() {
+        let mut hostile = Hostile::connect(&world).await;
+        attack(&mut hostile);
+        hostile.ended().await;
+        drop(hostile);
+        let reply = honest.call(call(number as u32, 50_000, 10, Bytes::from(vec![2; 50_000])), plan(50_000, 10)).await;
+        check(&reply.unwrap(), number as u32, 50_000, 10, (50_000u32 * 2) as u8);
+    }
+    drop(honest);
+    world.assert_all_home().await;
+}

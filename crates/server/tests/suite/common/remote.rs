@@ -1,0 +1,166 @@
+//! A server that is reached over TCP, and clients of version 4 that it can call.
+#![allow(dead_code)] // Each test file uses its part.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use nfs::v4::{
+    callback::{CbArgop4, CbOpnum4},
+    compound::{CompoundArgs, CompoundRes},
+    *,
+};
+use rpc::{Client, ReplyPlan, Server, TcpKind, TransportKind, WorkerOptions, Workers};
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
+use xdr::Array;
+
+use super::{
+    back::{Back, CB_PROGRAM},
+    memory, user,
+    v4::*,
+};
+
+/// A server of one memory export `/m`.
+pub struct Served {
+    pub nfs: NfsServer,
+    pub kind: Arc<dyn TransportKind>,
+    pub address: SocketAddr,
+    _workers: Workers,
+}
+
+impl Served {
+    pub fn new() -> Self {
+        Self::with(Settings::default())
+    }
+
+    /// One whose clients may take their time to answer.
+    pub async fn patient() -> Self {
+        Self::with(Settings { lease: Duration::from_secs(3600), ..Settings::default() }).keep_up().await
+    }
+
+    fn with(settings: Settings) -> Self {
+        let options = ExportOptions { squash: Squash::None, ..Default::default() };
+        let export = Export::new("/m", ExportId::unique(), memory(), options).unwrap();
+        let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
+        let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
+        let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
+        let listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr();
+        let server = nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared).build();
+        workers.listen(server, listener);
+        Self { nfs, kind, address, _workers: workers }
+    }
+
+    /// One that does what has to be done unasked.
+    pub async fn kept_up() -> Self {
+        Self::new().keep_up().await
+    }
+
+    async fn keep_up(self) -> Self {
+        tokio::spawn(self.nfs.upkeep());
+        // It begins with its first turn.
+        tokio::task::yield_now().await;
+        self
+    }
+
+    pub async fn client(&self, name: &str) -> Remote {
+        Remote::new(self, name, 1).await
+    }
+}
+
+/// A client with a connection.
+pub struct Remote {
+    pub rpc: Client,
+    pub back: Arc<Back>,
+    pub minor: u32,
+    pub client: Clientid4,
+    pub session: Sessionid4,
+    pub sequence: u32,
+}
+
+impl Remote {
+    pub async fn new(served: &Served, name: &str, minor: u32) -> Self {
+        let back = Arc::new(Back::default());
+        let rpc = back.connect(&served.kind, served.address, user(0, 0)).await;
+        let (client, session) = (Clientid4(0), Sessionid4::default());
+        let mut remote = Self { rpc, back, minor, client, session, sequence: 0 };
+        let (_, exchanged) = remote.compound(vec![exchange_id(name)]).await;
+        let [Resop4::ExchangeId(Res4::Ok(exchanged))] = &exchanged[..] else { panic!("{exchanged:?}") };
+        remote.client = exchanged.clientid;
+        let Argop4::CreateSession(create) = create_session(exchanged.clientid, exchanged.sequenceid, channel()) else {
+            unreachable!()
+        };
+        let create = CreateSessionArgs {
+            flags: CREATE_SESSION4_FLAG_CONN_BACK_CHAN,
+            cb_program: CB_PROGRAM,
+            sec_parms: Array(vec![CallbackSecParms4::None]),
+            ..create
+        };
+        let (_, created) = remote.compound(vec![Argop4::CreateSession(create)]).await;
+        let [Resop4::CreateSession(Res4::Ok(created))] = &created[..] else { panic!("{created:?}") };
+        remote.session = created.sessionid;
+        remote.call([Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false })]).await;
+        remote
+    }
+
+    pub async fn compound(&self, argarray: Vec<Argop4>) -> (Nfsstat4, Vec<Resop4>) {
+        let args = CompoundArgs { tag: "".into(), minorversion: self.minor, argarray };
+        let plan = ReplyPlan { inline_max: 64 << 10, ..ReplyPlan::default() };
+        let answer = self.rpc.call::<CompoundRes>(PROC_COMPOUND, &args, plan, Default::default()).await.unwrap();
+        (answer.results.status, answer.results.resarray)
+    }
+
+    /// The status, and the results behind that of SEQUENCE.
+    pub async fn call(&mut self, operations: impl IntoIterator<Item = Argop4>) -> (Nfsstat4, Vec<Resop4>) {
+        self.sequence += 1;
+        let sequence = Argop4::Sequence(SequenceArgs {
+            sessionid: self.session,
+            sequenceid: Sequenceid4(self.sequence),
+            slotid: Slotid4(0),
+            highest_slotid: Slotid4(0),
+            cachethis: false,
+        });
+        let (status, mut results) = self.compound(std::iter::once(sequence).chain(operations).collect()).await;
+        results.remove(0);
+        (status, results)
+    }
+
+    /// The last result; all are OK.
+    pub async fn ok(&mut self, operations: impl IntoIterator<Item = Argop4>) -> Resop4 {
+        let (status, mut results) = self.call(operations).await;
+        assert_eq!(status, Nfsstat4::Ok, "{results:?}");
+        results.pop().expect("a result")
+    }
+
+    /// Opens a file of `/m`, which is made if it is not there: what OPEN says, and the file.
+    pub async fn open_as(&mut self, name: &str, how: Open) -> Result<(OpenOk, NfsFh4), Nfsstat4> {
+        let (status, mut results) = self.call(at("/m").into_iter().chain([open(name, how), Argop4::GetFh])).await;
+        if status != Nfsstat4::Ok {
+            return Err(status);
+        }
+        let Some(Resop4::GetFh(Res4::Ok(handle))) = results.pop() else { panic!("GETFH") };
+        let Some(Resop4::Open(Res4::Ok(opened))) = results.pop() else { panic!("OPEN") };
+        Ok((opened, handle))
+    }
+
+    /// The same, by one owner: the open, what was delegated, and the file.
+    pub async fn open(&mut self, name: &str, access: u32) -> Result<(Stateid4, OpenDelegation4, NfsFh4), Nfsstat4> {
+        let (opened, handle) = self.open_as(name, Open { access, ..Open::default() }).await?;
+        Ok((opened.stateid, opened.delegation, handle))
+    }
+
+    /// Opens a file for everything, and gets a delegation to write.
+    pub async fn delegated(&mut self, name: &str) -> (Stateid4, Stateid4, NfsFh4) {
+        let (open, delegation, handle) = self.open(name, OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+        let OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = delegation else { panic!("{delegation:?}") };
+        (open, stateid, handle)
+    }
+
+    pub async fn give_back(&mut self, handle: &NfsFh4, deleg_stateid: Stateid4) -> Nfsstat4 {
+        self.call([putfh(handle), Argop4::DelegReturn(DelegReturnArgs { deleg_stateid })]).await.0
+    }
+
+    /// The delegation that is recalled, when it is.
+    pub async fn recalled(&self) -> (Stateid4, NfsFh4) {
+        let CbArgop4::Recall(recall) = self.back.called(CbOpnum4::Recall).await else { unreachable!("of that kind") };
+        (recall.stateid, recall.fh)
+    }
+}

@@ -1,0 +1,239 @@
+//! NLM and NSM, called directly: who gets a lock, who loses it, and what a restart does.
+
+use crate::common;
+use std::{sync::Arc, time::Duration};
+
+use nfs::{nlm::*, nsm, v3::NfsFh3};
+use server::{HandleKey, NfsServer, Nlm4, Nsm1};
+use xdr::{Decode, Encode, Message};
+
+use crate::common::{Rig, results, serve, user};
+
+/// A host that locks.
+#[derive(Clone)]
+struct Host {
+    rig: Rig,
+    nlm: Arc<Nlm4>,
+    nsm: Arc<Nsm1>,
+    name: &'static str,
+}
+
+impl Host {
+    fn new(server: &NfsServer, peer: &str, name: &'static str) -> Self {
+        let rig = Rig::calling(server).from(peer);
+        Self { rig, nlm: Arc::new(server.nlm4()), nsm: Arc::new(server.nsm1()), name }
+    }
+
+    fn nlm<R: Decode>(&self, procedure: NlmProc4, args: impl Encode) -> R {
+        results(&self.rig.raw(&*self.nlm, procedure as u32, &Message::encode(&args)).expect("accepted"))
+    }
+
+    fn nsm<R: Decode>(&self, procedure: nsm::SmProc, args: impl Encode) -> R {
+        results(&self.rig.raw(&*self.nsm, procedure as u32, &Message::encode(&args)).expect("accepted"))
+    }
+
+    fn of(&self, file: &NfsFh3, svid: u32, offset: u64, len: u64) -> Lock {
+        let oh = format!("{svid}@{}", self.name);
+        let fh = file.0.clone().into();
+        Lock { caller_name: self.name.into(), fh, oh: oh.as_str().into(), svid, offset, len }
+    }
+
+    fn args(&self, lock: Lock, exclusive: bool) -> LockArgs {
+        LockArgs { cookie: "c".into(), block: false, exclusive, lock, reclaim: false, state: 3 }
+    }
+
+    fn lock(&self, args: LockArgs) -> Nlm4Stats {
+        self.nlm::<Res>(NlmProc4::Lock, args).status
+    }
+
+    fn unlock(&self, lock: Lock) -> Nlm4Stats {
+        self.nlm::<Res>(NlmProc4::Unlock, UnlockArgs { cookie: "c".into(), lock }).status
+    }
+
+    fn test(&self, lock: Lock, exclusive: bool) -> TestReply {
+        self.nlm::<TestRes>(NlmProc4::Test, TestArgs { cookie: "c".into(), exclusive, lock }).reply
+    }
+}
+
+fn server() -> NfsServer {
+    let options = server::ExportOptions { squash: server::Squash::None, ..Default::default() };
+    let export = server::Export::new("/m", server::ExportId::unique(), common::memory(), options).unwrap();
+    NfsServer::new(export, HandleKey::random())
+}
+
+fn hosts() -> (Host, Host, NfsFh3) {
+    let server = server();
+    let (a, b) = (Host::new(&server, "192.0.2.1:700", "venus"), Host::new(&server, "192.0.2.2:700", "mars"));
+    let file = a.rig.file(&a.rig.root(), "f", b"data");
+    (a, b, file)
+}
+
+#[test]
+fn locks_of_two_hosts_conflict_and_test_names_the_holder() {
+    let (a, b, file) = hosts();
+    assert_eq!(a.lock(a.args(a.of(&file, 7, 10, 10), true)), Nlm4Stats::Granted);
+    assert_eq!(b.lock(b.args(b.of(&file, 7, 0, 0), false)), Nlm4Stats::Denied);
+    assert_eq!(a.lock(a.args(a.of(&file, 8, 19, 1), false)), Nlm4Stats::Denied, "another process of the host");
+    assert_eq!(b.lock(b.args(b.of(&file, 7, 20, 0), true)), Nlm4Stats::Granted);
+    let holder = Holder { exclusive: true, svid: 7, oh: "7@venus".into(), offset: 10, len: 10 };
+    assert_eq!(b.test(b.of(&file, 9, 0, 0), false), TestReply::Denied(holder));
+    let holder = Holder { exclusive: true, svid: 7, oh: "7@mars".into(), offset: 20, len: 0 };
+    assert_eq!(a.test(a.of(&file, 9, 25, 1), false), TestReply::Denied(holder), "0 is to the end");
+    assert_eq!(a.test(a.of(&file, 7, 0, 20), true), TestReply::Other(Nlm4Stats::Granted));
+    assert_eq!(a.unlock(a.of(&file, 7, 12, 2)), Nlm4Stats::Granted);
+    assert_eq!(b.lock(b.args(b.of(&file, 7, 12, 2), true)), Nlm4Stats::Granted);
+    assert_eq!(b.lock(b.args(b.of(&file, 7, 14, 2), true)), Nlm4Stats::Denied);
+}
+
+#[test]
+fn what_cannot_be_locked_is_told_apart() {
+    let (a, _, file) = hosts();
+    let root = a.rig.root();
+    assert_eq!(a.lock(a.args(a.of(&root, 1, 0, 0), false)), Nlm4Stats::Failed, "a directory");
+    assert_eq!(a.lock(a.args(a.of(&file, 1, 1 << 63, 1), false)), Nlm4Stats::FBig);
+    assert_eq!(a.lock(a.args(a.of(&file, 1, i64::MAX as u64, 2), false)), Nlm4Stats::FBig);
+    assert_eq!(a.lock(a.args(a.of(&file, 1, i64::MAX as u64, 1), false)), Nlm4Stats::Granted);
+    assert_eq!(a.lock(a.args(a.of(&"forged".into(), 1, 0, 0), false)), Nlm4Stats::StaleFh);
+    a.rig.set_mode(&file, 0o640);
+    let other = Host { rig: a.rig.as_user(1000, 1000), ..a.clone() };
+    assert_eq!(other.lock(other.args(other.of(&file, 2, 0, 1), false)), Nlm4Stats::Denied, "who may not read");
+    a.rig.set_mode(&file, 0o644);
+    assert_eq!(other.lock(other.args(other.of(&file, 2, 0, 1), true)), Nlm4Stats::Granted, "who may read");
+    assert_eq!(
+        a.nlm::<Res>(NlmProc4::Granted, TestArgs { cookie: "c".into(), exclusive: true, lock: a.of(&file, 1, 0, 0) })
+            .status,
+        Nlm4Stats::Denied
+    );
+}
+
+#[test]
+fn a_request_waits_until_it_is_cancelled_or_would_wait_for_itself() {
+    let (a, b, file) = hosts();
+    let other = a.rig.file(&a.rig.root(), "g", b"data");
+    let block =
+        |host: &Host, file: &NfsFh3| host.lock(LockArgs { block: true, ..host.args(host.of(file, 1, 0, 0), true) });
+    assert_eq!((block(&a, &file), block(&b, &other)), (Nlm4Stats::Granted, Nlm4Stats::Granted));
+    assert_eq!(block(&b, &file), Nlm4Stats::Blocked);
+    assert_eq!(block(&b, &file), Nlm4Stats::Blocked, "asked again");
+    assert_eq!(block(&a, &other), Nlm4Stats::Deadlck);
+    let cancel = |exclusive| {
+        let args = CancelArgs { cookie: "c".into(), block: true, exclusive, lock: b.of(&file, 1, 0, 0) };
+        b.nlm::<Res>(NlmProc4::Cancel, args).status
+    };
+    assert_eq!((cancel(false), cancel(true), cancel(true)), (Nlm4Stats::Denied, Nlm4Stats::Granted, Nlm4Stats::Denied));
+    assert_eq!(a.unlock(a.of(&file, 1, 0, 0)), Nlm4Stats::Granted);
+    assert_eq!(a.lock(a.args(a.of(&file, 2, 0, 0), true)), Nlm4Stats::Granted, "the cancelled one did not get it");
+    // Granted, but not wanted any more before it was told.
+    assert_eq!(block(&b, &file), Nlm4Stats::Blocked);
+    a.unlock(a.of(&file, 2, 0, 0));
+    assert_eq!(a.lock(a.args(a.of(&file, 2, 0, 0), true)), Nlm4Stats::Denied);
+    assert_eq!(cancel(true), Nlm4Stats::Granted);
+    assert_eq!(a.lock(a.args(a.of(&file, 2, 0, 0), true)), Nlm4Stats::Granted);
+}
+
+#[test]
+fn shares_keep_others_out() {
+    let (a, b, file) = hosts();
+    let share = |host: &Host, procedure, mode, access| {
+        let (caller_name, fh) = (host.name.into(), file.0.clone().into());
+        let share = Share { caller_name, fh, oh: "dos".into(), mode, access };
+        host.nlm::<ShareRes>(procedure, ShareArgs { cookie: "c".into(), share, reclaim: false }).status
+    };
+    use {ShareAccess as Access, ShareMode as Mode};
+    assert_eq!(share(&a, NlmProc4::Share, Mode::DenyWrite, Access::Read), Nlm4Stats::Granted);
+    assert_eq!(share(&b, NlmProc4::Share, Mode::DenyNone, Access::ReadWrite), Nlm4Stats::Denied);
+    assert_eq!(share(&b, NlmProc4::Share, Mode::DenyNone, Access::Read), Nlm4Stats::Granted);
+    assert_eq!(share(&a, NlmProc4::Unshare, Mode::DenyWrite, Access::Read), Nlm4Stats::Granted);
+    assert_eq!(share(&b, NlmProc4::Share, Mode::DenyNone, Access::ReadWrite), Nlm4Stats::Granted);
+}
+
+#[test]
+fn a_host_that_restarts_or_frees_all_holds_nothing() {
+    let (a, b, file) = hosts();
+    let lock = |host: &Host, svid| host.lock(host.args(host.of(&file, svid, 0, 0), true));
+    let notify = |host: &Host, name: &str, state| {
+        host.nsm::<()>(nsm::SmProc::Notify, nsm::StatChge { mon_name: name.into(), state });
+    };
+    assert_eq!(lock(&a, 1), Nlm4Stats::Granted);
+    notify(&b, "pluto", 5);
+    notify(&a, "venus", 3);
+    assert_eq!(lock(&b, 1), Nlm4Stats::Denied, "state 3 is that in which it locked");
+    notify(&a, "venus.example.com", 5);
+    assert_eq!(lock(&b, 1), Nlm4Stats::Granted);
+    assert_eq!(lock(&a, 1), Nlm4Stats::Denied);
+    b.nlm::<()>(NlmProc4::FreeAll, FreeAllArgs { name: b.name.into(), state: 3 });
+    assert_eq!(lock(&a, 1), Nlm4Stats::Granted);
+    notify(&a, "venus", 5);
+    assert_eq!(lock(&b, 1), Nlm4Stats::Denied, "said again, after it has locked anew");
+}
+
+#[test]
+fn only_programs_of_this_host_have_others_monitored() {
+    let server = server();
+    let (far, near) = (Host::new(&server, "192.0.2.1:700", "venus"), Host::new(&server, "127.0.0.1:700", "here"));
+    let my_id = nsm::MyId { my_name: "here".into(), my_prog: 100_021, my_vers: 3, my_proc: 16 };
+    let mon_id = nsm::MonId { mon_name: "venus".into(), my_id: my_id.clone() };
+    let args = nsm::MonArgs { mon_id: mon_id.clone(), private: [1; 16] };
+    assert_eq!(far.nsm::<nsm::SmStatRes>(nsm::SmProc::Mon, args.clone()).res, nsm::SmRes::Fail);
+    let here = near.nsm::<nsm::SmStatRes>(nsm::SmProc::Mon, args);
+    assert_eq!((here.res, here.state % 2), (nsm::SmRes::Succ, 1));
+    let state = far.nsm::<nsm::SmStatRes>(nsm::SmProc::Stat, nsm::SmName { mon_name: "x".into() }).state;
+    assert_eq!(state, here.state);
+    assert_eq!(near.nsm::<nsm::SmStat>(nsm::SmProc::Unmon, mon_id).state, state);
+    assert_eq!(near.nsm::<nsm::SmStat>(nsm::SmProc::UnmonAll, my_id).state, state);
+    far.nsm::<()>(nsm::SmProc::SimuCrash, ());
+    Host { rig: near.rig.from("127.0.0.1:5000"), ..near.clone() }.nsm::<()>(nsm::SmProc::SimuCrash, ());
+    let now = || far.nsm::<nsm::SmStatRes>(nsm::SmProc::Stat, nsm::SmName { mon_name: "x".into() }).state;
+    assert_eq!(now(), state, "nobody else simulates a crash");
+    near.nsm::<()>(nsm::SmProc::SimuCrash, ());
+    assert_eq!(now(), state + 2);
+}
+
+#[test]
+fn after_a_restart_who_held_locks_reclaims_them_and_nobody_else() {
+    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let long = Duration::from_secs(3600);
+    let root_of = |rig: &Rig| rig.root_of(dir.path().to_str().unwrap());
+    let me = rustix::process::geteuid().as_raw();
+    let host = |server: &NfsServer, peer, name| {
+        let mut host = Host::new(server, peer, name);
+        host.rig.credential = user(me, me);
+        host
+    };
+    let file = {
+        let server = serve(dir.path(), state.path(), long);
+        let a = host(&server, "192.0.2.1:700", "venus");
+        let file = a.rig.file(&root_of(&a.rig), "f", b"data");
+        assert_eq!(a.lock(a.args(a.of(&file, 1, 0, 0), true)), Nlm4Stats::Granted, "nobody had locks before");
+        let m = host(&server, "192.0.2.3:700", "pluto");
+        assert_eq!(
+            m.nlm::<Res>(NlmProc4::NmLock, m.args(m.of(&m.rig.file(&root_of(&m.rig), "g", b""), 1, 0, 0), true)).status,
+            Nlm4Stats::Granted
+        );
+        file
+    };
+    {
+        let server = serve(dir.path(), state.path(), long);
+        let (a, b) = (host(&server, "192.0.2.1:800", "venus"), host(&server, "192.0.2.2:700", "mars"));
+        let reclaim = |host: &Host| host.lock(LockArgs { reclaim: true, ..host.args(host.of(&file, 1, 0, 0), true) });
+        assert_eq!(b.lock(b.args(b.of(&file, 1, 0, 0), true)), Nlm4Stats::DeniedGracePeriod);
+        assert_eq!(b.test(b.of(&file, 1, 0, 0), true), TestReply::Other(Nlm4Stats::DeniedGracePeriod));
+        assert_eq!(reclaim(&b), Nlm4Stats::Denied, "it held nothing");
+        let m = host(&server, "192.0.2.3:700", "pluto");
+        assert_eq!(reclaim(&m), Nlm4Stats::Denied, "it asked not to be remembered");
+        assert_eq!(reclaim(&a), Nlm4Stats::Granted);
+        assert_eq!(a.unlock(a.of(&file, 1, 5, 1)), Nlm4Stats::Granted, "also in grace");
+    }
+    // It is remembered as long as nobody has said that it holds nothing.
+    let server = serve(dir.path(), state.path(), Duration::ZERO);
+    let (a, b) = (host(&server, "192.0.2.1:800", "venus"), host(&server, "192.0.2.2:700", "mars"));
+    let lock = || b.lock(b.args(b.of(&file, 1, 0, 0), true));
+    assert_eq!(lock(), Nlm4Stats::DeniedGracePeriod, "it has had its time, and is not ended");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.spawn(server.upkeep());
+    while lock() == Nlm4Stats::DeniedGracePeriod {
+        runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1)).await });
+    }
+    assert_eq!(lock(), Nlm4Stats::Granted);
+    assert_eq!(a.lock(LockArgs { reclaim: true, ..a.args(a.of(&file, 1, 0, 0), true) }), Nlm4Stats::DeniedGracePeriod);
+}

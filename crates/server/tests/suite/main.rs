@@ -1,0 +1,30 @@
+//! Tests of the server, called directly and over TCP. One program, because each test program links everything anew.
+
+mod common;
+
+mod acls;
+mod admin;
+mod admission;
+mod blocking;
+mod callbacks;
+mod io;
+mod locks;
+mod names;
+mod objects;
+mod over_tcp;
+mod readdir;
+mod restart;
+mod v4_compound;
+mod v4_delegations;
+mod v4_files;
+mod v4_holder;
+mod v4_hostile;
+mod v4_hostile_callbacks;
+mod v4_minor2;
+mod v4_names;
+mod v4_offload;
+mod v4_referrals;
+mod v4_storage;
+mod v4_waiting;
+mod v4_zero;
+mod v4_zero_callbacks;

@@ -1,0 +1,86 @@
+//! The server behind a real connection.
+
+use std::{future::poll_fn, sync::Arc, time::Duration};
+
+use crate::common::*;
+use buf::{Buffer, Pool};
+use nfs::{
+    mount::{Dirpath, MountProc3, MountRes},
+    v3::*,
+};
+use rpc::{CallHeader, Credential, OpaqueAuth, ReplyPlan, TcpKind, Transport, TransportKind, Workers, Xid};
+use server::{Export, ExportId, HandleKey, NfsServer};
+use xdr::{Decode, Decoder, Encode, Encoder};
+
+/// A caller without credentials.
+struct Caller {
+    transport: Arc<dyn Transport>,
+    xid: u32,
+}
+
+impl Caller {
+    async fn call<R: Decode>(&mut self, program: u32, procedure: u32, args: impl Encode, sink: Option<Buffer>) -> R {
+        self.xid += 1;
+        let xid = Xid(self.xid);
+        let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
+        let mut call = Encoder::default();
+        CallHeader { xid, program, version: 3, procedure, credential, verifier }.encode(&mut call);
+        args.encode(&mut call);
+        let plan =
+            ReplyPlan { inline_max: 4096, payload_max: sink.as_ref().map_or(0, |sink| sink.len()), sink, locate: None };
+        let reply = tokio::time::timeout(Duration::from_secs(60), self.transport.call(call.finish(), plan));
+        let reply = reply.await.expect("an answer").expect("a connection");
+        let mut decoder = Decoder::new(&reply.message);
+        let header: [u32; 6] = std::array::from_fn(|_| decoder.u32().unwrap());
+        assert_eq!(header, [xid.0, 1, 0, 0, 0, 0]);
+        R::decode(&mut decoder).unwrap()
+    }
+
+    async fn nfs<P: Procedure3>(&mut self, args: P::Args) -> P::Res {
+        self.call(nfs::NFS_PROGRAM, P::NUMBER as u32, args, None).await
+    }
+}
+
+#[tokio::test]
+async fn a_megabyte_goes_there_and_back() {
+    let export = Export::new("/m", ExportId::unique(), memory(), Default::default()).unwrap();
+    assert_eq!(export.identity(&Credential::None).uid, 65534);
+    let root = vfs::Caller { cred: &vfs::Cred::root(), may_block: true };
+    let mode = vfs::SetAttr { mode: Some(0o777), ..Default::default() };
+    export.vfs().setattr(&root, export.root(), &mode, None).unwrap();
+    let nfs = NfsServer::new(export, HandleKey::random());
+    let server = nfs.services().into_iter().fold(rpc::Server::builder(), rpc::ServerBuilder::shared).build();
+    let kind: &dyn TransportKind = &TcpKind::new(Default::default(), Pool::default());
+    let listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr();
+    let workers = Workers::new(Default::default()).unwrap();
+    workers.listen(server.clone(), listener);
+
+    let transport = kind.connect(address).await.unwrap();
+    let driven = transport.clone();
+    let driver = tokio::spawn(async move { poll_fn(|cx| driven.poll_recv(cx)).await.unwrap_err() });
+    let mut caller = Caller { transport, xid: 0 };
+    let mount = caller.call(nfs::MOUNT_PROGRAM, MountProc3::Mnt as u32, Dirpath::from("/m"), None).await;
+    let MountRes::Ok(mount) = mount else { panic!("{mount:?}") };
+    let root = mount.fhandle;
+    let how = CreateHow3::Exclusive(*b"verifier");
+    let made = caller.nfs::<Create>(CreateArgs { what: name_in(&root, "f"), how }).await.into_result().unwrap();
+    let file = made.obj.unwrap();
+    let content: Vec<u8> = (0..1 << 20).map(|i: u32| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let written = caller.nfs::<Write>(write_args(&file, 3, &content)).await.into_result().unwrap();
+    assert_eq!(written.count, 1 << 20);
+    let read = caller.nfs::<Read>(ReadArgs { file, offset: 3, count: 1 << 20 }).await.into_result().unwrap();
+    assert_eq!(read.count, 1 << 20);
+    assert!(read.data.0.to_bytes().unwrap() == content);
+
+    let counted = server
+        .stats()
+        .iter()
+        .map(|stats| (stats.name, stats.calls))
+        .filter(|(_, calls)| *calls > 0)
+        .collect::<Vec<_>>();
+    assert_eq!(counted, [("READ", 1), ("WRITE", 1), ("CREATE", 1), ("MNT", 1)]);
+    caller.transport.close();
+    driver.await.unwrap();
+    assert!(workers.drain(Duration::from_secs(60)).await);
+}

@@ -1,0 +1,143 @@
+//! COMPOUND: sessions, slots, limits, and what ends a compound.
+
+use crate::common::v4::*;
+use crate::common::*;
+use nfs::v4::{attr::Attr4, compound::CompoundArgs, *};
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
+use xdr::Message;
+
+fn server() -> NfsServer {
+    let options = ExportOptions { squash: Squash::None, ..Default::default() };
+    NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random())
+}
+
+fn bytes(operations: Vec<Argop4>) -> Message {
+    Message::encode(&CompoundArgs { tag: "t".into(), minorversion: 1, argarray: operations })
+}
+
+#[test]
+fn a_compound_begins_with_sequence_or_is_one_operation_that_needs_none() {
+    let server = server();
+    let mut client = Client4::new(&server, "a", 1);
+    assert_eq!(client.compound(vec![Argop4::PutRootFh]).status, Nfsstat4::OpNotInSession);
+    let first = client.compound(vec![exchange_id("b"), Argop4::PutRootFh]);
+    assert_eq!((first.status, first.resarray.len()), (Nfsstat4::NotOnlyOp, 1));
+    let again = client.sequence_op(1, 1);
+    assert_eq!(client.status([Argop4::PutRootFh, again]), Nfsstat4::SequencePos);
+    assert_eq!(client.compound(vec![]).status, Nfsstat4::Ok);
+    client.minor = 3;
+    let refused = client.compound(vec![Argop4::PutRootFh]);
+    assert_eq!((refused.status, refused.resarray.len()), (Nfsstat4::MinorVersMismatch, 0));
+}
+
+#[test]
+fn a_retry_gets_the_same_bytes_and_nothing_happens_twice() {
+    let server = server();
+    let mut client = Client4::new(&server, "a", 1);
+    client.cachethis = true;
+    client.sequence += 1;
+    let mut operations = vec![client.sequence_op(0, client.sequence)];
+    operations.extend(at("m"));
+    operations.extend([mkdir("made"), Argop4::GetFh]);
+    let call = bytes(operations);
+    let first = client.raw(&call).unwrap();
+    // By another connection of the same session, as after a reconnect.
+    client.peer = "192.0.2.1:701".parse().unwrap();
+    let second = client.raw(&call).unwrap();
+    assert_eq!(first.stream, second.stream);
+    assert_eq!(client.status([at("m"), vec![mkdir("made")]].concat()), Nfsstat4::Exist);
+}
+
+#[test]
+fn a_retry_of_what_was_not_to_be_kept_is_told_so() {
+    let server = server();
+    let mut client = Client4::new(&server, "a", 1);
+    client.sequence += 1;
+    let operations = vec![client.sequence_op(0, client.sequence), Argop4::PutRootFh, Argop4::GetFh];
+    assert_eq!(client.compound(operations.clone()).status, Nfsstat4::Ok);
+    let retried = client.compound(operations);
+    assert_eq!(retried.status, Nfsstat4::RetryUncachedRep);
+    let failed = Resop4::failure(Opnum4::PutRootFh, Nfsstat4::RetryUncachedRep);
+    assert_eq!(retried.resarray[1..], [failed]);
+}
+
+#[test]
+fn malformed_arguments_end_a_compound_after_what_came_before() {
+    let server = server();
+    let mut client = Client4::new(&server, "a", 1);
+    client.sequence += 1;
+    let good = bytes(vec![client.sequence_op(0, client.sequence), Argop4::PutRootFh, mkdir("x")]);
+    // Without the last word, CREATE's attributes are cut.
+    let cut = good.stream.slice(..good.stream.len() - 4);
+    let results: compound::CompoundRes = results(&client.raw(&Message::from(cut)).unwrap());
+    assert_eq!((results.status, results.resarray.len()), (Nfsstat4::BadXdr, 3));
+    assert_eq!(results.resarray[2], Resop4::failure(Opnum4::Create, Nfsstat4::BadXdr));
+    // The slot goes on.
+    client.ok([Argop4::PutRootFh]);
+}
+
+#[test]
+fn replies_are_no_larger_than_the_session_takes() {
+    let server = server();
+    let mut client = Client4::new(&server, "a", 1);
+    client.file("m", "f", &[7; 3000]);
+    let fore = ChannelAttrs4 { maxresponsesize: 2000, maxresponsesize_cached: 500, ..channel() };
+    let mut small = Client4::with_channel(&server, "b", 1, fore);
+    let reads = |count| [at("m/f"), vec![read(Stateid4::ANONYMOUS, 0, count)]].concat();
+    assert_eq!(small.status(reads(1000)), Nfsstat4::Ok);
+    assert_eq!(small.status(reads(3000)), Nfsstat4::RepTooBig);
+    small.cachethis = true;
+    assert_eq!(small.status(reads(1000)), Nfsstat4::RepTooBigToCache);
+    // What changes something is refused before it does.
+    let mut many = at("m");
+    many.extend(std::iter::repeat_n(getattr(&[Attr4::Fsid, Attr4::Owner, Attr4::Filehandle]), 3));
+    many.push(mkdir("too-late"));
+    assert_eq!(small.status(many), Nfsstat4::RepTooBigToCache);
+    assert_eq!(client.status(at("m/too-late")), Nfsstat4::NoEnt);
+}
+
+#[test]
+fn a_call_has_no_more_operations_than_agreed() {
+    let server = server();
+    let fore = ChannelAttrs4 { maxoperations: 3, maxrequestsize: 300, ..channel() };
+    let client = Client4::with_channel(&server, "a", 1, fore);
+    let call = |operations: Vec<Argop4>| {
+        let mut all = vec![client.sequence_op(1, 1)];
+        all.extend(operations);
+        client.compound(all).status
+    };
+    assert_eq!(call(vec![Argop4::PutRootFh; 3]), Nfsstat4::TooManyOps);
+    assert_eq!(call(vec![Argop4::PutRootFh, mkdir(&"x".repeat(250))]), Nfsstat4::ReqTooBig);
+    assert_eq!(call(vec![Argop4::PutRootFh; 2]), Nfsstat4::Ok);
+}
+
+#[test]
+fn a_session_is_destroyed_by_the_last_operation_of_its_compound() {
+    let server = server();
+    let mut client = Client4::new(&server, "a", 1);
+    let destroy = Argop4::DestroySession(DestroySessionArgs { sessionid: client.session });
+    assert_eq!(client.status([destroy.clone(), Argop4::PutRootFh]), Nfsstat4::NotOnlyOp);
+    assert_eq!(client.status([destroy.clone()]), Nfsstat4::Ok);
+    assert_eq!(client.alone(destroy).status(), Nfsstat4::BadSession);
+    let gone = Argop4::DestroyClientId(ClientIdArgs { clientid: client.client });
+    assert_eq!(client.alone(gone.clone()).status(), Nfsstat4::Ok);
+    assert_eq!(client.alone(gone).status(), Nfsstat4::StaleClientid);
+}
+
+#[test]
+fn a_lost_client_gives_back_what_it_held() {
+    let server = server();
+    let mut first = Client4::new(&server, "a", 1);
+    let deny = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
+    first.open("m", "f", deny).unwrap();
+    let mut second = Client4::new(&server, "b", 1);
+    assert_eq!(second.open("m", "f", Open::default()), Err(Nfsstat4::ShareDenied));
+    // The same client after a restart: another verifier.
+    let mut again = Client4::stranger(&server, 1);
+    let Argop4::ExchangeId(mut args) = exchange_id("a") else { unreachable!() };
+    args.clientowner.verifier = [2; 8];
+    let Resop4::ExchangeId(Res4::Ok(exchanged)) = again.alone(Argop4::ExchangeId(args)) else { panic!() };
+    again.client = exchanged.clientid;
+    again.alone(create_session(exchanged.clientid, exchanged.sequenceid, channel()));
+    assert!(second.open("m", "f", Open::default()).is_ok());
+}

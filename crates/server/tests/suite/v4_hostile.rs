@@ -1,0 +1,149 @@
+//! Clients that mean no good: what they can reach of others', how many slots and sessions they get, and that others go on.
+
+use crate::common::v4::*;
+use crate::common::*;
+use nfs::v4::*;
+use rpc::ConnectionId;
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
+use testkit::paper::Paper;
+
+/// A server, a client of it with a file that is open, locked and has content, and another client, which comes by a connection of its own.
+struct Neighbours {
+    server: NfsServer,
+    good: Client4,
+    file: NfsFh4,
+    open: Stateid4,
+    locked: Stateid4,
+    bad: Client4,
+}
+
+impl Neighbours {
+    fn new() -> Self {
+        let options = ExportOptions { squash: Squash::None, ..Default::default() };
+        let server =
+            NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random());
+        let mut good = Client4::new(&server, "good", 1);
+        let (open, file) = good.open("m", "f", Open::default()).unwrap();
+        let results = good.ok([putfh(&file), write(open, 0, CONTENT), lock(open)]);
+        let Some(Resop4::Lock(LockRes::Ok(locked))) = results.last() else { panic!("{results:?}") };
+        let locked = *locked;
+        let mut bad = Client4::stranger(&server, 1);
+        bad.paper = Paper::new("tcp", 4 << 20).connection(ConnectionId(666));
+        bad.introduce("bad", channel());
+        Self { server, good, file, open, locked, bad }
+    }
+
+    /// That the good client has what it had.
+    fn check(mut self) {
+        let unlock = Argop4::LockU(LockUArgs {
+            locktype: NfsLockType4::Write,
+            seqid: Seqid4(0),
+            lock_stateid: self.locked,
+            offset: 0,
+            length: 10,
+        });
+        let results = self.good.ok([putfh(&self.file), read(self.locked, 0, 100), unlock, close(self.open)]);
+        let Resop4::Read(Res4::Ok(ReadOk { data, .. })) = &results[1] else { panic!("{results:?}") };
+        assert_eq!(data.0.to_bytes().unwrap(), CONTENT);
+    }
+}
+
+const CONTENT: &[u8] = b"what was written";
+
+fn lock(open_stateid: Stateid4) -> Argop4 {
+    let owner = StateOwner4 { clientid: Clientid4(0), owner: "locker".into() };
+    let (open_seqid, lock_seqid) = (Seqid4(0), Seqid4(0));
+    let locker = Locker4::New { open_seqid, open_stateid, lock_seqid, lock_owner: owner };
+    Argop4::Lock(LockArgs { locktype: NfsLockType4::Write, reclaim: false, offset: 0, length: 10, locker })
+}
+
+/// What can be done with a stateid.
+fn uses(stateid: Stateid4) -> [Argop4; 7] {
+    let (seqid, share_access) = (Seqid4(0), OPEN4_SHARE_ACCESS_READ);
+    [
+        read(stateid, 0, 10),
+        write(stateid, 0, b"forged"),
+        close(stateid),
+        lock(stateid),
+        Argop4::LockU(LockUArgs { locktype: NfsLockType4::Write, seqid, lock_stateid: stateid, offset: 0, length: 10 }),
+        Argop4::OpenDowngrade(OpenDowngradeArgs { open_stateid: stateid, seqid, share_access, share_deny: 0 }),
+        Argop4::FreeStateid(FreeStateidArgs { stateid }),
+    ]
+}
+
+#[test]
+fn the_stateids_of_others_are_good_for_nothing() {
+    let mut all = Neighbours::new();
+    let (own, _) = all.bad.open("m", "own", Open::default()).unwrap();
+    // Those that there are, and many that look like them.
+    let near = [1, 2, 3, 7, 128, 255].into_iter().flat_map(|step: u8| (0..12).map(move |at| (at, step)));
+    let near = near.map(|(at, step)| {
+        let mut guess = own;
+        guess.other[at] = guess.other[at].wrapping_add(step);
+        guess
+    });
+    let guesses = [all.open, all.locked].into_iter().chain(near);
+    for guess in guesses.flat_map(|guess| [guess, Stateid4 { seqid: 0, ..guess }]).collect::<Vec<_>>() {
+        for operation in uses(guess) {
+            let status = all.bad.status([putfh(&all.file), operation.clone()]);
+            let refused = matches!(status, Nfsstat4::BadStateid | Nfsstat4::StaleStateid | Nfsstat4::OldStateid);
+            assert!(refused, "{}: {}", operation.opnum().name(), status.name());
+        }
+    }
+    all.check();
+}
+
+#[test]
+fn slots_and_sessions_are_no_more_than_were_agreed() {
+    let all = Neighbours::new();
+    for slot in 0..200 {
+        for sequence in [0, 5, u32::MAX] {
+            let results = all.bad.compound(vec![all.bad.sequence_op(slot, sequence), Argop4::PutRootFh]);
+            let expected = if slot < channel().maxrequests { Nfsstat4::SeqMisordered } else { Nfsstat4::BadSlot };
+            assert_eq!(results.status, expected, "slot {slot}, sequence {sequence}");
+        }
+    }
+    let made = (1..200).take_while(|number| {
+        let create = create_session(all.bad.client, Sequenceid4(1 + number), channel());
+        all.bad.alone(create).status() == Nfsstat4::Ok
+    });
+    assert_eq!(made.count(), 63, "with the first one, 64");
+    all.check();
+}
+
+/// There are at most 16,384 clients. Those that never confirm themselves, or make sessions and never call, give way.
+#[test]
+fn who_does_nothing_but_introduce_itself_keeps_nobody_out() {
+    let all = Neighbours::new();
+    for number in 0..17_000 {
+        let Resop4::ExchangeId(Res4::Ok(made)) = all.bad.alone(exchange_id(&format!("half {number}"))) else {
+            panic!("EXCHANGE_ID {number}")
+        };
+        if number % 2 == 0 {
+            let create = create_session(made.clientid, made.sequenceid, channel());
+            assert_eq!(all.bad.alone(create).status(), Nfsstat4::Ok, "CREATE_SESSION {number}");
+        }
+    }
+    let mut late = Client4::new(&all.server, "late", 1);
+    late.open("m", "late", Open::default()).unwrap();
+    all.check();
+}
+
+#[test]
+fn nobody_takes_the_name_of_another() {
+    let all = Neighbours::new();
+    let mut thief = Client4::stranger(&all.server, 1);
+    (thief.credential, thief.paper) = (user(666, 666), all.bad.paper.connection(ConnectionId(667)));
+    assert_eq!(thief.alone(exchange_id("good")).status(), Nfsstat4::ClidInuse);
+    for sequence in 0..4 {
+        let create = create_session(all.good.client, Sequenceid4(sequence), channel());
+        let status = thief.alone(create).status();
+        // The sequence of the last one gets what that got, which is no session of the thief's.
+        assert!(sequence == 1 || status != Nfsstat4::Ok, "{sequence}: {}", status.name());
+    }
+    let destroy = Argop4::DestroySession(DestroySessionArgs { sessionid: all.good.session });
+    assert_eq!(thief.alone(destroy).status(), Nfsstat4::ConnNotBoundToSession);
+    let destroy = Argop4::DestroyClientId(ClientIdArgs { clientid: all.good.client });
+    assert_eq!(thief.alone(destroy).status(), Nfsstat4::ClientidBusy);
+    all.check();
+}

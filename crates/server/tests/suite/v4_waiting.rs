@@ -1,0 +1,114 @@
+//! Waiting for a lock in version 4: who is told by CB_NOTIFY_LOCK that it may ask again, and when.
+
+use std::sync::Arc;
+
+use crate::common::remote::{Remote, Served};
+use crate::common::v4::*;
+use crate::common::{Rig, results};
+use nfs::{
+    nlm::{self, Nlm4Stats, NlmProc4},
+    v4::{
+        callback::{CbArgop4, CbNotifyLockArgs, CbOpnum4},
+        *,
+    },
+};
+use xdr::Message;
+
+/// A file that a client has opened with a share of its own, to lock in it.
+struct Locker {
+    remote: Remote,
+    open: Stateid4,
+    handle: NfsFh4,
+}
+
+impl Locker {
+    async fn new(served: &Served, name: &str) -> Self {
+        let mut remote = served.client(name).await;
+        let access = OPEN4_SHARE_ACCESS_BOTH | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
+        let (opened, handle) = remote.open_as("f", Open { access, ..Open::default() }).await.unwrap();
+        assert_ne!(opened.rflags & OPEN4_RESULT_MAY_NOTIFY_LOCK, 0);
+        Self { remote, open: opened.stateid, handle }
+    }
+
+    /// The lock, or nothing if it is denied.
+    async fn lock(&mut self, locktype: NfsLockType4, (offset, length): (u64, u64)) -> Option<Stateid4> {
+        let zero = Seqid4(0);
+        let lock_owner = StateOwner4 { clientid: Clientid4(0), owner: "locker".into() };
+        let locker = Locker4::New { open_seqid: zero, open_stateid: self.open, lock_seqid: zero, lock_owner };
+        let args = LockArgs { locktype, reclaim: false, offset, length, locker };
+        match self.remote.call([putfh(&self.handle), Argop4::Lock(args)]).await.1.pop() {
+            Some(Resop4::Lock(LockRes::Ok(stateid))) => Some(stateid),
+            Some(Resop4::Lock(LockRes::Denied(_))) => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn unlock(&mut self, held: Stateid4, (offset, length): (u64, u64)) {
+        let lock_stateid = Stateid4 { seqid: 0, ..held };
+        let (locktype, seqid) = (NfsLockType4::Write, Seqid4(0));
+        let args = LockUArgs { locktype, seqid, lock_stateid, offset, length };
+        self.remote.ok([putfh(&self.handle), Argop4::LockU(args)]).await;
+    }
+
+    async fn is_told(&self) {
+        let told = self.remote.back.called(CbOpnum4::NotifyLock).await;
+        let lock_owner = StateOwner4 { clientid: self.remote.client, owner: "locker".into() };
+        assert_eq!(told, CbArgop4::NotifyLock(CbNotifyLockArgs { fh: self.handle.clone(), lock_owner }));
+    }
+
+    fn was_told(&self) -> bool {
+        !self.remote.back.heard.lock().unwrap().is_empty()
+    }
+}
+
+const ALL: (u64, u64) = (0, u64::MAX);
+
+#[tokio::test]
+async fn who_waits_for_a_lock_is_told_when_it_is_free_and_nobody_else_is() {
+    use NfsLockType4::*;
+    let served = Served::kept_up().await;
+    let (mut a, mut b) = (Locker::new(&served, "a").await, Locker::new(&served, "b").await);
+    let mut c = Locker::new(&served, "c").await;
+    let held = a.lock(Write, (0, 100)).await.unwrap();
+    assert!(b.lock(WriteW, (90, 20)).await.is_none() && c.lock(Write, ALL).await.is_none());
+    a.unlock(held, (0, 50)).await;
+    a.unlock(held, (50, 50)).await;
+    b.is_told().await;
+    let held = b.lock(WriteW, (90, 20)).await.expect("what it was told is true");
+    assert!(!c.was_told(), "it has not said that it would wait");
+
+    // It goes with the client that holds it, as well.
+    assert!(c.lock(ReadW, ALL).await.is_none());
+    b.remote.call([putfh(&b.handle), close(b.open)]).await;
+    c.is_told().await;
+    c.lock(ReadW, ALL).await.expect("b's went with its open");
+    assert!(!a.was_told() && !b.was_told() && held.seqid > 0);
+}
+
+#[tokio::test]
+async fn a_lock_of_another_protocol_is_waited_for_as_well() {
+    let served = Served::kept_up().await;
+    let mut a = Locker::new(&served, "a").await;
+    let (rig, service) = (Rig::calling(&served.nfs), Arc::new(served.nfs.nlm4()));
+    let fh = a.handle.0.clone();
+    let nlm = move |procedure: NlmProc4| {
+        let (rig, service, fh) = (rig.clone(), service.clone(), fh.clone());
+        let lock = nlm::Lock { caller_name: "mars".into(), fh: fh.into(), oh: "oh".into(), svid: 1, offset: 0, len: 0 };
+        let call = move || {
+            let args = match procedure {
+                NlmProc4::Unlock => Message::encode(&nlm::UnlockArgs { cookie: "c".into(), lock }),
+                _ => {
+                    let (cookie, exclusive) = ("c".into(), true);
+                    Message::encode(&nlm::LockArgs { cookie, block: false, exclusive, lock, reclaim: false, state: 1 })
+                }
+            };
+            results::<nlm::Res>(&rig.raw(&*service, procedure as u32, &args).expect("accepted")).status
+        };
+        tokio::task::spawn_blocking(call)
+    };
+    assert_eq!(nlm(NlmProc4::NmLock).await.unwrap(), Nlm4Stats::Granted);
+    assert!(a.lock(NfsLockType4::WriteW, ALL).await.is_none());
+    assert_eq!(nlm(NlmProc4::Unlock).await.unwrap(), Nlm4Stats::Granted);
+    a.is_told().await;
+    a.lock(NfsLockType4::WriteW, ALL).await.expect("the host has let go of it");
+}

@@ -1,0 +1,324 @@
+//! NFSv4.0: clients without sessions, and owners whose operations are counted.
+
+use crate::common::v4;
+use std::time::Duration;
+
+use crate::common::v4::{Client4, Open, at, putfh, read, write};
+use crate::common::*;
+use nfs::v4::{
+    attr::{Attr4, Purpose},
+    *,
+};
+use server::{Export, ExportId, ExportOptions, Exports, HandleKey, NfsServer, Squash};
+
+fn serving() -> NfsServer {
+    let mut exports = Exports::new();
+    let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
+    exports.add(Export::new("/", ExportId::unique(), memory(), options).unwrap()).unwrap();
+    NfsServer::new(exports, HandleKey::random())
+}
+
+fn set_clientid(name: &str, verifier: u8) -> Argop4 {
+    Argop4::SetClientId(SetClientIdArgs {
+        client: NfsClientId4 { verifier: [verifier; 8], id: name.into() },
+        callback: CbClient4 {
+            cb_program: 0x4000_0000,
+            cb_location: Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.2.1".into() },
+        },
+        callback_ident: 1,
+    })
+}
+
+fn introduce(client: &Client4, name: &str, verifier: u8) -> SetClientIdOk {
+    match client.alone(set_clientid(name, verifier)) {
+        Resop4::SetClientId(SetClientIdRes::Ok(ok)) => ok,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn confirm(client: &Client4, SetClientIdOk { clientid, setclientid_confirm }: &SetClientIdOk) -> Nfsstat4 {
+    let args = SetClientIdConfirmArgs { clientid: *clientid, setclientid_confirm: *setclientid_confirm };
+    client.alone(Argop4::SetClientIdConfirm(args)).status()
+}
+
+fn renew(client: &Client4, clientid: Clientid4) -> Nfsstat4 {
+    client.alone(Argop4::Renew(ClientIdArgs { clientid })).status()
+}
+
+/// A client, and one owner of it.
+struct Zero {
+    on: Client4,
+    id: Clientid4,
+    seqid: u32,
+    /// Where it opens files.
+    dir: String,
+}
+
+impl Zero {
+    fn new(server: &NfsServer, name: &str) -> Self {
+        let on = Client4::stranger(server, 0);
+        let introduced = introduce(&on, name, 1);
+        assert_eq!(confirm(&on, &introduced), Nfsstat4::Ok);
+        Self { on, id: introduced.clientid, seqid: 0, dir: String::new() }
+    }
+
+    fn call(&self, operations: impl IntoIterator<Item = Argop4>) -> (Nfsstat4, Vec<Resop4>) {
+        let results = self.on.compound(operations.into_iter().collect());
+        (results.status, results.resarray)
+    }
+
+    fn status(&self, operations: impl IntoIterator<Item = Argop4>) -> Nfsstat4 {
+        self.call(operations).0
+    }
+
+    fn next(&mut self) -> Seqid4 {
+        self.seqid += 1;
+        Seqid4(self.seqid)
+    }
+
+    fn open_op(&self, name: &str, seqid: Seqid4) -> Vec<Argop4> {
+        let Argop4::Open(args) = v4::open(name, Open::default()) else { unreachable!() };
+        let owner = StateOwner4 { clientid: self.id, ..args.owner.clone() };
+        let open = [Argop4::Open(OpenArgs { seqid, owner, ..args }), Argop4::GetFh];
+        at(&self.dir).into_iter().chain(open).collect()
+    }
+
+    fn open(&mut self, name: &str) -> (OpenOk, NfsFh4) {
+        let seqid = self.next();
+        opened(self.call(self.open_op(name, seqid)))
+    }
+
+    /// Opens for the first time, and confirms the owner.
+    fn open_first(&mut self, name: &str) -> (Stateid4, NfsFh4) {
+        let (ok, handle) = self.open(name);
+        assert_ne!(ok.rflags & OPEN4_RESULT_CONFIRM, 0);
+        let args = OpenConfirmArgs { open_stateid: ok.stateid, seqid: self.next() };
+        let (_, results) = self.call([putfh(&handle), Argop4::OpenConfirm(args)]);
+        let [_, Resop4::OpenConfirm(Res4::Ok(stateid))] = results[..] else { panic!("{results:?}") };
+        (stateid, handle)
+    }
+
+    fn lock(&self, handle: &NfsFh4, locker: Locker4) -> (Nfsstat4, Option<Stateid4>) {
+        let lock = LockArgs { locktype: NfsLockType4::Write, reclaim: false, offset: 0, length: 10, locker };
+        let (status, results) = self.call([putfh(handle), Argop4::Lock(lock)]);
+        match results.last() {
+            Some(Resop4::Lock(LockRes::Ok(stateid))) => (status, Some(*stateid)),
+            _ => (status, None),
+        }
+    }
+
+    fn lock_first(&mut self, handle: &NfsFh4, open_stateid: Stateid4) -> (Nfsstat4, Option<Stateid4>) {
+        let lock_owner = StateOwner4 { clientid: self.id, owner: "locker".into() };
+        let open_seqid = self.next();
+        self.lock(handle, Locker4::New { open_seqid, open_stateid, lock_seqid: Seqid4(40), lock_owner })
+    }
+}
+
+fn opened((status, mut results): (Nfsstat4, Vec<Resop4>)) -> (OpenOk, NfsFh4) {
+    assert_eq!(status, Nfsstat4::Ok, "{results:?}");
+    let (Some(Resop4::GetFh(Res4::Ok(handle))), Some(Resop4::Open(Res4::Ok(ok)))) = (results.pop(), results.pop())
+    else {
+        panic!()
+    };
+    (ok, handle)
+}
+
+#[test]
+fn a_client_is_confirmed_and_may_move_its_callbacks() {
+    let server = serving();
+    let on = Client4::stranger(&server, 0);
+    let first = introduce(&on, "a", 1);
+    assert_eq!(renew(&on, first.clientid), Nfsstat4::StaleClientid, "not confirmed");
+    let again = introduce(&on, "a", 1);
+    assert_eq!(confirm(&on, &first), Nfsstat4::StaleClientid, "replaced before it was confirmed");
+    assert_eq!(confirm(&on, &again), Nfsstat4::Ok);
+    assert_eq!(confirm(&on, &again), Nfsstat4::Ok, "the reply may have been lost");
+    assert_eq!(renew(&on, again.clientid), Nfsstat4::Ok);
+    let moved = introduce(&on, "a", 1);
+    assert_eq!(moved.clientid, again.clientid);
+    assert_ne!(moved.setclientid_confirm, again.setclientid_confirm);
+    assert_eq!(confirm(&on, &moved), Nfsstat4::Ok);
+    assert_eq!(confirm(&on, &again), Nfsstat4::StaleClientid);
+    let stranger = Client4 { credential: user(7, 7), ..Client4::stranger(&server, 0) };
+    let other = introduce(&stranger, "a", 1);
+    assert_ne!(other.clientid, again.clientid, "who has no state can lose the name");
+    assert_eq!(confirm(&on, &other), Nfsstat4::ClidInuse);
+    assert_eq!(confirm(&stranger, &other), Nfsstat4::Ok);
+    assert_eq!(renew(&on, again.clientid), Nfsstat4::StaleClientid);
+}
+
+#[test]
+fn an_open_is_good_once_its_owner_is_confirmed() {
+    let server = serving();
+    let mut client = Zero::new(&server, "a");
+    let (ok, handle) = client.open("f");
+    assert_ne!(ok.rflags & OPEN4_RESULT_CONFIRM, 0);
+    assert_eq!(client.status([putfh(&handle), read(ok.stateid, 0, 10)]), Nfsstat4::BadStateid);
+    let wrong = OpenConfirmArgs { open_stateid: ok.stateid, seqid: Seqid4(9) };
+    assert_eq!(client.status([putfh(&handle), Argop4::OpenConfirm(wrong)]), Nfsstat4::BadSeqid);
+    let right = OpenConfirmArgs { open_stateid: ok.stateid, seqid: client.next() };
+    let (_, results) = client.call([putfh(&handle), Argop4::OpenConfirm(right)]);
+    let [_, Resop4::OpenConfirm(Res4::Ok(stateid))] = results[..] else { panic!("{results:?}") };
+    assert_eq!(client.status([putfh(&handle), write(stateid, 0, b"data")]), Nfsstat4::Ok);
+    assert_eq!(client.status([putfh(&handle), write(ok.stateid, 0, b"data")]), Nfsstat4::OldStateid);
+    let (second, _) = client.open("g");
+    assert_eq!(second.rflags & OPEN4_RESULT_CONFIRM, 0, "once is enough");
+}
+
+#[test]
+fn what_is_reclaimed_need_not_be_confirmed() {
+    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let life = || serve(dir.path(), state.path(), Duration::from_secs(3600));
+    let handle = {
+        let server = life();
+        let mut client = Zero::new(&server, "a");
+        client.dir = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
+        client.open_first("f").1
+    };
+    let server = life();
+    let mut client = Zero::new(&server, "a");
+    let open = |client: &mut Zero| {
+        let (seqid, owner) = (client.next(), StateOwner4 { clientid: client.id, owner: "owner".into() });
+        let Argop4::Open(args) = v4::open("f", Open { create: false, ..Open::default() }) else { unreachable!() };
+        let claim = OpenClaim4::Previous(OpenDelegationType4::None);
+        opened(client.call([putfh(&handle), Argop4::Open(OpenArgs { seqid, owner, claim, ..args }), Argop4::GetFh])).0
+    };
+    let ok = open(&mut client);
+    assert_eq!(ok.rflags & OPEN4_RESULT_CONFIRM, 0);
+    assert_eq!(client.status([putfh(&handle), read(ok.stateid, 0, 10)]), Nfsstat4::Ok);
+    assert_eq!(open(&mut client).stateid.other, ok.stateid.other, "nor is what it has closed by what it opens next");
+}
+
+#[test]
+fn what_an_owner_has_done_is_told_again_and_not_done_again() {
+    let server = serving();
+    let mut client = Zero::new(&server, "a");
+    client.open_first("f");
+    let seqid = client.next();
+    let first = client.call(client.open_op("g", seqid));
+    assert_eq!(client.call(client.open_op("g", seqid)), first, "with the file handle");
+    let (ok, handle) = opened(first);
+    assert_eq!(ok.stateid.seqid, 1, "opened once");
+    let close = [putfh(&handle), Argop4::Close(CloseArgs { seqid: client.next(), open_stateid: ok.stateid })];
+    assert_eq!(client.status(close.clone()), Nfsstat4::Ok);
+    assert_eq!(client.status(close.clone()), Nfsstat4::Ok, "told again");
+    let again =
+        [putfh(&handle), Argop4::Close(CloseArgs { seqid: Seqid4(client.seqid + 1), open_stateid: ok.stateid })];
+    assert_eq!(client.status(again), Nfsstat4::BadStateid, "there is no such open any more");
+    assert_eq!(client.status(close), Nfsstat4::BadStateid, "and now it names nobody");
+    assert_eq!(client.status(client.open_op("g", Seqid4(90))), Nfsstat4::BadSeqid);
+    let missing = client.next();
+    let mut operations = client.open_op("no/slash", missing);
+    assert_eq!(client.status(operations.clone()), Nfsstat4::BadChar);
+    operations.truncate(2);
+    assert_eq!(client.status(operations), Nfsstat4::BadChar, "a failure is kept as well");
+    client.open("h");
+}
+
+#[test]
+fn locks_have_owners_of_their_own() {
+    let server = serving();
+    let (mut one, mut two) = (Zero::new(&server, "a"), Zero::new(&server, "b"));
+    let (open, handle) = one.open_first("f");
+    let (other_open, _) = two.open_first("f");
+    let of_another = StateOwner4 { clientid: two.id, owner: "locker".into() };
+    let new = Locker4::New {
+        open_seqid: Seqid4(one.seqid + 1),
+        open_stateid: open,
+        lock_seqid: Seqid4(40),
+        lock_owner: of_another,
+    };
+    assert_eq!(one.lock(&handle, new).0, Nfsstat4::BadStateid, "of another client");
+    let (_, locked) = one.lock_first(&handle, open);
+    let locked = locked.unwrap();
+    assert_eq!(two.lock_first(&handle, other_open), (Nfsstat4::Denied, None));
+    let exist = |lock_seqid| Locker4::Exist { lock_stateid: locked, lock_seqid: Seqid4(lock_seqid) };
+    assert_eq!(one.lock(&handle, exist(50)).0, Nfsstat4::BadSeqid);
+    let (status, again) = one.lock(&handle, exist(41));
+    assert_eq!((status, one.lock(&handle, exist(41)).1), (Nfsstat4::Ok, again), "told again");
+    let owner = StateOwner4 { clientid: one.id, owner: "locker".into() };
+    let release = || Argop4::ReleaseLockOwner(ReleaseLockOwnerArgs { lock_owner: owner.clone() });
+    assert_eq!(one.status([release()]), Nfsstat4::LocksHeld);
+    let unlock = |seqid, lock_stateid| {
+        let args =
+            LockUArgs { locktype: NfsLockType4::Write, seqid: Seqid4(seqid), lock_stateid, offset: 0, length: 10 };
+        [putfh(&handle), Argop4::LockU(args)]
+    };
+    assert_eq!(one.status(unlock(42, again.unwrap())), Nfsstat4::Ok);
+    assert_eq!(two.lock_first(&handle, other_open).0, Nfsstat4::Ok);
+    assert_eq!(one.status([release()]), Nfsstat4::Ok);
+    assert_eq!(one.status(unlock(43, again.unwrap())), Nfsstat4::BadStateid);
+}
+
+#[test]
+fn a_client_that_has_restarted_has_nothing() {
+    let server = serving();
+    let (mut one, mut two) = (Zero::new(&server, "a"), Zero::new(&server, "b"));
+    let (open, handle) = one.open_first("f");
+    let (other_open, _) = two.open_first("f");
+    assert_eq!(one.lock_first(&handle, open).0, Nfsstat4::Ok);
+    let restarted = introduce(&one.on, "a", 2);
+    assert_eq!(two.lock_first(&handle, other_open).0, Nfsstat4::Denied, "not before it is confirmed");
+    assert_eq!(confirm(&one.on, &restarted), Nfsstat4::Ok);
+    assert_eq!(two.lock_first(&handle, other_open).0, Nfsstat4::Ok);
+    assert_eq!(one.status([putfh(&handle), read(open, 0, 1)]), Nfsstat4::BadStateid);
+    assert_eq!(renew(&one.on, one.id), Nfsstat4::StaleClientid);
+    // So has one that comes back with a later version.
+    let Resop4::ExchangeId(Res4::Ok(exchanged)) = Client4::stranger(&server, 1).alone(v4::exchange_id("b")) else {
+        panic!()
+    };
+    assert_ne!(exchanged.clientid, two.id);
+}
+
+#[test]
+fn a_compound_is_not_endless() {
+    let client = Zero::new(&serving(), "a");
+    assert_eq!(client.status(vec![Argop4::PutRootFh; 64]), Nfsstat4::Ok);
+    let (status, results) = client.call(vec![Argop4::PutRootFh; 65]);
+    assert_eq!((status, results.len()), (Nfsstat4::Resource, 0));
+}
+
+#[test]
+fn attributes_are_those_of_this_version_and_what_can_only_be_set_is_not_read() {
+    let client = Zero::new(&serving(), "a");
+    let (_, results) = client.call([Argop4::PutRootFh, v4::getattr(&[Attr4::SupportedAttrs])]);
+    let Some(Resop4::GetAttr(Res4::Ok(fattr))) = results.last() else { panic!("{results:?}") };
+    let supported = fattr.to_attrs(0, Purpose::Get).unwrap().supported_attrs.unwrap();
+    assert!(supported.contains(Attr4::MountedOnFileid as u32));
+    assert!(supported.iter().all(|attr| attr <= Attr4::MountedOnFileid as u32), "{supported:?}");
+    for attr in [Attr4::TimeAccessSet, Attr4::TimeModifySet] {
+        assert_eq!(client.status([Argop4::PutRootFh, v4::getattr(&[Attr4::Size, attr])]), Nfsstat4::Inval);
+        let attr_request = [attr as u32].into_iter().collect();
+        let list = ReadDirArgs { cookie: 0, cookieverf: [0; 8], dircount: 0, maxcount: 4096, attr_request };
+        assert_eq!(client.status([Argop4::PutRootFh, Argop4::ReadDir(list)]), Nfsstat4::Inval);
+    }
+    assert_eq!(client.status([Argop4::PutRootFh, Argop4::RestoreFh]), Nfsstat4::RestoreFh);
+}
+
+#[test]
+fn who_has_state_keeps_its_name() {
+    let server = serving();
+    let mut one = Zero::new(&server, "a");
+    one.open_first("f");
+    let stranger = Client4 { credential: user(7, 7), ..Client4::stranger(&server, 0) };
+    let result = stranger.alone(set_clientid("a", 1));
+    let Resop4::SetClientId(SetClientIdRes::ClidInuse(address)) = result else { panic!("{result:?}") };
+    assert_eq!(address, Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.2.1".into() }, "whose it is");
+    assert_eq!(renew(&one.on, one.id), Nfsstat4::Ok);
+}
+
+#[test]
+fn names_of_another_incarnation_are_stale() {
+    let (server, other) = (serving(), serving());
+    let (mut here, mut there) = (Zero::new(&server, "a"), Zero::new(&other, "a"));
+    let (_, handle) = here.open_first("f");
+    let (foreign, _) = there.open_first("f");
+    let foreign = Stateid4 { other: std::array::from_fn(|at| foreign.other[at] ^ u8::from(at < 4)), ..foreign };
+    assert_eq!(here.status([putfh(&handle), read(foreign, 0, 1)]), Nfsstat4::StaleStateid);
+    assert_eq!(here.status([putfh(&handle), read(Stateid4::CURRENT, 0, 1)]), Nfsstat4::BadStateid);
+    assert_eq!(here.status([putfh(&handle), read(Stateid4::ANONYMOUS, 0, 1)]), Nfsstat4::Ok);
+    assert_eq!(renew(&here.on, Clientid4(here.id.0 ^ 1 << 40)), Nfsstat4::StaleClientid);
+    let sequence = Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false });
+    assert_eq!(here.status([sequence]), Nfsstat4::OpIllegal, "of a later version");
+    assert_eq!(here.status(at("f")), Nfsstat4::Ok);
+}

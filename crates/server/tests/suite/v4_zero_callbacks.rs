@@ -1,0 +1,185 @@
+//! Callbacks and delegations of NFSv4.0: by connections that the server makes to where a client listens.
+
+use crate::common::v4;
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use crate::common::back::{Back, CB_PROGRAM};
+use crate::common::remote::Served;
+use crate::common::user;
+use crate::common::v4::*;
+use nfs::v4::{
+    callback::{CbArgop4, CbOpnum4, CbRecallArgs},
+    compound::{CompoundArgs, CompoundRes},
+    *,
+};
+use rpc::{Client, ClientOptions, ReplyPlan, Server, TcpKind, TransportKind, WorkerOptions, Workers, rpcbind};
+use testkit::port::Port;
+
+/// A client of 4.0 that listens for callbacks, and one owner of it.
+struct Zero {
+    rpc: Client,
+    back: Arc<Back>,
+    listening: Option<Workers>,
+    _port: Port,
+    id: Clientid4,
+    seqid: u32,
+}
+
+const IDENT: u32 = 77;
+
+impl Zero {
+    /// One that says it listens at `host`, and does so at 127.0.0.1.
+    async fn new(served: &Served, name: &str, host: &str) -> Self {
+        let back = Arc::new(Back::default());
+        let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
+        let port = Port::take();
+        let listener = TcpKind::default().listen(port.address()).unwrap();
+        let said = SocketAddr::new(host.parse().unwrap(), port.number());
+        workers.listen(Server::builder().shared(back.clone()).build(), listener);
+        let options = ClientOptions { credential: user(0, 0), ..ClientOptions::new(nfs::NFS_PROGRAM, VERSION) };
+        let rpc = Client::connect(served.kind.clone(), served.address, options).await.unwrap();
+        let mut zero = Self { rpc, back, listening: Some(workers), _port: port, id: Clientid4(0), seqid: 0 };
+        let introduce = Argop4::SetClientId(SetClientIdArgs {
+            client: NfsClientId4 { verifier: [1; 8], id: name.into() },
+            callback: CbClient4 {
+                cb_program: CB_PROGRAM,
+                cb_location: Netaddr4 { netid: "tcp".into(), addr: rpcbind::to_universal(said).as_str().into() },
+            },
+            callback_ident: IDENT,
+        });
+        let Resop4::SetClientId(SetClientIdRes::Ok(ok)) = zero.ok([introduce]).await else { panic!("SETCLIENTID") };
+        let SetClientIdOk { clientid, setclientid_confirm } = ok;
+        zero.ok([Argop4::SetClientIdConfirm(SetClientIdConfirmArgs { clientid, setclientid_confirm })]).await;
+        zero.id = clientid;
+        zero
+    }
+
+    async fn call(&self, operations: impl IntoIterator<Item = Argop4>) -> (Nfsstat4, Vec<Resop4>) {
+        let argarray = operations.into_iter().collect();
+        let args = CompoundArgs { tag: "".into(), minorversion: 0, argarray };
+        let plan = ReplyPlan { inline_max: 64 << 10, ..ReplyPlan::default() };
+        let answer = self.rpc.call::<CompoundRes>(PROC_COMPOUND, &args, plan, Default::default()).await.unwrap();
+        (answer.results.status, answer.results.resarray)
+    }
+
+    async fn ok(&self, operations: impl IntoIterator<Item = Argop4>) -> Resop4 {
+        let (status, mut results) = self.call(operations).await;
+        assert_eq!(status, Nfsstat4::Ok, "{results:?}");
+        results.pop().unwrap()
+    }
+
+    fn next(&mut self) -> Seqid4 {
+        self.seqid += 1;
+        Seqid4(self.seqid)
+    }
+
+    async fn open(&mut self, name: &str, access: u32, claim: Option<OpenClaim4>) -> (OpenOk, NfsFh4) {
+        let Argop4::Open(args) = v4::open(name, Open { access, create: claim.is_none(), ..Open::default() }) else {
+            unreachable!()
+        };
+        let owner = StateOwner4 { clientid: self.id, ..args.owner.clone() };
+        let claim = claim.unwrap_or(args.claim.clone());
+        let open = Argop4::Open(OpenArgs { seqid: self.next(), owner, claim, ..args });
+        let (status, mut results) = self.call(at("/m").into_iter().chain([open, Argop4::GetFh])).await;
+        assert_eq!(status, Nfsstat4::Ok, "{results:?}");
+        let Some(Resop4::GetFh(Res4::Ok(handle))) = results.pop() else { panic!("GETFH") };
+        let Some(Resop4::Open(Res4::Ok(opened))) = results.pop() else { panic!("OPEN") };
+        (opened, handle)
+    }
+
+    async fn close(&mut self, handle: &NfsFh4, open_stateid: Stateid4) {
+        let seqid = self.next();
+        self.ok([putfh(handle), Argop4::Close(CloseArgs { seqid, open_stateid })]).await;
+    }
+
+    /// Opens for the first time, and confirms the owner.
+    async fn introduce_owner(&mut self) {
+        let (opened, handle) = self.open("first", OPEN4_SHARE_ACCESS_READ, None).await;
+        assert_ne!(opened.rflags & OPEN4_RESULT_CONFIRM, 0);
+        assert_eq!(opened.delegation, OpenDelegation4::None, "not with what is to be confirmed");
+        let args = OpenConfirmArgs { open_stateid: opened.stateid, seqid: self.next() };
+        let Resop4::OpenConfirm(Res4::Ok(open)) = self.ok([putfh(&handle), Argop4::OpenConfirm(args)]).await else {
+            panic!("OPEN_CONFIRM")
+        };
+        self.close(&handle, open).await;
+    }
+
+    /// Opens a file to read until a delegation comes with it, as it does once the server has reached the client.
+    async fn delegated(&mut self, name: &str) -> (Stateid4, NfsFh4) {
+        loop {
+            let (opened, handle) = self.open(name, OPEN4_SHARE_ACCESS_READ, None).await;
+            self.close(&handle, opened.stateid).await;
+            if let OpenDelegation4::Read(read) = opened.delegation {
+                return (read.stateid, handle);
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    async fn renew(&self) -> Nfsstat4 {
+        self.call([Argop4::Renew(ClientIdArgs { clientid: self.id })]).await.0
+    }
+}
+
+async fn served() -> Served {
+    let served = Served::kept_up().await;
+    served.nfs.call_back_by(Arc::new(TcpKind::default()));
+    served
+}
+
+#[tokio::test]
+async fn a_delegation_is_given_and_recalled_where_the_client_listens() {
+    let served = served().await;
+    let (mut a, mut b) = (Zero::new(&served, "a", "127.0.0.1").await, served.client("b").await);
+    a.introduce_owner().await;
+    let (stateid, handle) = a.delegated("f").await;
+    assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap_err(), Nfsstat4::Delay);
+    let recall = CbArgop4::Recall(CbRecallArgs { stateid, truncate: false, fh: handle.clone() });
+    let heard = a.back.hears(CbOpnum4::Recall).await;
+    assert_eq!((heard.operation, heard.minor, heard.ident), (recall, 0, IDENT));
+    assert!(heard.sequence.is_none() && heard.credential != rpc::Credential::None, "as Linux wants it");
+    // It opens by what it has, also while that is recalled.
+    let claim = OpenClaim4::DelegateCur { delegate_stateid: stateid, file: "f".into() };
+    let (opened, _) = a.open("f", OPEN4_SHARE_ACCESS_READ, Some(claim)).await;
+    assert_eq!(opened.delegation, OpenDelegation4::None);
+    a.ok([putfh(&handle), read(stateid, 0, 10)]).await;
+    a.close(&handle, opened.stateid).await;
+    a.ok([putfh(&handle), Argop4::DelegReturn(DelegReturnArgs { deleg_stateid: stateid })]).await;
+    b.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+    assert_eq!(a.renew().await, Nfsstat4::Ok);
+    // What is written is not delegated, nor is anything kept for a client that is gone for good.
+    let (opened, _) = a.open("g", OPEN4_SHARE_ACCESS_BOTH, None).await;
+    assert_eq!(opened.delegation, OpenDelegation4::None);
+    assert_eq!(a.call([Argop4::DelegPurge(ClientIdArgs { clientid: a.id })]).await.0, Nfsstat4::NotSupp);
+}
+
+#[tokio::test]
+async fn a_client_that_cannot_be_called_any_more_hears_so_when_it_renews() {
+    let served = served().await;
+    let (mut a, mut b) = (Zero::new(&served, "a", "127.0.0.1").await, served.client("b").await);
+    a.introduce_owner().await;
+    a.delegated("f").await;
+    a.listening.take().unwrap().drain(Duration::ZERO).await;
+    assert_eq!(a.renew().await, Nfsstat4::Ok, "nobody has tried");
+    assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap_err(), Nfsstat4::Delay);
+    while a.renew().await != Nfsstat4::CbPathDown {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let (opened, _) = a.open("g", OPEN4_SHARE_ACCESS_READ, None).await;
+    assert_eq!(opened.delegation, OpenDelegation4::None);
+}
+
+#[tokio::test]
+async fn nobody_is_called_but_at_the_host_that_he_calls_from() {
+    let served = served().await;
+    let mut a = Zero::new(&served, "a", "127.0.0.2").await;
+    a.introduce_owner().await;
+    let mut b = Zero::new(&served, "b", "127.0.0.1").await;
+    b.introduce_owner().await;
+    b.delegated("f").await;
+    for _ in 0..3 {
+        let (opened, handle) = a.open("f", OPEN4_SHARE_ACCESS_READ, None).await;
+        assert_eq!(opened.delegation, OpenDelegation4::None, "b has been reached by now, and a will not be");
+        a.close(&handle, opened.stateid).await;
+    }
+}

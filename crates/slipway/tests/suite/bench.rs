@@ -1,0 +1,179 @@
+//! `slipway bench`: what it measures and tells, never how fast it is.
+
+use std::fs;
+
+use crate::common::{Server, TRANSPORTS, fails, ok};
+use serde_json::Value;
+
+/// Short runs over little data.
+const TINY: [&str; 6] = ["--seconds", "0.005", "--rounds", "2", "--file-size", "1M"];
+
+fn report(what: &str, args: &[&str]) -> Value {
+    serde_json::from_str(&ok(&[&["bench", what, "--json"], &TINY[..], args].concat())).unwrap()
+}
+
+fn rows(report: &Value) -> &[Value] {
+    report["results"].as_array().unwrap()
+}
+
+fn names(report: &Value) -> Vec<&str> {
+    report["series"].as_array().unwrap().iter().map(|series| series["name"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn every_operation_is_measured_side_by_side() {
+    for what in ["read", "write", "getattr", "create"] {
+        let data = matches!(what, "read" | "write");
+        let block: &[&str] = if data { &["--block", "32K"] } else { &[] };
+        let report = report(what, &[&["--transport", "tcp,udp,rdma,shm", "--threads", "2"], block].concat());
+        assert_eq!((&report["benchmark"], names(&report)), (&what.into(), TRANSPORTS.to_vec()));
+        assert!(report["machine"]["cpu"].is_string() && report["memory_bandwidth"].is_string());
+        assert_eq!(rows(&report).len(), TRANSPORTS.len());
+        for row in rows(&report) {
+            assert_eq!((&row["operation"], &row["threads"], &row["rounds"]), (&what.into(), &2.into(), &2.into()));
+            assert!(row["operations"].as_u64().unwrap() > 0 && row["latency_us"]["p50"].as_f64().unwrap() > 0.0);
+            let rate = |of: &str| row["iops"][of].as_f64().unwrap();
+            assert!(rate("low") <= rate("median") && rate("median") <= rate("high"));
+            assert_eq!(row.get("gb_per_s").is_some(), data, "{row}");
+            assert!(row["server_cpu"]["us_per_operation"]["median"].is_number());
+        }
+    }
+}
+
+#[test]
+fn every_plan_measures_all_its_points() {
+    for (what, points) in [("sweep", 144), ("threads", 12), ("iops", 13), ("mixed", 5), ("baseline", 4)] {
+        let report = report(what, &["--transport", "tcp"]);
+        let loops = if what == "baseline" { 4 } else { 0 };
+        assert_eq!(rows(&report).len(), points * (1 + loops), "{what}");
+        assert!(report["unable"].as_array().unwrap().is_empty(), "{what}");
+        for row in rows(&report) {
+            assert!(row["operations"].as_u64().unwrap() > 0, "{row}");
+            let local = matches!(row["series"].as_str().unwrap(), "pread" | "memcpy");
+            assert_eq!(row.get("server_cpu").is_none(), local, "{row}");
+        }
+    }
+}
+
+#[test]
+fn axes_and_backends_multiply_and_limits_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let backends = format!("memory,dir:{}", dir.path().display());
+    let axes = ["--transport", "tcp,rdma", "--axis", "crc=on,off", "--axis", "rsize=64K", "--backend", &backends];
+    let report = report("read", &[&axes[..], &["--block", "64K", "--beside", "sendfile"]].concat());
+    let mut expected: Vec<String> = Vec::new();
+    for backend in backends.split(',') {
+        expected.extend(["tcp", "rdma crc=on", "rdma crc=off"].map(|name| format!("{name} {backend}")));
+    }
+    expected.push("sendfile".to_owned());
+    assert_eq!(names(&report), expected);
+    assert_eq!(rows(&report).len(), 7);
+    assert_eq!(report["series"][1]["options"]["crc"], "on");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "it cleans up");
+
+    let too_large = ["bench", "read", "--block", "128K", "--transport", "tcp,udp"];
+    let text = ok(&[&too_large[..], &TINY].concat());
+    assert!(text.contains("Not measured: udp, READ 128 KiB × 8: takes at most"), "{text}");
+}
+
+#[test]
+fn designs_are_compared_side_by_side() {
+    let axes = ["--axis", "allow_read_read=on", "--axis", "design=read-write,read-read"];
+    let report = report("read", &[&["--transport", "tcp,rdma", "--block", "32K"], &axes[..]].concat());
+    assert_eq!(names(&report), ["tcp", "rdma design=read-write", "rdma design=read-read"]);
+    for row in rows(&report) {
+        assert!(row["operations"].as_u64().unwrap() > 0, "{row}");
+    }
+}
+
+#[test]
+fn a_server_of_somebody_elses_is_measured_and_left_clean() {
+    let server = Server::memory();
+    let url = server.url("rdma", "");
+    let text = ok(&[&["bench", "read", "--block", "4K", "--random", "--url", &url], &TINY[..]].concat());
+    assert!(text.contains("rdma") && !text.contains("tcp "), "{text}");
+    ok(&[&["bench", "mixed", "--url", &url], &TINY[..]].concat());
+    assert_eq!(ok(&["ls", &server.url("tcp", "")]), "", "it cleans up");
+}
+
+#[test]
+fn a_page_is_written_beside_the_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("report.html");
+    let text = ok(&[&["bench", "threads", "--html", page.to_str().unwrap()], &TINY[..]].concat());
+    let html = fs::read_to_string(&page).unwrap();
+    assert!(text.contains("READ 128 KiB × 1, 32 threads"), "{text}");
+    assert!(html.starts_with("<!DOCTYPE html>") && html.ends_with("</html>\n"));
+    let data = html.split("id=\"results\">").nth(1).unwrap().split("</script>").next().unwrap();
+    let data: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(rows(&data).len(), 36, "twelve points over three transports");
+    for row in rows(&data) {
+        assert!(html.contains(&format!("<td>{}</td>", row["series"].as_str().unwrap())));
+    }
+    assert!(html.contains("Noronha"), "what was published stands beside it");
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_done() {
+    let refused = |args: &[&str], why: &str| {
+        let said = fails(2, &[&["bench"], args].concat());
+        assert!(said.contains(why), "{args:?}: {said}");
+    };
+    refused(&["read", "--block", "0"], "--file-size must hold");
+    refused(&["read", "--block", "8M"], "takes at most");
+    refused(&["read", "--block", "8M", "--file-size", "1M"], "8 MiB");
+    refused(&["read", "--seconds", "0"], "--seconds");
+    refused(&["read", "--rounds", "0"], "--rounds");
+    refused(&["read", "--file-size", "900T"], "choose a smaller --file-size");
+    refused(&["read", "--transport", "pigeon"], "there is no 'pigeon'");
+    refused(&["read", "--axis", "crc"], "OPTION=VALUE");
+    refused(&["read", "--transport", "rdma", "--axis", "crc=on,perhaps"], "'perhaps'");
+    refused(&["read", "--transport", "tcp", "--axis", "crc=on"], "option 'crc'");
+    refused(&["read", "--backend", "tape"], "memory, or dir:PATH");
+    refused(&["read", "--html", "/no/such/directory/x"], "--html");
+    refused(&["read", "--beside", "scp"], "sendfile");
+    refused(&["write", "--beside", "pread", "--url", "tcp://x"], "nfs://");
+    refused(&["mixed", "--block", "1K"], "--block");
+}
+
+#[test]
+fn idle_connections_are_counted_and_others_go_on_beside_them() {
+    let steps = ["--idle", "1,100,150", "--active", "3", "--beside", "20", "--seconds", "0.05", "--rounds", "1"];
+    let found: Value = serde_json::from_str(&ok(&[&["bench", "connections", "--json"], &steps[..]].concat())).unwrap();
+    for (found, transport) in found.as_array().unwrap().iter().zip(["tcp", "rdma"]) {
+        assert_eq!(found["transport"], transport);
+        let memory = found["memory"].as_array().unwrap();
+        let counts: Vec<_> = memory.iter().map(|at| at["connections"].as_u64().unwrap()).collect();
+        assert_eq!(counts, [1, 100, 150]);
+        assert!(memory.iter().all(|at| at["bytes"].as_u64().unwrap() > 1 << 20) && found["bytes_each"].is_number());
+        assert!(found["goodput"]["alone"].as_f64().unwrap() > 0.0);
+        assert!(found["goodput"]["beside_idle"].as_f64().unwrap() > 0.0);
+    }
+    let problem = fails(2, &["bench", "connections", "--idle", "1000000000000"]);
+    assert!(problem.contains("file descriptors") && problem.contains("ulimit -Hn"), "{problem}");
+}
+
+#[test]
+fn sessions_slots_and_states_are_counted() {
+    let few = ["--sessions", "3", "--requests", "1", "--states", "20"];
+    let found: Value = serde_json::from_str(&ok(&[&["bench", "sessions", "--json"], &few[..]].concat())).unwrap();
+    for (found, transport) in found.as_array().unwrap().iter().zip(["tcp", "rdma"]) {
+        assert_eq!((&found["transport"], &found["sessions"]), (&transport.into(), &3.into()));
+        assert_eq!(found["requests"], 3 * found["slots"].as_u64().unwrap());
+        assert!(found["states"]["files"] == 20 && found["peak"].as_u64() >= found["idle"].as_u64());
+    }
+}
+
+#[test]
+fn a_session_goes_on_while_its_connections_are_cut() {
+    let fast = ["--every", "20", "--seconds", "0.3", "--rounds", "1"];
+    let found: Value = serde_json::from_str(&ok(&[&["bench", "failover", "--json"], &fast[..]].concat())).unwrap();
+    let found = found.as_array().unwrap();
+    assert_eq!(found.len(), 12, "READ and WRITE, by six sessions");
+    for one in found {
+        assert!(one["operations"].as_u64().unwrap() > 0 && one["gb_per_s"]["median"].as_f64().unwrap() > 0.0);
+        let is_cut = one["series"].as_str().unwrap().contains("cut");
+        assert!(is_cut || one["cuts"] == 0, "{one}");
+    }
+    assert!(found.iter().any(|one| one["cuts"].as_u64() > Some(0)));
+}

@@ -1,0 +1,177 @@
+//! Runs the command, and servers in processes of their own.
+
+#![allow(dead_code)] // Each test file uses some of it.
+
+pub mod counted;
+pub mod metered;
+pub mod mounted;
+#[path = "../../../../testkit/src/port.rs"]
+pub mod port;
+
+use std::{
+    ffi::OsStr,
+    io::{BufRead, BufReader, Read},
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use port::Port;
+use serde_json::Value;
+
+/// Longer than anything takes that does not hang.
+pub const PATIENCE: Duration = Duration::from_secs(600);
+
+pub const TRANSPORTS: [&str; 4] = ["tcp", "udp", "rdma", "shm"];
+
+/// The command with these arguments, not started.
+pub fn command(args: &[impl AsRef<OsStr>]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slipway"));
+    command.args(args).env_remove("RUST_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+}
+
+/// Runs the command to its end.
+pub fn run(args: &[impl AsRef<OsStr>]) -> Output {
+    finish(command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+}
+
+/// Waits for the end of a process with piped output.
+pub fn finish(mut child: Child) -> Output {
+    let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    let read = |source: &mut dyn Read| {
+        let mut all = Vec::new();
+        source.read_to_end(&mut all).unwrap();
+        all
+    };
+    thread::scope(|scope| {
+        let stdout = scope.spawn(move || read(&mut stdout));
+        let stderr = scope.spawn(move || read(&mut stderr));
+        let status = wait(&mut child);
+        Output { status, stdout: stdout.join().unwrap(), stderr: stderr.join().unwrap() }
+    })
+}
+
+/// Waits for the end of a process; kills it and fails if it does not come.
+pub fn wait(child: &mut Child) -> std::process::ExitStatus {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > end {
+            child.kill().unwrap();
+            panic!("the command did not end within {PATIENCE:?}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs the command, which must succeed; returns what it printed.
+pub fn ok(args: &[impl AsRef<OsStr>]) -> String {
+    let output = run(args);
+    assert!(output.status.success(), "{}: {}", output.status, stderr(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs the command, which must end with `code`; returns what it said on standard error.
+pub fn fails(code: i32, args: &[impl AsRef<OsStr>]) -> String {
+    let output = run(args);
+    assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+    stderr(&output).to_owned()
+}
+
+pub fn stderr(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).unwrap()
+}
+
+/// Lines of JSON.
+pub fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A running `slipway serve`.
+pub struct Server {
+    pub child: Child,
+    pub ready: Value,
+    /// Where it listens, and nobody else when it is gone, in the order of [`TRANSPORTS`].
+    pub ports: Vec<Port>,
+}
+
+impl Server {
+    /// Starts a server, which must become ready.
+    pub fn start(args: &[impl AsRef<OsStr>]) -> Self {
+        let mut command = command(&["serve", "--json", "--rpcbind", "off"]);
+        let mut child = command.args(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        match serde_json::from_str(&line) {
+            Ok(ready) => Self { child, ready, ports: Vec::new() },
+            Err(_) => {
+                let output = finish(child);
+                panic!("the server ended with {} and said: {line}{}", output.status, stderr(&output));
+            }
+        }
+    }
+
+    /// Serves memory on a port of every transport.
+    pub fn memory() -> Self {
+        Self::everywhere(&["--memory", "512M", "--squash", "none"])
+    }
+
+    /// Serves a directory on a port of every transport.
+    pub fn dir(dir: &Path, state: &Path) -> Self {
+        let (dir, state) = (dir.to_str().unwrap(), state.to_str().unwrap());
+        Self::everywhere(&["--squash", "none", "--state-dir", state, dir])
+    }
+
+    /// Starts a server with ports of its own on every transport.
+    pub fn everywhere(args: &[&str]) -> Self {
+        let ports = TRANSPORTS.map(|_| Port::take());
+        let listen = TRANSPORTS.iter().zip(&ports).map(|(transport, port)| listen(transport, port));
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).chain(listen.flatten()).collect();
+        let mut server = Self::start(&args);
+        server.ports = ports.into();
+        server
+    }
+
+    pub fn port(&self, transport: &str) -> u16 {
+        let listen = self.ready["listen"].as_array().unwrap();
+        let listen = listen.iter().find(|listen| listen["transport"] == transport).unwrap();
+        listen["address"].as_str().unwrap().rsplit_once(':').unwrap().1.parse().unwrap()
+    }
+
+    /// The URL of a path below the first export.
+    pub fn url(&self, transport: &str, path: &str) -> String {
+        let port = self.port(transport);
+        let export = self.ready["exports"][0].as_str().unwrap();
+        format!("nfs://127.0.0.1:{port}{export}{path}?proto={transport}&mountport={port}&mountproto={transport}")
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Ends it by SIGTERM, which must work; returns what it said on standard error.
+    pub fn stop(mut self) -> String {
+        self.signal(rustix::process::Signal::TERM);
+        let status = wait(&mut self.child);
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(status.success(), "{status}: {said}");
+        said
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The arguments that make a server listen there.
+pub fn listen(transport: &str, port: &Port) -> [String; 2] {
+    ["--listen".to_owned(), format!("{transport}://{}", port.address())]
+}

@@ -1,0 +1,14 @@
+//! Tests of the binary. One program, because each test program links everything anew.
+
+mod common;
+
+mod bench;
+mod cli;
+mod clients;
+mod commands;
+mod mount;
+mod mount_cache;
+mod mount_referrals;
+mod mount_v4;
+mod serve;
+mod unread;

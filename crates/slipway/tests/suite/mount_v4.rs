@@ -1,0 +1,270 @@
+//! `slipway mount` over NFSv4: what programs lock, mark and copy is locked, marked and copied at the server.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    os::{
+        fd::AsFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
+    path::Path,
+    process::{Child, Command},
+};
+
+use crate::common::{
+    PATIENCE,
+    mounted::{World, pattern},
+    wait,
+};
+use nix::{
+    fcntl::{FcntlArg, fcntl},
+    libc,
+};
+use rustix::{
+    fs::{FallocateFlags, FlockOperation, SeekFrom, XattrFlags, flock},
+    io::Errno,
+    process::{Pid, Signal, kill_process},
+};
+
+fn open(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+}
+
+/// A lock for fcntl(2), of bytes from `start`; 0 is to the end.
+fn range(kind: i32, start: i64, len: i64) -> libc::flock {
+    let (kind, whence) = (kind as libc::c_short, libc::SEEK_SET as libc::c_short);
+    libc::flock { l_type: kind, l_whence: whence, l_start: start, l_len: len, l_pid: 0 }
+}
+
+/// Locks for this process, or unlocks; whether it could.
+fn posix(file: &File, kind: i32, start: i64, len: i64) -> bool {
+    answer(fcntl(file.as_fd(), FcntlArg::F_SETLK(&range(kind, start, len))))
+}
+
+/// The same for the open file.
+fn of_open_file(file: &File, kind: i32) -> bool {
+    answer(fcntl(file.as_fd(), FcntlArg::F_OFD_SETLK(&range(kind, 0, 0))))
+}
+
+fn answer(result: nix::Result<i32>) -> bool {
+    match result {
+        Ok(_) => true,
+        Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES) => false,
+        Err(error) => panic!("locking: {error}"),
+    }
+}
+
+fn get(path: &Path, name: &str, room: usize) -> rustix::io::Result<Vec<u8>> {
+    let mut value = vec![0; room];
+    rustix::fs::getxattr(path, name, &mut value[..]).map(|len| value[..len.min(room)].to_vec())
+}
+
+/// What comes after the kernel has returned from a close.
+fn soon(what: &str, condition: impl Fn() -> bool) {
+    let end = std::time::Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(std::time::Instant::now() < end, "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn locks_hold_against_another_machine() {
+    for query in ["&vers=4.0", "&vers=4.2"] {
+        let Some(world) = World::new("locks_hold_against_another_machine", "tcp", query) else { return };
+        let other = world.another("rdma", query);
+        let (a, b) = (open(&world.at.join("file")), open(&other.at.join("file")));
+
+        assert!(posix(&a, libc::F_WRLCK, 10, 10));
+        assert!(!posix(&b, libc::F_RDLCK, 0, 11) && !posix(&b, libc::F_WRLCK, 19, 0));
+        assert!(posix(&b, libc::F_RDLCK, 0, 10) && posix(&b, libc::F_WRLCK, 20, 0));
+        let mut found = range(libc::F_RDLCK, 15, 1);
+        fcntl(b.as_fd(), FcntlArg::F_GETLK(&mut found)).unwrap();
+        assert_eq!((i32::from(found.l_type), found.l_start, found.l_len), (libc::F_WRLCK, 10, 10));
+        let mut found = range(libc::F_WRLCK, 30, 1);
+        fcntl(a.as_fd(), FcntlArg::F_GETLK(&mut found)).unwrap();
+        assert_eq!((i32::from(found.l_type), found.l_start, found.l_len), (libc::F_WRLCK, 20, 0), "to the end");
+        assert!(posix(&a, libc::F_UNLCK, 12, 2));
+        assert!(
+            posix(&b, libc::F_WRLCK, 12, 2) && !posix(&b, libc::F_WRLCK, 11, 1),
+            "the middle is free, the rest is not"
+        );
+
+        // POSIX: the first close of a file ends all locks that its process has in it.
+        drop(open(&world.at.join("file")));
+        assert!(posix(&b, libc::F_WRLCK, 0, 0));
+        assert!(!posix(&a, libc::F_RDLCK, 100, 1));
+        assert!(posix(&b, libc::F_UNLCK, 0, 0));
+        assert!(posix(&a, libc::F_RDLCK, 100, 1) && posix(&b, libc::F_RDLCK, 100, 1), "shared");
+        drop((a, b, other));
+        world.end();
+    }
+}
+
+#[test]
+fn locks_of_open_files_end_with_them() {
+    let Some(world) = World::new("locks_of_open_files_end_with_them", "tcp", "&vers=4.2") else { return };
+    let other = world.another("tcp", "&vers=4.1");
+    let path = world.at.join("file");
+    let (a, b, c) = (open(&path), open(&path), open(&other.at.join("file")));
+    // Another open file of the same process is another owner.
+    flock(&a, FlockOperation::NonBlockingLockExclusive).unwrap();
+    for file in [&b, &c] {
+        assert_eq!(flock(file, FlockOperation::NonBlockingLockShared).unwrap_err(), Errno::WOULDBLOCK);
+    }
+    flock(&a, FlockOperation::Unlock).unwrap();
+    flock(&b, FlockOperation::NonBlockingLockExclusive).unwrap();
+    let second = b.try_clone().unwrap();
+    drop(b);
+    assert_eq!(flock(&c, FlockOperation::NonBlockingLockExclusive).unwrap_err(), Errno::WOULDBLOCK, "it is open yet");
+    drop(second);
+    soon("unlocked with the last close", || flock(&c, FlockOperation::NonBlockingLockExclusive).is_ok());
+    flock(&c, FlockOperation::Unlock).unwrap();
+
+    let d = open(&path);
+    assert!(of_open_file(&d, libc::F_WRLCK) && !of_open_file(&a, libc::F_RDLCK) && !of_open_file(&c, libc::F_RDLCK));
+    drop(d);
+    soon("unlocked with the open file", || of_open_file(&c, libc::F_WRLCK));
+    assert!(!of_open_file(&a, libc::F_RDLCK));
+    drop((a, c, other));
+    world.end();
+}
+
+/// flock(1), waiting for a lock.
+fn waiting(path: &Path) -> Child {
+    let child = Command::new("flock").arg(path).args(["-c", "true"]).spawn().unwrap();
+    let status = format!("/proc/{}/wchan", child.id());
+    soon("it waits", || fs::read_to_string(&status).is_ok_and(|at| at.contains("request_wait_answer")));
+    child
+}
+
+#[test]
+fn who_waits_for_a_lock_gets_it_or_is_interrupted() {
+    let Some(world) = World::new("who_waits_for_a_lock_gets_it_or_is_interrupted", "tcp", "&vers=4.2") else { return };
+    let other = world.another("tcp", "&vers=4.2");
+    let a = open(&world.at.join("file"));
+    flock(&a, FlockOperation::NonBlockingLockExclusive).unwrap();
+    for signal in [Signal::TERM, Signal::KILL] {
+        let mut waits = waiting(&other.at.join("file"));
+        kill_process(Pid::from_child(&waits), signal).unwrap();
+        assert!(!wait(&mut waits).success());
+    }
+    let mut waits = waiting(&other.at.join("file"));
+    assert!(waits.try_wait().unwrap().is_none());
+    flock(&a, FlockOperation::Unlock).unwrap();
+    assert!(wait(&mut waits).success(), "it has been given the lock");
+    soon("nobody has it any more", || flock(&a, FlockOperation::NonBlockingLockExclusive).is_ok());
+    drop((a, other));
+    world.end();
+}
+
+#[test]
+fn locks_survive_a_restart_of_the_server() {
+    let test = "locks_survive_a_restart_of_the_server";
+    let Some(mut world) = World::new(test, "tcp", "&vers=4.2") else { return };
+    let a = open(&world.at.join("file"));
+    assert!(posix(&a, libc::F_WRLCK, 5, 5));
+    world.restart();
+    // This finds out that the server is another, and reclaims.
+    a.write_all_at(b"written", 0).unwrap();
+    a.sync_all().unwrap();
+    let other = world.another("tcp", "&vers=4.2");
+    let b = open(&other.at.join("file"));
+    assert!(!posix(&b, libc::F_WRLCK, 7, 1), "it is held yet");
+    assert!(posix(&a, libc::F_UNLCK, 5, 5) && posix(&b, libc::F_WRLCK, 5, 5));
+    drop((a, b, other));
+    world.end();
+}
+
+#[test]
+fn extended_attributes_come_back() {
+    let Some(world) = World::new("extended_attributes_come_back", "rdma", "&vers=4.2") else { return };
+    let (here, there) = (world.at.join("file"), world.served.join("file"));
+    fs::write(&here, "content").unwrap();
+    rustix::fs::setxattr(&here, "user.colour", b"green", XattrFlags::CREATE).unwrap();
+    rustix::fs::setxattr(&here, "user.empty", b"", XattrFlags::empty()).unwrap();
+    assert_eq!(get(&there, "user.colour", 9).unwrap(), b"green");
+    assert_eq!(get(&here, "user.colour", 9).unwrap(), b"green");
+    assert_eq!(get(&here, "user.empty", 9).unwrap(), b"");
+    assert_eq!(get(&here, "user.colour", 2).unwrap_err(), Errno::RANGE);
+    let set = |name: &str, flags| rustix::fs::setxattr(&here, name, b"red", flags).unwrap_err();
+    assert_eq!(set("user.colour", XattrFlags::CREATE), Errno::EXIST);
+    assert_eq!(set("user.none", XattrFlags::REPLACE), Errno::NODATA);
+    assert_eq!(set("trusted.none", XattrFlags::empty()), Errno::OPNOTSUPP);
+    let mut names = [0u8; 100];
+    let len = rustix::fs::listxattr(&here, &mut names[..]).unwrap();
+    let mut names: Vec<_> = names[..len].split_inclusive(|&byte| byte == 0).collect();
+    names.sort();
+    assert_eq!(names, [&b"user.colour\0"[..], b"user.empty\0"]);
+    rustix::fs::removexattr(&here, "user.colour").unwrap();
+    assert_eq!(get(&here, "user.colour", 9).unwrap_err(), Errno::NODATA);
+    assert_eq!(get(&there, "user.colour", 9).unwrap_err(), Errno::NODATA);
+
+    let before = world.another("tcp", "");
+    assert_eq!(get(&before.at.join("file"), "user.empty", 9).unwrap_err(), Errno::OPNOTSUPP, "by version 3");
+    drop(before);
+    world.end();
+}
+
+#[test]
+fn acls_are_those_of_the_server() {
+    for (transport, vers) in [("rdma", "4.2"), ("tcp", "4.1"), ("tcp", "4.0")] {
+        let options = format!("&vers={vers}");
+        let Some(world) = World::new("acls_are_those_of_the_server", transport, &options) else { return };
+        let here = world.at.join("file");
+        fs::write(&here, "content").unwrap();
+        // RFC 8881 §6.2.1: how many entries, and of each what it does, its flags, its rights and whose they are.
+        let acl = get(&here, "system.nfs4_acl", 4096).unwrap();
+        let entry = [0, 0, 1, 4].map(u32::to_be_bytes).concat().into_iter().chain(*b"4711").collect::<Vec<u8>>();
+        let count = u32::from_be_bytes(acl[..4].try_into().unwrap());
+        assert!(count >= 3 && !acl.windows(4).any(|four| four == b"4711"), "{acl:x?}");
+        let more = [&(count + 1).to_be_bytes()[..], &entry, &acl[4..]].concat();
+        rustix::fs::setxattr(&here, "system.nfs4_acl", &more, XattrFlags::empty()).unwrap();
+        let acl = get(&here, "system.nfs4_acl", 4096).unwrap();
+        assert!(acl.windows(4).any(|four| four == b"4711"), "{acl:x?}");
+        let set =
+            |value: &[u8]| rustix::fs::setxattr(&here, "system.nfs4_acl", value, XattrFlags::empty()).unwrap_err();
+        assert_eq!(set(&more[..more.len() - 4]), Errno::INVAL);
+        assert_eq!(rustix::fs::removexattr(&here, "system.nfs4_acl").unwrap_err(), Errno::OPNOTSUPP);
+        let users = if vers == "4.2" { Errno::NODATA } else { Errno::OPNOTSUPP };
+        assert_eq!(get(&here, "user.none", 9).unwrap_err(), users, "{vers}");
+        world.end();
+    }
+}
+
+#[test]
+fn holes_and_copies_are_made_by_the_server() {
+    let Some(world) = World::new("holes_and_copies_are_made_by_the_server", "tcp", "&vers=4.2") else { return };
+    let data = pattern(3 << 20);
+    fs::write(world.at.join("file"), &data).unwrap();
+    let file = open(&world.at.join("file"));
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&file, hole, 1 << 20, 1 << 20).unwrap();
+    let mut expected = data.clone();
+    expected[1 << 20..2 << 20].fill(0);
+    assert!(
+        fs::read(world.served.join("file")).unwrap() == expected
+            && fs::read(world.at.join("file")).unwrap() == expected
+    );
+    let seek = |to| rustix::fs::seek(&file, to);
+    assert_eq!((seek(SeekFrom::Hole(0)), seek(SeekFrom::Data(1 << 20))), (Ok(1 << 20), Ok(2 << 20)));
+    assert_eq!(seek(SeekFrom::Hole(2 << 20)), Ok(3 << 20), "the end is a hole");
+    assert_eq!(seek(SeekFrom::Data(3 << 20)), Err(Errno::NXIO));
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 4 << 20).unwrap();
+    assert_eq!(world.served.join("file").metadata().unwrap().size(), 4 << 20);
+    assert_eq!(file.metadata().unwrap().len(), 4 << 20);
+
+    let copy = open(&world.at.join("copy"));
+    copy.write_all_at(&[1; 10], 0).unwrap();
+    let (mut from, mut to) = (2 << 20, 5);
+    while from < 3 << 20 {
+        let left = (3 << 20) - from as usize;
+        assert!(rustix::fs::copy_file_range(&file, Some(&mut from), &copy, Some(&mut to), left).unwrap() > 0);
+    }
+    let expected = [&[1; 5], &data[2 << 20..]].concat();
+    assert!(
+        fs::read(world.served.join("copy")).unwrap() == expected
+            && fs::read(world.at.join("copy")).unwrap() == expected
+    );
+    drop((file, copy));
+    world.end();
+}

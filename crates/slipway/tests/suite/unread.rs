@@ -1,0 +1,80 @@
+//! A client that calls and never reads what it is answered: what it costs the server, and that it costs nobody else anything.
+
+use std::{fs, io::Write, net::TcpStream, sync::Arc, thread, time::Duration};
+
+use crate::common::{Server, mounted::pattern, ok};
+use client::Mount;
+use nfs::v3::{Proc3, ReadArgs, ReadDirPlusArgs};
+use rpc::{CallHeader, OpaqueAuth, Xid};
+use xdr::{Encode, Encoder};
+
+/// A call by nobody in particular, as a record.
+fn record(xid: u32, procedure: Proc3, arguments: &impl Encode) -> Vec<u8> {
+    let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
+    let (program, version, procedure) = (nfs::NFS_PROGRAM, 3, procedure as u32);
+    let mut encoder = Encoder::default();
+    CallHeader { xid: Xid(xid), program, version, procedure, credential, verifier }.encode(&mut encoder);
+    arguments.encode(&mut encoder);
+    let message = encoder.finish().stream;
+    [&(0x8000_0000 | message.len() as u32).to_be_bytes()[..], &message].concat()
+}
+
+/// Bytes of memory that a server has.
+fn resident(server: &Server) -> u64 {
+    let told = fs::read_to_string(format!("/proc/{}/smaps_rollup", server.child.id())).unwrap();
+    let line = told.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[tokio::test]
+async fn who_never_reads_costs_little_and_keeps_nobody_waiting() {
+    let directory = tempfile::tempdir().unwrap();
+    let served = directory.path().join("served");
+    fs::create_dir_all(served.join("many")).unwrap();
+    (0..1000).for_each(|number| drop(fs::File::create(served.join(format!("many/name-{number:04}"))).unwrap()));
+    let content = pattern(1 << 20);
+    fs::write(served.join("file"), &content).unwrap();
+    let server = Server::dir(&served, &directory.path().join("state"));
+    let mut switch = rpc::Switch::new();
+    switch.register(Arc::new(rpc::TcpKind::new(Default::default(), buf::Pool::default())));
+    let mount = Mount::connect(&server.url("tcp", "").parse().unwrap(), &switch).await.unwrap();
+    let [many, file] = [mount.resolve("many").await.unwrap(), mount.resolve("file").await.unwrap()];
+    let [many, file] = [many, file].map(|object| xdr::Opaque(object.handle.0));
+
+    let before = resident(&server);
+    let list = ReadDirPlusArgs { dir: many, cookie: 0, cookieverf: [0; 8], dircount: 1 << 20, maxcount: 1 << 20 };
+    let read = ReadArgs { file, offset: 0, count: 1 << 20 };
+    let mut streams = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port("tcp"))).unwrap();
+        // What cannot be written is a call that the server does not take.
+        stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+        let calls = (0..CALLS).map(|xid| match xid % 2 {
+            0 => record(xid, Proc3::ReadDirPlus, &list),
+            _ => record(xid, Proc3::Read, &read),
+        });
+        for call in calls {
+            if stream.write_all(&call).is_err() {
+                break;
+            }
+        }
+        streams.push(stream);
+    }
+    for transport in ["tcp", "rdma", "tcp", "rdma"] {
+        assert!(ok(&["ls", &server.url(transport, "")]).contains("file"));
+        let back = directory.path().join("back");
+        ok(&["cp", &server.url(transport, "/file"), back.to_str().unwrap()]);
+        assert!(fs::read(back).unwrap() == content);
+        thread::sleep(Duration::from_millis(500));
+        let more = resident(&server).saturating_sub(before);
+        assert!(more < CONNECTIONS * HELD_MAX, "{} MiB", more >> 20);
+    }
+    drop(streams);
+    server.stop();
+}
+
+const CONNECTIONS: u64 = 4;
+/// Of each connection. The answers to them would be gigabytes.
+const CALLS: u32 = 10_000;
+/// What a connection may hold: the replies that wait, and what has been read of its calls.
+const HELD_MAX: u64 = 16 << 20;
