@@ -231,6 +231,14 @@ impl Exports {
         Some((export, components(path).skip(depth(export))))
     }
 
+    /// Whether a caller at this address may use any export, or is shown any referral, whatever its transport and port.
+    /// Hosts for which this is false get only a small share of the server's memory, connections and clients.
+    pub fn admit(&self, address: IpAddr) -> bool {
+        let matches = |clients: &[Client]| clients.iter().any(|client| client.matches(address));
+        self.exports.iter().any(|export| matches(&export.options.clients))
+            || self.referrals.iter().any(|referral| matches(referral.clients()))
+    }
+
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = &Export> {
         self.exports.iter()

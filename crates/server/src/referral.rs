@@ -58,6 +58,11 @@ impl Referral {
         &self.locations
     }
 
+    /// Hosts that are shown it.
+    pub(crate) fn clients(&self) -> &[Client] {
+        &self.clients
+    }
+
     /// Whether a caller is shown it.
     pub(crate) fn admits(&self, peer: SocketAddr) -> bool {
         self.clients.iter().any(|client| client.matches(peer.ip()))

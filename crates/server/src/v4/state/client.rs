@@ -14,6 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use nfs::v4::*;
+use rpc::Host;
 
 pub use self::v40::Legacy;
 pub(super) use self::v40::Reach;
@@ -28,7 +29,7 @@ pub struct Client {
     /// Who introduced it.
     pub principal: Principal,
     /// From where.
-    host: IpAddr,
+    host: Host,
     /// Whether it has made a session.
     pub confirmed: bool,
     /// Whether it has ever called by it.
@@ -66,7 +67,7 @@ pub struct Clients {
     /// Who may have to give way to others.
     lesser: Lesser,
     /// The same of each host, and how many clients it has.
-    hosts: HashMap<IpAddr, (usize, Lesser)>,
+    hosts: HashMap<Host, (usize, Lesser)>,
     lease: Duration,
     clients_max: usize,
     /// The server's incarnation, in client IDs: those of an earlier one are stale.
@@ -108,16 +109,6 @@ impl Lesser {
     }
 }
 
-/// What is one host by its address: of IPv6 a link, as whoever is on one has all of its addresses.
-fn host(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V6(ip) if !ip.is_unicast_link_local() && !ip.is_loopback() => {
-            IpAddr::V6((u128::from(ip) >> 64 << 64).into())
-        }
-        ip => ip,
-    }
-}
-
 /// The records of an owner.
 #[derive(Clone, Copy, Debug, Default)]
 struct Records {
@@ -156,7 +147,7 @@ impl Client {
         Self {
             owner: ClientOwner4 { verifier: owner.verifier, ownerid: owner.ownerid.detached() },
             principal: principal.clone(),
-            host: host(peer),
+            host: Host::of(peer),
             confirmed: false,
             used: false,
             protect: StateProtect4R::None,
