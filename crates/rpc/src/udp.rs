@@ -26,7 +26,7 @@ use tokio::net::UdpSocket;
 use xdr::Message;
 
 use crate::{
-    AcceptError, BoxFuture, CallError, CallsMade, Incoming, IncomingCall, Listener, OptionError, OptionReader,
+    AcceptError, BoxFuture, CallError, CallsMade, Hosts, Incoming, IncomingCall, Listener, OptionError, OptionReader,
     RawOptions, Reply, ReplyHeader, ReplyPlan, ReplyToken, Transport, TransportCaps, TransportError, TransportKind,
     msg::{CALL, REPLY, peek},
     pending::{self, CallFuture, PendingCalls},
@@ -113,7 +113,8 @@ impl TransportKind for UdpKind {
 
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
         Box::pin(async move {
-            let transport = self.connected(remote).and_then(|socket| UdpTransport::new(socket, self.pool.clone()));
+            let transport =
+                self.connected(remote).and_then(|socket| UdpTransport::new(socket, self.pool.clone(), None));
             match transport {
                 Ok(transport) => Ok(Arc::new(transport) as Arc<dyn Transport>),
                 Err(error) => Err(TransportError::Connect(format!("udp {remote}: {error}"))),
@@ -145,15 +146,14 @@ impl Listener for UdpListener {
         Box::pin(async move {
             let Some(socket) = self.socket.take() else { return std::future::pending().await };
             let pool = self.pool.clone();
-            let incoming: Incoming = Box::new(move || {
+            Ok(Incoming::new(None, move |hosts| {
                 Box::pin(async move {
-                    match UdpTransport::new(socket, pool) {
+                    match UdpTransport::new(socket, pool, Some(hosts)) {
                         Ok(transport) => Ok(Arc::new(transport) as Arc<dyn Transport>),
                         Err(error) => Err(TransportError::Lost(error.to_string())),
                     }
                 })
-            });
-            Ok(incoming)
+            }))
         })
     }
 }
@@ -207,7 +207,7 @@ impl Callers {
 
 impl UdpTransport {
     /// A transport over this socket, on the current tokio runtime.
-    fn new(socket: std::net::UdpSocket, pool: Pool) -> io::Result<Self> {
+    fn new(socket: std::net::UdpSocket, pool: Pool, _hosts: Option<Hosts>) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let peer = socket.peer_addr().or_else(|_| socket.local_addr())?;
         Ok(Self {
@@ -397,7 +397,7 @@ mod tests {
 
     async fn server() -> (SocketAddr, Arc<dyn Transport>) {
         let mut listener = UdpKind::default().listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let transport = listener.accept().await.unwrap()().await.unwrap();
+        let transport = listener.accept().await.unwrap().set_up(Hosts::all()).await.unwrap();
         (listener.local_addr(), transport)
     }
 

@@ -277,7 +277,8 @@ mod tests {
         let mut listener = rdma(&[]).unwrap().listen(local).unwrap();
         let at = listener.local_addr();
         let kind = rdma(&[]).unwrap();
-        let (connected, accepted) = tokio::join!(kind.connect(at), async { listener.accept().await.unwrap()().await });
+        let (connected, accepted) =
+            tokio::join!(kind.connect(at), async { listener.accept().await.unwrap().set_up(Hosts::all()).await });
         assert!(connected.is_ok() && accepted.is_ok());
         let verbs = rdma(&[("provider", "verbs")]).unwrap();
         let error = verbs.listen(local).err().unwrap();
