@@ -227,6 +227,8 @@ const BUFFER_MAX: usize = 1 << 30;
 
 #[cfg(test)]
 mod tests {
+    use rpc::Hosts;
+
     use super::*;
 
     fn rdma(options: &[(&str, &str)]) -> Result<Arc<dyn TransportKind>, OptionError> {

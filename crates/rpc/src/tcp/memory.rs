@@ -109,6 +109,11 @@ impl Ledger {
         self.account.as_mut().is_none_or(|account| account.try_charge(bytes))
     }
 
+    #[cfg(test)]
+    pub fn held(&self) -> isize {
+        self.account.as_ref().map_or(0, Account::held)
+    }
+
     fn adjust(&mut self, bytes: isize) {
         if let Some(account) = &mut self.account {
             account.adjust(bytes);

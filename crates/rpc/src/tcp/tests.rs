@@ -4,7 +4,7 @@ use buf::Buffer;
 use xdr::{Encoder, Located};
 
 use super::*;
-use crate::{Hosts, RawOptions, TransportKind};
+use crate::{Host, Hosts, RawOptions, TransportKind, budget::Budget};
 
 async fn pair(options: &[(&str, &str)]) -> (Arc<dyn Transport>, Arc<dyn Transport>) {
     let raw: RawOptions = options.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
@@ -175,4 +175,105 @@ fn options_are_checked() {
     let error = parse("congestion", "no-such").unwrap_err();
     assert!(error.problem.contains("this system has"), "{error}");
     assert!(parse("port", "1").unwrap_err().problem.contains("congestion, connect_timeout, dead_after"));
+}
+
+/// A connection that a budget pays for, and the other end of it.
+fn charged(budget: &Budget) -> (std::net::TcpStream, Arc<TcpTransport>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, peer) = listener.accept().unwrap();
+    let terms = Terms::admitted(budget.account(Host::of(peer.ip())));
+    (near, Arc::new(TcpTransport::new(far, (2 << 20, None), terms, Pool::default()).unwrap()))
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it never came");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn held(transport: &TcpTransport) -> isize {
+    transport.shared.lock().ledger.held()
+}
+
+#[tokio::test]
+async fn all_memory_is_released_when_calls_are_answered() {
+    let budget = Budget::new(8 << 20);
+    let (socket, far) = charged(&budget);
+    drive(far.clone(), reply_of_words);
+    let terms = Terms::connecting();
+    let near = Arc::new(TcpTransport::new(socket, (2 << 20, None), terms, Pool::default()).unwrap());
+    drive(near.clone(), |_| None);
+    let calls = (0..200u32).map(|xid| {
+        let near = near.clone();
+        let words = [0, 10, 1000, 30_000, 100_000][xid as usize % 5];
+        async move { near.call(message(xid, CALL, words), ReplyPlan::default()).await.map(drop) }
+    });
+    futures_util::future::try_join_all(calls).await.unwrap();
+    until(|| held(&far) == 0).await;
+    assert_eq!(budget.used(), 0);
+}
+
+#[tokio::test]
+async fn what_is_held_is_charged_until_it_is_released() {
+    let budget = Budget::new(8 << 20);
+    let (mut socket, far) = charged(&budget);
+    let tokens = Arc::new(Mutex::new(Vec::new()));
+    let driver = tokio::spawn({
+        let (far, tokens) = (far.clone(), tokens.clone());
+        async move {
+            loop {
+                match poll_fn(|cx| far.poll_recv(cx)).await {
+                    Ok(call) => tokens.lock().push((call.token, call.message)),
+                    Err(error) => return error,
+                }
+            }
+        }
+    });
+    let mut send = |bytes: &[u8]| std::io::Write::write_all(&mut socket, bytes).unwrap();
+    let mark = |len: usize, last: bool| (u32::from(last) << 31 | len as u32).to_be_bytes();
+    // A whole record, the half of one, and fragments.
+    let call = message(1, CALL, 50_000).stream;
+    send(&[&mark(call.len(), true), &call[..]].concat());
+    until(|| tokens.lock().len() == 1).await;
+    assert!(held(&far) >= 256 << 10, "in execution");
+    let (token, _) = tokens.lock().pop().unwrap();
+    far.reply(token, message(1, REPLY, 1)).unwrap();
+    until(|| held(&far) == 0).await;
+    send(&[&mark(call.len(), true), &call[..1000]].concat());
+    until(|| held(&far) == 256 << 10).await;
+    send(&call[1000..]);
+    until(|| tokens.lock().len() == 1).await;
+    far.forget(tokens.lock().pop().unwrap().0);
+    until(|| held(&far) == 0).await;
+    send(&[&mark(30_000, false), &call[..30_000]].concat());
+    until(|| held(&far) == 32 << 10).await;
+    send(&[&mark(100, false), &call[30_000..30_100], &mark(10_000, true), &call[30_100..30_200]].concat());
+    until(|| held(&far) == 32 << 10).await;
+    drop(socket);
+    driver.await.unwrap();
+    assert_eq!((held(&far), budget.used()), (0, 0), "also of a record that is never completed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_stalls_is_closed_when_another_waits_for_its_memory() {
+    let budget = Budget::new(1 << 20);
+    let mark = |len: u32| (1 << 31 | len).to_be_bytes();
+    let (mut stalled, stalling) = charged(&budget);
+    std::io::Write::write_all(&mut stalled, &[&mark(400 << 10)[..], &[0; 600]].concat()).unwrap();
+    let stalling = drive(stalling, |_| None);
+    until(|| budget.used() > 0).await;
+    let (mut waiting, far) = charged(&budget);
+    drive(far, reply_of_words);
+    let call = message(1, CALL, 100_000).stream;
+    let writer = std::thread::spawn(move || {
+        std::io::Write::write_all(&mut waiting, &[&mark(call.len() as u32), &call[..]].concat()).unwrap();
+        std::io::Read::read_exact(&mut waiting, &mut [0; 100]).unwrap();
+    });
+    let error = stalling.await.unwrap();
+    assert!(error.to_string().contains("memory"), "{error}");
+    until(|| writer.is_finished()).await;
+    writer.join().unwrap();
 }
