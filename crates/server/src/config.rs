@@ -460,6 +460,17 @@ mod tests {
     }
 
     #[test]
+    fn threads_and_queues_are_bounded_and_not_empty() {
+        let settings = |blocking_threads, blocking_queue| {
+            ServerConfig { blocking_threads, blocking_queue, ..Default::default() }.settings()
+        };
+        assert_eq!(settings(None, None).unwrap().blocking, BlockingOptions::default());
+        assert!(settings(Some(1), Some(1)).is_ok() && settings(Some(1024), None).is_ok());
+        assert!(settings(Some(0), None).unwrap_err().starts_with("blocking_threads = 0"));
+        assert!(settings(Some(1025), None).is_err() && settings(None, Some(0)).is_err());
+    }
+
+    #[test]
     fn every_key_has_its_effect() {
         let config = Config::parse(
             r#"
@@ -470,6 +481,8 @@ mod tests {
             nlm_port = 4045
             grace_s = 45
             lease_s = 30
+            blocking_threads = 5
+            blocking_queue = 6
             idmap_domain = "example.com"
             log = "debug"
             log_format = "json"
@@ -505,7 +518,9 @@ mod tests {
         assert_eq!(server.workers, NonZeroUsize::new(3));
         assert_eq!((server.rpcbind, server.log_format), (RpcbindMode::Builtin, LogFormat::Json));
         assert_eq!((server.nlm_port, server.grace_s, server.lease_s), (Some(4045), Some(45), Some(30)));
-        assert_eq!(server.settings().unwrap().idmap_domain.as_deref(), Some("example.com"));
+        let settings = server.settings().unwrap();
+        assert_eq!(settings.idmap_domain.as_deref(), Some("example.com"));
+        assert_eq!(settings.blocking, BlockingOptions { threads: 5, queue: 6 });
         assert_eq!(server.log.as_deref(), Some("debug"));
         let listen = &config.listen[0];
         assert_eq!((listen.transport.as_str(), listen.address.port()), ("rdma", 20049));

@@ -74,7 +74,7 @@ async fn a_stopped_fuse_server_stops_its_export_alone() {
 
     for (name, free) in [("3", &free3), ("4.2", &free4)] {
         free.mkdir(name, 0o755).await.unwrap();
-        free.create(format!("{name}/file"), 0o644).await.unwrap().close().await.unwrap();
+        free.write(format!("{name}/file"), "content").await.unwrap();
         free.statfs(name).await.unwrap();
     }
     connect(&port, "/free", "4.2").await.stat("3/file").await.expect("a new client is served");
