@@ -43,7 +43,7 @@ and by iWARP in software), and for clients on this host with shm (shared memory)
 SIGTERM and SIGINT answer what has been called, and end it. SIGUSR1 prints counters of all procedures.
 
 Configuration file, for several exports (unknown keys are refused):
-  [server]                      # state_dir, workers, rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
+  [server]                      # state_dir, workers, blocking_threads, blocking_queue, rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
   workers = 4
   [[listen]]                    # transport, address, options
   transport = \"tcp\"
