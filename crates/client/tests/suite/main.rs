@@ -12,4 +12,5 @@ mod referrals;
 mod restart;
 mod sessions;
 mod tree;
+mod waiting;
 mod zero;
