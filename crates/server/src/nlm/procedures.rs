@@ -105,7 +105,7 @@ fn test(cx: &Context<'_>, args: &TestArgs) -> Results<TestRes> {
         }
         let from = from(cx, &args.lock.caller_name);
         let Some(holder) = cx.shared.lockd.test(from, &args.lock, &file, range, kind(args.exclusive)) else {
-            return Ok(TestReply::Other(Nlm4Stats::Granted));
+            return Ok(TestReply::Granted);
         };
         let (svid, oh) = svid_and_oh(&holder.owner);
         let (offset, len) = (holder.range.first(), holder.range.length().unwrap_or(0));
@@ -114,13 +114,9 @@ fn test(cx: &Context<'_>, args: &TestArgs) -> Results<TestRes> {
     let reply = match reply {
         Ok(reply) => reply,
         Err(Refused::WouldBlock) => return Err(WouldBlock),
-        Err(Refused::Status(status)) => TestReply::Other(status),
+        Err(Refused::Status(status)) => TestReply::without_holder(status),
     };
-    let status = match &reply {
-        TestReply::Denied(_) => Nlm4Stats::Denied,
-        TestReply::Other(status) => *status,
-    };
-    Ok((status, TestRes { cookie: args.cookie.clone(), reply }))
+    Ok((reply.status(), TestRes { cookie: args.cookie.clone(), reply }))
 }
 
 fn lock(cx: &Context<'_>, args: &LockArgs) -> Results<Res> {
