@@ -71,6 +71,8 @@ pub struct ServerConfig {
     pub workers: Option<NonZeroUsize>,
     /// `connections`: most that are served at once.
     pub connections: Option<NonZeroUsize>,
+    /// `connections_per_host`: most of one host, or of one user of this host; three quarters of all if not given.
+    pub connections_per_host: Option<NonZeroUsize>,
     /// `rpcbind`: how clients learn the ports.
     pub rpcbind: RpcbindMode,
     /// `nlm_port`: where NLM and NSM listen, by which NFSv3 locks files; any free port if not given.

@@ -92,6 +92,12 @@ impl NfsServer {
         &self.shared.exports
     }
 
+    /// The hosts that any export admits, or any referral is shown to.
+    pub fn hosts(&self) -> rpc::Hosts {
+        let shared = self.shared.clone();
+        rpc::Hosts::admitted_by(move |address| shared.exports.admit(address))
+    }
+
     /// NFS version 3.
     pub fn nfs3(&self) -> Nfs3 {
         Nfs3::new(self.shared.clone())
