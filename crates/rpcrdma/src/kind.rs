@@ -12,9 +12,13 @@ use std::{
 
 use buf::{Buffer, Pool};
 use rdma::{ConnectRequest, Connected, Provider, QpOptions, ReceiveSource, ReceiveSourceOptions, WorkId};
-use rpc::{BoxFuture, Incoming, Listener, OptionError, RawOptions, Transport, TransportError, TransportKind};
+use rpc::{BoxFuture, Host, Incoming, Listener, OptionError, RawOptions, Transport, TransportError, TransportKind};
 
-use crate::{Connection, Design, Options, RdmaTransport, Role, Settings, private_data::PrivateData};
+use crate::{
+    Connection, Design, Options, RdmaTransport, Role, Settings,
+    private_data::PrivateData,
+    sinks::{Payer, Sinks},
+};
 
 /// Connects and listens over one provider.
 ///
@@ -39,6 +43,8 @@ pub struct RdmaKind {
     connecting: ReceiveSource,
     /// For those that we accept.
     accepting: ReceiveSource,
+    /// What their calls have RDMA Read.
+    sinks: Sinks,
 }
 
 /// Waits for connections over one provider.
@@ -60,7 +66,8 @@ impl RdmaKind {
             ReceiveSource::new(ReceiveSourceOptions { buffer_bytes, budget, guaranteed }, pool.private().clone())
         };
         let (connecting, accepting) = (source(usize::MAX), source(options.recv_memory / buffer_bytes));
-        Self { name, provider, options, pool, connecting, accepting }
+        let sinks = Sinks::new(options.pull_memory, options.message_max + CALL_OVERHEAD);
+        Self { name, provider, options, pool, connecting, accepting, sinks }
     }
 
     /// The same with buffers from `pool`.
@@ -111,6 +118,10 @@ impl RdmaKind {
         let mut connection = Connection::new(settings, self.pool.clone());
         if let Some(source) = source {
             connection = connection.with_receive_source(source.clone());
+        }
+        if role == Role::Accepting {
+            let user = qp.peer_user().map(|user| user.uid);
+            connection = connection.with_sinks(self.sinks.account(Payer { host: Host::of(peer.ip()), user }));
         }
         Arc::new(RdmaTransport::new(self.name, qp, connection, self.pool.clone()))
     }
@@ -214,5 +225,7 @@ async fn within<T>(limit: Duration, set_up: impl Future<Output = io::Result<T>>)
     tokio::time::timeout(limit, set_up).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
+/// Memory that the chunks of a call can take beyond their bytes: a buffer of the pool for each of many short segments.
+const CALL_OVERHEAD: usize = 1 << 20;
 /// Calls that a client can always have received, however little is free: one being served and the next.
 const GUARANTEED_RECEIVES: usize = 2;
