@@ -238,6 +238,7 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     }
     nfs.call_back_by(switch.find("tcp").expect("it is registered"));
     tokio::spawn(nfs.upkeep());
+    tokio::spawn(trim(pool));
     let _admin = administered(&config, &state_dir, &nfs);
     let locking = locking::start(&config.server, &switch, &workers, &nfs, &places)?;
     let published = publish(&config, (&switch, &workers), (&server, &places), locking.as_ref()).await?;
@@ -275,6 +276,29 @@ fn connection_limits(config: &ServerConfig, descriptors: usize) -> ConnectionLim
     let mut limits = ConnectionLimits::total(total);
     limits.per_host = config.connections_per_host.map_or(limits.per_host, NonZeroUsize::get);
     limits
+}
+
+/// Gives memory back to the system that a burst has left behind.
+async fn trim(pool: Pool) {
+    let mut ticks = tokio::time::interval(TRIM_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let pool = pool.clone();
+        // Unmapping takes about a millisecond for each slab.
+        let trimmed = tokio::task::spawn_blocking(move || {
+            let bytes = pool.trim();
+            if bytes > 0 {
+                buf::trim_heap();
+            }
+            bytes
+        });
+        match trimmed.await {
+            Ok(0) => {}
+            Ok(bytes) => tracing::debug!(bytes, "memory given back to the system"),
+            Err(error) => tracing::warn!(%error, "memory is not given back to the system"),
+        }
+    }
 }
 
 /// Lets `slipway clients` ask, where there is a state directory: memory alone needs none, unless one is named.
@@ -347,6 +371,8 @@ fn remove(ready_file: Option<&Path>) {
 
 /// How long calls may take to be answered when the server ends.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// Pool memory that has not been used for so long is given back.
+const TRIM_INTERVAL: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
