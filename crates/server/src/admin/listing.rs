@@ -97,10 +97,10 @@ impl Admin {
 
     fn sessions(&self, id: Clientid4) -> Vec<Record> {
         let sessions: Vec<_> = self.shared.with_state(|state| {
-            let sessions = state.sessions_of(id).map(|(name, session)| {
+            let sessions = state.sessions_of(id).map(|session| {
                 let back: Vec<_> = session.backchannel().collect();
                 let bound = session.connections().map(|connection| (connection, back.contains(&connection)));
-                (name, session.fore.maxrequests, bound.collect::<Vec<_>>())
+                (session.id, session.fore.maxrequests, bound.collect::<Vec<_>>())
             });
             sessions.collect()
         });

@@ -27,6 +27,7 @@ use super::{
     place::{Filehandle, Place},
     state::{
         Principal, Request,
+        load::REPLY_SMALL,
         session::Connection,
         slot::{Begun, Fingerprint, Ticket},
         v40::Kept,
@@ -337,9 +338,13 @@ impl Compound {
 
     fn sequence(&mut self, shared: &Arc<Shared>, request: Request<'_>, operations: &mut Incoming<'_>) -> Opening {
         let SequenceArgs { sessionid, cachethis, .. } = *request.args;
-        let alone = request.operations == 1;
         let connection = self.cursor.connection.id;
-        let begun = shared.with_state(|state| state.sequence(clock::now(), request, connection));
+        let begin = |request| shared.with_state(|state| state.sequence(clock::now(), request, connection));
+        // What a client that is back had to wait for has been stored by the first attempt.
+        let begun = match begin(request.clone()) {
+            Err(Nfsstat4::Delay) => begin(request),
+            begun => begun,
+        };
         let sequenced = match begun {
             Ok(sequenced) => sequenced,
             Err(status) => {
@@ -358,7 +363,7 @@ impl Compound {
                 return Opening::End;
             }
             Begun::Execute(ticket) => {
-                let keep = cachethis || alone;
+                let keep = cachethis;
                 self.slot = Some(Slot { shared: shared.clone(), session: sessionid, ticket: Some(ticket), keep });
             }
         }
@@ -471,6 +476,8 @@ impl Compound {
         let cheap = self.results.count() <= 1 || self.results.count() == 2 && self.status != Nfsstat4::Ok;
         self.results.finish(&mut self.out, self.status);
         let message = self.out.finish();
+        // A tag can make any reply long.
+        let cheap = cheap && message.stream.len() <= REPLY_SMALL;
         if let Some(slot) = self.slot {
             slot.finish(&message, cheap);
         }
