@@ -12,9 +12,15 @@ use std::{
 
 use buf::{Buffer, Pool};
 use rdma::{ConnectRequest, Connected, Provider, QpOptions, ReceiveSource, ReceiveSourceOptions, WorkId};
-use rpc::{BoxFuture, Incoming, Listener, OptionError, Peer, RawOptions, Transport, TransportError, TransportKind};
+use rpc::{
+    BoxFuture, Host, Incoming, Listener, OptionError, Peer, RawOptions, Transport, TransportError, TransportKind,
+};
 
-use crate::{Connection, Design, Options, RdmaTransport, Role, Settings, private_data::PrivateData};
+use crate::{
+    Connection, Design, Options, RdmaTransport, Role, Settings,
+    private_data::PrivateData,
+    sinks::{Payer, Sinks},
+};
 
 /// Connects and listens over one provider.
 ///
@@ -41,6 +47,8 @@ pub struct RdmaKind {
     accepting: ReceiveSource,
     /// For those that we accept from hosts that are not served in full.
     strangers: ReceiveSource,
+    /// What their calls have RDMA Read.
+    sinks: Sinks,
 }
 
 /// Waits for connections over one provider.
@@ -63,7 +71,8 @@ impl RdmaKind {
         };
         let (connecting, accepting) = (source(usize::MAX), source(options.recv_memory / buffer_bytes));
         let strangers = source(STRANGERS_RECV_MEMORY.min(options.recv_memory) / buffer_bytes);
-        Self { name, provider, options, pool, connecting, accepting, strangers }
+        let sinks = Sinks::new(options.pull_memory, options.message_max + CALL_OVERHEAD);
+        Self { name, provider, options, pool, connecting, accepting, strangers, sinks }
     }
 
     /// The same with buffers from `pool`.
@@ -114,6 +123,10 @@ impl RdmaKind {
         let mut connection = Connection::new(settings, self.pool.clone());
         if let Some(source) = source {
             connection = connection.with_receive_source(source.clone());
+        }
+        if role == Role::Accepting {
+            let user = qp.peer_user().map(|user| user.uid);
+            connection = connection.with_sinks(self.sinks.account(Payer { host: Host::of(peer.ip()), user }));
         }
         Arc::new(RdmaTransport::new(self.name, qp, connection, self.pool.clone()))
     }
@@ -220,6 +233,8 @@ async fn within<T>(limit: Duration, set_up: impl Future<Output = io::Result<T>>)
     tokio::time::timeout(limit, set_up).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
+/// Memory that the chunks of a call can take beyond their bytes: a buffer of the pool for each of many short segments.
+const CALL_OVERHEAD: usize = 1 << 20;
 /// Calls that a client can always have received, however little is free: one being served and the next.
 const GUARANTEED_RECEIVES: usize = 2;
 /// Bytes of receive buffers that all connections of hosts not served in full share.

@@ -200,7 +200,10 @@ impl RdmaTransport {
                 Poll::Ready(Err(error)) => Some(error),
                 Poll::Pending => {
                     let mut shared = self.shared.lock();
-                    if io.post_work(&mut shared.connection) || io.poll_timer(&mut shared.connection, cx) {
+                    if io.post_work(&mut shared.connection)
+                        || io.poll_timer(&mut shared.connection, cx)
+                        || (!io.full && shared.connection.poll_sinks(cx))
+                    {
                         continue; // something was queued while the queue pair was at work
                     }
                     shared.take_events(woken);

@@ -45,7 +45,8 @@ and by iWARP in software), and for clients on this host with shm (shared memory)
 SIGTERM and SIGINT answer what has been called, and end it. SIGUSR1 prints counters of all procedures.
 
 Configuration file, for several exports (unknown keys are refused):
-  [server]                      # state_dir, workers, connections, connections_per_host, rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
+  [server]                      # state_dir, workers, connections, connections_per_host, blocking_threads, blocking_queue,
+                                # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
   workers = 4
   [[listen]]                    # transport, address, options
   transport = \"tcp\"
@@ -237,6 +238,7 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     }
     nfs.call_back_by(switch.find("tcp").expect("it is registered"));
     tokio::spawn(nfs.upkeep());
+    tokio::spawn(trim(pool));
     let _admin = administered(&config, &state_dir, &nfs);
     let locking = locking::start(&config.server, &switch, &workers, &nfs, &places)?;
     let published = publish(&config, (&switch, &workers), (&server, &places), locking.as_ref()).await?;
@@ -259,11 +261,11 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// The configured limits. Connections may take half of the file descriptors; files and shared memory need the rest.
+/// The configured limits. Connections may take three quarters of the file descriptors; files and shared memory need the rest.
 fn connection_limits(config: &ServerConfig, descriptors: usize) -> ConnectionLimits {
-    let wanted = config.connections.map_or(ConnectionLimits::default().total, NonZeroUsize::get);
-    let total = wanted.min((descriptors / 2).max(1));
-    if total < wanted {
+    let possible = (descriptors / 4 * 3).max(1);
+    let total = config.connections.map_or(ConnectionLimits::default().total, NonZeroUsize::get).min(possible);
+    if let Some(wanted) = config.connections.filter(|wanted| wanted.get() > total) {
         tracing::warn!(
             wanted,
             total,
@@ -274,6 +276,29 @@ fn connection_limits(config: &ServerConfig, descriptors: usize) -> ConnectionLim
     let mut limits = ConnectionLimits::total(total);
     limits.per_host = config.connections_per_host.map_or(limits.per_host, NonZeroUsize::get);
     limits
+}
+
+/// Gives memory back to the system that a burst has left behind.
+async fn trim(pool: Pool) {
+    let mut ticks = tokio::time::interval(TRIM_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let pool = pool.clone();
+        // Unmapping takes about a millisecond for each slab.
+        let trimmed = tokio::task::spawn_blocking(move || {
+            let bytes = pool.trim();
+            if bytes > 0 {
+                buf::trim_heap();
+            }
+            bytes
+        });
+        match trimmed.await {
+            Ok(0) => {}
+            Ok(bytes) => tracing::debug!(bytes, "memory given back to the system"),
+            Err(error) => tracing::warn!(%error, "memory is not given back to the system"),
+        }
+    }
 }
 
 /// Lets `slipway clients` ask, where there is a state directory: memory alone needs none, unless one is named.
@@ -346,17 +371,19 @@ fn remove(ready_file: Option<&Path>) {
 
 /// How long calls may take to be answered when the server ends.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// Pool memory that has not been used for so long is given back.
+const TRIM_INTERVAL: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn connections_take_half_of_the_descriptors_at_most() {
+    fn connections_take_three_quarters_of_the_descriptors_at_most() {
         let mut config = ServerConfig::default();
         assert_eq!(connection_limits(&config, usize::MAX).total, 16384);
         let limits = connection_limits(&config, 1024);
-        assert_eq!((limits.total, limits.per_host), (512, 384));
+        assert_eq!((limits.total, limits.per_host), (768, 576));
         config.connections = NonZeroUsize::new(100);
         config.connections_per_host = NonZeroUsize::new(7);
         let limits = connection_limits(&config, 1024);
