@@ -272,6 +272,7 @@ async fn a_connection_that_stalls_is_closed_when_another_waits_for_its_memory() 
         std::io::Write::write_all(&mut waiting, &[&mark(call.len() as u32), &call[..]].concat()).unwrap();
         std::io::Read::read_exact(&mut waiting, &mut [0; 100]).unwrap();
     });
+    until(|| stalling.is_finished()).await;
     let error = stalling.await.unwrap();
     assert!(error.to_string().contains("memory"), "{error}");
     until(|| writer.is_finished()).await;
