@@ -258,11 +258,15 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// What [`poll_record`](Self::poll_record) gave has been stored, or could not be.
     pub fn records_stored(&mut self, changes: &[RecordChange], stored: bool) {
         for change in changes {
-            let (RecordChange::Add(owner) | RecordChange::Forfeit(owner)) = change else { continue };
+            let (RecordChange::Add(owner) | RecordChange::Forfeit(owner) | RecordChange::Remove(owner)) = change;
             let client = self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id));
-            if let Some(client) = client.filter(|client| client.stored == Stored::Returning) {
-                client.stored = if stored { Stored::AsIs } else { Stored::Lapsed };
-            }
+            let Some(client) = client else { continue };
+            client.stored = match (client.stored, change) {
+                (Stored::Lapsed, RecordChange::Remove(_)) if !stored => Stored::AsIs,
+                (Stored::Returning, RecordChange::Add(_) | RecordChange::Forfeit(_)) if stored => Stored::AsIs,
+                (Stored::Returning, RecordChange::Add(_) | RecordChange::Forfeit(_)) => Stored::Lapsed,
+                (as_it_is, _) => as_it_is,
+            };
         }
     }
 }

@@ -410,7 +410,7 @@ impl State<&'static str, char> {
         assert_eq!(listed.len(), bound.len(), "each is listed once");
         assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), bound);
         let floors = self.options.replies_max / 2;
-        let granted = self.clients.hosts().granted(hosts::Share::Strangers).0;
+        let granted = self.clients.hosts().granted(hosts::Group::Strangers).0;
         assert!(floors + granted <= self.options.replies_max, "replies are bounded");
     }
 }
