@@ -166,6 +166,8 @@ pub struct State<R, F> {
     records: VecDeque<RecordChange>,
     /// When all clients are looked at next, for those that have expired.
     next_look: Option<Instant>,
+    /// The same for those that need not be remembered.
+    next_forget: Option<Instant>,
     rng: StdRng,
 }
 
@@ -193,6 +195,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             before: None,
             records: VecDeque::new(),
             next_look: None,
+            next_forget: None,
             rng,
         }
     }
@@ -450,7 +453,6 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let lapsed = expired.filter(|(id, _)| self.stateids.count(*id) == 0 && !self.is_busy(*id));
         let lapsed: Vec<_> = lapsed.map(|(id, _)| id).collect();
         lapsed.into_iter().for_each(|id| self.end_client(id));
-        self.forget_records(now);
     }
 
     /// Ends a client with all that it has; the only way in which one ends. Its locks are for whoever gets the event.

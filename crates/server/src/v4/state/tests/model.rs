@@ -341,6 +341,7 @@ impl Model {
             }
             Op::Expire => {
                 state.expire(*now);
+                state.forget_records(*now);
                 state.relieve(*now);
             }
             Op::EndGrace if state.in_grace() => drop(self.world.end_grace()),
