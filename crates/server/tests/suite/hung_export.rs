@@ -14,7 +14,12 @@ use crate::common::*;
 use nfs::{
     mount::{Dirpath, MountProc3, MountRes, Mountstat3},
     v3::*,
-    v4::{self, Argop4, Nfsstat4, Resop4, attr::Attr4, compound::CompoundArgs, compound::CompoundRes},
+    v4::{
+        self, Argop4, Nfsstat4, Resop4,
+        attr::{Attr4, Purpose},
+        compound::CompoundArgs,
+        compound::CompoundRes,
+    },
 };
 use rpc::{AcceptError, BoxFuture};
 use server::{
@@ -241,8 +246,11 @@ fn the_list_of_exports_is_answered_while_one_hangs() {
     let Some(Resop4::ReadDir(v4::Res4::Ok(list))) = client.ok(list(&[Attr4::RdattrError, Attr4::Fileid])).pop() else {
         panic!("READDIR")
     };
-    let names: Vec<_> = list.reply.entries.0.iter().map(|entry| entry.name.to_vec()).collect();
-    assert_eq!(names, [b"hung", b"free"]);
+    let attrs = |entry: &v4::Entry4| entry.attrs.to_attrs(1, Purpose::Get).unwrap();
+    let entries = list.reply.entries.0.iter();
+    let entries: Vec<_> = entries.map(|entry| (entry.name.to_vec(), attrs(entry).rdattr_error)).collect();
+    let busy = Some(Nfsstat4::Delay);
+    assert_eq!(entries, [(b"hung".to_vec(), busy), (b"free".to_vec(), busy)], "not as if they were no exports");
     // The exports themselves are entered all the same.
     client.ok([at("/hung"), vec![Argop4::GetFh], at("/free"), vec![getattr(&[Attr4::Fileid])]].concat());
     server.hung.release();
