@@ -16,8 +16,8 @@ use rpc::{BoxFuture, Host, Incoming, Listener, OptionError, RawOptions, Transpor
 
 use crate::{
     Connection, Design, Options, RdmaTransport, Role, Settings,
+    call_memory::{CallMemory, Payer},
     private_data::PrivateData,
-    sinks::{Payer, Sinks},
 };
 
 /// Connects and listens over one provider.
@@ -44,7 +44,7 @@ pub struct RdmaKind {
     /// For those that we accept.
     accepting: ReceiveSource,
     /// What their calls have RDMA Read.
-    sinks: Sinks,
+    memory: CallMemory,
 }
 
 /// Waits for connections over one provider.
@@ -66,8 +66,8 @@ impl RdmaKind {
             ReceiveSource::new(ReceiveSourceOptions { buffer_bytes, budget, guaranteed }, pool.private().clone())
         };
         let (connecting, accepting) = (source(usize::MAX), source(options.recv_memory / buffer_bytes));
-        let sinks = Sinks::new(options.pull_memory, options.message_max + CALL_OVERHEAD);
-        Self { name, provider, options, pool, connecting, accepting, sinks }
+        let memory = CallMemory::new(options.call_memory, options.message_max + CALL_OVERHEAD);
+        Self { name, provider, options, pool, connecting, accepting, memory }
     }
 
     /// The same with buffers from `pool`.
@@ -121,7 +121,7 @@ impl RdmaKind {
         }
         if role == Role::Accepting {
             let user = qp.peer_user().map(|user| user.uid);
-            connection = connection.with_sinks(self.sinks.account(Payer { host: Host::of(peer.ip()), user }));
+            connection = connection.with_call_memory(self.memory.account(Payer { host: Host::of(peer.ip()), user }));
         }
         Arc::new(RdmaTransport::new(self.name, qp, connection, self.pool.clone()))
     }

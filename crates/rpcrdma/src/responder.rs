@@ -7,7 +7,7 @@
 //! are posted before its Send and so arrive before it. In the Read-Read design the caller reads the reply, see `expose.rs`.
 //!
 //! Each segment is one RDMA operation; the queue pair starts no more RDMA Reads at once than the peer takes. Bytes being read
-//! on one connection are bounded, and so is what the calls of all connections hold (`sinks.rs`): further calls wait in order.
+//! on one connection are bounded, and so is what the calls of all connections hold (`call_memory.rs`): further calls wait in order.
 //!
 //! Buffers: a call's are handed up with it; a reply's belong to the queue pair until it has been sent. On error (the caller
 //! did not offer enough) the caller hears ERR_CHUNK, and the server gets an error; nothing is retried.
@@ -27,6 +27,7 @@ use xdr::Message;
 
 use crate::{
     Event, Registry, Role, Settings,
+    call_memory::MemoryAccount,
     chunk::{Chunk, Lists},
     credits::Grants,
     expose::{Exposed, Next, Waiting},
@@ -35,7 +36,6 @@ use crate::{
     link::{Deadline, Link, Name, shrink_idle},
     message::{Direction, assemble, reads_make_sense},
     pull::{Pull, buffer_bytes},
-    sinks::SinkAccount,
     table::{Key, Table},
 };
 
@@ -50,7 +50,7 @@ pub(crate) struct Responder {
     /// Bytes that are being read.
     pulling_bytes: usize,
     /// Our part of the memory for that, if there is a bound on it.
-    sinks: Option<SinkAccount>,
+    memory: Option<MemoryAccount>,
     /// Time of the last call or completed RDMA Read.
     now: Option<Instant>,
     /// Replies whose data the peer reads.
@@ -68,8 +68,8 @@ struct Incoming {
     credits: u32,
     lists: Lists,
     stage: Stage,
-    /// Bytes that it has of `sinks`.
-    sink_bytes: usize,
+    /// Bytes that it has of `memory`.
+    memory_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -105,7 +105,7 @@ impl Responder {
             calls: Table::new(),
             to_pull: VecDeque::new(),
             pulling_bytes: 0,
-            sinks: None,
+            memory: None,
             now: None,
             exposed: Exposed::new(),
             unsent: VecDeque::new(),
@@ -114,13 +114,13 @@ impl Responder {
     }
 
     /// Bounds what calls hold by an account of memory that connections share.
-    pub(crate) fn set_sinks(&mut self, sinks: SinkAccount) {
-        self.sinks = Some(sinks);
+    pub(crate) fn set_memory(&mut self, memory: MemoryAccount) {
+        self.memory = Some(memory);
     }
 
     /// Whether a call that waits for memory can go on; otherwise the task is woken for that.
-    pub(crate) fn poll_sinks(&mut self, cx: &Context<'_>) -> bool {
-        self.sinks.as_mut().and_then(|sinks| sinks.poll_wanted(cx)) == Some(Poll::Ready(()))
+    pub(crate) fn poll_memory(&mut self, cx: &Context<'_>) -> bool {
+        self.memory.as_mut().and_then(|memory| memory.poll_wanted(cx)) == Some(Poll::Ready(()))
     }
 
     /// Whether a receive is posted in the place of each that completes.
@@ -169,12 +169,12 @@ impl Responder {
         }
         if lists.reads.is_empty() {
             let message = Message::from(stream.expect("a message without read chunks is inline"));
-            let key = self.calls.insert(Incoming { xid, credits, lists, stage: Stage::InService, sink_bytes: 0 });
+            let key = self.calls.insert(Incoming { xid, credits, lists, stage: Stage::InService, memory_bytes: 0 });
             hand_up(link, key, xid, message);
             return Ok(());
         }
         let stage = Stage::Pull(Pull::new(stream, &lists.reads));
-        let key = self.calls.insert(Incoming { xid, credits, lists, stage, sink_bytes: 0 });
+        let key = self.calls.insert(Incoming { xid, credits, lists, stage, memory_bytes: 0 });
         self.to_pull.push_back(key);
         self.now = Some(now);
         Ok(())
@@ -188,7 +188,7 @@ impl Responder {
     pub(crate) fn start_pull(&mut self, link: &mut Link, registry: &mut dyn Registry) -> Option<Result<(), Refusal>> {
         let key = *self.to_pull.front()?;
         let now = self.now.expect("a call has arrived");
-        let Some(Incoming { stage: Stage::Pull(pull), lists, sink_bytes, .. }) = self.calls.get_mut(key) else {
+        let Some(Incoming { stage: Stage::Pull(pull), lists, memory_bytes, .. }) = self.calls.get_mut(key) else {
             unreachable!("a call that waits to be pulled stands")
         };
         if self.pulling_bytes > 0 && self.pulling_bytes + pull.bytes() > link.settings.options.pull_max {
@@ -210,12 +210,12 @@ impl Responder {
         }
         let bytes = rest.iter().map(|(_, segment)| buffer_bytes(segment.length)).sum();
         if bytes > 0
-            && let Some(sinks) = &mut self.sinks
+            && let Some(memory) = &mut self.memory
         {
-            if !sinks.take(bytes) {
+            if !memory.take(bytes) {
                 return None;
             }
-            *sink_bytes = bytes;
+            *memory_bytes = bytes;
         }
         self.to_pull.pop_front();
         self.pulling_bytes += pull.bytes();
@@ -384,7 +384,7 @@ impl Responder {
         for key in self.calls.keys() {
             self.remove_call(key);
         }
-        self.sinks = None;
+        self.memory = None;
         self.exposed.end(registry);
     }
 
@@ -417,10 +417,10 @@ impl Responder {
 
     fn remove_call(&mut self, key: Key) -> Incoming {
         let call = self.calls.remove(key).expect("the call stands");
-        if call.sink_bytes > 0
-            && let Some(sinks) = &mut self.sinks
+        if call.memory_bytes > 0
+            && let Some(memory) = &mut self.memory
         {
-            sinks.give_back(call.sink_bytes);
+            memory.give_back(call.memory_bytes);
         }
         call
     }

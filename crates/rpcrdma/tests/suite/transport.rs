@@ -343,7 +343,7 @@ async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
 #[tokio::test(start_paused = true)]
 async fn data_of_unanswered_calls_are_bounded_over_all_connections() {
     const CALL: usize = 200_000;
-    let options = Options { message_max: 300_000, pull_memory: 8 << 20, ..Options::default() };
+    let options = Options { message_max: 300_000, call_memory: 8 << 20, ..Options::default() };
     let (sim, pool) = (Sim::new(SimOptions::default()), Pool::default());
     let server = RdmaKind::new(Arc::new(sim.clone()), options.clone()).with_pool(pool.clone());
     let client = RdmaKind::new(Arc::new(sim), options);

@@ -1,4 +1,4 @@
-//! [`Sinks`]: memory for what calls have RDMA Read, shared by all connections of a listener.
+//! [`CallMemory`]: memory for what calls have RDMA Read, shared by all connections of a listener.
 //!
 //! A peer that offers read chunks makes us take memory for them, and one that then does not answer the RDMA Reads makes us
 //! keep it until the deadline. So all connections together have a budget. A call has its bytes from when its first RDMA Read
@@ -22,7 +22,7 @@ use rpc::Host;
 
 /// The budget of a listener. Clones are the same.
 #[derive(Clone)]
-pub(crate) struct Sinks(Arc<Inner>);
+pub(crate) struct CallMemory(Arc<Inner>);
 
 /// Whose connection it is: a host, and the user where the kernel tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,8 +56,8 @@ struct Waiting {
 }
 
 /// One connection's part. What it holds is given back on drop.
-pub(crate) struct SinkAccount {
-    sinks: Arc<Inner>,
+pub(crate) struct MemoryAccount {
+    memory: Arc<Inner>,
     payer: Payer,
     number: u64,
     held: usize,
@@ -65,7 +65,7 @@ pub(crate) struct SinkAccount {
     wants: Option<usize>,
 }
 
-impl Sinks {
+impl CallMemory {
     /// A budget of `bytes`, of which the longest call, of `call_max`, is at most a quarter.
     pub(crate) fn new(bytes: usize, call_max: usize) -> Self {
         let budget = bytes.max(4 * call_max);
@@ -73,24 +73,24 @@ impl Sinks {
     }
 
     /// The part of a new connection.
-    pub(crate) fn account(&self, payer: Payer) -> SinkAccount {
+    pub(crate) fn account(&self, payer: Payer) -> MemoryAccount {
         let number = self.0.next.fetch_add(1, Relaxed);
-        SinkAccount { sinks: self.0.clone(), payer, number, held: 0, wants: None }
+        MemoryAccount { memory: self.0.clone(), payer, number, held: 0, wants: None }
     }
 }
 
-impl SinkAccount {
+impl MemoryAccount {
     /// Takes `bytes` for a call, if its payer may have them now.
     pub(crate) fn take(&mut self, bytes: usize) -> bool {
-        let mut state = self.sinks.state.lock();
-        if !state.admits(self.payer, bytes, self.sinks.budget) {
+        let mut state = self.memory.state.lock();
+        if !state.admits(self.payer, bytes, self.memory.budget) {
             self.wants = Some(bytes);
             return false;
         }
         state.used += bytes;
         state.payers.entry(self.payer).or_default().held += bytes;
         // There may be enough for whoever waits behind this one, too.
-        let woken = if self.wants.take().is_some() { state.take_woken(self.sinks.budget) } else { Vec::new() };
+        let woken = if self.wants.take().is_some() { state.take_woken(self.memory.budget) } else { Vec::new() };
         drop(state);
         self.held += bytes;
         woken.into_iter().for_each(Waker::wake);
@@ -100,9 +100,9 @@ impl SinkAccount {
     /// Gives back what a call took.
     pub(crate) fn give_back(&mut self, bytes: usize) {
         self.held -= bytes;
-        let mut state = self.sinks.state.lock();
+        let mut state = self.memory.state.lock();
         state.give_back(self.payer, bytes);
-        let woken = state.take_woken(self.sinks.budget);
+        let woken = state.take_woken(self.memory.budget);
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
@@ -111,9 +111,9 @@ impl SinkAccount {
     /// nothing is wanted.
     pub(crate) fn poll_wanted(&mut self, cx: &Context<'_>) -> Option<Poll<()>> {
         let bytes = self.wants?;
-        let mut state = self.sinks.state.lock();
+        let mut state = self.memory.state.lock();
         state.wait_no_more(self.payer, self.number);
-        if state.admits(self.payer, bytes, self.sinks.budget) {
+        if state.admits(self.payer, bytes, self.memory.budget) {
             return Some(Poll::Ready(()));
         }
         let waiting = Waiting { account: self.number, bytes, waker: cx.waker().clone() };
@@ -122,13 +122,13 @@ impl SinkAccount {
     }
 }
 
-impl Drop for SinkAccount {
+impl Drop for MemoryAccount {
     fn drop(&mut self) {
-        let mut state = self.sinks.state.lock();
+        let mut state = self.memory.state.lock();
         state.wait_no_more(self.payer, self.number);
         state.give_back(self.payer, self.held);
         // It may have been woken for bytes that it will not take now.
-        let woken = state.take_woken(self.sinks.budget);
+        let woken = state.take_woken(self.memory.budget);
         drop(state);
         woken.into_iter().for_each(Waker::wake);
     }
@@ -200,7 +200,7 @@ mod tests {
     }
 
     /// Has an account wait; how often it has been woken.
-    fn wait(account: &mut SinkAccount) -> Arc<Wakes> {
+    fn wait(account: &mut MemoryAccount) -> Arc<Wakes> {
         let wakes = Arc::new(Wakes::default());
         let polled = account.poll_wanted(&Context::from_waker(&wakes.clone().into()));
         assert_eq!(polled, Some(Poll::Pending));
@@ -209,23 +209,23 @@ mod tests {
 
     #[test]
     fn a_host_has_half_at_most_whatever_its_connections_and_others_find_something() {
-        let sinks = Sinks::new(1200, 100);
-        let mut connections: Vec<_> = (0..100).map(|_| sinks.account(payer(1))).collect();
+        let memory = CallMemory::new(1200, 100);
+        let mut connections: Vec<_> = (0..100).map(|_| memory.account(payer(1))).collect();
         let taken: usize = connections.iter_mut().map(|account| 50 * usize::from(account.take(50))).sum();
         assert_eq!(taken, 600);
-        let mut other = sinks.account(payer(2));
+        let mut other = memory.account(payer(2));
         assert!((0..6).all(|_| other.take(50)) && !other.take(50));
         drop(connections);
         assert!(other.take(50));
         drop(other);
-        let state = sinks.0.state.lock();
+        let state = memory.0.state.lock();
         assert_eq!((state.used, state.payers.len()), (0, 0));
     }
 
     #[test]
     fn who_waits_is_woken_when_there_is_room_and_wakes_the_next() {
-        let sinks = Sinks::new(400, 100);
-        let [mut holder, mut first, mut second] = [1, 1, 1].map(|host| sinks.account(payer(host)));
+        let memory = CallMemory::new(400, 100);
+        let [mut holder, mut first, mut second] = [1, 1, 1].map(|host| memory.account(payer(host)));
         assert!(holder.take(200) && !first.take(50) && !second.take(50));
         let (one, two) = (wait(&mut first), wait(&mut second));
         holder.give_back(20);
@@ -239,8 +239,8 @@ mod tests {
 
     #[test]
     fn a_connection_that_ends_gives_back_its_bytes_and_its_turn() {
-        let sinks = Sinks::new(400, 100);
-        let [mut holder, mut first, mut second] = [1, 1, 1].map(|host| sinks.account(payer(host)));
+        let memory = CallMemory::new(400, 100);
+        let [mut holder, mut first, mut second] = [1, 1, 1].map(|host| memory.account(payer(host)));
         assert!(holder.take(200) && !first.take(50) && !second.take(50));
         let (one, two) = (wait(&mut first), wait(&mut second));
         drop(holder);
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn the_longest_call_fits_in_any_budget() {
-        let sinks = Sinks::new(1, 1000);
-        assert!(sinks.account(payer(1)).take(1000));
+        let memory = CallMemory::new(1, 1000);
+        assert!(memory.account(payer(1)).take(1000));
     }
 }
