@@ -1,18 +1,26 @@
-//! [`CallMemory`]: memory for what calls have RDMA Read, shared by all connections of a listener.
+//! [`CallMemory`]: memory of calls in progress, shared by all connections of a listener.
 //!
-//! A peer that offers read chunks makes us take memory for them, and one that then does not answer the RDMA Reads makes us
-//! keep it until the deadline. So all connections together have a budget. A call has its bytes from when its first RDMA Read
-//! is posted until it is answered; a call that finds none waits, and the calls of its connection behind it.
+//! A peer that offers read chunks makes us take memory for them, and one that offers write chunks makes us take memory for its
+//! reply. A peer that then answers no RDMA Read, or takes no reply, makes us keep it. So all connections together have a
+//! budget. A call takes the bytes of its read chunks that are to be read, and the room that it offers for its reply, before it
+//! is read or handed up; it gives back the first when it is answered, and the second when the reply has been sent. A call that
+//! finds none waits. Calls without chunks have what is in their receive, and take nothing here.
 //!
-//! A *payer*, which is a host or a user of this host, may hold as much as it leaves free: one alone
-//! gets half of the budget, and however many others take what they can, the next one finds something. When bytes come back,
-//! one connection of each payer that can go on is woken, in the order in which they began to wait.
+//! A *payer*, which is a host or a user of this host, may hold as much as it leaves free: one alone gets half of the budget,
+//! and however many others take what they can, the next one finds something. When bytes come back, one connection of each
+//! payer that can go on is woken, in the order in which they began to wait.
+//!
+//! While nobody waits no lock is taken. The sum never exceeds the budget. Two connections of one payer that ask at once may
+//! both be told to wait though one could go on; then one of them is woken again.
 
 use std::{
     collections::{HashMap, VecDeque},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     task::{Context, Poll, Waker},
 };
@@ -33,19 +41,18 @@ pub(crate) struct Payer {
 
 struct Inner {
     budget: usize,
+    used: AtomicUsize,
+    /// Connections that wait, to be seen without the lock.
+    waiting: AtomicUsize,
     next: AtomicU64,
-    state: Mutex<State>,
+    payers: Mutex<HashMap<Payer, Part>>,
 }
 
-#[derive(Default)]
-struct State {
-    used: usize,
-    payers: HashMap<Payer, Part>,
-}
-
+/// A payer that has connections.
 #[derive(Default)]
 struct Part {
-    held: usize,
+    accounts: usize,
+    held: Arc<AtomicUsize>,
     waiting: VecDeque<Waiting>,
 }
 
@@ -60,6 +67,7 @@ pub(crate) struct MemoryAccount {
     memory: Arc<Inner>,
     payer: Payer,
     number: u64,
+    held_by_payer: Arc<AtomicUsize>,
     held: usize,
     /// What it could not take.
     wants: Option<usize>,
@@ -68,121 +76,130 @@ pub(crate) struct MemoryAccount {
 impl CallMemory {
     /// A budget of `bytes`, of which the longest call, of `call_max`, is at most a quarter.
     pub(crate) fn new(bytes: usize, call_max: usize) -> Self {
-        let budget = bytes.max(4 * call_max);
-        Self(Arc::new(Inner { budget, next: AtomicU64::new(0), state: Mutex::default() }))
+        Self(Arc::new(Inner {
+            budget: bytes.max(4 * call_max),
+            used: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            next: AtomicU64::new(0),
+            payers: Mutex::default(),
+        }))
     }
 
     /// The part of a new connection.
     pub(crate) fn account(&self, payer: Payer) -> MemoryAccount {
         let number = self.0.next.fetch_add(1, Relaxed);
-        MemoryAccount { memory: self.0.clone(), payer, number, held: 0, wants: None }
+        let mut payers = self.0.payers.lock();
+        let part = payers.entry(payer).or_default();
+        part.accounts += 1;
+        let held_by_payer = part.held.clone();
+        MemoryAccount { memory: self.0.clone(), payer, number, held_by_payer, held: 0, wants: None }
     }
 }
 
 impl MemoryAccount {
     /// Takes `bytes` for a call, if its payer may have them now.
     pub(crate) fn take(&mut self, bytes: usize) -> bool {
-        let mut state = self.memory.state.lock();
-        if !state.admits(self.payer, bytes, self.memory.budget) {
+        let held = self.held_by_payer.fetch_add(bytes, SeqCst).saturating_add(bytes);
+        let budget = self.memory.budget;
+        let take = |used| (held <= free(budget, used, bytes)?).then_some(used + bytes);
+        if self.memory.used.fetch_update(SeqCst, SeqCst, take).is_err() {
+            self.held_by_payer.fetch_sub(bytes, SeqCst);
             self.wants = Some(bytes);
+            // Another may have been refused for what was counted here.
+            self.memory.wake();
             return false;
         }
-        state.used += bytes;
-        state.payers.entry(self.payer).or_default().held += bytes;
-        // There may be enough for whoever waits behind this one, too.
-        let woken = if self.wants.take().is_some() { state.take_woken(self.memory.budget) } else { Vec::new() };
-        drop(state);
         self.held += bytes;
-        woken.into_iter().for_each(Waker::wake);
+        if self.wants.take().is_some() {
+            // There may be enough for who waits behind this one, too.
+            self.memory.wake();
+        }
         true
     }
 
     /// Gives back what a call took.
     pub(crate) fn give_back(&mut self, bytes: usize) {
         self.held -= bytes;
-        let mut state = self.memory.state.lock();
-        state.give_back(self.payer, bytes);
-        let woken = state.take_woken(self.memory.budget);
-        drop(state);
-        woken.into_iter().for_each(Waker::wake);
+        self.held_by_payer.fetch_sub(bytes, SeqCst);
+        self.memory.used.fetch_sub(bytes, SeqCst);
+        self.memory.wake();
     }
 
     /// Ready if it is worth trying again to take what could not be taken. Otherwise the task is woken for that; `None` if
     /// nothing is wanted.
     pub(crate) fn poll_wanted(&mut self, cx: &Context<'_>) -> Option<Poll<()>> {
         let bytes = self.wants?;
-        let mut state = self.memory.state.lock();
-        state.wait_no_more(self.payer, self.number);
-        if state.admits(self.payer, bytes, self.memory.budget) {
+        let mut payers = self.memory.payers.lock();
+        let part = payers.get_mut(&self.payer).expect("it has this account");
+        self.memory.wait_no_more(part, self.number);
+        // Counted first: what is given back from now on wakes it, and what was before is seen.
+        self.memory.waiting.fetch_add(1, SeqCst);
+        part.waiting.push_back(Waiting { account: self.number, bytes, waker: cx.waker().clone() });
+        if self.memory.admits(part, bytes) {
+            self.memory.wait_no_more(part, self.number);
             return Some(Poll::Ready(()));
         }
-        let waiting = Waiting { account: self.number, bytes, waker: cx.waker().clone() };
-        state.payers.entry(self.payer).or_default().waiting.push_back(waiting);
         Some(Poll::Pending)
     }
 }
 
 impl Drop for MemoryAccount {
     fn drop(&mut self) {
-        let mut state = self.memory.state.lock();
-        state.wait_no_more(self.payer, self.number);
-        state.give_back(self.payer, self.held);
-        // It may have been woken for bytes that it will not take now.
-        let woken = state.take_woken(self.memory.budget);
-        drop(state);
+        self.give_back(self.held);
+        let mut payers = self.memory.payers.lock();
+        let part = payers.get_mut(&self.payer).expect("it has this account");
+        let waited = self.memory.wait_no_more(part, self.number);
+        part.accounts -= 1;
+        if part.accounts == 0 {
+            payers.remove(&self.payer);
+        }
+        drop(payers);
+        if self.wants.is_some() && !waited {
+            // It has been woken for bytes that it will not take now.
+            self.memory.wake();
+        }
+    }
+}
+
+impl Inner {
+    fn admits(&self, part: &Part, bytes: usize) -> bool {
+        let held = part.held.load(SeqCst).saturating_add(bytes);
+        free(self.budget, self.used.load(SeqCst), bytes).is_some_and(|free| held <= free)
+    }
+
+    /// Takes an account off the queue; whether it was in it.
+    fn wait_no_more(&self, part: &mut Part, account: u64) -> bool {
+        let before = part.waiting.len();
+        part.waiting.retain(|waiting| waiting.account != account);
+        let removed = before - part.waiting.len();
+        self.waiting.fetch_sub(removed, SeqCst);
+        removed > 0
+    }
+
+    /// Wakes the first that waits of each payer that could go on.
+    fn wake(&self) {
+        if self.waiting.load(SeqCst) == 0 {
+            return;
+        }
+        let mut woken = Vec::new();
+        for part in self.payers.lock().values_mut() {
+            if part.waiting.front().is_some_and(|first| self.admits(part, first.bytes)) {
+                woken.extend(part.waiting.pop_front().map(|first| first.waker));
+                self.waiting.fetch_sub(1, SeqCst);
+            }
+        }
         woken.into_iter().for_each(Waker::wake);
     }
 }
 
-impl State {
-    fn admits(&self, payer: Payer, bytes: usize, budget: usize) -> bool {
-        let held = self.payers.get(&payer).map_or(0, |part| part.held);
-        (budget - self.used).checked_sub(bytes).is_some_and(|free| held + bytes <= free)
-    }
-
-    fn give_back(&mut self, payer: Payer, bytes: usize) {
-        let Some(part) = self.payers.get_mut(&payer) else { return };
-        part.held -= bytes;
-        self.used -= bytes;
-        self.forget_idle(payer);
-    }
-
-    fn wait_no_more(&mut self, payer: Payer, account: u64) {
-        if let Some(part) = self.payers.get_mut(&payer) {
-            part.waiting.retain(|waiting| waiting.account != account);
-            self.forget_idle(payer);
-        }
-    }
-
-    fn forget_idle(&mut self, payer: Payer) {
-        if self.payers.get(&payer).is_some_and(|part| part.held == 0 && part.waiting.is_empty()) {
-            self.payers.remove(&payer);
-        }
-    }
-
-    /// Takes out the first that waits of each payer that could go on.
-    fn take_woken(&mut self, budget: usize) -> Vec<Waker> {
-        let waits = |(payer, part): (&Payer, &Part)| part.waiting.front().map(|first| (*payer, first.bytes));
-        let first: Vec<_> = self.payers.iter().filter_map(waits).collect();
-        let mut woken = Vec::new();
-        for (payer, bytes) in first {
-            if self.admits(payer, bytes, budget)
-                && let Some(part) = self.payers.get_mut(&payer)
-            {
-                woken.extend(part.waiting.pop_front().map(|first| first.waker));
-                self.forget_idle(payer);
-            }
-        }
-        woken
-    }
+/// What is left free of a budget when `bytes` more are used.
+fn free(budget: usize, used: usize, bytes: usize) -> Option<usize> {
+    budget.checked_sub(used)?.checked_sub(bytes)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::atomic::{AtomicUsize, Ordering::SeqCst},
-        task::Wake,
-    };
+    use std::task::Wake;
 
     use super::*;
 
@@ -218,8 +235,7 @@ mod tests {
         drop(connections);
         assert!(other.take(50));
         drop(other);
-        let state = memory.0.state.lock();
-        assert_eq!((state.used, state.payers.len()), (0, 0));
+        assert_eq!((memory.0.used.load(SeqCst), memory.0.payers.lock().len()), (0, 0));
     }
 
     #[test]
@@ -253,5 +269,36 @@ mod tests {
     fn the_longest_call_fits_in_any_budget() {
         let memory = CallMemory::new(1, 1000);
         assert!(memory.account(payer(1)).take(1000));
+    }
+
+    /// Threads that take and give back at once, and wait as a driver does, all come to an end.
+    #[test]
+    fn nobody_waits_for_ever() {
+        let memory = CallMemory::new(400, 100);
+        std::thread::scope(|scope| {
+            for host in [1, 1, 1, 2, 2, 3] {
+                let mut account = memory.account(payer(host));
+                scope.spawn(move || {
+                    struct Unpark(std::thread::Thread);
+                    impl Wake for Unpark {
+                        fn wake(self: Arc<Self>) {
+                            self.0.unpark();
+                        }
+                    }
+                    let waker = Arc::new(Unpark(std::thread::current())).into();
+                    for round in 0..20_000 {
+                        let bytes = 50 + round % 51;
+                        while !account.take(bytes) {
+                            if account.poll_wanted(&Context::from_waker(&waker)) == Some(Poll::Pending) {
+                                std::thread::park();
+                            }
+                        }
+                        assert!(account.memory.used.load(SeqCst) <= 400);
+                        account.give_back(bytes);
+                    }
+                });
+            }
+        });
+        assert_eq!((memory.0.used.load(SeqCst), memory.0.waiting.load(SeqCst)), (0, 0));
     }
 }

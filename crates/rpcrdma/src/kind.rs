@@ -66,7 +66,7 @@ impl RdmaKind {
             ReceiveSource::new(ReceiveSourceOptions { buffer_bytes, budget, guaranteed }, pool.private().clone())
         };
         let (connecting, accepting) = (source(usize::MAX), source(options.recv_memory / buffer_bytes));
-        let memory = CallMemory::new(options.call_memory, options.message_max + CALL_OVERHEAD);
+        let memory = CallMemory::new(options.call_memory, 2 * options.message_max + CALL_OVERHEAD);
         Self { name, provider, options, pool, connecting, accepting, memory }
     }
 
@@ -225,7 +225,7 @@ async fn within<T>(limit: Duration, set_up: impl Future<Output = io::Result<T>>)
     tokio::time::timeout(limit, set_up).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Memory that the chunks of a call can take beyond their bytes: a buffer of the pool for each of many short segments.
+/// Memory that the read chunks of a call can take beyond their bytes: a buffer of the pool for each of many short segments.
 const CALL_OVERHEAD: usize = 1 << 20;
 /// Calls that a client can always have received, however little is free: one being served and the next.
 const GUARANTEED_RECEIVES: usize = 2;

@@ -46,8 +46,9 @@ pub struct Options {
     /// Bytes of receive buffers that the accepted connections of one listener share; credits are granted as far as they
     /// reach. Beyond it each connection has the few that are guaranteed.
     pub recv_memory: usize,
-    /// Bytes that the calls of all accepted connections of one listener may hold of what they had read from their peers'
-    /// memory, until they are answered; further calls wait. One host, or user of this host, gets half of it at most.
+    /// Bytes that the calls of all accepted connections of one listener may hold: what was read from their peers' memory,
+    /// until they are answered, and their replies, until these are sent. Further calls wait. One host, or user of this
+    /// host, gets half of it at most.
     pub call_memory: usize,
     /// Bytes of replies that the peer can read from our memory at once ([`Design::ReadRead`]); further replies wait.
     pub exposed_max: usize,

@@ -338,10 +338,15 @@ async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
     world.assert_all_home().await;
 }
 
-/// Calls whose data the server has read take memory until they are answered. All connections of a host together get a part
-/// of what there is; the others wait, and go on.
+/// Calls whose data the server has read take memory until they are answered, and those that want data until the replies have
+/// been sent. All connections of a host together get a part of what there is; the others wait, and go on.
 #[tokio::test(start_paused = true)]
-async fn data_of_unanswered_calls_are_bounded_over_all_connections() {
+async fn memory_of_calls_is_bounded_over_all_connections() {
+    memory_of_calls(200_000, 10).await;
+    memory_of_calls(10, 200_000).await;
+}
+
+async fn memory_of_calls(sent: usize, wanted: usize) {
     const CALL: usize = 200_000;
     let options = Options { message_max: 300_000, call_memory: 8 << 20, ..Options::default() };
     let (sim, pool) = (Sim::new(SimOptions::default()), Pool::default());
@@ -369,8 +374,8 @@ async fn data_of_unanswered_calls_are_bounded_over_all_connections() {
         for xid in (4 * xid)..(4 * xid + 4) {
             let transport = transport.clone();
             answered.push(tokio::spawn(async move {
-                let reply = transport.call(call(xid, 10, 0, vec![1; CALL].into()), plan(10, 0)).await.unwrap();
-                check(&reply, xid, 10, 0, (CALL % 256) as u8);
+                let reply = transport.call(call(xid, wanted, 0, vec![1; sent].into()), plan(wanted, 0)).await;
+                check(&reply.unwrap(), xid, wanted, 0, (sent % 256) as u8);
             }));
         }
     }
