@@ -12,7 +12,9 @@ use std::{
 
 use buf::{Buffer, Pool};
 use rdma::{ConnectRequest, Connected, Provider, QpOptions, ReceiveSource, ReceiveSourceOptions, WorkId};
-use rpc::{BoxFuture, Host, Incoming, Listener, OptionError, RawOptions, Transport, TransportError, TransportKind};
+use rpc::{
+    BoxFuture, Host, Incoming, Listener, OptionError, Peer, RawOptions, Transport, TransportError, TransportKind,
+};
 
 use crate::{
     Connection, Design, Options, RdmaTransport, Role, Settings,
@@ -43,7 +45,9 @@ pub struct RdmaKind {
     connecting: ReceiveSource,
     /// For those that we accept.
     accepting: ReceiveSource,
-    /// What their calls have RDMA Read.
+    /// For those that we accept from hosts that are not served in full.
+    strangers: ReceiveSource,
+    /// Memory of the calls of both.
     memory: CallMemory,
 }
 
@@ -66,8 +70,9 @@ impl RdmaKind {
             ReceiveSource::new(ReceiveSourceOptions { buffer_bytes, budget, guaranteed }, pool.private().clone())
         };
         let (connecting, accepting) = (source(usize::MAX), source(options.recv_memory / buffer_bytes));
+        let strangers = source(STRANGERS_RECV_MEMORY.min(options.recv_memory) / buffer_bytes);
         let memory = CallMemory::new(options.call_memory, 2 * options.message_max + CALL_OVERHEAD);
-        Self { name, provider, options, pool, connecting, accepting, memory }
+        Self { name, provider, options, pool, connecting, accepting, strangers, memory }
     }
 
     /// The same with buffers from `pool`.
@@ -141,12 +146,14 @@ impl RdmaKind {
         Ok(self.transport(qp, settings, source))
     }
 
-    async fn accept(&self, mut request: Box<dyn ConnectRequest>) -> io::Result<Arc<dyn Transport>> {
+    async fn accept(&self, mut request: Box<dyn ConnectRequest>, admitted: bool) -> io::Result<Arc<dyn Transport>> {
         let peer = PrivateData::decode(&request.private_data().await?);
         // Who does not ask for another design gets the safe one, and is told of no other.
         let design = self.options.agreed_design(&peer.unwrap_or_default());
-        let options = Options { design, ..self.options.clone() };
-        let source = request.shared_receives().then_some(&self.accepting);
+        let options = if admitted { self.options.clone() } else { self.options.for_strangers() };
+        let options = Options { design: if admitted { design } else { Design::ReadWrite }, ..options };
+        let shared = if admitted { &self.accepting } else { &self.strangers };
+        let source = request.shared_receives().then_some(shared);
         let (recvs, qp_options) = self.receives(&options, source);
         let qp = request.accept(&qp_options, &self.private_data(&options), recvs).await?;
         Ok(self.transport(qp, Settings::negotiate(Role::Accepting, options, peer), source))
@@ -205,14 +212,15 @@ impl Listener for RdmaListener {
         Box::pin(async {
             let request = self.listener.accept().await?;
             let kind = self.kind.clone();
-            let incoming: Incoming = Box::new(move || {
+            let at = request.peer();
+            let peer = Peer { address: at.ip(), user: request.peer_user() };
+            Ok(Incoming::new(Some(peer), move |hosts| {
                 Box::pin(async move {
-                    let peer = request.peer();
-                    let accepted = within(kind.options.connect_timeout, kind.accept(request)).await;
-                    accepted.map_err(|error| TransportError::Connect(format!("accepting {peer}: {error}")))
+                    let admitted = hosts.admit(peer.address);
+                    let accepted = within(kind.options.connect_timeout, kind.accept(request, admitted)).await;
+                    accepted.map_err(|error| TransportError::Connect(format!("accepting {at}: {error}")))
                 })
-            });
-            Ok(incoming)
+            }))
         })
     }
 }
@@ -229,3 +237,5 @@ async fn within<T>(limit: Duration, set_up: impl Future<Output = io::Result<T>>)
 const CALL_OVERHEAD: usize = 1 << 20;
 /// Calls that a client can always have received, however little is free: one being served and the next.
 const GUARANTEED_RECEIVES: usize = 2;
+/// Bytes of receive buffers that all connections of hosts not served in full share.
+const STRANGERS_RECV_MEMORY: usize = 1 << 20;

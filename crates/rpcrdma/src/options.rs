@@ -139,6 +139,17 @@ impl Options {
         Ok(options)
     }
 
+    /// These options for a host that is not served in full: few calls, and none that is long.
+    pub(crate) fn for_strangers(&self) -> Self {
+        Self {
+            credits: self.credits.min(STRANGERS_CREDITS),
+            callback_credits: 0,
+            message_max: self.message_max.min(STRANGERS_MESSAGE_MAX),
+            pull_max: self.pull_max.min(STRANGERS_MESSAGE_MAX),
+            ..self.clone()
+        }
+    }
+
     /// The design of a connection to a peer that says this.
     pub fn agreed_design(&self, peer: &PrivateData) -> Design {
         if peer.read_read { self.design } else { Design::ReadWrite }
@@ -235,6 +246,8 @@ fn inbound_credits(role: Role, options: &Options) -> u32 {
 }
 
 const CREDITS_MAX: u64 = 4096;
+const STRANGERS_CREDITS: u32 = 4;
+const STRANGERS_MESSAGE_MAX: usize = 64 << 10;
 const SPARE_RECEIVES: usize = 4;
 
 #[cfg(test)]

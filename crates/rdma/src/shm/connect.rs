@@ -102,6 +102,10 @@ impl ConnectRequest for ShmRequest {
         place::address_of(self.user.uid)
     }
 
+    fn peer_user(&self) -> Option<u32> {
+        Some(self.user.uid)
+    }
+
     fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>> {
         Box::pin(async { Ok(self.ask().await?.private_data.clone()) })
     }

@@ -9,7 +9,7 @@ use rdma::{
     Provider, QpOptions, QueuePair, RemoteSegment, Stag, WorkId, WorkRequest,
     sim::{Cut, Sim, SimOptions},
 };
-use rpc::{RawOptions, Transport, TransportError, TransportKind};
+use rpc::{Hosts, RawOptions, Transport, TransportError, TransportKind};
 use rpcrdma::{
     Design, Options, RdmaKind,
     chunk::{Chunk, Lists, Segment, WriteList},
@@ -45,7 +45,7 @@ impl World {
             loop {
                 let incoming = listener.accept().await.unwrap();
                 tokio::spawn(async move {
-                    if let Ok(transport) = incoming().await {
+                    if let Ok(transport) = incoming.set_up(Hosts::all()).await {
                         drive(transport).await;
                     }
                 });
@@ -209,7 +209,7 @@ async fn a_connection_that_is_never_set_up_times_out_on_either_side() {
     let error = kind.connect(listener.local_addr()).await.err().unwrap();
     assert!(matches!(&error, TransportError::Connect(why) if why.contains("timed out")), "{error}");
     // Whoever asked has gone.
-    assert!(listener.accept().await.unwrap()().await.is_err());
+    assert!(listener.accept().await.unwrap().set_up(Hosts::all()).await.is_err());
     let refused = kind.connect("10.0.0.1:9".parse().unwrap()).await.err().unwrap();
     assert!(matches!(refused, TransportError::Connect(_)));
 }
@@ -360,7 +360,7 @@ async fn memory_of_calls(sent: usize, wanted: usize) {
             let incoming = listener.accept().await.unwrap();
             let held = held.clone();
             tokio::spawn(async move {
-                let transport = incoming().await.unwrap();
+                let transport = incoming.set_up(Hosts::all()).await.unwrap();
                 while let Ok(call) = poll_fn(|cx| transport.poll_recv(cx)).await {
                     let _ = held.send((transport.clone(), call));
                 }
