@@ -11,6 +11,7 @@
 use std::{
     any::Any,
     future::{Future, poll_fn},
+    net::SocketAddr,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{
@@ -171,9 +172,9 @@ impl Server {
         mut drain: Drain,
         Observers { tell, mut place }: Observers,
     ) -> TransportError {
-        let connection = Served::new(&self.programs, &transport);
+        let connection = Served::new(&self.programs, &transport, &self.hosts);
         let mut drained = std::pin::pin!(drain.wait());
-        let mut serving = Serving::new(self, &*transport, |call| self.execute(connection.id, &transport, call));
+        let mut serving = Serving::new(self, &*transport, |call| self.execute(&connection, &transport, call));
         serving.tell = tell;
         place.iter_mut().for_each(Place::expect_call);
         serving.place = place;
@@ -187,7 +188,7 @@ impl Server {
     }
 
     /// Executes one call, from its header to its reply.
-    async fn execute(&self, connection: ConnectionId, carrier: &Arc<dyn Transport>, incoming: IncomingCall) {
+    async fn execute(&self, connection: &Served<'_>, carrier: &Arc<dyn Transport>, incoming: IncomingCall) {
         let started = Instant::now();
         let transport = &**carrier;
         let IncomingCall { message, token, peer } = incoming;
@@ -211,7 +212,7 @@ impl Server {
             }
         };
         let mut execution = None;
-        if !service.is_idempotent(&target.procedure, &arguments) {
+        if !service.is_idempotent(&target.procedure, &arguments) && self.remembers(connection, peer) {
             let stream = &message.stream[message.stream.len() - arguments.remaining()..];
             let key = self.drc.key(&header, peer, stream, message.len());
             execution = match self.drc.admit(key) {
@@ -222,7 +223,7 @@ impl Server {
             };
         }
         let CallHeader { xid, version, procedure, .. } = header;
-        let credential = &credential;
+        let (credential, connection) = (&credential, connection.id);
         let call = Call { xid, version, procedure, credential, peer, connection, transport: carrier, arguments };
         let result = Guarded::new(service, call).await.unwrap_or_else(|panic| {
             tracing::error!(%peer, procedure = target.procedure.name, panic, "a service has panicked");
@@ -234,6 +235,12 @@ impl Server {
             Execution::finish(execution, reply.as_ref());
         }
         send(transport, token, reply);
+    }
+
+    /// Whether the duplicate request cache remembers calls of this peer: hosts that are not served in full must not push out
+    /// the replies to others.
+    fn remembers(&self, connection: &Served<'_>, peer: SocketAddr) -> bool {
+        connection.admitted.unwrap_or_else(|| self.hosts.admit(peer.ip()))
     }
 
     /// Who calls, and what; or what to tell the caller.
@@ -262,14 +269,18 @@ pub(crate) struct Observers {
 struct Served<'a> {
     programs: &'a Programs,
     id: ConnectionId,
+    /// Whether the host at the other end is served in full; absent if there are several.
+    admitted: Option<bool>,
 }
 
 impl<'a> Served<'a> {
-    fn new(programs: &'a Programs, transport: &Arc<dyn Transport>) -> Self {
+    fn new(programs: &'a Programs, transport: &Arc<dyn Transport>, hosts: &Hosts) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = ConnectionId(NEXT.fetch_add(1, Relaxed));
         programs.connected(&Reverse::new(id, transport));
-        Self { programs, id }
+        // A datagram socket serves many.
+        let admitted = (!transport.caps().lossy).then(|| hosts.admit(transport.peer().ip()));
+        Self { programs, id, admitted }
     }
 }
 

@@ -287,4 +287,23 @@ mod tests {
         assert!(error.to_string().contains("apt install libibverbs1"), "{error}");
         assert!(verbs.connect(at).await.is_err());
     }
+
+    #[tokio::test]
+    async fn who_connects_is_known_before_the_connection_is_set_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket").to_str().unwrap().to_owned();
+        let options = RawOptions::from([("socket".to_owned(), socket)]);
+        let shm = all().find("shm").unwrap().with_options(&options).unwrap();
+        let user = rustix::process::geteuid().as_raw();
+        for (kind, user) in [(shm, Some(user)), (rdma(&[("provider", "iwarp")]).unwrap(), None)] {
+            let mut listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+            let at = listener.local_addr();
+            let incoming = tokio::select! {
+                incoming = listener.accept() => incoming.unwrap(),
+                connected = kind.connect(at) => panic!("nobody has set it up: {:?}", connected.map(drop)),
+            };
+            let peer = incoming.peer().unwrap();
+            assert_eq!((peer.user, peer.address.is_loopback()), (user, true));
+        }
+    }
 }

@@ -4,7 +4,7 @@ use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use buf::Pool;
@@ -189,7 +189,8 @@ impl TransportKind for TcpKind {
         let socket: std::net::TcpListener = socket.into();
         let local_addr = socket.local_addr()?;
         let budgets = Budgets::new(&self.options);
-        Ok(Box::new(TcpListener { local_addr, kind: self.clone(), budgets, socket: Some(socket), listening: None }))
+        let (kind, socket) = (self.clone(), Some(socket));
+        Ok(Box::new(TcpListener { local_addr, kind, budgets, socket, listening: None, warned: None }))
     }
 }
 
@@ -200,6 +201,8 @@ struct TcpListener {
     /// Before the first `accept`, which decides the runtime.
     socket: Option<std::net::TcpListener>,
     listening: Option<tokio::net::TcpListener>,
+    /// When a fault was last written of.
+    warned: Option<Instant>,
 }
 
 impl Listener for TcpListener {
@@ -212,8 +215,8 @@ impl Listener for TcpListener {
             if let Some(socket) = self.socket.take() {
                 self.listening = Some(tokio::net::TcpListener::from_std(socket)?);
             }
-            let listening = self.listening.as_ref().expect("set by the first accept");
             loop {
+                let listening = self.listening.as_ref().expect("set by the first accept");
                 match listening.accept().await {
                     Ok((socket, peer)) => {
                         if let Ok(socket) = socket.into_std() {
@@ -223,12 +226,23 @@ impl Listener for TcpListener {
                     Err(error) if is_fatal(&error) => return Err(error),
                     // The peer has gone already, or descriptors are short for a while.
                     Err(error) => {
-                        tracing::warn!(%error, "accepting a TCP connection");
+                        self.warn_at_times(&error);
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 }
             }
         })
+    }
+}
+
+impl TcpListener {
+    /// Writes one line a minute, however often it fails.
+    fn warn_at_times(&mut self, error: &io::Error) {
+        let now = Instant::now();
+        if self.warned.is_none_or(|warned| now.duration_since(warned) >= WARN_PERIOD) {
+            self.warned = Some(now);
+            tracing::warn!(%error, "a TCP connection could not be accepted");
+        }
     }
 }
 
@@ -303,6 +317,7 @@ fn congestion_available(name: &str) -> Result<(), String> {
 
 const NAME: &str = "tcp";
 const BACKLOG: i32 = 1024;
+const WARN_PERIOD: Duration = Duration::from_secs(60);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 const BUFFER_MIN: usize = 4 << 10;
 const BUFFER_MAX: usize = 1 << 30;

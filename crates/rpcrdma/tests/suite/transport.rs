@@ -214,6 +214,29 @@ async fn a_connection_that_is_never_set_up_times_out_on_either_side() {
     assert!(matches!(refused, TransportError::Connect(_)));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_host_that_is_not_served_in_full_gets_few_credits_and_short_messages() {
+    let sim = Sim::new(SimOptions::default());
+    let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
+    let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
+    let at = listener.local_addr();
+    for (hosts, message_max) in
+        [(Hosts::admitted_by(|_| false), 64 << 10), (Hosts::all(), Options::default().message_max)]
+    {
+        let accepting = async {
+            let incoming = listener.accept().await.unwrap();
+            assert_eq!(incoming.peer().map(|peer| peer.user), Some(None));
+            incoming.set_up(hosts).await.unwrap()
+        };
+        let (near, far) = tokio::join!(kind.connect(at), accepting);
+        assert_eq!(far.caps().message_max, message_max);
+        far.abort();
+        let error = std::future::poll_fn(|cx| far.poll_recv(cx)).await.unwrap_err();
+        assert!(matches!(error, TransportError::Lost(_)), "{error}");
+        drop(near.unwrap());
+    }
+}
+
 fn read_read() -> Options {
     Options { design: Design::ReadRead, allow_read_read: true, ..Options::default() }
 }

@@ -261,11 +261,11 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     Ok(Exit::Ok)
 }
 
-/// The configured limits. Connections may take half of the file descriptors; files and shared memory need the rest.
+/// The configured limits. Connections may take three quarters of the file descriptors; files and shared memory need the rest.
 fn connection_limits(config: &ServerConfig, descriptors: usize) -> ConnectionLimits {
-    let wanted = config.connections.map_or(ConnectionLimits::default().total, NonZeroUsize::get);
-    let total = wanted.min((descriptors / 2).max(1));
-    if total < wanted {
+    let possible = (descriptors / 4 * 3).max(1);
+    let total = config.connections.map_or(ConnectionLimits::default().total, NonZeroUsize::get).min(possible);
+    if let Some(wanted) = config.connections.filter(|wanted| wanted.get() > total) {
         tracing::warn!(
             wanted,
             total,
@@ -379,11 +379,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_take_half_of_the_descriptors_at_most() {
+    fn connections_take_three_quarters_of_the_descriptors_at_most() {
         let mut config = ServerConfig::default();
         assert_eq!(connection_limits(&config, usize::MAX).total, 16384);
         let limits = connection_limits(&config, 1024);
-        assert_eq!((limits.total, limits.per_host), (512, 384));
+        assert_eq!((limits.total, limits.per_host), (768, 576));
         config.connections = NonZeroUsize::new(100);
         config.connections_per_host = NonZeroUsize::new(7);
         let limits = connection_limits(&config, 1024);
