@@ -13,6 +13,7 @@
 
 pub mod admin;
 mod backend;
+mod callback_port;
 mod clock;
 pub mod config;
 mod context;
