@@ -5,6 +5,8 @@
 //! themselves, by file handle; [`MountClient`] is the MOUNT protocol. All are `Send`, and work from any task of any
 //! tokio runtime as long as the one on which the mount was made runs.
 //!
+//! Programs without an asynchronous runtime use [`blocking`].
+//!
 //! - **Memory.** File data is not copied: it is received into the caller's [`Buffer`](buf::Buffer) or into memory of the
 //!   transport's pool, and sent from the [`Rope`](buf::Rope) that the caller gave.
 //! - **Time.** Every call ends when the server has been silent until the deadline (`timeo` in the URL,
@@ -30,6 +32,7 @@
 //! ```
 
 mod backoff;
+pub mod blocking;
 mod connect;
 mod deadline;
 mod dir;

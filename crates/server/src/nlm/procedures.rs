@@ -257,6 +257,7 @@ fn range(lock: &nlm::Lock) -> Result<Range, Refused> {
 
 /// The file of a handle, if the caller may use its export at all. NLM goes by TCP or UDP whatever NFS goes by.
 fn object<'a>(cx: &Context<'a>, fh: &[u8]) -> Result<Object<'a>, Fault> {
+    cx.thread.admit()?;
     let (id, handle) = cx.shared.key.open(fh)?;
     let export = cx.shared.exports.find(id).ok_or(Nfsstat3::Stale)?;
     if !export.admits_host(cx.peer) {
