@@ -222,9 +222,9 @@ fn ms(micros: u64) -> String {
 
 /// A wait until the good clients go on ends after this.
 const PATIENCE: Duration = Duration::from_secs(30);
-const IDLE: Duration = Duration::from_millis(1500);
+const IDLE: Duration = Duration::from_secs(1);
 /// Between the end of an attack and the look at what is left of it.
-const SETTLE: Duration = Duration::from_secs(1);
+const SETTLE: Duration = Duration::from_millis(500);
 /// Most resident memory where all attackers are hosts that no export admits.
 const UNADMITTED_MIB: u64 = 128;
 const THREADS_MAX: u64 = 600;
