@@ -65,8 +65,7 @@ pub fn run(attack: &Attack, options: &Options) -> Verdict {
 }
 
 fn phases(attack: &Attack, options: &Options, verdict: &mut Verdict) -> io::Result<()> {
-    let mut server =
-        Server::start(&options.slipway, &options.load, &options.directory.join(attack.name), options.seed)?;
+    let mut server = Server::start(options, attack)?;
     let good = Good::start(&server.target)?;
     absent(&good.wait(20, PATIENCE), "before the attack")?;
     good.take();

@@ -14,6 +14,7 @@ mod good;
 mod judge;
 mod random;
 mod server;
+mod stoppable;
 mod wire;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};

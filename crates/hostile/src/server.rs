@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::{Options, attack::Attack, stoppable::Stoppable};
+
 /// A running server.
 pub struct Server {
     child: Child,
@@ -30,6 +32,8 @@ pub struct Target {
     pub directory: PathBuf,
     /// The program of the good clients.
     pub load: PathBuf,
+    /// The file system of the export `/hung`, if there is one.
+    pub stoppable: Option<Stoppable>,
     /// The seed of what is random.
     pub seed: u64,
 }
@@ -50,11 +54,13 @@ pub struct Usage {
 }
 
 impl Server {
-    /// Starts `slipway` in an empty directory.
+    /// Starts a server for an attack, in an empty directory.
     ///
     /// # Errors
     /// It does not come up.
-    pub fn start(slipway: &Path, load: &Path, directory: &Path, seed: u64) -> io::Result<Self> {
+    pub fn start(options: &Options, attack: &Attack) -> io::Result<Self> {
+        let Options { slipway, load, seed, .. } = options;
+        let directory = &options.directory.join(attack.name);
         if directory.exists() {
             fs::remove_dir_all(directory)?;
         }
@@ -62,7 +68,9 @@ impl Server {
         let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let (tcp, rdma) = (at(free_port()?), at(free_port()?));
         let locks = if may_be_rpcbind() { Some(at(free_port()?)) } else { None };
-        let target = Target { tcp, rdma, locks, directory: directory.to_owned(), load: load.to_owned(), seed };
+        let stoppable = if attack.hung_export { Stoppable::start(slipway, directory)? } else { None };
+        let target =
+            Target { tcp, rdma, locks, directory: directory.to_owned(), load: load.to_owned(), stoppable, seed: *seed };
         let [configuration, ready, log] = ["slipway.toml", "ready", "serve.log"].map(|name| directory.join(name));
         fs::write(&configuration, target.configuration())?;
         let output = File::create(&log)?;
@@ -155,6 +163,11 @@ impl Target {
         };
         let (at, socket) = (directory.display(), self.socket());
         let admitted = "squash = \"none\"\nclients = [\"127.0.0.0/30\"]";
+        let hung = if self.stoppable.is_some() {
+            format!("\n[[export]]\nname = \"/hung\"\npath = \"{at}/hung\"\n{admitted}\n")
+        } else {
+            String::new()
+        };
         format!(
             "[server]\nstate_dir = \"{at}/state\"\n{rpcbind}\nconnections = {CONNECTIONS}\nlease_s = 10\n\n\
              [[listen]]\ntransport = \"tcp\"\naddress = \"{tcp}\"\n\n\
@@ -162,7 +175,7 @@ impl Target {
              [[listen]]\ntransport = \"rdma\"\naddress = \"{rdma}\"\noptions = {{ provider = \"iwarp\" }}\n\n\
              [[listen]]\ntransport = \"shm\"\naddress = \"{tcp}\"\noptions = {{ socket = \"{}\" }}\n\n\
              [[export]]\nname = \"/memory\"\nbackend = \"memory\"\nsize = \"128 MiB\"\n{admitted}\n\n\
-             [[export]]\nname = \"/posix\"\npath = \"{at}/export\"\n{admitted}\n",
+             [[export]]\nname = \"/posix\"\npath = \"{at}/export\"\n{admitted}\n{hung}",
             socket.display()
         )
     }
@@ -175,7 +188,7 @@ fn may_be_rpcbind() -> bool {
 }
 
 /// One that is free over TCP and UDP.
-fn free_port() -> io::Result<u16> {
+pub fn free_port() -> io::Result<u16> {
     loop {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         if UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {

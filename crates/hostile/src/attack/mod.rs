@@ -1,6 +1,7 @@
 //! The attacks. Each says what it did, or what it has found that it should not have.
 
 mod clients;
+mod hung;
 mod kill;
 mod malformed;
 mod rdma;
@@ -26,8 +27,24 @@ pub struct Attack {
     pub what: &'static str,
     /// Whether all attackers are hosts that no export admits: what they can make the server hold is less.
     pub unadmitted: bool,
+    /// Whether the server has an export besides of which the file system can be stopped.
+    pub hung_export: bool,
     /// Attacks until it is told to stop or has done all it can.
     pub run: fn(&Target, &Stop) -> io::Result<String>,
+}
+
+impl Attack {
+    const fn new(name: &'static str, what: &'static str, run: fn(&Target, &Stop) -> io::Result<String>) -> Self {
+        Self { name, what, unadmitted: false, hung_export: false, run }
+    }
+
+    const fn unadmitted(self) -> Self {
+        Self { unadmitted: true, ..self }
+    }
+
+    const fn hung_export(self) -> Self {
+        Self { hung_export: true, ..self }
+    }
 }
 
 /// When an attack has to end.
@@ -51,119 +68,61 @@ impl Stop {
 }
 
 /// All attacks, in the order in which they run.
-pub const ALL: [Attack; 22] = [
-    Attack {
-        name: "half-sent",
-        what: "400 connections send 2 MiB less a word of a record of 2 MiB",
-        unadmitted: false,
-        run: tcp::half_sent,
-    },
-    Attack {
-        name: "half-sent-others",
-        what: "a host that no export admits does the same",
-        unadmitted: true,
-        run: tcp::half_sent_by_others,
-    },
-    Attack {
-        name: "unread",
-        what: "200 connections pipeline READs of 1000 bytes and read no reply",
-        unadmitted: false,
-        run: tcp::unread,
-    },
-    Attack {
-        name: "pipelined",
-        what: "100 connections pipeline WRITEs of 1 MiB and read no reply",
-        unadmitted: false,
-        run: tcp::pipelined,
-    },
-    Attack {
-        name: "pipelined-others",
-        what: "a host that no export admits does the same",
-        unadmitted: true,
-        run: tcp::pipelined_by_others,
-    },
-    Attack { name: "slow", what: "500 connections send a byte per second", unadmitted: false, run: tcp::slow },
-    Attack {
-        name: "idle",
-        what: "one host makes more connections than the server takes, and sends nothing",
-        unadmitted: false,
-        run: tcp::idle,
-    },
-    Attack { name: "reset", what: "connections are made and reset at once", unadmitted: false, run: tcp::reset },
-    Attack {
-        name: "small-writes",
-        what: "100 connections each have 64 WRITEs of 512 bytes with FILE_SYNC outstanding",
-        unadmitted: false,
-        run: tcp::small_writes,
-    },
-    Attack {
-        name: "malformed-rpc",
-        what: "mutated calls of every procedure of NFSv3, MOUNT, NFS_ACL, NLM, NSM and rpcbind, and their headers",
-        unadmitted: false,
-        run: malformed::rpc,
-    },
-    Attack {
-        name: "malformed-v4",
-        what: "compounds of random and mutated operations, with and without a session",
-        unadmitted: false,
-        run: malformed::v4,
-    },
-    Attack {
-        name: "malformed-rdma",
-        what: "mutated MPA start frames, DDP segments and RPC-over-RDMA headers",
-        unadmitted: false,
-        run: malformed::rdma,
-    },
-    Attack { name: "malformed-shm", what: "mutated packets of shared memory", unadmitted: false, run: malformed::shm },
-    Attack {
-        name: "half-open-rdma",
-        what: "300 iWARP connections stop in the middle of a start frame or a segment",
-        unadmitted: false,
-        run: rdma::half_open,
-    },
-    Attack {
-        name: "unread-rdma",
-        what: "100 iWARP connections call, offer chunks that are never answered, and read nothing",
-        unadmitted: false,
-        run: rdma::unread,
-    },
-    Attack { name: "slabs", what: "20 shm connections each pass 4,000 slabs", unadmitted: false, run: shm::slabs },
-    Attack {
-        name: "idle-shm",
-        what: "one user makes more shm connections than the server takes, and says hello",
-        unadmitted: false,
-        run: shm::idle,
-    },
-    Attack {
-        name: "clients",
-        what: "two admitted hosts and one that is not make 20,000 clients of NFSv4.1 each",
-        unadmitted: false,
-        run: clients::flood,
-    },
-    Attack {
-        name: "reply-caches",
-        what: "an unadmitted host fills the reply caches of as many slots as it is given",
-        unadmitted: true,
-        run: state::reply_caches,
-    },
-    Attack {
-        name: "stolen-ids",
-        what: "a stranger destroys clients and sessions by ids near its own",
-        unadmitted: false,
-        run: state::stolen,
-    },
-    Attack {
-        name: "amplified",
-        what: "small calls over UDP ask for long replies",
-        unadmitted: false,
-        run: udp::amplified,
-    },
-    Attack {
-        name: "killed",
-        what: "clients of every transport are killed while they work",
-        unadmitted: false,
-        run: kill::clients,
-    },
+pub const ALL: [Attack; 23] = [
+    Attack::new("half-sent", "400 connections send 2 MiB less a word of a record of 2 MiB", tcp::half_sent),
+    Attack::new("half-sent-others", "a host that no export admits does the same", tcp::half_sent_by_others)
+        .unadmitted(),
+    Attack::new("unread", "200 connections pipeline READs of 1000 bytes and read no reply", tcp::unread),
+    Attack::new("pipelined", "100 connections pipeline WRITEs of 1 MiB and read no reply", tcp::pipelined),
+    Attack::new("pipelined-others", "a host that no export admits does the same", tcp::pipelined_by_others)
+        .unadmitted(),
+    Attack::new("slow", "500 connections send a byte per second", tcp::slow),
+    Attack::new("idle", "one host makes more connections than the server takes, and sends nothing", tcp::idle),
+    Attack::new("reset", "connections are made and reset at once", tcp::reset),
+    Attack::new(
+        "small-writes",
+        "100 connections each have 64 WRITEs of 512 bytes with FILE_SYNC outstanding",
+        tcp::small_writes,
+    ),
+    Attack::new("hung-export", "160 WRITEs to an export whose file system has stopped", hung::writes).hung_export(),
+    Attack::new(
+        "malformed-rpc",
+        "mutated calls of every procedure of NFSv3, MOUNT, NFS_ACL, NLM, NSM and rpcbind, and their headers",
+        malformed::rpc,
+    ),
+    Attack::new(
+        "malformed-v4",
+        "compounds of random and mutated operations, with and without a session",
+        malformed::v4,
+    ),
+    Attack::new("malformed-rdma", "mutated MPA start frames, DDP segments and RPC-over-RDMA headers", malformed::rdma),
+    Attack::new("malformed-shm", "mutated packets of shared memory", malformed::shm),
+    Attack::new(
+        "half-open-rdma",
+        "300 iWARP connections stop in the middle of a start frame or a segment",
+        rdma::half_open,
+    ),
+    Attack::new(
+        "unread-rdma",
+        "100 iWARP connections call, offer chunks that are never answered, and read nothing",
+        rdma::unread,
+    ),
+    Attack::new("slabs", "20 shm connections each pass 4,000 slabs", shm::slabs),
+    Attack::new("idle-shm", "one user makes more shm connections than the server takes, and says hello", shm::idle),
+    Attack::new(
+        "clients",
+        "two admitted hosts and one that is not make 20,000 clients of NFSv4.1 each",
+        clients::flood,
+    ),
+    Attack::new(
+        "reply-caches",
+        "an unadmitted host fills the reply caches of as many slots as it is given",
+        state::reply_caches,
+    )
+    .unadmitted(),
+    Attack::new("stolen-ids", "a stranger destroys clients and sessions by ids near its own", state::stolen),
+    Attack::new("amplified", "small calls over UDP ask for long replies", udp::amplified),
+    Attack::new("killed", "clients of every transport are killed while they work", kill::clients),
 ];
 
 /// A host that the exports admit.
