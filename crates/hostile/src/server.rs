@@ -28,6 +28,8 @@ pub struct Target {
     pub rdma: SocketAddr,
     /// NLM and NSM, and rpcbind at its own port, where this host lets the server have that.
     pub locks: Option<SocketAddr>,
+    /// UDP at an address that is not the loopback's, where this host has [`FOREIGN`].
+    pub foreign: Option<SocketAddr>,
     /// The directory of the sockets of shm, which have the number of the port of TCP in their name.
     pub directory: PathBuf,
     /// The program of the good clients.
@@ -68,9 +70,19 @@ impl Server {
         let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let (tcp, rdma) = (at(free_port()?), at(free_port()?));
         let locks = if may_be_rpcbind() { Some(at(free_port()?)) } else { None };
+        let foreign = SocketAddr::from((FOREIGN, tcp.port()));
+        let foreign = UdpSocket::bind(foreign).is_ok().then_some(foreign);
         let stoppable = if attack.hung_export { Stoppable::start(slipway, directory)? } else { None };
-        let target =
-            Target { tcp, rdma, locks, directory: directory.to_owned(), load: load.to_owned(), stoppable, seed: *seed };
+        let target = Target {
+            tcp,
+            rdma,
+            locks,
+            foreign,
+            directory: directory.to_owned(),
+            load: load.to_owned(),
+            stoppable,
+            seed: *seed,
+        };
         let [configuration, ready, log] = ["slipway.toml", "ready", "serve.log"].map(|name| directory.join(name));
         fs::write(&configuration, target.configuration())?;
         let output = File::create(&log)?;
@@ -163,6 +175,9 @@ impl Target {
         };
         let (at, socket) = (directory.display(), self.socket());
         let admitted = "squash = \"none\"\nclients = [\"127.0.0.0/30\"]";
+        let foreign = self.foreign.map_or_else(String::new, |foreign| {
+            format!("\n[[listen]]\ntransport = \"udp\"\naddress = \"{foreign}\"\n")
+        });
         let hung = if self.stoppable.is_some() {
             format!("\n[[export]]\nname = \"/hung\"\npath = \"{at}/hung\"\n{admitted}\n")
         } else {
@@ -175,7 +190,7 @@ impl Target {
              [[listen]]\ntransport = \"rdma\"\naddress = \"{rdma}\"\noptions = {{ provider = \"iwarp\" }}\n\n\
              [[listen]]\ntransport = \"shm\"\naddress = \"{tcp}\"\noptions = {{ socket = \"{}\" }}\n\n\
              [[export]]\nname = \"/memory\"\nbackend = \"memory\"\nsize = \"128 MiB\"\n{admitted}\n\n\
-             [[export]]\nname = \"/posix\"\npath = \"{at}/export\"\n{admitted}\n{hung}",
+             [[export]]\nname = \"/posix\"\npath = \"{at}/export\"\n{admitted}\n{hung}{foreign}",
             socket.display()
         )
     }
@@ -199,6 +214,9 @@ pub fn free_port() -> io::Result<u16> {
 
 /// The limit that the flood of connections goes beyond.
 pub const CONNECTIONS: usize = 3000;
+/// An address of the documentation's network (RFC 5737), which the suite gives to the loopback device of its network namespace: a server may
+/// trust what comes from 127.0.0.0/8.
+pub const FOREIGN: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// Where the server answers as rpcbind.
 pub const RPCBIND: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 111);
 const UP_LIMIT: Duration = Duration::from_secs(30);

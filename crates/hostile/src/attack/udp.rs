@@ -1,66 +1,56 @@
 //! Amplification: what a forged source address could be sent.
 
-use std::{
-    io,
-    net::{Ipv4Addr, UdpSocket},
-    time::Duration,
-};
+use std::{io, net::UdpSocket, time::Instant};
 
-use super::{ADMITTED, Stop, UNADMITTED};
+use super::Stop;
 use crate::{
-    server::{RPCBIND, Target},
+    server::{FOREIGN, RPCBIND, Target},
     wire::{
-        Xdr,
-        rpc::{anonymous_call, call, connect},
-        v3::{self, MOUNT, NFS},
+        rpc::{anonymous_call, call},
+        v3::{MOUNT, NFS},
         v4,
     },
 };
 
-/// The most bytes for each byte that was sent, by calls with short arguments and long results.
-pub fn amplified(target: &Target, _stop: &Stop) -> io::Result<String> {
-    let (_stream, file) = v3::file(connect(ADMITTED, target.tcp)?, "/memory", "amplified", 64 << 10)?;
-    let calls = |xid: u32| -> Vec<(&'static str, Xdr)> {
-        vec![
-            ("NULL", anonymous_call(xid, NFS, 3, 0)),
-            ("EXPORT", anonymous_call(xid, MOUNT, 3, 5)),
-            ("DUMP", anonymous_call(xid, MOUNT, 3, 2)),
-            ("READ", v3::read(xid, &file, 0, 64 << 10)),
-            ("READ of 4 KiB", v3::read(xid, &file, 0, 4 << 10)),
-            ("READDIRPLUS", call(xid, NFS, 3, 17).opaque(&file).u64(0).u64(0).u32(60_000).u32(60_000)),
-            ("a wrong program", anonymous_call(xid, 7, 7, 7)),
-            ("DUMP of rpcbind", anonymous_call(xid, 100_000, 4, 4)),
-            ("COMPOUND", v4::compound(xid, 0, b"", 2).u32(24).u32(10)),
-        ]
-    };
-    let mut found = Vec::new();
-    for (host, most) in [(UNADMITTED, UNADMITTED_MOST), (ADMITTED, ADMITTED_MOST)] {
-        let (ratio, what) = worst(host, target, &calls(100))?;
-        if ratio > most {
-            return Err(io::Error::other(format!("{what} by {host} is answered with {ratio} times as many bytes")));
+/// Calls with short arguments and long results, by a host that no export admits and that is not the server's own. What it is sent beyond
+/// three times its calls is bounded by a rate.
+pub fn amplified(target: &Target, stop: &Stop) -> io::Result<String> {
+    let Some(foreign) = target.foreign else { return Ok(format!("not run: {FOREIGN} is no address of this host")) };
+    let socket = UdpSocket::bind((FOREIGN_PEER, 0))?;
+    socket.set_nonblocking(true)?;
+    let rpcbind = target.locks.map(|_| (foreign.ip(), RPCBIND.port()).into());
+    let calls = [
+        (Some(foreign), anonymous_call(1, NFS, 3, 0)),
+        (Some(foreign), anonymous_call(2, MOUNT, 3, 5)),
+        (Some(foreign), anonymous_call(3, MOUNT, 3, 2)),
+        (Some(foreign), anonymous_call(4, 7, 7, 7)),
+        (Some(foreign), call(5, NFS, 3, 17).opaque(&[7; 32]).u64(0).u64(0).u32(60_000).u32(60_000)),
+        (Some(foreign), v4::compound(6, 0, b"", 2).u32(24).u32(10)),
+        (rpcbind, anonymous_call(7, 100_000, 4, 4)),
+        (rpcbind, anonymous_call(8, 100_000, 2, 4)),
+    ];
+    let (begun, mut room) = (Instant::now(), vec![0; 1 << 16]);
+    let (mut sent, mut received) = (0, 0);
+    while !stop.is_now() {
+        for (to, call) in &calls {
+            let Some(to) = to else { continue };
+            sent += socket.send_to(&call.0, to).unwrap_or(0);
         }
-        found.push(format!("{host}: {what} {ratio}×"));
-    }
-    Ok(found.join(", "))
-}
-
-/// The call with the longest answer for its length, in times of that, rounded up.
-fn worst(host: Ipv4Addr, target: &Target, calls: &[(&'static str, Xdr)]) -> io::Result<(usize, &'static str)> {
-    let mut worst = (0, "nothing");
-    for (what, call) in calls {
-        let rpcbind = target.locks.is_some() && what.contains("rpcbind");
-        // A port of its own for each: the server knows none of them.
-        let socket = UdpSocket::bind((host, 0))?;
-        socket.set_read_timeout(Some(Duration::from_millis(200)))?;
-        socket.send_to(&call.0, if rpcbind { RPCBIND } else { target.tcp })?;
-        let (mut received, mut room) = (0, vec![0; 1 << 16]);
+        std::thread::sleep(std::time::Duration::from_millis(2));
         while let Ok(len) = socket.recv(&mut room) {
             received += len;
         }
-        worst = worst.max((received.div_ceil(call.0.len()), *what));
     }
-    Ok(worst)
+    let most = 3 * sent + BURST + RATE * begun.elapsed().as_secs() as usize;
+    let told = format!("{} KiB of calls, {} KiB of replies", sent >> 10, received >> 10);
+    if received == 0 {
+        return Err(io::Error::other("no call was answered"));
+    }
+    if received > most { Err(io::Error::other(format!("{told}; the bound is {} KiB", most >> 10))) } else { Ok(told) }
 }
 
-const UNADMITTED_MOST: usize = 3;
-const ADMITTED_MOST: usize = 16;
+/// Another address of the documentation's network (RFC 5737), from which the calls come.
+const FOREIGN_PEER: &str = "198.51.100.7";
+/// Bytes a second, and at once, with room for what is in flight.
+const RATE: usize = 2 << 10;
+const BURST: usize = 16 << 10;
