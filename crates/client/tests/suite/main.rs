@@ -2,6 +2,7 @@
 
 mod common;
 
+mod blocking;
 mod data;
 mod faults;
 mod hostile;
@@ -12,4 +13,5 @@ mod referrals;
 mod restart;
 mod sessions;
 mod tree;
+mod waiting;
 mod zero;

@@ -155,9 +155,10 @@ impl Shared4 {
             clients_max: CLIENTS_MAX,
             client_sessions_max: CLIENT_SESSIONS_MAX,
             sessions_max: SESSIONS_MAX,
-            slots_granted_max: SLOTS_GRANTED_MAX,
+            replies_max: REPLIES_MAX,
             client_stateids_max: CLIENT_STATEIDS_MAX,
             stateids_max: STATEIDS_MAX,
+            owners_max: OWNERS_MAX,
             delegations_max: DELEGATIONS_MAX,
             slots_max: SLOTS_MAX,
         };
@@ -259,10 +260,12 @@ impl Shared {
             return;
         }
         let changes: Vec<_> = iter::from_fn(|| state.poll_record()).collect();
-        if !changes.is_empty()
-            && let Err(error) = self.lockd.recovery().change_v4_clients(&changes)
-        {
-            tracing::error!(%error, "what clients may reclaim could not be stored: nobody gets any locks until a restart");
+        if !changes.is_empty() {
+            let stored = self.lockd.recovery().change_v4_clients(&changes);
+            state.records_stored(&changes, stored.is_ok());
+            if let Err(error) = stored {
+                tracing::error!(%error, "what clients may reclaim could not be stored: nobody gets any locks until a restart");
+            }
         }
         while let Some(recall) = state.poll_recall() {
             self.v4.run(Errand::Recall(recall));
@@ -301,11 +304,13 @@ const CLIENTS_MAX: usize = 1 << 14;
 const CLIENT_SESSIONS_MAX: usize = 64;
 /// Two of each client are certain.
 const SESSIONS_MAX: usize = 1 << 16;
-/// 4,096 sessions of 64.
-const SLOTS_GRANTED_MAX: usize = 1 << 19;
+/// Bytes. Of these 2 KiB are certain for each session that there can be.
+const REPLIES_MAX: usize = 256 << 20;
 const CLIENT_STATEIDS_MAX: usize = 1 << 18;
 /// 128 of each client are certain.
 const STATEIDS_MAX: usize = 1 << 22;
+/// 32 of each client are certain.
+const OWNERS_MAX: usize = 1 << 20;
 const DELEGATIONS_MAX: usize = 1 << 18;
-/// Each keeps a reply of up to 4 KiB, as `CHANNEL` says: 256 MiB.
+/// Each keeps a reply of up to 4 KiB, as `CHANNEL` says.
 const SLOTS_MAX: usize = 1 << 16;
