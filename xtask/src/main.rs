@@ -1,9 +1,10 @@
 //! Project automation. `cargo xtask test` runs everything that CI runs, and says what it skipped and why.
 //!
 //! ```text
-//! cargo xtask test                             all of it: format, lints, tests, tidy, interop
+//! cargo xtask test [--all]                     all of it: format, lints, tests, tidy, interop
 //! cargo xtask tidy                             the rules of STYLE.md and ARCHITECTURE.md that a program can check
-//! cargo xtask interop [--only NAME]            a real Linux kernel, libnfs, fio and tshark against Slipway
+//! cargo xtask interop [--only NAME] [--all]    a real Linux kernel, libnfs, fio, tshark and attackers against Slipway; --all runs every
+//!                                              cell of the matrices of which a commit runs some
 //! cargo xtask compare [--seconds N] [--congestion cubic,bbr]   speed beside libnfs's client on NFS-Ganesha, in one run
 //! cargo xtask sim --seed N                     replay one seed of the simulated worlds
 //! cargo xtask fuzz TARGET [--minutes M]        fuzz one target on this toolchain
@@ -28,23 +29,22 @@ fn main() -> ExitCode {
     std::env::set_current_dir(shell::project_root()).expect("the project's root is a directory");
     let mut report = Report::default();
     let known = match arguments.as_slice() {
-        ["test"] => {
+        ["test"] | ["test", "--all"] => {
             // Some tests use what interop needs, where it is there. If it cannot be installed, interop says so.
             let _ = interop::install();
             checks::run(&mut report);
             tidy::run(&mut report);
-            interop::run(None, &mut report);
+            interop::run(None, arguments.contains(&"--all"), &mut report);
             true
         }
         ["tidy"] => {
             tidy::run(&mut report);
             true
         }
-        ["interop"] => {
-            interop::run(None, &mut report);
-            true
-        }
-        ["interop", "--only", suite] => interop::run(Some(suite), &mut report),
+        ["interop"] => interop::run(None, false, &mut report),
+        ["interop", "--all"] => interop::run(None, true, &mut report),
+        ["interop", "--only", suite] => interop::run(Some(suite), false, &mut report),
+        ["interop", "--only", suite, "--all"] => interop::run(Some(suite), true, &mut report),
         ["compare", arguments @ ..] => compare::run(arguments, &mut report),
         ["sim", "--seed", seed] => checks::replay(seed, &mut report),
         ["fuzz", target] => fuzz::run(target, "1", &mut report),
@@ -59,9 +59,9 @@ fn main() -> ExitCode {
 }
 
 const USAGE: &str = "\
-usage: cargo xtask test
+usage: cargo xtask test [--all]
        cargo xtask tidy
-       cargo xtask interop [--only client|locks|knfsd|knfsd4|verbs|libnfs|fio|capture|reference]
+       cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|capture|reference] [--all]
        cargo xtask compare [--seconds N] [--congestion NAME,...]
        cargo xtask sim --seed N
        cargo xtask fuzz TARGET [--minutes M]

@@ -211,17 +211,19 @@ impl Site {
         let (kind, address) = end.clone();
         let link = Link::connect(kind, address, self.options(), Some(callbacks.server.clone())).await?;
         let (server, deadline) = (self.server.clone(), self.options().deadline);
-        Ok(Program::new(link, NFS_PROGRAM, nfs::v4::VERSION, server, deadline))
+        Program::new(link, NFS_PROGRAM, nfs::v4::VERSION, server, deadline).greeted().await
     }
 
     async fn mount3_at(&self, ip: IpAddr) -> Result<Mount> {
         let ports = self.ports(ip).await?;
         let link = self.nfs_link(ip, &ports).await?;
+        let program =
+            Program::new(link.clone(), NFS_PROGRAM, nfs::v3::VERSION, self.server.clone(), self.options().deadline);
+        let program = program.greeted().await?;
         let export: Probe<_> = |site, client| Box::pin(site.longest_export(client));
         let (mountd, (mounted, ok)) = self.find_mountd(ip, &ports, Some(&link), export).await?;
         let path = clean(&self.url.path);
-        let v3 =
-            V3::new(Program::new(link, NFS_PROGRAM, nfs::v3::VERSION, self.server.clone(), self.options().deadline));
+        let v3 = V3::new(program);
         let info = v3.fsinfo(&ok.fhandle).await.map_err(|error| error.at(&path))?;
         let message_max = v3.program().message_max();
         let start = path.slice(mounted.len()..);
@@ -383,7 +385,7 @@ impl Mountd {
             Mountd::Shared(client) => Ok(client.clone()),
             Mountd::At(site, kind, address) => {
                 let link = Link::connect(kind.clone(), *address, site.options(), None).await?;
-                Ok(MountClient::new(site.mount_program(link)))
+                Ok(MountClient::new(site.mount_program(link).greeted().await?))
             }
         }
     }

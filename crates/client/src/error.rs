@@ -99,6 +99,11 @@ impl Error {
         if let ErrorKind::Nfs(status) = self.0.kind { Some(status) } else { None }
     }
 
+    /// Whether nothing has answered: a later call may be answered.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(self.kind(), ErrorKind::Timeout { .. } | ErrorKind::Rpc(rpc::ClientError::Transport(_)))
+    }
+
     /// Whether there was an answer that cannot be decoded. Linux's server (6.1) leaves out results, or parts of them, where the answer to a
     /// compound has more than there is room for: what was asked for in one request may be had in several.
     pub(crate) fn is_unreadable(&self) -> bool {

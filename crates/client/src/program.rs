@@ -134,6 +134,19 @@ impl Program {
         self.call_with(procedure, name, arguments, plan, deadline, true).await
     }
 
+    /// Calls NULL over the connection that has just been made. A connection that is lost then is an error, because what
+    /// listens at the port does not speak RPC over this transport; later calls would connect again until their deadline.
+    ///
+    /// # Errors
+    /// The connection is lost, or nothing answers before the deadline. An answer that refuses the call is none.
+    pub async fn greeted(self) -> Result<Self> {
+        let null = self.call_once::<(), ()>(NULL, "NULL", &(), ReplyPlan::default(), self.deadline()).await.0;
+        match null {
+            Err(error) if error.is_unanswered() => Err(error),
+            _ => Ok(self),
+        }
+    }
+
     /// Whether there is a connection now.
     pub fn is_connected(&self) -> bool {
         self.link.client.transport().is_some()
@@ -191,6 +204,9 @@ impl std::fmt::Debug for Program {
         write!(f, "program {} on {}", self.number, self.server)
     }
 }
+
+/// RFC 5531 §12.1: every program has it.
+const NULL: u32 = 0;
 
 fn credential(options: &MountOptions) -> Credential {
     let own = AuthSys::of_process();

@@ -23,13 +23,13 @@ use xdr::{Decoder, Message};
 
 use crate::{
     CallId, Event, Registry, Settings, Work,
+    call_memory::MemoryAccount,
     header::{Body, Header, HeaderError},
     link::{Deadline, Link, Name, shrink_idle},
     message::Direction,
     options::receives,
     requester::Requester,
     responder::{Refusal, Responder},
-    sinks::SinkAccount,
 };
 
 /// The protocol's state on one connection.
@@ -58,15 +58,15 @@ impl Connection {
         Self { responder: Responder::new(&self.link.settings, Some(source)), ..self }
     }
 
-    /// The same with the memory for calls that have RDMA Read bounded by `sinks`.
-    pub(crate) fn with_sinks(mut self, sinks: SinkAccount) -> Self {
-        self.responder.set_sinks(sinks);
+    /// The same with the memory for calls that have RDMA Read bounded by `memory`.
+    pub(crate) fn with_call_memory(mut self, memory: MemoryAccount) -> Self {
+        self.responder.set_memory(memory);
         self
     }
 
     /// Whether a call that waited for memory can go on, and there is work; otherwise the task is woken for that.
-    pub(crate) fn poll_sinks(&mut self, cx: &Context<'_>) -> bool {
-        self.responder.poll_sinks(cx)
+    pub(crate) fn poll_memory(&mut self, cx: &Context<'_>) -> bool {
+        self.responder.poll_memory(cx)
     }
 
     /// The id that completed receives have.

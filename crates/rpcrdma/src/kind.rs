@@ -18,8 +18,8 @@ use rpc::{
 
 use crate::{
     Connection, Design, Options, RdmaTransport, Role, Settings,
+    call_memory::{CallMemory, Payer},
     private_data::PrivateData,
-    sinks::{Payer, Sinks},
 };
 
 /// Connects and listens over one provider.
@@ -47,8 +47,8 @@ pub struct RdmaKind {
     accepting: ReceiveSource,
     /// For those that we accept from hosts that are not served in full.
     strangers: ReceiveSource,
-    /// What their calls have RDMA Read.
-    sinks: Sinks,
+    /// Memory of the calls of both.
+    memory: CallMemory,
 }
 
 /// Waits for connections over one provider.
@@ -71,8 +71,8 @@ impl RdmaKind {
         };
         let (connecting, accepting) = (source(usize::MAX), source(options.recv_memory / buffer_bytes));
         let strangers = source(STRANGERS_RECV_MEMORY.min(options.recv_memory) / buffer_bytes);
-        let sinks = Sinks::new(options.pull_memory, options.message_max + CALL_OVERHEAD);
-        Self { name, provider, options, pool, connecting, accepting, strangers, sinks }
+        let memory = CallMemory::new(options.call_memory, 2 * options.message_max + CALL_OVERHEAD);
+        Self { name, provider, options, pool, connecting, accepting, strangers, memory }
     }
 
     /// The same with buffers from `pool`.
@@ -126,7 +126,7 @@ impl RdmaKind {
         }
         if role == Role::Accepting {
             let user = qp.peer_user().map(|user| user.uid);
-            connection = connection.with_sinks(self.sinks.account(Payer { host: Host::of(peer.ip()), user }));
+            connection = connection.with_call_memory(self.memory.account(Payer { host: Host::of(peer.ip()), user }));
         }
         Arc::new(RdmaTransport::new(self.name, qp, connection, self.pool.clone()))
     }
@@ -233,7 +233,7 @@ async fn within<T>(limit: Duration, set_up: impl Future<Output = io::Result<T>>)
     tokio::time::timeout(limit, set_up).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Memory that the chunks of a call can take beyond their bytes: a buffer of the pool for each of many short segments.
+/// Memory that the read chunks of a call can take beyond their bytes: a buffer of the pool for each of many short segments.
 const CALL_OVERHEAD: usize = 1 << 20;
 /// Calls that a client can always have received, however little is free: one being served and the next.
 const GUARANTEED_RECEIVES: usize = 2;

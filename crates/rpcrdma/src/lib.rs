@@ -14,7 +14,7 @@
 //! | [`Connection`] | the protocol, without I/O: completions in, work and events out |
 //! | `requester`, `outgoing` | calls that we make |
 //! | `responder` | calls that we answer |
-//! | `sinks` | memory for what calls have RDMA Read, shared by connections |
+//! | `call_memory` | memory for what calls have RDMA Read, shared by connections |
 //! | `link` | what these two share: the queue of work, events, deadlines, the end of the connection |
 //! | `fit`, `message`, `pull` | how messages are taken apart to travel, and put together again |
 //! | `expose`, `fetch` | replies in the Read-Read design: the responder's side, and the requester's |
@@ -24,6 +24,7 @@
 //! caller can see it change. On error: what RFC 8166 §4.5 says for a header or chunks that make no sense;
 //! the connection ends when the peer cannot be trusted to have understood anything.
 
+mod call_memory;
 mod connection;
 mod credits;
 mod expose;
@@ -37,7 +38,6 @@ mod outgoing;
 mod pull;
 mod requester;
 mod responder;
-mod sinks;
 mod table;
 mod transport;
 

@@ -7,7 +7,7 @@
 //! are posted before its Send and so arrive before it. In the Read-Read design the caller reads the reply, see `expose.rs`.
 //!
 //! Each segment is one RDMA operation; the queue pair starts no more RDMA Reads at once than the peer takes. Bytes being read
-//! on one connection are bounded, and so is what the calls of all connections hold (`sinks.rs`): further calls wait in order.
+//! on one connection are bounded, and so is what the calls of all connections hold (`call_memory.rs`): further calls wait in order.
 //!
 //! Buffers: a call's are handed up with it; a reply's belong to the queue pair until it has been sent. On error (the caller
 //! did not offer enough) the caller hears ERR_CHUNK, and the server gets an error; nothing is retried.
@@ -27,6 +27,7 @@ use xdr::Message;
 
 use crate::{
     Event, Registry, Role, Settings,
+    call_memory::MemoryAccount,
     chunk::{Chunk, Lists},
     credits::Grants,
     expose::{Exposed, Next, Waiting},
@@ -35,7 +36,6 @@ use crate::{
     link::{Deadline, Link, Name, shrink_idle},
     message::{Direction, assemble, reads_make_sense},
     pull::{Pull, buffer_bytes},
-    sinks::SinkAccount,
     table::{Key, Table},
 };
 
@@ -45,12 +45,12 @@ pub(crate) struct Responder {
     /// The source of receives; they are posted one by one if there is none.
     receive_source: Option<ReceiveSource>,
     calls: Table<Incoming>,
-    /// Calls whose chunks wait to be read.
+    /// Calls that wait for their chunks to be read, or for memory.
     to_pull: VecDeque<Key>,
     /// Bytes that are being read.
     pulling_bytes: usize,
-    /// Our part of the memory for that, if there is a bound on it.
-    sinks: Option<SinkAccount>,
+    /// Our part of the memory of calls, if there is a bound on it.
+    memory: Option<MemoryAccount>,
     /// Time of the last call or completed RDMA Read.
     now: Option<Instant>,
     /// Replies whose data the peer reads.
@@ -68,8 +68,8 @@ struct Incoming {
     credits: u32,
     lists: Lists,
     stage: Stage,
-    /// Bytes that it has of `sinks`.
-    sink_bytes: usize,
+    /// Bytes that it has of `memory`.
+    memory_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -82,7 +82,10 @@ enum Stage {
 
 #[derive(Debug)]
 struct UnsentReply {
+    /// What it and its RDMA Writes hold until it completes.
     bytes: usize,
+    /// Bytes that it has of `memory`.
+    memory_bytes: usize,
     /// Its name among the exposed ones, if it is one of them.
     exposed: Option<Key>,
 }
@@ -105,7 +108,7 @@ impl Responder {
             calls: Table::new(),
             to_pull: VecDeque::new(),
             pulling_bytes: 0,
-            sinks: None,
+            memory: None,
             now: None,
             exposed: Exposed::new(),
             unsent: VecDeque::new(),
@@ -114,13 +117,13 @@ impl Responder {
     }
 
     /// Bounds what calls hold by an account of memory that connections share.
-    pub(crate) fn set_sinks(&mut self, sinks: SinkAccount) {
-        self.sinks = Some(sinks);
+    pub(crate) fn set_memory(&mut self, memory: MemoryAccount) {
+        self.memory = Some(memory);
     }
 
     /// Whether a call that waits for memory can go on; otherwise the task is woken for that.
-    pub(crate) fn poll_sinks(&mut self, cx: &Context<'_>) -> bool {
-        self.sinks.as_mut().and_then(|sinks| sinks.poll_wanted(cx)) == Some(Poll::Ready(()))
+    pub(crate) fn poll_memory(&mut self, cx: &Context<'_>) -> bool {
+        self.memory.as_mut().and_then(|memory| memory.poll_wanted(cx)) == Some(Poll::Ready(()))
     }
 
     /// Whether a receive is posted in the place of each that completes.
@@ -167,17 +170,35 @@ impl Responder {
         if !chunks_allowed || !reads_make_sense(&lists.reads, stream.as_ref(), link.settings.options.message_max) {
             return Err(Refusal { xid, credits });
         }
-        if lists.reads.is_empty() {
+        if lists.reads.is_empty()
+            && let Some(memory_bytes) = self.take_memory(room_for_reply(&lists, &link.settings))
+        {
             let message = Message::from(stream.expect("a message without read chunks is inline"));
-            let key = self.calls.insert(Incoming { xid, credits, lists, stage: Stage::InService, sink_bytes: 0 });
+            let key = self.calls.insert(Incoming { xid, credits, lists, stage: Stage::InService, memory_bytes });
             hand_up(link, key, xid, message);
             return Ok(());
         }
         let stage = Stage::Pull(Pull::new(stream, &lists.reads));
-        let key = self.calls.insert(Incoming { xid, credits, lists, stage, sink_bytes: 0 });
+        let key = self.calls.insert(Incoming { xid, credits, lists, stage, memory_bytes: 0 });
         self.to_pull.push_back(key);
         self.now = Some(now);
         Ok(())
+    }
+
+    /// Takes `bytes` of the memory of calls: `bytes` if there is a bound on it, none if not; `None` if the call has to wait.
+    fn take_memory(&mut self, bytes: usize) -> Option<usize> {
+        match &mut self.memory {
+            Some(memory) if bytes > 0 => memory.take(bytes).then_some(bytes),
+            _ => Some(0),
+        }
+    }
+
+    fn give_back_memory(&mut self, bytes: usize) {
+        if bytes > 0
+            && let Some(memory) = &mut self.memory
+        {
+            memory.give_back(bytes);
+        }
     }
 
     /// Posts the RDMA Reads of the next call that waits for its chunks, if the bounds on bytes allow. Data that can be used
@@ -188,7 +209,7 @@ impl Responder {
     pub(crate) fn start_pull(&mut self, link: &mut Link, registry: &mut dyn Registry) -> Option<Result<(), Refusal>> {
         let key = *self.to_pull.front()?;
         let now = self.now.expect("a call has arrived");
-        let Some(Incoming { stage: Stage::Pull(pull), lists, sink_bytes, .. }) = self.calls.get_mut(key) else {
+        let Some(Incoming { stage: Stage::Pull(pull), lists, memory_bytes, .. }) = self.calls.get_mut(key) else {
             unreachable!("a call that waits to be pulled stands")
         };
         if self.pulling_bytes > 0 && self.pulling_bytes + pull.bytes() > link.settings.options.pull_max {
@@ -208,14 +229,15 @@ impl Responder {
                 None => rest.push((part, segment)),
             }
         }
-        let bytes = rest.iter().map(|(_, segment)| buffer_bytes(segment.length)).sum();
+        let bytes = rest.iter().map(|(_, segment)| buffer_bytes(segment.length)).sum::<usize>();
+        let bytes = bytes + room_for_reply(lists, &link.settings);
         if bytes > 0
-            && let Some(sinks) = &mut self.sinks
+            && let Some(memory) = &mut self.memory
         {
-            if !sinks.take(bytes) {
+            if !memory.take(bytes) {
                 return None;
             }
-            *sink_bytes = bytes;
+            *memory_bytes = bytes;
         }
         self.to_pull.pop_front();
         self.pulling_bytes += pull.bytes();
@@ -262,7 +284,9 @@ impl Responder {
         let (xid, credits) = (call.xid, call.credits);
         let message = assemble(pull, &call.lists.reads);
         if !matches!(Direction::of(&message.stream, xid), Some(Direction::Call)) {
-            self.remove_call(key);
+            let memory_bytes = call.memory_bytes;
+            self.calls.remove(key);
+            self.give_back_memory(memory_bytes);
             return Err(Refusal { xid, credits });
         }
         hand_up(link, key, xid, message);
@@ -274,7 +298,9 @@ impl Responder {
         if let Some(error) = link.closed() {
             return Err(error);
         }
-        let Incoming { xid, credits, lists, .. } = self.take_call(&token)?;
+        let Incoming { xid, credits, lists, memory_bytes, .. } = self.take_call(&token)?;
+        let room = memory_bytes.min(room_for_reply(&lists, &link.settings));
+        let mut kept = 0;
         let granted = self.grant(&link.settings, credits);
         let invalidate = lists.handle().filter(|_| link.settings.invalidate_peer);
         let queued = if link.settings.exposes_replies() {
@@ -284,22 +310,26 @@ impl Responder {
         } else {
             fit_reply(xid, &lists, message, granted, link.settings.send_max).map(|fit| {
                 self.grants.reply(granted);
-                self.send_reply(link, fit, invalidate);
+                kept = room;
+                self.send_reply(link, fit, invalidate, kept);
             })
         };
+        self.give_back_memory(memory_bytes - kept);
         queued.inspect_err(|_| self.refuse(link, Refusal { xid, credits }))
     }
 
     /// Answers a call with ERR_CHUNK; see [`Connection::refuse_call`](crate::Connection::refuse_call).
     pub(crate) fn refuse_call(&mut self, link: &mut Link, token: ReplyToken) -> Result<(), TransportError> {
-        let Incoming { xid, credits, .. } = self.take_call(&token)?;
+        let Incoming { xid, credits, memory_bytes, .. } = self.take_call(&token)?;
+        self.give_back_memory(memory_bytes);
         self.refuse(link, Refusal { xid, credits });
         Ok(())
     }
 
     /// Ends a call without a reply; see [`Connection::forget`](crate::Connection::forget).
     pub(crate) fn forget(&mut self, token: &ReplyToken) {
-        if self.take_call(token).is_ok() {
+        if let Ok(Incoming { memory_bytes, .. }) = self.take_call(token) {
+            self.give_back_memory(memory_bytes);
             self.grants.forget();
         }
     }
@@ -331,8 +361,9 @@ impl Responder {
     /// The Send of the oldest reply has completed.
     pub(crate) fn handle_reply_sent(&mut self, link: &mut Link, now: Instant) {
         // Completions come in the order posted.
-        let UnsentReply { bytes, exposed } = self.unsent.pop_front().expect("a reply completes once");
+        let UnsentReply { bytes, memory_bytes, exposed } = self.unsent.pop_front().expect("a reply completes once");
         self.unsent_bytes -= bytes;
+        self.give_back_memory(memory_bytes);
         if let Some(key) = exposed {
             link.add_deadline(Deadline::Done(key), now);
         }
@@ -350,7 +381,7 @@ impl Responder {
                 if exposed.is_none() {
                     self.grants.reply(granted);
                 }
-                self.post_reply(link, data, invalidate, bytes, exposed);
+                self.post_reply(link, data, invalidate, UnsentReply { bytes, memory_bytes: 0, exposed });
                 true
             }
         }
@@ -382,9 +413,9 @@ impl Responder {
     pub(crate) fn end(&mut self, registry: &mut dyn Registry) {
         self.to_pull.clear();
         for key in self.calls.keys() {
-            self.remove_call(key);
+            self.calls.remove(key);
         }
-        self.sinks = None;
+        self.memory = None;
         self.exposed.end(registry);
     }
 
@@ -412,20 +443,10 @@ impl Responder {
             Some(Incoming { xid, stage: Stage::InService, .. }) if *xid == token.xid => {}
             _ => return Err(TransportError::Lost("no such call on this connection".into())),
         }
-        Ok(self.remove_call(key))
+        Ok(self.calls.remove(key).expect("just seen"))
     }
 
-    fn remove_call(&mut self, key: Key) -> Incoming {
-        let call = self.calls.remove(key).expect("the call stands");
-        if call.sink_bytes > 0
-            && let Some(sinks) = &mut self.sinks
-        {
-            sinks.give_back(call.sink_bytes);
-        }
-        call
-    }
-
-    fn send_reply(&mut self, link: &mut Link, fit: ReplyFit, invalidate: Option<Stag>) {
+    fn send_reply(&mut self, link: &mut Link, fit: ReplyFit, invalidate: Option<Stag>, memory_bytes: usize) {
         let mut bytes = fit.stream.len() + fit.header.wire_len();
         for (chunk, data) in fit.writes {
             bytes += data.len();
@@ -438,27 +459,27 @@ impl Responder {
                 Inline::none()
             }
         };
-        self.post_reply(link, inline.behind(&fit.header), invalidate, bytes, None);
+        let reply = UnsentReply { bytes, memory_bytes, exposed: None };
+        self.post_reply(link, inline.behind(&fit.header), invalidate, reply);
     }
 
     fn send_error(&mut self, link: &mut Link, data: Rope) {
-        let bytes = data.len();
-        self.post_reply(link, data, None, bytes, None);
+        let reply = UnsentReply { bytes: data.len(), memory_bytes: 0, exposed: None };
+        self.post_reply(link, data, None, reply);
     }
 
-    /// Posts the Send of a reply or an error. It and its RDMA Writes hold `bytes` until it completes.
-    fn post_reply(
-        &mut self,
-        link: &mut Link,
-        data: Rope,
-        invalidate: Option<Stag>,
-        bytes: usize,
-        exposed: Option<Key>,
-    ) {
-        self.unsent.push_back(UnsentReply { bytes, exposed });
-        self.unsent_bytes += bytes;
+    /// Posts the Send of a reply or an error.
+    fn post_reply(&mut self, link: &mut Link, data: Rope, invalidate: Option<Stag>, reply: UnsentReply) {
+        self.unsent_bytes += reply.bytes;
+        self.unsent.push_back(reply);
         link.post(WorkRequest::Send { id: Name::Reply.into(), data, invalidate, solicited: false });
     }
+}
+
+/// The longest reply that a call offers chunks for. One without chunks is short.
+fn room_for_reply(lists: &Lists, settings: &Settings) -> usize {
+    let chunks = lists.writes.chunks().iter().chain(&lists.reply);
+    chunks.map(Chunk::len).fold(0, usize::saturating_add).min(settings.options.message_max)
 }
 
 fn hand_up(link: &mut Link, key: Key, xid: Xid, message: Message) {

@@ -202,7 +202,7 @@ impl RdmaTransport {
                     let mut shared = self.shared.lock();
                     if io.post_work(&mut shared.connection)
                         || io.poll_timer(&mut shared.connection, cx)
-                        || (!io.full && shared.connection.poll_sinks(cx))
+                        || (!io.full && shared.connection.poll_memory(cx))
                     {
                         continue; // something was queued while the queue pair was at work
                     }

@@ -183,8 +183,8 @@ impl<'a> Context<'a> {
         let may_wait = self.thread.may_wait_for(export.id());
         let may_block = may_wait || !export.vfs().caps().blocks;
         let identity = export.identity(self.credential);
-        let strange = self.may_block && !may_wait;
-        Object { export, handle, identity, may_block, strange, key: &self.shared.key }
+        let foreign = self.may_block && !may_wait;
+        Object { export, handle, identity, may_block, foreign, key: &self.shared.key }
     }
 }
 
@@ -195,7 +195,7 @@ pub(crate) struct Object<'a> {
     identity: Cred,
     may_block: bool,
     /// The thread belongs to another export.
-    strange: bool,
+    foreign: bool,
     key: &'a HandleKey,
 }
 
@@ -250,7 +250,7 @@ impl<'a> Object<'a> {
     pub(crate) fn post_op(&self) -> Result<PostOpAttr, WouldBlock> {
         match self.getattr() {
             Ok(attr) => Ok(Some(self.fattr(&attr))),
-            Err(VfsError::WouldBlock) if self.strange => Ok(None),
+            Err(VfsError::WouldBlock) if self.foreign => Ok(None),
             Err(VfsError::WouldBlock) => Err(WouldBlock),
             Err(_) => Ok(None),
         }

@@ -14,6 +14,7 @@
 pub mod admin;
 mod backend;
 mod blocking;
+mod callback_port;
 mod clock;
 pub mod config;
 mod context;

@@ -144,9 +144,10 @@ impl NfsServer {
         upkeep::run(self.shared.clone())
     }
 
-    /// Lets clients of NFSv4.0 be called, by TCP: they listen for that themselves. Without it they get no delegations.
+    /// Lets clients of NFSv4.0 be called, by TCP from an unprivileged port: they listen for that themselves. Without it they get
+    /// no delegations.
     pub fn call_back_by(&self, tcp: Arc<dyn TransportKind>) {
-        self.shared.v4.call_by(tcp);
+        self.shared.v4.call_by(&tcp);
     }
 
     /// What NFSv3 locks files by: over TCP and UDP alone, at addresses that clients learn from rpcbind. Run

@@ -140,6 +140,6 @@ Servers are named by URLs: nfs://host[:port]/export/path?option=value&…  Optio
 
 Exit codes:
   0  all of it has been done
-  1  some of it failed; standard error says what and where
+  1  some of it failed, or a server refused it; standard error says what and where
   2  the command line or a configuration file is wrong; nothing was done
-  3  a server cannot be reached or mounted, or an address cannot be listened at";
+  3  no server answers, or an address cannot be listened at";

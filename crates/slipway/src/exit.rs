@@ -8,11 +8,11 @@ use std::{fmt, process::ExitCode};
 pub enum Exit {
     /// Everything asked for has been done.
     Ok = 0,
-    /// Some of it has not; standard error says what.
+    /// Some of it has not, or a server has refused it; standard error says what.
     Failed = 1,
     /// The command line or a configuration file is wrong; nothing has been done. (Also clap's code.)
     Usage = 2,
-    /// A server cannot be reached or mounted, or an address cannot be listened at.
+    /// No server answers, or an address cannot be listened at.
     Unreachable = 3,
 }
 

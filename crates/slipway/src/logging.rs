@@ -1,13 +1,16 @@
 //! Logs: `tracing` on standard error, so that standard output stays a command's result.
 
+mod limit;
+
 use std::{
     env,
     io::{IsTerminal, stderr},
 };
 
 use clap::ValueEnum;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
+use self::limit::Limited;
 use crate::{cli::LogArgs, exit::Failure};
 
 /// How log lines are written.
@@ -37,10 +40,15 @@ pub fn start(log: &LogArgs) -> Result<(), Failure> {
     };
     let filter =
         EnvFilter::try_new(&filter).map_err(|error| Failure::usage(format!("log filter '{filter}': {error}")))?;
+    let debugs = filter.max_level_hint().is_none_or(|most| most >= LevelFilter::DEBUG);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
-    match log.log_format {
-        Some(LogFormat::Json) => builder.json().init(),
-        Some(LogFormat::Text) | None => builder.with_ansi(stderr().is_terminal()).init(),
+    match (log.log_format, debugs) {
+        (Some(LogFormat::Json), true) => builder.json().init(),
+        (Some(LogFormat::Json), false) => builder.json().map_event_format(Limited::new).init(),
+        (Some(LogFormat::Text) | None, true) => builder.with_ansi(stderr().is_terminal()).init(),
+        (Some(LogFormat::Text) | None, false) => {
+            builder.with_ansi(stderr().is_terminal()).map_event_format(Limited::new).init();
+        }
     }
     Ok(())
 }

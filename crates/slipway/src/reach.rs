@@ -41,11 +41,14 @@ impl FromStr for Location {
 pub fn run<T>(command: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("cannot start: {error}")))?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let result = command.await;
         leave().await;
         result
-    })
+    });
+    // A thread that waits for the kernel must not be waited for.
+    runtime.shutdown_background();
+    result
 }
 
 thread_local! {
@@ -83,11 +86,28 @@ impl Reach {
     /// # Errors
     /// No server answers, or it refuses.
     pub async fn mount(&self, url: &NfsUrl) -> Result<Mount, Failure> {
-        let mount = Mount::connect(url, &self.switch).await.map_err(|error| failure(url, &error))?;
+        let mount = self.connect(url).await?;
         if mount.v4().is_some() {
             MOUNTS.with_borrow_mut(|mounts| mounts.push(mount.clone()));
         }
         Ok(mount)
+    }
+
+    /// Connects, and says so if the server keeps it waiting.
+    ///
+    /// # Errors
+    /// As [`mount`](Self::mount).
+    pub async fn connect(&self, url: &NfsUrl) -> Result<Mount, Failure> {
+        let mut connect = std::pin::pin!(Mount::connect(url, &self.switch));
+        let deadline = url.options.deadline;
+        let connected = match tokio::time::timeout(NOTICE.min(deadline / 2), &mut connect).await {
+            Ok(connected) => connected,
+            Err(_) => {
+                eprintln!("slipway: {url}: no answer yet; waiting for up to {deadline:?}");
+                connect.await
+            }
+        };
+        connected.map_err(|error| failure(url, &error))
     }
 
     /// The object that a URL names. A symbolic link at its end is followed if `follow`.
@@ -133,7 +153,10 @@ pub fn local_name(path: &std::path::Path) -> Option<Bytes> {
 /// What an error at a URL means for the exit code.
 pub fn failure(url: &NfsUrl, error: &client::Error) -> Failure {
     let exit = match error.kind() {
-        ErrorKind::Nfs(_) | ErrorKind::Nfs4(_) | ErrorKind::Path(_) | ErrorKind::Protocol(_) => Exit::Failed,
+        // A server that refuses to mount a path has been reached. Version 4 cannot tell an export from a path below one, so a path
+        // that is not there has one code in all versions.
+        ErrorKind::Nfs(_) | ErrorKind::Nfs4(_) | ErrorKind::Mount(_) => Exit::Failed,
+        ErrorKind::Path(_) | ErrorKind::Protocol(_) => Exit::Failed,
         ErrorKind::Url(_) | ErrorKind::Invalid(_) => Exit::Usage,
         _ => Exit::Unreachable,
     };
@@ -173,6 +196,8 @@ impl Tally {
     }
 }
 
+/// How long a server may take before the user is told that it is waited for.
+const NOTICE: Duration = Duration::from_secs(5);
 /// Longest that a server is waited for when there is nothing more to be had from it.
 const LEAVE_MAX: Duration = Duration::from_secs(3);
 

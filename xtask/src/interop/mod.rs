@@ -6,10 +6,13 @@
 mod capture;
 mod client;
 mod fixture;
+mod hostile;
 mod knfsd;
 mod lab;
 mod locks;
 mod ports;
+mod restarts;
+mod rotation;
 mod server;
 mod tools;
 mod verbs;
@@ -22,6 +25,7 @@ use crate::report::{Outcome, Report};
 use crate::{debian, shell};
 use fixture::Fixture;
 use ports::Ports;
+use rotation::Rotation;
 
 /// What every suite works with.
 struct Bench {
@@ -31,6 +35,8 @@ struct Bench {
     built: String,
     fixture: Fixture,
     ports: Ports,
+    /// Which cells of long matrices are run.
+    rotation: Rotation,
     /// `target/interop`.
     directory: PathBuf,
 }
@@ -68,19 +74,19 @@ type Suite = fn(&Bench, &mut Report) -> Result<(), String>;
 /// can be the rpcbind. A guest keeps one processor busy at most, and the suites of each lane take about as long as another's.
 const LANES: [&[(&str, Suite)]; 3] = [
     &[("client", client::run), ("libnfs", tools::libnfs), ("fio", tools::fio), ("capture", capture::run)],
-    &[("verbs", verbs::run)],
+    &[("verbs", verbs::run), ("restarts", restarts::run), ("hostile", hostile::run)],
     &[("locks", locks::run), ("knfsd", knfsd::version3), ("knfsd4", knfsd::version4), ("reference", client::reference)],
 ];
 
 /// Runs when asked for: it only proves the harness.
 const ON_REQUEST: [&str; 1] = ["reference"];
 
-/// Runs one suite, or all that CI runs; false if there is no suite `only`.
-pub fn run(only: Option<&str>, report: &mut Report) -> bool {
+/// Runs one suite, or all that CI runs, with all cells of their matrices if `all`; false if there is no suite `only`.
+pub fn run(only: Option<&str>, all: bool, report: &mut Report) -> bool {
     if only.is_some_and(|only| LANES.iter().copied().flatten().all(|(name, _)| *name != only)) {
         return false;
     }
-    let bench = match prepare() {
+    let bench = match prepare(Rotation::new(all)) {
         Ok(bench) => bench,
         Err(Unready::Skip(why)) => {
             report.record("interop", Outcome::Skipped(why));
@@ -158,7 +164,7 @@ pub fn install() -> Result<(), String> {
     debian::install(&packages)
 }
 
-fn prepare() -> Result<Bench, Unready> {
+fn prepare(rotation: Rotation) -> Result<Bench, Unready> {
     let broken_if_root = |why| if shell::is_root() { Unready::Broken(why) } else { Unready::Skip(why) };
     install().map_err(broken_if_root)?;
     // As the tests are built: the same features, and nothing is built again, neither here nor while a suite runs.
@@ -168,5 +174,5 @@ fn prepare() -> Result<Bench, Unready> {
     let directory = shell::target_dir().join("interop");
     let fixture = Fixture::make(&directory.join("fixture")).map_err(Unready::Broken)?;
     let slipway = shell::target_dir().join("debug/slipway");
-    Ok(Bench { slipway, built, fixture, ports: Ports::default(), directory })
+    Ok(Bench { slipway, built, fixture, ports: Ports::default(), rotation, directory })
 }

@@ -6,7 +6,7 @@ use super::File;
 use crate::shell;
 
 /// Each crate, and the crates of ours that it may depend on. `buf` is below everything and may be used by everybody.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("buf", &[]),
     ("xdr-derive", &[]),
     ("xdr", &["xdr-derive"]),
@@ -19,6 +19,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("client", &["rpc", "nfs", "xdr"]),
     ("testkit", &["xdr", "rpc", "rdma", "rpcrdma", "nfs", "vfs", "server", "client"]),
     ("slipway", &["xdr", "rpc", "rdma", "rpcrdma", "nfs", "vfs", "server", "client"]),
+    ("hostile", &[]),
     ("xtask", &[]),
 ];
 

@@ -61,6 +61,8 @@ pub(super) struct ShmQp {
     early: Vec<Completion>,
     /// Polls without anything since there was something.
     empty_polls: u32,
+    /// The peer has said that it ends the connection, and need not be told.
+    ended_by_peer: bool,
     /// The doorbell has been asked for.
     dozing: bool,
     phase: Phase,
@@ -91,6 +93,7 @@ impl ShmQp {
             spin: Spin::new(shm.spin),
             early: Vec::new(),
             empty_polls: 0,
+            ended_by_peer: false,
             dozing: false,
             phase: Phase::Open,
             linger: shm.linger,
@@ -176,6 +179,7 @@ impl ShmQp {
             self.socket.bell().ring();
         }
         if closed {
+            self.ended_by_peer = true;
             self.end(QpError::Disconnected);
         }
         any
@@ -223,6 +227,7 @@ impl ShmQp {
             Poll::Ready(Ok(Received::End)) => {
                 // What the peer sent before it went away still counts.
                 self.receive(completions);
+                self.ended_by_peer = true;
                 self.end(QpError::Io(io::ErrorKind::ConnectionReset));
             }
             Poll::Ready(Err(error)) => self.end(QpError::Io(error.kind())),
@@ -237,6 +242,7 @@ impl ShmQp {
                 if let Some(index) = self.receiver.reads.iter().position(|read| read.number == refused) {
                     self.sender.read_refused(index);
                 }
+                self.ended_by_peer = true;
                 self.end(QpError::Terminated(what));
             }
         }
@@ -270,7 +276,9 @@ impl ShmQp {
         if !self.is_ended() {
             tracing::debug!(peer = %self.peer, %error, "connection ended");
             self.phase = Phase::Ended(error);
-            self.socket.shutdown();
+            if !self.ended_by_peer {
+                self.socket.shutdown();
+            }
         }
     }
 

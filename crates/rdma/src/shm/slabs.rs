@@ -8,7 +8,10 @@
 use std::{
     collections::{BTreeSet, HashMap},
     io,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use buf::{Buffer, PeerBytes, Rope, Slab};
@@ -212,24 +215,45 @@ impl Shared {
         Some(other)
     }
 
-    /// Keeps memory until the peer has let go of it, or is gone.
+    /// Keeps memory until the peer has let go of it, or is gone. A peer that never does could have it all: what is beyond
+    /// [`KEPT_MAX`] is not kept. Such a peer can write to all slabs that it has been passed anyway.
     pub(crate) fn keep(&self, kept: Vec<(Stag, Memory)>) {
         if kept.is_empty() {
             return;
         }
+        let bytes = kept.iter().map(|(_, memory)| memory.len()).sum();
+        let Some(charge) = Kept::take(bytes) else {
+            return tracing::warn!(bytes, "shm: a server does not let go of memory; it is used again");
+        };
         let (table, bell) = (self.table.clone(), self.bell.clone());
         let slabs: Vec<_> = self.slabs.iter().map(|(slab, _)| slab.clone()).collect();
         let waiting = async move {
             while !bell.is_abandoned() && !kept.iter().all(|(stag, _)| table.revoke(*stag)) {
                 tokio::time::sleep(KEEP_POLL).await;
             }
-            drop((kept, slabs));
+            drop((kept, slabs, charge));
         };
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn(waiting)),
             // Nothing runs here any more that could wait: the memory stays where it is.
             Err(_) => std::mem::forget(waiting),
         }
+    }
+}
+
+/// Bytes of this process that are kept, given back on drop.
+struct Kept(usize);
+
+impl Kept {
+    fn take(bytes: usize) -> Option<Self> {
+        let most = |sum: usize| sum.checked_add(bytes).filter(|&sum| sum <= KEPT_MAX);
+        KEPT.fetch_update(Relaxed, Relaxed, most).is_ok().then_some(Self(bytes))
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        KEPT.fetch_sub(self.0, Relaxed);
     }
 }
 
@@ -347,4 +371,7 @@ impl Drop for Pin {
 
 /// Packets that are looked at to find a slab. More than doorbells can have come between.
 const PACKETS_MAX: usize = 4096;
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+/// Bytes that are kept for peers of ended connections, in the whole process: what is exposed on very many of them.
+const KEPT_MAX: usize = 256 << 20;
 const KEEP_POLL: std::time::Duration = std::time::Duration::from_millis(20);

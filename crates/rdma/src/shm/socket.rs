@@ -164,10 +164,11 @@ impl Socket {
         }
     }
 
-    /// The peer sees the end of the connection, now.
+    /// The peer sees the end of the connection, now. Only one of the two may do this: with both directions shut down the
+    /// kernel no longer tells whether the peer's end is closed (see [`Bell::is_abandoned`]).
     pub(crate) fn shutdown(&self) {
         // It fails only when the peer is gone.
-        let _ = rustix::net::shutdown(self.fd.get_ref(), Shutdown::Both);
+        let _ = rustix::net::shutdown(self.fd.get_ref(), Shutdown::Write);
     }
 }
 

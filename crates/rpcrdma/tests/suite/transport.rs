@@ -361,12 +361,17 @@ async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
     world.assert_all_home().await;
 }
 
-/// Calls whose data the server has read take memory until they are answered. All connections of a host together get a part
-/// of what there is; the others wait, and go on.
+/// Calls whose data the server has read take memory until they are answered, and those that want data until the replies have
+/// been sent. All connections of a host together get a part of what there is; the others wait, and go on.
 #[tokio::test(start_paused = true)]
-async fn data_of_unanswered_calls_are_bounded_over_all_connections() {
+async fn memory_of_calls_is_bounded_over_all_connections() {
+    memory_of_calls(200_000, 10).await;
+    memory_of_calls(10, 200_000).await;
+}
+
+async fn memory_of_calls(sent: usize, wanted: usize) {
     const CALL: usize = 200_000;
-    let options = Options { message_max: 300_000, pull_memory: 8 << 20, ..Options::default() };
+    let options = Options { message_max: 300_000, call_memory: 8 << 20, ..Options::default() };
     let (sim, pool) = (Sim::new(SimOptions::default()), Pool::default());
     let server = RdmaKind::new(Arc::new(sim.clone()), options.clone()).with_pool(pool.clone());
     let client = RdmaKind::new(Arc::new(sim), options);
@@ -386,21 +391,21 @@ async fn data_of_unanswered_calls_are_bounded_over_all_connections() {
         }
     });
     let mut answered = Vec::new();
-    for xid in 0..16 {
+    for xid in 0..40 {
         let transport = client.connect(at).await.unwrap();
         tokio::spawn(drive(transport.clone()));
-        for xid in (4 * xid)..(4 * xid + 4) {
+        for xid in [2 * xid, 2 * xid + 1] {
             let transport = transport.clone();
             answered.push(tokio::spawn(async move {
-                let reply = transport.call(call(xid, 10, 0, vec![1; CALL].into()), plan(10, 0)).await.unwrap();
-                check(&reply, xid, 10, 0, (CALL % 256) as u8);
+                let reply = transport.call(call(xid, wanted, 0, vec![1; sent].into()), plan(wanted, 0)).await;
+                check(&reply.unwrap(), xid, wanted, 0, (sent % 256) as u8);
             }));
         }
     }
     tokio::time::sleep(Duration::from_secs(5)).await;
     let mut unanswered: Vec<_> = std::iter::from_fn(|| calls.try_recv().ok()).collect();
     let used = pool.stats().mapped - pool.stats().free;
-    // One host has half of 8 MiB, less than a call of each of 64.
+    // One host has half of 8 MiB, which is less than one call of each connection.
     assert!((16..=4_194_304 / CALL).contains(&unanswered.len()), "{} calls are in service", unanswered.len());
     assert!(used <= 6 << 20, "{used} bytes are in use");
     for _ in 0..answered.len() {

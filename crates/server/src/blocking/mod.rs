@@ -280,3 +280,31 @@ impl Inner {
 const QUEUE_BYTES_MAX: usize = 256 << 20;
 /// How long a thread waits for work before it ends.
 const IDLE_MAX: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run<S: Send + 'static>(pool: &Pool, state: S, work: impl FnOnce(&mut S) + Send + 'static) -> Outcome<S> {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(pool.run(Source::Server, 0, state, work))
+    }
+
+    #[test]
+    fn a_panic_ends_its_call_alone() {
+        let pool = Pool::new("test".to_owned(), BlockingOptions { threads: 1, queue: 1 });
+        assert!(matches!(run(&pool, 1, |_| panic!("this is what the test is about")), Outcome::Panicked));
+        assert!(matches!(run(&pool, 1, |number| *number += 1), Outcome::Done(2)));
+        assert_eq!(pool.ask(Duration::from_secs(600), || 3), Some(3));
+    }
+
+    #[test]
+    fn a_call_whose_future_is_dropped_runs_to_its_end() {
+        let pool = Pool::new("test".to_owned(), BlockingOptions { threads: 1, queue: 1 });
+        let (told, ran) = mpsc::channel();
+        let mut future = Box::pin(pool.run(Source::Server, 0, (), move |()| told.send(()).unwrap()));
+        let polled = future.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
+        drop((polled, future));
+        ran.recv_timeout(Duration::from_secs(600)).expect("it runs");
+    }
+}

@@ -1,6 +1,9 @@
 //! What we say to other hosts without having been asked, and to programs of this one.
 //!
-//! Each host's programs are found by its rpcbind. GRANTED is said until the host confirms it, and then the lock is the
+//! Each host's programs are found by its rpcbind, at the address that the host has called from; names are not resolved. Calls come
+//! from an unprivileged port, with two exceptions. Linux's lockd takes the news of a restart only from a privileged port of its
+//! own host. Status monitors take NOTIFY from any port (Linux's does), but not all do where it comes from another address of the
+//! server. GRANTED is said until the host confirms it, and then the lock is the
 //! host's for good; who does not answer for [`GRANTED_FOR`] loses it to the next. A host is told for [`NOTIFY_FOR`] that
 //! we have restarted.
 
@@ -28,9 +31,9 @@ use tokio::{
 use xdr::{Decode, Encode};
 
 use super::lockd::{Destination, Outgoing};
-use crate::{context::Shared, locks::WaiterId};
+use crate::{callback_port::unprivileged, context::Shared, locks::WaiterId};
 
-/// How other hosts are called.
+/// How other hosts are called. Connections from a port below 1024 are made where a peer needs them, if these transports can.
 #[derive(Clone)]
 pub struct CallbackTransports {
     /// TCP.
@@ -39,10 +42,69 @@ pub struct CallbackTransports {
     pub udp: Arc<dyn TransportKind>,
 }
 
+/// Whether a call comes from a port that only root can use.
+#[derive(Clone, Copy)]
+enum From {
+    Anywhere,
+    PrivilegedPort,
+}
+
+/// Ways to call.
+struct Ways {
+    privileged: CallbackTransports,
+    unprivileged: CallbackTransports,
+}
+
+impl Ways {
+    fn new(privileged: CallbackTransports) -> Self {
+        let CallbackTransports { tcp, udp } = &privileged;
+        let unprivileged = CallbackTransports { tcp: unprivileged(tcp), udp: unprivileged(udp) };
+        Self { privileged, unprivileged }
+    }
+
+    fn kind(&self, from: From, is_udp: bool) -> &Arc<dyn TransportKind> {
+        let CallbackTransports { tcp, udp } = match from {
+            From::Anywhere => &self.unprivileged,
+            From::PrivilegedPort => &self.privileged,
+        };
+        if is_udp { udp } else { tcp }
+    }
+
+    async fn call<R: Decode>(
+        &self,
+        way: (From, bool),
+        host: IpAddr,
+        program: (u32, u32),
+        procedure: u32,
+        args: &impl Encode,
+    ) -> Result<R, LookupError> {
+        let client = self.connect(way, host, program).await?;
+        let answer = client.call::<R>(procedure, args, ReplyPlan::default(), CallOptions::default()).await;
+        answer.map(|answer| answer.results).map_err(|failed| LookupError::Call(failed.error))
+    }
+
+    /// Connects to a program that the host's rpcbind knows. Asking that needs no privileged port.
+    async fn connect(
+        &self,
+        (from, is_udp): (From, bool),
+        host: IpAddr,
+        (program, version): (u32, u32),
+    ) -> Result<Client, LookupError> {
+        let rpcbind = SocketAddr::new(host, rpcbind::PORT);
+        let ask = self.kind(From::Anywhere, is_udp);
+        let netid = Netid::new(ask.name(), rpcbind);
+        let address = rpcbind::lookup(ask.clone(), rpcbind, program, version, &netid).await?;
+        let credential = Credential::Sys(AuthSys::of_process());
+        let options = ClientOptions { deadline: DEADLINE, credential, ..ClientOptions::new(program, version) };
+        Ok(Client::connect(self.kind(from, is_udp).clone(), address, options).await?)
+    }
+}
+
 /// Says what is to be said, until the server ends.
 pub(crate) async fn run(shared: Arc<Shared>, transports: CallbackTransports) {
     let Some(mut queue) = shared.lockd.take_queue() else { return };
-    let callbacks = Arc::new(Callbacks { shared: shared.clone(), transports, clients: Mutex::default() });
+    let callbacks =
+        Arc::new(Callbacks { shared: shared.clone(), ways: Ways::new(transports), clients: Mutex::default() });
     let mut tasks = JoinSet::new();
     loop {
         tokio::select! {
@@ -57,7 +119,7 @@ pub(crate) async fn run(shared: Arc<Shared>, transports: CallbackTransports) {
 
 struct Callbacks {
     shared: Arc<Shared>,
-    transports: CallbackTransports,
+    ways: Ways,
     /// Connections to lock managers that have lately been called.
     clients: Mutex<HashMap<Destination, Arc<tokio::sync::Mutex<Option<Client>>>>>,
 }
@@ -114,9 +176,9 @@ impl Callbacks {
         loop {
             let mut failed = None;
             // Every status monitor has UDP; a firewall may let only TCP through.
-            for kind in [&self.transports.udp, &self.transports.tcp] {
-                let program = (nsm::SM_PROGRAM, nsm::VERSION);
-                match call::<()>(kind, to.address, program, SmProc::Notify as u32, &args).await {
+            for is_udp in [true, false] {
+                let (way, program) = ((From::PrivilegedPort, is_udp), (nsm::SM_PROGRAM, nsm::VERSION));
+                match self.ways.call::<()>(way, to.address, program, SmProc::Notify as u32, &args).await {
                     Ok(()) => return tracing::info!(host = %to.address, "a host knows that we have restarted"),
                     Err(error) => failed = Some(error),
                 }
@@ -133,9 +195,11 @@ impl Callbacks {
 
     /// Tells a program on this host that another host has restarted.
     async fn news(&self, my_id: &nsm::MyId, status: &nsm::Status) {
-        for kind in [&self.transports.udp, &self.transports.tcp] {
-            let program = (my_id.my_prog, my_id.my_vers);
-            match call::<()>(kind, IpAddr::V4(Ipv4Addr::LOCALHOST), program, my_id.my_proc, status).await {
+        // Any user of this host can ask for the news, at whatever program: the lock manager alone is trusted with the port.
+        let from = if my_id.my_prog == nlm::NLM_PROGRAM { From::PrivilegedPort } else { From::Anywhere };
+        for is_udp in [true, false] {
+            let (way, program) = ((from, is_udp), (my_id.my_prog, my_id.my_vers));
+            match self.ways.call::<()>(way, Ipv4Addr::LOCALHOST.into(), program, my_id.my_proc, status).await {
                 Ok(()) => return,
                 Err(error) => tracing::debug!(program = my_id.my_prog, %error, "a program does not learn of a restart"),
             }
@@ -161,8 +225,8 @@ impl Callbacks {
             match &*client {
                 Some(client) => client.clone(),
                 None => {
-                    let kind = if to.lossy { &self.transports.udp } else { &self.transports.tcp };
-                    let new = connect(kind, to.address, (nlm::NLM_PROGRAM, nlm::VERSION)).await?;
+                    let (way, program) = ((From::Anywhere, to.lossy), (nlm::NLM_PROGRAM, nlm::VERSION));
+                    let new = self.ways.connect(way, to.address, program).await?;
                     client.insert(new).clone()
                 }
             }
@@ -177,32 +241,6 @@ impl Callbacks {
             }
         }
     }
-}
-
-async fn call<R: Decode>(
-    kind: &Arc<dyn TransportKind>,
-    host: IpAddr,
-    program: (u32, u32),
-    procedure: u32,
-    args: &impl Encode,
-) -> Result<R, LookupError> {
-    let client = connect(kind, host, program).await?;
-    let answer = client.call::<R>(procedure, args, ReplyPlan::default(), CallOptions::default()).await;
-    answer.map(|answer| answer.results).map_err(|failed| LookupError::Call(failed.error))
-}
-
-/// Connects to a program that the host's rpcbind knows.
-async fn connect(
-    kind: &Arc<dyn TransportKind>,
-    host: IpAddr,
-    (program, version): (u32, u32),
-) -> Result<Client, LookupError> {
-    let rpcbind = SocketAddr::new(host, rpcbind::PORT);
-    let netid = Netid::new(kind.name(), rpcbind);
-    let address = rpcbind::lookup(kind.clone(), rpcbind, program, version, &netid).await?;
-    let credential = Credential::Sys(AuthSys::of_process());
-    let options = ClientOptions { deadline: DEADLINE, credential, ..ClientOptions::new(program, version) };
-    Ok(Client::connect(kind.clone(), address, options).await?)
 }
 
 /// What is encoded already.
@@ -222,3 +260,49 @@ const PAUSE_MIN: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 const DEADLINE: Duration = Duration::from_secs(10);
 const CLIENTS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use rpc::{TcpKind, UdpKind};
+
+    use super::*;
+    use crate::{
+        nlm::lockd::Lockd,
+        recovery::{MonitoredHost, Recovery},
+    };
+
+    #[test]
+    fn a_host_is_told_of_a_restart_once_for_all_its_names() {
+        let recovery = Recovery::in_memory();
+        for (address, name) in [("192.0.2.1", "a"), ("192.0.2.1", "b"), ("192.0.2.1", "c"), ("192.0.2.2", "a")] {
+            let (address, name) = (address.parse().unwrap(), Bytes::from_static(name.as_bytes()));
+            recovery.add_host(&MonitoredHost { address, name, state: 1 }).unwrap();
+        }
+        let lockd = Lockd::start(recovery, Duration::from_secs(90)).unwrap();
+        let mut queue = lockd.take_queue().unwrap();
+        let mut told: Vec<_> = std::iter::from_fn(|| queue.try_recv().ok())
+            .map(|said| match said {
+                Outgoing::Restarted(to) => to.address.to_string(),
+                _ => panic!("nothing else is to be said"),
+            })
+            .collect();
+        told.sort();
+        assert_eq!(told, ["192.0.2.1", "192.0.2.2"]);
+    }
+
+    /// A lock manager is called from an unprivileged port, a status monitor from a privileged one where that can be had.
+    #[tokio::test]
+    async fn ports_are_privileged_only_where_a_peer_needs_that() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let ways =
+            Ways::new(CallbackTransports { tcp: Arc::new(TcpKind::default()), udp: Arc::new(UdpKind::default()) });
+        for (from, is_privileged) in
+            [(From::Anywhere, false), (From::PrivilegedPort, rustix::process::geteuid().is_root())]
+        {
+            let _connection = ways.kind(from, false).connect(address).await.unwrap();
+            assert_eq!(listener.accept().unwrap().1.port() < 1024, is_privileged);
+        }
+        assert_eq!(ways.kind(From::Anywhere, true).name(), "udp");
+    }
+}

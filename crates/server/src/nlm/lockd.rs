@@ -4,7 +4,7 @@
 //! peer. What is to be told to others is queued for `callbacks.rs`.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     io,
     net::{IpAddr, SocketAddr},
     sync::{
@@ -150,7 +150,8 @@ impl Lockd {
     /// Tells the hosts that may have held locks that they may reclaim them now, and lets nothing else through for a time.
     fn recover(&self) {
         let mut inner = self.inner.lock();
-        let told: Vec<_> =
+        // Once for each address, however many names its programs lock by.
+        let told: HashSet<Destination> =
             inner.hosts.iter().filter(|(_, host)| host.may_reclaim).map(|(_, host)| host.into()).collect();
         if told.is_empty() {
             return;

@@ -1,10 +1,12 @@
 //! [`Outgoing`]: calls to clients of NFSv4.0, by connections that the server makes to where they listen (RFC 7530 §3.3.3, §17).
 //!
-//! Each client that has been called has one connection, which its next calls go by; they are bounded in number, and in the
-//! time that they take. There are no slots: what is asked may be asked twice.
+//! Each client that has been called has one connection, which its next calls go by. Connections are bounded in number and in the
+//! time that they take to make, [`CONNECTING_MAX`] are made at a time, and [`HOST_CONNECTING_MAX`] of these to one host. They
+//! come from an unprivileged port. There are no slots: what is asked may be asked twice.
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -16,12 +18,16 @@ use nfs::v4::{
 };
 use parking_lot::Mutex;
 use rpc::{AuthSys, CallOptions, Client, ClientOptions, Credential, ReplyPlan, TransportKind};
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
+    time::timeout,
+};
 
 use super::{
     callback::{CallbackError, REPLY_MAX},
     state::{back::NoPath, back40::Listener40},
 };
+use crate::callback_port::unprivileged;
 
 /// The connections to clients of 4.0.
 pub(super) struct Outgoing {
@@ -30,18 +36,36 @@ pub(super) struct Outgoing {
     clients: Mutex<HashMap<Clientid4, (Verifier4, Client)>>,
     /// For making a connection.
     connecting: Semaphore,
+    /// The same for each host to which one is being made.
+    hosts: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
 }
 
 impl Default for Outgoing {
     fn default() -> Self {
-        Self { kind: OnceLock::new(), clients: Mutex::default(), connecting: Semaphore::new(CONNECTING_MAX) }
+        let connecting = Semaphore::new(CONNECTING_MAX);
+        Self { kind: OnceLock::new(), clients: Mutex::default(), connecting, hosts: Mutex::default() }
+    }
+}
+
+/// Leave to make a connection to a host. It returns when this is dropped.
+struct Leave<'a> {
+    outgoing: &'a Outgoing,
+    of_host: Option<OwnedSemaphorePermit>,
+    _of_all: SemaphorePermit<'a>,
+}
+
+impl Drop for Leave<'_> {
+    fn drop(&mut self) {
+        self.of_host.take();
+        // Only the table has those that nobody uses or waits for.
+        self.outgoing.hosts.lock().retain(|_, turns| Arc::strong_count(turns) > 1);
     }
 }
 
 impl Outgoing {
     /// From now on connections are made by this, unless they are by another already.
-    pub(super) fn by(&self, kind: Arc<dyn TransportKind>) {
-        let _ = self.kind.set(kind);
+    pub(super) fn by(&self, kind: &Arc<dyn TransportKind>) {
+        let _ = self.kind.set(unprivileged(kind));
     }
 
     /// CB_NULL: whether a client answers.
@@ -89,6 +113,16 @@ impl Outgoing {
         })
     }
 
+    /// First one of the host's turns, then one of all: clients of one host that do not answer hold up that host alone.
+    async fn leave_to_connect(&self, host: IpAddr) -> Option<Leave<'_>> {
+        let turns = {
+            let mut hosts = self.hosts.lock();
+            hosts.entry(host).or_insert_with(|| Arc::new(Semaphore::new(HOST_CONNECTING_MAX))).clone()
+        };
+        let of_host = Some(turns.acquire_owned().await.ok()?);
+        Some(Leave { outgoing: self, of_host, _of_all: self.connecting.acquire().await.ok()? })
+    }
+
     /// The connection that there is, or a new one.
     async fn connection(&self, client: Clientid4, to: &Listener40) -> Result<Client, CallbackError> {
         let down = CallbackError::NoPath(NoPath::Down);
@@ -96,7 +130,7 @@ impl Outgoing {
             return Ok(known.clone());
         }
         let Some(kind) = self.kind.get() else { return Err(down) };
-        let Ok(_one_of_few) = self.connecting.acquire().await else { return Err(down) };
+        let Some(_leave) = self.leave_to_connect(to.address.ip()).await else { return Err(down) };
         // Linux denies what comes without AUTH_SYS.
         let credential = Credential::Sys(AuthSys::of_process());
         let options =
@@ -120,3 +154,29 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const CONNECTIONS_MAX: usize = 1024;
 /// Connections that are being made at a time.
 const CONNECTING_MAX: usize = 64;
+/// The same to one host.
+const HOST_CONNECTING_MAX: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn one_host_takes_few_of_the_turns_to_connect() {
+        let outgoing = Outgoing::default();
+        let (silent, other) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
+        let mut held = Vec::new();
+        for _ in 0..HOST_CONNECTING_MAX {
+            held.push(outgoing.leave_to_connect(silent).await.unwrap());
+        }
+        let mut next = std::pin::pin!(outgoing.leave_to_connect(silent));
+        assert!(timeout(Duration::ZERO, &mut next).await.is_err(), "the host has as many as it may");
+        let of_other = timeout(6 * PATIENCE, outgoing.leave_to_connect(other)).await;
+        drop(of_other.expect("another host need not wait"));
+        held.pop();
+        held.push(next.await.unwrap());
+        assert_eq!(outgoing.hosts.lock().len(), 1);
+        held.clear();
+        assert_eq!(outgoing.hosts.lock().len(), 0, "nothing is kept of a host that is not being connected to");
+    }
+}

@@ -516,7 +516,8 @@ fn in_memory(reply: &Message) -> Message {
         let data = payload.data.to_bytes().unwrap_or_default();
         PlacedPayload { position: payload.position, data: Rope::from(Bytes::copy_from_slice(&data)) }
     };
-    Message { stream: reply.stream.clone(), payloads: reply.payloads.iter().map(copy).collect() }
+    // What it was written in may be twice as large.
+    Message { stream: Bytes::copy_from_slice(&reply.stream), payloads: reply.payloads.iter().map(copy).collect() }
 }
 
 fn needs_no_session(opnum: Opnum4) -> bool {

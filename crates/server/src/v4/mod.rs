@@ -207,7 +207,7 @@ impl Shared4 {
     }
 
     /// By what clients of 4.0 are called.
-    pub(crate) fn call_by(&self, kind: Arc<dyn rpc::TransportKind>) {
+    pub(crate) fn call_by(&self, kind: &Arc<dyn rpc::TransportKind>) {
         self.callbacks.outgoing.by(kind);
     }
 

@@ -60,7 +60,7 @@ struct Offload {
 /// A copy that is to be made.
 pub(super) struct Copying {
     offload: Arc<Offload>,
-    detached: Detached,
+    detached: Box<Detached>,
     ranges: Ranges,
     verifier: Verifier4,
     _changing: Changing,
@@ -169,7 +169,7 @@ impl Context<'_> {
             committed: StableHow4::Unstable,
             writeverf: verifier,
         };
-        let detached = self.detach(self.shared);
+        let detached = Box::new(self.detach(self.shared));
         v4.run(Errand::Copy(Copying { offload, detached, ranges, verifier, _changing: changing }));
         Ok(CopyOk { response, requirements: CopyRequirements4 { consecutive: true, synchronous: false } })
     }

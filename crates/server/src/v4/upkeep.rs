@@ -211,6 +211,7 @@ impl Shared {
         let now = clock::now();
         self.with_locks(|state, locks| {
             state.expire(now);
+            state.forget_records(now);
             state.relieve(now);
             now.checked_sub(self.v4.lease).into_iter().for_each(|then| locks.forget_watches(then));
         });

@@ -14,7 +14,12 @@ use crate::common::*;
 use nfs::{
     mount::{Dirpath, MountProc3, MountRes, Mountstat3},
     v3::*,
-    v4::{self, Argop4, Nfsstat4, Resop4, attr::Attr4, compound::CompoundArgs, compound::CompoundRes},
+    v4::{
+        self, Argop4, Nfsstat4, Resop4,
+        attr::{Attr4, Purpose},
+        compound::CompoundArgs,
+        compound::CompoundRes,
+    },
 };
 use rpc::{AcceptError, BoxFuture};
 use server::{
@@ -78,9 +83,11 @@ fn has(tree: &dyn Vfs, name: &str) -> bool {
     tree.lookup(&caller, &tree.root(), Name::new(name.as_bytes()).unwrap()).is_ok()
 }
 
-/// Calls as a host with `calls` begins them until the export's threads and queue are full: those that go on, and what the
-/// others were told.
-fn fill<'a>(hung: &Slow, running: usize, calls: Vec<Called<'a>>) -> (Vec<(usize, Called<'a>)>, Vec<(usize, Message)>) {
+/// With the numbers of the calls.
+type Numbered<T> = Vec<(usize, T)>;
+
+/// Begins `calls`, of which the first `running` hang: those that go on, and what the others are told.
+fn fill<'a>(hung: &Slow, running: usize, calls: Vec<Called<'a>>) -> (Numbered<Called<'a>>, Numbered<Message>) {
     let (mut going_on, mut refused) = (Vec::new(), Vec::new());
     for (number, mut call) in calls.into_iter().enumerate() {
         match begin(&mut call) {
@@ -241,8 +248,11 @@ fn the_list_of_exports_is_answered_while_one_hangs() {
     let Some(Resop4::ReadDir(v4::Res4::Ok(list))) = client.ok(list(&[Attr4::RdattrError, Attr4::Fileid])).pop() else {
         panic!("READDIR")
     };
-    let names: Vec<_> = list.reply.entries.0.iter().map(|entry| entry.name.to_vec()).collect();
-    assert_eq!(names, [b"hung", b"free"]);
+    let attrs = |entry: &v4::Entry4| entry.attrs.to_attrs(1, Purpose::Get).unwrap();
+    let entries = list.reply.entries.0.iter();
+    let entries: Vec<_> = entries.map(|entry| (entry.name.to_vec(), attrs(entry).rdattr_error)).collect();
+    let busy = Some(Nfsstat4::Delay);
+    assert_eq!(entries, [(b"hung".to_vec(), busy), (b"free".to_vec(), busy)], "not as if they were no exports");
     // The exports themselves are entered all the same.
     client.ok([at("/hung"), vec![Argop4::GetFh], at("/free"), vec![getattr(&[Attr4::Fileid])]].concat());
     server.hung.release();
@@ -293,7 +303,7 @@ fn a_host_with_one_call_is_served_in_its_turn() {
     calls.push(call(&light));
     assert!(begin(calls.last_mut().unwrap()).is_none());
     server.hung.release();
-    calls.into_iter().for_each(|call| drop(results::<GetAttrRes>(&finish(call)).into_result().unwrap()));
+    assert!(calls.into_iter().all(|call| results::<GetAttrRes>(&finish(call)).into_result().is_ok()));
     let passed = server.hung.passed();
     assert_eq!(passed.len(), 201);
     let turn = passed.iter().position(|uid| *uid == 2).unwrap();

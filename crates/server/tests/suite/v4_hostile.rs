@@ -137,13 +137,64 @@ fn nobody_takes_the_name_of_another() {
     assert_eq!(thief.alone(exchange_id("good")).status(), Nfsstat4::ClidInuse);
     for sequence in 0..4 {
         let create = create_session(all.good.client, Sequenceid4(sequence), channel());
-        let status = thief.alone(create).status();
-        // The sequence of the last one gets what that got, which is no session of the thief's.
-        assert!(sequence == 1 || status != Nfsstat4::Ok, "{sequence}: {}", status.name());
+        assert_eq!(thief.alone(create).status(), Nfsstat4::ClidInuse, "{sequence}");
     }
     let destroy = Argop4::DestroySession(DestroySessionArgs { sessionid: all.good.session });
     assert_eq!(thief.alone(destroy).status(), Nfsstat4::ConnNotBoundToSession);
     let destroy = Argop4::DestroyClientId(ClientIdArgs { clientid: all.good.client });
-    assert_eq!(thief.alone(destroy).status(), Nfsstat4::ClientidBusy);
+    assert_eq!(thief.alone(destroy).status(), Nfsstat4::WrongCred);
     all.check();
+}
+
+/// What CREATE_SESSION grants beyond all others, and that a host has no more of it than its share.
+#[test]
+fn the_reply_cache_of_one_host_is_bounded() {
+    let all = Neighbours::new();
+    let mut granted = 0;
+    for number in 0..2000 {
+        let Resop4::ExchangeId(Res4::Ok(made)) = all.bad.alone(exchange_id(&format!("bad {number}"))) else {
+            panic!("EXCHANGE_ID {number}")
+        };
+        let wanted = ChannelAttrs4 { maxrequests: 64, maxresponsesize_cached: 1 << 20, ..channel() };
+        let create = create_session(made.clientid, made.sequenceid, wanted);
+        let Resop4::CreateSession(Res4::Ok(made)) = all.bad.alone(create) else { panic!("CREATE_SESSION {number}") };
+        let ChannelAttrs4 { maxrequests, maxresponsesize_cached, .. } = made.fore_chan_attrs;
+        assert!(maxrequests >= 1 && maxresponsesize_cached >= 2 << 10, "{number}: {maxrequests}");
+        granted += (maxrequests * maxresponsesize_cached) as usize;
+    }
+    assert!(granted <= (32 << 20) + 2001 * (2 << 10), "{granted} bytes");
+    let mut late = Client4::stranger(&all.server, 1);
+    late.peer = "192.0.2.99:700".parse().unwrap();
+    late.introduce("late", channel());
+    late.open("m", "late", Open::default()).unwrap();
+    all.check();
+}
+
+#[test]
+fn hosts_that_no_export_admits_are_granted_little() {
+    let options = ExportOptions { clients: vec!["192.0.2.0/24".parse().unwrap()], ..Default::default() };
+    let server = NfsServer::new(Export::new("/m", ExportId::unique(), memory(), options).unwrap(), HandleKey::random());
+    let mut stranger = Client4::stranger(&server, 1);
+    let mut sessions = Vec::new();
+    for number in 0..1000u32 {
+        stranger.peer = format!("198.51.{}.{}:700", number / 250, number % 250).parse().unwrap();
+        let Resop4::ExchangeId(Res4::Ok(made)) = stranger.alone(exchange_id(&format!("stranger {number}"))) else {
+            panic!("EXCHANGE_ID {number}")
+        };
+        let create = |sequence| create_session(made.clientid, Sequenceid4(sequence), channel());
+        let Resop4::CreateSession(Res4::Ok(created)) = stranger.alone(create(made.sequenceid.0)) else {
+            panic!("CREATE_SESSION {number}")
+        };
+        let fore = created.fore_chan_attrs;
+        assert!(fore.maxrequests * fore.maxresponsesize_cached.max(512) <= 2 << 10, "{fore:?}");
+        assert_eq!(stranger.alone(create(made.sequenceid.0 + 1)).status(), Nfsstat4::NoSpc, "a second session");
+        sessions.push(created.sessionid);
+    }
+    // 256 of them are there.
+    let destroy = |sessionid| Argop4::DestroySession(DestroySessionArgs { sessionid });
+    let there = sessions.iter().filter(|id| stranger.alone(destroy(**id)).status() == Nfsstat4::Ok).count();
+    assert_eq!(there, 256);
+    let honest = Client4::new(&server, "honest", 1);
+    assert_eq!(honest.compound(vec![honest.sequence_op(63, 1)]).status, Nfsstat4::BadSlot);
+    assert_eq!(honest.compound(vec![honest.sequence_op(channel().maxrequests - 1, 1)]).status, Nfsstat4::Ok);
 }

@@ -138,6 +138,7 @@ async fn a_delegation_is_given_and_recalled_where_the_client_listens() {
     let heard = a.back.hears(CbOpnum4::Recall).await;
     assert_eq!((heard.operation, heard.minor, heard.ident), (recall, 0, IDENT));
     assert!(heard.sequence.is_none() && heard.credential != rpc::Credential::None, "as Linux wants it");
+    assert!(heard.from.port() >= 1024, "the client has chosen the port that is called: {}", heard.from);
     // It opens by what it has, also while that is recalled.
     let claim = OpenClaim4::DelegateCur { delegate_stateid: stateid, file: "f".into() };
     let (opened, _) = a.open("f", OPEN4_SHARE_ACCESS_READ, Some(claim)).await;

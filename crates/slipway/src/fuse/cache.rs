@@ -4,18 +4,16 @@
 //! The kernel itself is told to forget, and has, before anybody is told that the file is open, or the server that the
 //! delegation is given back. It is told on a thread that may wait: it waits for pages that are being read, which is done here.
 
-use std::{
-    sync::{OnceLock, Weak},
-    time::Duration,
-};
+use std::{sync::Weak, time::Duration};
 
 use client::{DataVersion, Handle, Watcher};
-use fuser::{INodeNo, Notifier};
 use rpc::BoxFuture;
 
 use super::{
+    device::Device,
     nodes::Node,
     tree::{Answer, Answered, Tree},
+    wire::forget_inode,
 };
 
 /// Of what version the pages are that the kernel may have.
@@ -30,23 +28,23 @@ pub enum Cached {
     Of(DataVersion),
 }
 
-/// The kernel's end of the mount, as soon as there is one.
-#[derive(Debug, Default)]
-pub struct Kernel(OnceLock<Notifier>);
+/// The kernel's end of the mount, while there is one.
+#[derive(Debug)]
+pub struct Kernel(pub Weak<Device>);
 
 impl Kernel {
-    /// From now on it can be told.
-    pub fn is(&self, notifier: Notifier) {
-        assert!(self.0.set(notifier).is_ok(), "a mount is mounted once");
-    }
-
     /// It forgets data and attributes of a file.
     async fn forget(&self, ino: u64) {
-        let Some(notifier) = self.0.get().cloned() else { return };
-        let told = tokio::task::spawn_blocking(move || notifier.inval_inode(INodeNo(ino), 0, 0)).await;
-        if let Ok(Err(error)) = told {
+        let device = self.0.clone();
+        let told = tokio::task::spawn_blocking(move || match device.upgrade() {
+            Some(device) => device.write(&forget_inode(ino)),
+            None => Ok(()),
+        });
+        match told.await {
+            // It does not know the file any more.
+            Ok(Ok(()) | Err(rustix::io::Errno::NOENT)) | Err(_) => {}
             // At the end of the mount, with which it forgets everything.
-            tracing::debug!(%error, "the kernel cannot be told to forget");
+            Ok(Err(error)) => tracing::debug!(%error, "the kernel cannot be told to forget"),
         }
     }
 }

@@ -1,42 +1,39 @@
 //! Attributes, times and errors, from NFS to FUSE and back.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
 use client::{Attr, Device, Error, ErrorKind, FileKind, SetTime, Time};
-use fuser::{Errno, FileAttr, FileType, INodeNo, TimeOrNow};
 use nfs::{v3::Nfsstat3, v4::Nfsstat4};
+use nix::errno::Errno;
+
+use super::wire::Attributes;
 
 /// The attributes of the object that the kernel knows by this number.
-pub fn attributes(ino: u64, attr: &Attr, block: u32) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(ino),
+pub fn attributes(ino: u64, attr: &Attr, block: u32) -> Attributes {
+    Attributes {
+        ino,
         size: attr.size,
         blocks: attr.used.div_ceil(512),
-        atime: time(attr.atime),
-        mtime: time(attr.mtime),
-        ctime: time(attr.ctime),
-        crtime: UNIX_EPOCH,
-        kind: kind(attr.kind),
-        perm: (attr.mode & 0o7777) as u16,
+        atime: attr.atime,
+        mtime: attr.mtime,
+        ctime: attr.ctime,
+        mode: kind(attr.kind) | (attr.mode & 0o7777),
         nlink: attr.nlink,
         uid: attr.uid,
         gid: attr.gid,
         rdev: device_number(attr.rdev),
         blksize: block,
-        flags: 0,
     }
 }
 
-/// What an object is.
-pub fn kind(kind: FileKind) -> FileType {
+/// What an object is, by the bits of stat(2)'s mode.
+fn kind(kind: FileKind) -> u32 {
     match kind {
-        FileKind::Reg => FileType::RegularFile,
-        FileKind::Dir => FileType::Directory,
-        FileKind::Blk => FileType::BlockDevice,
-        FileKind::Chr => FileType::CharDevice,
-        FileKind::Lnk => FileType::Symlink,
-        FileKind::Sock => FileType::Socket,
-        FileKind::Fifo => FileType::NamedPipe,
+        FileKind::Reg => 0o100_000,
+        FileKind::Dir => 0o040_000,
+        FileKind::Blk => 0o060_000,
+        FileKind::Chr => 0o020_000,
+        FileKind::Lnk => 0o120_000,
+        FileKind::Sock => 0o140_000,
+        FileKind::Fifo => 0o010_000,
     }
 }
 
@@ -52,24 +49,13 @@ pub fn device(number: u32) -> Device {
     Device { major: (number >> 8) & 0xfff, minor: (number & 0xff) | ((number >> 12) & 0xf_ff00) }
 }
 
-/// A time to be set; NFSv3 has none before 1970 and after 2106.
-pub fn set_time(time: Option<TimeOrNow>) -> SetTime {
-    match time {
-        None => SetTime::DontChange,
-        Some(TimeOrNow::Now) => SetTime::ToServerTime,
-        Some(TimeOrNow::SpecificTime(time)) => {
-            let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-            let seconds = i64::try_from(since.as_secs()).unwrap_or(i64::MAX);
-            SetTime::ToClientTime(Time { seconds, nseconds: since.subsec_nanos() })
-        }
+/// A time to be set, if it `is_set`: the server's `now`, or this. NFSv3 has none before 1970 and after 2106.
+pub fn set_time(is_set: bool, now: bool, seconds: i64, nseconds: u32) -> SetTime {
+    match (is_set, now) {
+        (false, _) => SetTime::DontChange,
+        (true, true) => SetTime::ToServerTime,
+        (true, false) => SetTime::ToClientTime(Time { seconds, nseconds }),
     }
-}
-
-fn time(time: Time) -> SystemTime {
-    // The server may say anything; more than a second of nanoseconds is none.
-    UNIX_EPOCH
-        + Duration::from_secs(u64::try_from(time.seconds).unwrap_or(0))
-        + Duration::from_nanos(time.nseconds.min(999_999_999).into())
 }
 
 /// What a failed operation is to a program.
@@ -131,12 +117,9 @@ mod tests {
 
     #[test]
     fn times_are_what_nfs_can_say() {
-        let at = |time| set_time(Some(TimeOrNow::SpecificTime(time)));
-        let second = Time { seconds: 1, nseconds: 5 };
-        assert_eq!(at(UNIX_EPOCH + Duration::new(1, 5)), SetTime::ToClientTime(second));
-        assert_eq!(at(UNIX_EPOCH - Duration::new(1, 0)), SetTime::ToClientTime(Time::default()));
-        assert_eq!(set_time(Some(TimeOrNow::Now)), SetTime::ToServerTime);
-        assert_eq!(set_time(None), SetTime::DontChange);
-        assert_eq!(time(Time { seconds: 1, nseconds: u32::MAX }), UNIX_EPOCH + Duration::new(1, 999_999_999));
+        let before = Time { seconds: -2, nseconds: 5 };
+        assert_eq!(set_time(true, false, -2, 5), SetTime::ToClientTime(before));
+        assert_eq!(set_time(true, true, -2, 5), SetTime::ToServerTime);
+        assert_eq!(set_time(false, false, -2, 5), SetTime::DontChange);
     }
 }

@@ -4,8 +4,8 @@
 
 use bytes::Bytes;
 use client::{Mount, SetXattr, StableHow, V4};
-use fuser::Errno;
 use nfs::v4::DataContent4;
+use nix::errno::Errno;
 use xdr::Message;
 
 use super::{

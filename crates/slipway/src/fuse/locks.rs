@@ -5,13 +5,10 @@
 //! server. The kernel keeps no list of such locks and does not unlock them at the end: a FLUSH, which each close is, means that
 //! the owner has let go of the file; and with the RELEASE of an open file goes what was locked by it and is held yet.
 //!
-//! Who waits for a lock can be interrupted. The kernel says so by FUSE_INTERRUPT, which `fuser` refuses; what it leaves to be
-//! seen is the signal, which waits as long as the thread does.
-
-use std::time::Duration;
+//! Who waits for a lock can be interrupted by any signal.
 
 use client::{LockRange, V4};
-use fuser::Errno;
+use nix::errno::Errno;
 use parking_lot::Mutex;
 
 use super::{
@@ -88,23 +85,38 @@ impl Tree {
         Ok(found.map_or(Lock { kind: F_UNLCK, ..lock }, Lock::of))
     }
 
-    /// LOCK or LOCKU, by an open file of this number. Who may wait does so until `waiter`, a thread, has a signal.
-    pub async fn lock(&self, ino: u64, by: u64, owner: u64, lock: Lock, waiter: Option<u32>) -> Answer<()> {
+    /// LOCKU.
+    pub async fn unlock(&self, ino: u64, owner: u64, lock: Lock) -> Answer<()> {
         let (node, range) = (self.node(ino)?, lock.range()?);
         let v4 = self.locking(&node)?;
         let name = owner.to_be_bytes();
+        v4.unlock(node.handle(), &name, range.offset, range.length).await.answer().map_err(no_lock)
+    }
+
+    /// LOCK or LOCKU, by an open file of this number. Who may wait does so until `interrupted`.
+    pub async fn lock(
+        &self,
+        ino: u64,
+        by: u64,
+        owner: u64,
+        lock: Lock,
+        interrupted: Option<impl Future<Output = ()> + Send>,
+    ) -> Answer<()> {
         if lock.kind == F_UNLCK {
-            return v4.unlock(node.handle(), &name, range.offset, range.length).await.answer().map_err(no_lock);
+            return self.unlock(ino, owner, lock).await;
         }
+        let (node, range) = (self.node(ino)?, lock.range()?);
+        let v4 = self.locking(&node)?;
+        let name = owner.to_be_bytes();
         let owner = Owner { name: owner, by };
         node.lockers.add(owner);
-        match waiter {
+        match interrupted {
             None => match v4.lock(node.handle(), &name, range).await.answer().map_err(no_lock)? {
                 None => {}
                 Some(_) => return Err(Errno::EAGAIN),
             },
-            Some(thread) => {
-                let waited = v4.lock_until(node.handle(), &name, range, signalled(thread)).await.answer();
+            Some(interrupted) => {
+                let waited = v4.lock_until(node.handle(), &name, range, interrupted).await.answer();
                 // Denied is what it was until the signal came.
                 waited.map_err(|error| if error == Errno::EAGAIN { Errno::EINTR } else { no_lock(error) })?;
             }
@@ -140,34 +152,12 @@ fn no_lock(error: Errno) -> Errno {
     if error == Errno::EINVAL { Errno::ENOLCK } else { error }
 }
 
-/// Ready when a thread has a signal that it does not block. One that it ignores never waits for it.
-async fn signalled(thread: u32) {
-    loop {
-        tokio::time::sleep(LOOK).await;
-        let status = std::fs::read_to_string(format!("/proc/{thread}/status"));
-        if status.is_ok_and(|status| has_signal(&status)) {
-            return;
-        }
-    }
-}
-
-/// Whether signals are pending by what proc(5) says of a thread.
-fn has_signal(status: &str) -> bool {
-    let mask = |field: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-        line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-    };
-    (mask("SigPnd") | mask("ShdPnd")) & !mask("SigBlk") != 0
-}
-
 /// `OFFSET_MAX` of the kernel.
 const END: u64 = i64::MAX as u64;
 /// The kernel's numbers of kinds of locks, the same on every architecture that FUSE is on.
 const F_RDLCK: i32 = 0;
 const F_WRLCK: i32 = 1;
-const F_UNLCK: i32 = 2;
-/// How often somebody who waits for a lock is looked after.
-const LOOK: Duration = Duration::from_millis(100);
+pub const F_UNLCK: i32 = 2;
 
 #[cfg(test)]
 mod tests {
@@ -182,17 +172,6 @@ mod tests {
         let all = Lock { start: 0, end: END, kind: F_RDLCK }.range().unwrap();
         assert_eq!(all, LockRange { offset: 0, length: u64::MAX, exclusive: false });
         assert!(Lock { start: 2, end: 1, kind: F_RDLCK }.range().is_err());
-    }
-
-    #[test]
-    fn a_signal_interrupts_unless_it_is_blocked() {
-        let status = |pending, shared, blocked| {
-            has_signal(&format!("Name:\tx\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{blocked:016x}\n"))
-        };
-        assert!(!status(0, 0, u64::MAX));
-        assert!(status(1 << 8, 0, 0) && status(0, 1 << 14, 1 << 8));
-        assert!(!status(1 << 14, 1 << 1, 1 << 14 | 1 << 1));
-        assert!(!has_signal(""));
     }
 
     #[test]

@@ -1,37 +1,43 @@
 //! A mount that programs use: FUSE requests of the kernel, answered by the client library.
 //!
-//! The kernel's requests come in on a thread of their own and each becomes a task, so that many are under way at once.
-//! [`Fuse`] here only unpacks and replies; [`tree`] says what each request means, [`nodes`] which object a number is,
-//! [`unstable`] keeps what is not durable yet, [`listing`] reads directories. A name can lead to another server ([`referral`]); each
-//! object says of which mount it is, and what is done to it is done there. [`locks`] and [`extended`] are what needs NFSv4,
-//! and [`cache`] says what the kernel may keep.
+//! [`session`] reads requests from the [`device`], and each becomes a task, so that many are under way at once; [`wire`] is how
+//! they are laid out. [`Fuse`] here only decodes and replies; [`tree`] says what each request means, [`nodes`] which object a
+//! number is, [`unstable`] keeps what is not durable yet, [`listing`] reads directories. A name can lead to another server
+//! ([`referral`]); each object says of which mount it is, and what is done to it is done there. [`locks`] and [`extended`] are what
+//! needs NFSv4, and [`cache`] says what the kernel may keep.
 //!
 //! Consistency is NFS's close-to-open: what was written is on stable storage when the file is closed, and an open looks
 //! anew. Attributes and names are believed for [`Options::ttl`], or as long as the server delegates the file.
 
 mod cache;
 mod convert;
+mod device;
 mod extended;
 mod listing;
 mod locks;
 mod nodes;
 mod referral;
+mod session;
 mod tree;
 mod unstable;
+mod wire;
 
-use std::{ffi::OsStr, future::Future, io, os::unix::ffi::OsStrExt, path::Path, sync::Arc, time::Duration};
+use std::{future::Future, os::unix::ffi::OsStrExt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use client::SetAttr;
-use client::{Mount, Object};
-use fuser::*;
-use tokio::{runtime::Handle, sync::oneshot};
+use client::{Object, SetAttr};
+use nfs::v4::DataContent4;
+use nix::errno::Errno;
 
 use convert::set_time;
 use extended::Allocate;
 use locks::Lock;
-use nfs::v4::DataContent4;
+use session::{Handler, Replier, Reply, Request, Undo};
 use tree::{Answer, Tree};
+use wire::{Arguments, Attributes, Header, Init, Listed, Out, Plus, init, op, open, set};
+
+pub use device::{Device, unmount};
+pub use session::{Session, Underway, Waiting};
 
 /// How the kernel is to use it.
 #[derive(Clone, Copy, Debug)]
@@ -40,489 +46,530 @@ pub struct Options {
     pub ttl: Duration,
     /// Reads and writes go to the server as they come, past the page cache.
     pub direct_io: bool,
+    /// What becomes of operations while the server does not answer.
+    pub recovery: Recovery,
+}
+
+/// What becomes of operations while the server does not answer, as nfs(5) has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// They wait until it does.
+    Hard,
+    /// They fail after this time with EIO.
+    Soft(Duration),
+    /// They fail after this time with ETIMEDOUT.
+    SoftErr(Duration),
+}
+
+impl Recovery {
+    /// How long an operation may take.
+    fn deadline(self) -> Duration {
+        match self {
+            Recovery::Hard => FOREVER,
+            Recovery::Soft(deadline) | Recovery::SoftErr(deadline) => deadline,
+        }
+    }
+
+    /// The error that a program gets.
+    fn error(self, error: Errno) -> Errno {
+        if error == Errno::ETIMEDOUT && matches!(self, Recovery::Soft(_)) { Errno::EIO } else { error }
+    }
 }
 
 /// The file system.
 pub struct Fuse {
     tree: Arc<Tree>,
-    runtime: Handle,
     options: Options,
-    /// Told when the mount has ended.
-    ended: Option<oneshot::Sender<()>>,
 }
 
+/// Decodes the request and does what it asks for; an error is the reply.
+type Decoded = Result<(), Errno>;
+
 impl Fuse {
-    /// The tree below `root`, worked for by tasks of `runtime`, which must run. The receiver hears of the end.
-    pub fn new(mount: Mount, root: Object, runtime: Handle, options: Options) -> (Self, oneshot::Receiver<()>) {
-        let (sender, receiver) = oneshot::channel();
-        let tree = Tree::new(mount, root, options.ttl);
-        (Self { tree, runtime, options, ended: Some(sender) }, receiver)
+    /// The tree below `root`, shown by a session.
+    pub fn new(root: Object, session: &Session, options: Options) -> Arc<Self> {
+        let tree = Tree::new(root, options.ttl, options.recovery.deadline(), session.device());
+        Arc::new(Self { tree, options })
     }
 
-    /// How the tree is told what tells the kernel, which must be before the kernel has any requests answered.
-    pub fn notify(&self) -> impl FnOnce(Notifier) + use<> {
-        let tree = self.tree.clone();
-        move |notifier| tree.kernel.is(notifier)
-    }
-
-    /// Works on a request, and replies.
-    fn answer<R, T, F>(&self, reply: R, work: impl FnOnce(Arc<Tree>) -> F, done: impl FnOnce(R, T) + Send + 'static)
-    where
-        R: Refuse,
+    /// Works on a request in a task, and replies.
+    fn answer<T, F>(
+        self: &Arc<Self>,
+        replier: Replier,
+        work: impl FnOnce(Arc<Tree>) -> F,
+        done: impl FnOnce(T) -> (Reply, Undo) + Send + 'static,
+    ) where
         F: Future<Output = Answer<T>> + Send + 'static,
+        T: Send,
     {
-        let work = work(self.tree.clone());
-        self.runtime.spawn(async move {
-            match work.await {
-                Ok(value) => done(reply, value),
-                Err(error) => reply.refuse(error),
-            }
-        });
+        let (work, recovery) = (work(self.tree.clone()), self.options.recovery);
+        replier.spawn(self, async move { work.await.map_err(|error| recovery.error(error)) }, done);
     }
 
-    /// Replies with an object.
-    fn entry<F>(&self, reply: ReplyEntry, work: impl FnOnce(Arc<Tree>) -> F)
-    where
-        F: Future<Output = Answer<FileAttr>> + Send + 'static,
+    /// Replies with fields.
+    fn fields<T, F>(
+        self: &Arc<Self>,
+        replier: Replier,
+        work: impl FnOnce(Arc<Tree>) -> F,
+        out: impl FnOnce(T) -> Out + Send + 'static,
+    ) where
+        F: Future<Output = Answer<T>> + Send + 'static,
+        T: Send,
     {
-        let tree = self.tree.clone();
-        self.answer(reply, work, move |reply, attr| {
-            reply.entry_with_ttls(&tree.believed(attr.ino.0), &tree.ttl, &attr, Generation(0));
-        });
+        self.answer(replier, work, |value| (Reply::Out(out(value)), Undo::Nothing));
     }
 
     /// Replies that it is done.
-    fn empty<F>(&self, reply: ReplyEmpty, work: impl FnOnce(Arc<Tree>) -> F)
+    fn empty<F>(self: &Arc<Self>, replier: Replier, work: impl FnOnce(Arc<Tree>) -> F)
     where
         F: Future<Output = Answer<()>> + Send + 'static,
     {
-        self.answer(reply, work, |reply, ()| reply.ok());
+        self.fields(replier, work, |()| Out::new());
+    }
+
+    /// Replies with an object.
+    fn entry<F>(self: &Arc<Self>, replier: Replier, work: impl FnOnce(Arc<Tree>) -> F)
+    where
+        F: Future<Output = Answer<Attributes>> + Send + 'static,
+    {
+        let tree = self.tree.clone();
+        self.answer(replier, work, move |attr: Attributes| {
+            let out = Out::new().entry(attr.ino, &attr, tree.ttl, tree.believed(attr.ino));
+            (Reply::Out(out), Undo::Forget(vec![attr.ino]))
+        });
     }
 
     /// Replies with bytes of which the caller has said how many it can take, or, with 0, how many there are.
-    fn bytes<F>(&self, reply: ReplyXattr, room: u32, work: impl FnOnce(Arc<Tree>) -> F)
+    fn bytes<F>(self: &Arc<Self>, replier: Replier, room: u32, work: impl FnOnce(Arc<Tree>) -> F)
     where
         F: Future<Output = Answer<Bytes>> + Send + 'static,
     {
-        self.answer(reply, work, move |reply, bytes: Bytes| match u32::try_from(bytes.len()) {
-            Ok(len) if room == 0 => reply.size(len),
-            Ok(len) if len <= room => reply.data(&bytes),
-            _ => reply.error(Errno::ERANGE),
-        });
-    }
-
-    fn open_flags(&self, current: bool) -> FopenFlags {
-        match (self.options.direct_io, current) {
-            (true, _) => FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES,
-            (false, true) => FopenFlags::FOPEN_KEEP_CACHE,
-            (false, false) => FopenFlags::empty(),
-        }
-    }
-}
-
-/// A reply that can be an error: all can.
-trait Refuse: Send + 'static {
-    fn refuse(self, error: Errno);
-}
-
-macro_rules! refuse {
-    ($($reply:ty),*) => {
-        $(impl Refuse for $reply {
-            fn refuse(self, error: Errno) {
-                self.error(error);
+        let work = work(self.tree.clone());
+        let work = async move {
+            let bytes = work.await?;
+            match u32::try_from(bytes.len()) {
+                Ok(len) if room == 0 => Ok(Out::new().u32(len).u32(0)),
+                Ok(len) if len <= room => Ok(Out::new().bytes(&bytes)),
+                _ => Err(Errno::ERANGE),
             }
-        })*
-    };
-}
-refuse!(ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen);
-refuse!(ReplyStatfs, ReplyWrite, ReplyXattr, ReplyLock, ReplyLseek);
+        };
+        self.fields(replier, |_| work, |out| out);
+    }
 
-impl Filesystem for Fuse {
-    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Without NFSv4 the kernel locks by itself, on this machine only.
-        let locks = if self.tree.mount.v4().is_some() { &LOCKS[..] } else { &[] };
-        for &capability in WANTED.iter().chain(locks) {
-            // An older kernel has not all of them, and does without.
-            let _ = config.add_capabilities(capability);
+    fn open_flags(&self, current: bool) -> u32 {
+        match (self.options.direct_io, current) {
+            (true, _) => open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES,
+            (false, true) => open::KEEP_CACHE,
+            (false, false) => 0,
         }
-        // What is refused is beyond what the kernel offers, and stays at its most.
-        let _ = config.set_max_write(REQUEST_MAX);
-        let _ = config.set_max_readahead(REQUEST_MAX);
-        let _ = config.set_max_background(BACKGROUND_MAX);
+    }
+
+    /// INIT: agrees with the kernel on what both can do.
+    fn init(&self, replier: &Replier, arguments: Arguments<'_>) -> Decoded {
+        // Without NFSv4 the kernel locks by itself, on this machine only.
+        let locks = if self.tree.mount.v4().is_some() { init::POSIX_LOCKS | init::FLOCK_LOCKS } else { 0 };
+        // A newer protocol is told ours, and asks again.
+        let agreed = Init::agree(arguments, WANTED | locks)?;
+        let agreed = agreed.unwrap_or(Init { minor: 0, flags: 0, max_readahead: 0 });
+        replier.reply(Reply::Out(Out::new().init(agreed)));
         Ok(())
     }
 
-    fn destroy(&mut self) {
-        if let Some(ended) = self.ended.take() {
-            let _ = ended.send(());
-        }
-    }
-
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let name = name.to_owned();
-        self.entry(reply, |tree| async move { tree.lookup(parent.0, &name).await });
-    }
-
-    fn forget(&self, _: &Request, ino: INodeNo, times: u64) {
-        self.tree.forget(ino.0, times);
-    }
-
-    fn getattr(&self, _: &Request, ino: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        let tree = self.tree.clone();
-        let done = move |reply: ReplyAttr, attr| reply.attr(&tree.believed(ino.0), &attr);
-        self.answer(reply, |tree| async move { tree.getattr(ino.0).await }, done);
-    }
-
-    fn setattr(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        atime: Option<TimeOrNow>,
-        mtime: Option<TimeOrNow>,
-        _ctime: Option<std::time::SystemTime>,
-        _: Option<FileHandle>,
-        _crtime: Option<std::time::SystemTime>,
-        _chgtime: Option<std::time::SystemTime>,
-        _bkuptime: Option<std::time::SystemTime>,
-        _: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        let mode = mode.map(|mode| mode & 0o7777);
-        let set = SetAttr { mode, uid, gid, size, atime: set_time(atime), mtime: set_time(mtime) };
-        let ttl = self.options.ttl;
-        let done = move |reply: ReplyAttr, attr| reply.attr(&ttl, &attr);
-        self.answer(reply, |tree| async move { tree.setattr(ino.0, set).await }, done);
-    }
-
-    fn readlink(&self, _: &Request, ino: INodeNo, reply: ReplyData) {
-        let done = |reply: ReplyData, text: Bytes| reply.data(&text);
-        self.answer(reply, |tree| async move { tree.readlink(ino.0).await }, done);
-    }
-
-    fn mknod(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, rdev: u32, reply: ReplyEntry) {
-        let name = name.to_owned();
-        self.entry(reply, |tree| async move { tree.mknod(parent.0, &name, mode, rdev).await });
-    }
-
-    fn mkdir(&self, _: &Request, parent: INodeNo, name: &OsStr, mode: u32, _: u32, reply: ReplyEntry) {
-        let name = name.to_owned();
-        self.entry(reply, |tree| async move { tree.mkdir(parent.0, &name, mode).await });
-    }
-
-    fn unlink(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.to_owned();
-        self.empty(reply, |tree| async move { tree.unlink(parent.0, &name).await });
-    }
-
-    fn rmdir(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.to_owned();
-        self.empty(reply, |tree| async move { tree.rmdir(parent.0, &name).await });
-    }
-
-    fn symlink(&self, _: &Request, parent: INodeNo, name: &OsStr, target: &Path, reply: ReplyEntry) {
-        let (name, text) = (name.to_owned(), Bytes::copy_from_slice(target.as_os_str().as_bytes()));
-        self.entry(reply, |tree| async move { tree.symlink(parent.0, &name, text).await });
-    }
-
-    fn rename(
-        &self,
-        _: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        new_parent: INodeNo,
-        new_name: &OsStr,
-        flags: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
-        if !flags.is_empty() {
-            return reply.error(Errno::EINVAL); // NFSv3 can neither exchange names nor spare one.
-        }
-        let (name, new_name) = (name.to_owned(), new_name.to_owned());
-        self.empty(reply, |tree| async move { tree.rename((parent.0, &name), (new_parent.0, &new_name)).await });
-    }
-
-    fn link(&self, _: &Request, ino: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let name = name.to_owned();
-        self.entry(reply, |tree| async move { tree.link(ino.0, parent.0, &name).await });
-    }
-
-    fn open(&self, _: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let opened = [false, true].map(|current| self.open_flags(current));
-        let done =
-            move |reply: ReplyOpen, (number, current)| reply.opened(FileHandle(number), opened[usize::from(current)]);
-        self.answer(reply, |tree| async move { tree.open(ino.0, flags).await }, done);
-    }
-
-    fn create(
-        &self,
-        _: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        flags: i32,
-        reply: ReplyCreate,
-    ) {
-        let (name, flags) = (name.to_owned(), rustix::fs::OFlags::from_bits_retain(flags as u32));
-        let (exclusive, cut) = (flags.contains(rustix::fs::OFlags::EXCL), flags.contains(rustix::fs::OFlags::TRUNC));
-        let (ttl, open) = (self.options.ttl, self.open_flags(false));
-        let done = move |reply: ReplyCreate, (attr, number)| {
-            reply.created(&ttl, &attr, Generation(0), FileHandle(number), open);
-        };
-        self.answer(reply, |tree| async move { tree.create(parent.0, &name, mode, exclusive, cut).await }, done);
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let done = |reply: ReplyData, (buffer, len): (buf::Buffer, usize)| reply.data(&buffer[..len]);
-        self.answer(reply, |tree| async move { tree.read(ino.0, offset, size as usize).await }, done);
-    }
-
-    fn write(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        flags: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let flags = rustix::fs::OFlags::from_bits_retain(flags.0 as u32);
-        let durable = flags.intersects(rustix::fs::OFlags::SYNC | rustix::fs::OFlags::DSYNC);
-        let (data, len) = (self.tree.take_in(ino.0, data), data.len() as u32);
-        let done = move |reply: ReplyWrite, ()| reply.written(len);
-        self.answer(reply, |tree| async move { tree.write(ino.0, offset, data, durable).await }, done);
-    }
-
-    fn flush(&self, _: &Request, ino: INodeNo, _: FileHandle, owner: LockOwner, reply: ReplyEmpty) {
-        self.empty(reply, |tree| async move { tree.flush(ino.0, owner.0).await });
-    }
-
-    fn release(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        _: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.empty(reply, |tree| async move { tree.release(ino.0, fh.0).await });
-    }
-
-    fn fsync(&self, _: &Request, ino: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.empty(reply, |tree| async move { tree.commit(ino.0).await });
-    }
-
-    fn opendir(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(self.tree.open_dir()), FopenFlags::empty());
-    }
-
-    fn readdir(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectory) {
-        let tree = self.tree.clone();
-        self.runtime.spawn(async move {
-            let add = |entry: &client::Entry, attr: &FileAttr, _| {
-                reply.add(attr.ino, entry.cookie, attr.kind, OsStr::from_bytes(&entry.name))
-            };
-            match tree.list(ino.0, fh.0, offset, false, add).await {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(error),
+    fn dispatch(self: &Arc<Self>, header: Header, body: &[u8], data: Bytes, slot: &mut Option<Replier>) -> Decoded {
+        let mut arguments = Arguments::new(body);
+        match header.opcode {
+            op::LOOKUP
+            | op::READLINK
+            | op::SYMLINK
+            | op::MKNOD
+            | op::MKDIR
+            | op::UNLINK
+            | op::RMDIR
+            | op::RENAME
+            | op::RENAME2
+            | op::LINK => self.names(header, &mut arguments, slot),
+            op::GETATTR
+            | op::SETATTR
+            | op::STATFS
+            | op::ACCESS
+            | op::SETXATTR
+            | op::GETXATTR
+            | op::LISTXATTR
+            | op::REMOVEXATTR => self.attributes(header, &mut arguments, slot),
+            op::OPEN | op::CREATE | op::READ | op::WRITE | op::FLUSH | op::RELEASE | op::FSYNC => {
+                self.files(header, &mut arguments, data, slot)
             }
-        });
-    }
-
-    fn readdirplus(&self, _: &Request, ino: INodeNo, fh: FileHandle, offset: u64, mut reply: ReplyDirectoryPlus) {
-        let tree = self.tree.clone();
-        self.runtime.spawn(async move {
-            let add = |entry: &client::Entry, attr: &FileAttr, believed: Duration| {
-                let name = OsStr::from_bytes(&entry.name);
-                reply.add(attr.ino, entry.cookie, name, &believed, attr, Generation(0))
-            };
-            match tree.list(ino.0, fh.0, offset, true, add).await {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(error),
+            op::OPENDIR | op::READDIR | op::READDIRPLUS | op::RELEASEDIR | op::FSYNCDIR => {
+                self.directories(header, &mut arguments, slot)
             }
-        });
-    }
-
-    fn releasedir(&self, _: &Request, _: INodeNo, fh: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        self.tree.release_dir(fh.0);
-        reply.ok();
-    }
-
-    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        reply.ok(); // RFC 1813 §1.5: a server has changes of names on stable storage before it answers.
-    }
-
-    fn statfs(&self, _: &Request, ino: INodeNo, reply: ReplyStatfs) {
-        let done = |reply: ReplyStatfs, stat: client::FsStat| {
-            let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
-            let (total, free, available) = (blocks(stat.tbytes), blocks(stat.fbytes), blocks(stat.abytes));
-            reply.statfs(total, free, available, stat.tfiles, stat.ffiles, STATFS_BLOCK, NAME_MAX, STATFS_BLOCK);
-        };
-        self.answer(reply, |tree| async move { tree.statfs(ino.0).await }, done);
-    }
-
-    fn access(&self, _: &Request, ino: INodeNo, mask: AccessFlags, reply: ReplyEmpty) {
-        self.empty(reply, |tree| async move { tree.access(ino.0, mask).await });
-    }
-
-    fn getlk(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        owner: LockOwner,
-        start: u64,
-        end: u64,
-        kind: i32,
-        _: u32,
-        reply: ReplyLock,
-    ) {
-        // Which process it is that has a lock, a server does not say.
-        let done = |reply: ReplyLock, found: Lock| reply.locked(found.start, found.end, found.kind, 0);
-        self.answer(reply, |tree| async move { tree.test_lock(ino.0, owner.0, Lock { start, end, kind }).await }, done);
-    }
-
-    fn setlk(
-        &self,
-        request: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        owner: LockOwner,
-        start: u64,
-        end: u64,
-        kind: i32,
-        _: u32,
-        sleep: bool,
-        reply: ReplyEmpty,
-    ) {
-        let waiter = sleep.then_some(request.pid());
-        let lock = Lock { start, end, kind };
-        self.empty(reply, |tree| async move { tree.lock(ino.0, fh.0, owner.0, lock, waiter).await });
-    }
-
-    fn setxattr(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        name: &OsStr,
-        value: &[u8],
-        flags: i32,
-        _position: u32,
-        reply: ReplyEmpty,
-    ) {
-        let (name, value) = (name.to_owned(), Bytes::copy_from_slice(value));
-        self.empty(reply, |tree| async move { tree.set_xattr(ino.0, name.as_bytes(), value, flags).await });
-    }
-
-    fn getxattr(&self, _: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        // Asked for before each write: whether the file has capabilities that this ends.
-        if let Err(error) = self.tree.xattr_name(ino.0, name.as_bytes()) {
-            return reply.error(error);
+            op::GETLK | op::SETLK | op::SETLKW => self.locks(header, &mut arguments, slot),
+            op::FALLOCATE | op::LSEEK | op::COPY_FILE_RANGE => self.ranges(header, &mut arguments, slot),
+            op::FORGET | op::BATCH_FORGET => {
+                if let Some(replier) = slot.take() {
+                    replier.forget();
+                }
+                self.forget(header, &mut arguments)
+            }
+            op::INIT => self.init(slot.as_ref().ok_or(Errno::EINVAL)?, arguments),
+            op::DESTROY => {
+                taken(slot)?.reply(Reply::Out(Out::new()));
+                Ok(())
+            }
+            op::IOCTL => Err(Errno::ENOTTY),
+            // The kernel does not ask again.
+            _ => Err(Errno::ENOSYS),
         }
-        let name = name.to_owned();
-        self.bytes(reply, size, |tree| async move { tree.xattr(ino.0, name.as_bytes()).await });
     }
 
-    fn listxattr(&self, _: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        self.bytes(reply, size, |tree| async move { tree.xattrs(ino.0).await });
+    fn forget(&self, header: Header, arguments: &mut Arguments<'_>) -> Decoded {
+        if header.opcode == op::FORGET {
+            self.tree.forget(header.ino, arguments.u64()?);
+            return Ok(());
+        }
+        let count = arguments.u32()?;
+        arguments.skip()?;
+        for _ in 0..count {
+            self.tree.forget(arguments.u64()?, arguments.u64()?);
+        }
+        Ok(())
     }
 
-    fn removexattr(&self, _: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.to_owned();
-        self.empty(reply, |tree| async move { tree.remove_xattr(ino.0, name.as_bytes()).await });
+    fn names(self: &Arc<Self>, header: Header, arguments: &mut Arguments<'_>, slot: &mut Option<Replier>) -> Decoded {
+        let ino = header.ino;
+        match header.opcode {
+            op::LOOKUP => {
+                let name = arguments.name()?.to_owned();
+                self.entry(taken(slot)?, |tree| async move { tree.lookup(ino, &name).await });
+            }
+            op::READLINK => {
+                let done = |text: Bytes| Out::new().bytes(&text);
+                self.fields(taken(slot)?, |tree| async move { tree.readlink(ino).await }, done);
+            }
+            op::SYMLINK => {
+                let (name, text) = (arguments.name()?.to_owned(), arguments.name()?);
+                let text = Bytes::copy_from_slice(text.as_bytes());
+                self.entry(taken(slot)?, |tree| async move { tree.symlink(ino, &name, text).await });
+            }
+            op::MKNOD => {
+                let (mode, rdev) = (arguments.u32()?, arguments.u32()?);
+                (arguments.skip()?, arguments.skip()?);
+                let name = arguments.name()?.to_owned();
+                self.entry(taken(slot)?, |tree| async move { tree.mknod(ino, &name, mode, rdev).await });
+            }
+            op::MKDIR => {
+                let mode = arguments.u32()?;
+                arguments.skip()?;
+                let name = arguments.name()?.to_owned();
+                self.entry(taken(slot)?, |tree| async move { tree.mkdir(ino, &name, mode).await });
+            }
+            op::UNLINK => {
+                let name = arguments.name()?.to_owned();
+                self.empty(taken(slot)?, |tree| async move { tree.unlink(ino, &name).await });
+            }
+            op::RMDIR => {
+                let name = arguments.name()?.to_owned();
+                self.empty(taken(slot)?, |tree| async move { tree.rmdir(ino, &name).await });
+            }
+            op::LINK => {
+                let old = arguments.u64()?;
+                let name = arguments.name()?.to_owned();
+                self.entry(taken(slot)?, |tree| async move { tree.link(old, ino, &name).await });
+            }
+            _ => {
+                let to = arguments.u64()?;
+                if header.opcode == op::RENAME2 {
+                    let flags = arguments.u32()?;
+                    arguments.skip()?;
+                    if flags != 0 {
+                        return Err(Errno::EINVAL); // NFS can neither exchange names nor spare one.
+                    }
+                }
+                let (old, new) = (arguments.name()?.to_owned(), arguments.name()?.to_owned());
+                self.empty(taken(slot)?, |tree| async move { tree.rename((ino, &old), (to, &new)).await });
+            }
+        }
+        Ok(())
     }
 
-    // Without this, each attempt would be a warning in the log.
-    fn ioctl(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        _: IoctlFlags,
-        _: u32,
-        _: &[u8],
-        _: u32,
-        reply: ReplyIoctl,
-    ) {
-        reply.error(Errno::ENOTTY);
+    fn attributes(
+        self: &Arc<Self>,
+        header: Header,
+        arguments: &mut Arguments<'_>,
+        slot: &mut Option<Replier>,
+    ) -> Decoded {
+        let ino = header.ino;
+        match header.opcode {
+            op::GETATTR => {
+                let tree = self.tree.clone();
+                let done = move |attr: Attributes| Out::new().attr(&attr, tree.believed(ino));
+                self.fields(taken(slot)?, |tree| async move { tree.getattr(ino).await }, done);
+            }
+            op::SETATTR => {
+                let (set, ttl) = (set_attr(arguments)?, self.options.ttl);
+                let done = move |attr: Attributes| Out::new().attr(&attr, ttl);
+                self.fields(taken(slot)?, |tree| async move { tree.setattr(ino, set).await }, done);
+            }
+            op::STATFS => {
+                let done = |stat: client::FsStat| {
+                    let blocks = |bytes: u64| bytes / u64::from(STATFS_BLOCK);
+                    let [total, free, available] = [stat.tbytes, stat.fbytes, stat.abytes].map(blocks);
+                    Out::new().statfs([total, free, available, stat.tfiles, stat.ffiles], STATFS_BLOCK, NAME_MAX)
+                };
+                self.fields(taken(slot)?, |tree| async move { tree.statfs(ino).await }, done);
+            }
+            op::ACCESS => {
+                let mask = arguments.u32()?;
+                self.empty(taken(slot)?, |tree| async move { tree.access(ino, mask).await });
+            }
+            op::SETXATTR => {
+                let (size, flags) = (arguments.u32()?, arguments.i32()?);
+                let name = arguments.name()?.to_owned();
+                let value = Bytes::copy_from_slice(arguments.bytes(size as usize)?);
+                self.empty(
+                    taken(slot)?,
+                    |tree| async move { tree.set_xattr(ino, name.as_bytes(), value, flags).await },
+                );
+            }
+            op::GETXATTR => {
+                let room = arguments.u32()?;
+                arguments.skip()?;
+                let name = arguments.name()?.to_owned();
+                // Asked for before each write: whether the file has capabilities that this ends.
+                self.tree.xattr_name(ino, name.as_bytes())?;
+                self.bytes(taken(slot)?, room, |tree| async move { tree.xattr(ino, name.as_bytes()).await });
+            }
+            op::LISTXATTR => {
+                let room = arguments.u32()?;
+                self.bytes(taken(slot)?, room, |tree| async move { tree.xattrs(ino).await });
+            }
+            _ => {
+                let name = arguments.name()?.to_owned();
+                self.empty(taken(slot)?, |tree| async move { tree.remove_xattr(ino, name.as_bytes()).await });
+            }
+        }
+        Ok(())
     }
 
-    fn fallocate(
-        &self,
-        _: &Request,
-        ino: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        let Some(how) = Allocate::from_mode(mode) else { return reply.error(Errno::EOPNOTSUPP) };
-        self.empty(reply, |tree| async move { tree.allocate(ino.0, offset, length, how).await });
+    fn files(
+        self: &Arc<Self>,
+        header: Header,
+        arguments: &mut Arguments<'_>,
+        data: Bytes,
+        slot: &mut Option<Replier>,
+    ) -> Decoded {
+        let ino = header.ino;
+        match header.opcode {
+            op::OPEN => {
+                let flags = open_flags(arguments.u32()?);
+                let opened = [false, true].map(|current| self.open_flags(current));
+                let done = move |(number, current)| {
+                    let out = Out::new().open(number, opened[usize::from(current)]);
+                    (Reply::Out(out), Undo::Release(ino, number))
+                };
+                self.answer(taken(slot)?, |tree| async move { tree.open(ino, flags).await }, done);
+            }
+            op::CREATE => {
+                let (flags, mode) = (open_flags(arguments.u32()?), arguments.u32()?);
+                (arguments.skip()?, arguments.skip()?);
+                let name = arguments.name()?.to_owned();
+                let (ttl, open) = (self.options.ttl, self.open_flags(false));
+                let done = move |(attr, number): (Attributes, u64)| {
+                    let out = Out::new().entry(attr.ino, &attr, ttl, ttl).open(number, open);
+                    (Reply::Out(out), Undo::ForgetAndRelease(attr.ino, number))
+                };
+                self.answer(taken(slot)?, |tree| async move { tree.create(ino, &name, mode, flags).await }, done);
+            }
+            op::READ => {
+                let (_number, offset, size) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
+                let done = |(buffer, len)| (Reply::Data(buffer, len), Undo::Nothing);
+                self.answer(taken(slot)?, |tree| async move { tree.read(ino, offset, size as usize).await }, done);
+            }
+            op::WRITE => {
+                let (_number, offset, size) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
+                let _flags_and_owner = (arguments.u32()?, arguments.u64()?);
+                let flags = open_flags(arguments.u32()?);
+                if data.len() != size as usize {
+                    return Err(Errno::EINVAL);
+                }
+                let durable = flags.intersects(rustix::fs::OFlags::SYNC | rustix::fs::OFlags::DSYNC);
+                let done = move |()| Out::new().u32(size).u32(0);
+                self.fields(taken(slot)?, |tree| async move { tree.write(ino, offset, data, durable).await }, done);
+            }
+            op::FLUSH => {
+                let (_number, _unused, owner) = (arguments.u64()?, arguments.u64()?, arguments.u64()?);
+                self.empty(taken(slot)?, |tree| async move { tree.flush(ino, owner).await });
+            }
+            op::RELEASE => {
+                let number = arguments.u64()?;
+                self.empty(taken(slot)?, |tree| async move { tree.release(ino, number).await });
+            }
+            _ => self.empty(taken(slot)?, |tree| async move { tree.commit(ino).await }),
+        }
+        Ok(())
     }
 
-    fn lseek(&self, _: &Request, ino: INodeNo, _: FileHandle, offset: i64, whence: i32, reply: ReplyLseek) {
-        let what = match whence {
-            SEEK_DATA => DataContent4::Data,
-            SEEK_HOLE => DataContent4::Hole,
-            _ => return reply.error(Errno::EINVAL), // The kernel knows the others by itself.
-        };
-        let done = |reply: ReplyLseek, at| reply.offset(at);
-        self.answer(reply, |tree| async move { tree.seek(ino.0, offset, what).await }, done);
+    fn directories(
+        self: &Arc<Self>,
+        header: Header,
+        arguments: &mut Arguments<'_>,
+        slot: &mut Option<Replier>,
+    ) -> Decoded {
+        let ino = header.ino;
+        match header.opcode {
+            op::OPENDIR => {
+                taken(slot)?.reply(Reply::Out(Out::new().open(self.tree.open_dir(), 0)));
+            }
+            op::RELEASEDIR => {
+                self.tree.release_dir(arguments.u64()?);
+                taken(slot)?.reply(Reply::Out(Out::new()));
+            }
+            // RFC 1813 §1.5: a server has changes of names on stable storage before it answers.
+            op::FSYNCDIR => {
+                taken(slot)?.reply(Reply::Out(Out::new()));
+            }
+            opcode => {
+                let (number, offset, room) = (arguments.u64()?, arguments.u64()?, arguments.u32()?);
+                let plus = opcode == op::READDIRPLUS;
+                self.answer(
+                    taken(slot)?,
+                    |tree| async move {
+                        let (mut listed, mut told) = (Listed::new(room), Vec::new());
+                        let add = |entry: tree::Listed<'_>| {
+                            let ino = if entry.told { entry.attr.ino } else { 0 };
+                            let plus = plus.then_some(Plus { ino, attr: &entry.attr, ttl: entry.ttl });
+                            let added = listed.add(entry.attr.ino, entry.cookie, entry.attr.mode, entry.name, plus);
+                            if added && entry.told {
+                                told.push(ino);
+                            }
+                            added
+                        };
+                        tree.list(ino, number, offset, plus, add).await?;
+                        Ok((listed, told))
+                    },
+                    |(listed, told): (Listed, Vec<u64>)| (Reply::Out(listed.out()), Undo::Forget(told)),
+                );
+            }
+        }
+        Ok(())
     }
 
-    fn copy_file_range(
-        &self,
-        _: &Request,
-        ino_in: INodeNo,
-        _: FileHandle,
-        offset_in: u64,
-        ino_out: INodeNo,
-        _: FileHandle,
-        offset_out: u64,
-        len: u64,
-        _: CopyFileRangeFlags,
-        reply: ReplyWrite,
-    ) {
-        let (from, to) = ((ino_in.0, offset_in), (ino_out.0, offset_out));
-        let done = |reply: ReplyWrite, count| reply.written(count);
-        self.answer(reply, |tree| async move { tree.copy(from, to, len).await }, done);
+    fn locks(self: &Arc<Self>, header: Header, arguments: &mut Arguments<'_>, slot: &mut Option<Replier>) -> Decoded {
+        let (ino, number, owner) = (header.ino, arguments.u64()?, arguments.u64()?);
+        let lock = Lock { start: arguments.u64()?, end: arguments.u64()?, kind: arguments.i32()? };
+        let replier = taken(slot)?;
+        if header.opcode == op::GETLK {
+            // Which process it is that has a lock, a server does not say.
+            let done = |found: Lock| Out::new().lock(found.start, found.end, found.kind);
+            self.fields(replier, |tree| async move { tree.test_lock(ino, owner, lock).await }, done);
+            return Ok(());
+        }
+        let until = (header.opcode == op::SETLKW).then(|| replier.interrupted());
+        let undo = if lock.kind == locks::F_UNLCK { Undo::Nothing } else { Undo::Unlock(ino, owner, lock) };
+        let done = move |()| (Reply::Out(Out::new()), undo);
+        self.answer(replier, |tree| async move { tree.lock(ino, number, owner, lock, until).await }, done);
+        Ok(())
+    }
+
+    fn ranges(self: &Arc<Self>, header: Header, arguments: &mut Arguments<'_>, slot: &mut Option<Replier>) -> Decoded {
+        let (ino, _number) = (header.ino, arguments.u64()?);
+        match header.opcode {
+            op::FALLOCATE => {
+                let (offset, length, mode) = (arguments.u64()?, arguments.u64()?, arguments.i32()?);
+                let how = Allocate::from_mode(mode).ok_or(Errno::EOPNOTSUPP)?;
+                self.empty(taken(slot)?, |tree| async move { tree.allocate(ino, offset, length, how).await });
+            }
+            op::LSEEK => {
+                let (offset, whence) = (arguments.i64()?, arguments.i32()?);
+                let what = match whence {
+                    SEEK_DATA => DataContent4::Data,
+                    SEEK_HOLE => DataContent4::Hole,
+                    _ => return Err(Errno::EINVAL), // The kernel knows the others by itself.
+                };
+                let done = |at: i64| Out::new().u64(at as u64);
+                self.fields(taken(slot)?, |tree| async move { tree.seek(ino, offset, what).await }, done);
+            }
+            _ => {
+                let (offset, ino_out, _number_out) = (arguments.u64()?, arguments.u64()?, arguments.u64()?);
+                let (from, to, len) = ((ino, offset), (ino_out, arguments.u64()?), arguments.u64()?);
+                let done = |count| Out::new().u32(count).u32(0);
+                self.fields(taken(slot)?, |tree| async move { tree.copy(from, to, len).await }, done);
+            }
+        }
+        Ok(())
     }
 }
 
-/// Several requests of one process at once, large ones, and listings with attributes.
-const WANTED: [InitFlags; 5] = [
-    InitFlags::FUSE_ASYNC_DIO,
-    InitFlags::FUSE_PARALLEL_DIROPS,
-    InitFlags::FUSE_MAX_PAGES,
-    InitFlags::FUSE_DO_READDIRPLUS,
-    InitFlags::FUSE_READDIRPLUS_AUTO,
-];
-/// Locks are the server's.
-const LOCKS: [InitFlags; 2] = [InitFlags::FUSE_POSIX_LOCKS, InitFlags::FUSE_FLOCK_LOCKS];
-/// Bytes of the largest read and write, where the kernel allows it: as many as an NFS server takes at once.
-const REQUEST_MAX: u32 = 1 << 20;
-/// Asynchronous requests at once.
-const BACKGROUND_MAX: u16 = 64;
+impl Handler for Fuse {
+    fn begin(self: &Arc<Self>, request: Request, replier: Replier) {
+        let mut slot = Some(replier);
+        if let Err(error) = self.dispatch(request.header, &request.body, request.data, &mut slot)
+            && let Some(replier) = slot
+        {
+            replier.refuse(error);
+        }
+    }
+
+    async fn undo(&self, undo: Undo) {
+        let undone = match undo {
+            Undo::Nothing => Ok(()),
+            Undo::Forget(told) => {
+                told.into_iter().for_each(|ino| self.tree.forget(ino, 1));
+                Ok(())
+            }
+            Undo::Release(ino, number) => self.tree.release(ino, number).await,
+            Undo::ForgetAndRelease(ino, number) => {
+                let released = self.tree.release(ino, number).await;
+                self.tree.forget(ino, 1);
+                released
+            }
+            Undo::Unlock(ino, owner, lock) => self.tree.unlock(ino, owner, lock).await,
+        };
+        if let Err(error) = undone {
+            tracing::warn!(%error, "what an interrupted operation did cannot be undone");
+        }
+    }
+}
+
+/// What replies: its request has been decoded.
+fn taken(slot: &mut Option<Replier>) -> Result<Replier, Errno> {
+    slot.take().ok_or(Errno::EINVAL)
+}
+
+fn open_flags(flags: u32) -> rustix::fs::OFlags {
+    rustix::fs::OFlags::from_bits_retain(flags)
+}
+
+/// `fuse_setattr_in`.
+fn set_attr(arguments: &mut Arguments<'_>) -> Result<SetAttr, Errno> {
+    let valid = arguments.u32()?;
+    let (_padding, _number, size, _owner) = (arguments.u32()?, arguments.u64()?, arguments.u64()?, arguments.u64()?);
+    let (atime, mtime, _ctime) = (arguments.i64()?, arguments.i64()?, arguments.i64()?);
+    let (atime_ns, mtime_ns, _ctime_ns) = (arguments.u32()?, arguments.u32()?, arguments.u32()?);
+    let (mode, _unused) = (arguments.u32()?, arguments.u32()?);
+    let (uid, gid) = (arguments.u32()?, arguments.u32()?);
+    let has = |flag| valid & flag != 0;
+    Ok(SetAttr {
+        mode: has(set::MODE).then_some(mode & 0o7777),
+        uid: has(set::UID).then_some(uid),
+        gid: has(set::GID).then_some(gid),
+        size: has(set::SIZE).then_some(size),
+        atime: set_time(has(set::ATIME), has(set::ATIME_NOW), atime, atime_ns),
+        mtime: set_time(has(set::MTIME), has(set::MTIME_NOW), mtime, mtime_ns),
+    })
+}
+
+/// Several requests of one process at once, large ones, listings with attributes, and memory maps that programs share of files that
+/// are read past the page cache.
+const WANTED: u64 = init::ASYNC_READ
+    | init::BIG_WRITES
+    | init::ASYNC_DIO
+    | init::PARALLEL_DIROPS
+    | init::MAX_PAGES
+    | init::DO_READDIRPLUS
+    | init::READDIRPLUS_AUTO
+    | init::DIRECT_IO_ALLOW_MMAP;
+/// Longer than any server is away.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
 const STATFS_BLOCK: u32 = 4096;
 const NAME_MAX: u32 = 255;
 /// Of lseek(2).

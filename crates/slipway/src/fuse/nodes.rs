@@ -32,6 +32,8 @@ pub struct Node {
     pub opens: AtomicU64,
     /// Who has locked in it.
     pub lockers: Owners,
+    /// Of a directory: that in which it was found last, or itself.
+    pub parent: AtomicU64,
     /// What the kernel may have of its data.
     pub cached: tokio::sync::Mutex<Cached>,
     /// The directory and name to remove when it is closed: it was removed while it was open.
@@ -82,8 +84,8 @@ impl Nodes {
         self.find(*self.numbers.get(&(mount, handle.clone()))?)
     }
 
-    /// The kernel is told of an object once more.
-    pub fn tell(&mut self, Object { mount, handle, attr }: &Object) -> Arc<Node> {
+    /// The kernel is told of an object once more, found in a directory.
+    pub fn tell(&mut self, dir: Option<u64>, Object { mount, handle, attr }: &Object) -> Arc<Node> {
         let number = match self.numbers.get(&(mount.number(), handle.clone())) {
             Some(&number) => number,
             None => {
@@ -94,6 +96,9 @@ impl Nodes {
         };
         let (node, told) = self.known.get_mut(&number).expect("a number that is given is known");
         *told += 1;
+        if let Some(dir) = dir.filter(|_| node.is_dir) {
+            node.parent.store(dir, Relaxed);
+        }
         node.clone()
     }
 
@@ -122,6 +127,7 @@ impl Nodes {
             unstable: Unstable::default(),
             opens: AtomicU64::new(0),
             lockers: Owners::default(),
+            parent: AtomicU64::new(ino),
             cached: tokio::sync::Mutex::default(),
             doomed: Mutex::default(),
         };

@@ -12,7 +12,6 @@ use std::{
 
 use bytes::Bytes;
 use client::{Attr, Device, Entry, FileKind, Handle, Mount, Object, Time};
-use fuser::FileAttr;
 use nfs::v4::Nfsstat4;
 use parking_lot::Mutex;
 
@@ -21,6 +20,7 @@ use super::{
     convert::attributes,
     nodes::Node,
     tree::{Answer, Answered, Tree, object},
+    wire::Attributes,
 };
 
 /// What is known of other servers.
@@ -71,10 +71,10 @@ impl Tree {
 
     /// What the kernel is given of a name for what another server has. It is told of what was found there
     /// before, if so.
-    pub(super) fn unvisited(&self, dir: &Node, entry: &Entry, told: bool) -> FileAttr {
+    pub(super) fn unvisited(&self, dir: &Node, entry: &Entry, told: bool) -> Attributes {
         let before = self.elsewhere.found.lock().get(&key(dir, &entry.name)).cloned();
         match before {
-            Some(object) if told => self.tell(&object),
+            Some(object) if told => self.tell(dir, &object),
             _ => attributes(self.nodes.lock().nobody(), &UNKNOWN, 0),
         }
     }
@@ -85,7 +85,7 @@ fn key(dir: &Node, name: &[u8]) -> (u64, Handle, Bytes) {
 }
 
 /// A directory of which nothing is known.
-const UNKNOWN: Attr = Attr {
+pub(super) const UNKNOWN: Attr = Attr {
     kind: FileKind::Dir,
     mode: 0o555,
     nlink: 2,

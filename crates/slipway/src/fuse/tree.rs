@@ -6,7 +6,7 @@ use std::{
     ffi::OsStr,
     os::unix::ffi::OsStrExt,
     sync::{
-        Arc,
+        Arc, Weak,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -14,20 +14,23 @@ use std::{
 
 use buf::Buffer;
 use bytes::Bytes;
-use client::{Attr, CreateHow, Entry, ErrorKind, FsStat, Handle, Held, Mount, Node as Made, Object, SetAttr, Special};
-use fuser::{AccessFlags, Errno, FileAttr, OpenAccMode, OpenFlags};
+use client::{Attr, CreateHow, ErrorKind, FsStat, Handle, Held, Mount, Node as Made, Object, SetAttr, Special};
 use nfs::{
     v3::{ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ},
     v4::{OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WRITE},
 };
+use nix::errno::Errno;
 use parking_lot::Mutex;
+use rustix::fs::{Access, OFlags};
 
 use super::{
     cache::{Cached, Kernel},
     convert::{attributes, device, errno},
+    device::Device,
     listing::Listing,
     nodes::{Node, Nodes},
-    referral::Elsewhere,
+    referral::{Elsewhere, UNKNOWN},
+    wire::Attributes,
 };
 
 /// A mounted tree, as the kernel knows it.
@@ -47,6 +50,8 @@ pub struct Tree {
     held: Mutex<HashMap<u64, Held>>,
     /// How long attributes are believed that nobody has promised.
     pub(super) ttl: Duration,
+    /// How long an operation may take.
+    deadline: Duration,
     /// What is told to forget.
     pub kernel: Kernel,
 }
@@ -55,6 +60,19 @@ impl std::fmt::Debug for Tree {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tree").field("mount", &self.mount).finish_non_exhaustive()
     }
+}
+
+/// An entry of a directory, as the kernel is given it.
+#[derive(Clone, Copy, Debug)]
+pub struct Listed<'a> {
+    pub name: &'a [u8],
+    /// Continues behind it.
+    pub cookie: u64,
+    pub attr: Attributes,
+    /// How long it is believed.
+    pub ttl: Duration,
+    /// Whether the kernel gets to know the object.
+    pub told: bool,
 }
 
 /// An answer, or the error that a program gets.
@@ -79,7 +97,8 @@ impl<T> Answered<T> for client::Result<T> {
 
 impl Tree {
     /// The tree below `root`.
-    pub fn new(mount: Mount, root: Object, ttl: Duration) -> Arc<Self> {
+    pub fn new(root: Object, ttl: Duration, deadline: Duration, device: Weak<Device>) -> Arc<Self> {
+        let mount = root.mount.with_deadline(deadline);
         let tree = Arc::new_cyclic(|tree| Self {
             nodes: Mutex::new(Nodes::new(mount.clone(), root.handle)),
             elsewhere: Elsewhere::new(tree.clone()),
@@ -90,7 +109,8 @@ impl Tree {
             removed: AtomicU64::new(0),
             held: Mutex::default(),
             ttl,
-            kernel: Kernel::default(),
+            deadline,
+            kernel: Kernel(device.clone()),
         });
         tree.elsewhere.watch(&tree.mount);
         tree
@@ -106,8 +126,8 @@ impl Tree {
     }
 
     /// Tells the kernel of an object.
-    pub(super) fn tell(&self, object: &Object) -> FileAttr {
-        let ino = self.nodes.lock().tell(object).ino;
+    pub(super) fn tell(&self, dir: &Node, object: &Object) -> Attributes {
+        let ino = self.nodes.lock().tell(Some(dir.ino), object).ino;
         of_mount(&object.mount, ino, &object.attr)
     }
 
@@ -117,22 +137,25 @@ impl Tree {
     }
 
     /// LOOKUP.
-    pub async fn lookup(&self, parent: u64, name: &OsStr) -> Answer<FileAttr> {
+    pub async fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Attributes> {
         let dir = self.node(parent)?;
-        let found = dir.mount().lookup(dir.handle(), name.as_bytes()).await.answer()?;
+        let mut found = dir.mount().lookup(dir.handle(), name.as_bytes()).await.answer()?;
+        if found.mount.number() != dir.mount().number() {
+            found.mount = found.mount.with_deadline(self.deadline);
+        }
         self.elsewhere.found(&dir, name.as_bytes(), &found);
-        Ok(self.tell(&found))
+        Ok(self.tell(&dir, &found))
     }
 
     /// GETATTR.
-    pub async fn getattr(&self, ino: u64) -> Answer<FileAttr> {
+    pub async fn getattr(&self, ino: u64) -> Answer<Attributes> {
         let node = self.node(ino)?;
         let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
         Ok(of_mount(node.mount(), ino, &attr))
     }
 
     /// SETATTR.
-    pub async fn setattr(&self, ino: u64, set: SetAttr) -> Answer<FileAttr> {
+    pub async fn setattr(&self, ino: u64, set: SetAttr) -> Answer<Attributes> {
         let node = self.node(ino)?;
         if set.size.is_some() {
             // What would have to be written again must not bring back what is cut off.
@@ -148,41 +171,37 @@ impl Tree {
         node.mount().protocol().readlink(node.handle()).await.answer()
     }
 
-    /// ACCESS.
-    pub async fn access(&self, ino: u64, mask: AccessFlags) -> Answer<()> {
+    /// ACCESS: whether the caller may do what access(2)'s `mask` says.
+    pub async fn access(&self, ino: u64, mask: u32) -> Answer<()> {
         let node = self.node(ino)?;
+        let mask = Access::from_bits_truncate(mask);
         let wanted = [
-            (AccessFlags::R_OK, ACCESS3_READ),
-            (AccessFlags::W_OK, ACCESS3_MODIFY | ACCESS3_EXTEND),
-            (AccessFlags::X_OK, if node.is_dir { ACCESS3_LOOKUP } else { ACCESS3_EXECUTE }),
+            (Access::READ_OK, ACCESS3_READ),
+            (Access::WRITE_OK, ACCESS3_MODIFY | ACCESS3_EXTEND),
+            (Access::EXEC_OK, if node.is_dir { ACCESS3_LOOKUP } else { ACCESS3_EXECUTE }),
         ];
         let wanted = wanted.iter().filter(|(flag, _)| mask.contains(*flag)).fold(0, |all, (_, bits)| all | bits);
         let granted = node.mount().protocol().access(node.handle(), wanted).await.answer()?;
         if granted & wanted == wanted { Ok(()) } else { Err(Errno::EACCES) }
     }
 
-    /// CREATE of a file, which is open then. One that is there is an error if `exclusive`.
-    pub async fn create(
-        &self,
-        parent: u64,
-        name: &OsStr,
-        mode: u32,
-        exclusive: bool,
-        cut: bool,
-    ) -> Answer<(FileAttr, u64)> {
-        let set = SetAttr { mode: Some(mode & 0o7777), size: cut.then_some(0), ..SetAttr::default() };
+    /// CREATE of a file, which is open then. With `EXCL` one that is there is an error, and with `TRUNC` it is cut.
+    pub async fn create(&self, parent: u64, name: &OsStr, mode: u32, flags: OFlags) -> Answer<(Attributes, u64)> {
+        let size = flags.contains(OFlags::TRUNC).then_some(0);
+        let set = SetAttr { mode: Some(mode & 0o7777), size, ..SetAttr::default() };
+        let exclusive = flags.contains(OFlags::EXCL);
         let how = if exclusive { CreateHow::Guarded(set) } else { CreateHow::Unchecked(set) };
         let dir = self.node(parent)?;
         let made = dir.mount().protocol().create(dir.handle(), name.as_bytes(), how).await.answer()?;
         let attr = self.made(&dir, made).await?;
-        let number = self.count_open(attr.ino.0)?;
+        let number = self.count_open(attr.ino)?;
         // One that was there before may have been read.
-        *self.node(attr.ino.0)?.cached.lock().await = Cached::Unknown;
+        *self.node(attr.ino)?.cached.lock().await = Cached::Unknown;
         Ok((attr, number))
     }
 
     /// MKNOD, or CREATE where `mode` says that it is a regular file.
-    pub async fn mknod(&self, parent: u64, name: &OsStr, mode: u32, rdev: u32) -> Answer<FileAttr> {
+    pub async fn mknod(&self, parent: u64, name: &OsStr, mode: u32, rdev: u32) -> Answer<Attributes> {
         let dir = self.node(parent)?;
         let protocol = dir.mount().protocol();
         let (set, name_bytes) = (SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() }, name.as_bytes());
@@ -201,7 +220,7 @@ impl Tree {
     }
 
     /// MKDIR.
-    pub async fn mkdir(&self, parent: u64, name: &OsStr, mode: u32) -> Answer<FileAttr> {
+    pub async fn mkdir(&self, parent: u64, name: &OsStr, mode: u32) -> Answer<Attributes> {
         let dir = self.node(parent)?;
         let set = SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() };
         let made = dir.mount().protocol().mkdir(dir.handle(), name.as_bytes(), set).await.answer()?;
@@ -209,23 +228,23 @@ impl Tree {
     }
 
     /// SYMLINK.
-    pub async fn symlink(&self, parent: u64, name: &OsStr, text: Bytes) -> Answer<FileAttr> {
+    pub async fn symlink(&self, parent: u64, name: &OsStr, text: Bytes) -> Answer<Attributes> {
         let dir = self.node(parent)?;
         let made =
             dir.mount().protocol().symlink(dir.handle(), name.as_bytes(), text, SetAttr::default()).await.answer()?;
         self.made(&dir, made).await
     }
 
-    async fn made(&self, dir: &Node, made: Made) -> Answer<FileAttr> {
-        Ok(self.tell(&object(dir.mount(), made.handle, made.attr).await?))
+    async fn made(&self, dir: &Node, made: Made) -> Answer<Attributes> {
+        Ok(self.tell(dir, &object(dir.mount(), made.handle, made.attr).await?))
     }
 
     /// LINK.
-    pub async fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Answer<FileAttr> {
+    pub async fn link(&self, ino: u64, parent: u64, name: &OsStr) -> Answer<Attributes> {
         let (node, dir) = (self.node(ino)?, self.node(parent)?);
         same_mount(&node, &dir)?;
         let linked = dir.mount().protocol().link(node.handle(), dir.handle(), name.as_bytes()).await.answer()?;
-        Ok(self.tell(&object(node.mount(), node.handle().clone(), linked).await?))
+        Ok(self.tell(&dir, &object(node.mount(), node.handle().clone(), linked).await?))
     }
 
     /// REMOVE.
@@ -273,13 +292,13 @@ impl Tree {
 
     /// OPEN, where the version has that, for what the flags say. Returns the number of the open file, and whether what the kernel
     /// has of it is current.
-    pub async fn open(&self, ino: u64, flags: OpenFlags) -> Answer<(u64, bool)> {
+    pub async fn open(&self, ino: u64, flags: OFlags) -> Answer<(u64, bool)> {
         let (node, number) = (self.node(ino)?, self.count_open(ino)?);
         let Some(v4) = node.mount().v4() else { return Ok((number, false)) };
-        let access = match flags.acc_mode() {
-            OpenAccMode::O_RDONLY => OPEN4_SHARE_ACCESS_READ,
-            OpenAccMode::O_WRONLY => OPEN4_SHARE_ACCESS_WRITE,
-            OpenAccMode::O_RDWR => OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WRITE,
+        let access = match flags & OFlags::RWMODE {
+            OFlags::RDONLY => OPEN4_SHARE_ACCESS_READ,
+            OFlags::WRONLY => OPEN4_SHARE_ACCESS_WRITE,
+            _ => OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WRITE,
         };
         match v4.open(node.handle(), access).await.answer() {
             Ok(version) => {
@@ -328,17 +347,15 @@ impl Tree {
         Ok((buffer, read.answer()?))
     }
 
-    /// Memory that the transport of an object's server knows, with a copy of what the kernel has lent for a moment.
-    pub fn take_in(&self, ino: u64, data: &[u8]) -> Bytes {
-        let node = self.node(ino).ok();
-        let mut buffer = node.as_ref().map_or(&self.mount, |node| node.mount()).pool().take(data.len());
-        buffer[..data.len()].copy_from_slice(data);
-        buffer.freeze()
-    }
-
-    /// WRITEs; on stable storage if `durable`.
-    pub async fn write(&self, ino: u64, offset: u64, data: Bytes, durable: bool) -> Answer<()> {
+    /// WRITEs; on stable storage if `durable`. The data are in memory of the mount's pool.
+    pub async fn write(&self, ino: u64, offset: u64, mut data: Bytes, durable: bool) -> Answer<()> {
         let node = self.node(ino)?;
+        if node.mount().number() != self.mount.number() {
+            // Another server's transport may know other memory only.
+            let mut copy = node.mount().pool().take(data.len());
+            copy.copy_from_slice(&data);
+            data = copy.freeze();
+        }
         node.unstable.write(node.mount(), node.handle(), offset, data).await?;
         if durable { node.unstable.commit(node.mount(), node.handle()).await } else { Ok(()) }
     }
@@ -367,15 +384,15 @@ impl Tree {
         self.listings.lock().remove(&number);
     }
 
-    /// Hands the entries behind a cookie to `add` until it has no room, with the number and attributes of each, and how long they are
-    /// believed. The kernel is told of them if it takes attributes and handles of them all, which it does not for the two dots.
+    /// Hands the entries behind a cookie to `add` until it has no room. The kernel is told of the objects if it takes attributes and
+    /// handles of them all, which it does not for the two dots.
     pub async fn list(
         &self,
         ino: u64,
         number: u64,
         mut cookie: u64,
-        told: bool,
-        mut add: impl FnMut(&Entry, &FileAttr, Duration) -> bool + Send,
+        plus: bool,
+        mut add: impl FnMut(Listed<'_>) -> bool + Send,
     ) -> Answer<()> {
         let node = self.node(ino)?;
         let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::EBADF)?;
@@ -385,9 +402,11 @@ impl Tree {
                 return Err(Errno::ESTALE);
             }
             let dots = matches!(&entry.name[..], b"." | b"..");
-            let told = told && !dots;
-            let (attr, believed) = match self.listed(&node, &entry).await {
-                Ok(Some(object)) if told => (self.tell(&object), self.ttl),
+            let told = plus && !dots;
+            let found = if dots { Ok(None) } else { self.listed(&node, &entry).await };
+            let (attr, ttl) = match found {
+                Ok(None) if dots => (self.dot(&node, entry.name.len()), Duration::ZERO),
+                Ok(Some(object)) if told => (self.tell(&node, &object), self.ttl),
                 Ok(Some(Object { mount, attr, .. })) => (of_mount(&mount, attr.fileid.max(1), &attr), self.ttl),
                 Ok(None) => (self.unvisited(&node, &entry, told), Duration::ZERO),
                 // Gone between listing and looking.
@@ -397,16 +416,22 @@ impl Tree {
                 }
                 Err(error) => return Err(error),
             };
-            if add(&entry, &attr, believed) {
+            if !add(Listed { name: &entry.name, cookie: entry.cookie, attr, ttl, told }) {
                 if told {
-                    self.forget(attr.ino.0, 1);
+                    self.forget(attr.ino, 1);
                 }
-                listing.put_back(entry, cookie);
+                listing.put_back(entry, node.mount(), cookie);
                 return Ok(());
             }
             cookie = entry.cookie;
         }
         Ok(())
+    }
+
+    /// What a directory lists as itself, with one dot, or as that above it, with two.
+    fn dot(&self, dir: &Node, dots: usize) -> Attributes {
+        let ino = if dots == 1 { dir.ino } else { dir.parent.load(Relaxed) };
+        attributes(ino, &UNKNOWN, 0)
     }
 
     /// FSSTAT of the mount that an object is of.
@@ -416,7 +441,7 @@ impl Tree {
     }
 }
 
-fn of_mount(mount: &Mount, ino: u64, attr: &Attr) -> FileAttr {
+fn of_mount(mount: &Mount, ino: u64, attr: &Attr) -> Attributes {
     attributes(ino, attr, mount.read_size() as u32)
 }
 

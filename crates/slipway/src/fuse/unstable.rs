@@ -4,9 +4,11 @@
 //! another, the server has restarted and may have lost it (RFC 1813 §3.3.21): then all of it is written again, one piece
 //! after the other in the order of the first time, since pieces may overlap.
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 use client::{Handle, Mount, Result, StableHow, Verifier};
-use fuser::Errno;
+use nix::errno::Errno;
 use parking_lot::Mutex;
 use tokio::sync::RwLock;
 
@@ -71,13 +73,10 @@ impl Unstable {
                 bytes = pieces.iter().map(|p| p.data.len()).sum::<usize>(),
                 "the server restarted: written again"
             );
-            let mut pieces = pieces.into_iter();
-            while let Some(piece) = pieces.next() {
-                if let Err(error) = self.send(mount, file, piece.offset, piece.data.clone()).await {
-                    let mut kept = self.kept.lock();
-                    [piece].into_iter().chain(pieces).for_each(|piece| kept.push(piece));
-                    return Err(error);
-                }
+            let mut again = Again { kept: &self.kept, pieces: pieces.into() };
+            while let Some(piece) = again.pieces.front() {
+                self.send(mount, file, piece.offset, piece.data.clone()).await?;
+                again.pieces.pop_front();
             }
         }
         Err(Errno::EIO)
@@ -106,6 +105,20 @@ impl Unstable {
             done += len;
         }
         Ok(())
+    }
+}
+
+/// What has to be written again. What has not been, when this is dropped, is kept for another try: after an error, or because nobody
+/// waits any more.
+struct Again<'a> {
+    kept: &'a Mutex<Kept>,
+    pieces: VecDeque<Piece>,
+}
+
+impl Drop for Again<'_> {
+    fn drop(&mut self) {
+        let mut kept = self.kept.lock();
+        self.pieces.drain(..).for_each(|piece| kept.push(piece));
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use crate::common::{
     Server, fails,
-    mounted::{World, mount, pattern},
+    mounted::{World, mount, mount_with, pattern},
     wait,
 };
 use rustix::process::Signal;
@@ -206,6 +206,257 @@ fn what_cannot_be_mounted_is_refused() {
     let (there, missing) = (dir.path().to_str().unwrap(), dir.path().join("missing"));
     assert!(fails(1, &["mount", &url, missing.to_str().unwrap()]).contains("missing"));
     assert!(fails(3, &["mount", "nfs://127.0.0.1:1/x?mountport=1&timeo=1s", there]).contains("127.0.0.1:1"));
+    let file = dir.path().join("file");
+    File::create(&file).unwrap();
+    assert!(fails(1, &["mount", &url, file.to_str().unwrap()]).contains("not a directory"));
+    for vers in ["3", "4.0", "4.2"] {
+        let port = server.port("tcp");
+        let other = format!("nfs://127.0.0.1:{port}/other?mountport={port}&vers={vers}");
+        assert!(fails(1, &["mount", &other, there]).contains("no such"), "{vers}");
+    }
     assert!(fails(2, &["mount", "server:/export", there]).contains("nfs://"));
     assert!(fails(2, &["mount", "--attributes=-1", &url, there]).contains("--attributes"));
+}
+
+#[test]
+fn both_dots_are_listed_and_times_before_1970_are_kept() {
+    for query in ["", "&vers=4.0", "&vers=4.2"] {
+        let Some(world) = World::new("both_dots_are_listed_and_times_before_1970_are_kept", "tcp", query) else {
+            return;
+        };
+        fs::create_dir(world.at.join("dir")).unwrap();
+        for number in 0..300 {
+            File::create(world.served.join(format!("dir/{number:0100}"))).unwrap();
+        }
+        let dir = rustix::fs::Dir::new(File::open(world.at.join("dir")).unwrap()).unwrap();
+        let listed: Vec<_> = dir.map(|entry| entry.unwrap()).collect();
+        let ino = |name: &[u8]| {
+            let found: Vec<_> = listed.iter().filter(|entry| entry.file_name().to_bytes() == name).collect();
+            assert_eq!(found.len(), 1, "{name:?}, {query}");
+            assert_eq!(found[0].file_type(), rustix::fs::FileType::Directory);
+            found[0].ino()
+        };
+        assert_eq!(ino(b"."), world.at.join("dir").metadata().unwrap().ino());
+        ino(b"..");
+        assert_eq!(listed.len(), 302, "{query}");
+        if query.is_empty() {
+            continue; // RFC 1813 §2.5: NFSv3 has no such times.
+        }
+        assert_eq!(ino(b".."), world.at.metadata().unwrap().ino());
+        let before = UNIX_EPOCH - Duration::new(100_000, 250);
+        let (here, there) = (world.at.join("file"), world.served.join("file"));
+        File::create(&here).unwrap().set_modified(before).unwrap();
+        assert_eq!(here.metadata().unwrap().modified().unwrap(), before, "{query}");
+        assert_eq!(there.metadata().unwrap().modified().unwrap(), before, "{query}");
+        world.end();
+    }
+}
+
+#[test]
+fn memory_is_shared_past_the_page_cache() {
+    let test = "memory_is_shared_past_the_page_cache";
+    if Command::new("sqlite3").arg("--version").stdout(Stdio::null()).status().is_err() {
+        eprintln!("SKIPPED {test}: needs sqlite3");
+        return;
+    }
+    if !crate::common::mounted::can_mount(test) {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let (at, served) = (directory.path().join("mnt"), directory.path().join("served"));
+    fs::create_dir(&at).unwrap();
+    fs::create_dir(&served).unwrap();
+    let server = Server::dir(&served, &directory.path().join("state"));
+    for query in ["", "&vers=4.2"] {
+        let url = [&server.url("tcp", ""), query].concat();
+        let mut mount = mount_with(&["--direct-io"], &url, &at);
+        // SQLite's index of the write-ahead log is a memory map that its processes share.
+        let database = at.join(format!("database{}", query.len()));
+        let script = "PRAGMA journal_mode=WAL; CREATE TABLE t(x); INSERT INTO t VALUES(1),(2); PRAGMA wal_checkpoint; SELECT sum(x) FROM t;";
+        let output = Command::new("sqlite3").arg(&database).arg(script).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.starts_with("wal\n") && said.ends_with("3\n"), "{said}");
+        rustix::process::kill_process(rustix::process::Pid::from_child(&mount), Signal::TERM).unwrap();
+        assert!(wait(&mut mount).success());
+    }
+}
+
+/// A program that reads a file which the server must be asked for.
+fn reader(path: &Path) -> std::process::Child {
+    let child = Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    waits(&child);
+    child
+}
+
+/// Returns when the process waits for the mount.
+fn waits(child: &std::process::Child) {
+    let at = format!("/proc/{}/wchan", child.id());
+    let end = std::time::Instant::now() + common::PATIENCE;
+    while !fs::read_to_string(&at).is_ok_and(|at| at.contains("request_wait_answer")) {
+        assert!(std::time::Instant::now() < end, "it waits");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn who_waits_for_a_server_that_is_away_can_be_interrupted() {
+    for query in ["", "&vers=4.0", "&vers=4.2"] {
+        let Some(world) = World::new("who_waits_for_a_server_that_is_away_can_be_interrupted", "tcp", query) else {
+            return;
+        };
+        let data = pattern(3 << 20);
+        fs::write(world.served.join("file"), &data).unwrap();
+        world.server.signal(Signal::STOP);
+        for signal in [Signal::INT, Signal::TERM, Signal::QUIT, Signal::KILL] {
+            let mut reads = reader(&world.at.join("file"));
+            rustix::process::kill_process(rustix::process::Pid::from_child(&reads), signal).unwrap();
+            // The server does not come back before: only the signal can have ended it.
+            assert!(!wait(&mut reads).success(), "{signal:?}, {query}");
+        }
+        // A signal that is handled interrupts nothing, and a fatal one after it does.
+        let script = "trap : USR1; read line < \"$0\"; echo \"$line\"";
+        let mut reads =
+            Command::new("sh").args(["-c", script]).arg(world.at.join("line")).stdout(Stdio::piped()).spawn().unwrap();
+        waits(&reads);
+        let pid = rustix::process::Pid::from_child(&reads);
+        rustix::process::kill_process(pid, Signal::USR1).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+        assert!(!wait(&mut reads).success());
+        world.server.signal(Signal::CONT);
+        assert!(fs::read(world.at.join("file")).unwrap() == data, "the mount goes on");
+        fs::write(world.at.join("new"), &data).unwrap();
+        assert!(fs::read(world.served.join("new")).unwrap() == data);
+        world.end();
+    }
+}
+
+#[test]
+fn it_ends_within_a_second_while_the_server_is_away() {
+    for query in ["", "&vers=4.2"] {
+        let Some(mut world) = World::new("it_ends_within_a_second_while_the_server_is_away", "tcp", query) else {
+            return;
+        };
+        fs::write(world.served.join("file"), pattern(3 << 20)).unwrap();
+        world.server.signal(Signal::STOP);
+        let mut reads = reader(&world.at.join("file"));
+        let told = std::time::Instant::now();
+        world.terminate();
+        // A second on an idle machine; without giving up what waits, the server's return would be waited for.
+        assert!(told.elapsed() < common::PATIENCE / 2);
+        assert!(!wait(&mut reads).success(), "it is told that the mount has ended");
+        world.server.signal(Signal::CONT);
+
+        world.mount = mount(&[&world.server.url("tcp", ""), query].concat(), &world.at);
+        world.server.signal(Signal::STOP);
+        let mut reads = reader(&world.at.join("file"));
+        let mut forced = Command::new("umount").arg("-f").arg(&world.at).stderr(Stdio::null()).spawn().unwrap();
+        // In use until its reader has heard of it, which a second try may find.
+        wait(&mut forced);
+        assert!(!wait(&mut reads).success());
+        let _ = Command::new("umount").arg(&world.at).stderr(Stdio::null()).status();
+        assert!(wait(&mut world.mount).success(), "forced unmount ends it");
+        assert!(!crate::common::mounted::is_mounted(&world.at));
+        world.server.signal(Signal::CONT);
+        world.server.signal(Signal::TERM);
+    }
+}
+
+#[test]
+fn a_mount_that_was_detached_ends_when_told_to() {
+    let Some(mut world) = World::new("a_mount_that_was_detached_ends_when_told_to", "tcp", "&vers=4.2") else { return };
+    let open = File::create(world.at.join("open")).unwrap();
+    assert!(Command::new("umount").arg("-l").arg(&world.at).status().unwrap().success());
+    (&open).write_all(b"still there").unwrap();
+    open.sync_all().unwrap();
+    assert_eq!(fs::read(world.served.join("open")).unwrap(), b"still there");
+    // What is mounted there in the meantime is another's.
+    assert!(Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&world.at).status().unwrap().success());
+    rustix::process::kill_process(rustix::process::Pid::from_child(&world.mount), Signal::TERM).unwrap();
+    assert!(wait(&mut world.mount).success());
+    assert!(crate::common::mounted::is_mounted(&world.at), "the other mount is left");
+    assert!(Command::new("umount").arg(&world.at).status().unwrap().success());
+}
+
+#[test]
+fn what_waits_for_a_server_is_done_when_it_is_back() {
+    for query in ["", "&vers=4.2"] {
+        let test = "what_waits_for_a_server_is_done_when_it_is_back";
+        // The deadline of a soft mount is over long before.
+        let Some(mut world) = World::new(test, "tcp", &format!("{query}&timeo=200ms")) else { return };
+        let data = pattern(3 << 20);
+        fs::write(world.served.join("file"), &data).unwrap();
+        let open = File::create(world.at.join("written")).unwrap();
+        world.server.signal(Signal::STOP);
+        let soft = Soft::new(&world, query);
+        std::thread::scope(|scope| {
+            let reads = scope.spawn(|| fs::read(world.at.join("file")));
+            let writes = scope.spawn(|| open.write_all_at(&data, 0).and_then(|()| open.sync_all()));
+            // Meanwhile operations of soft mounts fail, each in its way.
+            soft.fails();
+            assert!(!reads.is_finished() && !writes.is_finished());
+            world.server.signal(Signal::CONT);
+            assert!(reads.join().unwrap().unwrap() == data);
+            writes.join().unwrap().unwrap();
+        });
+        assert!(fs::read(world.served.join("written")).unwrap() == data);
+        drop((open, soft));
+        world.terminate();
+    }
+}
+
+/// Two soft mounts of a world's server, made while it is there.
+struct Soft(Vec<(rustix::io::Errno, tempfile::TempDir, std::process::Child)>);
+
+impl Soft {
+    fn new(world: &World, query: &str) -> Self {
+        world.server.signal(Signal::CONT);
+        let mount = |(flag, errno)| {
+            let at = tempfile::tempdir().unwrap();
+            let url = [&world.server.url("tcp", ""), query, "&timeo=200ms"].concat();
+            let child = mount_with(&[flag, "--retrans", "1"], &url, at.path());
+            (errno, at, child)
+        };
+        let soft = [("--soft", rustix::io::Errno::IO), ("--softerr", rustix::io::Errno::TIMEDOUT)].map(mount);
+        world.server.signal(Signal::STOP);
+        Self(soft.into())
+    }
+
+    fn fails(&self) {
+        for (errno, at, _) in &self.0 {
+            let error = fs::metadata(at.path().join("file")).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(errno.raw_os_error()));
+        }
+    }
+}
+
+impl Drop for Soft {
+    fn drop(&mut self) {
+        for (_, at, child) in &mut self.0 {
+            let _ = rustix::process::kill_process(rustix::process::Pid::from_child(child), Signal::KILL);
+            let _ = child.wait();
+            let _ = Command::new("umount").arg("-l").arg(at.path()).status();
+        }
+    }
+}
+
+#[test]
+fn who_is_killed_with_a_file_open_does_not_wait_for_a_server_that_is_away() {
+    for query in ["", "&vers=4.2"] {
+        let test = "who_is_killed_with_a_file_open_does_not_wait_for_a_server_that_is_away";
+        let Some(world) = World::new(test, "tcp", query) else { return };
+        let file = world.at.join("file");
+        let mut writes = Command::new("sh");
+        writes.args(["-c", "exec 3>\"$0\"; echo data >&3; echo written; read end"]).arg(&file);
+        let mut writes = writes.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(writes.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        world.server.signal(Signal::STOP);
+        // Its exit flushes the file, which no signal interrupts any more.
+        writes.kill().unwrap();
+        assert!(!wait(&mut writes).success());
+        world.server.signal(Signal::CONT);
+        assert_eq!(fs::read(&file).unwrap(), b"data\n", "{query}");
+        world.end();
+    }
 }

@@ -28,6 +28,32 @@ fn sigusr1_prints_counters_and_sigterm_ends_it() {
     assert!(common::wait(&mut server.child).success());
 }
 
+/// A peer can have a line logged by each of its calls.
+#[tokio::test]
+async fn a_peer_cannot_fill_the_log() {
+    for (args, limited) in [(["-v", "--memory", "16M"], true), (["-vv", "--memory", "16M"], false)] {
+        let server = Server::everywhere(&args);
+        let mut switch = rpc::Switch::new();
+        switch.register(std::sync::Arc::new(rpc::TcpKind::default()));
+        let mountd = client::MountClient::connect(&server.url("tcp", "").parse().unwrap(), &switch).await.unwrap();
+        let began = Instant::now();
+        for _ in 0..60 {
+            mountd.mnt(b"/nowhere").await.unwrap_err();
+        }
+        // The limit is one of lines in ten seconds: a busy machine may write all of them.
+        let is_slow = began.elapsed() > Duration::from_secs(9);
+        drop(mountd);
+        let said = server.stop();
+        let mounts = said.lines().filter(|line| line.contains("/nowhere") && line.contains("INFO")).count();
+        let notices = said.lines().filter(|line| line.contains("more lines like the next one are left out")).count();
+        if limited {
+            assert!(is_slow || (mounts, notices) == (50, 1), "{mounts} lines, {notices} notices: {said}");
+        } else {
+            assert_eq!((mounts, notices), (60, 0), "{said}");
+        }
+    }
+}
+
 #[test]
 fn sigint_ends_it_with_clients_connected() {
     let dir = tempfile::tempdir().unwrap();

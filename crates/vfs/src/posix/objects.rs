@@ -301,3 +301,65 @@ const OPEN_IDLE: u64 = 2;
 const OPEN_LIFE: u64 = 10;
 /// Seconds without use after which an object is put away.
 const OBJECT_IDLE: u64 = 60;
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{ErrorKind, Write},
+        net::{TcpListener, TcpStream},
+        os::fd::AsRawFd,
+        sync::mpsc,
+        time::Instant,
+    };
+
+    use super::*;
+
+    /// A descriptor that takes an hour to close unless the peer, which comes with it, goes first: a socket that lingers over
+    /// data which nobody reads.
+    fn slow_to_close() -> (File, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (peer, _) = listener.accept().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let full = loop {
+            if let Err(error) = socket.write(&[0; 4096]) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::WouldBlock);
+        // A socket that does not block does not linger either.
+        socket.set_nonblocking(false).unwrap();
+        let linger = libc::linger { l_onoff: 1, l_linger: 3600 };
+        #[expect(unsafe_code)]
+        // SAFETY: the option is a `linger`, which lives as long as the call.
+        let set = unsafe {
+            let (option, len) = ((&raw const linger).cast(), size_of::<libc::linger>() as libc::socklen_t);
+            libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, option, len)
+        };
+        assert_eq!(set, 0);
+        (File::from(OwnedFd::from(socket)), peer)
+    }
+
+    #[test]
+    fn nobody_waits_for_a_file_that_is_slow_to_close() {
+        let objects = Objects::new(64);
+        let object = objects.insert(Handle::new(b"1"), Kind::File, File::open("/dev/null").unwrap().into());
+        let (file, peer) = slow_to_close();
+        objects.keep_open(&object, &Cred::root(), false, Arc::new(file));
+        let deadline = Instant::now() + Duration::from_secs(600);
+        while object.has_opens.load(Ordering::Relaxed) {
+            assert!(Instant::now() < deadline, "it is put away when it has not been used");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let (told, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            assert!(objects.opened(&object, &Cred::root(), false).is_none());
+            assert!(objects.find(&object.handle).is_some());
+            drop(objects);
+            told.send(())
+        });
+        let ended = ended.recv_timeout(Duration::from_secs(600));
+        drop(peer);
+        ended.expect("neither a look at the object nor the end of all waits for the thread that closes it");
+    }
+}

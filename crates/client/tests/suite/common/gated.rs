@@ -51,8 +51,8 @@ impl Service for Gated {
             let introduces = |op: &Argop4| matches!(op, Argop4::ExchangeId(_) | Argop4::SetClientId(_));
             if args.is_ok_and(|args| args.argarray.iter().any(introduces)) {
                 self.introduced.fetch_add(1, SeqCst);
+                let _ = self.open.clone().wait_for(|open| *open).await;
             }
-            let _ = self.open.clone().wait_for(|open| *open).await;
             self.inner.call(call).await
         })
     }

@@ -23,7 +23,7 @@ pub use self::v40::Legacy;
 pub(super) use self::v40::Reach;
 use super::{
     Principal,
-    hosts::{Hosts, Position, Rank, Share},
+    hosts::{Group, Hosts, Position, Rank},
     recover::{Record, Stored},
     session::Session,
 };
@@ -37,7 +37,7 @@ pub struct Client<R> {
     /// Who introduced it.
     pub principal: Principal,
     /// Whose places and memory it uses.
-    pub(super) share: Share,
+    pub(super) group: Group,
     /// Its age, as a number: the higher, the younger.
     serial: u64,
     /// Whether it has made a session.
@@ -150,7 +150,7 @@ impl<R> Client<R> {
         Self {
             owner: ClientOwner4 { verifier: owner.verifier, ownerid: owner.ownerid.detached() },
             principal: origin.principal.clone(),
-            share: Share::of(origin.peer, origin.admitted),
+            group: Group::of(origin.peer, origin.admitted),
             serial: 0,
             confirmed: false,
             used: false,
@@ -298,7 +298,7 @@ impl<R: Clone> Clients<R> {
         self.sessions
     }
 
-    /// What the shares have.
+    /// What the groups have.
     pub(super) fn hosts(&self) -> &Hosts {
         &self.hosts
     }
@@ -371,12 +371,12 @@ impl<R: Clone> Clients<R> {
     ) -> Result<Plan<R>, Nfsstat4> {
         let records = self.by_owner.get(&client.owner.ownerid.0).copied().unwrap_or_default();
         let mut ended: SmallVec<[Clientid4; 3]> = records.unconfirmed.into_iter().chain(replaced).collect();
-        let room = self.room(client.share, &ended, records.confirmed, outlook)?;
+        let room = self.room(client.group, &ended, records.confirmed, outlook)?;
         ended.extend(room);
         Ok(Plan { ended, then: Then::Add(Box::new(client)) })
     }
 
-    /// The client that ends so that one of `share` has a place, where all are taken. `freed` end anyway, and `kept` must not.
+    /// The client that ends so that one of `group` has a place, where all are taken. `freed` end anyway, and `kept` must not.
     ///
     /// A host has no more than a half of all places, and then makes room by itself alone. Where all places are taken, the host that
     /// has the most makes room, so that one with fewer always gets in; and only to such a one it gives a place whose client holds
@@ -386,38 +386,38 @@ impl<R: Clone> Clients<R> {
     /// DELAY if nobody can make room.
     fn room(
         &self,
-        share: Share,
+        group: Group,
         freed: &[Clientid4],
         kept: Option<Clientid4>,
         outlook: &Outlook<'_>,
     ) -> Result<Option<Clientid4>, Nfsstat4> {
         // One that restarts is counted once: what is kept ends when this is confirmed.
         let leaving =
-            freed.iter().copied().chain(kept).filter(|id| self.find(*id).is_some_and(|client| client.share == share));
-        let own = self.hosts.count(share) - leaving.collect::<BTreeSet<_>>().len();
-        let max = match share {
-            Share::Host(_) => self.clients_max / 2,
-            Share::Strangers => (self.clients_max / STRANGERS).max(1),
+            freed.iter().copied().chain(kept).filter(|id| self.find(*id).is_some_and(|client| client.group == group));
+        let own = self.hosts.count(group) - leaving.collect::<BTreeSet<_>>().len();
+        let max = match group {
+            Group::Host(_) => self.clients_max / 2,
+            Group::Strangers => (self.clients_max / STRANGERS).max(1),
         };
         let spared = |id: Clientid4| freed.contains(&id) || kept == Some(id);
-        let victim = |share, may_hold| self.victim(share, &spared, may_hold, outlook);
+        let victim = |group, may_hold| self.victim(group, &spared, may_hold, outlook);
         if own >= max {
-            return victim(share, false).map(Some).ok_or(Nfsstat4::Delay);
+            return victim(group, false).map(Some).ok_or(Nfsstat4::Delay);
         }
         if self.len() - freed.len() < self.clients_max {
             return Ok(None);
         }
-        let heavier = self.hosts.heaviest(share).filter(|(count, _)| *count > own);
+        let heavier = self.hosts.heaviest(group).filter(|(count, _)| *count > own);
         let of_heavier = heavier.and_then(|(count, heavy)| victim(heavy, count > own + 1));
-        of_heavier.or_else(|| victim(share, false)).map(Some).ok_or(Nfsstat4::Delay)
+        of_heavier.or_else(|| victim(group, false)).map(Some).ok_or(Nfsstat4::Delay)
     }
 
-    /// The client of a share that is missed least: the oldest unconfirmed one, else the oldest that has done nothing but make
+    /// The client of a group that is missed least: the oldest unconfirmed one, else the oldest that has done nothing but make
     /// sessions, else of some of the others the one that was silent for the longest time of those that hold nothing; or, if it
     /// may be one that holds something, of all.
     fn victim(
         &self,
-        share: Share,
+        group: Group,
         spared: &dyn Fn(Clientid4) -> bool,
         may_hold: bool,
         outlook: &Outlook<'_>,
@@ -426,12 +426,12 @@ impl<R: Clone> Clients<R> {
         let is_free = |(id, client): &(Clientid4, &Client<R>)| {
             !client.record.is_kept() && !(outlook.holds)(*id) && !client.is_busy()
         };
-        let unconfirmed = self.hosts.ranked(share, Rank::Unconfirmed).find(|id| !spared(*id));
+        let unconfirmed = self.hosts.ranked(group, Rank::Unconfirmed).find(|id| !spared(*id));
         let idle =
-            || self.hosts.ranked(share, Rank::Idle).filter_map(found).take(LOOKS).find(is_free).map(|(id, _)| id);
+            || self.hosts.ranked(group, Rank::Idle).filter_map(found).take(LOOKS).find(is_free).map(|(id, _)| id);
         let in_use = || {
             let some: SmallVec<[_; LOOKS]> =
-                self.hosts.in_use(share, outlook.random).filter_map(found).take(LOOKS).collect();
+                self.hosts.in_use(group, outlook.random).filter_map(found).take(LOOKS).collect();
             let silent = |(_, client): &&(Clientid4, &Client<R>)| client.silent(outlook.now);
             let free = some.iter().filter(|client| is_free(client)).max_by_key(silent);
             let any = || some.iter().filter(|(_, client)| may_hold && !client.is_busy()).max_by_key(silent);
@@ -446,7 +446,7 @@ impl<R: Clone> Clients<R> {
         self.next_serial += 1;
         let client = Client { serial, ..client };
         self.by_owner.entry(client.owner.ownerid.0.clone()).or_default().unconfirmed = Some(id);
-        self.hosts.insert(client.share, client.position(id));
+        self.hosts.insert(client.group, client.position(id));
         self.by_id.insert(id, client);
     }
 
@@ -469,15 +469,15 @@ impl<R: Clone> Clients<R> {
     /// Changes what the rank of a client depends on.
     fn rank(&mut self, id: Clientid4, change: impl FnOnce(&mut Client<R>)) {
         let Some(client) = self.by_id.get_mut(&id) else { return };
-        self.hosts.remove(client.share, client.position(id));
+        self.hosts.remove(client.group, client.position(id));
         change(client);
-        self.hosts.insert(client.share, client.position(id));
+        self.hosts.insert(client.group, client.position(id));
     }
 
     /// Adds a session to a client.
     pub(super) fn add_session(&mut self, id: Clientid4, session: Session<R>) {
         let Some(client) = self.by_id.get_mut(&id) else { return };
-        self.hosts.grant(client.share, session.granted);
+        self.hosts.grant(client.group, session.granted);
         self.sessions += 1;
         client.sessions.push(session);
     }
@@ -487,7 +487,7 @@ impl<R: Clone> Clients<R> {
         let client = self.by_id.get_mut(&client_of(id))?;
         let at = client.sessions.iter().position(|session| session.id == *id)?;
         let session = client.sessions.remove(at);
-        self.hosts.revoke(client.share, session.granted);
+        self.hosts.revoke(client.group, session.granted);
         self.sessions -= 1;
         Some(session)
     }
@@ -497,8 +497,8 @@ impl<R: Clone> Clients<R> {
     pub(super) fn take(&mut self, id: Clientid4) -> Option<Client<R>> {
         let client = self.by_id.remove(&id)?;
         self.sessions -= client.sessions.len();
-        self.hosts.revoke(client.share, client.sessions.iter().map(|session| session.granted).sum());
-        self.hosts.remove(client.share, client.position(id));
+        self.hosts.revoke(client.group, client.sessions.iter().map(|session| session.granted).sum());
+        self.hosts.remove(client.group, client.position(id));
         let ownerid = &client.owner.ownerid.0;
         if let Some(records) = self.by_owner.get_mut(ownerid) {
             for record in [&mut records.confirmed, &mut records.unconfirmed] {
@@ -516,7 +516,7 @@ impl<R: Clone> Clients<R> {
     pub(super) fn check(&self) {
         assert!(self.len() <= self.clients_max);
         let granted = |client: &Client<R>| client.sessions.iter().map(|session| session.granted).sum();
-        self.hosts.check(self.iter().map(|(id, client)| (client.share, client.position(id), granted(client))));
+        self.hosts.check(self.iter().map(|(id, client)| (client.group, client.position(id), granted(client))));
         assert_eq!(self.sessions, self.iter().map(|(_, client)| client.sessions.len()).sum::<usize>());
         let mut named = 0;
         for (owner, records) in &self.by_owner {

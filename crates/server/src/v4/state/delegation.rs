@@ -247,7 +247,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         // The order is what `marks.rs` says.
         let delegation = Delegation { write, recalled: false, change, modified: false };
-        let stateid = self.stateids.insert(client, file.clone(), Kind::Delegation(delegation));
+        let group = self.group_of(client);
+        let stateid = self.stateids.insert((client, group), file.clone(), Kind::Delegation(delegation));
         if self.marks().may_be_changing(file) {
             self.stateids.remove(&stateid.other);
             return Err(CONTENTION);

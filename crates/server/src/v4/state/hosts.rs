@@ -1,7 +1,7 @@
 //! [`Hosts`]: how much of the client table and of the reply cache each host has.
 //!
 //! A host has clients, ranked by how little is lost with each, and bytes of the reply cache beyond what every session is granted.
-//! Hosts that no export admits are one, with a small share: addresses cost them nothing.
+//! Hosts that no export admits are one group, with a small share: addresses cost them nothing.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,9 +11,9 @@ use std::{
 use nfs::v4::Clientid4;
 use rpc::Host;
 
-/// Who shares what there is for clients.
+/// The clients among which what there is for clients is shared out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Share {
+pub(super) enum Group {
     /// All hosts that no export admits.
     Strangers,
     /// A host that may use an export.
@@ -31,14 +31,14 @@ pub(super) enum Rank {
     InUse,
 }
 
-/// A client in the order of its share: by rank, and then by age.
+/// A client in the order of its group: by rank, and then by age.
 pub(super) type Position = (Rank, u64, Clientid4);
 
-/// All shares that have clients.
+/// All groups that have clients.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
-    shares: BTreeMap<Share, Members>,
-    by_count: BTreeSet<(usize, Share)>,
+    groups: BTreeMap<Group, Members>,
+    by_count: BTreeSet<(usize, Group)>,
     /// Bytes of the reply cache that all were granted.
     granted: usize,
 }
@@ -49,100 +49,100 @@ struct Members {
     granted: usize,
 }
 
-impl Share {
+impl Group {
     pub(super) fn of(peer: IpAddr, admitted: bool) -> Self {
         if admitted { Self::Host(Host::of(peer)) } else { Self::Strangers }
     }
 }
 
 impl Hosts {
-    pub(super) fn insert(&mut self, share: Share, client: Position) {
-        self.change(share, |members| _ = members.clients.insert(client));
+    pub(super) fn insert(&mut self, group: Group, client: Position) {
+        self.change(group, |members| _ = members.clients.insert(client));
     }
 
-    pub(super) fn remove(&mut self, share: Share, client: Position) {
-        self.change(share, |members| _ = members.clients.remove(&client));
+    pub(super) fn remove(&mut self, group: Group, client: Position) {
+        self.change(group, |members| _ = members.clients.remove(&client));
     }
 
-    /// Grants a client of a share so many bytes of the reply cache.
-    pub(super) fn grant(&mut self, share: Share, bytes: usize) {
+    /// Grants a client of a group so many bytes of the reply cache.
+    pub(super) fn grant(&mut self, group: Group, bytes: usize) {
         self.granted += bytes;
-        self.change(share, |members| members.granted += bytes);
+        self.change(group, |members| members.granted += bytes);
     }
 
     /// Takes them back.
-    pub(super) fn revoke(&mut self, share: Share, bytes: usize) {
+    pub(super) fn revoke(&mut self, group: Group, bytes: usize) {
         self.granted -= bytes;
-        self.change(share, |members| members.granted -= bytes);
+        self.change(group, |members| members.granted -= bytes);
     }
 
-    /// Bytes of the reply cache that all were granted, and that one share was.
-    pub(super) fn granted(&self, share: Share) -> (usize, usize) {
-        (self.granted, self.shares.get(&share).map_or(0, |members| members.granted))
+    /// Bytes of the reply cache that all were granted, and that one group was.
+    pub(super) fn granted(&self, group: Group) -> (usize, usize) {
+        (self.granted, self.groups.get(&group).map_or(0, |members| members.granted))
     }
 
-    /// How many clients a share has.
-    pub(super) fn count(&self, share: Share) -> usize {
-        self.shares.get(&share).map_or(0, |members| members.clients.len())
+    /// How many clients a group has.
+    pub(super) fn count(&self, group: Group) -> usize {
+        self.groups.get(&group).map_or(0, |members| members.clients.len())
     }
 
-    /// The share with the most clients but for one, and how many.
-    pub(super) fn heaviest(&self, but: Share) -> Option<(usize, Share)> {
-        self.by_count.iter().rev().find(|(_, share)| *share != but).copied()
+    /// The group with the most clients but for one, and how many.
+    pub(super) fn heaviest(&self, but: Group) -> Option<(usize, Group)> {
+        self.by_count.iter().rev().find(|(_, group)| *group != but).copied()
     }
 
-    /// The clients of a share that have a rank, the oldest first.
-    pub(super) fn ranked(&self, share: Share, rank: Rank) -> impl Iterator<Item = Clientid4> {
-        self.range(share, (rank, 0), (rank, u64::MAX))
+    /// The clients of a group that have a rank, the oldest first.
+    pub(super) fn ranked(&self, group: Group, rank: Rank) -> impl Iterator<Item = Clientid4> {
+        self.range(group, (rank, 0), (rank, u64::MAX))
     }
 
     /// Those in use: from a place on that `random` decides, and then those before it.
-    pub(super) fn in_use(&self, share: Share, random: u64) -> impl Iterator<Item = Clientid4> {
-        let members = self.shares.get(&share).map(|members| &members.clients);
+    pub(super) fn in_use(&self, group: Group, random: u64) -> impl Iterator<Item = Clientid4> {
+        let members = self.groups.get(&group).map(|members| &members.clients);
         let ends = members.and_then(|clients| Some((clients.first()?.1, clients.last()?.1)));
         let (first, last) = ends.unwrap_or_default();
         let (first, last) = (first.min(last), first.max(last));
         let from = first + random % (last - first + 1);
-        let behind = self.range(share, (Rank::InUse, from), (Rank::InUse, u64::MAX));
-        behind.chain(self.range(share, (Rank::InUse, 0), (Rank::InUse, from)))
+        let behind = self.range(group, (Rank::InUse, from), (Rank::InUse, u64::MAX));
+        behind.chain(self.range(group, (Rank::InUse, 0), (Rank::InUse, from)))
     }
 
-    fn range(&self, share: Share, from: (Rank, u64), to: (Rank, u64)) -> impl Iterator<Item = Clientid4> {
-        let members = self.shares.get(&share).into_iter();
+    fn range(&self, group: Group, from: (Rank, u64), to: (Rank, u64)) -> impl Iterator<Item = Clientid4> {
+        let members = self.groups.get(&group).into_iter();
         let range = (from.0, from.1, Clientid4(0))..(to.0, to.1, Clientid4(0));
         members.flat_map(move |members| members.clients.range(range.clone())).map(|(_, _, id)| *id)
     }
 
-    fn change(&mut self, share: Share, change: impl FnOnce(&mut Members)) {
-        let members = self.shares.entry(share).or_default();
+    fn change(&mut self, group: Group, change: impl FnOnce(&mut Members)) {
+        let members = self.groups.entry(group).or_default();
         let before = members.clients.len();
         change(members);
         let after = members.clients.len();
         if before != after {
-            self.by_count.remove(&(before, share));
-            self.by_count.insert((after, share));
+            self.by_count.remove(&(before, group));
+            self.by_count.insert((after, group));
         }
         if after == 0 {
-            self.by_count.remove(&(after, share));
+            self.by_count.remove(&(after, group));
             if members.granted == 0 {
-                self.shares.remove(&share);
+                self.groups.remove(&group);
             }
         }
     }
 
     /// Checks that it agrees with the clients, which are those, with what each has been granted.
     #[cfg(test)]
-    pub(super) fn check(&self, clients: impl Iterator<Item = (Share, Position, usize)>) {
-        let mut recount = BTreeMap::<Share, Members>::new();
-        for (share, position, granted) in clients {
-            let members = recount.entry(share).or_default();
+    pub(super) fn check(&self, clients: impl Iterator<Item = (Group, Position, usize)>) {
+        let mut recount = BTreeMap::<Group, Members>::new();
+        for (group, position, granted) in clients {
+            let members = recount.entry(group).or_default();
             assert!(members.clients.insert(position), "two of one position");
             members.granted += granted;
         }
-        let all = |shares: &BTreeMap<Share, Members>| format!("{shares:?}");
-        assert_eq!(all(&self.shares), all(&recount));
+        let all = |groups: &BTreeMap<Group, Members>| format!("{groups:?}");
+        assert_eq!(all(&self.groups), all(&recount));
         assert_eq!(self.granted, recount.values().map(|members| members.granted).sum::<usize>());
-        let counts = recount.iter().map(|(share, members)| (members.clients.len(), *share));
+        let counts = recount.iter().map(|(group, members)| (members.clients.len(), *group));
         assert_eq!(self.by_count, counts.collect::<BTreeSet<_>>());
     }
 }

@@ -18,7 +18,7 @@ use std::{
 
 use nfs::v4::{ChannelAttrs4, Clientid4, Sessionid4, Slotid4};
 
-use super::{State, client::Client, hosts::Share, session::ChannelLimits};
+use super::{State, client::Client, hosts::Group, session::ChannelLimits};
 
 /// What a client is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,10 +67,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub(super) fn sessions_max(&self, client: &Client<R>) -> usize {
         let options = &self.options;
         let half = options.sessions_max / 2;
-        match client.share {
-            Share::Strangers => 1,
-            Share::Host(_) if self.clients.sessions_count() < half => options.client_sessions_max,
-            Share::Host(_) => half / options.clients_max,
+        match client.group {
+            Group::Strangers => 1,
+            Group::Host(_) if self.clients.sessions_count() < half => options.client_sessions_max,
+            Group::Host(_) => half / options.clients_max,
         }
     }
 
@@ -80,7 +80,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let floor = self.options.replies_max / 2 / self.options.sessions_max;
         let cached = wanted.maxresponsesize_cached.min(channel.response_cached_max) as usize;
         let slots = wanted.maxrequests.min(channel.slots_max) as usize;
-        let extra = (slots * charge(cached)).saturating_sub(floor).min(self.extra(client.share));
+        let extra = (slots * charge(cached)).saturating_sub(floor).min(self.extra(client.group));
         let room = floor + extra;
         // Rather some slots of smaller replies than very few.
         let cached = if room < slots.min(SLOTS_SMALL) * charge(cached) { cached.min(floor) } else { cached };
@@ -90,13 +90,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         (limits, granted)
     }
 
-    /// Most bytes beyond what every session is granted that a new one of a share can have.
-    fn extra(&self, share: Share) -> usize {
-        if share == Share::Strangers {
+    /// Most bytes beyond what every session is granted that a new one of a group can have.
+    fn extra(&self, group: Group) -> usize {
+        if group == Group::Strangers {
             return 0;
         }
         let all = self.options.replies_max / 2;
-        let (granted, own) = self.clients.hosts().granted(share);
+        let (granted, own) = self.clients.hosts().granted(group);
         let most = all.saturating_sub(granted - own) / HOST_PART;
         most.saturating_sub(own) / SESSION_PART
     }
@@ -151,7 +151,7 @@ pub const REPLY_SMALL: usize = 512;
 /// With fewer slots than this a session rather has smaller replies.
 const SLOTS_SMALL: usize = 4;
 /// A host is granted this part of what the others leave.
-const HOST_PART: usize = 4;
+pub(super) const HOST_PART: usize = 4;
 /// A session is granted this part of what its host can still have.
 const SESSION_PART: usize = 16;
 /// A client has some time to give back before it is asked again.

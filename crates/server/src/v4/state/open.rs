@@ -16,6 +16,8 @@ use super::{
     Event, State, StateOptions,
     client::Client,
     delegation::Access,
+    hosts::Group,
+    load::HOST_PART,
     stateid::{Kind, Open, Other},
 };
 use crate::locks::{Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share};
@@ -129,7 +131,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 *self.stateids.open_mut(&other) = open;
                 self.stateids.change(&other)
             }
-            None => self.stateids.insert(*client, file.clone(), Kind::Open(open)),
+            None => self.stateids.insert((*client, self.group_of(*client)), file.clone(), Kind::Open(open)),
         })
     }
 
@@ -237,7 +239,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                         // §9.6: it need not be, and if there are too many it is left to the client to ask again.
                         locks.watch(file, &lock_owner(client, &owner), range, request.kind, now);
                     }
-                    return Err(LockFailure::Denied(denied(&holder)));
+                    return Err(LockFailure::Denied(denied(client, &holder)));
                 }
                 Err(error) => return Err(status(&error).into()),
             }
@@ -246,7 +248,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             Some(other) => self.stateids.change(&other),
             None => {
                 let owner = Bytes::copy_from_slice(&owner);
-                self.stateids.insert(client, file.clone(), Kind::Lock { owner, open })
+                self.stateids.insert((client, self.group_of(client)), file.clone(), Kind::Lock { owner, open })
             }
         })
     }
@@ -267,7 +269,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(Nfsstat4::Grace.into());
         }
         match locks.test(file, &lock_owner(client, &args.owner.owner.0), range, kind(args.locktype)) {
-            Some(holder) => Err(LockFailure::Denied(denied(&holder))),
+            Some(holder) => Err(LockFailure::Denied(denied(client, &holder))),
             None => Ok(()),
         }
     }
@@ -411,9 +413,17 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// can take from it.
     pub(super) fn has_enough(&self, client: Clientid4) -> bool {
         let &StateOptions { client_stateids_max, stateids_max, clients_max, .. } = &self.options;
-        let half = stateids_max / 2;
-        let max = if self.stateids.total() < half { client_stateids_max } else { half / clients_max };
+        let (half, total) = (stateids_max / 2, self.stateids.total());
+        // A host has no more than a part of what the others leave of the first half, for all of its clients.
+        let own = self.stateids.of_group(self.group_of(client));
+        let is_fair = own < half.saturating_sub(total - own) / HOST_PART;
+        let max = if total < half && is_fair { client_stateids_max } else { half / clients_max };
         self.stateids.count(client) >= max
+    }
+
+    /// Of which group a client is.
+    pub(super) fn group_of(&self, client: Clientid4) -> Group {
+        self.clients.find(client).map_or(Group::Strangers, |client| client.group)
     }
 
     pub(super) fn resolve_open(&self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Other, Nfsstat4> {
@@ -498,9 +508,11 @@ fn owner(Clientid4(client): Clientid4, kind: u8, name: &[u8]) -> Owner {
     Owner { client: LockClient::V4(client), opaque }
 }
 
-fn denied(holder: &Holder) -> LockDenied4 {
+/// What the client `to` is told of a lock in its way. The client ID of another is not for it to know.
+fn denied(to: Clientid4, holder: &Holder) -> LockDenied4 {
     let (clientid, name) = match holder.owner.client {
-        LockClient::V4(id) => (Clientid4(id), &holder.owner.opaque[1..]),
+        LockClient::V4(id) if id == to.0 => (to, &holder.owner.opaque[1..]),
+        LockClient::V4(_) => (Clientid4(0), &holder.owner.opaque[1..]),
         LockClient::Nlm(_) => (Clientid4(0), &holder.owner.opaque[..]),
     };
     let name = Bytes::copy_from_slice(&name[..name.len().min(OPAQUE_LIMIT)]);

@@ -215,12 +215,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// Forgets clients for which grace need not last.
-    pub(super) fn forget_records(&mut self, now: Instant) {
-        if self.in_grace() {
+    /// Forgets clients for which grace need not last. What follows waits for storage, once for all of them. To be called now and
+    /// then; however often it is, it does so `FORGETS` times in a lease.
+    pub fn forget_records(&mut self, now: Instant) {
+        let lease = self.options.lease;
+        if self.in_grace() || self.next_forget.is_some_and(|next| now < next) {
             return;
         }
-        let lease = self.options.lease;
+        self.next_forget = Some(now + lease / FORGETS);
         for (id, client) in self.clients.iter_mut() {
             if client.stored != Stored::AsIs || client.is_busy() || self.owners.is_busy(id) {
                 continue;
@@ -258,14 +260,20 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// What [`poll_record`](Self::poll_record) gave has been stored, or could not be.
     pub fn records_stored(&mut self, changes: &[RecordChange], stored: bool) {
         for change in changes {
-            let (RecordChange::Add(owner) | RecordChange::Forfeit(owner)) = change else { continue };
+            let (RecordChange::Add(owner) | RecordChange::Forfeit(owner) | RecordChange::Remove(owner)) = change;
             let client = self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id));
-            if let Some(client) = client.filter(|client| client.stored == Stored::Returning) {
-                client.stored = if stored { Stored::AsIs } else { Stored::Lapsed };
-            }
+            let Some(client) = client else { continue };
+            client.stored = match (client.stored, change) {
+                (Stored::Lapsed, RecordChange::Remove(_)) if !stored => Stored::AsIs,
+                (Stored::Returning, RecordChange::Add(_) | RecordChange::Forfeit(_)) if stored => Stored::AsIs,
+                (Stored::Returning, RecordChange::Add(_) | RecordChange::Forfeit(_)) => Stored::Lapsed,
+                (as_it_is, _) => as_it_is,
+            };
         }
     }
 }
 
 /// A client that has held nothing for this part of a lease is not remembered.
 const UNUSED_PART: u32 = 4;
+/// How often in a lease's time clients are looked at for those that need not be remembered.
+const FORGETS: u32 = 16;

@@ -4,7 +4,7 @@
 //! which counts the changes of what it stands for. What is found is of the client that asks, always.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{Hash, Hasher},
     ops::Bound,
 };
@@ -14,7 +14,7 @@ use nfs::v4::{Clientid4, Nfsstat4, Stateid4};
 use rand::{RngCore, SeedableRng, rngs::StdRng};
 use smallvec::SmallVec;
 
-use super::{delegation::Delegation, marks::Marks};
+use super::{delegation::Delegation, hosts::Group, marks::Marks};
 use crate::hash::{Map, digest};
 
 /// The part of a stateid that never changes.
@@ -24,7 +24,9 @@ pub type Other = [u8; 12];
 #[derive(Debug)]
 pub struct Stateids<F> {
     entries: Map<Other, Entry<F>>,
-    by_client: Map<Clientid4, BTreeSet<Other>>,
+    by_client: Map<Clientid4, OfClient>,
+    /// How many the clients of each group have.
+    by_group: BTreeMap<Group, usize>,
     by_owner: Map<Key<F>, Other>,
     /// Under how many opens a lock-owner has locks in a file.
     lock_owners: HashMap<(Clientid4, Bytes, F), u32>,
@@ -38,6 +40,13 @@ pub struct Stateids<F> {
     instance: u32,
     /// Nobody can guess the names that it makes.
     rng: StdRng,
+}
+
+/// The stateids of a client, which has at least one.
+#[derive(Debug)]
+struct OfClient {
+    group: Group,
+    others: BTreeSet<Other>,
 }
 
 /// What there is one stateid of.
@@ -113,6 +122,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         Self {
             entries: Map::default(),
             by_client: Map::default(),
+            by_group: BTreeMap::new(),
             by_owner: Map::default(),
             lock_owners: HashMap::new(),
             delegations: Map::default(),
@@ -131,7 +141,12 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
 
     /// How many a client has, those included that it has lost.
     pub fn count(&self, client: Clientid4) -> usize {
-        self.by_client.get(&client).map_or(0, BTreeSet::len)
+        self.by_client.get(&client).map_or(0, |of_client| of_client.others.len())
+    }
+
+    /// How many the clients of a group have.
+    pub(super) fn of_group(&self, group: Group) -> usize {
+        self.by_group.get(&group).copied().unwrap_or(0)
     }
 
     /// How many a client has lost for `status`, and not freed.
@@ -145,11 +160,11 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         statuses.into_iter().any(|status| self.revoked(client, status) > 0)
     }
 
-    /// A new one.
+    /// A new one of a client, which is of this group.
     ///
     /// # Panics
     /// If it is of locks under what is no open.
-    pub fn insert(&mut self, client: Clientid4, file: F, kind: Kind) -> Stateid4 {
+    pub(super) fn insert(&mut self, (client, group): (Clientid4, Group), file: F, kind: Kind) -> Stateid4 {
         let other = self.new_other();
         match &kind {
             Kind::Open(_) => {}
@@ -165,7 +180,9 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         }
         self.by_owner.insert(key(client, &file, &kind), other);
         self.entries.insert(other, Entry { client, file, kind, revoked: None, seqid: 1 });
-        self.by_client.entry(client).or_default().insert(other);
+        let of_client = self.by_client.entry(client).or_insert_with(|| OfClient { group, others: BTreeSet::new() });
+        of_client.others.insert(other);
+        *self.by_group.entry(of_client.group).or_default() += 1;
         Stateid4 { seqid: 1, other }
     }
 
@@ -341,8 +358,13 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         }
         let entry = self.entries.remove(other)?;
         let of_client = self.by_client.get_mut(&entry.client).expect("each is some client's");
-        of_client.remove(other);
-        if of_client.is_empty() {
+        of_client.others.remove(other);
+        let count = self.by_group.get_mut(&of_client.group).expect("it was counted");
+        *count -= 1;
+        if *count == 0 {
+            self.by_group.remove(&of_client.group);
+        }
+        if of_client.others.is_empty() {
             self.by_client.remove(&entry.client);
         }
         Some(entry)
@@ -351,11 +373,16 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     /// Checks that all tables agree, and that all are of such clients.
     #[cfg(test)]
     pub(super) fn check(&self, is_client: impl Fn(Clientid4) -> bool) {
-        assert_eq!(self.entries.len(), self.by_client.values().map(BTreeSet::len).sum::<usize>());
+        assert_eq!(self.entries.len(), self.by_client.values().map(|of_client| of_client.others.len()).sum::<usize>());
+        let mut by_group = BTreeMap::new();
+        for OfClient { group, others } in self.by_client.values() {
+            *by_group.entry(*group).or_insert(0) += others.len();
+        }
+        assert_eq!(self.by_group, by_group);
         let (mut revoked, mut lock_owners, mut delegations, mut owned) = (HashMap::new(), HashMap::new(), 0, 0);
         for (other, entry) in &self.entries {
             assert!(is_client(entry.client), "a client for each stateid");
-            assert!(self.by_client[&entry.client].contains(other));
+            assert!(self.by_client[&entry.client].others.contains(other));
             if let Some(status) = entry.revoked {
                 *revoked.entry((entry.client, status)).or_insert(0) += 1;
                 continue;
@@ -412,7 +439,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
 
     /// Those of a client.
     pub fn of_client(&self, client: Clientid4) -> Vec<Other> {
-        self.by_client.get(&client).map_or_else(Vec::new, |others| others.iter().copied().collect())
+        self.by_client.get(&client).map_or_else(Vec::new, |of_client| of_client.others.iter().copied().collect())
     }
 
     /// The delegations of a client that are among its next `max` stateids behind `after`, and where to go on, if there may be
@@ -425,7 +452,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     ) -> (Vec<(F, Delegation)>, Option<Other>) {
         let Some(of_client) = self.by_client.get(&client) else { return (Vec::new(), None) };
         let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
-        let page: Vec<Other> = of_client.range((behind, Bound::Unbounded)).take(max).copied().collect();
+        let page: Vec<Other> = of_client.others.range((behind, Bound::Unbounded)).take(max).copied().collect();
         let entries = page.iter().map(|other| &self.entries[other]).filter(|entry| entry.revoked.is_none());
         let found = entries.filter_map(|entry| match &entry.kind {
             Kind::Delegation(delegation) => Some((entry.file.clone(), delegation.clone())),
@@ -477,7 +504,7 @@ mod tests {
     #[test]
     fn a_stateid_is_good_for_its_client_and_file_and_time() {
         let mut table = Stateids::new(3, [1; 32]);
-        let first = table.insert(CLIENT, 'f', open());
+        let first = table.insert((CLIENT, Group::Strangers), 'f', open());
         let resolve = |table: &Stateids<char>, client, file, seqid| {
             table.resolve(client, file, &Stateid4 { seqid, ..first }).map(drop)
         };
@@ -501,7 +528,7 @@ mod tests {
     #[test]
     fn counts_wrap_around_and_pass_over_zero() {
         let mut table = Stateids::new(3, [1; 32]);
-        let first = table.insert(CLIENT, 'f', open());
+        let first = table.insert((CLIENT, Group::Strangers), 'f', open());
         table.entries.get_mut(&first.other).unwrap().seqid = u32::MAX;
         assert_eq!(table.change(&first.other).seqid, 1);
         let old = Stateid4 { seqid: u32::MAX, ..first };
@@ -511,9 +538,10 @@ mod tests {
     #[test]
     fn no_two_are_alike_nor_those_of_another_incarnation() {
         let (mut one, mut two) = (Stateids::new(1, [1; 32]), Stateids::new(2, [2; 32]));
-        let names: BTreeSet<Other> = (0..100).map(|_| one.insert(CLIENT, 'f', open()).other).collect();
+        let names: BTreeSet<Other> =
+            (0..100).map(|_| one.insert((CLIENT, Group::Strangers), 'f', open()).other).collect();
         assert_eq!(names.len(), 100);
-        let foreign = two.insert(CLIENT, 'f', open());
+        let foreign = two.insert((CLIENT, Group::Strangers), 'f', open());
         assert_eq!(one.resolve(CLIENT, None, &foreign), Err(Nfsstat4::BadStateid));
         for special in [Stateid4::ANONYMOUS, Stateid4::READ_BYPASS, Stateid4::CURRENT, Stateid4::INVALID] {
             assert_eq!(one.resolve(CLIENT, None, &special), Err(Nfsstat4::BadStateid));

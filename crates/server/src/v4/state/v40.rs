@@ -201,7 +201,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// What is wrong with the stateid; BAD_STATEID if there is nothing to be confirmed.
     pub fn open_confirm(&mut self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Stateid4, Nfsstat4> {
         let other = self.resolve_open(client, file, stateid)?;
-        let owner = self.name_of(&other).expect("an open has an owner");
+        let owner = self.name_of(&other).ok_or(Nfsstat4::BadStateid)?;
         if self.owners.is_confirmed(&owner) {
             return Err(Nfsstat4::BadStateid);
         }

@@ -29,6 +29,8 @@ pub struct Heard {
     pub minor: u32,
     pub ident: u32,
     pub credential: Credential,
+    /// The server's end of the connection.
+    pub from: std::net::SocketAddr,
 }
 
 /// Keeps what it is called with, and says OK to it unless it is told otherwise.
@@ -126,8 +128,9 @@ impl Service for Back {
                 _ => panic!("{minor} {argarray:?}"),
             };
             let (result, opnum) = (self.result(&operation), operation.opnum());
-            let credential = call.credential.clone();
-            self.heard.lock().unwrap().push(Heard { sequence: sequence.clone(), operation, minor, ident, credential });
+            let (credential, from) = (call.credential.clone(), call.peer);
+            let heard = Heard { sequence: sequence.clone(), operation, minor, ident, credential, from };
+            self.heard.lock().unwrap().push(heard);
             if self.silent.lock().unwrap().contains(&opnum) {
                 std::future::pending::<()>().await;
             }

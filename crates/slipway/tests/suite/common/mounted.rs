@@ -122,9 +122,17 @@ pub fn mount(url: &str, at: &Path) -> Child {
     mount_saying(url, at, Stdio::inherit())
 }
 
+/// The same, with more arguments.
+pub fn mount_with(args: &[&str], url: &str, at: &Path) -> Child {
+    start(command(&[&["mount", "--attributes", "0", url, at.to_str().unwrap()], args].concat()), Stdio::inherit())
+}
+
 /// The same, with what it says on standard error going there.
 pub fn mount_saying(url: &str, at: &Path, said: Stdio) -> Child {
-    let mut mount = command(&["mount", "--attributes", "0", url, at.to_str().unwrap()]);
+    start(command(&["mount", "--attributes", "0", url, at.to_str().unwrap()]), said)
+}
+
+fn start(mut mount: Command, said: Stdio) -> Child {
     let mut mount = mount.stdout(Stdio::piped()).stderr(said).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(mount.stdout.take().unwrap()).read_line(&mut line).unwrap();

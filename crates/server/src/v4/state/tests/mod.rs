@@ -1,5 +1,6 @@
 //! A state and its clients, for the tests of the operations.
 
+mod bounds;
 mod delegation;
 mod load;
 mod model;
@@ -11,6 +12,7 @@ mod v40;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::{
+    client::Origin,
     open::{LockFailure, OpenRequest},
     slot::Begun,
     *,

@@ -341,6 +341,7 @@ impl Model {
             }
             Op::Expire => {
                 state.expire(*now);
+                state.forget_records(*now);
                 state.relieve(*now);
             }
             Op::EndGrace if state.in_grace() => drop(self.world.end_grace()),
@@ -410,7 +411,7 @@ impl State<&'static str, char> {
         assert_eq!(listed.len(), bound.len(), "each is listed once");
         assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), bound);
         let floors = self.options.replies_max / 2;
-        let granted = self.clients.hosts().granted(hosts::Share::Strangers).0;
+        let granted = self.clients.hosts().granted(hosts::Group::Strangers).0;
         assert!(floors + granted <= self.options.replies_max, "replies are bounded");
     }
 }

@@ -161,8 +161,9 @@ fn locks_have_a_stateid_of_their_own_and_conflict() {
     assert_eq!((again.other, again.seqid), (lock.other, 2));
     assert_eq!(world.lock(a, open_a, "l", (50, 1)).unwrap(), Stateid4 { seqid: 3, ..lock }, "by the open again");
     let refused = denied(world.lock(b, open_b, "l", (15, 10)).unwrap_err());
-    let expected = LockDenied4 { offset: 10, length: 10, locktype: NfsLockType4::Write, owner: owner(a, "l") };
-    assert_eq!(refused, expected);
+    let expected =
+        LockDenied4 { offset: 10, length: 10, locktype: NfsLockType4::Write, owner: owner(Clientid4(0), "l") };
+    assert_eq!(refused, expected, "the client ID of another is not told");
     let refused = denied(world.lock(b, open_b, "l", (40, 1)).unwrap_err());
     assert_eq!((refused.offset, refused.length), (30, LENGTH_TO_EOF));
     let args = LockTArgs { locktype: NfsLockType4::Read, offset: 12, length: 1, owner: owner(b, "l") };
@@ -377,18 +378,23 @@ fn a_client_that_is_gone_holds_nothing() {
 
 #[test]
 fn who_has_very_much_leaves_a_share_to_everybody() {
-    let mut world = World::new();
-    let ((a, _), (b, _), (c, _)) = (world.ready("a"), world.ready("b"), world.ready("c"));
+    // A half of 800 is anybody's, of which a host has no more than a quarter; of the other half each of 8 clients has 50.
+    let mut world = World::with(|options| options.stateids_max = 800);
+    let from = |world: &mut World, host: u8, name: &str| {
+        world.peer = Ipv4Addr::new(192, 0, 2, host).into();
+        world.ready(name).0
+    };
+    let (a, b, c) = (from(&mut world, 1, "a"), from(&mut world, 1, "b"), from(&mut world, 2, "c"));
     let owners: Vec<&'static str> = (0..200).map(|n| &*n.to_string().leak()).collect();
     let fill =
         |world: &mut World, client| owners.iter().filter(|owner| world.open(client, owner, READ, 0).is_ok()).count();
-    assert_eq!((fill(&mut world, a), fill(&mut world, b), fill(&mut world, c)), (100, 20, 15));
+    assert_eq!((fill(&mut world, a), fill(&mut world, b), fill(&mut world, c)), (100, 50, 62));
     assert_eq!(world.open(a, "more", READ, 0), Err(Nfsstat4::Delay));
 }
 
 #[test]
 fn stateids_of_a_client_are_bounded() {
-    let mut world = World::new();
+    let mut world = World::with(|options| options.stateids_max = 800);
     let (a, _) = world.ready("a");
     let open = world.open(a, "o", BOTH, 0).unwrap();
     let mut last = None;

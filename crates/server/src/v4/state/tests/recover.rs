@@ -217,3 +217,162 @@ fn grace_lasts_for_who_may_not_reclaim_until_it_has_heard_of_the_restart() {
     assert!(!world.state.may_end_grace(), "c has not been heard of");
     assert_eq!((world.end_grace(), world.records()), (1, vec![remove("c")]), "its lease is over");
 }
+
+/// What is stored after so many lives, each of which a client of `minor` version spends its lease in: it has a file open all the time.
+fn lives(minor: u32) -> Vec<Vec<RecordChange>> {
+    let mut stored = Vec::new();
+    for life in 0..4 {
+        let mut world = World::new();
+        if life > 0 {
+            world.begin_grace(&["a"], &[]);
+        }
+        let a = if minor == 0 { v40::introduce(&mut world, "a") } else { world.client("a", 1).0 };
+        if life > 0 {
+            assert_eq!(world.remember(a), None, "it is, from before the restart");
+            world.reclaim(a, "o").unwrap_or_else(|status| panic!("life {life}: {}", status.name()));
+        }
+        if minor > 0 {
+            world.state.reclaim_complete(a, &ReclaimCompleteArgs { one_fs: false }).unwrap();
+        }
+        if life > 0 {
+            world.end_grace();
+        } else {
+            assert_eq!(world.remember(a).as_deref(), Some(&b"a"[..]));
+            world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
+        }
+        world.state.expire(world.now);
+        world.state.forget_records(world.now);
+        stored.push(world.records());
+    }
+    stored
+}
+
+#[test]
+fn a_client_of_any_version_reclaims_after_each_of_three_restarts() {
+    for minor in [0, 1] {
+        assert_eq!(lives(minor), vec![vec![]; 4], "4.{minor}");
+    }
+}
+
+#[test]
+fn a_client_has_the_minor_version_that_it_has_introduced_itself_by() {
+    let mut world = World::new();
+    let old = v40::introduce(&mut world, "old");
+    let (new, _) = world.client("new", 1);
+    let minor = |id| world.state.clients().find(id).unwrap().minorversion;
+    assert_eq!((minor(old), minor(new)), (0, 1));
+}
+
+impl World {
+    /// Looks after what has had its time.
+    fn look(&mut self, later: Duration) -> Vec<RecordChange> {
+        self.now += later;
+        self.state.expire(self.now);
+        self.state.forget_records(self.now);
+        let records = self.records();
+        self.state.records_stored(&records, true);
+        records
+    }
+}
+
+#[test]
+fn a_client_that_holds_nothing_for_a_while_is_not_remembered() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    world.remember(a);
+    let opened = world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
+    assert_eq!(world.look(LEASE / 2), []);
+    world.call(session, 1, 1);
+    world.state.close(&mut world.locks, a, &'f', &opened).unwrap();
+    // It opens one file after the other: nothing is written.
+    for _ in 0..8 {
+        assert_eq!(world.remember(a), None);
+        let opened = world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
+        world.state.close(&mut world.locks, a, &'f', &opened).unwrap();
+        assert_eq!(world.look(LEASE / 16), []);
+    }
+    // An OPEN that is being executed is about to give it something.
+    let Begun::Execute(ticket) = world.sequence(session, 2, 1).unwrap().begun else { panic!("new") };
+    assert_eq!(world.look(LEASE / 2), []);
+    world.state.finish(world.now, session, ticket, "reply", false);
+    assert_eq!(world.look(LEASE / 16), [remove("a")]);
+    assert_eq!(world.look(LEASE / 16), []);
+    assert_eq!(world.remember(a).as_deref(), Some(&b"a"[..]), "before its next open");
+}
+
+#[test]
+fn grace_ends_at_once_where_those_that_may_reclaim_hold_nothing_or_were_silent() {
+    let mut world = World::new();
+    for name in ["idle", "dead", "dead40"] {
+        let id = if name == "dead40" { v40::introduce(&mut world, name) } else { world.ready(name).0 };
+        world.remember(id);
+    }
+    let clients = ["dead", "dead40"].map(|name| world.state.clients().confirmed(&Bytes::from(name)).unwrap());
+    for id in clients {
+        world.open(id, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
+    }
+    let mut changes = world.look(LEASE / 2);
+    assert_eq!(changes, [remove("idle")]);
+    changes = world.look(LEASE);
+    changes.sort_by_key(|change| format!("{change:?}"));
+    assert_eq!(changes, [remove("dead"), remove("dead40")]);
+    // What they hold is still theirs, until somebody else wants it. They have no claim that others would have to hear of.
+    world.state.revoke_all(&mut world.locks, clients[0], Nfsstat4::Expired);
+    assert_eq!(world.records(), []);
+}
+
+#[test]
+fn a_client_that_is_back_after_its_lease_is_remembered_before_it_is_answered() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    world.remember(a);
+    world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
+    assert_eq!(world.look(LEASE + Duration::from_secs(1)), [remove("a")]);
+    assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::Delay);
+    assert_eq!(world.records(), [add("a")]);
+    assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::Delay, "it is being stored");
+    assert_eq!(world.records(), []);
+    world.state.records_stored(&[add("a")], false);
+    assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::Delay, "it could not be");
+    assert_eq!(world.records(), [add("a")]);
+    world.state.records_stored(&[add("a")], true);
+    assert_eq!(world.call(session, 1, 1).status_flags, 0);
+    assert_eq!(world.look(LEASE / 2), [], "it has a lease again");
+
+    let old = v40::introduce(&mut world, "old");
+    world.remember(old);
+    world.open(old, "p", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
+    world.call(session, 2, 1);
+    assert_eq!(world.look(LEASE / 2), []);
+    world.call(session, 3, 1);
+    assert_eq!(world.look(LEASE / 2 + Duration::from_secs(1)), [remove("old")]);
+    assert_eq!(v40::renew(&mut world, old), Err(Nfsstat4::Delay));
+    assert_eq!(world.records(), [add("old")]);
+    world.state.records_stored(&[add("old")], true);
+    assert_eq!(v40::renew(&mut world, old), Ok(()));
+}
+
+#[test]
+fn a_client_that_could_not_be_forgotten_is_remembered() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    world.remember(a);
+    world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
+    world.now += LEASE + Duration::from_secs(1);
+    world.state.forget_records(world.now);
+    assert_eq!(world.records(), [remove("a")]);
+    world.state.records_stored(&[remove("a")], false);
+    world.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
+    assert_eq!(world.records(), [forfeit("a")], "before b is answered");
+}
+
+#[test]
+fn a_client_that_is_evicted_in_grace_reclaims_nothing_by_its_name() {
+    let mut world = World::new();
+    world.begin_grace(&["a"], &[]);
+    let (a, _) = world.client("a", 1);
+    world.state.evict(a);
+    assert_eq!(world.records(), [remove("a")]);
+    let (a, _) = world.client("a", 2);
+    assert!(!world.state.may_reclaim(a) && world.state.may_end_grace());
+}

@@ -3,7 +3,7 @@
 use super::{super::v40::Subject, *};
 
 /// What a client of 4.0 says first, and each time that it begins anew.
-fn introduce(world: &mut World, name: &str) -> Clientid4 {
+pub(super) fn introduce(world: &mut World, name: &str) -> Clientid4 {
     let args = SetClientIdArgs {
         client: NfsClientId4 { verifier: [1; 8], id: name.into() },
         callback: CbClient4 { cb_program: 0x4000_0000, cb_location: Netaddr4::default() },
@@ -15,7 +15,7 @@ fn introduce(world: &mut World, name: &str) -> Clientid4 {
     clientid
 }
 
-fn renew(world: &mut World, client: Clientid4) -> Result<(), Nfsstat4> {
+pub(super) fn renew(world: &mut World, client: Clientid4) -> Result<(), Nfsstat4> {
     world.state.enter(&mut world.locks, world.now, Subject::Client(client)).map(drop)
 }
 

@@ -1,0 +1,204 @@
+//! Attacks on the transport TCP: what a connection can make the server hold, and how many there are.
+
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use socket2::SockRef;
+
+use super::{ADMITTED, Stop, UNADMITTED};
+use crate::{
+    server::{CONNECTIONS, Target},
+    wire::{
+        rpc::{connect, marker, record},
+        v3,
+    },
+};
+
+/// Connections that do not wait, and what each of them still has to send.
+pub struct Flood {
+    connections: Vec<Sender>,
+    refused: usize,
+}
+
+struct Sender {
+    stream: TcpStream,
+    sent: u64,
+    ended: bool,
+}
+
+impl Flood {
+    /// Makes so many connections, by turns from these hosts.
+    pub fn connect(hosts: &[Ipv4Addr], remote: SocketAddr, count: usize) -> io::Result<Self> {
+        let mut flood = Self { connections: Vec::new(), refused: 0 };
+        for number in 0..count {
+            match connect(hosts[number % hosts.len()], remote) {
+                Ok(stream) => {
+                    stream.set_nonblocking(true)?;
+                    flood.connections.push(Sender { stream, sent: 0, ended: false });
+                }
+                Err(_) => flood.refused += 1,
+            }
+        }
+        Ok(flood)
+    }
+
+    /// Sends on every connection what is in `bytes` behind what it has sent, over and over if `again`, until the server takes no more
+    /// of any, or it is time to stop.
+    pub fn send(&mut self, bytes: &[u8], most: u64, stop: &Stop) {
+        let mut progress = Instant::now();
+        while !stop.is_now() && progress.elapsed() < STALLED {
+            let mut moved = false;
+            for sender in self.connections.iter_mut().filter(|sender| !sender.ended && sender.sent < most) {
+                let at = (sender.sent % bytes.len() as u64) as usize;
+                let left = (most - sender.sent).min((bytes.len() - at) as u64) as usize;
+                match sender.stream.write(&bytes[at..at + left]) {
+                    Ok(sent) => {
+                        sender.sent += sent as u64;
+                        moved |= sent > 0;
+                    }
+                    Err(error) => sender.ended |= error.kind() != ErrorKind::WouldBlock,
+                }
+            }
+            if moved {
+                progress = Instant::now();
+            } else {
+                thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    /// How many connections there still are, by what the server has sent or closed; what it has sent is thrown away if `reads`.
+    pub fn living(&mut self, reads: bool) -> usize {
+        let mut room = [0; 4096];
+        for sender in &mut self.connections {
+            loop {
+                let seen = if reads { sender.stream.read(&mut room) } else { sender.stream.peek(&mut room) };
+                match seen {
+                    Ok(0) => sender.ended = true,
+                    Ok(_) if reads => continue,
+                    Ok(_) => {}
+                    Err(error) => sender.ended |= error.kind() != ErrorKind::WouldBlock,
+                }
+                break;
+            }
+        }
+        self.connections.iter().filter(|sender| !sender.ended).count()
+    }
+
+    fn told(&mut self) -> String {
+        let sent: u64 = self.connections.iter().map(|sender| sender.sent).sum();
+        let made = self.connections.len();
+        let (living, refused) = (self.living(false), self.refused);
+        format!("{made} connections, {living} living, {refused} refused, {} MiB sent", sent >> 20)
+    }
+}
+
+/// Records of which the last word is missing.
+pub fn half_sent(target: &Target, stop: &Stop) -> io::Result<String> {
+    send_halves(ADMITTED, target, stop)
+}
+
+/// The same by a host that nobody admits.
+pub fn half_sent_by_others(target: &Target, stop: &Stop) -> io::Result<String> {
+    send_halves(UNADMITTED, target, stop)
+}
+
+fn send_halves(host: Ipv4Addr, target: &Target, stop: &Stop) -> io::Result<String> {
+    let mut record = marker(RECORD).to_vec();
+    record.extend(v3::write(1, &[0; 32], 0, 0).0);
+    record.resize(4 + RECORD - 4, 0);
+    let mut flood = Flood::connect(&[host], target.tcp, 400)?;
+    flood.send(&record, record.len() as u64, stop);
+    stop.wait();
+    Ok(flood.told())
+}
+
+/// READs of which nobody takes the replies. Short replies are copied, and so take memory of their own.
+pub fn unread(target: &Target, stop: &Stop) -> io::Result<String> {
+    let (_stream, file) = v3::file(connect(ADMITTED, target.tcp)?, "/memory", "unread", 64 << 10)?;
+    let calls: Vec<u8> = (0..64).flat_map(|xid| record(&v3::read(xid, &file, 0, 1000).0)).collect();
+    let mut flood = Flood::connect(&[ADMITTED], target.tcp, 200)?;
+    flood.send(&calls, 8 << 20, stop);
+    stop.wait();
+    Ok(flood.told())
+}
+
+/// WRITEs of which nobody takes the replies.
+pub fn pipelined(target: &Target, stop: &Stop) -> io::Result<String> {
+    pipeline(ADMITTED, target, stop)
+}
+
+/// The same by a host that nobody admits.
+pub fn pipelined_by_others(target: &Target, stop: &Stop) -> io::Result<String> {
+    pipeline(UNADMITTED, target, stop)
+}
+
+fn pipeline(host: Ipv4Addr, target: &Target, stop: &Stop) -> io::Result<String> {
+    let (_stream, file) = v3::file(connect(ADMITTED, target.tcp)?, "/posix", "pipelined", 4096)?;
+    let call = record(&v3::write(1, &file, 0, 1 << 20).0);
+    let mut flood = Flood::connect(&[host], target.tcp, 100)?;
+    flood.send(&call, 64 << 20, stop);
+    stop.wait();
+    Ok(flood.told())
+}
+
+/// Calls that arrive byte by byte.
+pub fn slow(target: &Target, stop: &Stop) -> io::Result<String> {
+    let call = record(&v3::read(1, &[7; 32], 0, 4096).0);
+    let mut flood = Flood::connect(&[ADMITTED, UNADMITTED], target.tcp, 500)?;
+    let mut length = 0;
+    while !stop.is_now() {
+        length += 1;
+        flood.send(&call, length, &Stop::after(Duration::from_millis(50)));
+        thread::sleep(Duration::from_millis(950));
+    }
+    Ok(flood.told())
+}
+
+/// Connections on which nothing is sent. A third of them is made by a host that is not admitted.
+pub fn idle(target: &Target, stop: &Stop) -> io::Result<String> {
+    let mut flood = Flood::connect(&[ADMITTED, ADMITTED, UNADMITTED], target.tcp, CONNECTIONS + 200)?;
+    stop.wait();
+    Ok(flood.told())
+}
+
+/// Connections that are reset as soon as they are made, on both ports.
+pub fn reset(target: &Target, stop: &Stop) -> io::Result<String> {
+    let mut made = 0u64;
+    while !stop.is_now() {
+        for remote in [target.tcp, target.rdma] {
+            if let Ok(mut stream) = connect(ADMITTED, remote) {
+                if made.is_multiple_of(3) {
+                    let _ = stream.write_all(&marker(RECORD));
+                }
+                SockRef::from(&stream).set_linger(Some(Duration::ZERO))?;
+                made += 1;
+            }
+        }
+    }
+    Ok(format!("{made} connections"))
+}
+
+/// Writes that each cost a sync, as fast as they are answered.
+pub fn small_writes(target: &Target, stop: &Stop) -> io::Result<String> {
+    let (_stream, file) = v3::file(connect(ADMITTED, target.tcp)?, "/posix", "small", 4096)?;
+    let calls: Vec<u8> = (0..64).flat_map(|xid| record(&v3::write(xid, &file, u64::from(xid) * 512, 512).0)).collect();
+    let mut flood = Flood::connect(&[ADMITTED], target.tcp, 100)?;
+    let mut rounds = 0u64;
+    while !stop.is_now() {
+        rounds += 1;
+        // What is outstanding is bounded by the sockets: a round is sent as far as the server takes it.
+        flood.send(&calls, rounds * calls.len() as u64, &Stop::after(Duration::from_millis(20)));
+        flood.living(true);
+    }
+    Ok(flood.told())
+}
+
+/// The longest record that the server takes is a little longer.
+const RECORD: usize = 2 << 20;
+/// A server that takes nothing for so long will not.
+const STALLED: Duration = Duration::from_millis(500);

@@ -1,0 +1,234 @@
+//! The phases around an attack, and the verdict.
+
+use std::{
+    fmt::Write,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use crate::{
+    Options,
+    attack::{Attack, Stop},
+    good::{CLIENTS, Good, Operations},
+    server::{CONNECTIONS, Server, Usage},
+};
+
+/// What a server may use, and what a good client may notice, under any attack.
+#[derive(Clone, Debug)]
+pub struct Bounds {
+    /// Most resident memory, in MiB.
+    pub memory_mib: u64,
+    /// A single operation may take this long, whatever the others take.
+    pub stall: Duration,
+    /// The latency up to which a good client has not noticed anything. Scheduling on a busy machine must not decide.
+    pub latency_floor: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self { memory_mib: 512, stall: Duration::from_secs(3), latency_floor: Duration::from_millis(250) }
+    }
+}
+
+/// How the server came through one attack.
+pub struct Verdict {
+    name: &'static str,
+    /// What the attack did.
+    did: String,
+    /// Latencies of each client before and during the attack, in microseconds, and how many operations it completed meanwhile.
+    clients: Vec<(&'static str, u64, u64, usize)>,
+    most: Usage,
+    after: Usage,
+    /// What is wrong.
+    faults: Vec<String>,
+}
+
+/// Starts a server and its clients, attacks it, and judges.
+pub fn run(attack: &Attack, options: &Options) -> Verdict {
+    let mut verdict = Verdict {
+        name: attack.name,
+        did: String::new(),
+        clients: Vec::new(),
+        most: Usage::default(),
+        after: Usage::default(),
+        faults: Vec::new(),
+    };
+    if let Err(error) = phases(attack, options, &mut verdict) {
+        verdict.faults.push(error.to_string());
+    }
+    verdict
+}
+
+fn phases(attack: &Attack, options: &Options, verdict: &mut Verdict) -> io::Result<()> {
+    let mut server = Server::start(options, attack)?;
+    let good = Good::start(&server.target)?;
+    absent(&good.wait(20, PATIENCE), "before the attack")?;
+    good.take();
+    thread::sleep(IDLE);
+    let idle = good.take();
+
+    let stop = Arc::new(Stop::after(options.duration));
+    let finished = AtomicBool::new(false);
+    let did = thread::scope(|scope| {
+        let watcher = scope.spawn(|| watch(&server, &finished));
+        let did = (attack.run)(&server.target, &stop);
+        finished.store(true, Relaxed);
+        verdict.most = watcher.join().expect("it does not panic");
+        did
+    });
+    // What was begun under attack belongs to it, however late it ends.
+    let behind = good.wait(20, PATIENCE);
+    let attacked = good.take();
+    match did {
+        Ok(did) => verdict.did = did,
+        Err(error) => verdict.faults.push(error.to_string()),
+    }
+    thread::sleep(SETTLE);
+    verdict.after = server.usage();
+    verdict.most = verdict.most.max(verdict.after);
+    if !server.is_running() {
+        verdict.faults.push("the server is gone".into());
+    } else if let Err(error) = absent(&behind, "after the attack") {
+        verdict.faults.push(error.to_string());
+    }
+    if let (Some(panic), ..) = server.log() {
+        verdict.faults.push(panic);
+    }
+    for who in CLIENTS {
+        verdict.compare(who, &idle.of(who), &attacked.of(who), &options.bounds);
+    }
+    let memory_mib =
+        if attack.unadmitted { options.bounds.memory_mib.min(UNADMITTED_MIB) } else { options.bounds.memory_mib };
+    verdict.measure(memory_mib, server.log().1);
+    Ok(())
+}
+
+fn absent(behind: &[&str], when: &str) -> io::Result<()> {
+    if behind.is_empty() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("good clients do not go on {when}: {}", behind.join(", "))))
+}
+
+/// The most that the server uses until the attack is over.
+fn watch(server: &Server, finished: &AtomicBool) -> Usage {
+    let mut most = Usage::default();
+    while !finished.load(Relaxed) {
+        most = most.max(server.usage());
+        thread::sleep(Duration::from_millis(50));
+    }
+    most
+}
+
+impl Usage {
+    fn max(self, other: Self) -> Self {
+        Self {
+            resident: self.resident.max(other.resident),
+            peak: self.peak.max(other.peak),
+            threads: self.threads.max(other.threads),
+            descriptors: self.descriptors.max(other.descriptors),
+            maps: self.maps.max(other.maps),
+        }
+    }
+}
+
+impl Verdict {
+    /// Whether the server did not come through.
+    pub fn failed(&self) -> bool {
+        !self.faults.is_empty()
+    }
+
+    /// `ok NAME` or `fail NAME: WHY`.
+    pub fn line(&self) -> String {
+        if self.failed() {
+            format!("fail {}: {}", self.name, self.faults.join("; "))
+        } else {
+            format!("ok {}", self.name)
+        }
+    }
+
+    fn compare(&mut self, who: &'static str, idle: &Operations, attacked: &Operations, bounds: &Bounds) {
+        let (before, meanwhile) = (idle.p99(), attacked.p99());
+        let most = (10 * before).max(bounds.latency_floor.as_micros() as u64);
+        // A client that connects waits for several round trips, and creates a file.
+        let most = if who == "new" { 4 * most } else { most };
+        if meanwhile > most {
+            self.faults.push(format!("{who}: p99 of {} ms, idle {} ms", ms(meanwhile), ms(before)));
+        }
+        let longest = attacked.took.iter().max().copied().unwrap_or(0);
+        if longest > bounds.stall.as_micros() as u64 {
+            self.faults.push(format!("{who}: an operation took {} ms", ms(longest)));
+        }
+        if let Some(first) = attacked.failures.first() {
+            self.faults.push(format!("{who}: {} failed, the first: {first}", attacked.failures.len()));
+        }
+        self.clients.push((who, before, meanwhile, attacked.took.len()));
+    }
+
+    fn measure(&mut self, memory_mib: u64, log_bytes: u64) {
+        let Usage { peak, threads, descriptors, maps, .. } = self.most;
+        let figures = [
+            ("MiB of memory", peak >> 10, memory_mib),
+            ("threads", threads, THREADS_MAX),
+            ("descriptors", descriptors, DESCRIPTORS_MAX),
+            ("mappings", maps, MAPS_MAX),
+            ("KiB of log", log_bytes >> 10, LOG_KIB_MAX),
+        ];
+        for (what, figure, most) in figures {
+            if figure > most {
+                self.faults.push(format!("{figure} {what}, the bound is {most}"));
+            }
+        }
+    }
+}
+
+/// All verdicts, aligned.
+pub fn table(verdicts: &[Verdict]) -> String {
+    let mut text = format!("{:<18}", "attack");
+    for who in CLIENTS {
+        let _ = write!(text, "{:>19}", format!("{who} p99 ms (ops)"));
+    }
+    let _ = writeln!(text, "{:>10}{:>8}{:>8}{:>7}{:>7}  verdict", "peak MiB", "after", "threads", "fds", "maps");
+    for verdict in verdicts {
+        let _ = write!(text, "{:<18}", verdict.name);
+        for who in CLIENTS {
+            let cell = verdict.clients.iter().find(|client| client.0 == who);
+            let cell = cell.map_or_else(String::new, |&(_, idle, meanwhile, operations)| {
+                format!("{}→{} ({operations})", ms(idle), ms(meanwhile))
+            });
+            let _ = write!(text, "{cell:>19}");
+        }
+        let Usage { peak, threads, descriptors, maps, .. } = verdict.most;
+        let figures =
+            format!("{:>10}{:>8}{threads:>8}{descriptors:>7}{maps:>7}", peak >> 10, verdict.after.resident >> 10);
+        let _ = writeln!(text, "{figures}  {}  {}", if verdict.failed() { "FAILED" } else { "ok" }, verdict.did);
+        for fault in &verdict.faults {
+            let _ = writeln!(text, "{:18}- {fault}", "");
+        }
+    }
+    text
+}
+
+fn ms(micros: u64) -> String {
+    let tenths = micros / 100;
+    format!("{}.{}", tenths / 10, tenths % 10)
+}
+
+/// A wait until the good clients go on ends after this.
+const PATIENCE: Duration = Duration::from_secs(30);
+const IDLE: Duration = Duration::from_secs(1);
+/// Between the end of an attack and the look at what is left of it.
+const SETTLE: Duration = Duration::from_millis(500);
+/// Most resident memory where all attackers are hosts that no export admits.
+const UNADMITTED_MIB: u64 = 128;
+const THREADS_MAX: u64 = 600;
+/// Connections, and files that are open beside them.
+const DESCRIPTORS_MAX: u64 = CONNECTIONS as u64 + 1500;
+/// A quarter of what Linux gives a process (`vm.max_map_count`).
+const MAPS_MAX: u64 = 16 << 10;
+const LOG_KIB_MAX: u64 = 4 << 10;

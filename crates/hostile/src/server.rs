@@ -1,0 +1,222 @@
+//! The server that is attacked: a `slipway serve` of its own for each attack, and what the kernel says of it.
+
+use std::{
+    fs::{self, File},
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use crate::{Options, attack::Attack, stoppable::Stoppable};
+
+/// A running server.
+pub struct Server {
+    child: Child,
+    log: PathBuf,
+    /// Where to attack it.
+    pub target: Target,
+}
+
+/// The addresses of a server.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// TCP and UDP.
+    pub tcp: SocketAddr,
+    /// iWARP.
+    pub rdma: SocketAddr,
+    /// NLM and NSM, and rpcbind at its own port, where this host lets the server have that.
+    pub locks: Option<SocketAddr>,
+    /// UDP at an address that is not the loopback's, where this host has [`FOREIGN`].
+    pub foreign: Option<SocketAddr>,
+    /// The directory of the sockets of shm, which have the number of the port of TCP in their name.
+    pub directory: PathBuf,
+    /// The program of the good clients.
+    pub load: PathBuf,
+    /// The file system of the export `/hung`, if there is one.
+    pub stoppable: Option<Stoppable>,
+    /// The seed of what is random.
+    pub seed: u64,
+}
+
+/// What a process uses at some moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Resident memory in KiB.
+    pub resident: u64,
+    /// The most that it ever was, in KiB.
+    pub peak: u64,
+    /// Threads.
+    pub threads: u64,
+    /// Open descriptors.
+    pub descriptors: u64,
+    /// Mappings of memory.
+    pub maps: u64,
+}
+
+impl Server {
+    /// Starts a server for an attack, in an empty directory.
+    ///
+    /// # Errors
+    /// It does not come up.
+    pub fn start(options: &Options, attack: &Attack) -> io::Result<Self> {
+        let Options { slipway, load, seed, .. } = options;
+        let directory = &options.directory.join(attack.name);
+        if directory.exists() {
+            fs::remove_dir_all(directory)?;
+        }
+        fs::create_dir_all(directory.join("export"))?;
+        let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let (tcp, rdma) = (at(free_port()?), at(free_port()?));
+        let locks = if may_be_rpcbind() { Some(at(free_port()?)) } else { None };
+        let foreign = SocketAddr::from((FOREIGN, tcp.port()));
+        let foreign = UdpSocket::bind(foreign).is_ok().then_some(foreign);
+        let stoppable = if attack.hung_export { Stoppable::start(slipway, directory)? } else { None };
+        let target = Target {
+            tcp,
+            rdma,
+            locks,
+            foreign,
+            directory: directory.to_owned(),
+            load: load.to_owned(),
+            stoppable,
+            seed: *seed,
+        };
+        let [configuration, ready, log] = ["slipway.toml", "ready", "serve.log"].map(|name| directory.join(name));
+        fs::write(&configuration, target.configuration())?;
+        let output = File::create(&log)?;
+        let child = Command::new(slipway)
+            .args(["serve", "--config"])
+            .arg(&configuration)
+            .arg("--ready-file")
+            .arg(&ready)
+            .env("RUST_BACKTRACE", "1")
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()?;
+        let mut server = Self { child, log, target };
+        let deadline = Instant::now() + UP_LIMIT;
+        while !ready.exists() {
+            if Instant::now() > deadline || !server.is_running() {
+                return Err(io::Error::other(format!("the server does not come up: see {}", server.log.display())));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(server)
+    }
+
+    /// Whether the process is there.
+    pub fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// What it uses now; zeros when it is gone.
+    pub fn usage(&self) -> Usage {
+        let process = Path::new("/proc").join(self.child.id().to_string());
+        let status = fs::read_to_string(process.join("status")).unwrap_or_default();
+        let figure = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        };
+        let descriptors = fs::read_dir(process.join("fd")).map_or(0, |entries| entries.count() as u64);
+        let maps = fs::read(process.join("maps")).map_or(0, |maps| maps.iter().filter(|&&byte| byte == b'\n').count());
+        Usage {
+            resident: figure("VmRSS:"),
+            peak: figure("VmHWM:"),
+            threads: figure("Threads:"),
+            descriptors,
+            maps: maps as u64,
+        }
+    }
+
+    /// The first panic in its log, and the bytes and lines of that.
+    pub fn log(&self) -> (Option<String>, u64, usize) {
+        let text = fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let panic = text.lines().position(|line| line.contains("panicked at"));
+        let panic = panic.map(|at| text.lines().skip(at).take(2).collect::<Vec<_>>().join(" "));
+        (panic, text.len() as u64, text.lines().count())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Target {
+    /// The URLs of the good clients. The first is that by which new ones connect.
+    pub fn urls(&self) -> [String; 3] {
+        let (tcp, rdma) = (self.tcp.port(), self.rdma.port());
+        let options = "uid=0&gid=0&timeo=10s";
+        [
+            format!("nfs://127.0.0.1:{tcp}/memory?proto=tcp&vers=4.1&{options}"),
+            format!("nfs://127.0.0.1:{rdma}/posix?proto=rdma&vers=4.1&{options}"),
+            format!("nfs://127.0.0.1:{tcp}/memory?proto=shm&vers=3&mountproto=tcp&mountport={tcp}&{options}"),
+        ]
+    }
+
+    /// The socket of shm.
+    pub fn socket(&self) -> PathBuf {
+        self.directory.join(format!("shm-{}.sock", self.tcp.port()))
+    }
+
+    /// Of the loopback's addresses only the first three are admitted.
+    fn configuration(&self) -> String {
+        let Self { tcp, rdma, directory, .. } = self;
+        // Without rpcbind the server has no NLM.
+        let rpcbind = match self.locks {
+            Some(locks) => format!("rpcbind = \"builtin\"\nnlm_port = {}", locks.port()),
+            None => "rpcbind = \"off\"".to_owned(),
+        };
+        let (at, socket) = (directory.display(), self.socket());
+        let admitted = "squash = \"none\"\nclients = [\"127.0.0.0/30\"]";
+        let foreign = self.foreign.map_or_else(String::new, |foreign| {
+            format!("\n[[listen]]\ntransport = \"udp\"\naddress = \"{foreign}\"\n")
+        });
+        let hung = if self.stoppable.is_some() {
+            format!("\n[[export]]\nname = \"/hung\"\npath = \"{at}/hung\"\n{admitted}\n")
+        } else {
+            String::new()
+        };
+        format!(
+            "[server]\nstate_dir = \"{at}/state\"\n{rpcbind}\nconnections = {CONNECTIONS}\nlease_s = 10\n\n\
+             [[listen]]\ntransport = \"tcp\"\naddress = \"{tcp}\"\n\n\
+             [[listen]]\ntransport = \"udp\"\naddress = \"{tcp}\"\n\n\
+             [[listen]]\ntransport = \"rdma\"\naddress = \"{rdma}\"\noptions = {{ provider = \"iwarp\" }}\n\n\
+             [[listen]]\ntransport = \"shm\"\naddress = \"{tcp}\"\noptions = {{ socket = \"{}\" }}\n\n\
+             [[export]]\nname = \"/memory\"\nbackend = \"memory\"\nsize = \"128 MiB\"\n{admitted}\n\n\
+             [[export]]\nname = \"/posix\"\npath = \"{at}/export\"\n{admitted}\n{hung}{foreign}",
+            socket.display()
+        )
+    }
+}
+
+/// Whether port 111 is free, and we may have it.
+fn may_be_rpcbind() -> bool {
+    let at = (Ipv4Addr::UNSPECIFIED, RPCBIND.port());
+    TcpListener::bind(at).is_ok() && UdpSocket::bind(at).is_ok()
+}
+
+/// One that is free over TCP and UDP.
+pub fn free_port() -> io::Result<u16> {
+    loop {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        if UdpSocket::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+}
+
+/// The limit that the flood of connections goes beyond.
+pub const CONNECTIONS: usize = 3000;
+/// An address of the documentation's network (RFC 5737), which the suite gives to the loopback device of its network namespace: a server may
+/// trust what comes from 127.0.0.0/8.
+pub const FOREIGN: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+/// Where the server answers as rpcbind.
+pub const RPCBIND: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 111);
+const UP_LIMIT: Duration = Duration::from_secs(30);

@@ -1,0 +1,222 @@
+//! How a client comes to be: EXCHANGE_ID and CREATE_SESSION (RFC 8881 §18.35, §18.36), and what they share with NFSv4.0.
+//!
+//! An introduction is planned by [`Clients`](super::client::Clients), which changes nothing, and then carried out here, which cannot fail.
+
+use std::{hash::Hash, time::Instant};
+
+use nfs::v4::*;
+use rand::RngCore;
+
+use super::{
+    Event, Principal, State,
+    client::{Origin, Outlook, Plan, Then},
+    session::{Connection, Session},
+};
+
+impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
+    /// EXCHANGE_ID (§18.35).
+    ///
+    /// # Errors
+    /// INVAL for flags of no meaning, or protection without RPCSEC_GSS; ENCR_ALG_UNSUPP for SP4_SSV; and what the cases of
+    /// §18.35.4 say, or DELAY if there are too many clients.
+    pub fn exchange_id(
+        &mut self,
+        now: Instant,
+        minorversion: u32,
+        args: &ExchangeIdArgs,
+        origin: Origin<'_>,
+    ) -> Result<ExchangeIdOk, Nfsstat4> {
+        let fence = if minorversion >= 2 { EXCHGID4_FLAG_SUPP_FENCE_OPS } else { 0 };
+        if args.flags & !(FLAGS_A | fence) != 0 {
+            return Err(Nfsstat4::Inval);
+        }
+        let protect = self.protect(&args.state_protect, origin.principal)?;
+        let random = self.rng.next_u64();
+        let holds = |id| self.stateids.count(id) > 0;
+        let outlook = Outlook { now, holds: &holds, random };
+        let plan = self.clients.plan_exchange(minorversion, args, protect, origin, &outlook)?;
+        let clientid = self.carry_out(plan);
+        let client = self.clients.find_mut(clientid).ok_or(Nfsstat4::ServerFault)?;
+        client.minorversion = minorversion;
+        let confirmed = if client.confirmed { EXCHGID4_FLAG_CONFIRMED_R } else { 0 };
+        Ok(ExchangeIdOk {
+            clientid,
+            sequenceid: client.next_sequence(),
+            flags: self.options.flags | confirmed,
+            state_protect: client.protect.clone(),
+            server_owner: self.options.server_owner.clone(),
+            server_scope: self.options.server_scope.clone().into(),
+            server_impl_id: self.options.implementation.clone(),
+        })
+    }
+
+    /// Does what was planned, and says for which client.
+    pub(super) fn carry_out(&mut self, plan: Plan<R>) -> Clientid4 {
+        for ended in plan.ended {
+            self.end_client(ended);
+        }
+        match plan.then {
+            Then::Add(client) => {
+                let id = self.new_clientid();
+                self.clients.add(id, *client);
+                id
+            }
+            Then::Keep(id) => id,
+            Then::Implementation(id, implementation) => {
+                self.clients.find_mut(id).into_iter().for_each(|client| client.implementation = implementation.clone());
+                id
+            }
+            Then::Callback(id, legacy) => {
+                self.clients.find_mut(id).into_iter().for_each(|client| client.set_update((*legacy).clone()));
+                id
+            }
+        }
+    }
+
+    /// CREATE_SESSION (§18.36).
+    ///
+    /// # Errors
+    /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, INVAL, TOOSMALL, NOSPC; or what the last one with this sequence got.
+    pub fn create_session(
+        &mut self,
+        now: Instant,
+        args: &CreateSessionArgs,
+        principal: &Principal,
+        connection: Connection,
+    ) -> Result<CreateSessionOk, Nfsstat4> {
+        let id = self.new_sessionid(args.clientid);
+        self.check_stored(args.clientid)?;
+        let client = self.clients.find(args.clientid).filter(|client| !client.evicted && client.legacy.is_none());
+        let client = client.ok_or(Nfsstat4::StaleClientid)?;
+        if client.principal != *principal {
+            // §18.36.4, phase 3, but before what is cached is told to somebody else.
+            return Err(Nfsstat4::ClidInuse);
+        }
+        // §18.36.4, phase 2. What was refused for its arguments alone is refused again rather than from memory: a retry cannot
+        // tell, and whoever takes the sequence of a refusal for unused, as other servers have it, can send better ones.
+        let (last, made) = &client.created;
+        match (args.sequence == *last, made) {
+            (true, Err(Nfsstat4::Inval | Nfsstat4::TooSmall)) => {}
+            (true, made) => return made.clone(),
+            (false, _) if args.sequence != client.next_sequence() => return Err(Nfsstat4::SeqMisordered),
+            (false, _) => {}
+        }
+        let full = client.sessions.len() >= self.sessions_max(client);
+        let (limits, granted) = self.grant(client, &args.fore_chan_attrs);
+        let made = if args.flags & !SESSION_FLAGS != 0 {
+            Err(Nfsstat4::Inval)
+        } else {
+            Session::new(id, args, (&limits, granted), connection)
+        };
+        let made = made.and_then(|session| if full { Err(Nfsstat4::NoSpc) } else { Ok(session) });
+        let result = made.map(|session| self.add_session(now, args, session));
+        // Phase 2 again: the sequence has been used, however it went.
+        if let Some(client) = self.clients.find_mut(args.clientid) {
+            client.created = (args.sequence, result.clone());
+        }
+        result
+    }
+
+    /// Adds a session, and confirms its client.
+    fn add_session(&mut self, now: Instant, args: &CreateSessionArgs, session: Session<R>) -> CreateSessionOk {
+        let result = CreateSessionOk {
+            sessionid: session.id,
+            sequence: args.sequence,
+            flags: session.flags(),
+            fore_chan_attrs: session.fore,
+            back_chan_attrs: session.back,
+        };
+        for connection in session.connections() {
+            self.by_connection.entry(connection).or_default().push(session.id);
+        }
+        self.clients.add_session(args.clientid, session);
+        self.confirm(args.clientid);
+        if let Some(client) = self.clients.find_mut(args.clientid) {
+            client.callbacks_fail = false;
+            client.renew(now);
+        }
+        result
+    }
+
+    /// Confirms a client, if it is not yet, which ends the one that it replaces.
+    pub(super) fn confirm(&mut self, id: Clientid4) {
+        if self.clients.find(id).is_none_or(|client| client.confirmed) {
+            return;
+        }
+        if let Some(replaced) = self.clients.confirm(id) {
+            self.end_client(replaced);
+        }
+        self.events.push_back(Event::Confirmed(id));
+        self.recall_record(id);
+    }
+
+    fn protect(&self, wanted: &StateProtect4A, principal: &Principal) -> Result<StateProtect4R, Nfsstat4> {
+        match wanted {
+            StateProtect4A::None => Ok(StateProtect4R::None),
+            // §18.35.3: it must come by RPCSEC_GSS with integrity or privacy.
+            StateProtect4A::MachCred(_) | StateProtect4A::Ssv(_) if !matches!(principal, Principal::Gss(_)) => {
+                Err(Nfsstat4::Inval)
+            }
+            StateProtect4A::MachCred(ops) => Ok(StateProtect4R::MachCred(StateProtectOps4 {
+                must_enforce: ops.must_enforce.intersection(&operations(MACH_CRED_ENFORCED)),
+                must_allow: ops.must_allow.intersection(&operations(MACH_CRED_ALLOWED)),
+            })),
+            // No algorithm that the client can offer is one of ours.
+            StateProtect4A::Ssv(_) => Err(Nfsstat4::EncrAlgUnsupp),
+        }
+    }
+
+    /// A client ID that nobody can guess, and nobody has. One of an earlier incarnation of the server is none of these.
+    fn new_clientid(&mut self) -> Clientid4 {
+        loop {
+            let id = Clientid4(self.rng.next_u64());
+            if id != Clientid4(0) && self.clients.find(id).is_none() {
+                return id;
+            }
+        }
+    }
+
+    /// A session ID that nobody can guess, and begins with the client's.
+    fn new_sessionid(&mut self, Clientid4(client): Clientid4) -> Sessionid4 {
+        loop {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&client.to_be_bytes());
+            self.rng.fill_bytes(&mut id[8..]);
+            if self.session(Sessionid4(id)).is_none() {
+                return Sessionid4(id);
+            }
+        }
+    }
+}
+
+fn operations(all: &[Opnum4]) -> Bitmap4 {
+    all.iter().map(|&opnum| opnum as u32).collect()
+}
+
+/// The flags that a client may set (§18.35.3).
+const FLAGS_A: u32 = EXCHGID4_FLAG_SUPP_MOVED_REFER
+    | EXCHGID4_FLAG_SUPP_MOVED_MIGR
+    | EXCHGID4_FLAG_BIND_PRINC_STATEID
+    | EXCHGID4_FLAG_MASK_PNFS
+    | EXCHGID4_FLAG_UPD_CONFIRMED_REC_A;
+const SESSION_FLAGS: u32 =
+    CREATE_SESSION4_FLAG_PERSIST | CREATE_SESSION4_FLAG_CONN_BACK_CHAN | CREATE_SESSION4_FLAG_CONN_RDMA;
+/// What the machine's credential can be demanded for: what makes and unmakes clients and sessions.
+const MACH_CRED_ENFORCED: &[Opnum4] = &[
+    Opnum4::BindConnToSession,
+    Opnum4::ExchangeId,
+    Opnum4::CreateSession,
+    Opnum4::DestroySession,
+    Opnum4::DestroyClientId,
+];
+/// What it can be used for in the place of a user's: what gives up state, when the user's has expired.
+const MACH_CRED_ALLOWED: &[Opnum4] = &[
+    Opnum4::Close,
+    Opnum4::OpenDowngrade,
+    Opnum4::LockU,
+    Opnum4::DelegReturn,
+    Opnum4::FreeStateid,
+    Opnum4::TestStateid,
+    Opnum4::Commit,
+    Opnum4::Write,
+];

@@ -1,0 +1,165 @@
+//! [`Device`]: the kernel's end of a mount, `/dev/fuse`, and how a mount of it is made and ended.
+//!
+//! This and [`session`](super::session), which drives it, are all that knows how messages travel: FUSE over io_uring would take
+//! their place. root mounts by mount(2); everybody else has `fusermount3` do it, which hands over the device (libfuse's
+//! protocol: the number of a socket in `_FUSE_COMMFD`, and the device as an SCM_RIGHTS message there).
+//!
+//! When the last descriptor of the device is closed, the kernel ends all requests with ECONNABORTED.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, IoSlice, IoSliceMut, Read},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+        unix::{fs::MetadataExt, net::UnixStream},
+    },
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use nix::errno::Errno;
+use rustix::{
+    fs::OFlags,
+    io::FdFlags,
+    mount::{MountFlags, UnmountFlags},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags},
+};
+
+use super::wire;
+
+/// An open `/dev/fuse` with a mount.
+#[derive(Debug)]
+pub struct Device(OwnedFd);
+
+impl AsRawFd for Device {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Device {
+    /// Mounts at `directory`; `source` is what `/proc/mounts` names, and `allow_other` lets other users in.
+    ///
+    /// # Errors
+    /// This user or machine cannot mount there.
+    pub fn mount(source: &str, directory: &Path, allow_other: bool) -> io::Result<Self> {
+        let fd = match mount_directly(source, directory, allow_other) {
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                mount_by_helper(source, directory, allow_other)?
+            }
+            result => result?,
+        };
+        let flags = rustix::fs::fcntl_getfl(&fd)?;
+        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
+        Ok(Self(fd))
+    }
+
+    /// Reads a request: its first bytes into `head`, and what is more than those into `rest`. Both together must have room for the
+    /// largest.
+    pub fn read(&self, head: &mut [u8], rest: &mut [u8]) -> rustix::io::Result<usize> {
+        rustix::io::readv(&self.0, &mut [IoSliceMut::new(head), IoSliceMut::new(rest)])
+    }
+
+    /// Writes a message; the kernel takes it at once and whole.
+    pub fn write(&self, message: &[u8]) -> rustix::io::Result<()> {
+        rustix::io::write(&self.0, message).map(drop)
+    }
+
+    /// Replies with data, which is not copied before the kernel does.
+    pub fn reply_data(&self, unique: u64, data: &[u8]) -> rustix::io::Result<()> {
+        let header = wire::out_header(size_of_val(&wire::out_header(0, 0, 0)) + data.len(), 0, unique);
+        rustix::io::writev(&self.0, &[IoSlice::new(&header), IoSlice::new(data)]).map(drop)
+    }
+
+    /// Replies with an error.
+    pub fn reply_error(&self, unique: u64, error: Errno) -> rustix::io::Result<()> {
+        let header = wire::out_header(size_of_val(&wire::out_header(0, 0, 0)), -(error as i32), unique);
+        self.write(&header)
+    }
+}
+
+/// By mount(2).
+fn mount_directly(source: &str, directory: &Path, allow_other: bool) -> io::Result<OwnedFd> {
+    let kind = directory.metadata()?.mode() & 0o170_000;
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::new(error.kind(), "there is no /dev/fuse; load it with 'modprobe fuse'"),
+        _ => error,
+    })?;
+    let (uid, gid) = (rustix::process::getuid(), rustix::process::getgid());
+    let others = if allow_other { OTHERS } else { "" };
+    let (uid, gid) = (uid.as_raw(), gid.as_raw());
+    let options = format!("fd={},rootmode={kind:o},user_id={uid},group_id={gid}{others}", device.as_raw_fd());
+    let options = std::ffi::CString::new(options).expect("numbers");
+    rustix::mount::mount(source, directory, FSTYPE, MountFlags::NODEV | MountFlags::NOSUID, options.as_c_str())?;
+    Ok(device.into())
+}
+
+/// By `fusermount3`.
+fn mount_by_helper(source: &str, directory: &Path, allow_other: bool) -> io::Result<OwnedFd> {
+    let (ours, theirs) = UnixStream::pair()?;
+    // A comma ends an option unless it is escaped.
+    let source = source.replace('\\', "\\\\").replace(',', "\\,");
+    let others = if allow_other { OTHERS } else { "" };
+    let mut command = Command::new(HELPER);
+    command.arg("-o").arg(format!("fsname={source},subtype=slipway,nodev,nosuid{others}")).arg("--").arg(directory);
+    command.env("_FUSE_COMMFD", theirs.as_raw_fd().to_string()).stdin(Stdio::null()).stderr(Stdio::piped());
+    rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?;
+    let mut helper = command.spawn().map_err(|error| {
+        io::Error::new(error.kind(), format!("users other than root need {HELPER} (Debian: fuse3): {error}"))
+    })?;
+    drop(theirs);
+    let mut said = String::new();
+    let received = receive(&ours);
+    if let Some(stderr) = &mut helper.stderr {
+        stderr.read_to_string(&mut said)?;
+    }
+    helper.wait()?;
+    let device = received?.ok_or_else(|| io::Error::other(format!("{HELPER}: {}", said.trim())))?;
+    rustix::io::fcntl_setfd(&device, FdFlags::CLOEXEC)?;
+    Ok(device)
+}
+
+/// The descriptor that the helper sends; `None` if it ends without.
+fn receive(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    Ok(control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    }))
+}
+
+/// Writes what programs have changed through memory maps, and takes the mount away.
+///
+/// # Errors
+/// `EBUSY` while it is in use, and not `detach`ed.
+pub fn unmount(directory: &Path, detach: bool) -> io::Result<()> {
+    if !detach && let Ok(root) = File::open(directory) {
+        rustix::fs::syncfs(&root)?;
+    }
+    let flags = if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(directory, flags) {
+        Err(rustix::io::Errno::PERM) => {
+            let how = if detach { "-uzq" } else { "-uq" };
+            let done = Command::new(HELPER).arg(how).arg("--").arg(directory).status()?;
+            if done.success() { Ok(()) } else { Err(rustix::io::Errno::BUSY.into()) }
+        }
+        result => Ok(result?),
+    }
+}
+
+/// Other users are let in, and the kernel checks what each may do.
+const OTHERS: &str = ",allow_other,default_permissions";
+const FSTYPE: &str = "fuse.slipway";
+const HELPER: &str = "fusermount3";

@@ -1,0 +1,548 @@
+//! FUSE's messages: what the kernel's requests say and how replies are laid out. No I/O.
+//!
+//! Read `include/uapi/linux/fuse.h` of Linux first: protocol 7.40, of which this is what a network file system needs. All
+//! numbers are in the machine's byte order. A request is decoded field by field, so that one that is too short is an error and
+//! not a panic; a reply is one `Vec` that starts with room for its header.
+
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Duration};
+
+use client::Time;
+use nix::errno::Errno;
+
+/// What every request begins with (`fuse_in_header`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// Which operation: one of [`op`].
+    pub opcode: u32,
+    /// The number of the request; its reply has the same.
+    pub unique: u64,
+    /// The object.
+    pub ino: u64,
+    /// The caller's user, for checks of files.
+    pub uid: u32,
+    /// The caller's group, for checks of files.
+    pub gid: u32,
+    /// The calling thread; 0 if it is of another PID namespace or of the kernel.
+    pub pid: u32,
+}
+
+/// The rest of a request, decoded from the front.
+#[derive(Clone, Copy, Debug)]
+pub struct Arguments<'a>(&'a [u8]);
+
+/// Attributes of an object, as programs see them (`fuse_attr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    pub ino: u64,
+    pub size: u64,
+    /// Of 512 bytes.
+    pub blocks: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    /// The kind of the object and its permission bits, as stat(2) has them.
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    pub blksize: u32,
+}
+
+/// A reply, or a notification, of which the header is written last.
+#[derive(Debug)]
+pub struct Out(Vec<u8>);
+
+/// What the two sides have agreed on (`fuse_init_out`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Init {
+    pub minor: u32,
+    pub flags: u64,
+    pub max_readahead: u32,
+}
+
+/// Entries of a directory, as many as the kernel has room for.
+#[derive(Debug)]
+pub struct Listed {
+    out: Out,
+    room: usize,
+}
+
+impl Header {
+    /// Decodes the header of a message; `None` if it is too short.
+    pub fn decode(message: &[u8]) -> Option<Self> {
+        let mut fields = Arguments(message.get(..HEADER)?);
+        let mut decode = || -> Result<Self, Errno> {
+            let (_len, opcode) = (fields.u32()?, fields.u32()?);
+            let (unique, ino) = (fields.u64()?, fields.u64()?);
+            Ok(Self { opcode, unique, ino, uid: fields.u32()?, gid: fields.u32()?, pid: fields.u32()? })
+        };
+        decode().ok()
+    }
+}
+
+impl<'a> Arguments<'a> {
+    /// What follows the header.
+    pub fn new(body: &'a [u8]) -> Self {
+        Self(body)
+    }
+
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
+        let (first, rest) = self.0.split_first_chunk().ok_or(Errno::EINVAL)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    pub fn u32(&mut self) -> Result<u32, Errno> {
+        self.take().map(u32::from_ne_bytes)
+    }
+
+    pub fn u64(&mut self) -> Result<u64, Errno> {
+        self.take().map(u64::from_ne_bytes)
+    }
+
+    pub fn i32(&mut self) -> Result<i32, Errno> {
+        self.take().map(i32::from_ne_bytes)
+    }
+
+    pub fn i64(&mut self) -> Result<i64, Errno> {
+        self.take().map(i64::from_ne_bytes)
+    }
+
+    /// Leaves out a field of four bytes.
+    pub fn skip(&mut self) -> Result<(), Errno> {
+        self.u32().map(drop)
+    }
+
+    /// A name, which ends with a zero byte.
+    pub fn name(&mut self) -> Result<&'a OsStr, Errno> {
+        let end = self.0.iter().position(|&byte| byte == 0).ok_or(Errno::EINVAL)?;
+        let (name, rest) = self.0.split_at(end);
+        self.0 = &rest[1..];
+        Ok(OsStr::from_bytes(name))
+    }
+
+    /// So many bytes.
+    pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Errno> {
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or(Errno::EINVAL)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+}
+
+impl Out {
+    /// A reply without anything but its header.
+    pub fn new() -> Self {
+        Self(vec![0; OUT_HEADER])
+    }
+
+    pub fn u16(mut self, value: u16) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    pub fn u32(mut self, value: u32) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    pub fn u64(mut self, value: u64) -> Self {
+        self.0.extend(value.to_ne_bytes());
+        self
+    }
+
+    pub fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.0.extend_from_slice(bytes);
+        self
+    }
+
+    fn zeros(mut self, count: usize) -> Self {
+        self.0.resize(self.0.len() + count, 0);
+        self
+    }
+
+    /// `fuse_attr`.
+    fn attributes(self, attr: &Attributes) -> Self {
+        // Seconds before 1970 travel as the kernel's unsigned 64 bits, which it takes for signed ones.
+        let times = [attr.atime, attr.mtime, attr.ctime];
+        let nanoseconds = times.map(|time| time.nseconds.min(999_999_999));
+        let out = [attr.ino, attr.size, attr.blocks].into_iter().fold(self, Self::u64);
+        let out = times.iter().fold(out, |out, time| out.u64(time.seconds as u64));
+        let rest = [attr.mode, attr.nlink, attr.uid, attr.gid, attr.rdev, attr.blksize, 0];
+        nanoseconds.into_iter().chain(rest).fold(out, Self::u32)
+    }
+
+    /// `fuse_entry_out`: an object that the kernel gets to know, with how long its name and its attributes are believed. `ino` is 0
+    /// where it gets to know none.
+    pub fn entry(self, ino: u64, attr: &Attributes, name_ttl: Duration, attr_ttl: Duration) -> Self {
+        let generation = 0;
+        let out = [ino, generation, name_ttl.as_secs(), attr_ttl.as_secs()].into_iter().fold(self, Self::u64);
+        out.u32(name_ttl.subsec_nanos()).u32(attr_ttl.subsec_nanos()).attributes(attr)
+    }
+
+    /// `fuse_attr_out`.
+    pub fn attr(self, attr: &Attributes, ttl: Duration) -> Self {
+        self.u64(ttl.as_secs()).u32(ttl.subsec_nanos()).u32(0).attributes(attr)
+    }
+
+    /// `fuse_open_out`.
+    pub fn open(self, number: u64, flags: u32) -> Self {
+        self.u64(number).u32(flags).u32(0)
+    }
+
+    /// `fuse_kstatfs`: blocks, free, available, files, free files.
+    pub fn statfs(self, counts: [u64; 5], block: u32, name_max: u32) -> Self {
+        let out = counts.into_iter().fold(self, Self::u64);
+        out.u32(block).u32(name_max).u32(block).zeros(28)
+    }
+
+    /// `fuse_file_lock`.
+    pub fn lock(self, start: u64, end: u64, kind: i32) -> Self {
+        self.u64(start).u64(end).u32(kind as u32).u32(0)
+    }
+
+    /// `fuse_init_out`.
+    pub fn init(self, init: Init) -> Self {
+        let Init { minor, flags, max_readahead } = init;
+        let out = [MAJOR, minor, max_readahead, flags as u32].into_iter().fold(self, Self::u32);
+        let out = out.u16(BACKGROUND_MAX).u16(BACKGROUND_MAX / 4 * 3).u32(WRITE_MAX as u32).u32(1);
+        out.u16((WRITE_MAX / PAGE) as u16).u16(0).u32((flags >> 32) as u32).zeros(28)
+    }
+
+    /// The finished message.
+    pub fn finish(mut self, unique: u64) -> Vec<u8> {
+        let header = out_header(self.0.len(), 0, unique);
+        self.0[..OUT_HEADER].copy_from_slice(&header);
+        self.0
+    }
+}
+
+impl Listed {
+    /// None yet, of at most `room` bytes.
+    pub fn new(room: u32) -> Self {
+        Self { out: Out::new(), room: room as usize }
+    }
+
+    /// Adds an entry that continues behind `cookie`, with its attributes if `plus` has them; returns whether there was room.
+    pub fn add(&mut self, ino: u64, cookie: u64, mode: u32, name: &[u8], plus: Option<Plus<'_>>) -> bool {
+        let len = (DIRENT + name.len()).next_multiple_of(8) + if plus.is_some() { ENTRY } else { 0 };
+        let used = self.out.0.len() - OUT_HEADER;
+        if used + len > self.room {
+            return false;
+        }
+        let mut out = std::mem::replace(&mut self.out, Out(Vec::new()));
+        if let Some(Plus { ino, attr, ttl }) = plus {
+            out = out.entry(ino, attr, ttl, ttl);
+        }
+        out = out.u64(ino).u64(cookie).u32(name.len() as u32).u32(mode >> 12).bytes(name);
+        self.out = out.zeros((DIRENT + name.len()).next_multiple_of(8) - DIRENT - name.len());
+        true
+    }
+
+    /// The reply.
+    pub fn out(self) -> Out {
+        self.out
+    }
+}
+
+/// What READDIRPLUS says of an entry beyond its name.
+#[derive(Clone, Copy, Debug)]
+pub struct Plus<'a> {
+    /// 0 where the kernel does not get to know the object.
+    pub ino: u64,
+    pub attr: &'a Attributes,
+    pub ttl: Duration,
+}
+
+impl Init {
+    /// Agrees on what both can do: of `wanted` what the kernel offers. `None` if the kernel speaks another protocol, with what it is
+    /// then to be told.
+    pub fn agree(mut arguments: Arguments<'_>, wanted: u64) -> Result<Option<Self>, Errno> {
+        let [major, minor, max_readahead, flags] =
+            [arguments.u32()?, arguments.u32()?, arguments.u32()?, arguments.u32()?];
+        if major != MAJOR {
+            return if major > MAJOR { Ok(None) } else { Err(Errno::EPROTO) };
+        }
+        if minor < MINOR_MIN {
+            return Err(Errno::EPROTO);
+        }
+        let more = if u64::from(flags) & init::EXT != 0 { arguments.u32()? } else { 0 };
+        let offered = u64::from(flags) | u64::from(more) << 32;
+        let max_readahead = max_readahead.min(WRITE_MAX as u32);
+        Ok(Some(Self { minor: minor.min(MINOR), flags: offered & (wanted | init::EXT), max_readahead }))
+    }
+}
+
+/// `fuse_out_header`.
+pub fn out_header(len: usize, error: i32, unique: u64) -> [u8; OUT_HEADER] {
+    let mut header = [0; OUT_HEADER];
+    header[..4].copy_from_slice(&(len as u32).to_ne_bytes());
+    header[4..8].copy_from_slice(&error.to_ne_bytes());
+    header[8..].copy_from_slice(&unique.to_ne_bytes());
+    header
+}
+
+/// A notification that data and attributes of an object are to be forgotten.
+pub fn forget_inode(ino: u64) -> Vec<u8> {
+    let mut message = Out::new().u64(ino).u64(0).u64(0).finish(0);
+    let header = out_header(message.len(), NOTIFY_INVAL_INODE, 0);
+    message[..OUT_HEADER].copy_from_slice(&header);
+    message
+}
+
+/// The operations (`enum fuse_opcode`).
+pub mod op {
+    pub const LOOKUP: u32 = 1;
+    pub const FORGET: u32 = 2;
+    pub const GETATTR: u32 = 3;
+    pub const SETATTR: u32 = 4;
+    pub const READLINK: u32 = 5;
+    pub const SYMLINK: u32 = 6;
+    pub const MKNOD: u32 = 8;
+    pub const MKDIR: u32 = 9;
+    pub const UNLINK: u32 = 10;
+    pub const RMDIR: u32 = 11;
+    pub const RENAME: u32 = 12;
+    pub const LINK: u32 = 13;
+    pub const OPEN: u32 = 14;
+    pub const READ: u32 = 15;
+    pub const WRITE: u32 = 16;
+    pub const STATFS: u32 = 17;
+    pub const RELEASE: u32 = 18;
+    pub const FSYNC: u32 = 20;
+    pub const SETXATTR: u32 = 21;
+    pub const GETXATTR: u32 = 22;
+    pub const LISTXATTR: u32 = 23;
+    pub const REMOVEXATTR: u32 = 24;
+    pub const FLUSH: u32 = 25;
+    pub const INIT: u32 = 26;
+    pub const OPENDIR: u32 = 27;
+    pub const READDIR: u32 = 28;
+    pub const RELEASEDIR: u32 = 29;
+    pub const FSYNCDIR: u32 = 30;
+    pub const GETLK: u32 = 31;
+    pub const SETLK: u32 = 32;
+    pub const SETLKW: u32 = 33;
+    pub const ACCESS: u32 = 34;
+    pub const CREATE: u32 = 35;
+    pub const INTERRUPT: u32 = 36;
+    pub const DESTROY: u32 = 38;
+    pub const IOCTL: u32 = 39;
+    pub const BATCH_FORGET: u32 = 42;
+    pub const FALLOCATE: u32 = 43;
+    pub const READDIRPLUS: u32 = 44;
+    pub const RENAME2: u32 = 45;
+    pub const LSEEK: u32 = 46;
+    pub const COPY_FILE_RANGE: u32 = 47;
+
+    /// The name of an operation, for messages.
+    pub fn name(opcode: u32) -> &'static str {
+        const NAMES: [&str; 48] = [
+            "?",
+            "LOOKUP",
+            "FORGET",
+            "GETATTR",
+            "SETATTR",
+            "READLINK",
+            "SYMLINK",
+            "?",
+            "MKNOD",
+            "MKDIR",
+            "UNLINK",
+            "RMDIR",
+            "RENAME",
+            "LINK",
+            "OPEN",
+            "READ",
+            "WRITE",
+            "STATFS",
+            "RELEASE",
+            "?",
+            "FSYNC",
+            "SETXATTR",
+            "GETXATTR",
+            "LISTXATTR",
+            "REMOVEXATTR",
+            "FLUSH",
+            "INIT",
+            "OPENDIR",
+            "READDIR",
+            "RELEASEDIR",
+            "FSYNCDIR",
+            "GETLK",
+            "SETLK",
+            "SETLKW",
+            "ACCESS",
+            "CREATE",
+            "INTERRUPT",
+            "BMAP",
+            "DESTROY",
+            "IOCTL",
+            "POLL",
+            "NOTIFY_REPLY",
+            "BATCH_FORGET",
+            "FALLOCATE",
+            "READDIRPLUS",
+            "RENAME",
+            "LSEEK",
+            "COPY_FILE_RANGE",
+        ];
+        NAMES.get(opcode as usize).copied().unwrap_or("?")
+    }
+}
+
+/// What can be agreed on (`FUSE_…` of INIT).
+pub mod init {
+    pub const ASYNC_READ: u64 = 1 << 0;
+    pub const POSIX_LOCKS: u64 = 1 << 1;
+    pub const BIG_WRITES: u64 = 1 << 5;
+    pub const FLOCK_LOCKS: u64 = 1 << 10;
+    pub const DO_READDIRPLUS: u64 = 1 << 13;
+    pub const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub const ASYNC_DIO: u64 = 1 << 15;
+    pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub const MAX_PAGES: u64 = 1 << 22;
+    /// The flags have a second half.
+    pub const EXT: u64 = 1 << 30;
+    pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+}
+
+/// How a file is open (`FOPEN_…`).
+pub mod open {
+    pub const DIRECT_IO: u32 = 1 << 0;
+    pub const KEEP_CACHE: u32 = 1 << 1;
+    pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+}
+
+/// Which attributes SETATTR sets (`FATTR_…`).
+pub mod set {
+    pub const MODE: u32 = 1 << 0;
+    pub const UID: u32 = 1 << 1;
+    pub const GID: u32 = 1 << 2;
+    pub const SIZE: u32 = 1 << 3;
+    pub const ATIME: u32 = 1 << 4;
+    pub const MTIME: u32 = 1 << 5;
+    pub const ATIME_NOW: u32 = 1 << 7;
+    pub const MTIME_NOW: u32 = 1 << 8;
+}
+
+/// Bytes of `fuse_in_header`.
+pub const HEADER: usize = 40;
+/// Bytes of a WRITE before its data: the header and `fuse_write_in`.
+pub const WRITE_HEAD: usize = HEADER + 40;
+/// Bytes of the largest read and write: as many as an NFS server takes at once.
+pub const WRITE_MAX: usize = 1 << 20;
+const MAJOR: u32 = 7;
+const MINOR: u32 = 40;
+/// Of Linux 5.4.
+const MINOR_MIN: u32 = 31;
+const OUT_HEADER: usize = 16;
+const ENTRY: usize = 128;
+const DIRENT: usize = 24;
+const PAGE: usize = 4096;
+/// Asynchronous requests at once.
+const BACKGROUND_MAX: u16 = 64;
+const NOTIFY_INVAL_INODE: i32 = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ATTR: Attributes = Attributes {
+        ino: 1,
+        size: 2,
+        blocks: 3,
+        atime: Time { seconds: -1, nseconds: 5 },
+        mtime: Time { seconds: 4, nseconds: u32::MAX },
+        ctime: Time { seconds: 6, nseconds: 7 },
+        mode: 0o100_644,
+        nlink: 8,
+        uid: 9,
+        gid: 10,
+        rdev: 11,
+        blksize: 12,
+    };
+
+    fn u32_at(message: &[u8], at: usize) -> u32 {
+        u32::from_ne_bytes(message[at..at + 4].try_into().unwrap())
+    }
+
+    fn u64_at(message: &[u8], at: usize) -> u64 {
+        u64::from_ne_bytes(message[at..at + 8].try_into().unwrap())
+    }
+
+    /// Sizes and offsets are those that `pahole` says of the kernel's structures.
+    #[test]
+    fn replies_are_laid_out_as_the_kernel_reads_them() {
+        let second = Duration::new(1, 2);
+        let attr = Out::new().attr(&ATTR, second).finish(77);
+        assert_eq!((attr.len(), u32_at(&attr, 0), u64_at(&attr, 8)), (16 + 104, 120, 77));
+        assert_eq!((u64_at(&attr, 16), u32_at(&attr, 24)), (1, 2));
+        let attr = &attr[32..];
+        assert_eq!([0, 8, 16].map(|at| u64_at(attr, at)), [1, 2, 3]);
+        assert_eq!([24, 32, 40].map(|at| u64_at(attr, at) as i64), [-1, 4, 6]);
+        let words = [5, 999_999_999, 7, 0o100_644, 8, 9, 10, 11, 12, 0];
+        assert_eq!(std::array::from_fn(|at| u32_at(attr, 48 + 4 * at)), words);
+
+        let entry = Out::new().entry(21, &ATTR, second, Duration::from_secs(3)).finish(1);
+        assert_eq!(entry.len(), 16 + 128);
+        assert_eq!([16, 24, 32, 40].map(|at| u64_at(&entry, at)), [21, 0, 1, 3]);
+        assert_eq!((u32_at(&entry, 48), u32_at(&entry, 52), u64_at(&entry, 56)), (2, 0, 1));
+        assert_eq!(Out::new().open(5, 64).finish(1).len(), 16 + 16);
+        assert_eq!(Out::new().statfs([1; 5], 4096, 255).finish(1).len(), 16 + 80);
+        assert_eq!(Out::new().lock(1, 2, 1).finish(1).len(), 16 + 24);
+        let init = Out::new().init(Init { minor: 36, flags: 1 << 36 | 1, max_readahead: 9 }).finish(1);
+        assert_eq!((init.len(), u32_at(&init, 28), u32_at(&init, 48)), (16 + 64, 1, 1 << 4));
+        assert_eq!(u32_at(&init, 36), WRITE_MAX as u32);
+        let forget = forget_inode(3);
+        assert_eq!((forget.len(), u32_at(&forget, 4), u64_at(&forget, 16)), (16 + 24, 2, 3));
+    }
+
+    #[test]
+    fn directories_end_where_there_is_no_more_room() {
+        let mut listed = Listed::new(32 + 40);
+        assert!(listed.add(5, 1, 0o40_000, b"a", None) && listed.add(6, 2, 0o100_000, b"ninechars", None));
+        assert!(!listed.add(7, 3, 0o40_000, b"b", None));
+        let message = listed.out().finish(1);
+        assert_eq!(message.len(), 16 + 32 + 40);
+        assert_eq!((u64_at(&message, 16), u64_at(&message, 24)), (5, 1));
+        assert_eq!((u32_at(&message, 32), u32_at(&message, 36), message[40]), (1, 4, b'a'));
+        assert_eq!(u64_at(&message, 48), 6, "each entry begins at a multiple of eight");
+        let mut plus = Listed::new(128 + 32);
+        assert!(plus.add(5, 1, 0o40_000, b"a", Some(Plus { ino: 5, attr: &ATTR, ttl: Duration::ZERO })));
+        assert_eq!(plus.out().finish(1).len(), 16 + 128 + 32);
+    }
+
+    #[test]
+    fn requests_that_are_too_short_are_errors() {
+        let words = [48u32, op::LOOKUP, 7, 0, 9, 0, 11, 12, 13, 0];
+        let message: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).chain(*b"name\0x").collect();
+        let header = Header { opcode: op::LOOKUP, unique: 7, ino: 9, uid: 11, gid: 12, pid: 13 };
+        assert_eq!(Header::decode(&message), Some(header));
+        assert_eq!(Header::decode(&message[..39]), None);
+        let mut arguments = Arguments::new(&message[HEADER..]);
+        assert_eq!(arguments.name().unwrap(), "name");
+        assert_eq!(
+            (arguments.name(), arguments.u32(), arguments.bytes(2)),
+            (Err(Errno::EINVAL), Err(Errno::EINVAL), Err(Errno::EINVAL))
+        );
+        assert_eq!(arguments.bytes(1), Ok(&b"x"[..]));
+    }
+
+    #[test]
+    fn the_kernel_gets_what_both_can_do() {
+        let offer = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+        let agree =
+            |words: &[u32]| Init::agree(Arguments::new(&offer(words)), init::POSIX_LOCKS | init::DIRECT_IO_ALLOW_MMAP);
+        let all = init::POSIX_LOCKS | init::EXT | init::DIRECT_IO_ALLOW_MMAP;
+        assert_eq!(
+            agree(&[7, 45, 131_072, u32::MAX, u32::MAX]),
+            Ok(Some(Init { minor: 40, flags: all, max_readahead: 131_072 }))
+        );
+        assert_eq!(agree(&[7, 31, 1, 2]), Ok(Some(Init { minor: 31, flags: 2, max_readahead: 1 })));
+        assert_eq!(
+            (agree(&[8, 0, 0, 0]), agree(&[7, 30, 0, 0]), agree(&[7, 36])),
+            (Ok(None), Err(Errno::EPROTO), Err(Errno::EINVAL))
+        );
+    }
+}
