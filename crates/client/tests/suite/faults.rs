@@ -2,15 +2,14 @@
 
 use crate::common;
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use crate::common::{Server, faulty::Faulty, for_each, memory, pattern, proxy};
+use crate::common::{Server, for_each, memory, pattern, proxy};
 use ::rdma::hook::FaultInjector;
 use buf::Buffer;
 use client::{CreateHow, ErrorKind, Mount, NfsUrl, SetAttr};
-use nfs::v3::Nfsstat3;
 use tokio::net::TcpListener;
 
 /// A listener that never answers.
