@@ -170,7 +170,8 @@ impl Context<'_> {
             writeverf: verifier,
         };
         let detached = Box::new(self.detach(self.shared));
-        v4.run(Errand::Copy(Copying { offload, detached, ranges, verifier, _changing: changing }));
+        let copying = Copying { offload, detached, ranges, verifier, _changing: changing };
+        v4.run(Errand::Copy(Box::new(copying)));
         Ok(CopyOk { response, requirements: CopyRequirements4 { consecutive: true, synchronous: false } })
     }
 }

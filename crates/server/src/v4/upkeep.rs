@@ -46,7 +46,7 @@ pub(super) enum Errand {
     /// A client is to be asked for what there is too much of.
     Ask(Clientid4, Ask),
     /// A copy is to be made.
-    Copy(Copying),
+    Copy(Box<Copying>),
     /// A client of 4.0 says where it can be called.
     Try(Clientid4),
 }
@@ -66,7 +66,7 @@ pub(crate) async fn run(shared: Arc<Shared>) {
                 Some(Errand::Ask(client, ask)) => drop(tasks.spawn(ask_back(shared.clone(), client, ask))),
                 Some(Errand::GetAttr(asking)) => calls.ask(asking),
                 Some(Errand::Try(client)) => drop(tasks.spawn(try_listener(shared.clone(), client))),
-                Some(Errand::Copy(copying)) => drop(tasks.spawn(offload::run(shared.clone(), copying))),
+                Some(Errand::Copy(copying)) => drop(tasks.spawn(offload::run(shared.clone(), *copying))),
                 None => return,
             },
             noticed = notices.recv() => match noticed {
