@@ -31,7 +31,7 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { memory_mib: 512, stall: Duration::from_secs(3), latency_floor: Duration::from_millis(250) }
+        Self { memory_mib: 512, stall: Duration::from_secs(3), latency_floor: Duration::from_millis(500) }
     }
 }
 
