@@ -11,4 +11,5 @@ mod mount_cache;
 mod mount_referrals;
 mod mount_v4;
 mod serve;
+mod state;
 mod unread;

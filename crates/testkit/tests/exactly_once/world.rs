@@ -48,6 +48,8 @@ pub struct Faults {
     pub late: f64,
     /// How often the server's machine crashes.
     pub crashes: u32,
+    /// How often the server's disk is full for a while.
+    pub full: u32,
     /// The write or sync of the server's disk in which it crashes.
     pub crash_at_write: Option<u64>,
     /// How often a client cannot be reached for a while.
@@ -204,6 +206,12 @@ impl World {
         drop(network);
         let entry = if reachable { Entry::Reachable { client } } else { Entry::Unreachable { client } };
         self.judge(|judge, at| judge.note(at, entry));
+    }
+
+    /// Fills the server's disk, or makes room there.
+    pub fn fill_disk(&self, full: bool) {
+        self.disk.set_full(full);
+        self.judge(|judge, at| judge.note(at, if full { Entry::DiskFull } else { Entry::DiskHasRoom }));
     }
 
     /// Sends a call; its reply goes to `heard`, if ever.
