@@ -106,7 +106,7 @@ impl Client {
                 Nfsstat4::CompleteAlready if delayed => return Ok(()),
                 Nfsstat4::Delay => delayed = true,
                 other => {
-                    self.fail(format!("RECLAIM_COMPLETE: {}", other.name()));
+                    self.fail(format!("RECLAIM_COMPLETE: {} for NFS4_OK", other.name()));
                     return Ok(());
                 }
             }

@@ -33,6 +33,10 @@ struct State {
     life: u64,
     crashed: bool,
     full: bool,
+    /// It says that what it has no room for is stored.
+    lies: bool,
+    /// It did so in this life, and has stored nothing since.
+    lied: bool,
     /// Changes and syncs that failed as it was full.
     refused: u64,
 }
@@ -101,6 +105,11 @@ impl Disk {
         self.0.lock().full = full;
     }
 
+    /// Says from now on that what it has no room for is stored.
+    pub fn lie(&self) {
+        self.0.lock().lies = true;
+    }
+
     /// Changes and syncs that failed as it was full.
     pub fn refused(&self) -> u64 {
         self.0.lock().refused
@@ -124,7 +133,8 @@ impl Disk {
                 }
             }
         }
-        (state.new, state.crashed, state.crash_at, state.full) = (None, false, None, false);
+        (state.new, state.crashed, state.crash_at) = (None, false, None);
+        (state.full, state.lied) = (false, false);
         state.life += 1;
     }
 
@@ -144,7 +154,8 @@ impl State {
         if self.crashed || self.life != life {
             return Err(io::Error::other("the machine has crashed"));
         }
-        if self.full {
+        self.lied |= self.full && self.lies;
+        if self.full && !self.lies {
             self.refused += 1;
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -181,6 +192,7 @@ impl Storage for Mounted {
         let done = state.step(self.life);
         // It may be done all the same.
         match &done {
+            Ok(()) if state.lied => {}
             Ok(()) => state.named = state.new,
             Err(_) if state.life != self.life => {}
             Err(_) if state.crashed => state.renaming = true,
@@ -195,7 +207,7 @@ impl Opened {
     fn change(&self, change: Option<Change>) -> io::Result<()> {
         let mut state = self.disk.0.lock();
         let done = state.step(self.life);
-        if state.life != self.life {
+        if state.life != self.life || state.lied {
             return done;
         }
         let lost = !state.crashed && done.is_err() && state.done % 2 == 0;

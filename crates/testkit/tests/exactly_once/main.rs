@@ -252,7 +252,9 @@ fn the_machine_may_crash_in_any_write() {
 /// The tests above can fail.
 #[test]
 fn servers_that_are_broken_are_caught() {
-    for (broken, what) in [(Broken::NoReplyCache, " for "), (Broken::NoStableStorage, "")] {
+    for (broken, what) in
+        [(Broken::NoReplyCache, " for "), (Broken::NoStableStorage, ""), (Broken::IgnoresFullDisk, "range")]
+    {
         let faults = |seed| Faults { broken: Some(broken), ..faults(seed) };
         let Err(why) = run_all(0..500, faults) else { panic!("{broken:?} goes unnoticed") };
         assert!(why.contains(what), "{broken:?} is caught otherwise: {why}");

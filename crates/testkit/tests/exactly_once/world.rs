@@ -74,6 +74,8 @@ pub enum Broken {
     NoReplyCache,
     /// It remembers no client over a restart.
     NoStableStorage,
+    /// It goes on as if what a full disk has refused were stored.
+    IgnoresFullDisk,
 }
 
 /// The world.
@@ -118,6 +120,9 @@ impl World {
     /// A world in which the server has just begun its first life.
     pub fn new(seed: u64, faults: Faults, vfs: Arc<dyn Vfs>, judge: Judge) -> Arc<Self> {
         let disk = Disk::default();
+        if faults.broken == Some(Broken::IgnoresFullDisk) {
+            disk.lie();
+        }
         let world = Arc::new_cyclic(|this| Self {
             judge: Mutex::new(judge),
             disk,
