@@ -5,6 +5,8 @@
 //! themselves, by file handle; [`MountClient`] is the MOUNT protocol. All are `Send`, and work from any task of any
 //! tokio runtime as long as the one on which the mount was made runs.
 //!
+//! Programs without an asynchronous runtime use [`blocking`].
+//!
 //! - **Memory.** File data is not copied: it is received into the caller's [`Buffer`](buf::Buffer) or into memory of the
 //!   transport's pool, and sent from the [`Rope`](buf::Rope) that the caller gave.
 //! - **Time.** Every call ends by its deadline (`timeo` in the URL, [`Mount::with_deadline`]); a lost connection is made
@@ -29,6 +31,7 @@
 //! ```
 
 mod backoff;
+pub mod blocking;
 mod connect;
 mod dir;
 mod error;

@@ -14,18 +14,17 @@
 
 use std::collections::VecDeque;
 
+use buf::Rope;
 use rdma::{Memory, Stag, WorkRequest};
-use rpc::{TransportError, Xid};
+use rpc::Xid;
 use smallvec::SmallVec;
-use xdr::Message;
 
 use crate::{
-    Connection, Registry,
+    Registry,
     chunk::{Lists, Segment},
-    connection::Name,
-    fit::{Inline, ReadFit, fit_exposed},
+    fit::{Inline, ReadFit},
     header::{Body, Header},
-    recv::Incoming,
+    link::{Link, Name},
     table::{Key, Table},
 };
 
@@ -34,21 +33,31 @@ use crate::{
 pub(crate) struct Exposed {
     /// Waiting for others to be done.
     waiting: VecDeque<Waiting>,
-    /// Exposed, until the last of their memory has come home.
+    /// Exposed, until all of their memory has been taken back.
     replies: Table<Reply>,
     /// Those of them whose RDMA_DONE has not come, in the order they were exposed.
     undone: VecDeque<(Xid, Key)>,
-    /// What they hold.
+    /// Bytes of memory that they expose.
     bytes: usize,
 }
 
+/// A reply that waits to be exposed.
 #[derive(Debug)]
-struct Waiting {
-    xid: Xid,
-    requested: u32,
-    granted: u32,
-    invalidate: Option<Stag>,
-    fit: ReadFit,
+pub(crate) struct Waiting {
+    pub(crate) xid: Xid,
+    /// Credits that the call asked for.
+    pub(crate) requested: u32,
+    pub(crate) granted: u32,
+    pub(crate) invalidate: Option<Stag>,
+    pub(crate) fit: ReadFit,
+}
+
+/// The reply that comes next.
+pub(crate) enum Next {
+    /// It is to be sent. Its memory has been exposed under the name `exposed`, if there is any.
+    Send { data: Rope, invalidate: Option<Stag>, bytes: usize, granted: u32, exposed: Option<Key> },
+    /// No more memory can be registered: its call is to be refused.
+    Refused { xid: Xid, requested: u32 },
 }
 
 #[derive(Debug)]
@@ -56,7 +65,7 @@ struct Reply {
     bytes: usize,
     /// Calls that it allows when it is done.
     granted: u32,
-    /// Those that are registered; nothing for one that has come home.
+    /// Regions that are registered; nothing for one that has been taken back.
     regions: SmallVec<[Option<Stag>; 2]>,
     is_done: bool,
 }
@@ -71,60 +80,28 @@ impl Exposed {
         self.replies.get(key).is_some_and(|reply| !reply.is_done)
     }
 
-    fn insert(&mut self, bytes: usize, granted: u32, regions: SmallVec<[Option<Stag>; 2]>) -> Key {
-        self.bytes += bytes;
-        self.replies.insert(Reply { bytes, granted, regions, is_done: false })
-    }
-
-    fn remove_if_home(&mut self, key: Key) {
-        if self.replies.get(key).is_some_and(|reply| reply.is_done && reply.regions.iter().all(Option::is_none)) {
-            self.bytes -= self.replies.remove(key).expect("just seen").bytes;
-        }
-    }
-}
-
-impl Connection {
     /// Queues a reply of which the caller is to read what does not fit inline.
-    ///
-    /// # Errors
-    /// It cannot travel; the caller has been told.
-    pub(crate) fn queue_exposed_reply(
-        &mut self,
-        incoming: &Incoming,
-        granted: u32,
-        message: Message,
-    ) -> Result<(), TransportError> {
-        let fit = match fit_exposed(message, &self.settings, &self.pool) {
-            Ok(fit) => fit,
-            Err(error) => {
-                self.send_chunk_error(incoming.xid, incoming.credits);
-                return Err(error);
-            }
-        };
-        let (xid, requested) = (incoming.xid, incoming.credits);
-        let invalidate = incoming.lists.handle().filter(|_| self.settings.invalidate_peer);
-        self.exposed.waiting.push_back(Waiting { xid, requested, granted, invalidate, fit });
-        Ok(())
+    pub(crate) fn queue(&mut self, reply: Waiting) {
+        self.waiting.push_back(reply);
     }
 
-    /// Exposes and sends the next reply that waits, if there is room for it. Whether there may be more.
-    pub(crate) fn send_exposed_reply(&mut self, registry: &mut dyn Registry) -> bool {
-        let Some(next) = self.exposed.waiting.front() else { return false };
+    /// Exposes the next reply that waits, if there is room for it.
+    pub(crate) fn next(&mut self, link: &mut Link, registry: &mut dyn Registry) -> Option<Next> {
+        let next = self.waiting.front()?;
         let bytes = next.fit.reads.iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.len()).sum::<usize>();
-        if self.exposed.bytes > 0 && self.exposed.bytes + bytes > self.settings.options.exposed_max {
-            return false;
+        if self.bytes > 0 && self.bytes + bytes > link.settings.options.exposed_max {
+            return None;
         }
-        let Waiting { xid, requested, granted, invalidate, fit } = self.exposed.waiting.pop_front().expect("just seen");
+        let Waiting { xid, requested, granted, invalidate, fit } = self.waiting.pop_front().expect("just seen");
         let mut lists = Lists::default();
         let mut regions = SmallVec::new();
         for (position, piece) in fit.reads.into_iter().flat_map(|(at, pieces)| pieces.into_iter().map(move |p| (at, p)))
         {
             let Ok(region) = registry.register(Memory::Read(piece)) else {
                 tracing::debug!("no more memory can be registered for replies");
-                let key = self.exposed.insert(bytes, granted, regions);
-                self.withdraw(key);
-                self.send_chunk_error(xid, requested);
-                return true;
+                let key = self.insert(bytes, granted, regions);
+                self.withdraw(link, key);
+                return Some(Next::Refused { xid, requested });
             };
             regions.push(Some(region.stag));
             let segment = Segment { handle: region.stag, length: region.len, offset: region.offset };
@@ -133,45 +110,37 @@ impl Connection {
         let body = if fit.inline.is_some() { Body::Msg(lists) } else { Body::NoMsg(lists) };
         let header = Header { xid, credits: granted, body };
         let data = fit.inline.unwrap_or_else(Inline::none).behind(&header);
-        let len = data.len() + bytes;
-        let exposed = if regions.is_empty() {
-            self.grants.reply(granted);
-            None
-        } else {
-            let key = self.exposed.insert(bytes, granted, regions);
-            self.exposed.undone.push_back((xid, key));
-            Some(key)
-        };
-        self.post_reply(data, invalidate, len, exposed);
-        true
+        let bytes_sent = data.len() + bytes;
+        let exposed = (!regions.is_empty()).then(|| {
+            let key = self.insert(bytes, granted, regions);
+            self.undone.push_back((xid, key));
+            key
+        });
+        Some(Next::Send { data, invalidate, bytes: bytes_sent, granted, exposed })
     }
 
-    /// The caller says that it has read the reply with this XID.
-    pub(crate) fn handle_done(&mut self, xid: Xid) {
-        if !self.settings.exposes_replies() {
-            return; // RFC 8166 §4.6.2: ignored.
-        }
-        let Some(index) = self.exposed.undone.iter().position(|&(undone, _)| undone == xid) else {
-            return self.fail_protocol("RDMA_DONE for a reply that is not exposed");
-        };
-        let (_, key) = self.exposed.undone.remove(index).expect("just found");
-        // Only now may another call come in the place of this one.
-        self.grants.reply(self.exposed.replies.get(key).expect("an undone reply stands").granted);
-        self.withdraw(key);
+    /// The caller says that it has read the reply with this XID. Returns the credits that its end grants; nothing if no such
+    /// reply is exposed.
+    pub(crate) fn done(&mut self, link: &mut Link, xid: Xid) -> Option<u32> {
+        let index = self.undone.iter().position(|&(undone, _)| undone == xid)?;
+        let (_, key) = self.undone.remove(index).expect("just found");
+        let granted = self.replies.get(key).expect("an undone reply stands").granted;
+        self.withdraw(link, key);
+        Some(granted)
     }
 
-    /// Memory of a reply has come home.
-    pub(crate) fn handle_withdrawn(&mut self, key: Key, part: usize) {
-        let reply = self.exposed.replies.get_mut(key).expect("a reply stands until all of it is home");
-        reply.regions[part].take().expect("each region comes home once");
-        self.exposed.remove_if_home(key);
+    /// Region number `part` of a reply has been invalidated.
+    pub(crate) fn withdrawn(&mut self, key: Key, part: usize) {
+        let reply = self.replies.get_mut(key).expect("a reply stands until all of its regions are invalidated");
+        reply.regions[part].take().expect("each region is invalidated once");
+        self.remove_if_withdrawn(key);
     }
 
     /// The caller has invalidated one of our regions by a Send: it is not to be invalidated again.
-    pub(crate) fn handle_exposed_invalidation(&mut self, stag: Stag) {
-        for key in self.exposed.replies.keys() {
-            let reply = self.exposed.replies.get_mut(key).expect("a key just listed");
-            // Of a reply that is done, the invalidation is on its way.
+    pub(crate) fn invalidated_by_peer(&mut self, stag: Stag) {
+        for key in self.replies.keys() {
+            let reply = self.replies.get_mut(key).expect("a key just listed");
+            // The invalidation of a reply that is done has been posted.
             let found = reply.regions.iter_mut().find(|region| **region == Some(stag));
             if let Some(region) = found.filter(|_| !reply.is_done) {
                 return *region = None;
@@ -179,27 +148,37 @@ impl Connection {
         }
     }
 
-    /// The connection is over: all memory comes back.
-    pub(crate) fn end_exposed(&mut self, registry: &mut dyn Registry) {
-        for key in self.exposed.replies.keys() {
-            let reply = self.exposed.replies.remove(key).expect("a key just listed");
+    /// The connection is over: all memory is taken back.
+    pub(crate) fn end(&mut self, registry: &mut dyn Registry) {
+        for key in self.replies.keys() {
+            let reply = self.replies.remove(key).expect("a key just listed");
             for stag in reply.regions.into_iter().flatten() {
                 registry.reclaim(stag);
             }
         }
-        self.exposed = Exposed::new();
+        *self = Self::new();
+    }
+
+    fn insert(&mut self, bytes: usize, granted: u32, regions: SmallVec<[Option<Stag>; 2]>) -> Key {
+        self.bytes += bytes;
+        self.replies.insert(Reply { bytes, granted, regions, is_done: false })
     }
 
     /// Takes the memory of a reply back.
-    fn withdraw(&mut self, key: Key) {
-        let reply = self.exposed.replies.get_mut(key).expect("memory is taken back once");
+    fn withdraw(&mut self, link: &mut Link, key: Key) {
+        let reply = self.replies.get_mut(key).expect("memory is taken back once");
         reply.is_done = true;
-        let regions = reply.regions.clone();
-        for (part, stag) in regions.into_iter().enumerate() {
+        for (part, &stag) in reply.regions.iter().enumerate() {
             if let Some(stag) = stag {
-                self.post(WorkRequest::Invalidate { id: Name::Withdraw(key, part).into(), stag });
+                link.post(WorkRequest::Invalidate { id: Name::Withdraw(key, part).into(), stag });
             }
         }
-        self.exposed.remove_if_home(key);
+        self.remove_if_withdrawn(key);
+    }
+
+    fn remove_if_withdrawn(&mut self, key: Key) {
+        if self.replies.get(key).is_some_and(|reply| reply.is_done && reply.regions.iter().all(Option::is_none)) {
+            self.bytes -= self.replies.remove(key).expect("just seen").bytes;
+        }
     }
 }

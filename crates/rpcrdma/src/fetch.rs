@@ -1,28 +1,23 @@
-//! Replies that we read from the responder's memory: the requester's side of the Read-Read design.
+//! [`Fetch`]: a reply that we read from the responder's memory: the requester's side of the Read-Read design.
 //!
 //! Read `expose.rs` first. A reply with a read list names memory of the responder. We read it, the payload straight into
 //! the caller's buffer where it is one piece, say RDMA_DONE, and only then is the call answered and its credit free.
 //!
-//! Nothing of the read list is believed: it must make up a message, one no longer than the call's plan allows.
+//! The read list is checked: it must make up a message, one no longer than the call's plan allows.
 //!
-//! Buffers: the caller's moves into the RDMA Read and comes home with it, flushed or not. On error the connection ends.
-
-use std::time::Instant;
+//! Buffers: the caller's moves into the RDMA Read and is returned with its completion, flushed or not. On error the
+//! connection ends.
 
 use buf::{Buffer, Piece};
 use bytes::Bytes;
 use rdma::WorkRequest;
-use rpc::Xid;
+use xdr::Message;
 
 use crate::{
-    Connection, Work,
     chunk::{Lists, ReadChunk, ReadList, SEGMENTS_MAX, Segment},
-    connection::{Deadline, Name},
-    fit::encode_header,
-    header::{Body, Header},
-    recv::{assemble, is_reply_to, reads_make_sense, without_padding},
-    requester::{Outcome, Purpose, Stage},
-    rw::Pull,
+    link::{Link, Name},
+    message::{assemble, reads_make_sense, without_padding},
+    pull::Pull,
     table::Key,
 };
 
@@ -45,105 +40,78 @@ struct SinkRead {
 }
 
 impl Fetch {
-    fn is_complete(&self) -> bool {
-        self.pull.is_complete() && self.sink.as_ref().is_none_or(|sink| sink.arrived)
-    }
-}
-
-impl Connection {
-    /// A reply has come of which parts are to be read from the responder.
-    pub(crate) fn fetch_reply(&mut self, key: Key, granted: u32, lists: Lists, inline: Option<Bytes>, now: Instant) {
-        let reads = lists.reads;
-        let call = self.calls.get_mut(key).expect("the caller has found it");
+    /// Posts the RDMA Reads of a reply to the call `key`, of at most `reply_max` bytes. The reply consists of the credits that
+    /// it grants, its lists, and the stream if that is inline. `sink` gives the caller's buffer, if a payload of so many
+    /// bytes fits it.
+    ///
+    /// # Errors
+    /// The lists make no such reply; says what is wrong.
+    pub(crate) fn start(
+        link: &mut Link,
+        key: Key,
+        reply_max: usize,
+        (granted, lists, inline): (u32, Lists, Option<Bytes>),
+        sink: impl FnOnce(usize) -> Option<Buffer>,
+    ) -> Result<Self, String> {
+        let mut reads = lists.reads;
         let len = reads.total() + inline.as_ref().map_or(0, Bytes::len);
         if !lists.writes.is_empty() || lists.reply.is_some() {
-            return self.fail_protocol("a reply with chunks that were not offered");
+            return Err("a reply with chunks that were not offered".into());
         }
-        let max = call.reply_max;
-        if len > max {
-            return self.fail_protocol(format!("a reply of {len} bytes to a call that allows {max}"));
+        if len > reply_max {
+            return Err(format!("a reply of {len} bytes to a call that allows {reply_max}"));
         }
-        if !reads_make_sense(&reads, inline.as_ref(), max) {
-            return self.fail_protocol("a reply whose read chunks make no message");
+        if !reads_make_sense(&reads, inline.as_ref(), reply_max) {
+            return Err("a reply whose read chunks make no message".into());
         }
-        let sink_len = call.sink_len.unwrap_or(0);
-        let payload = whole_payload(&reads).filter(|(_, segment)| segment.length as usize <= sink_len);
-        let (mut reads, mut sink) = (reads, None);
-        if let Some((position, segment)) = payload
-            && let Some(mut into) = call.take_home(Purpose::Sink)
+        let mut sink_read = None;
+        if let Some((position, segment)) = whole_payload(&reads)
+            && let Some(mut into) = sink(segment.length as usize)
         {
             into.set_len(segment.length as usize);
-            self.work.push_back(read(key, SINK_PART, into, segment));
+            link.post(read(key, SINK_PART, into, segment));
             reads = reads.only_stream();
-            sink = Some(SinkRead { position, segment, arrived: false });
+            sink_read = Some(SinkRead { position, segment, arrived: false });
         }
         for (part, (_, segment)) in reads.chunks().iter().flat_map(|read| read.chunk.parts()).enumerate() {
-            self.work.push_back(read(key, part, self.pool.take(segment.length as usize), segment));
+            let into = link.pool.take(segment.length as usize);
+            link.post(read(key, part, into, segment));
         }
         let pull = Pull::new(inline, &reads);
-        call.stage = Stage::Fetching(Fetch { granted, pull, reads, sink });
-        self.last_read = Some(now);
-        self.add_deadline(Deadline::Fetch(key), now);
-        self.finish_fetch_if_complete(key); // all of its segments may be empty
+        Ok(Self { granted, pull, reads, sink: sink_read })
     }
 
-    /// One RDMA Read of a reply is over.
-    pub(crate) fn handle_fetched(&mut self, key: Key, part: usize, buffer: Buffer, is_ok: bool, now: Instant) {
-        let call = self.calls.get_mut(key).expect("a call stands while its reply is read");
-        if part == SINK_PART {
-            call.put_home(Purpose::Sink, buffer);
-            if let Stage::Fetching(Fetch { sink: Some(sink), .. }) = &mut call.stage {
-                sink.arrived = is_ok;
-            }
-        } else if let Stage::Fetching(fetch) = &mut call.stage
-            && is_ok
-        {
-            fetch.pull.arrived(part, Piece::Memory(buffer.freeze()));
-        }
-        if is_ok {
-            self.last_read = Some(now);
-            self.finish_fetch_if_complete(key);
-        }
+    /// Credits that the reply grants.
+    pub(crate) fn granted(&self) -> u32 {
+        self.granted
     }
 
-    /// An RDMA Read that was never posted: the caller has its buffer back.
-    pub(crate) fn take_back_fetch(&mut self, request: WorkRequest) {
-        if let WorkRequest::Read { id, into, .. } = request
-            && let Name::Fetch(key, SINK_PART) = id.into()
-            && let Some(call) = self.calls.get_mut(key)
-        {
-            call.put_home(Purpose::Sink, into);
-        }
+    /// RDMA Read number `part` has completed.
+    pub(crate) fn arrived(&mut self, part: usize, piece: Piece) {
+        self.pull.arrived(part, piece);
     }
 
-    fn finish_fetch_if_complete(&mut self, key: Key) {
-        let call = self.calls.get_mut(key).expect("a call stands while its reply is read");
-        if !matches!(&call.stage, Stage::Fetching(fetch) if fetch.is_complete()) {
-            return;
-        }
-        let Stage::Fetching(fetch) = std::mem::replace(&mut call.stage, Stage::Sent) else { unreachable!("just seen") };
-        let xid = call.xid;
-        let message = assemble(fetch.pull, &fetch.reads);
-        if !is_reply_to(&message.stream, xid) {
-            return self.fail_protocol("a position-zero chunk that holds no reply to its call");
-        }
-        let placed = fetch.sink.map(|SinkRead { position, segment, .. }| {
+    /// The RDMA Read into the caller's buffer has completed.
+    pub(crate) fn sink_filled(&mut self) {
+        self.sink.as_mut().expect("only a read into the sink fills it").arrived = true;
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.pull.is_complete() && self.sink.as_ref().is_none_or(|sink| sink.arrived)
+    }
+
+    /// The message that was read, and the position and length of a payload in the caller's buffer.
+    pub(crate) fn into_message(self) -> (Message, Option<(u32, usize)>) {
+        let message = assemble(self.pull, &self.reads);
+        let placed = self.sink.map(|SinkRead { position, segment, .. }| {
             (position, without_padding(&message.stream, position as usize, segment.length as usize))
         });
-        self.send_done(xid);
-        self.answered(key, fetch.granted, Outcome::Fetched { message, placed });
-    }
-
-    /// Tells the responder that its memory is not needed any more, before the call's credit is used again.
-    fn send_done(&mut self, xid: Xid) {
-        let header = Header { xid, credits: self.credits.limit(), body: Body::Done };
-        let data = encode_header(&header).into();
-        self.post(WorkRequest::Send { id: Name::Call.into(), data, invalidate: None, solicited: false });
+        (message, placed)
     }
 }
 
-fn read(key: Key, part: usize, into: Buffer, segment: Segment) -> Work {
-    Work::Post(WorkRequest::Read { id: Name::Fetch(key, part).into(), into, from: segment.remote(0) })
+fn read(key: Key, part: usize, into: Buffer, segment: Segment) -> WorkRequest {
+    WorkRequest::Read { id: Name::Fetch(key, part).into(), into, from: segment.remote(0) }
 }
 
 /// The only payload, if it is one segment.
@@ -158,4 +126,4 @@ fn whole_payload(reads: &ReadList) -> Option<(u32, Segment)> {
 }
 
 /// The number of the RDMA Read into the caller's buffer; the others count from zero.
-const SINK_PART: usize = SEGMENTS_MAX;
+pub(crate) const SINK_PART: usize = SEGMENTS_MAX;

@@ -1,16 +1,18 @@
-//! How a call travels: inline, with read chunks, or as a chunk itself; and what its reply is offered.
+//! How messages travel. A call: inline, with read chunks, or as a chunk itself. A reply: inline, in the write chunks and the
+//! reply chunk that its call offered, or in chunks that the caller reads.
 //!
-//! Read RFC 8166 §3.5. Nothing here does I/O or registers anything: the outcome is a plan.
+//! Read RFC 8166 §3.4.6 and §3.5. Nothing here does I/O or registers anything: the outcome is a plan.
 
 use buf::{Piece, Pool, Rope};
 use bytes::Bytes;
-use rpc::TransportError;
+use rpc::{TransportError, Xid};
 use smallvec::SmallVec;
 use xdr::{Encode, Encoder, Message, PlacedPayload};
 
 use crate::{
     Design, Role, Settings,
-    header::{Header, PLAIN_LEN},
+    chunk::{Chunk, Lists, WriteList},
+    header::{Body, Header, PLAIN_LEN},
 };
 
 /// How a message travels when its receiver is to read what is large: a call, or a reply in the Read-Read design.
@@ -21,6 +23,17 @@ pub(crate) struct ReadFit {
     /// What the receiver is to read: XDR position and contiguous pieces, by ascending position. One at zero is the
     /// stream, for RDMA_NOMSG.
     pub reads: SmallVec<[(u32, SmallVec<[Bytes; 1]>); 1]>,
+}
+
+/// The way of a reply into what the caller offered.
+#[derive(Debug)]
+pub(crate) struct ReplyFit {
+    pub header: Header,
+    /// Payloads, each with the write chunk that it goes to.
+    pub writes: SmallVec<[(Chunk, Rope); 1]>,
+    pub stream: Inline,
+    /// The reply chunk, if the stream goes there.
+    pub reply: Option<Chunk>,
 }
 
 /// What a reply is offered.
@@ -83,6 +96,54 @@ pub(crate) fn fit_call(
 /// It cannot.
 pub(crate) fn fit_exposed(message: Message, settings: &Settings, pool: &Pool) -> Result<ReadFit, TransportError> {
     fit_reads(message, PLAIN_LEN, true, settings, pool)
+}
+
+/// Decides how the reply to the call `xid` travels, which offered these lists and is granted `credits`.
+///
+/// Payloads go to the write chunks in order; a payload without a chunk stays in the stream. A stream too long to be sent
+/// inline goes to the reply chunk.
+///
+/// # Errors
+/// The call has not offered enough.
+pub(crate) fn fit_reply(
+    xid: Xid,
+    offered: &Lists,
+    message: Message,
+    credits: u32,
+    send_max: usize,
+) -> Result<ReplyFit, TransportError> {
+    let mut writes = SmallVec::<[(Chunk, Rope); 1]>::new();
+    let mut used: SmallVec<[Option<usize>; 4]> = SmallVec::from_elem(None, offered.writes.chunks().len());
+    for (payload, (chunk, used)) in message.payloads.iter().zip(offered.writes.chunks().iter().zip(&mut used)) {
+        // RFC 8166 §4.3.2.1: the first item that may be placed takes the first chunk, and so on, an empty item too
+        // (RFC 8267 §6.4.1). §4.3.2.3: an empty chunk asks for its item inline.
+        match payload.data.len() {
+            _ if chunk.is_empty() => {}
+            len if len > chunk.len() => return Err(TransportError::TooLong { len, max: chunk.len() }),
+            len => {
+                *used = Some(len);
+                writes.push((chunk.clone(), payload.data.clone()));
+            }
+        }
+    }
+    let stream = Inline::new(message, |index| used.get(index).is_none_or(Option::is_none));
+    let returned = offered.writes.chunks().iter().zip(&used).map(|(chunk, used)| chunk.used(used.unwrap_or(0)));
+    let mut lists = Lists { writes: WriteList::new(returned), ..Lists::default() };
+    let header = |body| Header { xid, credits, body };
+    let inline_len = header(Body::Done).wire_len() + lists.wire_len() + stream.len();
+    if inline_len <= send_max {
+        return Ok(ReplyFit { header: header(Body::Msg(lists)), writes, stream, reply: None });
+    }
+    let room = offered.reply.as_ref().map_or(0, Chunk::len);
+    if stream.len() > room {
+        return Err(TransportError::TooLong { len: stream.len(), max: room.max(send_max) });
+    }
+    lists.reply = offered.reply.as_ref().map(|chunk| chunk.used(stream.len()));
+    let header = header(Body::NoMsg(lists));
+    if header.wire_len() > send_max {
+        return Err(TransportError::TooLong { len: header.wire_len(), max: send_max });
+    }
+    Ok(ReplyFit { header, writes, stream, reply: offered.reply.clone() })
 }
 
 /// `header` is the length of the header without read chunks; `chunks`, whether there may be any.

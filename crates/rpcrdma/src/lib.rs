@@ -12,8 +12,10 @@
 //! | [`header`], [`chunk`], [`private_data`] | what is on the wire |
 //! | `credits` | flow control |
 //! | [`Connection`] | the protocol, without I/O: completions in, work and events out |
-//! | `requester`, `fit` | calls that we make, and how they travel |
-//! | `recv`, `rw`, `send` | calls that we receive; moving their data; replies |
+//! | `requester`, `outgoing` | calls that we make |
+//! | `responder` | calls that we answer |
+//! | `link` | what these two share: the queue of work, events, deadlines, the end of the connection |
+//! | `fit`, `message`, `pull` | how messages are taken apart to travel, and put together again |
 //! | `expose`, `fetch` | replies in the Read-Read design: the responder's side, and the requester's |
 //! | [`RdmaTransport`], [`RdmaKind`] | drive a [`rdma::QueuePair`] for [`rpc`] |
 //!
@@ -27,11 +29,13 @@ mod expose;
 mod fetch;
 mod fit;
 mod kind;
+mod link;
+mod message;
 mod options;
-mod recv;
+mod outgoing;
+mod pull;
 mod requester;
-mod rw;
-mod send;
+mod responder;
 mod table;
 mod transport;
 
@@ -39,8 +43,9 @@ pub mod chunk;
 pub mod header;
 pub mod private_data;
 
-pub use connection::{CallId, Connection, Event, Registry, Work};
+pub use connection::Connection;
 pub use kind::{RdmaKind, RdmaListener};
+pub use link::{CallId, Event, Registry, Work};
 pub use options::{Design, Options, Role, Settings, receives};
 pub use transport::RdmaTransport;
 

@@ -6,105 +6,62 @@
 //! `Unsent` (waits for a credit) → `Sent` (what it exposes belongs to the queue pair) → `Finishing`
 //! (answered; memory is being invalidated) → an event, unless its caller has gone. In the Read-Read design, `Fetching` may
 //! come before `Finishing`, see `fetch.rs`.
+//!
+//! Buffers: what a call exposes belongs to the queue pair until it is invalidated. On error the caller gets its sink back.
 
-use buf::{Buffer, SharedBuffer, Slab};
+use std::{collections::VecDeque, time::Instant};
+
+use buf::{Buffer, Piece};
 use bytes::Bytes;
 use rdma::{Memory, Stag, WorkRequest};
-use rpc::{CallError, Reply, ReplyPlan, TransportError, Xid};
+use rpc::{CallError, CallsMade, ReplyPlan, TransportError, Xid};
 use smallvec::SmallVec;
-use std::time::Instant;
-use xdr::{Message, PlacedPayload};
+use xdr::Message;
 
 use crate::{
-    CallId, Connection, Event, Registry,
-    chunk::{Chunk, Lists, Segment, WriteList},
-    connection::{Deadline, Name},
-    fetch::Fetch,
-    fit::{Inline, ReplyOffer, fit_call},
+    CallId, Event, Registry, Settings,
+    chunk::{Lists, WriteList},
+    credits::Credits,
+    fetch::{Fetch, SINK_PART},
+    fit::{Inline, ReplyOffer, encode_header, fit_call},
     header::{Body, Header, RdmaError},
-    recv::{is_reply_to, xid_of},
-    table::Key,
+    link::{Deadline, IDLE_ENTRIES, Link, Name, shrink_idle},
+    message::{is_reply_to, xid_of},
+    outgoing::{Exposures, Outcome, Outgoing, Purpose, Stage},
+    table::{Key, Map, Table},
 };
 
-/// A call that we make.
-#[derive(Debug)]
-pub(crate) struct Outgoing {
-    pub(crate) xid: Xid,
-    pub(crate) stage: Stage,
-    /// Whether somebody waits for it.
-    wanted: bool,
-    /// The visible length of the caller's buffer, if there is one.
-    pub(crate) sink_len: Option<usize>,
-    /// Longest reply that its plan allows.
-    pub(crate) reply_max: usize,
-    write: Option<Chunk>,
-    reply: Option<Chunk>,
-    exposed: SmallVec<[Exposure; 2]>,
+/// The calls that we make on one connection.
+pub(crate) struct Requester {
+    credits: Credits,
+    /// Calls made so far.
+    total: u64,
+    calls: Table<Outgoing>,
+    /// Calls that have not been answered.
+    by_xid: Map<Xid, Key>,
+    /// Calls that wait for a credit, oldest first; some may have been cancelled.
+    unsent: VecDeque<Key>,
 }
 
-#[derive(Debug)]
-pub(crate) enum Stage {
-    Unsent(Message, ReplyPlan),
-    Sent,
-    /// Its reply is read from the responder's memory.
-    Fetching(Fetch),
-    Finishing(Outcome),
-}
-
-#[derive(Debug)]
-pub(crate) enum Outcome {
-    Answered {
-        stream: Stream,
-        /// Bytes in the write chunk.
-        placed: usize,
-    },
-    /// The message has been read, but for a payload that is in the caller's buffer: its position and its bytes.
-    Fetched {
-        message: Message,
-        placed: Option<(u32, usize)>,
-    },
-    Failed(TransportError),
-}
-
-#[derive(Debug)]
-pub(crate) enum Stream {
-    Inline(Bytes),
-    /// In the reply chunk, this many bytes.
-    InChunk(usize),
-}
-
-/// A registered region, or the memory that has come back from it.
-#[derive(Debug)]
-struct Exposure {
-    stag: Stag,
-    purpose: Purpose,
-    home: Option<Memory>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Purpose {
-    Arguments,
-    Sink,
-    ReplyChunk,
-}
-
-impl Outgoing {
-    pub(crate) fn is_sent(&self) -> bool {
-        matches!(self.stage, Stage::Sent)
+impl Requester {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        Self {
+            credits: Credits::new(settings.outbound_credits().max(1)),
+            total: 0,
+            calls: Table::new(),
+            by_xid: Map::default(),
+            unsent: VecDeque::new(),
+        }
     }
 
-    pub(crate) fn is_fetching(&self) -> bool {
-        matches!(self.stage, Stage::Fetching(_))
-    }
-}
-
-impl Connection {
-    pub(crate) fn queue_call(&mut self, message: Message, plan: ReplyPlan) -> CallId {
+    /// Queues a call.
+    pub(crate) fn call(&mut self, link: &mut Link, message: Message, plan: ReplyPlan) -> CallId {
+        self.total += 1;
         let xid = xid_of(&message.stream).unwrap_or(Xid(0));
-        let refusal = match self.closed() {
+        let refusal = match link.closed() {
             Some(error) => Some(error),
             None if message.stream.len() < 8 => Some(TransportError::Refused("no RPC message".into())),
-            None if self.settings.outbound_credits() == 0 => {
+            None if link.settings.outbound_credits() == 0 => {
                 Some(TransportError::Refused("callbacks are not enabled on this connection".into()))
             }
             None if self.by_xid.contains_key(&xid) => {
@@ -123,12 +80,13 @@ impl Connection {
                 self.by_xid.insert(xid, key);
                 self.unsent.push_back(key);
             }
-            Some(error) => self.end_unsent(key, error),
+            Some(error) => self.end_unsent(link, key, error),
         }
         CallId(key)
     }
 
-    pub(crate) fn abandon(&mut self, key: Key, now: Instant) {
+    /// Gives up a call; see [`Connection::cancel`](crate::Connection::cancel).
+    pub(crate) fn cancel(&mut self, link: &mut Link, CallId(key): CallId, now: Instant) {
         let Some(call) = self.calls.get_mut(key) else { return };
         call.wanted = false;
         match call.stage {
@@ -137,14 +95,33 @@ impl Connection {
                 self.by_xid.remove(&xid);
                 self.calls.remove(key);
             }
-            Stage::Sent => self.add_deadline(Deadline::Abandoned(key), now),
-            // The responder waits for RDMA_DONE, whoever else waits.
+            Stage::Sent => link.add_deadline(Deadline::Abandoned(key), now),
+            // The responder waits for RDMA_DONE in any case.
             Stage::Fetching(_) | Stage::Finishing(_) => {}
         }
     }
 
-    /// Sends the next call that waits, if there is a credit for it. Whether there may be more.
-    pub(crate) fn send_next_call(&mut self, registry: &mut dyn Registry) -> bool {
+    pub(crate) fn calls_made(&self) -> CallsMade {
+        CallsMade { total: self.total, pending: self.calls.len() }
+    }
+
+    /// Whether a call with this XID has not been answered.
+    pub(crate) fn is_outstanding(&self, xid: Xid) -> bool {
+        self.by_xid.contains_key(&xid)
+    }
+
+    /// Whether this call has been sent and no reply has come.
+    pub(crate) fn is_sent(&self, key: Key) -> bool {
+        self.calls.get(key).is_some_and(Outgoing::is_sent)
+    }
+
+    /// Whether the reply to this call is being read.
+    pub(crate) fn is_fetching(&self, key: Key) -> bool {
+        self.calls.get(key).is_some_and(|call| matches!(call.stage, Stage::Fetching(_)))
+    }
+
+    /// Sends the next call that waits, if there is a credit for it. Returns whether there may be more.
+    pub(crate) fn send_next_call(&mut self, link: &mut Link, registry: &mut dyn Registry) -> bool {
         while self.unsent.front().is_some_and(|&key| self.calls.get(key).is_none()) {
             self.unsent.pop_front(); // cancelled
         }
@@ -153,23 +130,23 @@ impl Connection {
             return false;
         }
         self.unsent.pop_front();
-        if let Err(error) = self.send_call(key, registry) {
+        if let Err(error) = self.send_call(link, key, registry) {
             self.credits.give_back();
-            self.finish_when_home(key, Outcome::Failed(error));
+            self.finish_when_invalidated(link, key, Outcome::Failed(error));
         }
         true
     }
 
-    fn send_call(&mut self, key: Key, registry: &mut dyn Registry) -> Result<(), TransportError> {
+    fn send_call(&mut self, link: &mut Link, key: Key, registry: &mut dyn Registry) -> Result<(), TransportError> {
         let call = self.calls.get_mut(key).expect("checked by send_next_call");
         let Stage::Unsent(message, plan) = std::mem::replace(&mut call.stage, Stage::Sent) else {
             unreachable!("a call is sent once")
         };
-        let offer = ReplyOffer::new(plan.inline_max, plan.payload_max, &self.settings);
-        let fit = fit_call(message, offer, &self.settings, &self.pool);
+        let offer = ReplyOffer::new(plan.inline_max, plan.payload_max, &link.settings);
+        let fit = fit_call(message, offer, &link.settings, &link.pool);
         // The sink is kept in any case, so that it goes back to the caller.
         if offer.write > 0 && fit.is_ok() {
-            let mut sink = plan.sink.unwrap_or_else(|| self.pool.take(offer.write));
+            let mut sink = plan.sink.unwrap_or_else(|| link.pool.take(offer.write));
             sink.set_len(offer.write);
             call.write = Some(call.exposed.expose([Memory::Write(sink)], Purpose::Sink, registry)?);
         } else if let Some(sink) = plan.sink {
@@ -177,7 +154,7 @@ impl Connection {
         }
         let fit = fit?;
         if offer.reply > 0 {
-            let memory = Memory::Write(self.pool.take(offer.reply));
+            let memory = Memory::Write(link.pool.take(offer.reply));
             call.reply = Some(call.exposed.expose([memory], Purpose::ReplyChunk, registry)?);
         }
         let mut lists =
@@ -192,280 +169,229 @@ impl Connection {
         let header = Header { xid: call.xid, credits: self.credits.limit(), body };
         let data = fit.inline.unwrap_or_else(Inline::none).behind(&header);
         // Nothing in RFC 8166 asks for a solicited event. Linux sends calls without, and so wireshark knows them.
-        self.post(WorkRequest::Send { id: Name::Call.into(), data, invalidate: None, solicited: false });
+        link.post(WorkRequest::Send { id: Name::Call.into(), data, invalidate: None, solicited: false });
         Ok(())
     }
 
     /// A reply has come; `stream` is what followed its header, if it was RDMA_MSG.
-    pub(crate) fn handle_reply(&mut self, xid: Xid, granted: u32, lists: Lists, stream: Option<Bytes>, now: Instant) {
+    pub(crate) fn handle_reply(
+        &mut self,
+        link: &mut Link,
+        xid: Xid,
+        granted: u32,
+        lists: Lists,
+        stream: Option<Bytes>,
+        now: Instant,
+    ) {
         let Some(key) = self.sent_call(xid) else { return };
-        if self.settings.fetches_replies() && !lists.reads.is_empty() {
-            return self.fetch_reply(key, granted, lists, stream, now);
+        if link.settings.fetches_replies() && !lists.reads.is_empty() {
+            return self.fetch_reply(link, key, granted, lists, stream, now);
         }
         let call = self.calls.get(key).expect("by_xid holds only calls that stand");
         match call.outcome(&lists, stream) {
-            Ok(outcome) => self.answered(key, granted, outcome),
-            Err(what) => self.fail_protocol(what),
+            Ok(outcome) => self.answered(link, key, granted, outcome),
+            Err(what) => link.fail_protocol(what),
         }
     }
 
     /// The peer could not receive a call or send its reply.
-    pub(crate) fn handle_error(&mut self, xid: Xid, granted: u32, error: RdmaError) {
+    pub(crate) fn handle_error(&mut self, link: &mut Link, xid: Xid, granted: u32, error: RdmaError) {
         let Some(key) = self.sent_call(xid) else { return };
         let why = match error {
             RdmaError::Version { low, high } => format!("it speaks RPC-over-RDMA versions {low} to {high}"),
             RdmaError::Chunk => "ERR_CHUNK".to_owned(),
         };
-        self.answered(key, granted, Outcome::Failed(TransportError::Refused(why)));
+        self.answered(link, key, granted, Outcome::Failed(TransportError::Refused(why)));
     }
 
-    /// A message that begins with `prefix` has arrived, and invalidated one of our regions on its way.
-    pub(crate) fn handle_remote_invalidation(&mut self, prefix: &[u8], stag: Stag, memory: Memory) {
+    /// A message that begins with `prefix` has arrived, and has invalidated the region `stag`. Returns whether a call had
+    /// exposed it.
+    pub(crate) fn handle_remote_invalidation(
+        &mut self,
+        link: &mut Link,
+        prefix: &[u8],
+        stag: Stag,
+        memory: Memory,
+    ) -> bool {
         // Usually it belongs to the call that the message answers; but the peer can choose any.
         let answered = xid_of(prefix).and_then(|xid| self.by_xid.get(&xid).copied());
-        let holds = |call: &Outgoing| call.exposed.iter().any(|exposure| exposure.is_out(stag));
+        let holds = |call: &Outgoing| call.exposed.iter().any(|exposure| exposure.is_exposed(stag));
         let key = answered.filter(|&key| self.calls.get(key).is_some_and(holds));
         let key = key.or_else(|| self.calls.iter_mut().find(|(_, call)| holds(call)).map(|(key, _)| key));
-        let call = key.and_then(|key| self.calls.get_mut(key));
-        if let Some(exposure) = call.and_then(|call| call.exposed.iter_mut().find(|exposure| exposure.is_out(stag))) {
-            exposure.home = Some(memory);
-            self.finish_if_home(key.expect("its call was found"));
-        } else {
-            self.handle_exposed_invalidation(stag);
-        }
+        let Some((key, call)) = key.and_then(|key| Some((key, self.calls.get_mut(key)?))) else { return false };
+        let exposure = call.exposed.iter_mut().find(|exposure| exposure.is_exposed(stag));
+        exposure.expect("its call was found by it").memory = Some(memory);
+        self.finish_if_invalidated(link, key);
+        true
     }
 
-    pub(crate) fn handle_invalidation(&mut self, key: Key, part: usize, memory: Option<Memory>) {
+    pub(crate) fn handle_invalidation(&mut self, link: &mut Link, key: Key, part: usize, memory: Option<Memory>) {
         if let Some(exposure) = self.calls.get_mut(key).and_then(|call| call.exposed.get_mut(part))
             && let Some(memory) = memory
         {
-            exposure.home = Some(memory);
-            self.finish_if_home(key);
+            exposure.memory = Some(memory);
+            self.finish_if_invalidated(link, key);
         }
     }
 
-    /// The connection is over: every call ends, and all memory comes back.
-    pub(crate) fn end_calls(&mut self, error: &TransportError, registry: &mut dyn Registry) {
+    /// One RDMA Read of a reply is over.
+    pub(crate) fn handle_fetched(
+        &mut self,
+        link: &mut Link,
+        key: Key,
+        part: usize,
+        buffer: Buffer,
+        is_ok: bool,
+        now: Instant,
+    ) {
+        let call = self.calls.get_mut(key).expect("a call stands while its reply is read");
+        if part == SINK_PART {
+            call.return_memory(Purpose::Sink, buffer);
+            if let Stage::Fetching(fetch) = &mut call.stage
+                && is_ok
+            {
+                fetch.sink_filled();
+            }
+        } else if let Stage::Fetching(fetch) = &mut call.stage
+            && is_ok
+        {
+            fetch.arrived(part, Piece::Memory(buffer.freeze()));
+        }
+        if is_ok {
+            link.read_progressed(now);
+            self.finish_fetch_if_complete(link, key);
+        }
+    }
+
+    /// Takes the caller's buffer out of an RDMA Read that was never posted.
+    pub(crate) fn take_back_fetch(&mut self, request: WorkRequest) {
+        if let WorkRequest::Read { id, into, .. } = request
+            && let Name::Fetch(key, SINK_PART) = id.into()
+            && let Some(call) = self.calls.get_mut(key)
+        {
+            call.return_memory(Purpose::Sink, into);
+        }
+    }
+
+    /// Ends every call because the connection is over, and takes back all memory.
+    pub(crate) fn end(&mut self, link: &mut Link, error: &TransportError, registry: &mut dyn Registry) {
         for key in self.calls.keys() {
             let call = self.calls.get_mut(key).expect("a key just listed");
-            for exposure in call.exposed.iter_mut().filter(|exposure| exposure.home.is_none()) {
-                exposure.home = registry.reclaim(exposure.stag);
+            for exposure in call.exposed.iter_mut().filter(|exposure| exposure.memory.is_none()) {
+                exposure.memory = registry.reclaim(exposure.stag);
             }
             match call.stage {
-                Stage::Unsent(..) => self.end_unsent(key, error.clone()),
+                Stage::Unsent(..) => self.end_unsent(link, key, error.clone()),
                 Stage::Sent | Stage::Fetching(_) => {
                     call.stage = Stage::Finishing(Outcome::Failed(error.clone()));
-                    self.finish(key);
+                    self.finish(link, key);
                 }
-                Stage::Finishing(_) => self.finish(key),
+                Stage::Finishing(_) => self.finish(link, key),
             }
         }
         self.by_xid.clear();
         self.unsent.clear();
     }
 
+    /// Frees memory that an idle connection does not need.
+    pub(crate) fn shrink_idle(&mut self) {
+        shrink_idle(&mut self.unsent);
+        self.calls.shrink_idle();
+        if self.by_xid.is_empty() && self.by_xid.capacity() > IDLE_ENTRIES {
+            self.by_xid = Map::default();
+        }
+    }
+
     fn sent_call(&self, xid: Xid) -> Option<Key> {
         // A reply to no call is ignored: RFC 5531 leaves late replies to the caller.
-        self.by_xid.get(&xid).copied().filter(|&key| self.calls.get(key).is_some_and(Outgoing::is_sent))
+        self.by_xid.get(&xid).copied().filter(|&key| self.is_sent(key))
     }
 
-    pub(crate) fn answered(&mut self, key: Key, granted: u32, outcome: Outcome) {
+    /// A reply has come of which parts are to be read from the responder.
+    fn fetch_reply(
+        &mut self,
+        link: &mut Link,
+        key: Key,
+        granted: u32,
+        lists: Lists,
+        inline: Option<Bytes>,
+        now: Instant,
+    ) {
+        let call = self.calls.get_mut(key).expect("the caller has found it");
+        let (reply_max, sink_len) = (call.reply_max, call.sink_len.unwrap_or(0));
+        let sink = |len| if len <= sink_len { call.take_memory(Purpose::Sink) } else { None };
+        match Fetch::start(link, key, reply_max, (granted, lists, inline), sink) {
+            Ok(fetch) => call.stage = Stage::Fetching(fetch),
+            Err(what) => return link.fail_protocol(what),
+        }
+        link.read_progressed(now);
+        link.add_deadline(Deadline::Fetch(key), now);
+        self.finish_fetch_if_complete(link, key); // all of its segments may be empty
+    }
+
+    fn finish_fetch_if_complete(&mut self, link: &mut Link, key: Key) {
+        let call = self.calls.get_mut(key).expect("a call stands while its reply is read");
+        if !matches!(&call.stage, Stage::Fetching(fetch) if fetch.is_complete()) {
+            return;
+        }
+        let Stage::Fetching(fetch) = std::mem::replace(&mut call.stage, Stage::Sent) else { unreachable!("just seen") };
+        let (xid, granted) = (call.xid, fetch.granted());
+        let (message, placed) = fetch.into_message();
+        if !is_reply_to(&message.stream, xid) {
+            return link.fail_protocol("a position-zero chunk that holds no reply to its call");
+        }
+        self.send_done(link, xid);
+        self.answered(link, key, granted, Outcome::Fetched { message, placed });
+    }
+
+    /// Tells the responder that its memory is not needed any more, before the call's credit is used again.
+    fn send_done(&mut self, link: &mut Link, xid: Xid) {
+        let header = Header { xid, credits: self.credits.limit(), body: Body::Done };
+        let data = encode_header(&header).into();
+        link.post(WorkRequest::Send { id: Name::Call.into(), data, invalidate: None, solicited: false });
+    }
+
+    fn answered(&mut self, link: &mut Link, key: Key, granted: u32, outcome: Outcome) {
         self.credits.give_back();
         self.credits.grant(granted);
-        self.finish_when_home(key, outcome);
+        self.finish_when_invalidated(link, key, outcome);
     }
 
-    /// Takes back what the call exposes, and then ends it.
-    fn finish_when_home(&mut self, key: Key, outcome: Outcome) {
+    /// Invalidates what the call exposes, and then ends it.
+    fn finish_when_invalidated(&mut self, link: &mut Link, key: Key, outcome: Outcome) {
         let call = self.calls.get_mut(key).expect("a call ends once");
         call.stage = Stage::Finishing(outcome);
         self.by_xid.remove(&call.xid);
-        for (part, exposure) in call.exposed.iter().enumerate().filter(|(_, exposure)| exposure.home.is_none()) {
-            let request = WorkRequest::Invalidate { id: Name::Invalidate(key, part).into(), stag: exposure.stag };
-            self.work.push_back(crate::Work::Post(request));
+        for (part, exposure) in call.exposed.iter().enumerate().filter(|(_, exposure)| exposure.memory.is_none()) {
+            link.post(WorkRequest::Invalidate { id: Name::Invalidate(key, part).into(), stag: exposure.stag });
         }
-        self.finish_if_home(key);
+        self.finish_if_invalidated(link, key);
     }
 
-    fn finish_if_home(&mut self, key: Key) {
+    fn finish_if_invalidated(&mut self, link: &mut Link, key: Key) {
         let Some(call) = self.calls.get(key) else { return };
-        let home = call.exposed.iter().all(|exposure| exposure.home.is_some());
-        if home && matches!(call.stage, Stage::Finishing(_)) {
-            self.finish(key);
+        let is_invalidated = call.exposed.iter().all(|exposure| exposure.memory.is_some());
+        if is_invalidated && matches!(call.stage, Stage::Finishing(_)) {
+            self.finish(link, key);
         }
     }
 
-    fn finish(&mut self, key: Key) {
+    fn finish(&mut self, link: &mut Link, key: Key) {
         let call = self.calls.remove(key).expect("a call ends once");
         let wanted = call.wanted;
         let result = call.into_result();
         if let Err(CallError { error: TransportError::Protocol(what), .. }) = &result {
-            self.fail_protocol(what.clone());
+            link.fail_protocol(what.clone());
         }
         if wanted {
-            self.events.push_back(Event::Reply { id: CallId(key), result });
+            link.report(Event::Reply { id: CallId(key), result });
         }
     }
 
-    fn end_unsent(&mut self, key: Key, error: TransportError) {
+    fn end_unsent(&mut self, link: &mut Link, key: Key, error: TransportError) {
         let call = self.calls.remove(key).expect("a call ends once");
         let Stage::Unsent(_, plan) = call.stage else { unreachable!("checked by the caller") };
         let result = Err(CallError { error, sink: plan.sink });
-        self.events.push_back(Event::Reply { id: CallId(key), result });
-    }
-}
-
-impl Outgoing {
-    /// What a reply with these lists means; else what is wrong with it.
-    fn outcome(&self, lists: &Lists, stream: Option<Bytes>) -> Result<Outcome, String> {
-        if !lists.reads.is_empty() {
-            return Err("a reply with a read list".into());
-        }
-        let placed = match (lists.writes.chunks(), &self.write) {
-            ([], _) => 0,
-            ([returned], Some(offered)) => {
-                offered.used_in(returned).ok_or("a reply that returns another write chunk than was offered")?
-            }
-            _ => return Err("a reply with write chunks that were not offered".into()),
-        };
-        let in_chunk = match (&lists.reply, &self.reply) {
-            (None, _) => 0,
-            (Some(returned), Some(offered)) => {
-                offered.used_in(returned).ok_or("a reply that returns another reply chunk than was offered")?
-            }
-            (Some(returned), None) if returned.is_empty() => 0,
-            _ => return Err("a reply with a reply chunk that was not offered".into()),
-        };
-        match stream {
-            Some(stream) if in_chunk == 0 => Ok(Outcome::Answered { stream: Stream::Inline(stream), placed }),
-            Some(_) => Err("an RDMA_MSG reply that also fills the reply chunk".into()),
-            None if in_chunk > 0 => Ok(Outcome::Answered { stream: Stream::InChunk(in_chunk), placed }),
-            None => Err("an RDMA_NOMSG reply without a message".into()),
-        }
-    }
-
-    fn into_result(mut self) -> Result<Reply, CallError> {
-        let reply_chunk = self.take_home(Purpose::ReplyChunk);
-        let mut sink = self.take_home(Purpose::Sink);
-        let Stage::Finishing(outcome) = self.stage else { unreachable!("only finished calls have a result") };
-        let (mut message, position, placed) = match outcome.into_message(reply_chunk, self.xid) {
-            Ok(answer) => answer,
-            Err(error) => {
-                let sink = sink.take().zip(self.sink_len).map(|(mut sink, len)| {
-                    sink.set_len(len);
-                    sink
-                });
-                return Err(CallError { error, sink });
-            }
-        };
-        let (data, sink) = match (sink, self.sink_len) {
-            (Some(mut sink), Some(len)) => {
-                sink.set_len(len);
-                let shared = SharedBuffer::from(sink);
-                (shared.bytes().slice(..placed), Some(shared))
-            }
-            (Some(mut sink), None) => {
-                sink.set_len(placed);
-                (sink.freeze(), None)
-            }
-            (None, _) => (Bytes::new(), None),
-        };
-        if placed > 0 {
-            message.payloads.push(PlacedPayload { position, data: data.into() });
-        }
-        Ok(Reply { message, sink })
-    }
-
-    pub(crate) fn take_home(&mut self, purpose: Purpose) -> Option<Buffer> {
-        let exposure = self.exposed.iter_mut().find(|exposure| exposure.purpose == purpose)?;
-        match exposure.home.take() {
-            Some(Memory::Write(buffer)) => Some(buffer),
-            _ => None,
-        }
-    }
-
-    /// Undoes [`take_home`](Self::take_home).
-    pub(crate) fn put_home(&mut self, purpose: Purpose, buffer: Buffer) {
-        let exposure = self.exposed.iter_mut().find(|exposure| exposure.purpose == purpose);
-        exposure.expect("memory of this purpose was taken").home = Some(Memory::Write(buffer));
-    }
-}
-
-impl Outcome {
-    /// The message, from where it is, and the position and length of a payload in the caller's buffer.
-    fn into_message(
-        self,
-        reply_chunk: Option<Buffer>,
-        xid: Xid,
-    ) -> Result<(Message, Option<u32>, usize), TransportError> {
-        match self {
-            Outcome::Failed(error) => Err(error),
-            Outcome::Fetched { message, placed: None } => Ok((message, None, 0)),
-            Outcome::Fetched { message, placed: Some((position, placed)) } => Ok((message, Some(position), placed)),
-            // RFC 8166 §4.3.2.1: a write chunk tells no position; it belongs to the next item that may have one.
-            Outcome::Answered { stream: Stream::Inline(stream), placed } => Ok((stream.into(), None, placed)),
-            Outcome::Answered { stream: Stream::InChunk(len), placed } => {
-                let mut buffer = reply_chunk.ok_or(TransportError::Lost("the reply chunk is gone".into()))?;
-                buffer.set_len(len);
-                let stream = private(buffer);
-                match is_reply_to(&stream, xid) {
-                    true => Ok((stream.into(), None, placed)),
-                    false => Err(TransportError::Protocol("a reply chunk that holds no reply to its call".into())),
-                }
-            }
-        }
-    }
-}
-
-/// The bytes of a reply chunk, where a peer that maps our memory cannot change them while they are parsed.
-fn private(buffer: Buffer) -> Bytes {
-    let shared = Slab::of(&buffer).is_some_and(|(slab, _)| slab.fd().is_some());
-    if shared { Bytes::copy_from_slice(&buffer) } else { buffer.freeze() }
-}
-
-/// What a call exposes.
-trait Exposures {
-    fn expose(
-        &mut self,
-        memory: impl IntoIterator<Item = Memory>,
-        purpose: Purpose,
-        registry: &mut dyn Registry,
-    ) -> Result<Chunk, TransportError>;
-    fn keep(&mut self, memory: Memory, purpose: Purpose);
-}
-
-impl Exposures for SmallVec<[Exposure; 2]> {
-    /// Registers each piece as one segment of a chunk.
-    fn expose(
-        &mut self,
-        memory: impl IntoIterator<Item = Memory>,
-        purpose: Purpose,
-        registry: &mut dyn Registry,
-    ) -> Result<Chunk, TransportError> {
-        let mut segments = SmallVec::<[Segment; 1]>::new();
-        for piece in memory {
-            match registry.register(piece) {
-                Ok(region) => {
-                    self.push(Exposure { stag: region.stag, purpose, home: None });
-                    segments.push(Segment { handle: region.stag, length: region.len, offset: region.offset });
-                }
-                Err(memory) => {
-                    self.keep(memory, purpose);
-                    return Err(TransportError::Refused("no more memory can be registered".into()));
-                }
-            }
-        }
-        Ok(Chunk::new(segments))
-    }
-
-    /// Keeps memory with the call without exposing it.
-    fn keep(&mut self, memory: Memory, purpose: Purpose) {
-        self.push(Exposure { stag: Stag(0), purpose, home: Some(memory) });
-    }
-}
-
-impl Exposure {
-    fn is_out(&self, stag: Stag) -> bool {
-        self.stag == stag && self.home.is_none()
+        link.report(Event::Reply { id: CallId(key), result });
     }
 }

@@ -101,7 +101,7 @@ impl<T> Table<T> {
     }
 
     /// Holds no memory to speak of while it is empty. Keys stay valid once.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn shrink_idle(&mut self) {
         if self.len() == 0 && self.slots.len() > REST_SLOTS {
             let used = self.slots.iter().map(|slot| slot.key.0).max().unwrap_or(0);
             *self = Self { fresh: Key(used & !INDEX_MASK).next(), ..Self::new() };
@@ -150,9 +150,9 @@ mod tests {
         let mut given = Vec::new();
         for round in 0..20 {
             let keys: Vec<Key> = (0..10).map(|entry| table.insert((round, entry))).collect();
-            table.rest();
+            table.shrink_idle();
             assert!(keys.iter().enumerate().all(|(at, key)| table.remove(*key) == Some((round, at))));
-            table.rest();
+            table.shrink_idle();
             assert_eq!(table.slots.capacity(), 0);
             given.extend(keys);
         }

@@ -283,7 +283,7 @@ impl Shared {
 
     /// Holds little memory while nothing goes on.
     fn rest(&mut self) {
-        self.connection.rest();
+        self.connection.shrink_idle();
         if self.waiting.is_empty() && self.waiting.capacity() > REST_ENTRIES {
             self.waiting = Map::default();
         }

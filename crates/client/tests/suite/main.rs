@@ -2,6 +2,7 @@
 
 mod common;
 
+mod blocking;
 mod data;
 mod faults;
 mod hostile;

@@ -21,7 +21,8 @@ use socket2::SockAddr;
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
-    device::{Device, unblock},
+    device::Device,
+    domain::unblock,
     ffi::*,
     library::{Library, check, last_error},
 };

@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::{
-    device::{Pd, unblock},
+    domain::{Pd, unblock},
     ffi::*,
 };
 

@@ -10,17 +10,15 @@
 #![expect(unsafe_code, reason = "calls of C")]
 
 use std::{
-    collections::BTreeMap,
     ffi::{CStr, c_char, c_int, c_uint, c_void},
     fmt, io,
-    sync::{OnceLock, Weak},
+    sync::OnceLock,
 };
 
 use libloading::os::unix::{Library as Shared, RTLD_LOCAL, RTLD_NOW};
-use parking_lot::Mutex;
 use rustix::process::Resource;
 
-use super::{device::Device, ffi::*};
+use super::ffi::*;
 
 macro_rules! functions {
     ($($(#[$of:meta])* $library:ident { $(fn $name:ident($($arg:ty),*) $(-> $ret:ty)?;)* })*) => {
@@ -88,11 +86,9 @@ functions! {
     }
 }
 
-/// The libraries, and what the process shares.
+/// The libraries.
 pub(super) struct Library {
     pub(super) functions: Functions,
-    /// The devices in use, by the address of their context: librdmacm opens each once for the process.
-    pub(super) devices: Mutex<BTreeMap<usize, Weak<Device>>>,
 }
 
 /// Why there are no adapters to be had.
@@ -148,7 +144,7 @@ impl Library {
         if unsafe { (functions.ibv_fork_init)() } != 0 {
             tracing::debug!("ibv_fork_init failed: do not fork while connections are in use, on kernels before 5.12");
         }
-        Ok(Self { functions, devices: Mutex::default() })
+        Ok(Self { functions })
     }
 
     /// What a work completion's status means.

@@ -21,7 +21,8 @@ use buf::Slab;
 use parking_lot::Mutex;
 
 use super::{
-    device::{Device, DeviceCaps, Pd},
+    device::Device,
+    domain::{DeviceCaps, Pd},
     ffi::*,
     library::last_error,
 };

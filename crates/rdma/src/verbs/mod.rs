@@ -1,9 +1,9 @@
 //! Real adapters (InfiniBand, RoCE, iWARP, and Linux's software rxe and siw) through librdmacm and libibverbs.
 //!
 //! The libraries are opened at run time: building needs no headers, and a machine without them has all the rest. Read
-//! rdma_cm(7) and the manual pages of libibverbs. From the bottom: `ffi` is the C interface, `library` finds it; `device`,
-//! `faults` and `memory` are what connections on one adapter share, which `kept` makes last; `cm` and `connect` make connections; `queue` is the adapter's
-//! side of one, `prepare` and `qp` are ours.
+//! rdma_cm(7) and the manual pages of libibverbs. From the bottom: `ffi` is the C interface, `library` finds it; `domain`,
+//! `device`, `faults` and `memory` are what connections on one adapter share, and `kept` keeps it for the next connection; `cm` and
+//! `connect` make connections; `queue` is the adapter's side of one, `prepare` and `qp` are ours.
 //!
 //! Buffers belong to the queue pair while posted or registered. A region is exposed by a memory window where the device has
 //! them, else by a registration of exactly its bytes. On every error the adapter is stopped before anything comes home.
@@ -11,6 +11,7 @@
 mod cm;
 mod connect;
 mod device;
+mod domain;
 mod faults;
 #[doc(hidden)]
 pub mod ffi;

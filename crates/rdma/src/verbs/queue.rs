@@ -136,7 +136,7 @@ impl Queues {
         // SAFETY: valid as long as `self`.
         let fd = unsafe { self.channel.as_ref().fd };
         // SAFETY: open as long as the channel.
-        super::device::unblock(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) })?;
+        super::domain::unblock(unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) })?;
         // SAFETY: `ready` is dropped before the channel.
         self.ready = Some(unsafe { Descriptor::new(fd).register()? });
         Ok(())

@@ -27,7 +27,8 @@ use buf::Buffer;
 use parking_lot::Mutex;
 
 use super::{
-    device::{Device, Pd},
+    device::Device,
+    domain::Pd,
     ffi::*,
     library::{check, last_error},
     memory::Keys,
@@ -241,7 +242,5 @@ impl Drop for SharedQueue {
 /// Work requests of receives are numbered from here: in a shared queue by their slots. Others of one queue pair complete in
 /// the order posted, and need no number.
 pub(super) const RECEIVES: u64 = 1 << 63;
-/// Receives in a shared queue. Each is replaced as its completion is read, so they are for what arrives meanwhile.
-pub(super) const SHARED_DEPTH: usize = 256;
 /// The most that a shared queue takes of its source's budget, as a fraction.
 const BUDGET_PART: usize = 4;

@@ -5,7 +5,7 @@
 use std::ptr::NonNull;
 
 use super::{
-    device::DeviceCaps,
+    domain::DeviceCaps,
     ffi::*,
     library::{Library, Unavailable},
 };

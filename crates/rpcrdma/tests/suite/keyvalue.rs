@@ -2,10 +2,10 @@
 
 #[path = "../../examples/keyvalue.rs"]
 #[allow(dead_code, reason = "its command line is not called here")]
-mod keyvalue;
+mod example;
 
 #[tokio::test]
 async fn the_example_runs_over_every_transport() {
-    let placed = keyvalue::everywhere().await.unwrap();
+    let placed = example::everywhere().await.unwrap();
     assert_eq!(placed, [("rdma", true), ("tcp", true), ("udp", false)]);
 }

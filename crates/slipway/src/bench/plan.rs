@@ -140,6 +140,19 @@ pub fn single(name: &'static str, point: Point) -> Plan {
     }
 }
 
+/// READ and WRITE of one block size: the first table of `slipway demo`.
+pub fn demo(block: usize, in_flight: u32) -> Plan {
+    let points = [Operation::Read, Operation::Write].map(|operation| Point::new(operation, block, in_flight));
+    Plan {
+        name: "demo",
+        title: "READ and WRITE from memory".to_owned(),
+        points: points.into(),
+        charts: vec![Chart::new(Measure::Throughput.title(), |_| true, Shape::Bars(Measure::Throughput))],
+        seconds: 0.5,
+        file_size: 64 << 20,
+    }
+}
+
 /// READ and WRITE in order, over block sizes and read-ahead.
 pub fn sweep() -> Plan {
     let blocks = || (9..=20).map(|shift| 1 << shift);
@@ -301,7 +314,7 @@ mod tests {
 
     #[test]
     fn every_chart_is_of_something_and_every_point_is_drawn() {
-        for plan in [sweep(), threads(), registration(), iops(), mixed(), baseline()] {
+        for plan in [demo(128 << 10, 8), sweep(), threads(), registration(), iops(), mixed(), baseline()] {
             for chart in &plan.charts {
                 assert!(plan.points.iter().any(chart.of), "{}: {}", plan.name, chart.title);
             }

@@ -144,6 +144,24 @@ pub fn measure(common: &Common, plan: &Plan) -> Result<Report, Failure> {
 }
 
 impl Common {
+    /// Compares `transports` to a server of memory, in three rounds.
+    pub fn of_memory(transports: &[String], congestion: Option<String>) -> Self {
+        Self {
+            transport: transports.to_vec(),
+            axis: Vec::new(),
+            backend: vec!["memory".to_owned()],
+            beside: Vec::new(),
+            server_workers: 1,
+            url: None,
+            congestion,
+            rounds: 3,
+            seconds: None,
+            file_size: None,
+            json: false,
+            html: None,
+        }
+    }
+
     /// The ways to the data by NFS.
     fn series(&self) -> Result<Vec<Series>, Failure> {
         let transports = match (&self.transport[..], &self.url) {

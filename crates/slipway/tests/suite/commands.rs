@@ -252,6 +252,17 @@ fn the_demo_checks_what_comes_back() {
     let args = ["demo", "--size", "2M", "--dir", room.to_str().unwrap(), "--tree", source.to_str().unwrap()];
     let text = ok(&args);
     assert!(text.contains("SHA-256") && text.contains("rdma") && text.contains("large out"), "{text}");
+    // The first table: READ and WRITE by each transport, from memory.
+    let (memory, copies) = text.split_once("Copies to and from").unwrap();
+    for transport in ["tcp", "rdma", "shm"] {
+        for operation in ["READ", "WRITE"] {
+            let row = |line: &&str| line.split_whitespace().take(2).eq([transport, operation]);
+            let row = memory.lines().find(row).unwrap_or_else(|| panic!("no {transport} {operation} in\n{memory}"));
+            let rate: f64 = row.split_whitespace().nth(2).unwrap().parse().unwrap();
+            assert!(rate > 0.0, "{row}");
+        }
+    }
+    assert!(copies.contains(room.to_str().unwrap()) && !copies.contains("unknown file system"), "{copies}");
     assert_eq!(fs::read_dir(&room).unwrap().count(), 0, "it cleans up");
 }
 

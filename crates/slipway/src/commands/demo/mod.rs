@@ -1,5 +1,6 @@
-//! `slipway demo`: everything once, on this machine, without root: a server in a process of its own, trees copied in and
-//! out by each transport, and every byte checked.
+//! `slipway demo`: everything once, on this machine, without root. It first measures READ and WRITE of data in memory, which
+//! shows the cost of each transport. It then copies trees in and out by each transport and checks every byte; this includes the
+//! cost of the local file system.
 
 mod material;
 
@@ -14,6 +15,7 @@ use client::NfsUrl;
 use server::config::ByteSize;
 
 use crate::{
+    bench::{plan, report, setup},
     child::{Listen, Server},
     copy::{Copier, Node, Options, Remote},
     exit::{Exit, Failure, Outcome},
@@ -24,11 +26,13 @@ use crate::{
 };
 use material::{Manifest, Material};
 
-/// Serve a fresh directory, copy trees in and out over tcp, rdma and shm, and check every byte.
+/// Measure the transports from memory, then copy trees in and out over tcp, rdma and shm, and check every byte.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-It needs neither root nor a network: the server is a process of its own on 127.0.0.1, RDMA runs in software (iWARP), shm
-is memory that both processes share, and what is made is removed. The exit code is 1 if anything that comes back differs from what was sent.
+It needs neither root nor a network. The server is a process of its own on 127.0.0.1, RDMA runs in software (iWARP), and shm
+is memory that both processes share. The first table is READ and WRITE of data in memory: it compares the transports. The second
+table copies trees and large files to and from --dir: it includes the file system and the disk. The demo removes its files. The
+exit code is 1 if anything that comes back differs from what was sent.
 
 Examples:
   slipway demo
@@ -41,7 +45,7 @@ pub struct Args {
     /// Bytes of the large files, together
     #[arg(long, default_value = "256M")]
     size: ByteSize,
-    /// Where temporary directories are made
+    /// Directory in which temporary directories are made
     #[arg(long)]
     dir: Option<PathBuf>,
     /// A tree to copy rather than this project's source
@@ -66,6 +70,7 @@ struct Leg {
 /// Runs it.
 pub fn run(args: &Args) -> Outcome {
     let base = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+    output::print(&memory_table(args)?);
     let room = tempfile::Builder::new().prefix("slipway-demo-").tempdir_in(&base);
     let room = room.map_err(located(&base))?;
     let served = room.path().join("served");
@@ -73,7 +78,10 @@ pub fn run(args: &Args) -> Outcome {
 
     let material = Material::make(&room.path().join("material"), args.tree.as_deref(), args.size.0)?;
     output::print(&format!(
-        "Copying {} files of {} ({}), and {} of large files, in and out.\n",
+        "\nCopies to and from {} ({}), which include the cost of that file system:\n\
+         {} files of {} ({}), and {} of large files.\n",
+        base.display(),
+        file_system(&base)?,
         material.tree.files,
         output::size(material.tree.bytes),
         material.origin,
@@ -230,6 +238,55 @@ fn warm_up(room: &Path, material: &Material) -> Result<(), Failure> {
     remove(&dir)
 }
 
+/// The type of the file system that holds `dir`, by the name that the kernel's mount table has for it.
+fn file_system(dir: &Path) -> Result<String, Failure> {
+    use std::os::unix::fs::MetadataExt;
+
+    let device = std::fs::metadata(dir).map_err(located(dir))?.dev();
+    let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    // proc(5): ID, parent, device, …, a dash, the type, the source.
+    let table = std::fs::read_to_string(MOUNT_TABLE).map_err(located(Path::new(MOUNT_TABLE)))?;
+    let of_line = |line: &str| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        (mount.split(' ').nth(2)? == device).then(|| file_system.split(' ').next().map(str::to_owned))?
+    };
+    Ok(table.lines().find_map(of_line).unwrap_or_else(|| "unknown file system".to_owned()))
+}
+
+/// Measures READ and WRITE of data in the server's memory by each transport.
+fn memory_table(args: &Args) -> Result<String, Failure> {
+    output::print(&format!(
+        "READ and WRITE of {} from memory to memory, {IN_FLIGHT} in flight: the cost of each transport.\n",
+        output::size(BLOCK as u64)
+    ));
+    let common = setup::Common::of_memory(&args.transport, args.congestion.clone());
+    let report = setup::measure(&common, &plan::demo(BLOCK, IN_FLIGHT))?;
+    let right = Align::Right;
+    let mut table = Table::new(&[
+        ("transport", Align::Left),
+        ("operation", Align::Left),
+        ("GB/s", right),
+        ("p99 us", right),
+        ("client CPU s/GB", right),
+        ("server CPU s/GB", right),
+    ]);
+    for row in &report.results {
+        let per_gb = |cost: Option<&report::Cost>| {
+            let seconds = cost.and_then(|cost| cost.seconds_per_gb);
+            seconds.map_or("-".to_owned(), |seconds| format!("{:.2}", seconds.median))
+        };
+        table.row(vec![
+            row.series.clone(),
+            row.point.operation.title().to_owned(),
+            row.gb_per_s.map_or("-".to_owned(), |rate| format!("{:.2}", rate.median)),
+            format!("{:.0}", row.latency_us.p99),
+            per_gb(Some(&row.client_cpu)),
+            per_gb(row.server_cpu.as_ref()),
+        ]);
+    }
+    Ok(format!("\n{}", table.text()))
+}
+
 fn table(legs: &[Leg]) -> String {
     let right = Align::Right;
     let mut table = Table::new(&[
@@ -255,3 +312,8 @@ fn table(legs: &[Leg]) -> String {
     }
     format!("\n{}\n", table.text())
 }
+
+/// Bytes of each READ and WRITE of the first table, and how many are in flight.
+const BLOCK: usize = 128 << 10;
+const IN_FLIGHT: u32 = 8;
+const MOUNT_TABLE: &str = "/proc/self/mountinfo";

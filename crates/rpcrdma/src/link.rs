@@ -1,0 +1,323 @@
+//! [`Link`]: what the two directions of a connection share.
+//!
+//! The requester and the responder of a connection both post work to one queue pair, both report events, both set
+//! deadlines, and both can end the connection. They own everything else themselves.
+
+use std::{collections::VecDeque, time::Instant};
+
+use buf::{Buffer, PeerBytes, Pool};
+use rdma::{Memory, Region, RemoteSegment, Stag, WorkId, WorkRequest};
+use rpc::{CallError, Reply, ReplyToken, TransportError};
+use xdr::Message;
+
+use crate::{
+    Settings,
+    table::{KEY_BITS, Key},
+};
+
+/// Something for the queue pair to do.
+#[derive(Debug)]
+pub enum Work {
+    /// Post this to the send queue.
+    Post(WorkRequest),
+    /// Post this receive.
+    Receive(WorkId, Buffer),
+    /// End the connection after what was posted.
+    Disconnect,
+}
+
+/// Something that has happened.
+#[derive(Debug)]
+pub enum Event {
+    /// The peer calls.
+    Call {
+        /// The call from its XID on.
+        message: Message,
+        /// What to answer it with.
+        token: ReplyToken,
+    },
+    /// A call of ours has ended; its memory is out of the peer's reach.
+    Reply {
+        /// The call.
+        id: CallId,
+        /// How.
+        result: Result<Reply, CallError>,
+    },
+    /// The connection has ended, and so has every call. Nothing comes after this.
+    Closed(TransportError),
+}
+
+/// Names a call that we make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallId(pub(crate) Key);
+
+/// Registers memory: the queue pair.
+pub trait Registry {
+    /// See [`rdma::QueuePair::register`].
+    ///
+    /// # Errors
+    /// Too many regions; the memory comes back.
+    fn register(&mut self, memory: Memory) -> Result<Region, Memory>;
+    /// See [`rdma::QueuePair::reclaim`].
+    fn reclaim(&mut self, stag: Stag) -> Option<Memory>;
+    /// See [`rdma::QueuePair::view`].
+    fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
+        let _ = (from, len);
+        None
+    }
+}
+
+impl Registry for Box<dyn rdma::QueuePair> {
+    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+        (**self).register(memory)
+    }
+
+    fn reclaim(&mut self, stag: Stag) -> Option<Memory> {
+        (**self).reclaim(stag)
+    }
+
+    fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
+        (**self).view(from, len)
+    }
+}
+
+/// The shared part of a connection.
+pub(crate) struct Link {
+    pub(crate) settings: Settings,
+    pub(crate) pool: Pool,
+    work: VecDeque<Work>,
+    events: VecDeque<Event>,
+    deadlines: VecDeque<(Instant, Deadline)>,
+    state: State,
+    /// Time of the latest RDMA Read that was begun or completed.
+    last_read: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum State {
+    Open,
+    /// `close` was called: no more calls; disconnects when the work is done.
+    Closing,
+    /// Work::Disconnect is queued or done.
+    Ending(TransportError),
+    Closed(TransportError),
+}
+
+/// The connection ends unless this has been settled by its time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Deadline {
+    /// A call whose chunks are being read.
+    Pull(Key),
+    /// A call of ours that nobody waits for.
+    Abandoned(Key),
+    /// A call of ours whose reply is being read.
+    Fetch(Key),
+    /// A reply that was exposed and is not done.
+    Done(Key),
+}
+
+/// The purpose of a work request, encoded in its [`WorkId`]: kind, part and key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    Receive,
+    /// The Send of a call, or of RDMA_DONE.
+    Call,
+    /// The Send of a reply or an error.
+    Reply,
+    Write,
+    /// RDMA Read number `part` of an incoming call.
+    Read(Key, usize),
+    /// Invalidation of exposure number `part` of an outgoing call.
+    Invalidate(Key, usize),
+    /// RDMA Read number `part` of the reply to an outgoing call.
+    Fetch(Key, usize),
+    /// Invalidation of region number `part` of an exposed reply.
+    Withdraw(Key, usize),
+}
+
+impl Link {
+    pub(crate) fn new(settings: Settings, pool: Pool) -> Self {
+        Self {
+            settings,
+            pool,
+            work: VecDeque::new(),
+            events: VecDeque::new(),
+            deadlines: VecDeque::new(),
+            state: State::Open,
+            last_read: None,
+        }
+    }
+
+    pub(crate) fn post(&mut self, request: WorkRequest) {
+        self.work.push_back(Work::Post(request));
+    }
+
+    pub(crate) fn post_receive(&mut self) {
+        let buffer = self.pool.private().take(self.settings.options.inline_recv);
+        self.work.push_back(Work::Receive(Name::Receive.into(), buffer));
+    }
+
+    /// Puts back work for which the queue pair had no room. It is the next work again.
+    pub(crate) fn put_back(&mut self, request: WorkRequest) {
+        self.work.push_front(Work::Post(request));
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        !self.work.is_empty()
+    }
+
+    pub(crate) fn take_work(&mut self) -> Option<Work> {
+        self.work.pop_front()
+    }
+
+    pub(crate) fn report(&mut self, event: Event) {
+        self.events.push_back(event);
+    }
+
+    pub(crate) fn take_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    pub(crate) fn add_deadline(&mut self, deadline: Deadline, now: Instant) {
+        // All kinds allow the same time, so the queue is in order.
+        self.deadlines.push_back((now + self.settings.options.peer_timeout, deadline));
+    }
+
+    /// The earliest deadline that `stands`; settled ones are dropped.
+    pub(crate) fn next_deadline(&mut self, stands: impl Fn(Deadline) -> bool) -> Option<Instant> {
+        while let Some(&(due, deadline)) = self.deadlines.front() {
+            if stands(deadline) {
+                return Some(due);
+            }
+            self.deadlines.pop_front();
+        }
+        None
+    }
+
+    /// Ends the connection for its earliest deadline, unless that waits for RDMA Reads of which some complete.
+    pub(crate) fn deadline_passed(&mut self, now: Instant) {
+        let what = match self.deadlines.pop_front() {
+            Some((_, deadline @ (Deadline::Pull(_) | Deadline::Fetch(_)))) => {
+                if self.last_read.is_some_and(|last| now < last + self.settings.options.peer_timeout) {
+                    return self.add_deadline(deadline, now);
+                }
+                "does not answer an RDMA Read"
+            }
+            Some((_, Deadline::Done(_))) => "does not say that it has read a reply (RDMA_DONE)",
+            _ => "does not answer a call",
+        };
+        self.fail(TransportError::Lost(format!("the peer {what}")));
+    }
+
+    /// Records that an RDMA Read was begun or completed.
+    pub(crate) fn read_progressed(&mut self, now: Instant) {
+        self.last_read = Some(now);
+    }
+
+    /// Whether calls may be sent.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.state, State::Open)
+    }
+
+    /// Whether the peer's messages are still read.
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.state, State::Open | State::Closing)
+    }
+
+    /// The reason for which no more calls are taken, if there is one.
+    pub(crate) fn closed(&self) -> Option<TransportError> {
+        match &self.state {
+            State::Open => None,
+            State::Closing => Some(TransportError::Lost("closed".into())),
+            State::Ending(error) | State::Closed(error) => Some(error.clone()),
+        }
+    }
+
+    /// Ends the connection when the work queued so far is done.
+    pub(crate) fn close(&mut self) {
+        if self.is_open() {
+            self.state = State::Closing;
+            self.work.push_back(Work::Disconnect);
+        }
+    }
+
+    /// Ends the connection for cause.
+    pub(crate) fn fail(&mut self, error: TransportError) {
+        if self.is_up() {
+            tracing::debug!(%error, "ending the connection");
+            self.state = State::Ending(error);
+            self.work.push_back(Work::Disconnect);
+        }
+    }
+
+    /// Ends the connection because the peer does not speak the protocol.
+    pub(crate) fn fail_protocol(&mut self, what: impl Into<String>) {
+        self.fail(TransportError::Protocol(what.into()));
+    }
+
+    /// The queue pair has ended. Returns the error that all calls end with; nothing if that was done before.
+    pub(crate) fn disconnected(&mut self, reason: TransportError) -> Option<TransportError> {
+        let error = match &self.state {
+            State::Closed(_) => return None,
+            State::Ending(error) => error.clone(),
+            State::Closing => TransportError::Lost("closed".into()),
+            State::Open => reason,
+        };
+        self.state = State::Closed(error.clone());
+        self.deadlines.clear();
+        Some(error)
+    }
+
+    /// Frees the memory of queues that are empty.
+    pub(crate) fn shrink_idle(&mut self) {
+        shrink_idle(&mut self.work);
+        shrink_idle(&mut self.events);
+        shrink_idle(&mut self.deadlines);
+    }
+}
+
+/// Frees the memory of a queue that is empty, unless it is little.
+pub(crate) fn shrink_idle<T>(queue: &mut VecDeque<T>) {
+    if queue.is_empty() && queue.capacity() > IDLE_ENTRIES {
+        *queue = VecDeque::new();
+    }
+}
+
+impl From<Name> for WorkId {
+    fn from(name: Name) -> Self {
+        let (kind, part, key) = match name {
+            Name::Receive => (0, 0, 0),
+            Name::Call => (1, 0, 0),
+            Name::Reply => (2, 0, 0),
+            Name::Write => (3, 0, 0),
+            Name::Read(key, part) => (4, part, key.to_bits()),
+            Name::Invalidate(key, part) => (5, part, key.to_bits()),
+            Name::Fetch(key, part) => (6, part, key.to_bits()),
+            Name::Withdraw(key, part) => (7, part, key.to_bits()),
+        };
+        assert!(part < 1 << (64 - KIND_BITS - KEY_BITS));
+        WorkId((((part as u64) << KIND_BITS | kind) << KEY_BITS) | key)
+    }
+}
+
+impl From<WorkId> for Name {
+    fn from(WorkId(bits): WorkId) -> Self {
+        let key = Key::from_bits(bits);
+        let (kind, part) = ((bits >> KEY_BITS) & ((1 << KIND_BITS) - 1), (bits >> (KEY_BITS + KIND_BITS)) as usize);
+        match kind {
+            0 => Name::Receive,
+            1 => Name::Call,
+            2 => Name::Reply,
+            3 => Name::Write,
+            4 => Name::Read(key, part),
+            5 => Name::Invalidate(key, part),
+            6 => Name::Fetch(key, part),
+            7 => Name::Withdraw(key, part),
+            _ => unreachable!("no work of kind {kind} is ever posted"),
+        }
+    }
+}
+
+const KIND_BITS: u32 = 4;
+/// Entries for which the memory of an empty queue is kept.
+pub(crate) const IDLE_ENTRIES: usize = 4;
