@@ -237,7 +237,8 @@ fn used() -> tempfile::TempDir {
 
 #[test]
 fn a_database_that_cannot_be_used_is_refused_until_the_loss_is_accepted() {
-    let unusable: [(&str, fn(&Path)); 6] = [
+    type Break = fn(&Path);
+    let unusable: [(&str, Break); 6] = [
         ("missing", |path| fs::remove_file(path).unwrap()),
         ("empty", |path| fs::write(path, "").unwrap()),
         ("damaged", |path| fs::write(path, vec![7; 10_000]).unwrap()),

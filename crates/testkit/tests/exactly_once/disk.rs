@@ -196,7 +196,7 @@ impl Storage for Mounted {
             Ok(()) => state.named = state.new,
             Err(_) if state.life != self.life => {}
             Err(_) if state.crashed => state.renaming = true,
-            Err(_) if state.done % 2 == 0 => state.named = state.new,
+            Err(_) if state.done.is_multiple_of(2) => state.named = state.new,
             Err(_) => {}
         }
         done
@@ -210,7 +210,7 @@ impl Opened {
         if state.life != self.life || state.lied {
             return done;
         }
-        let lost = !state.crashed && done.is_err() && state.done % 2 == 0;
+        let lost = !state.crashed && done.is_err() && state.done.is_multiple_of(2);
         let Content { synced, unsynced } = &mut state.files[self.file];
         match change {
             // What fails may have been written all the same, or not.
