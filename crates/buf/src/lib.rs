@@ -7,9 +7,9 @@
 //!   RDMA Read, a client's read) and comes home with its completion.
 //! - [`bytes::Bytes`]: memory that is shared and immutable. [`Buffer::freeze`] makes one without a
 //!   copy; its storage returns to its pool when the last clone is dropped.
-//! - [`Pool`]: where buffers come from. Its memory is page-aligned, allocated in large slabs and
-//!   never unmapped while the pool lives, so that a provider can register each [`Slab`] once with its
-//!   adapter or with a peer on the same host.
+//! - [`Pool`]: where buffers come from. Its memory is page-aligned and allocated in large slabs. A provider registers
+//!   each [`Slab`] once with its adapter or with a peer on the same host, and keeps it mapped by its `Arc`;
+//!   [`Pool::trim`] unmaps others that are no longer used.
 //! - [`Rope`]: a gather list of [`Piece`]s: memory, a range of an open file that a socket can
 //!   send without its bytes passing through user memory, or memory of a peer on this host.
 //! - [`SendQueue`] and [`RecvStage`]: ropes to and from a stream socket, with few system calls.
@@ -20,6 +20,7 @@
 mod arena;
 mod buffer;
 mod crowd;
+mod heap;
 mod peer;
 mod pool;
 mod rope;
@@ -29,6 +30,7 @@ mod stream;
 
 pub use arena::Arena;
 pub use buffer::{Account, Buffer, SharedBuffer};
+pub use heap::trim_heap;
 pub use peer::PeerBytes;
 pub use pool::{Pool, PoolOptions, PoolStats};
 pub use rope::{FileRange, Piece, Rope};

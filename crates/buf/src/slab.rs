@@ -42,7 +42,8 @@ use rustix::{
 
 use crate::PoolOptions;
 
-/// A mapping that buffers are cut from. It lasts as long as its pool, a buffer of the pool, or an `Arc` of it.
+/// A mapping that buffers are cut from. It lasts as long as one of its buffers or an `Arc` of it, or until its pool is gone
+/// or [trimmed](crate::Pool::trim).
 #[derive(Debug)]
 pub struct Slab {
     id: u64,
@@ -128,8 +129,8 @@ impl Drop for Slab {
     fn drop(&mut self) {
         // Unlisted before unmapped: afterwards the address may be another slab's.
         SLABS.write().remove(&(self.base() as usize));
-        // SAFETY: the mapping was made by `map`. The pool owns the slab and every buffer owns a part of
-        // the pool, so no block is in use when it is dropped.
+        // SAFETY: the mapping was made by `map`. The pool owns the slab until all blocks of it are free and taken off the
+        // free list, and every buffer owns a part of the pool, so no block is in use when it is dropped.
         #[expect(unsafe_code)]
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }

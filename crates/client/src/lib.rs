@@ -9,8 +9,9 @@
 //!
 //! - **Memory.** File data is not copied: it is received into the caller's [`Buffer`](buf::Buffer) or into memory of the
 //!   transport's pool, and sent from the [`Rope`](buf::Rope) that the caller gave.
-//! - **Time.** Every call ends by its deadline (`timeo` in the URL, [`Mount::with_deadline`]); a lost connection is made
-//!   again below, and only a deadline that passes shows it. Dropping a future gives its call up.
+//! - **Time.** Every call ends when the server has been silent until the deadline (`timeo` in the URL,
+//!   [`Mount::with_deadline`]). A server that says "later" (JUKEBOX, DELAY, GRACE) is asked again, for as long as it says so.
+//!   A lost connection is made again below, and only a deadline that passes shows it. Dropping a future gives its call up.
 //! - **Errors** say what happened in which procedure, on which server and for which path; see [`ErrorKind`].
 //!
 //! Read RFC 1813 first; the parts that decide ([`Writer`]'s and [`Reader`]'s plans, the walk along a path) do no I/O.
@@ -33,6 +34,7 @@
 mod backoff;
 pub mod blocking;
 mod connect;
+mod deadline;
 mod dir;
 mod error;
 mod file;

@@ -93,7 +93,7 @@ impl Mount {
         Self { protocol, inner: Arc::new(inner) }
     }
 
-    /// The same mount, but each call may take so long.
+    /// The same mount, but each call ends when the server has been silent for so long.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { protocol: self.protocol.with_deadline(deadline), inner: self.inner.clone() }
     }

@@ -93,7 +93,7 @@ impl MountClient {
 
     async fn call<A: Encode, R: Decode>(&self, procedure: MountProc3, args: &A, results_max: usize) -> Result<R> {
         let plan = ReplyPlan { inline_max: HEADER_MAX + results_max, ..ReplyPlan::default() };
-        self.program.call(procedure as u32, procedure.name(), args, plan, self.program.deadline()).await.0
+        self.program.call(procedure as u32, procedure.name(), args, plan, &self.program.deadline()).await.0
     }
 }
 

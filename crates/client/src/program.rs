@@ -16,7 +16,7 @@ use rpc::{
 use tokio::time::{Instant, timeout, timeout_at};
 use xdr::{Decode, Encode};
 
-use crate::{Error, ErrorKind, MountOptions, Result};
+use crate::{Error, ErrorKind, MountOptions, Result, backoff::Notice, deadline::Deadline};
 
 /// A connection to a server, made again when it is lost. Clones share it.
 #[derive(Clone)]
@@ -27,6 +27,7 @@ pub(crate) struct Link {
     message_max: usize,
     /// A connection is being made that nobody waits for.
     connecting: Arc<AtomicBool>,
+    notice: Arc<Notice>,
 }
 
 impl Link {
@@ -50,7 +51,7 @@ impl Link {
             Some(transport) => (transport.pool().clone(), transport.caps().message_max),
             None => return Err(failed(ErrorKind::Rpc(ClientError::Transport(lost())))),
         };
-        Ok(Self { client, pool, message_max, connecting: Arc::default() })
+        Ok(Self { client, pool, message_max, connecting: Arc::default(), notice: Arc::default() })
     }
 }
 
@@ -94,14 +95,19 @@ impl Program {
         self.link.message_max
     }
 
-    /// How long a call may take.
+    /// How long the server may be silent.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// When a call that begins now must end.
-    pub fn deadline(&self) -> Instant {
-        Instant::now() + self.timeout
+    /// The deadline of an operation that begins now.
+    pub fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout)
+    }
+
+    /// Tells the user that the server asks to wait.
+    pub fn notice(&self) -> &Notice {
+        &self.link.notice
     }
 
     /// Calls `procedure`. The sink of `plan` comes back, unless the transport still has it at the deadline.
@@ -111,7 +117,7 @@ impl Program {
         name: &'static str,
         arguments: &A,
         plan: ReplyPlan,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> (Result<R>, Option<SharedBuffer>) {
         self.call_with(procedure, name, arguments, plan, deadline, false).await
     }
@@ -123,7 +129,7 @@ impl Program {
         name: &'static str,
         arguments: &A,
         plan: ReplyPlan,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> (Result<R>, Option<SharedBuffer>) {
         self.call_with(procedure, name, arguments, plan, deadline, true).await
     }
@@ -160,10 +166,10 @@ impl Program {
         name: &'static str,
         arguments: &A,
         plan: ReplyPlan,
-        deadline: Instant,
+        deadline: &Deadline,
         once: bool,
     ) -> (Result<R>, Option<SharedBuffer>) {
-        let options = CallOptions { deadline: Some(deadline.saturating_duration_since(Instant::now())), once };
+        let options = CallOptions { deadline: Some(deadline.at().saturating_duration_since(Instant::now())), once };
         match self.link.client.call(procedure, arguments, plan, options).await {
             Ok(Answer { results, sink }) => (Ok(results), sink),
             Err(CallFailed { error, sink }) => (Err(self.error(error, name)), sink.map(SharedBuffer::from)),

@@ -15,7 +15,7 @@ use crate::{
 
 /// A version of NFS on one server, by file handles. Cheap to clone; usable from any task.
 ///
-/// Every call ends by the deadline, and dropping its future gives it up.
+/// Every call ends when the server has been silent until the deadline, and dropping its future gives it up.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Protocol {
@@ -173,7 +173,7 @@ operations! {
 }
 
 impl Protocol {
-    /// The same, but each call may take so long.
+    /// The same, but each call ends when the server has been silent for so long.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         match self {
             Protocol::V3(v3) => Protocol::V3(v3.with_deadline(deadline)),

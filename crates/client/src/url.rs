@@ -47,8 +47,9 @@ pub struct MountOptions {
     pub mount_port: Option<u16>,
     /// `mountproto`: the transport of MOUNT, where it is not that of NFS.
     pub mount_proto: Option<String>,
-    /// `timeo`: how long one operation may take in all, retransmissions included. In the URL a number is in
-    /// tenths of a second, as in nfs(5); `ms` and `s` can be written behind it.
+    /// `timeo`: how long the server may be silent while an operation waits for it, retransmissions included. A server that
+    /// says "later" is not silent. In the URL a number is in tenths of a second, as in nfs(5); `ms` and `s` can be written
+    /// behind it.
     pub deadline: Duration,
     /// `uid`: the user to act as; else that of the process.
     pub uid: Option<u32>,

@@ -78,8 +78,10 @@ procedures! {
     FreeAll = 23, "FREE_ALL", FreeAllArgs => ();
 }
 
-/// An object of whatever a peer likes, up to 1024 bytes (`netobj`).
-pub type Netobj = Opaque<1024>;
+/// The longest [`Netobj`], in bytes (`MAXNETOBJ_SZ`).
+pub const NETOBJ_MAX: usize = 1024;
+/// An object of whatever a peer likes (`netobj`).
+pub type Netobj = Opaque<NETOBJ_MAX>;
 /// The name of a machine.
 pub type CallerName = Opaque<1024>;
 /// A file handle of NFSv3.
@@ -154,16 +156,76 @@ pub struct TestArgs {
     pub lock: Lock,
 }
 
-/// Whether a lock could be had (`nlm4_testrply`).
+/// The answer to TEST (`nlm4_testrply`): a status, which names the holder if it is DENIED.
+///
+/// Each status has an arm of its own, so that DENIED cannot be said without a holder.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Nlm4Stats)]
 pub enum TestReply {
-    /// Another is in the way.
+    /// The lock could be had.
+    #[xdr(Nlm4Stats::Granted)]
+    Granted,
+    /// This lock is in the way.
     #[xdr(Nlm4Stats::Denied)]
     Denied(Holder),
-    /// Any other status.
-    #[xdr(default)]
-    Other(Nlm4Stats),
+    /// Resources are short.
+    #[xdr(Nlm4Stats::DeniedNoLocks)]
+    DeniedNoLocks,
+    /// The caller would have to wait.
+    #[xdr(Nlm4Stats::Blocked)]
+    Blocked,
+    /// Only reclaims are taken now.
+    #[xdr(Nlm4Stats::DeniedGracePeriod)]
+    DeniedGracePeriod,
+    /// The caller would wait for itself.
+    #[xdr(Nlm4Stats::Deadlck)]
+    Deadlck,
+    /// The file system is read-only.
+    #[xdr(Nlm4Stats::RoFs)]
+    RoFs,
+    /// The file handle is stale.
+    #[xdr(Nlm4Stats::StaleFh)]
+    StaleFh,
+    /// An offset is too large.
+    #[xdr(Nlm4Stats::FBig)]
+    FBig,
+    /// The file cannot be locked, or not by this caller.
+    #[xdr(Nlm4Stats::Failed)]
+    Failed,
+}
+
+impl TestReply {
+    /// The reply to a TEST that was not answered from the lock table. Without a holder there is no DENIED: that becomes
+    /// FAILED, as Linux's lockd answers a caller who may not open the file.
+    pub fn without_holder(status: Nlm4Stats) -> Self {
+        match status {
+            Nlm4Stats::Granted => TestReply::Granted,
+            Nlm4Stats::DeniedNoLocks => TestReply::DeniedNoLocks,
+            Nlm4Stats::Blocked => TestReply::Blocked,
+            Nlm4Stats::DeniedGracePeriod => TestReply::DeniedGracePeriod,
+            Nlm4Stats::Deadlck => TestReply::Deadlck,
+            Nlm4Stats::RoFs => TestReply::RoFs,
+            Nlm4Stats::StaleFh => TestReply::StaleFh,
+            Nlm4Stats::FBig => TestReply::FBig,
+            Nlm4Stats::Denied | Nlm4Stats::Failed => TestReply::Failed,
+        }
+    }
+
+    /// Its status.
+    pub fn status(&self) -> Nlm4Stats {
+        match self {
+            TestReply::Granted => Nlm4Stats::Granted,
+            TestReply::Denied(_) => Nlm4Stats::Denied,
+            TestReply::DeniedNoLocks => Nlm4Stats::DeniedNoLocks,
+            TestReply::Blocked => Nlm4Stats::Blocked,
+            TestReply::DeniedGracePeriod => Nlm4Stats::DeniedGracePeriod,
+            TestReply::Deadlck => Nlm4Stats::Deadlck,
+            TestReply::RoFs => Nlm4Stats::RoFs,
+            TestReply::StaleFh => Nlm4Stats::StaleFh,
+            TestReply::FBig => Nlm4Stats::FBig,
+            TestReply::Failed => Nlm4Stats::Failed,
+        }
+    }
 }
 
 /// TEST results.
@@ -343,6 +405,18 @@ mod tests {
         assert_eq!(Message::encode(&denied).decode::<TestRes>(), Ok(denied));
         let granted = Bytes::from_static(b"\0\0\0\0\0\0\0\0");
         let reply = Message::from(granted).decode::<TestRes>().unwrap().reply;
-        assert_eq!(reply, TestReply::Other(Nlm4Stats::Granted));
+        assert_eq!(reply, TestReply::Granted);
+    }
+
+    #[test]
+    fn a_test_can_be_answered_with_every_status() {
+        for number in 0..10 {
+            let status: Nlm4Stats = Message::encode(&number).decode().unwrap();
+            let res = TestRes { cookie: "c".into(), reply: TestReply::without_holder(status) };
+            let expected = if status == Nlm4Stats::Denied { Nlm4Stats::Failed } else { status };
+            assert_eq!(res.reply.status(), expected);
+            assert_eq!(Message::encode(&res).stream[8..], (expected as u32).to_be_bytes());
+            assert_eq!(Message::encode(&res).decode::<TestRes>(), Ok(res));
+        }
     }
 }

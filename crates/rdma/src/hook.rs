@@ -153,6 +153,10 @@ impl ConnectRequest for HookedRequest {
         self.inner.peer()
     }
 
+    fn peer_user(&self) -> Option<u32> {
+        self.inner.peer_user()
+    }
+
     fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>> {
         self.inner.private_data()
     }

@@ -22,6 +22,7 @@ mod provider;
 mod receives;
 mod regions;
 pub mod registration;
+mod shares;
 pub mod shm;
 pub mod sim;
 pub mod verbs;

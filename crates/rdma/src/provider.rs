@@ -124,6 +124,11 @@ pub trait ConnectRequest: Send {
     /// Who asks.
     fn peer(&self) -> SocketAddr;
 
+    /// The user who asks, if the kernel tells: it is on this host.
+    fn peer_user(&self) -> Option<u32> {
+        None
+    }
+
     /// The private data of the request; waits for it to arrive.
     ///
     /// # Errors

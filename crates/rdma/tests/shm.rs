@@ -8,13 +8,17 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::PathBuf,
+    task::Poll,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use common::{End, Fabric, Side, pattern, shared_pool};
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use rdma::{CompletionKind, Listener, Memory, QpError, QpOptions, Stag, Status};
+use rdma::{
+    CompletionKind, Listener, Memory, QpError, QpOptions, Stag, Status,
+    shm::{Bounds, Ledger, Shm, ShmOptions},
+};
 use rustix::{
     fs::{MemfdFlags, SealFlags},
     net::{
@@ -319,4 +323,109 @@ async fn an_idle_connection_sleeps() {
         }
         assert!(Instant::now() < patience, "{polls} polls: it never stops to look");
     }
+}
+
+/// A fabric whose accepting side keeps to these bounds.
+fn bounded(bounds: Bounds) -> Fabric {
+    let directory = tempfile::tempdir().unwrap();
+    let ledger = Some(Ledger::new(bounds));
+    let options = ShmOptions { directory: Some(directory.path().to_owned()), ledger, ..ShmOptions::default() };
+    Fabric { directory: Some(directory), ..Fabric::new(Shm::new(options)) }
+}
+
+fn named_memfd(name: &str, bytes: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&fd, bytes).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
+    fd
+}
+
+/// Mappings of this process of memfds of this name.
+fn mappings(name: &str) -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains(&format!("memfd:{name} "))).count()
+}
+
+impl Raw {
+    /// Lets the server write to the first `len` bytes of a slab.
+    fn expose(&self, slab: u64, len: u64) {
+        self.put((2 * 69_632) / 8, &[0x101 << 32 | 1, slab << 32 | len, 0]);
+    }
+}
+
+/// Has the server write to what is exposed: it takes in all slabs before, and writes directly if it has mapped them.
+async fn write(server: &mut End, len: usize) {
+    server.write(pattern(6, len), Stag(0x101), 0);
+    let polled = poll_fn(|cx| Poll::Ready(server.qp.poll_completions(cx, &mut server.done))).await;
+    assert!(!matches!(polled, Poll::Ready(Err(_))), "{polled:?}");
+}
+
+#[tokio::test]
+async fn slabs_of_one_user_are_mapped_up_to_a_bound_over_all_its_connections() {
+    let fabric = bounded(Bounds { mappings: 300, descriptors: 300, memfds: 10_000, bytes: 1 << 30 });
+    let mut peers = Vec::new();
+    for _ in 0..32 {
+        let (raw, mut server) = raw(&fabric).await;
+        for number in 0..40 {
+            raw.slab(number, 8192, &[named_memfd("many-slabs", 8192).as_fd()]);
+        }
+        raw.expose(39, 1000);
+        write(&mut server, 1000).await;
+        peers.push((raw, server));
+    }
+    let mapped = mappings("many-slabs");
+    assert!((60..=100).contains(&mapped), "{mapped} of {} slabs, where one user may have a third of 300", 32 * 40);
+    // The user's next connection works, if only through the ring.
+    let mut pair = Fabric { pool: Some(shared_pool()), ..fabric }.pair().await;
+    works(&mut pair).await;
+    drop(peers);
+    assert_eq!(mappings("many-slabs"), 0);
+}
+
+/// A page of a hole that the server writes to is the server's, for as long as the memfd exists.
+#[tokio::test]
+async fn holes_of_a_peers_memory_are_filled_up_to_a_bound_however_often_it_connects() {
+    const SLAB: u64 = 1 << 20;
+    let fabric = bounded(Bounds { mappings: 1000, descriptors: 1000, memfds: 1000, bytes: 24 * SLAB });
+    let fill = async |count: usize| {
+        let memfds: Vec<_> = (0..count).map(|_| named_memfd("sparse", SLAB)).collect();
+        for memfd in &memfds {
+            let (raw, mut server) = raw(&fabric).await;
+            raw.slab(0, SLAB, &[memfd.as_fd()]);
+            raw.expose(0, SLAB);
+            write(&mut server, SLAB as usize).await;
+        }
+        memfds
+    };
+    let filled = |memfds: &[OwnedFd]| {
+        memfds.iter().map(|fd| 512 * rustix::fs::fstat(fd).unwrap().st_blocks as u64).sum::<u64>() / SLAB
+    };
+    let first = fill(20).await;
+    assert!((4..=8).contains(&filled(&first)), "{} MiB, where one user may have a third of 24", filled(&first));
+    let second = fill(20).await;
+    assert_eq!(filled(&second), 0, "what was filled before still exists");
+    drop((first, second));
+    let third = fill(20).await;
+    assert!((4..=8).contains(&filled(&third)), "{} MiB", filled(&third));
+}
+
+#[tokio::test]
+async fn a_user_with_too_many_connections_is_refused_and_served_again_when_it_has_fewer() {
+    let fabric = bounded(Bounds { mappings: 20, descriptors: 20, memfds: 100, bytes: 1 << 30 });
+    let mut pairs = Vec::new();
+    for _ in 0..10 {
+        pairs.push(fabric.pair().await);
+    }
+    let mut listener = fabric.provider.listen(fabric.listen).unwrap();
+    let (address, options) = (listener.local_addr(), QpOptions::default());
+    let connecting = fabric.connector.connect(address, &options, b"", Vec::new());
+    let accepting = async {
+        let accepted = listener.accept().await.unwrap().accept(&options, b"", Vec::new()).await;
+        accepted.err().expect("it is refused").to_string()
+    };
+    let (connected, why) = tokio::join!(connecting, accepting);
+    assert_eq!(connected.err().unwrap().kind(), std::io::ErrorKind::ConnectionRefused);
+    assert!(why.contains("as many mappings as it may"), "{why}");
+    pairs.pop();
+    works(&mut fabric.pair().await).await;
 }

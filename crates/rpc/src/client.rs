@@ -33,6 +33,7 @@ use crate::{
     AcceptStat, Credential, Drain, OpaqueAuth, RejectStat, Reply, ReplyBody, ReplyHeader, ReplyPlan, Server, Transport,
     TransportError, TransportKind, Xid,
     msg::{CALL, RPC_VERSION},
+    server::Observers,
 };
 
 /// How a [`Client`] calls.
@@ -472,7 +473,9 @@ impl Link {
                     let (tell, over) = oneshot::channel();
                     let (server, drain) = (server.clone(), drain.clone());
                     // Calls of the server that are in progress when the connection is lost must not delay the next.
-                    tokio::spawn(async move { server.serve_telling(transport, drain, Some(tell)).await });
+                    tokio::spawn(async move {
+                        server.serve_with(transport, drain, Observers { tell: Some(tell), place: None }).await
+                    });
                     Err(over.await.unwrap_or_else(|_| TransportError::Lost("the runtime is shutting down".to_owned())))
                 }
                 None => until(&mut stopped, self.connect()).await.unwrap_or(Ok(())),

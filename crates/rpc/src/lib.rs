@@ -71,10 +71,13 @@
 //! is kept for long.
 
 mod auth;
+mod budget;
 mod client;
+mod connections;
 mod counters;
 mod drc;
 mod host;
+mod hosts;
 mod idle;
 mod msg;
 mod options;
@@ -93,9 +96,11 @@ mod workers;
 
 pub use auth::{AuthStat, OpaqueAuth};
 pub use client::{Answer, CallFailed, CallOptions, Client, ClientError, ClientOptions, DeadlinePassed};
+pub use connections::ConnectionLimits;
 pub use counters::ProcedureStats;
 pub use drc::{Admission, Drc, DrcKey, DrcOptions, Execution};
 pub use host::Host;
+pub use hosts::Hosts;
 pub use idle::accepting_idle;
 pub use msg::{AcceptStat, CallHeader, CallHeaderError, RejectStat, ReplyBody, ReplyHeader};
 pub use options::OptionReader;

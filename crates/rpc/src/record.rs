@@ -29,6 +29,8 @@ pub struct Record {
     pub message: Message,
     /// The buffer in which the payload was placed.
     pub sink: Option<SharedBuffer>,
+    /// Bytes of memory that [`Place::room`] was asked for.
+    pub charged: usize,
 }
 
 /// Where the payload of an arriving reply goes.
@@ -45,6 +47,13 @@ pub struct Placement {
 pub trait Place {
     /// Looks for the payload.
     fn place(&mut self, xid: Xid, prefix: &Bytes, record_len: usize) -> Option<Placement>;
+
+    /// Whether there is room for `bytes` more of memory, which are then charged to the record. If not, the reader stays where it
+    /// is, and asks again at the next [`RecordReader::advance`].
+    fn room(&mut self, bytes: usize) -> bool {
+        let _ = bytes;
+        true
+    }
 }
 
 /// A record, or the sum of its fragments, is longer than the bound.
@@ -63,6 +72,8 @@ pub struct RecordReader {
     pool: Pool,
     arena: Arena,
     state: State,
+    /// Memory of the record that is incomplete, as far as [`Place::room`] was asked for it.
+    charged: usize,
     /// Small records since the last large one.
     small_run: u32,
 }
@@ -84,7 +95,7 @@ enum State {
 impl RecordReader {
     /// Reads records of at most `max` bytes; those that are large get buffers of `pool`.
     pub fn new(max: usize, pool: Pool) -> Self {
-        Self { max, pool, arena: Arena::new(ARENA_BYTES), state: State::Mark, small_run: SMALL_RUN }
+        Self { max, pool, arena: Arena::new(ARENA_BYTES), state: State::Mark, charged: 0, small_run: SMALL_RUN }
     }
 
     /// Takes what it can from `staged`, up to the end of one record. Returns how many bytes it took, and the record.
@@ -99,7 +110,7 @@ impl RecordReader {
             let rest = &staged[at..];
             let (taken, step) = match &mut self.state {
                 State::Mark => self.mark(rest)?,
-                State::Fragments { .. } => self.fragment(rest)?,
+                State::Fragments { .. } => self.fragment(rest, place)?,
                 State::Body { len } => {
                     let len = *len;
                     self.body(len, rest, place)
@@ -111,8 +122,9 @@ impl RecordReader {
             match step {
                 Step::Next => {}
                 Step::More => return Ok((at, None)),
-                Step::Done(record) => {
+                Step::Done(mut record) => {
                     self.state = State::Mark;
+                    record.charged = std::mem::take(&mut self.charged);
                     return Ok((at, Some(record)));
                 }
             }
@@ -150,6 +162,11 @@ impl RecordReader {
         ahead.max(wanted.saturating_sub(staged))
     }
 
+    /// Bytes of memory of the record that is incomplete, as far as [`Place::room`] was asked for them.
+    pub fn charged(&self) -> usize {
+        self.charged
+    }
+
     /// Holds no memory between records.
     pub fn rest(&mut self) {
         self.arena.rest();
@@ -163,6 +180,12 @@ impl RecordReader {
         }
     }
 
+    /// Drops a record that is incomplete. The reader is of no more use.
+    pub fn forget(&mut self) {
+        self.state = State::Mark;
+        self.arena.rest();
+    }
+
     fn mark(&mut self, staged: &[u8]) -> Result<(usize, Step), RecordTooLong> {
         let Some((len, last)) = read_mark(staged) else { return Ok((0, Step::More)) };
         self.check(len)?;
@@ -173,18 +196,27 @@ impl RecordReader {
         Ok((MARK_BYTES, Step::Next))
     }
 
-    fn fragment(&mut self, staged: &[u8]) -> Result<(usize, Step), RecordTooLong> {
+    fn fragment(&mut self, staged: &[u8], place: &mut impl Place) -> Result<(usize, Step), RecordTooLong> {
         let State::Fragments { assembled, left, last } = &mut self.state else { unreachable!() };
         if *left > 0 {
             let take = staged.len().min(*left);
             // Grows with what has arrived, not with what was announced.
+            let needed = assembled.len() + take;
+            if needed > self.charged {
+                let capacity = needed.max(FRAGMENTS_MIN).next_power_of_two();
+                if !place.room(capacity - self.charged) {
+                    return Ok((0, Step::More));
+                }
+                self.charged = capacity;
+                assembled.reserve(capacity - assembled.len());
+            }
             assembled.put_slice(&staged[..take]);
             *left -= take;
             return Ok((take, if take == 0 { Step::More } else { Step::Next }));
         }
         if *last {
             let message = std::mem::take(assembled).freeze().into();
-            return Ok((0, Step::Done(Record { message, sink: None })));
+            return Ok((0, Step::Done(Record { message, sink: None, charged: 0 })));
         }
         let Some((len, is_last)) = read_mark(staged) else { return Ok((0, Step::More)) };
         (*left, *last) = (len, is_last);
@@ -210,13 +242,18 @@ impl RecordReader {
             }
         }
         if len > SMALL_MAX {
+            let memory = whole_memory(len);
+            if !place.room(memory) {
+                return (0, Step::More);
+            }
+            self.charged = memory;
             self.small_run = 0;
             self.state = State::Whole { buffer: self.pool.take(len), filled: 0 };
             return (0, Step::Next);
         }
         let Some(bytes) = staged.get(..len) else { return (0, Step::More) };
         self.small_run = self.small_run.saturating_add(1);
-        (len, Step::Done(Record { message: self.copy(bytes).into(), sink: None }))
+        (len, Step::Done(Record { message: self.copy(bytes).into(), sink: None, charged: 0 }))
     }
 
     fn start_placed(&mut self, xid: Xid, prefix: &Bytes, len: usize, placement: Placement) -> (usize, Step) {
@@ -238,7 +275,7 @@ impl RecordReader {
             return (take, Step::More);
         }
         let message = std::mem::replace(buffer, Buffer::zeroed(0)).freeze().into();
-        (take, Step::Done(Record { message, sink: None }))
+        (take, Step::Done(Record { message, sink: None, charged: 0 }))
     }
 
     fn placed(&mut self, staged: &[u8]) -> (usize, Step) {
@@ -270,7 +307,7 @@ impl RecordReader {
         let sink = SharedBuffer::from(sink);
         let data = sink.bytes().slice(..located.len).into();
         let payloads = smallvec![PlacedPayload { position: Some(located.position as u32), data }];
-        Record { message: Message { stream: stream.freeze(), payloads }, sink: Some(sink) }
+        Record { message: Message { stream: stream.freeze(), payloads }, sink: Some(sink), charged: 0 }
     }
 
     fn check(&self, len: usize) -> Result<(), RecordTooLong> {
@@ -321,6 +358,11 @@ fn read_mark(staged: &[u8]) -> Option<(usize, bool)> {
     Some(((mark & !LAST_FRAGMENT) as usize, mark & LAST_FRAGMENT != 0))
 }
 
+/// Bytes of the buffer for a large record: a pool rounds up to a power of two, as long as it has such.
+fn whole_memory(len: usize) -> usize {
+    if len <= POOLED_MAX { len.next_power_of_two() } else { len }
+}
+
 pub(crate) fn padding(len: usize) -> usize {
     len.wrapping_neg() & 3
 }
@@ -332,6 +374,9 @@ const AHEAD_MIN: usize = 4 << 10;
 const SMALL_RUN: u32 = 4;
 /// A record up to this length is copied out of the stage.
 const SMALL_MAX: usize = 16 << 10;
+/// The largest buffer of a pool.
+const POOLED_MAX: usize = 2 << 20;
+const FRAGMENTS_MIN: usize = 512;
 /// A reply's payload is looked for in so many bytes. Replies that are not longer are copied.
 const PREFIX_MAX: usize = 512;
 pub(crate) const ARENA_BYTES: usize = 64 << 10;

@@ -26,8 +26,9 @@ use tokio::sync::{oneshot, watch};
 use xdr::{Decoder, Message};
 
 use crate::{
-    AcceptError, AcceptStat, BoxFuture, Call, CallHeader, ConnectionId, Credential, IncomingCall, RejectStat,
+    AcceptError, AcceptStat, BoxFuture, Call, CallHeader, ConnectionId, Credential, Hosts, IncomingCall, RejectStat,
     ReplyBody, ReplyHeader, ReplyToken, Reverse, Service, Transport, TransportError, Xid,
+    connections::Place,
     counters::ProcedureStats,
     drc::{Admission, Drc, DrcOptions, Execution},
     idle::Idle,
@@ -46,6 +47,7 @@ pub struct Server {
     programs: Programs,
     drc: Arc<Drc>,
     limits: Limits,
+    hosts: Hosts,
 }
 
 /// Bounds of a [`Server`].
@@ -69,6 +71,7 @@ pub struct ServerBuilder {
     services: Vec<Arc<dyn Service>>,
     drc: DrcOptions,
     limits: Limits,
+    hosts: Hosts,
 }
 
 impl ServerBuilder {
@@ -95,9 +98,16 @@ impl ServerBuilder {
         self
     }
 
+    /// The hosts that are served in full. [`Workers`](crate::Workers) give all others little; without this there are none.
+    pub fn hosts(mut self, hosts: Hosts) -> Self {
+        self.hosts = hosts;
+        self
+    }
+
     /// The server.
     pub fn build(self) -> Arc<Server> {
-        Arc::new(Server { programs: Programs::new(self.services), drc: Drc::new(self.drc), limits: self.limits })
+        let Self { services, drc, limits, hosts } = self;
+        Arc::new(Server { programs: Programs::new(services), drc: Drc::new(drc), limits, hosts })
     }
 }
 
@@ -146,20 +156,27 @@ impl Server {
     /// When `drain` says so, no further call is taken, and the connection is closed as soon as those in progress
     /// are answered.
     pub async fn serve(&self, transport: Arc<dyn Transport>, drain: Drain) -> TransportError {
-        self.serve_telling(transport, drain, None).await
+        self.serve_with(transport, drain, Observers::default()).await
     }
 
-    /// Serves, and tells when the connection is over, which calls in progress can outlast.
-    pub(crate) async fn serve_telling(
+    /// The hosts that are served in full.
+    pub fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// Serves a connection that others watch.
+    pub(crate) async fn serve_with(
         &self,
         transport: Arc<dyn Transport>,
         mut drain: Drain,
-        tell: Option<oneshot::Sender<TransportError>>,
+        Observers { tell, mut place }: Observers,
     ) -> TransportError {
         let connection = Served::new(&self.programs, &transport);
         let mut drained = std::pin::pin!(drain.wait());
         let mut serving = Serving::new(self, &*transport, |call| self.execute(connection.id, &transport, call));
         serving.tell = tell;
+        place.iter_mut().for_each(Place::expect_call);
+        serving.place = place;
         poll_fn(|cx| {
             if !serving.draining && drained.as_mut().poll(cx).is_ready() {
                 serving.draining = true;
@@ -232,6 +249,15 @@ impl Server {
     }
 }
 
+/// Who else wants to know of a connection.
+#[derive(Default)]
+pub(crate) struct Observers {
+    /// Told when the connection is over, which calls in progress can outlast.
+    pub tell: Option<oneshot::Sender<TransportError>>,
+    /// Its place among the connections of a server.
+    pub place: Option<Place>,
+}
+
 /// A connection; when it is dropped, however that comes, its services hear that it is over.
 struct Served<'a> {
     programs: &'a Programs,
@@ -277,6 +303,7 @@ struct Serving<'a, F, M> {
     draining: bool,
     closed: bool,
     idle: Option<Idle>,
+    place: Option<Place>,
 }
 
 type Slot<F> = Pin<Box<Option<F>>>;
@@ -300,11 +327,13 @@ where
             draining: false,
             closed: false,
             idle: transport.caps().idle.map(Idle::new),
+            place: None,
         }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TransportError> {
         let mut turns = 0;
+        self.poll_place(cx);
         loop {
             self.update_hold();
             if self.draining && self.running.is_empty() && !self.closed {
@@ -317,6 +346,9 @@ where
                 && let Some(error) = &self.over
             {
                 return Poll::Ready(error.clone());
+            }
+            if let Some(place) = &self.place {
+                place.set_busy(!self.running.is_empty());
             }
             if !called && !finished && !self.poll_idle(cx) {
                 return Poll::Pending;
@@ -340,6 +372,16 @@ where
             self.transport.close();
         }
         is_idle
+    }
+
+    /// Closes the connection if it gives way to another.
+    fn poll_place(&mut self, cx: &mut Context<'_>) {
+        let Some(place) = &mut self.place else { return };
+        if let Poll::Ready(why) = place.poll_closed(cx) {
+            self.place = None;
+            tracing::debug!(peer = %self.transport.peer(), ?why, "closing a connection");
+            self.transport.abort();
+        }
     }
 
     /// Starts calls that have come; false if none had.
@@ -378,6 +420,9 @@ where
     fn start(&mut self, call: IncomingCall, cx: &mut Context<'_>) {
         if let Some(idle) = &mut self.idle {
             idle.received += 1;
+        }
+        if let Some(place) = &mut self.place {
+            place.called();
         }
         let mut slot = self.spare.pop().unwrap_or_else(|| Box::pin(None));
         let bytes = call.message.len();

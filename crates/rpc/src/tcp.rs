@@ -9,9 +9,11 @@
 //!
 //! On error the connection is over: pending calls end with the error, `poll_recv` repeats it.
 //!
-//! Back pressure: when a peer does not read its replies, its calls are not read, either.
+//! Back pressure: when a peer does not read its replies, its calls are not read, either. The memory of an accepted connection is
+//! charged to the [`budget`](crate::budget) of its listener; see [`memory`].
 
 mod kind;
+mod memory;
 
 use std::{
     collections::VecDeque,
@@ -32,6 +34,8 @@ use xdr::Message;
 
 pub(crate) use kind::{RESERVED_MAX, RESERVED_MIN, any_address};
 pub use kind::{TcpKind, TcpOptions};
+pub(crate) use memory::Terms;
+use memory::{Ledger, Tally, call_cost, memory_of};
 
 use crate::{
     AcceptError, BoxFuture, CallError, CallsMade, IncomingCall, Reply, ReplyHeader, ReplyPlan, ReplyToken, Transport,
@@ -60,6 +64,8 @@ struct Shared {
     message_max: usize,
     held: bool,
     closing: bool,
+    aborted: bool,
+    ledger: Ledger,
     /// The driver, while it sleeps.
     sleeping: Option<Waker>,
 }
@@ -76,6 +82,7 @@ struct Driver {
     /// Calls that came while calls are not wanted: one, or more if replies are awaited that can be behind them.
     stash: VecDeque<IncomingCall>,
     stash_bytes: usize,
+    tally: Tally,
     spin: Spin,
     linger: Option<Pin<Box<Sleep>>>,
     over: Option<TransportError>,
@@ -85,8 +92,8 @@ impl TcpTransport {
     /// A connection over this socket, on the current tokio runtime.
     pub(crate) fn new(
         socket: std::net::TcpStream,
-        message_max: usize,
-        idle: Option<Duration>,
+        (message_max, idle): (usize, Option<Duration>),
+        terms: Terms,
         pool: Pool,
     ) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
@@ -102,17 +109,20 @@ impl TcpTransport {
                 message_max,
                 held: false,
                 closing: false,
+                aborted: false,
+                ledger: Ledger::new(terms.account),
                 sleeping: None,
             }),
             driver: Mutex::new(Driver {
                 socket: TcpStream::from_std(socket)?,
                 peer,
                 stage: RecvStage::new(STAGE_BYTES),
-                reader: RecordReader::new(message_max, pool),
+                reader: RecordReader::new(message_max.min(terms.record_max), pool),
                 queue: SendQueue::new(),
                 reply_bytes: 0,
                 stash: VecDeque::new(),
                 stash_bytes: 0,
+                tally: Tally::new(terms.replies_max, terms.calls_max),
                 spin: Spin::new(SOCKET_SPIN_MAX),
                 linger: None,
                 over: None,
@@ -146,19 +156,23 @@ impl Transport for TcpTransport {
         let polled = driver.poll(&self.shared, cx);
         if let Poll::Ready(Err(error)) = &polled {
             driver.over = Some(error.clone());
-            self.shared.lock().pending.fail_all(error, driver.reader.abandon());
+            let mut shared = self.shared.lock();
+            shared.pending.fail_all(error, driver.reader.abandon());
+            driver.give_up(&mut shared);
         }
         polled
     }
 
     fn reply(&self, token: ReplyToken, message: Message) -> Result<(), TransportError> {
         let mut shared = self.shared.lock();
+        shared.ledger.ended(&token);
         if let Some(error) = shared.pending.over() {
             return Err(error.clone());
         }
         let len = message.len();
         if len <= shared.message_max {
             shared.reply_bytes += len;
+            shared.ledger.replied(memory_of(&message));
             shared.outbox.push(message, len);
             shared.wake();
             return Ok(());
@@ -169,6 +183,12 @@ impl Transport for TcpTransport {
             shared.wake();
         }
         Err(TransportError::TooLong { len, max: shared.message_max })
+    }
+
+    fn forget(&self, token: ReplyToken) {
+        let mut shared = self.shared.lock();
+        shared.ledger.ended(&token);
+        shared.wake();
     }
 
     fn calls_made(&self) -> CallsMade {
@@ -185,6 +205,12 @@ impl Transport for TcpTransport {
         let mut shared = self.shared.lock();
         shared.closing = true;
         shared.pending.fail_all(&TransportError::Lost(CLOSED_HERE.to_owned()), None);
+        shared.wake();
+    }
+
+    fn abort(&self) {
+        let mut shared = self.shared.lock();
+        shared.aborted = true;
         shared.wake();
     }
 }
@@ -219,18 +245,18 @@ impl Driver {
             if self.linger.is_some() {
                 return self.poll_linger(cx);
             }
-            let unwanted = self.take_up(shared);
+            let unwanted = self.take_up(shared)?;
             if self.queue.len() >= FLUSH_EARLY {
                 self.flush(cx)?;
             }
-            let stop = unwanted || self.reply_bytes >= REPLIES_MAX;
+            let stop = unwanted || self.reply_bytes >= self.tally.replies_max;
             if let Some(call) = self.next_call(shared, stop)? {
                 return Poll::Ready(Ok(call));
             }
             if self.may_read(shared) && self.receive(cx)? {
                 continue;
             }
-            self.take_up(shared);
+            self.take_up(shared)?;
             self.flush(cx)?;
             let mut shared = shared.lock();
             if shared.closing && self.queue.is_empty() && shared.outbox.is_empty() {
@@ -238,69 +264,92 @@ impl Driver {
                 continue;
             }
             // What another thread has queued, or this flush has made possible, since it was looked at.
-            let unwanted = shared.held || shared.closing;
-            let may_go_on = !self.stash.is_empty() && !unwanted && self.reply_bytes < REPLIES_MAX;
-            if shared.outbox.is_empty() && !may_go_on {
+            let unwanted = shared.held || shared.closing || self.tally.is_full();
+            let may_go_on = !self.stash.is_empty() && !unwanted && self.reply_bytes < self.tally.replies_max;
+            if shared.outbox.is_empty() && !may_go_on && !shared.aborted {
                 shared.sleeping = Some(cx.waker().clone());
                 if !self.queue.is_empty() || !self.spin.poll_again(cx) {
                     shared.outbox.rest();
                     self.stage.rest();
                     self.reader.rest();
                     self.queue.rest();
+                    self.tally.stage(self.stage.bytes().len());
                 }
-                return Poll::Pending;
+                if self.tally.rest(&mut shared.ledger, self.reader.charged(), cx)? {
+                    return Poll::Pending;
+                }
             }
         }
     }
 
     /// Moves what is queued to the send queue; says whether calls are unwanted.
-    fn take_up(&mut self, shared: &Mutex<Shared>) -> bool {
+    fn take_up(&mut self, shared: &Mutex<Shared>) -> Result<bool, TransportError> {
         let mut shared = shared.lock();
         shared.sleeping = None;
+        if shared.aborted {
+            return Err(TransportError::Lost(CLOSED_HERE.to_owned()));
+        }
         if !shared.outbox.is_empty() {
             shared.outbox.drain_to(&mut self.queue);
             self.reply_bytes += std::mem::take(&mut shared.reply_bytes);
         }
-        shared.held || shared.closing
+        self.tally.settle(&mut shared.ledger);
+        Ok(shared.held || shared.closing || self.tally.is_full())
     }
 
     /// Reads records from the stage until one is a call. If calls are unwanted, it is kept for later.
     fn next_call(&mut self, shared: &Mutex<Shared>, stop: bool) -> Result<Option<IncomingCall>, TransportError> {
         if !stop && let Some(call) = self.stash.pop_front() {
             self.stash_bytes -= stash_cost(&call);
+            self.tally.handed_out(&call.token);
             return Ok(Some(call));
         }
-        while self.may_read(shared) {
-            let advanced = self.reader.advance(self.stage.bytes(), &mut Locator(shared));
+        while self.may_advance(shared) {
+            let mut locator = Locator { shared, refused: 0 };
+            let advanced = self.reader.advance(self.stage.bytes(), &mut locator);
+            self.tally.refused = locator.refused;
             let (taken, record) = advanced.map_err(|error| TransportError::Protocol(error.to_string()))?;
             self.stage.consume(taken);
             let Some(record) = record else { break };
             match peek(&record.message.stream) {
                 Some((xid, CALL)) => {
-                    let token = ReplyToken { xid, call: 0 };
+                    let cost = call_cost(&record);
+                    self.tally.charge(cost - record.charged);
+                    let token = ReplyToken { xid, call: cost as u64 };
                     let call = IncomingCall { message: record.message, token, peer: self.peer };
                     if !stop {
+                        self.tally.handed_out(&call.token);
                         return Ok(Some(call));
                     }
                     self.stash_bytes += stash_cost(&call);
                     self.stash.push_back(call);
                 }
-                Some((xid, REPLY)) => shared.lock().pending.complete(xid, record.message, record.sink),
+                Some((xid, REPLY)) => {
+                    self.tally.release(record.charged);
+                    shared.lock().pending.complete(xid, record.message, record.sink);
+                }
                 _ => return Err(TransportError::Protocol("a record that is neither call nor reply".to_owned())),
             }
         }
         Ok(None)
     }
 
-    fn may_read(&self, shared: &Mutex<Shared>) -> bool {
+    /// Whether a further record may be taken out of the stage.
+    fn may_advance(&self, shared: &Mutex<Shared>) -> bool {
         self.stash.is_empty() || (self.stash_bytes < STASH_MAX && shared.lock().pending.any())
+    }
+
+    /// Whether the socket may be read. A record that has got its memory is always received to its end.
+    fn may_read(&mut self, shared: &Mutex<Shared>) -> bool {
+        let waits = self.tally.waits() && self.reader.direct().is_empty();
+        !waits && self.may_advance(shared)
     }
 
     /// Receives once; false when nothing is there.
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<bool, TransportError> {
         while let Poll::Ready(ready) = self.socket.poll_read_ready(cx) {
             ready.map_err(lost)?;
-            let ahead = self.reader.ahead(self.stage.bytes().len());
+            let ahead = self.tally.ahead(self.reader.ahead(self.stage.bytes().len()));
             let direct = self.reader.direct();
             let mut received = None;
             let tried = self.socket.try_io(Interest::READABLE, || {
@@ -316,6 +365,7 @@ impl Driver {
                 (Some(received), _) => {
                     self.spin.worked(Instant::now);
                     self.reader.direct_filled(received.direct);
+                    self.tally.moved(received.direct + received.staged);
                     return Ok(true);
                 }
                 (None, Err(error)) if error.kind() != io::ErrorKind::WouldBlock => return Err(lost(error)),
@@ -327,6 +377,7 @@ impl Driver {
 
     /// Sends until the queue is empty or the socket is full.
     fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), TransportError> {
+        let before = self.queue.len();
         while !self.queue.is_empty() {
             let Poll::Ready(ready) = self.socket.poll_write_ready(cx) else { break };
             ready.map_err(lost)?;
@@ -336,7 +387,20 @@ impl Driver {
             }
         }
         self.reply_bytes = self.reply_bytes.min(self.queue.len());
+        self.tally.moved(before - self.queue.len());
+        self.tally.flushed(self.queue.len());
         Ok(())
+    }
+
+    /// Lets go of all memory but that of calls in progress, and of the peer.
+    fn give_up(&mut self, shared: &mut Shared) {
+        let _ = SockRef::from(&self.socket).shutdown(Shutdown::Both);
+        self.stash.clear();
+        self.queue = SendQueue::new();
+        self.stage = RecvStage::new(STAGE_BYTES);
+        self.reader.forget();
+        shared.outbox = Outbox::default();
+        self.tally.give_up(&mut shared.ledger);
     }
 
     /// All is sent: says so to the peer, and waits for it to say the same. Closing a socket that has unread
@@ -366,12 +430,16 @@ impl Driver {
     }
 }
 
-/// Finds the sink of an arriving reply.
-struct Locator<'a>(&'a Mutex<Shared>);
+/// Finds the sink of an arriving reply, and room for what has none.
+struct Locator<'a> {
+    shared: &'a Mutex<Shared>,
+    /// Bytes for which there was no room.
+    refused: usize,
+}
 
 impl Place for Locator<'_> {
     fn place(&mut self, xid: Xid, prefix: &Bytes, record_len: usize) -> Option<Placement> {
-        let mut shared = self.0.lock();
+        let mut shared = self.shared.lock();
         let plan = shared.pending.plan(xid)?;
         let located = plan.locate?(prefix)?;
         let placement = Placement { sink: plan.sink.take()?, located };
@@ -380,6 +448,12 @@ impl Place for Locator<'_> {
         }
         plan.sink = Some(placement.sink);
         None
+    }
+
+    fn room(&mut self, bytes: usize) -> bool {
+        let room = self.shared.lock().ledger.try_charge(bytes);
+        self.refused = if room { 0 } else { bytes };
+        room
     }
 }
 
@@ -394,189 +468,8 @@ fn lost(error: io::Error) -> TransportError {
 const CLOSED_HERE: &str = "closed on this side";
 /// So many bytes are worth a system call while more calls are staged.
 const FLUSH_EARLY: usize = 256 << 10;
-/// While so many bytes of replies wait, calls are not read.
-const REPLIES_MAX: usize = 4 << 20;
 const STASH_MAX: usize = 4 << 20;
 const LINGER: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
-mod tests {
-    use std::{future::poll_fn, sync::Arc};
-
-    use buf::Buffer;
-    use xdr::{Encoder, Located};
-
-    use super::*;
-    use crate::{RawOptions, TransportKind};
-
-    async fn pair(options: &[(&str, &str)]) -> (Arc<dyn Transport>, Arc<dyn Transport>) {
-        let raw: RawOptions = options.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let kind = TcpKind::default().with_options(&raw).unwrap();
-        let mut listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let near = kind.connect(listener.local_addr()).await.unwrap();
-        let far = listener.accept().await.unwrap()().await.unwrap();
-        (near, far)
-    }
-
-    /// Drives `transport`, answering every call with what `answer` makes of it, until it is over.
-    fn drive(
-        transport: Arc<dyn Transport>,
-        answer: impl Fn(&Message) -> Option<Message> + Send + 'static,
-    ) -> tokio::task::JoinHandle<TransportError> {
-        tokio::spawn(async move {
-            loop {
-                match poll_fn(|cx| transport.poll_recv(cx)).await {
-                    Ok(call) => {
-                        if let Some(message) = answer(&call.message) {
-                            let _ = transport.reply(call.token, message);
-                        }
-                    }
-                    Err(error) => return error,
-                }
-            }
-        })
-    }
-
-    fn message(xid: u32, direction: u32, words: usize) -> Message {
-        let mut encoder = Encoder::default();
-        [xid, direction].into_iter().for_each(|word| encoder.u32(word));
-        (0..words).for_each(|word| encoder.u32(word as u32));
-        encoder.finish()
-    }
-
-    /// A reply with as many words as the call's third word says, as a payload at position 12.
-    fn reply_of_words(call: &Message) -> Option<Message> {
-        let word = |at: usize| u32::from_be_bytes(call.stream[at..at + 4].try_into().unwrap());
-        let mut encoder = Encoder::default();
-        [word(0), REPLY].into_iter().for_each(|word| encoder.u32(word));
-        encoder.payload(Bytes::from(vec![word(0) as u8; call.stream.len()]).into());
-        Some(encoder.finish())
-    }
-
-    #[tokio::test]
-    async fn replies_of_all_sizes_reach_their_calls_and_sinks() {
-        let (near, far) = pair(&[]).await;
-        drive(far, reply_of_words);
-        let driver = drive(near.clone(), |_| None);
-        let calls = (0..200u32).map(|xid| {
-            let near = near.clone();
-            tokio::spawn(async move {
-                let words = [0, 10, 1000, 30_000, 100_000][xid as usize % 5];
-                let len = words * 4 + 8;
-                let plan = ReplyPlan {
-                    inline_max: 12,
-                    payload_max: len,
-                    sink: Some(Buffer::zeroed(len)),
-                    locate: Some(|prefix| {
-                        let len = u32::from_be_bytes(prefix[8..12].try_into().unwrap()) as usize;
-                        Some(Located { position: 12, len })
-                    }),
-                };
-                let reply = near.call(message(xid, CALL, words), plan).await.unwrap();
-                let flat = reply.message.to_rope().to_bytes().unwrap();
-                assert_eq!(flat.len(), 12 + len);
-                assert!(flat[12..].iter().all(|&byte| byte == xid as u8));
-                let sink = reply.sink.unwrap();
-                assert_eq!(!reply.message.payloads.is_empty(), len > 512, "placed, unless it is tiny");
-                drop((reply.message, flat));
-                assert_eq!(sink.into_buffer().unwrap().len(), len);
-            })
-        });
-        for call in calls.collect::<Vec<_>>() {
-            call.await.unwrap();
-        }
-        near.close();
-        driver.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn a_dropped_call_is_forgotten_and_its_late_reply_discarded() {
-        let (near, far) = pair(&[]).await;
-        drive(near.clone(), |_| None);
-        let abandoned = tokio::spawn({
-            let near = near.clone();
-            async move { near.call(message(1, CALL, 1), ReplyPlan::default()).await.map(drop) }
-        });
-        let call = poll_fn(|cx| far.poll_recv(cx)).await.unwrap();
-        abandoned.abort();
-        assert!(abandoned.await.unwrap_err().is_cancelled());
-        far.reply(call.token, message(1, REPLY, 3)).unwrap();
-        drive(far, reply_of_words);
-        near.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
-        near.call(message(1, CALL, 1), ReplyPlan::default()).await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn a_lost_connection_gives_the_sinks_back() {
-        let (near, far) = pair(&[]).await;
-        let driver = drive(near.clone(), |_| None);
-        let waiting = tokio::spawn({
-            let near = near.clone();
-            let plan = ReplyPlan { payload_max: 7, sink: Some(Buffer::zeroed(7)), ..ReplyPlan::default() };
-            async move { near.call(message(1, CALL, 1), plan).await }
-        });
-        poll_fn(|cx| far.poll_recv(cx)).await.unwrap();
-        drop(far);
-        let error = waiting.await.unwrap().unwrap_err();
-        assert!(matches!(error.error, TransportError::Lost(_)), "{error:?}");
-        assert_eq!(error.sink.unwrap().len(), 7);
-        driver.await.unwrap();
-        let late = near.call(message(2, CALL, 1), ReplyPlan::default()).await;
-        assert!(matches!(late.unwrap_err().error, TransportError::Lost(_)));
-    }
-
-    #[tokio::test]
-    async fn what_is_too_long_is_refused_on_either_side() {
-        let (near, far) = pair(&[("message_max", "1k")]).await;
-        drive(near.clone(), |_| None);
-        let driver = drive(far.clone(), |call| Some(message(peek(&call.stream).unwrap().0.0, REPLY, 400)));
-        let error = near.call(message(1, CALL, 400), ReplyPlan::default()).await.unwrap_err();
-        assert!(matches!(error.error, TransportError::TooLong { len: 1608, max: 1024 }));
-        let reply = near.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
-        assert_eq!(reply.message.stream, ReplyHeader::of_error(Xid(2), AcceptError::SystemErr).unwrap().stream);
-
-        assert!(!driver.is_finished());
-    }
-
-    #[tokio::test]
-    async fn a_record_above_the_bound_closes_the_connection() {
-        let mut listener = TcpKind::default().listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let mut hostile = std::net::TcpStream::connect(listener.local_addr()).unwrap();
-        let transport = listener.accept().await.unwrap()().await.unwrap();
-        std::io::Write::write_all(&mut hostile, &[0xff; 4]).unwrap();
-        let error = poll_fn(|cx| transport.poll_recv(cx)).await.unwrap_err();
-        assert!(matches!(&error, TransportError::Protocol(why) if why.contains("2147483647")), "{error}");
-        drop(transport);
-        let gone = std::io::Read::read(&mut hostile, &mut [0; 1]);
-        assert!(matches!(gone, Ok(0) | Err(_)));
-    }
-
-    #[tokio::test]
-    async fn a_held_connection_keeps_calls_back_and_still_receives_replies() {
-        let (near, far) = pair(&[]).await;
-        drive(far.clone(), reply_of_words);
-        near.hold(true);
-        let driver = drive(near.clone(), reply_of_words);
-        near.call(message(1, CALL, 1), ReplyPlan::default()).await.unwrap();
-        let back = tokio::spawn({
-            let far = far.clone();
-            async move { far.call(message(9, CALL, 1), ReplyPlan::default()).await.map(drop) }
-        });
-        tokio::task::yield_now().await;
-        near.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
-        assert!(!back.is_finished());
-        near.hold(false);
-        back.await.unwrap().unwrap();
-        assert!(!driver.is_finished());
-    }
-
-    #[test]
-    fn options_are_checked() {
-        let parse = |name: &str, value: &str| TcpOptions::parse(&RawOptions::from([(name.into(), value.into())]));
-        assert!(!parse("nodelay", "off").unwrap().nodelay);
-        assert_eq!(parse("sndbuf", "1m").unwrap().send_buffer, Some(1 << 20));
-        let error = parse("congestion", "no-such").unwrap_err();
-        assert!(error.problem.contains("this system has"), "{error}");
-        assert!(parse("port", "1").unwrap_err().problem.contains("congestion, connect_timeout, dead_after"));
-    }
-}
+mod tests;

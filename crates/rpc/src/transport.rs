@@ -15,7 +15,7 @@ use std::{
     fmt,
     future::Future,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -25,6 +25,8 @@ use std::{
 use buf::{Buffer, Pool, SharedBuffer};
 use bytes::Bytes;
 use xdr::{Located, Message};
+
+use crate::Hosts;
 
 /// A future as trait objects return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -209,10 +211,53 @@ pub trait Transport: Send + Sync + 'static {
 
     /// Ends the connection when what is queued has been sent; `poll_recv` then ends with an error.
     fn close(&self);
+
+    /// Ends the connection at once; what is queued may be lost.
+    fn abort(&self) {
+        self.close();
+    }
 }
 
-/// A connection that waits to be set up. Call it on the thread (and tokio runtime) that will own the connection.
-pub type Incoming = Box<dyn FnOnce() -> BoxFuture<'static, Result<Arc<dyn Transport>, TransportError>> + Send>;
+/// The other end of a connection, as far as it is known before the connection is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its user on this host, if the kernel tells.
+    pub user: Option<u32>,
+}
+
+/// A connection that waits to be set up.
+pub struct Incoming {
+    peer: Option<Peer>,
+    set_up: SetUp,
+}
+
+type SetUp = Box<dyn FnOnce(Hosts) -> BoxFuture<'static, Result<Arc<dyn Transport>, TransportError>> + Send>;
+
+impl Incoming {
+    /// A connection from `peer`, or a socket that serves many peers if there is none. `set_up` gets the hosts that are
+    /// served in full; to all others the transport gives few resources.
+    pub fn new(
+        peer: Option<Peer>,
+        set_up: impl FnOnce(Hosts) -> BoxFuture<'static, Result<Arc<dyn Transport>, TransportError>> + Send + 'static,
+    ) -> Self {
+        Self { peer, set_up: Box::new(set_up) }
+    }
+
+    /// The other end; `None` for a socket that serves many.
+    pub fn peer(&self) -> Option<Peer> {
+        self.peer
+    }
+
+    /// Sets the connection up. Call it on the thread (and tokio runtime) that will own the connection.
+    ///
+    /// # Errors
+    /// The peer went away, or does not keep to the protocol.
+    pub async fn set_up(self, hosts: Hosts) -> Result<Arc<dyn Transport>, TransportError> {
+        (self.set_up)(hosts).await
+    }
+}
 
 /// Waits for connections.
 pub trait Listener: Send {

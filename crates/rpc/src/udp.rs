@@ -7,11 +7,16 @@
 //! Who owns the buffers: a datagram is received into the driver's buffer and copied out once, at its own length. Sinks
 //! stay untouched in the table of pending calls.
 //!
+//! A server bounds what it sends to hosts that may never have asked: see [`outflow`]. Of hosts that are not served in full it
+//! takes short calls, and few at a time.
+//!
 //! On error: a datagram can be lost, in either direction, and nobody is told; that is what [`TransportCaps::lossy`]
 //! says. Only a fault of the socket itself ends the transport.
 
+mod outflow;
+
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     io,
     net::SocketAddr,
     sync::Arc,
@@ -20,13 +25,14 @@ use std::{
 
 use buf::Pool;
 use bytes::Bytes;
+use outflow::{Outflow, Verdict};
 use parking_lot::Mutex;
 use socket2::{Domain, Socket, Type};
-use tokio::net::UdpSocket;
+use tokio::{net::UdpSocket, time::Instant};
 use xdr::Message;
 
 use crate::{
-    AcceptError, BoxFuture, CallError, CallsMade, Incoming, IncomingCall, Listener, OptionError, OptionReader,
+    AcceptError, BoxFuture, CallError, CallsMade, Hosts, Incoming, IncomingCall, Listener, OptionError, OptionReader,
     RawOptions, Reply, ReplyHeader, ReplyPlan, ReplyToken, Transport, TransportCaps, TransportError, TransportKind,
     msg::{CALL, REPLY, peek},
     pending::{self, CallFuture, PendingCalls},
@@ -41,7 +47,7 @@ pub struct UdpKind {
 }
 
 /// Options of the transport "udp".
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct UdpOptions {
     /// `sndbuf=BYTES`: the socket's send buffer; sized by the system if absent.
     pub send_buffer: Option<usize>,
@@ -49,6 +55,14 @@ pub struct UdpOptions {
     pub receive_buffer: Option<usize>,
     /// `resvport=on|off`: call from a port below 1024, which some servers ask for. If absent, it is tried as root.
     pub reserved_port: Option<bool>,
+    /// `reply_rate=BYTES`: bytes a second that a server sends to one host beyond three times those of its calls; 32 MiB by default.
+    pub reply_rate: usize,
+}
+
+impl Default for UdpOptions {
+    fn default() -> Self {
+        Self { send_buffer: None, receive_buffer: None, reserved_port: None, reply_rate: 32 << 20 }
+    }
 }
 
 impl UdpOptions {
@@ -62,6 +76,7 @@ impl UdpOptions {
             send_buffer: options.bytes("sndbuf", DATAGRAM_MAX..=BUFFER_MAX)?,
             receive_buffer: options.bytes("rcvbuf", DATAGRAM_MAX..=BUFFER_MAX)?,
             reserved_port: options.switch("resvport")?,
+            reply_rate: options.bytes("reply_rate", 1 << 10..=1 << 40)?.unwrap_or(Self::default().reply_rate),
         };
         options.finish()?;
         Ok(parsed)
@@ -113,7 +128,8 @@ impl TransportKind for UdpKind {
 
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>> {
         Box::pin(async move {
-            let transport = self.connected(remote).and_then(|socket| UdpTransport::new(socket, self.pool.clone()));
+            let transport =
+                self.connected(remote).and_then(|socket| UdpTransport::new(socket, self.pool.clone(), None));
             match transport {
                 Ok(transport) => Ok(Arc::new(transport) as Arc<dyn Transport>),
                 Err(error) => Err(TransportError::Connect(format!("udp {remote}: {error}"))),
@@ -126,12 +142,14 @@ impl TransportKind for UdpKind {
         socket.bind(&local.into())?;
         let socket: std::net::UdpSocket = socket.into();
         let local_addr = socket.local_addr()?;
-        Ok(Box::new(UdpListener { local_addr, pool: self.pool.clone(), socket: Some(socket) }))
+        let (reply_rate, pool) = (self.options.reply_rate, self.pool.clone());
+        Ok(Box::new(UdpListener { local_addr, reply_rate, pool, socket: Some(socket) }))
     }
 }
 
 struct UdpListener {
     local_addr: SocketAddr,
+    reply_rate: usize,
     pool: Pool,
     socket: Option<std::net::UdpSocket>,
 }
@@ -144,16 +162,16 @@ impl Listener for UdpListener {
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Incoming>> {
         Box::pin(async move {
             let Some(socket) = self.socket.take() else { return std::future::pending().await };
-            let pool = self.pool.clone();
-            let incoming: Incoming = Box::new(move || {
+            let (pool, reply_rate) = (self.pool.clone(), self.reply_rate);
+            Ok(Incoming::new(None, move |hosts| {
                 Box::pin(async move {
-                    match UdpTransport::new(socket, pool) {
+                    let bounds = Bounds::new(hosts, reply_rate);
+                    match UdpTransport::new(socket, pool, Some(bounds)) {
                         Ok(transport) => Ok(Arc::new(transport) as Arc<dyn Transport>),
                         Err(error) => Err(TransportError::Lost(error.to_string())),
                     }
                 })
-            });
-            Ok(incoming)
+            }))
         })
     }
 }
@@ -173,7 +191,11 @@ pub struct UdpTransport {
 /// What callers touch.
 struct Shared {
     outbox: VecDeque<(Option<SocketAddr>, Bytes)>,
+    /// Bytes of it.
+    queued: usize,
     callers: Callers,
+    /// On the serving side.
+    bounds: Option<Bounds>,
     pending: PendingCalls,
     held: bool,
     closing: bool,
@@ -181,25 +203,53 @@ struct Shared {
     sleeping: Option<Waker>,
 }
 
-/// Where the latest calls came from. A call that is not answered before this many others came is not answered at all.
+/// What hosts may use of a server.
+struct Bounds {
+    hosts: Hosts,
+    outflow: Outflow,
+    /// Calls in progress of hosts that are not served in full.
+    strangers: HashSet<u64>,
+}
+
+impl Bounds {
+    fn new(hosts: Hosts, reply_rate: usize) -> Self {
+        Self { hosts, outflow: Outflow::new(reply_rate, Instant::now()), strangers: HashSet::new() }
+    }
+
+    /// Whether a datagram of `len` bytes is taken; it is the call of this number.
+    fn take(&mut self, peer: SocketAddr, len: usize, call: u64) -> bool {
+        if self.hosts.admit(peer.ip()) {
+            return true;
+        }
+        let takes = len <= STRANGERS_CALL_MAX && self.strangers.len() < STRANGERS_CALLS;
+        takes && self.strangers.insert(call)
+    }
+}
+
+/// Where the latest calls came from, and their lengths. A call that is not answered before this many others came is not answered at all.
 #[derive(Default)]
 struct Callers {
-    ring: VecDeque<SocketAddr>,
+    ring: VecDeque<(SocketAddr, usize)>,
     /// Number of the oldest.
     first: u64,
 }
 
 impl Callers {
-    fn remember(&mut self, caller: SocketAddr) -> u64 {
+    /// The number of the next call.
+    fn next(&self) -> u64 {
+        self.first + self.ring.len() as u64
+    }
+
+    fn remember(&mut self, caller: SocketAddr, len: usize) -> u64 {
         if self.ring.len() == CALLERS_MAX {
             self.ring.pop_front();
             self.first += 1;
         }
-        self.ring.push_back(caller);
-        self.first + self.ring.len() as u64 - 1
+        self.ring.push_back((caller, len));
+        self.next() - 1
     }
 
-    fn find(&self, call: u64) -> Option<SocketAddr> {
+    fn find(&self, call: u64) -> Option<(SocketAddr, usize)> {
         let index = usize::try_from(call.checked_sub(self.first)?).ok()?;
         self.ring.get(index).copied()
     }
@@ -207,7 +257,7 @@ impl Callers {
 
 impl UdpTransport {
     /// A transport over this socket, on the current tokio runtime.
-    fn new(socket: std::net::UdpSocket, pool: Pool) -> io::Result<Self> {
+    fn new(socket: std::net::UdpSocket, pool: Pool, bounds: Option<Bounds>) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let peer = socket.peer_addr().or_else(|_| socket.local_addr())?;
         Ok(Self {
@@ -217,7 +267,9 @@ impl UdpTransport {
             socket: UdpSocket::from_std(socket)?,
             shared: Mutex::new(Shared {
                 outbox: VecDeque::new(),
+                queued: 0,
                 callers: Callers::default(),
+                bounds,
                 pending: PendingCalls::default(),
                 held: false,
                 closing: false,
@@ -239,7 +291,8 @@ impl UdpTransport {
                 Poll::Ready(Err(error)) => tracing::debug!(%error, "a datagram was not sent"),
                 Poll::Ready(Ok(_)) => {}
             }
-            shared.outbox.pop_front();
+            let sent = shared.outbox.pop_front().map_or(0, |(_, datagram)| datagram.len());
+            shared.queued -= sent;
         }
     }
 
@@ -257,7 +310,7 @@ impl UdpTransport {
             let message = Message::from(Bytes::copy_from_slice(into.filled()));
             match peek(&message.stream) {
                 Some((xid, CALL)) => {
-                    let call = self.shared.lock().callers.remember(peer);
+                    let Some(call) = self.shared.lock().take_call(peer, message.len()) else { continue };
                     return Poll::Ready(Ok(IncomingCall { message, token: ReplyToken { xid, call }, peer }));
                 }
                 Some((xid, REPLY)) => self.shared.lock().pending.complete(xid, message, None),
@@ -313,16 +366,28 @@ impl Transport for UdpTransport {
 
     fn reply(&self, token: ReplyToken, message: Message) -> Result<(), TransportError> {
         let mut shared = self.shared.lock();
-        let Some(to) = shared.callers.find(token.call) else {
+        let Some((to, call)) = shared.ended(&token) else {
             return Err(TransportError::Lost("the call came too long ago".to_owned()));
         };
         let len = message.len();
-        let fits = len <= DATAGRAM_MAX;
-        let message = if fits { Some(message) } else { ReplyHeader::of_error(token.xid, AcceptError::SystemErr) };
-        if let Some(message) = message {
-            shared.queue(Some(to), &message)?;
+        let verdict = match len <= DATAGRAM_MAX {
+            true => shared.judge(to, (call, len)),
+            false => Verdict::TooLong,
+        };
+        match verdict {
+            Verdict::Send => shared.queue(Some(to), &message),
+            Verdict::Drop => Err(TransportError::Refused("too much was sent to this host of late".to_owned())),
+            Verdict::TooLong => {
+                if let Some(short) = ReplyHeader::of_error(token.xid, AcceptError::SystemErr) {
+                    shared.queue(Some(to), &short)?;
+                }
+                Err(TransportError::TooLong { len, max: DATAGRAM_MAX })
+            }
         }
-        if fits { Ok(()) } else { Err(TransportError::TooLong { len, max: DATAGRAM_MAX }) }
+    }
+
+    fn forget(&self, token: ReplyToken) {
+        self.shared.lock().ended(&token);
     }
 
     fn calls_made(&self) -> CallsMade {
@@ -350,9 +415,36 @@ impl Shared {
         }
     }
 
+    /// The number of a call that came, unless it is not taken.
+    fn take_call(&mut self, peer: SocketAddr, len: usize) -> Option<u64> {
+        let call = self.callers.next();
+        let taken = self.bounds.as_mut().is_none_or(|bounds| bounds.take(peer, len, call));
+        taken.then(|| self.callers.remember(peer, len))
+    }
+
+    /// Ends a call; says where it came from and how long it was, if that is not too long ago.
+    fn ended(&mut self, token: &ReplyToken) -> Option<(SocketAddr, usize)> {
+        if let Some(bounds) = &mut self.bounds {
+            bounds.strangers.remove(&token.call);
+        }
+        self.callers.find(token.call)
+    }
+
+    /// Judges a reply by the lengths of its call and of itself.
+    fn judge(&mut self, to: SocketAddr, lens: (usize, usize)) -> Verdict {
+        match &mut self.bounds {
+            Some(Bounds { hosts, outflow, .. }) => outflow.judge(to.ip(), hosts.admit(to.ip()), lens, Instant::now()),
+            None => Verdict::Send,
+        }
+    }
+
     fn queue(&mut self, to: Option<SocketAddr>, message: &Message) -> Result<(), TransportError> {
+        if self.queued >= OUTBOX_MAX {
+            return Err(TransportError::Refused("the network takes no more datagrams".to_owned()));
+        }
         let flat = message.to_rope().to_bytes();
         let datagram = flat.map_err(|error| TransportError::Refused(format!("a payload cannot be read: {error}")))?;
+        self.queued += datagram.len();
         self.outbox.push_back((to, datagram));
         self.wake();
         Ok(())
@@ -379,90 +471,11 @@ const DATAGRAM_MAX: usize = 65_507;
 const BUFFER_MAX: usize = 1 << 30;
 const RECEIVE_BUFFER: usize = 4 << 20;
 const CALLERS_MAX: usize = 4096;
+/// While so many bytes wait to be sent, further datagrams are dropped.
+const OUTBOX_MAX: usize = 4 << 20;
+/// Of hosts that are not served in full: longest call, and most calls in progress.
+const STRANGERS_CALL_MAX: usize = 16 << 10;
+const STRANGERS_CALLS: usize = 16;
 
 #[cfg(test)]
-mod tests {
-    use std::future::poll_fn;
-
-    use buf::Buffer;
-
-    use super::*;
-    use crate::Xid;
-
-    fn message(xid: u32, direction: u32, words: usize) -> Message {
-        let mut bytes = [xid.to_be_bytes(), direction.to_be_bytes()].concat();
-        bytes.resize(8 + 4 * words, 7);
-        Message::from(Bytes::from(bytes))
-    }
-
-    async fn server() -> (SocketAddr, Arc<dyn Transport>) {
-        let mut listener = UdpKind::default().listen("127.0.0.1:0".parse().unwrap()).unwrap();
-        let transport = listener.accept().await.unwrap()().await.unwrap();
-        (listener.local_addr(), transport)
-    }
-
-    async fn client(server: SocketAddr) -> Arc<dyn Transport> {
-        let transport = UdpKind::default().connect(server).await.unwrap();
-        let driver = transport.clone();
-        tokio::spawn(async move { while poll_fn(|cx| driver.poll_recv(cx)).await.is_ok() {} });
-        transport
-    }
-
-    #[tokio::test]
-    async fn replies_go_where_their_calls_came_from() {
-        let (address, server) = server().await;
-        let (a, b) = (client(address).await, client(address).await);
-        let sink = || ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9)), ..ReplyPlan::default() };
-        let call_a = tokio::spawn(async move { a.call(message(5, CALL, 1), sink()).await.unwrap() });
-        let call_b = tokio::spawn(async move { b.call(message(5, CALL, 2), sink()).await.unwrap() });
-        let first = poll_fn(|cx| server.poll_recv(cx)).await.unwrap();
-        let second = poll_fn(|cx| server.poll_recv(cx)).await.unwrap();
-        for call in [second, first] {
-            let words = call.message.len() / 4;
-            server.reply(call.token, message(5, REPLY, 10 * words)).unwrap();
-        }
-        tokio::spawn(async move { poll_fn(|cx| server.poll_recv(cx)).await.map(drop) });
-        let (a, b) = (call_a.await.unwrap(), call_b.await.unwrap());
-        assert_eq!((a.message.len(), b.message.len()), (8 + 120, 8 + 160));
-        assert_eq!(a.sink.unwrap().into_buffer().unwrap().len(), 9);
-    }
-
-    #[tokio::test]
-    async fn what_does_not_fit_a_datagram_is_refused_on_either_side() {
-        let (address, server) = server().await;
-        let client = client(address).await;
-        let error = client.call(message(1, CALL, 17_000), ReplyPlan::default()).await.unwrap_err();
-        assert!(matches!(error.error, TransportError::TooLong { len: 68_008, max: DATAGRAM_MAX }));
-        let call = tokio::spawn(async move { client.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap() });
-        let incoming = poll_fn(|cx| server.poll_recv(cx)).await.unwrap();
-        let refused = server.reply(incoming.token, message(2, REPLY, 17_000));
-        assert!(matches!(refused, Err(TransportError::TooLong { .. })));
-        tokio::spawn(async move { poll_fn(|cx| server.poll_recv(cx)).await.map(drop) });
-        let told = ReplyHeader::of_error(Xid(2), AcceptError::SystemErr).unwrap();
-        assert_eq!(call.await.unwrap().message.stream, told.stream);
-    }
-
-    #[tokio::test]
-    async fn garbage_is_dropped_and_the_socket_goes_on() {
-        let (address, server) = server().await;
-        let hostile = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        hostile.send_to(b"", address).unwrap();
-        hostile.send_to(b"abc", address).unwrap();
-        hostile.send_to(&[9; 100], address).unwrap();
-        hostile.send_to(&message(8, REPLY, 3).stream, address).unwrap();
-        hostile.send_to(&message(7, CALL, 3).stream, address).unwrap();
-        assert_eq!(poll_fn(|cx| server.poll_recv(cx)).await.unwrap().token.xid, Xid(7));
-    }
-
-    #[test]
-    fn only_the_latest_callers_are_remembered() {
-        let mut callers = Callers::default();
-        let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
-        for port in 0..CALLERS_MAX as u16 {
-            assert_eq!(callers.remember(address(port)), u64::from(port));
-        }
-        let call = callers.remember(address(9));
-        assert_eq!((callers.find(0), callers.find(1)), (None, Some(address(1))));
-        assert_eq!((callers.find(call), callers.find(call + 1)), (Some(address(9)), None));
-    }
-}
+mod tests;

@@ -8,6 +8,7 @@
 //! nothing by them.
 
 use std::{
+    future::poll_fn,
     io,
     sync::{
         Arc,
@@ -23,7 +24,11 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{BoxFuture, Drain, Incoming, Listener, Server};
+use crate::{
+    BoxFuture, ConnectionLimits, Drain, Hosts, Incoming, Listener, Server, Transport,
+    connections::{Connections, Place},
+    server::Observers,
+};
 
 /// How [`Workers`] are set up.
 #[derive(Clone, Debug)]
@@ -32,8 +37,8 @@ pub struct WorkerOptions {
     pub threads: usize,
     /// Most threads of each worker for what blocks.
     pub blocking_threads_max: usize,
-    /// Most connections of all workers; beyond, new ones are closed at once.
-    pub connections_max: usize,
+    /// Bounds of the connections of all workers.
+    pub connections: ConnectionLimits,
     /// What each worker for connections that bear no change of credentials runs first, to have services keep them. Without it
     /// there are no such workers: no service here changes any. There are as many as `threads`, which do nothing
     /// until there are such connections.
@@ -43,7 +48,7 @@ pub struct WorkerOptions {
 impl Default for WorkerOptions {
     fn default() -> Self {
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        Self { threads, blocking_threads_max: 16, connections_max: 16384, keep_credentials: None }
+        Self { threads, blocking_threads_max: 16, connections: ConnectionLimits::default(), keep_credentials: None }
     }
 }
 
@@ -60,7 +65,7 @@ struct Pool {
     workers: Arc<[Worker]>,
     /// Those who keep their credentials; none if all do.
     keepers: Arc<[Worker]>,
-    connections_max: usize,
+    connections: Connections,
     drain: watch::Receiver<bool>,
 }
 
@@ -93,7 +98,8 @@ impl Workers {
         let workers = start("worker", None)?;
         let keepers =
             options.keep_credentials.map_or_else(|| Ok(Arc::default()), |keep| start("keeper", Some(keep)))?;
-        let pool = Pool { workers, keepers, connections_max: options.connections_max, drain: drained };
+        let connections = Connections::new(options.connections);
+        let pool = Pool { workers, keepers, connections, drain: drained };
         Ok(Self { pool, threads, drain, stop })
     }
 
@@ -149,27 +155,33 @@ impl Pool {
                 () = drain.wait() => return,
             };
             match accepted {
-                Ok(incoming) if self.load() < self.connections_max => self.serve(server.clone(), keeping, incoming),
-                Ok(_) => tracing::warn!(%address, max = self.connections_max, "too many connections: one was refused"),
+                Ok(incoming) => self.admit(&server, keeping, incoming),
                 Err(error) => return tracing::error!(%address, %error, "no more connections are accepted"),
             }
         }
     }
 
-    fn serve(&self, server: Arc<Server>, keeping: bool, incoming: Incoming) {
+    /// Serves a connection if there is a place for it.
+    fn admit(&self, server: &Arc<Server>, keeping: bool, incoming: Incoming) {
+        let place = match incoming.peer() {
+            None => None,
+            Some(peer) => match self.connections.place(peer, server.hosts().admit(peer.address)) {
+                None => return,
+                place => place,
+            },
+        };
+        self.serve(server.clone(), keeping, incoming, place);
+    }
+
+    fn serve(&self, server: Arc<Server>, keeping: bool, incoming: Incoming, mut place: Option<Place>) {
         let drain = Drain::when(self.drain.clone());
         let serve: Job = Box::new(move || {
             Box::pin(async move {
-                match timeout(SETUP_MAX, incoming()).await {
-                    Ok(Ok(transport)) => {
-                        let (peer, name) = (transport.peer(), transport.caps().name);
-                        tracing::debug!(%peer, transport = name, "connected");
-                        let why = server.serve(transport, drain).await;
-                        tracing::debug!(%peer, transport = name, %why, "disconnected");
-                    }
-                    Ok(Err(error)) => tracing::debug!(%error, "a connection was not set up"),
-                    Err(_) => tracing::debug!("a connection took too long to be set up"),
-                }
+                let Some(transport) = set_up(incoming, server.hosts(), place.as_mut()).await else { return };
+                let (peer, name) = (transport.peer(), transport.caps().name);
+                tracing::debug!(%peer, transport = name, "connected");
+                let why = server.serve_with(transport, drain, Observers { tell: None, place }).await;
+                tracing::debug!(%peer, transport = name, %why, "disconnected");
             })
         });
         self.dispatch(keeping, serve);
@@ -197,6 +209,26 @@ impl Pool {
     fn load(&self) -> usize {
         self.workers.iter().chain(&*self.keepers).map(|worker| worker.load.load(Relaxed)).sum()
     }
+}
+
+/// Sets a connection up, unless that takes too long or it has to give way.
+async fn set_up(incoming: Incoming, hosts: &Hosts, place: Option<&mut Place>) -> Option<Arc<dyn Transport>> {
+    let evicted = async {
+        match place {
+            Some(place) => drop(poll_fn(|cx| place.poll_closed(cx)).await),
+            None => std::future::pending().await,
+        }
+    };
+    let set_up = tokio::select! {
+        set_up = timeout(SETUP_MAX, incoming.set_up(hosts.clone())) => set_up,
+        () = evicted => return None,
+    };
+    match set_up {
+        Ok(Ok(transport)) => return Some(transport),
+        Ok(Err(error)) => tracing::debug!(%error, "a connection was not set up"),
+        Err(_) => tracing::debug!("a connection took too long to be set up"),
+    }
+    None
 }
 
 impl Worker {

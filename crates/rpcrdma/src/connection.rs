@@ -7,14 +7,14 @@
 //! answer; they share the [`Link`]. This file decodes arriving messages (§4.5 for errors) and hands each to one of them.
 //!
 //! What a peer can make us hold is bounded: its calls in progress by the credits it was granted, the bytes read from its
-//! memory at once by an option. While it does not take its replies, its messages are left unread.
+//! memory at once by an option, and that of all connections together. While it does not take its replies, its messages are left unread.
 //!
 //! Buffers: see [`crate`]. A receive's buffer becomes the message's memory: no byte is copied, and a fresh buffer takes its
 //! place in the receive queue, unless that is shared and needs none. On error the caller hears ERR_VERS or ERR_CHUNK; a
 //! message too short to answer, or calls beyond the credits, end the connection: `Link::fail` asks for that, and
 //! [`handle_disconnect`](Connection::handle_disconnect) then ends every call and gives its sink back.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{collections::VecDeque, task::Context, time::Instant};
 
 use buf::{Buffer, Pool};
 use rdma::{Completion, CompletionKind, ReceiveSource, Status, WorkId, WorkRequest};
@@ -29,6 +29,7 @@ use crate::{
     options::receives,
     requester::Requester,
     responder::{Refusal, Responder},
+    sinks::SinkAccount,
 };
 
 /// The protocol's state on one connection.
@@ -55,6 +56,17 @@ impl Connection {
     /// none are posted, and credits are granted as far as the source has buffers.
     pub fn with_receive_source(self, source: ReceiveSource) -> Self {
         Self { responder: Responder::new(&self.link.settings, Some(source)), ..self }
+    }
+
+    /// The same with the memory for calls that have RDMA Read bounded by `sinks`.
+    pub(crate) fn with_sinks(mut self, sinks: SinkAccount) -> Self {
+        self.responder.set_sinks(sinks);
+        self
+    }
+
+    /// Whether a call that waited for memory can go on, and there is work; otherwise the task is woken for that.
+    pub(crate) fn poll_sinks(&mut self, cx: &Context<'_>) -> bool {
+        self.responder.poll_sinks(cx)
     }
 
     /// The id that completed receives have.

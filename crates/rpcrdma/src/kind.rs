@@ -12,9 +12,15 @@ use std::{
 
 use buf::{Buffer, Pool};
 use rdma::{ConnectRequest, Connected, Provider, QpOptions, ReceiveSource, ReceiveSourceOptions, WorkId};
-use rpc::{BoxFuture, Incoming, Listener, OptionError, RawOptions, Transport, TransportError, TransportKind};
+use rpc::{
+    BoxFuture, Host, Incoming, Listener, OptionError, Peer, RawOptions, Transport, TransportError, TransportKind,
+};
 
-use crate::{Connection, Design, Options, RdmaTransport, Role, Settings, private_data::PrivateData};
+use crate::{
+    Connection, Design, Options, RdmaTransport, Role, Settings,
+    private_data::PrivateData,
+    sinks::{Payer, Sinks},
+};
 
 /// Connects and listens over one provider.
 ///
@@ -39,6 +45,10 @@ pub struct RdmaKind {
     connecting: ReceiveSource,
     /// For those that we accept.
     accepting: ReceiveSource,
+    /// For those that we accept from hosts that are not served in full.
+    strangers: ReceiveSource,
+    /// What their calls have RDMA Read.
+    sinks: Sinks,
 }
 
 /// Waits for connections over one provider.
@@ -60,7 +70,9 @@ impl RdmaKind {
             ReceiveSource::new(ReceiveSourceOptions { buffer_bytes, budget, guaranteed }, pool.private().clone())
         };
         let (connecting, accepting) = (source(usize::MAX), source(options.recv_memory / buffer_bytes));
-        Self { name, provider, options, pool, connecting, accepting }
+        let strangers = source(STRANGERS_RECV_MEMORY.min(options.recv_memory) / buffer_bytes);
+        let sinks = Sinks::new(options.pull_memory, options.message_max + CALL_OVERHEAD);
+        Self { name, provider, options, pool, connecting, accepting, strangers, sinks }
     }
 
     /// The same with buffers from `pool`.
@@ -112,6 +124,10 @@ impl RdmaKind {
         if let Some(source) = source {
             connection = connection.with_receive_source(source.clone());
         }
+        if role == Role::Accepting {
+            let user = qp.peer_user().map(|user| user.uid);
+            connection = connection.with_sinks(self.sinks.account(Payer { host: Host::of(peer.ip()), user }));
+        }
         Arc::new(RdmaTransport::new(self.name, qp, connection, self.pool.clone()))
     }
 
@@ -130,12 +146,14 @@ impl RdmaKind {
         Ok(self.transport(qp, settings, source))
     }
 
-    async fn accept(&self, mut request: Box<dyn ConnectRequest>) -> io::Result<Arc<dyn Transport>> {
+    async fn accept(&self, mut request: Box<dyn ConnectRequest>, admitted: bool) -> io::Result<Arc<dyn Transport>> {
         let peer = PrivateData::decode(&request.private_data().await?);
         // Who does not ask for another design gets the safe one, and is told of no other.
         let design = self.options.agreed_design(&peer.unwrap_or_default());
-        let options = Options { design, ..self.options.clone() };
-        let source = request.shared_receives().then_some(&self.accepting);
+        let options = if admitted { self.options.clone() } else { self.options.for_strangers() };
+        let options = Options { design: if admitted { design } else { Design::ReadWrite }, ..options };
+        let shared = if admitted { &self.accepting } else { &self.strangers };
+        let source = request.shared_receives().then_some(shared);
         let (recvs, qp_options) = self.receives(&options, source);
         let qp = request.accept(&qp_options, &self.private_data(&options), recvs).await?;
         Ok(self.transport(qp, Settings::negotiate(Role::Accepting, options, peer), source))
@@ -194,14 +212,15 @@ impl Listener for RdmaListener {
         Box::pin(async {
             let request = self.listener.accept().await?;
             let kind = self.kind.clone();
-            let incoming: Incoming = Box::new(move || {
+            let at = request.peer();
+            let peer = Peer { address: at.ip(), user: request.peer_user() };
+            Ok(Incoming::new(Some(peer), move |hosts| {
                 Box::pin(async move {
-                    let peer = request.peer();
-                    let accepted = within(kind.options.connect_timeout, kind.accept(request)).await;
-                    accepted.map_err(|error| TransportError::Connect(format!("accepting {peer}: {error}")))
+                    let admitted = hosts.admit(peer.address);
+                    let accepted = within(kind.options.connect_timeout, kind.accept(request, admitted)).await;
+                    accepted.map_err(|error| TransportError::Connect(format!("accepting {at}: {error}")))
                 })
-            });
-            Ok(incoming)
+            }))
         })
     }
 }
@@ -214,5 +233,9 @@ async fn within<T>(limit: Duration, set_up: impl Future<Output = io::Result<T>>)
     tokio::time::timeout(limit, set_up).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
+/// Memory that the chunks of a call can take beyond their bytes: a buffer of the pool for each of many short segments.
+const CALL_OVERHEAD: usize = 1 << 20;
 /// Calls that a client can always have received, however little is free: one being served and the next.
 const GUARANTEED_RECEIVES: usize = 2;
+/// Bytes of receive buffers that all connections of hosts not served in full share.
+const STRANGERS_RECV_MEMORY: usize = 1 << 20;

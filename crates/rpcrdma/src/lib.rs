@@ -14,6 +14,7 @@
 //! | [`Connection`] | the protocol, without I/O: completions in, work and events out |
 //! | `requester`, `outgoing` | calls that we make |
 //! | `responder` | calls that we answer |
+//! | `sinks` | memory for what calls have RDMA Read, shared by connections |
 //! | `link` | what these two share: the queue of work, events, deadlines, the end of the connection |
 //! | `fit`, `message`, `pull` | how messages are taken apart to travel, and put together again |
 //! | `expose`, `fetch` | replies in the Read-Read design: the responder's side, and the requester's |
@@ -36,6 +37,7 @@ mod outgoing;
 mod pull;
 mod requester;
 mod responder;
+mod sinks;
 mod table;
 mod transport;
 

@@ -46,6 +46,9 @@ pub struct Options {
     /// Bytes of receive buffers that the accepted connections of one listener share; credits are granted as far as they
     /// reach. Beyond it each connection has the few that are guaranteed.
     pub recv_memory: usize,
+    /// Bytes that the calls of all accepted connections of one listener may hold of what they had read from their peers'
+    /// memory, until they are answered; further calls wait. One host, or user of this host, gets half of it at most.
+    pub pull_memory: usize,
     /// Bytes of replies that the peer can read from our memory at once ([`Design::ReadRead`]); further replies wait.
     pub exposed_max: usize,
     /// How long the peer may take for an RDMA Read, for RDMA_DONE, or for the reply to a call that its caller gave up.
@@ -73,6 +76,7 @@ impl Default for Options {
             message_max: (1 << 20) + (64 << 10),
             pull_max: 32 << 20,
             recv_memory: 64 << 20,
+            pull_memory: 256 << 20,
             exposed_max: 32 << 20,
             peer_timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(10),
@@ -84,7 +88,7 @@ impl Default for Options {
 
 impl Options {
     /// These options with others in place of some: `inline_send`, `inline_recv`, `min_chunk`, `message_max`, `pull_max`,
-    /// `recv_memory` and `exposed_max` in bytes, `credits`, `callback_credits`, `peer_timeout`, `connect_timeout`,
+    /// `recv_memory`, `pull_memory` and `exposed_max` in bytes, `credits`, `callback_credits`, `peer_timeout`, `connect_timeout`,
     /// `idle=TIME|off`, `remote_invalidation=on|off`, `design=read-write|read-read`, `allow_read_read=on|off`,
     /// `registration=per-io|fast|cache|pool`, and of its cache `cache_bytes` and `cache_entries`.
     ///
@@ -124,6 +128,7 @@ impl Options {
         options.message_max = reader.bytes("message_max", 4096..=1 << 30)?.unwrap_or(self.message_max);
         options.pull_max = reader.bytes("pull_max", 1 << 20..=1 << 40)?.unwrap_or(self.pull_max);
         options.recv_memory = reader.bytes("recv_memory", INLINE_MAX..=1 << 40)?.unwrap_or(self.recv_memory);
+        options.pull_memory = reader.bytes("pull_memory", 4 << 20..=1 << 40)?.unwrap_or(self.pull_memory);
         options.exposed_max = reader.bytes("exposed_max", 1 << 20..=1 << 40)?.unwrap_or(self.exposed_max);
         options.peer_timeout = reader.duration("peer_timeout")?.unwrap_or(self.peer_timeout);
         options.connect_timeout = reader.duration("connect_timeout")?.unwrap_or(self.connect_timeout);
@@ -131,6 +136,17 @@ impl Options {
         options.remote_invalidation = reader.switch("remote_invalidation")?.unwrap_or(self.remote_invalidation);
         reader.finish()?;
         Ok(options)
+    }
+
+    /// These options for a host that is not served in full: few calls, and none that is long.
+    pub(crate) fn for_strangers(&self) -> Self {
+        Self {
+            credits: self.credits.min(STRANGERS_CREDITS),
+            callback_credits: 0,
+            message_max: self.message_max.min(STRANGERS_MESSAGE_MAX),
+            pull_max: self.pull_max.min(STRANGERS_MESSAGE_MAX),
+            ..self.clone()
+        }
     }
 
     /// The design of a connection to a peer that says this.
@@ -229,6 +245,8 @@ fn inbound_credits(role: Role, options: &Options) -> u32 {
 }
 
 const CREDITS_MAX: u64 = 4096;
+const STRANGERS_CREDITS: u32 = 4;
+const STRANGERS_MESSAGE_MAX: usize = 64 << 10;
 const SPARE_RECEIVES: usize = 4;
 
 #[cfg(test)]

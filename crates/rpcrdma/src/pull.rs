@@ -22,7 +22,7 @@ impl Pull {
     pub(crate) fn new(inline: Option<Bytes>, reads: &ReadList) -> Self {
         let segments = || reads.chunks().iter().flat_map(|read| read.chunk.parts());
         let missing = segments().count();
-        let bytes = segments().map(|(_, segment)| (segment.length as usize).max(BUFFER_MIN)).sum();
+        let bytes = segments().map(|(_, segment)| buffer_bytes(segment.length)).sum();
         Self { inline, parts: (0..missing).map(|_| None).collect(), missing, bytes }
     }
 
@@ -31,6 +31,11 @@ impl Pull {
         let slot = self.parts[part].replace(bytes);
         assert!(slot.is_none(), "one completion for each RDMA Read");
         self.missing -= 1;
+    }
+
+    /// Whether segment number `part` has yet to be read.
+    pub(crate) fn lacks(&self, part: usize) -> bool {
+        self.parts[part].is_none()
     }
 
     /// Whether all segments have been read.
@@ -48,6 +53,11 @@ impl Pull {
         assert_eq!(self.missing, 0);
         (self.inline, self.parts.into_iter().flatten())
     }
+}
+
+/// Bytes of memory that a segment takes.
+pub(crate) fn buffer_bytes(len: u32) -> usize {
+    (len as usize).max(BUFFER_MIN)
 }
 
 /// The smallest buffer of a pool.

@@ -7,17 +7,22 @@
 //! are posted before its Send and so arrive before it. In the Read-Read design the caller reads the reply, see `expose.rs`.
 //!
 //! Each segment is one RDMA operation; the queue pair starts no more RDMA Reads at once than the peer takes. Bytes being read
-//! on one connection are bounded: further calls wait in order.
+//! on one connection are bounded, and so is what the calls of all connections hold (`sinks.rs`): further calls wait in order.
 //!
 //! Buffers: a call's are handed up with it; a reply's belong to the queue pair until it has been sent. On error (the caller
 //! did not offer enough) the caller hears ERR_CHUNK, and the server gets an error; nothing is retried.
 
-use std::{collections::VecDeque, time::Instant};
+use std::{
+    collections::VecDeque,
+    task::{Context, Poll},
+    time::Instant,
+};
 
 use buf::{Buffer, Piece, Rope};
 use bytes::Bytes;
 use rdma::{ReceiveSource, Stag, WorkRequest};
 use rpc::{ReplyToken, TransportError, Xid};
+use smallvec::SmallVec;
 use xdr::Message;
 
 use crate::{
@@ -29,7 +34,8 @@ use crate::{
     header::{Body, Header, RdmaError, VERSION},
     link::{Deadline, Link, Name, shrink_idle},
     message::{Direction, assemble, reads_make_sense},
-    pull::Pull,
+    pull::{Pull, buffer_bytes},
+    sinks::SinkAccount,
     table::{Key, Table},
 };
 
@@ -43,6 +49,8 @@ pub(crate) struct Responder {
     to_pull: VecDeque<Key>,
     /// Bytes that are being read.
     pulling_bytes: usize,
+    /// Our part of the memory for that, if there is a bound on it.
+    sinks: Option<SinkAccount>,
     /// Time of the last call or completed RDMA Read.
     now: Option<Instant>,
     /// Replies whose data the peer reads.
@@ -60,6 +68,8 @@ struct Incoming {
     credits: u32,
     lists: Lists,
     stage: Stage,
+    /// Bytes that it has of `sinks`.
+    sink_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -95,11 +105,22 @@ impl Responder {
             calls: Table::new(),
             to_pull: VecDeque::new(),
             pulling_bytes: 0,
+            sinks: None,
             now: None,
             exposed: Exposed::new(),
             unsent: VecDeque::new(),
             unsent_bytes: 0,
         }
+    }
+
+    /// Bounds what calls hold by an account of memory that connections share.
+    pub(crate) fn set_sinks(&mut self, sinks: SinkAccount) {
+        self.sinks = Some(sinks);
+    }
+
+    /// Whether a call that waits for memory can go on; otherwise the task is woken for that.
+    pub(crate) fn poll_sinks(&mut self, cx: &Context<'_>) -> bool {
+        self.sinks.as_mut().and_then(|sinks| sinks.poll_wanted(cx)) == Some(Poll::Ready(()))
     }
 
     /// Whether a receive is posted in the place of each that completes.
@@ -148,18 +169,18 @@ impl Responder {
         }
         if lists.reads.is_empty() {
             let message = Message::from(stream.expect("a message without read chunks is inline"));
-            let key = self.calls.insert(Incoming { xid, credits, lists, stage: Stage::InService });
+            let key = self.calls.insert(Incoming { xid, credits, lists, stage: Stage::InService, sink_bytes: 0 });
             hand_up(link, key, xid, message);
             return Ok(());
         }
         let stage = Stage::Pull(Pull::new(stream, &lists.reads));
-        let key = self.calls.insert(Incoming { xid, credits, lists, stage });
+        let key = self.calls.insert(Incoming { xid, credits, lists, stage, sink_bytes: 0 });
         self.to_pull.push_back(key);
         self.now = Some(now);
         Ok(())
     }
 
-    /// Posts the RDMA Reads of the next call that waits for its chunks, if the bound on bytes allows. Data that can be used
+    /// Posts the RDMA Reads of the next call that waits for its chunks, if the bounds on bytes allow. Data that can be used
     /// where they are need none; a stream is read in any case, because the peer must not change what is being decoded.
     ///
     /// # Errors
@@ -167,24 +188,40 @@ impl Responder {
     pub(crate) fn start_pull(&mut self, link: &mut Link, registry: &mut dyn Registry) -> Option<Result<(), Refusal>> {
         let key = *self.to_pull.front()?;
         let now = self.now.expect("a call has arrived");
-        let Some(Incoming { stage: Stage::Pull(pull), lists, .. }) = self.calls.get_mut(key) else {
+        let Some(Incoming { stage: Stage::Pull(pull), lists, sink_bytes, .. }) = self.calls.get_mut(key) else {
             unreachable!("a call that waits to be pulled stands")
         };
         if self.pulling_bytes > 0 && self.pulling_bytes + pull.bytes() > link.settings.options.pull_max {
             return None;
         }
-        self.to_pull.pop_front();
-        self.pulling_bytes += pull.bytes();
         let chunks = lists.reads.chunks().iter();
         let segments = chunks.flat_map(|read| read.chunk.parts().map(|(_, segment)| (read.position, segment)));
+        // What is left to be read. Some may have been viewed before the call had to wait.
+        let mut rest = SmallVec::<[_; 4]>::new();
         for (part, (position, segment)) in segments.enumerate() {
-            let (from, len) = (segment.remote(0), segment.length as usize);
-            if let Some(view) = if position == 0 { None } else { registry.view(from, len) } {
-                pull.arrived(part, Piece::Peer(view));
+            if !pull.lacks(part) {
                 continue;
             }
-            let (id, into) = (Name::Read(key, part).into(), link.pool.take(len));
-            link.post(WorkRequest::Read { id, into, from });
+            let (from, len) = (segment.remote(0), segment.length as usize);
+            match if position == 0 { None } else { registry.view(from, len) } {
+                Some(view) => pull.arrived(part, Piece::Peer(view)),
+                None => rest.push((part, segment)),
+            }
+        }
+        let bytes = rest.iter().map(|(_, segment)| buffer_bytes(segment.length)).sum();
+        if bytes > 0
+            && let Some(sinks) = &mut self.sinks
+        {
+            if !sinks.take(bytes) {
+                return None;
+            }
+            *sink_bytes = bytes;
+        }
+        self.to_pull.pop_front();
+        self.pulling_bytes += pull.bytes();
+        for (part, segment) in rest {
+            let (id, into) = (Name::Read(key, part).into(), link.pool.take(segment.length as usize));
+            link.post(WorkRequest::Read { id, into, from: segment.remote(0) });
         }
         if pull.is_complete() {
             return Some(self.pulled(link, key)); // its segments are empty, or can be used where they are
@@ -225,7 +262,7 @@ impl Responder {
         let (xid, credits) = (call.xid, call.credits);
         let message = assemble(pull, &call.lists.reads);
         if !matches!(Direction::of(&message.stream, xid), Some(Direction::Call)) {
-            self.calls.remove(key);
+            self.remove_call(key);
             return Err(Refusal { xid, credits });
         }
         hand_up(link, key, xid, message);
@@ -345,8 +382,9 @@ impl Responder {
     pub(crate) fn end(&mut self, registry: &mut dyn Registry) {
         self.to_pull.clear();
         for key in self.calls.keys() {
-            self.calls.remove(key);
+            self.remove_call(key);
         }
+        self.sinks = None;
         self.exposed.end(registry);
     }
 
@@ -374,7 +412,17 @@ impl Responder {
             Some(Incoming { xid, stage: Stage::InService, .. }) if *xid == token.xid => {}
             _ => return Err(TransportError::Lost("no such call on this connection".into())),
         }
-        Ok(self.calls.remove(key).expect("just seen"))
+        Ok(self.remove_call(key))
+    }
+
+    fn remove_call(&mut self, key: Key) -> Incoming {
+        let call = self.calls.remove(key).expect("the call stands");
+        if call.sink_bytes > 0
+            && let Some(sinks) = &mut self.sinks
+        {
+            sinks.give_back(call.sink_bytes);
+        }
+        call
     }
 
     fn send_reply(&mut self, link: &mut Link, fit: ReplyFit, invalidate: Option<Stag>) {

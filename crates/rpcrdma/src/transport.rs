@@ -48,6 +48,8 @@ struct Shared {
     /// The driver, if it sleeps.
     driver: Option<Waker>,
     over: Option<TransportError>,
+    /// The connection is to end at once.
+    aborted: bool,
     peer: SocketAddr,
 }
 
@@ -93,6 +95,7 @@ impl RdmaTransport {
             incoming: Default::default(),
             driver: None,
             over: None,
+            aborted: false,
             peer,
         };
         let io = Io { qp, completions: Vec::new(), full: false, timer: None };
@@ -153,6 +156,12 @@ impl Transport for RdmaTransport {
         shared.connection.close();
         shared.wake_driver();
     }
+
+    fn abort(&self) {
+        let mut shared = self.shared.lock();
+        shared.aborted = true;
+        shared.wake_driver();
+    }
 }
 
 impl RdmaTransport {
@@ -166,6 +175,9 @@ impl RdmaTransport {
             {
                 let mut shared = self.shared.lock();
                 shared.driver = None;
+                if std::mem::take(&mut shared.aborted) {
+                    io.qp.abort();
+                }
                 // The replies to calls handed up before; the peer shall have them while the next is executed.
                 let posted = shared.over.is_none() && io.post_work(&mut shared.connection);
                 // A call whose data can be used where they are has arrived with that.
@@ -188,7 +200,10 @@ impl RdmaTransport {
                 Poll::Ready(Err(error)) => Some(error),
                 Poll::Pending => {
                     let mut shared = self.shared.lock();
-                    if io.post_work(&mut shared.connection) || io.poll_timer(&mut shared.connection, cx) {
+                    if io.post_work(&mut shared.connection)
+                        || io.poll_timer(&mut shared.connection, cx)
+                        || (!io.full && shared.connection.poll_sinks(cx))
+                    {
                         continue; // something was queued while the queue pair was at work
                     }
                     shared.take_events(woken);

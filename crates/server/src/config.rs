@@ -43,6 +43,7 @@ use std::{
 use serde::{Deserialize, Deserializer, de};
 
 use crate::{
+    blocking::BlockingOptions,
     export::{Access, Client, ExportOptions, Squash},
     referral::Referral,
     state_dir::OnLoss,
@@ -72,6 +73,8 @@ pub struct ServerConfig {
     pub workers: Option<NonZeroUsize>,
     /// `connections`: most that are served at once.
     pub connections: Option<NonZeroUsize>,
+    /// `connections_per_host`: most of one host, or of one user of this host; three quarters of all if not given.
+    pub connections_per_host: Option<NonZeroUsize>,
     /// `rpcbind`: how clients learn the ports.
     pub rpcbind: RpcbindMode,
     /// `nlm_port`: where NLM and NSM listen, by which NFSv3 locks files; any free port if not given.
@@ -80,6 +83,10 @@ pub struct ServerConfig {
     pub grace_s: Option<u64>,
     /// `lease_s`: seconds for which a client of NFSv4 may be silent; as many as grace has if not given.
     pub lease_s: Option<u64>,
+    /// `blocking_threads`: most threads that wait for the storage of each export, from 1 to 1024.
+    pub blocking_threads: Option<usize>,
+    /// `blocking_queue`: most calls of each export that wait for such a thread, at least 1.
+    pub blocking_queue: Option<usize>,
     /// `idmap_domain`: the domain of the names by which NFSv4 calls users and groups; numbers if not given.
     pub idmap_domain: Option<String>,
     /// `log`: a filter of `tracing`, such as `"info,server=debug"`.
@@ -99,13 +106,16 @@ pub struct Settings {
     pub idmap_domain: Option<String>,
     /// What to do about a file of the state directory that is damaged or missing.
     pub on_loss: OnLoss,
+    /// Threads that wait for storage, and the calls that wait for such a thread.
+    pub blocking: BlockingOptions,
 }
 
 impl Default for Settings {
     /// 90 seconds each, long enough for a client to hear of a restart, and to reclaim; and numbers.
     fn default() -> Self {
         let time = Duration::from_secs(TIME_DEFAULT_S);
-        Self { grace: time, lease: time, idmap_domain: None, on_loss: OnLoss::default() }
+        let (blocking, on_loss) = (BlockingOptions::default(), OnLoss::default());
+        Self { grace: time, lease: time, idmap_domain: None, blocking, on_loss }
     }
 }
 
@@ -131,7 +141,21 @@ impl ServerConfig {
             return Err(format!("idmap_domain = '{domain}': is no domain, such as example.com"));
         }
         let (grace, lease) = (Duration::from_secs(grace), Duration::from_secs(lease));
-        Ok(Settings { grace, lease, idmap_domain, ..Settings::default() })
+        Ok(Settings { grace, lease, idmap_domain, blocking: self.blocking()?, ..Settings::default() })
+    }
+
+    fn blocking(&self) -> Result<BlockingOptions, String> {
+        let default = BlockingOptions::default();
+        let threads = self.blocking_threads.unwrap_or(default.threads);
+        let queue = self.blocking_queue.unwrap_or(default.queue);
+        if !BLOCKING_THREADS.contains(&threads) {
+            let (least, most) = (BLOCKING_THREADS.start(), BLOCKING_THREADS.end());
+            return Err(format!("blocking_threads = {threads}: it can be from {least} to {most}"));
+        }
+        if queue == 0 {
+            return Err("blocking_queue = 0: it must be 1 at least".to_owned());
+        }
+        Ok(BlockingOptions { threads, queue })
     }
 }
 
@@ -423,6 +447,7 @@ const CONFIG_MAX: u64 = 16 << 20;
 const TIME_DEFAULT_S: u64 = 90;
 /// A second is the unit in which clients are told; the most is what Linux's server takes.
 const LEASE_S: RangeInclusive<u64> = 1..=3600;
+const BLOCKING_THREADS: RangeInclusive<usize> = 1..=1024;
 
 #[cfg(test)]
 mod tests {
@@ -454,6 +479,17 @@ mod tests {
     }
 
     #[test]
+    fn threads_and_queues_are_bounded_and_not_empty() {
+        let settings = |blocking_threads, blocking_queue| {
+            ServerConfig { blocking_threads, blocking_queue, ..Default::default() }.settings()
+        };
+        assert_eq!(settings(None, None).unwrap().blocking, BlockingOptions::default());
+        assert!(settings(Some(1), Some(1)).is_ok() && settings(Some(1024), None).is_ok());
+        assert!(settings(Some(0), None).unwrap_err().starts_with("blocking_threads = 0"));
+        assert!(settings(Some(1025), None).is_err() && settings(None, Some(0)).is_err());
+    }
+
+    #[test]
     fn every_key_has_its_effect() {
         let config = Config::parse(
             r#"
@@ -464,6 +500,8 @@ mod tests {
             nlm_port = 4045
             grace_s = 45
             lease_s = 30
+            blocking_threads = 5
+            blocking_queue = 6
             idmap_domain = "example.com"
             log = "debug"
             log_format = "json"
@@ -499,7 +537,9 @@ mod tests {
         assert_eq!(server.workers, NonZeroUsize::new(3));
         assert_eq!((server.rpcbind, server.log_format), (RpcbindMode::Builtin, LogFormat::Json));
         assert_eq!((server.nlm_port, server.grace_s, server.lease_s), (Some(4045), Some(45), Some(30)));
-        assert_eq!(server.settings().unwrap().idmap_domain.as_deref(), Some("example.com"));
+        let settings = server.settings().unwrap();
+        assert_eq!(settings.idmap_domain.as_deref(), Some("example.com"));
+        assert_eq!(settings.blocking, BlockingOptions { threads: 5, queue: 6 });
         assert_eq!(server.log.as_deref(), Some("debug"));
         let listen = &config.listen[0];
         assert_eq!((listen.transport.as_str(), listen.address.port()), ("rdma", 20049));

@@ -2,7 +2,8 @@
 //!
 //! A procedure is a function of its context and arguments. It first runs at once, on the thread that received the
 //! call, with operations that must not wait. If one would have to, nothing has been done, and the procedure runs again
-//! from its start on tokio's pool of blocking threads; where there is no such pool (a simulation), in place.
+//! from its start on a thread of the export that it needs ([`blocking`](crate::blocking)). If that export's queue is full,
+//! the caller is told to try again later: NFS3ERR_JUKEBOX.
 
 use std::{fmt::Debug, future::ready, sync::Arc};
 
@@ -10,8 +11,10 @@ use rpc::{AcceptError, BoxFuture, Call};
 use xdr::{Decode, Encode, Encoder, Message};
 
 use crate::{
-    context::{Carrier, Context, Detached, Shared},
+    blocking::{Outcome, Source},
+    context::{Context, Detached, Shared, Thread},
     error::{Fault, WouldBlock},
+    handle::ExportId,
 };
 
 /// A procedure that the server executes.
@@ -33,6 +36,7 @@ pub(crate) fn run<'a, P: Answer>(
     shared: &'a Arc<Shared>,
     mut call: Call<'a>,
 ) -> BoxFuture<'a, Result<Message, AcceptError>> {
+    let bytes = call.arguments.message_len();
     let args = P::Args::decode(&mut call.arguments).and_then(|args| call.arguments.finish().map(|()| args));
     let args = match args {
         Ok(args) => args,
@@ -41,23 +45,20 @@ pub(crate) fn run<'a, P: Answer>(
             return Box::pin(ready(Err(AcceptError::GarbageArgs)));
         }
     };
-    let caps = call.transport.caps();
-    let carrier = Carrier { name: caps.name, message_max: caps.message_max, file_ranges: caps.file_ranges };
-    let context = Context {
-        shared,
-        credential: call.credential,
-        peer: call.peer,
-        carrier,
-        pool: call.transport.pool(),
-        may_block: false,
-    };
+    let thread = Thread::worker();
+    let context = Context::of_call(shared, &call, &thread);
     let mut out = call.encoder();
     match P::answer(&context, &args, &mut out) {
         Ok(status) => {
             log::<P>(&context, &status);
             Box::pin(ready(Ok(out.finish())))
         }
-        Err(WouldBlock) => Box::pin(elsewhere::<P>(context.detach(shared), args, call.encoder())),
+        Err(WouldBlock) => {
+            let source = Source::of(call.peer, call.transport.peer_user());
+            let (detached, out) = (context.detach(shared), call.encoder());
+            let waiting = Waiting::<P> { detached, args, out, answered: Err(WouldBlock) };
+            Box::pin(wait(waiting, (source, bytes), thread.needed()))
+        }
     }
 }
 
@@ -82,26 +83,51 @@ pub(crate) fn conclude<T: Encode, F: Encode>(
     }
 }
 
-async fn elsewhere<P: Answer>(detached: Detached, args: P::Args, mut out: Encoder) -> Result<Message, AcceptError> {
-    let work = move || {
-        let context = detached.context();
-        match P::answer(&context, &args, &mut out) {
-            Ok(status) => {
-                log::<P>(&context, &status);
-                Ok(out.finish())
-            }
+/// A procedure that needs a thread which may wait.
+struct Waiting<P: Answer> {
+    detached: Detached,
+    args: P::Args,
+    out: Encoder,
+    answered: Result<(), WouldBlock>,
+}
+
+impl<P: Answer> Waiting<P> {
+    fn answer(&mut self, thread: &Thread) {
+        let context = self.detached.context(thread);
+        let answered = P::answer(&context, &self.args, &mut self.out);
+        self.answered = answered.map(|status| log::<P>(&context, &status));
+    }
+
+    fn finish(self) -> Result<Message, AcceptError> {
+        match self.answered {
+            Ok(()) => Ok(self.out.finish()),
             Err(WouldBlock) => {
                 tracing::error!(procedure = P::NAME, "the file system would not wait although it may");
                 Err(AcceptError::SystemErr)
             }
         }
-    };
-    match tokio::runtime::Handle::try_current() {
-        Ok(runtime) => runtime.spawn_blocking(work).await.unwrap_or_else(|error| {
-            tracing::error!(procedure = P::NAME, %error, "the procedure did not end");
+    }
+}
+
+/// Executes a procedure on a thread that may wait for `export`, or, if that is none, for what belongs to no export.
+async fn wait<P: Answer>(
+    waiting: Waiting<P>,
+    (source, bytes): (Source, usize),
+    export: Option<ExportId>,
+) -> Result<Message, AcceptError> {
+    let shared = waiting.detached.shared().clone();
+    let work = move |waiting: &mut Waiting<P>| waiting.answer(&Thread::of_pool(export));
+    match shared.pools.of(export).run(source, bytes, waiting, work).await {
+        Outcome::Done(waiting) => waiting.finish(),
+        Outcome::Refused(mut waiting) => {
+            waiting.answer(&Thread::refused());
+            // What needs no export has no status for this: the caller asks again by itself.
+            if waiting.answered.is_ok() { waiting.finish() } else { Err(AcceptError::Drop) }
+        }
+        Outcome::Panicked => {
+            tracing::error!(procedure = P::NAME, "the procedure has panicked");
             Err(AcceptError::SystemErr)
-        }),
-        Err(_) => work(),
+        }
     }
 }
 

@@ -13,6 +13,7 @@
 
 pub mod admin;
 mod backend;
+mod blocking;
 mod clock;
 pub mod config;
 mod context;
@@ -34,6 +35,7 @@ mod transfer;
 mod v3;
 pub mod v4;
 
+pub use blocking::BlockingOptions;
 pub use config::Config;
 pub use export::{Access, Client, Export, ExportError, ExportOptions, Exports, Squash};
 pub use handle::{ExportId, HandleKey};

@@ -152,6 +152,7 @@ impl Answer for Export {
 
 /// The file handle of a directory that a client wants to mount.
 fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<NfsFh3, Fault> {
+    cx.thread.admit()?;
     let (export, below) = cx.shared.exports.resolve(path).ok_or(Nfsstat3::NoEnt)?;
     if !export.admits_host(cx.peer) {
         return Err(Nfsstat3::Acces.into());

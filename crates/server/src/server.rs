@@ -7,6 +7,7 @@ use rpc::{Service, TransportKind};
 
 use crate::{
     admin::Admin,
+    blocking::Pools,
     config::Settings,
     context::Shared,
     export::Exports,
@@ -92,8 +93,9 @@ impl NfsServer {
         let mounts = Mutex::new(MountTable::default());
         let lockd = Lockd::start(recovery, settings.grace)?;
         let exports = exports.into();
+        let pools = Pools::new(&exports, settings.blocking);
         let v4 = Shared4::new(&exports, &key, &lockd, settings)?;
-        Ok(Self { shared: Arc::new(Shared { exports, key, mounts, lockd, v4, state_dir }) })
+        Ok(Self { shared: Arc::new(Shared { exports, pools, key, mounts, lockd, v4, state_dir }) })
     }
 
     /// What is exported.
@@ -109,6 +111,12 @@ impl NfsServer {
     /// How the storage of what survives a restart has worked so far.
     pub fn storage(&self) -> StorageReport {
         self.shared.lockd.recovery().report()
+    }
+
+    /// The hosts that any export admits, or any referral is shown to.
+    pub fn hosts(&self) -> rpc::Hosts {
+        let shared = self.shared.clone();
+        rpc::Hosts::admitted_by(move |address| shared.exports.admit(address))
     }
 
     /// NFS version 3.

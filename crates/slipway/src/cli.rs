@@ -135,7 +135,7 @@ Servers are named by URLs: nfs://host[:port]/export/path?option=value&…  Optio
   vers=3|4.0|4.1|4.2|auto  the version of NFS       nconnect=N, addr=HOST:PORT,…  more connections (version 4)
   proto=tcp|udp|rdma   the transport                mountport=N, mountproto=…  where MOUNT is, without rpcbind
   uid=N, gid=N, gids=… whom to act as               rsize=SIZE, wsize=SIZE     largest READ and WRITE
-  timeo=5s             deadline of an operation     readahead=SIZE, writebehind=SIZE
+  timeo=5s             longest silence of a server  readahead=SIZE, writebehind=SIZE
   and those of the transport: congestion=cubic, crc=on (rdma), …
 
 Exit codes:

@@ -29,6 +29,12 @@ pub fn raise_to_most() {
     }
 }
 
+/// How many this process may have.
+pub fn limit() -> usize {
+    let Rlimit { current, .. } = getrlimit(Resource::Nofile);
+    current.and_then(|current| usize::try_from(current).ok()).unwrap_or(usize::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

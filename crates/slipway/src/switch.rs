@@ -227,6 +227,8 @@ const BUFFER_MAX: usize = 1 << 30;
 
 #[cfg(test)]
 mod tests {
+    use rpc::Hosts;
+
     use super::*;
 
     fn rdma(options: &[(&str, &str)]) -> Result<Arc<dyn TransportKind>, OptionError> {
@@ -277,7 +279,8 @@ mod tests {
         let mut listener = rdma(&[]).unwrap().listen(local).unwrap();
         let at = listener.local_addr();
         let kind = rdma(&[]).unwrap();
-        let (connected, accepted) = tokio::join!(kind.connect(at), async { listener.accept().await.unwrap()().await });
+        let (connected, accepted) =
+            tokio::join!(kind.connect(at), async { listener.accept().await.unwrap().set_up(Hosts::all()).await });
         assert!(connected.is_ok() && accepted.is_ok());
         let verbs = rdma(&[("provider", "verbs")]).unwrap();
         let error = verbs.listen(local).err().unwrap();

@@ -4,7 +4,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use rpc::{Drain, Listener, Server, ServerBuilder, Service, TransportKind};
+use rpc::{Drain, Hosts, Listener, Server, ServerBuilder, Service, TransportKind};
 use tokio::task::JoinSet;
 
 /// A server until this is dropped, with its connections.
@@ -30,7 +30,7 @@ pub async fn serve(mut listener: Box<dyn Listener>, server: Arc<Server>) {
     while let Ok(incoming) = listener.accept().await {
         let server = server.clone();
         connections.spawn(async move {
-            if let Ok(transport) = incoming().await {
+            if let Ok(transport) = incoming.set_up(Hosts::all()).await {
                 server.serve(transport, Drain::never()).await;
             }
         });

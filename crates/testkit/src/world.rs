@@ -16,7 +16,10 @@ use client::{Mount, NfsUrl};
 use rdma::sim::{Sim, SimOptions};
 use rpc::{DrcOptions, Server, Switch, TransportKind};
 use rpcrdma::{Options, RdmaKind};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
+use server::{
+    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings,
+    recovery::Recovery,
+};
 use tokio::task::JoinSet;
 use vfs::{
     Vfs,
@@ -96,7 +99,12 @@ impl World {
     fn start_server(&mut self) {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let export = Export::new("/world", ExportId::of(&[b"world"]), self.vfs.clone(), options);
-        let nfs = NfsServer::new(export.expect("a good export"), self.key.clone());
+        // In virtual time nothing waits for another thread.
+        let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
+        let settings = Settings { blocking, ..Settings::default() };
+        let (export, recovery) = (export.expect("a good export"), Recovery::in_memory());
+        let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings);
+        let nfs = nfs.expect("memory takes what is to be kept");
         let server = nfs
             .services()
             .into_iter()

@@ -93,3 +93,48 @@ fn handles_and_verifiers_are_of_one_instance() {
     assert_ne!(one.write_verifier(), two.write_verifier());
     assert_ne!(one.root(), two.root());
 }
+
+fn remove(fs: &Memory, name: &str) {
+    let caller = Caller { cred: &Cred::root(), may_block: false };
+    fs.remove(&caller, &fs.root(), Name::new(name.as_bytes()).unwrap()).unwrap();
+}
+
+#[test]
+fn what_files_held_goes_back_to_the_system() {
+    const BLOCK: usize = 128 << 10;
+    let pool = Pool::new(PoolOptions::default());
+    let fs = Memory::new(MemoryOptions { pool: pool.clone(), ..MemoryOptions::default() });
+    let caller = Caller { cred: &Cred::root(), may_block: false };
+    // Two trims with nothing in between: what is free then was not needed.
+    let mapped = || {
+        pool.trim();
+        pool.trim();
+        pool.stats().mapped
+    };
+    let empty = mapped();
+    for name in ["removed", "cut", "renamed over"] {
+        let file = create(&fs, name).unwrap();
+        for block in 0..512 {
+            // Copied and adopted pages.
+            let mut data = pool.take(BLOCK);
+            data.fill(1);
+            write(&fs, &file, block * BLOCK as u64, data.freeze()).unwrap();
+            write(&fs, &file, (block * BLOCK as u64) + 1, vec![2; 5000]).unwrap();
+        }
+        assert!(mapped() >= empty + (64 << 20), "{name}");
+        match name {
+            "removed" => remove(&fs, name),
+            "cut" => {
+                let cut = SetAttr { size: Some(0), ..SetAttr::default() };
+                fs.setattr(&caller, &file, &cut, None).unwrap();
+            }
+            _ => {
+                create(&fs, "other").unwrap();
+                let (from, to) = (Name::new(b"other").unwrap(), Name::new(name.as_bytes()).unwrap());
+                fs.rename(&caller, &fs.root(), from, &fs.root(), to).unwrap();
+            }
+        }
+        // One slab of each size that was used may stay.
+        assert!(mapped() <= empty + (8 << 20), "{name}: {} bytes are mapped", mapped());
+    }
+}

@@ -224,7 +224,7 @@ fn what_is_mounted_inside_is_not_entered() {
             #[expect(unsafe_code)]
             // SAFETY: the flag unshares this thread's view of the mounts and nothing that memory safety depends on.
             let alone = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) };
-            if alone.is_err() || mount_tmpfs(&place.export.join("m")).is_err() {
+            if alone.is_err() || mount_alone("tmpfs", &place.export.join("m")).is_err() {
                 return false;
             }
             fs::write(place.export.join("m/inside"), "x").unwrap();
@@ -253,10 +253,10 @@ fn what_is_mounted_inside_is_not_entered() {
     }
 }
 
-fn mount_tmpfs(at: &Path) -> rustix::io::Result<()> {
+fn mount_alone(kind: &str, at: &Path) -> rustix::io::Result<()> {
     use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?;
-    mount("none", at, "tmpfs", MountFlags::empty(), None)
+    mount("none", at, kind, MountFlags::empty(), None)
 }
 
 #[test]
@@ -290,6 +290,56 @@ fn who_must_not_wait_is_told_and_nothing_happens() {
             Err(error) => assert_eq!(error, VfsError::WouldBlock),
         }
     }
+}
+
+#[test]
+fn a_file_system_that_is_not_known_to_be_local_is_never_asked_without_waiting() {
+    let place = Place::new();
+    let in_own_namespace = std::thread::scope(|scope| {
+        let body = || {
+            #[expect(unsafe_code)]
+            // SAFETY: the flag unshares this thread's view of the mounts and nothing that memory safety depends on.
+            let alone = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) };
+            // Message queues: a file system of the kernel's own that nobody exports.
+            if alone.is_err() || mount_alone("mqueue", &place.export).is_err() {
+                return false;
+            }
+            let fs = place.open(Handles::Auto);
+            let waitless = Caller { may_block: false, ..place.caller() };
+            assert_eq!(fs.getattr(&waitless, &fs.root()).unwrap_err(), VfsError::WouldBlock);
+            fs.getattr(&place.caller(), &fs.root()).unwrap();
+            true
+        };
+        scope.spawn(body).join().unwrap()
+    });
+    if !in_own_namespace {
+        eprintln!(
+            "SKIPPED a_file_system_that_is_not_known_to_be_local…: needs root that may mount a file system `mqueue`"
+        );
+    }
+}
+
+#[test]
+fn data_that_are_not_in_memory_are_read_by_the_thread_that_may_wait() {
+    const LEN: usize = 1 << 20;
+    let place = Place::new();
+    fs::write(place.export.join("f"), vec![7; LEN]).unwrap();
+    let fs = place.open(Handles::Auto);
+    if !fs.caps().blocks {
+        eprintln!("SKIPPED data_that_are_not_in_memory…: the temporary directory never waits");
+        return;
+    }
+    let file = place.walk(&fs, "f").unwrap();
+    let evicted = fs::File::open(place.export.join("f")).unwrap();
+    evicted.sync_all().unwrap();
+    let is_copy = |_| {
+        rustix::fs::fadvise(&evicted, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let read = fs.read(&place.caller(), &file, 0, LEN, &Pool::default(), true).unwrap();
+        assert_eq!(read.data.to_bytes().unwrap(), vec![7; LEN]);
+        read.data.pieces().iter().all(|piece| matches!(piece, buf::Piece::Memory(_)))
+    };
+    // The kernel may keep the pages, or read them ahead in time.
+    assert!((0..100).any(is_copy), "a range was lent each time, for the socket's thread to wait for");
 }
 
 /// What the kernel's RDMA devices ask of a thread, they ask of the very object that holds its credentials; what can be

@@ -1,7 +1,7 @@
 //! [`V3`]: the procedures of NFS version 3, one function each (RFC 1813 §3.3).
 //!
-//! Arguments and results are those of the RFC. A server that answers JUKEBOX, which means "later", is asked again until the
-//! deadline. On error, what the reply said of attributes is dropped.
+//! Arguments and results are those of the RFC. A server that answers JUKEBOX, which means "later", is asked again, for as
+//! long as it answers. On error, what the reply said of attributes is dropped.
 
 mod operations;
 
@@ -21,7 +21,7 @@ use crate::{Error, ErrorKind, ReadInfo, Result, backoff::Backoff, payload, progr
 
 /// NFS version 3 on one server, by file handles. Cheap to clone; usable from any task.
 ///
-/// Every call ends by the deadline, and dropping its future gives it up.
+/// Every call ends when the server has been silent until the deadline, and dropping its future gives it up.
 #[derive(Clone, Debug)]
 pub struct V3 {
     program: Program,
@@ -34,7 +34,7 @@ impl V3 {
         Self { program, no_readdirplus: Arc::default() }
     }
 
-    /// The same, but each call may take so long.
+    /// The same, but each call ends when the server has been silent for so long.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { program: self.program.with_deadline(deadline), ..self.clone() }
     }
@@ -50,7 +50,7 @@ impl V3 {
     /// It does not.
     pub async fn null(&self) -> Result<()> {
         let plan = ReplyPlan { inline_max: RESULT_MAX, ..ReplyPlan::default() };
-        self.program.call(Proc3::Null as u32, Proc3::Null.name(), &(), plan, self.program.deadline()).await.0
+        self.program.call(Proc3::Null as u32, Proc3::Null.name(), &(), plan, &self.program.deadline()).await.0
     }
 
     /// GETATTR: the attributes of an object.
@@ -117,7 +117,7 @@ impl V3 {
             return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), buffer);
         };
         let args = ReadArgs { file: file.clone(), offset, count };
-        let deadline = self.program.deadline();
+        let deadline = &self.program.deadline();
         let (mut buffer, mut backoff) = (buffer, Backoff::new());
         loop {
             let plan = ReplyPlan { sink: Some(buffer), ..plan::<Read>(0, wanted) };
@@ -137,7 +137,7 @@ impl V3 {
                 }
                 Err(error) => {
                     buffer = payload::reclaim(sink, wanted);
-                    if !backoff.retries(&error, deadline).await {
+                    if !backoff.later(&self.program, &error, deadline).await {
                         return (Err(error), buffer);
                     }
                 }
@@ -297,14 +297,14 @@ impl V3 {
         T: Decode,
         F: Decode,
     {
-        let deadline = self.program.deadline();
+        let deadline = &self.program.deadline();
         let mut backoff = Backoff::new();
         loop {
             let plan = plan::<P>(listing_max, payload_max);
             let (result, _) =
                 self.program.call::<_, P::Res>(P::NUMBER as u32, P::NUMBER.name(), args, plan, deadline).await;
             match result.and_then(|res| self.status::<P, _, _>(res)) {
-                Err(error) if backoff.retries(&error, deadline).await => {}
+                Err(error) if backoff.later(&self.program, &error, deadline).await => {}
                 result => return result,
             }
         }

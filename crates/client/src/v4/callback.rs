@@ -12,11 +12,10 @@ use std::{
 use nfs::v4::{callback::*, compound::*, *};
 use parking_lot::Mutex;
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
-use tokio::time::Instant;
 use xdr::{Decode, Message, Opaque};
 
 use super::{compound::Compound, identity::BACK_SLOTS, offload::Offloads, shared::Shared};
-use crate::Handle;
+use crate::{Handle, deadline::Deadline};
 
 /// Answers callbacks.
 #[derive(Debug, Default)]
@@ -218,7 +217,7 @@ impl Backchannel {
                 session.use_no_more_than(args.target_highest_slotid);
             }
             shared.runtime.clone().spawn(async move {
-                let deadline = Instant::now() + shared.lease();
+                let deadline = &Deadline::strict(shared.lease());
                 // By the first reply the server knows that its wish is known, by the second request it knows that it is heeded.
                 for _ in 0..2 {
                     if let Err(error) = shared.run(&Compound::new("SEQUENCE"), deadline).await {
@@ -294,7 +293,7 @@ impl Shared {
         self.backchannel.was_recalled(&stateid);
         let shared = self.clone();
         self.runtime.spawn(async move {
-            let deadline = Instant::now() + shared.lease();
+            let deadline = &Deadline::strict(shared.lease());
             shared.opens.return_delegation(&shared, &file, deadline).await;
         });
     }

@@ -54,7 +54,8 @@ impl V4 {
         let mut last = None;
         for &minor in minors {
             let trunk = Trunk::new(first.clone());
-            match Shared::establish(trunk, minor, (callbacks.backchannel.clone(), heir.clone()), first.deadline()).await
+            match Shared::establish(trunk, minor, (callbacks.backchannel.clone(), heir.clone()), &first.deadline())
+                .await
             {
                 Ok((shared, exchanged)) => {
                     shared.keep();
@@ -77,7 +78,7 @@ impl V4 {
         known: Option<&ExchangeIdOk>,
         elsewhere: bool,
     ) -> Result<()> {
-        let (minor, deadline) = (self.shared.minor, program.deadline());
+        let (minor, deadline) = (self.shared.minor, &program.deadline());
         let (Some(known), Some(session)) = (known, self.shared.session()) else {
             if elsewhere {
                 let problem = "version 4.0 cannot tell whether two addresses are of one server: give one";

@@ -21,7 +21,6 @@ use bytes::Bytes;
 use nfs::v4::*;
 use parking_lot::Mutex;
 use rpc::BoxFuture;
-use tokio::time::Instant;
 
 use super::{
     V4, attr,
@@ -30,7 +29,7 @@ use super::{
     opens::{InUse, OpenFile, Opens, wanted},
     shared::Shared,
 };
-use crate::{Attr, Handle, Node, Result};
+use crate::{Attr, Handle, Node, Result, deadline::Deadline};
 
 /// A delegation.
 #[derive(Clone, Debug)]
@@ -215,7 +214,7 @@ impl Opens {
     }
 
     /// Returns the delegation of a file, which stays open.
-    pub async fn return_delegation(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: Instant) {
+    pub async fn return_delegation(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: &Deadline) {
         // Before anybody is kept from opening the file, who may be reading what is to be forgotten.
         if !self.ending(shared, file).await {
             return;
@@ -240,7 +239,7 @@ impl Opens {
         }
         let ends = self.delegations.ends(&file.handle);
         if tokio::time::timeout(shared.lease() / 2, ends).await.is_err() {
-            tracing::warn!("what is kept by a delegation cannot be forgotten");
+            tracing::debug!("what is kept by a delegation is not forgotten in time");
         }
         true
     }
@@ -327,7 +326,7 @@ impl V4 {
     async fn open_here(&self, handle: &Handle, access: u32) -> Result<DataVersion> {
         let file = self.shared.opens.file(handle);
         file.0.take_opened();
-        file.0.stateid(&self.shared, access, self.deadline()).await?;
+        file.0.stateid(&self.shared, access, &self.deadline()).await?;
         match (self.promised_version(handle), file.0.take_opened()) {
             (Some(promised), _) => Ok(promised),
             (None, Some(change)) => Ok(DataVersion { change: Some(change), ..DataVersion::default() }),

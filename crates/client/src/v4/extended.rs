@@ -378,7 +378,7 @@ impl V4 {
                 for name in &names[done..done + some] {
                     compound = compound.lookup(component(name)?);
                 }
-                let deadline = self.deadline();
+                let deadline = &self.deadline();
                 match self.shared.run(&compound.get_fh().get_attr(attr::WANTED), deadline).await {
                     Ok(mut results) => {
                         (0..=some).try_for_each(|_| results.next().map(drop))?;

@@ -3,14 +3,15 @@
 use std::{collections::HashMap, mem, sync::Arc};
 
 use bytes::Bytes;
-use tokio::time::Instant;
 
 use super::{
     lock,
     opens::{Locked, OpenFile},
     shared::Shared,
+    unreclaimed::Unreclaimed,
     zero::Counter,
 };
+use crate::deadline::Deadline;
 
 /// What was held at a server that does not have the file any more.
 #[derive(Debug)]
@@ -33,7 +34,13 @@ impl OpenFile {
     }
 
     /// What was held at another server is held at this one, as far as it can be reclaimed. Locks that cannot are lost.
-    pub async fn arrive(self: &Arc<Self>, shared: &Arc<Shared>, left: Left, deadline: Instant) {
+    pub async fn arrive(
+        self: &Arc<Self>,
+        shared: &Arc<Shared>,
+        left: Left,
+        deadline: &Deadline,
+        unreclaimed: &mut Unreclaimed,
+    ) {
         if left.access.is_none() && left.locks.is_empty() {
             return;
         }
@@ -46,8 +53,8 @@ impl OpenFile {
         if let Some(access) = left.access
             && let Err(error) = self.reclaim(shared, access, None, deadline).await
         {
-            tracing::info!(%error, "a file that has moved is opened again when it is used");
+            unreclaimed.file(error);
         }
-        lock::reclaim(shared, self, deadline).await;
+        lock::reclaim(shared, self, deadline, unreclaimed).await;
     }
 }

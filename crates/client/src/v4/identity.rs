@@ -5,7 +5,6 @@
 use bytes::Bytes;
 use nfs::v4::{compound::*, *};
 use rpc::ReplyPlan;
-use tokio::time::Instant;
 use xdr::{Array, Opaque};
 
 use super::{
@@ -13,7 +12,7 @@ use super::{
     compound::{failure, value},
     slots::SLOTS_MAX,
 };
-use crate::{Error, ErrorKind, Result, backoff::Backoff, program::Program, v4::compound::Results};
+use crate::{Error, ErrorKind, Result, backoff::Backoff, deadline::Deadline, program::Program, v4::compound::Results};
 
 /// A name that no other mount has, of this process or another: state is of one mount, and ends with it. A name that came
 /// back after a crash could reclaim nothing, since nobody would know what.
@@ -33,7 +32,7 @@ pub(crate) async fn exchange_id(
     program: &Program,
     minor: u32,
     owner: &ClientOwner4,
-    deadline: Instant,
+    deadline: &Deadline,
 ) -> Result<ExchangeIdOk> {
     let implementation = NfsImplId4 {
         domain: Opaque(Bytes::from_static(b"slipway.example")),
@@ -54,7 +53,7 @@ pub(crate) async fn exchange_id(
 ///
 /// # Errors
 /// The server does not speak version 4.0, or refuses.
-pub(crate) async fn set_clientid(program: &Program, owner: &ClientOwner4, deadline: Instant) -> Result<Clientid4> {
+pub(crate) async fn set_clientid(program: &Program, owner: &ClientOwner4, deadline: &Deadline) -> Result<Clientid4> {
     let nowhere = Netaddr4 { netid: "tcp".into(), addr: "0.0.0.0.0.0".into() };
     let args = SetClientIdArgs {
         client: NfsClientId4 { verifier: owner.verifier, id: owner.ownerid.clone() },
@@ -83,7 +82,7 @@ pub(crate) async fn set_clientid(program: &Program, owner: &ClientOwner4, deadli
 ///
 /// # Errors
 /// It is not.
-pub(crate) async fn greet(program: &Program, deadline: Instant) -> Result<()> {
+pub(crate) async fn greet(program: &Program, deadline: &Deadline) -> Result<()> {
     alone(program, 0, Argop4::PutRootFh, "PUTROOTFH", deadline).await.map(drop)
 }
 
@@ -96,7 +95,7 @@ pub(crate) async fn create_session(
     minor: u32,
     clientid: Clientid4,
     sequence: Sequenceid4,
-    deadline: Instant,
+    deadline: &Deadline,
 ) -> Result<CreateSessionOk> {
     let fore = ChannelAttrs4 {
         headerpadsize: 0,
@@ -141,7 +140,7 @@ pub(crate) async fn create_session(
 ///
 /// # Errors
 /// `BADSESSION`, …
-pub(crate) async fn bind(program: &Program, minor: u32, sessid: Sessionid4, deadline: Instant) -> Result<()> {
+pub(crate) async fn bind(program: &Program, minor: u32, sessid: Sessionid4, deadline: &Deadline) -> Result<()> {
     let args = BindConnToSessionArgs { sessid, dir: ChannelDirFromClient4::ForeOrBoth, use_conn_in_rdma_mode: false };
     alone(program, minor, Argop4::BindConnToSession(args), "BIND_CONN_TO_SESSION", deadline).await.map(drop)
 }
@@ -150,7 +149,7 @@ pub(crate) async fn bind(program: &Program, minor: u32, sessid: Sessionid4, dead
 ///
 /// # Errors
 /// `BADSESSION`, …
-pub(crate) async fn destroy_session(program: &Program, minor: u32, id: Sessionid4, deadline: Instant) -> Result<()> {
+pub(crate) async fn destroy_session(program: &Program, minor: u32, id: Sessionid4, deadline: &Deadline) -> Result<()> {
     let args = DestroySessionArgs { sessionid: id };
     alone(program, minor, Argop4::DestroySession(args), "DESTROY_SESSION", deadline).await.map(drop)
 }
@@ -159,13 +158,13 @@ pub(crate) async fn destroy_session(program: &Program, minor: u32, id: Sessionid
 ///
 /// # Errors
 /// `CLIENTID_BUSY` while it has state.
-pub(crate) async fn destroy_clientid(program: &Program, minor: u32, id: Clientid4, deadline: Instant) -> Result<()> {
+pub(crate) async fn destroy_clientid(program: &Program, minor: u32, id: Clientid4, deadline: &Deadline) -> Result<()> {
     let args = ClientIdArgs { clientid: id };
     alone(program, minor, Argop4::DestroyClientId(args), "DESTROY_CLIENTID", deadline).await.map(drop)
 }
 
 /// An operation that is the only one of its compound (RFC 8881 §18.35.3, §18.36.3, …).
-async fn alone(program: &Program, minor: u32, op: Argop4, name: &'static str, deadline: Instant) -> Result<Results> {
+async fn alone(program: &Program, minor: u32, op: Argop4, name: &'static str, deadline: &Deadline) -> Result<Results> {
     let args = CompoundArgs { tag: Tag::default(), minorversion: minor, argarray: vec![op] };
     let mut backoff = Backoff::new();
     loop {
@@ -175,7 +174,7 @@ async fn alone(program: &Program, minor: u32, op: Argop4, name: &'static str, de
             return Ok(Results::new(res.resarray.into_iter(), name, None));
         }
         let error = failure(res.status, name).on(program.server());
-        if !(error.is_later() && backoff.waits(deadline).await) {
+        if !(backoff.later(program, &error, deadline).await) {
             return Err(error);
         }
     }

@@ -6,16 +6,17 @@ use std::{future::Future, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use nfs::v4::*;
-use tokio::{sync::Notify, time::Instant};
+use tokio::sync::Notify;
 
 use super::{
     V4,
     compound::{Compound, failure, value},
     opens::{InUse, Locked, OpenFile},
     shared::Shared,
+    unreclaimed::Unreclaimed,
     zero::Counter,
 };
-use crate::{Error, ErrorKind, Handle, Result, backoff::Backoff};
+use crate::{Error, ErrorKind, Handle, Result, backoff::Backoff, deadline::Deadline};
 
 /// Bytes of a file that are locked, or to be locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,23 +40,24 @@ impl V4 {
     }
 
     async fn lock_here(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<Option<LockRange>> {
-        let deadline = self.deadline();
+        let deadline = &self.deadline();
         let mut backoff = Backoff::new();
         loop {
             let done = self.lock_once(file, owner, (range, How::AtOnce), deadline).await;
             match done {
-                Err(error) if error.is_later() && backoff.waits(deadline).await => {}
+                Err(error) if backoff.later(self.program(), &error, deadline).await => {}
                 done => return done,
             }
         }
     }
 
-    /// The same, but waits until the lock is to be had, or the deadline has passed.
+    /// The same, but waits until the lock is to be had, or the deadline has passed since the server last asked to wait.
     ///
     /// # Errors
     /// `DENIED` at the deadline; else as [`lock`](Self::lock).
     pub async fn lock_wait(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<()> {
-        self.lock_until(file, owner, range, tokio::time::sleep_until(self.deadline())).await
+        let deadline = &self.deadline();
+        self.lock_within(file, owner, range, deadline, deadline.passed()).await
     }
 
     /// The same, but waits until `given_up` is ready. What has been asked by then is answered first: if the lock was given, it
@@ -70,21 +72,33 @@ impl V4 {
         range: LockRange,
         given_up: impl Future<Output = ()> + Send,
     ) -> Result<()> {
+        self.lock_within(file, owner, range, &self.deadline(), given_up).await
+    }
+
+    async fn lock_within(
+        &self,
+        file: &Handle,
+        owner: &[u8],
+        range: LockRange,
+        deadline: &Deadline,
+        given_up: impl Future<Output = ()> + Send,
+    ) -> Result<()> {
         let given_up = tokio::sync::Mutex::new(Box::pin(given_up));
         let given_up = &given_up;
         let locked = self.on(file, |at| async move {
             // It is the same whose waiting it is, wherever the file is.
             let mut given_up = given_up.lock().await;
-            at.v4.lock_until_here(&at.handle, owner, range, given_up.as_mut()).await
+            at.v4.lock_within_here(&at.handle, owner, range, deadline, given_up.as_mut()).await
         });
         locked.await
     }
 
-    async fn lock_until_here(
+    async fn lock_within_here(
         &self,
         file: &Handle,
         owner: &[u8],
         range: LockRange,
+        deadline: &Deadline,
         mut given_up: Pin<&mut (impl Future<Output = ()> + Send)>,
     ) -> Result<()> {
         let waiting = Waiting::new(self.shared.opens.file(file), owner);
@@ -94,11 +108,16 @@ impl V4 {
             let mut told = std::pin::pin!(told);
             // Before asking, so that a notice is heard that overtakes the refusal.
             told.as_mut().enable();
-            match self.lock_once(file, owner, (range, How::Waiting), self.deadline()).await {
+            match self.lock_once(file, owner, (range, How::Waiting), &self.deadline()).await {
                 Ok(None) => return Ok(()),
                 Ok(Some(_)) if waiting.file.0.state.lock().may_notify => backoff.slow_down(),
                 Ok(Some(_)) => {}
-                Err(error) if error.is_later() => {}
+                Err(error) if error.is_later() => {
+                    tokio::select! {
+                        _ = backoff.later(self.program(), &error, deadline) => continue,
+                        () = &mut given_up => return Err(failure(Nfsstat4::Denied, "LOCK")),
+                    }
+                }
                 Err(error) => return Err(error),
             }
             tokio::select! {
@@ -114,7 +133,7 @@ impl V4 {
         handle: &Handle,
         name: &[u8],
         (range, how): (LockRange, How),
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<Option<LockRange>> {
         check(name, "LOCK")?;
         let file = self.shared.opens.file(handle);
@@ -199,7 +218,7 @@ impl V4 {
             }
         };
         if let Some(stateid) = released.and_then(|locked| locked.stateid) {
-            forget(&self.shared, &file.0, owner, stateid, self.deadline()).await;
+            forget(&self.shared, &file.0, owner, stateid, &self.deadline()).await;
         }
         unlocked
     }
@@ -221,7 +240,7 @@ impl V4 {
             owner: owner(&self.shared, &self.shared.opens.file(handle).0, name),
         };
         let compound = Compound::on("LOCKT", handle).op(Argop4::LockT(args), DENIED_MAX);
-        let deadline = self.deadline();
+        let deadline = &self.deadline();
         let mut backoff = Backoff::new();
         loop {
             let (res, _) = self.shared.execute(&compound, None, deadline).await;
@@ -233,7 +252,7 @@ impl V4 {
                 Nfsstat4::Ok => return Ok(None),
                 status => {
                     let error = failure(status, "LOCKT");
-                    if !(error.is_later() && backoff.waits(deadline).await) {
+                    if !(backoff.later(self.program(), &error, deadline).await) {
                         return Err(error);
                     }
                 }
@@ -283,7 +302,7 @@ async fn locking(
     handle: &Handle,
     (range, how): (LockRange, How),
     (locker, counter): (Locker4, Counter),
-    deadline: Instant,
+    deadline: &Deadline,
 ) -> Result<std::result::Result<Stateid4, LockRange>> {
     let LockRange { offset, length, exclusive } = range;
     let reclaim = how == How::Reclaiming;
@@ -311,7 +330,12 @@ async fn locking(
 }
 
 /// Reclaims the locks of a file that has been reclaimed (RFC 8881 §8.4.2.1).
-pub(crate) async fn reclaim(shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: Instant) {
+pub(crate) async fn reclaim(
+    shared: &Arc<Shared>,
+    file: &Arc<OpenFile>,
+    deadline: &Deadline,
+    unreclaimed: &mut Unreclaimed,
+) {
     let locks = file.state.lock().locks.clone();
     for (name, locked) in locks {
         let mut stateid = None;
@@ -319,16 +343,19 @@ pub(crate) async fn reclaim(shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline
         for &(offset, length, exclusive) in &locked.ranges {
             let open = file.state.lock().open.map(|(stateid, _)| stateid);
             let Some(open) = open else {
+                unreclaimed.lock(None);
                 lost = true;
                 break;
             };
             let locker = (file.locker(shared, &name, stateid, open), locked.counter.clone());
             let range = LockRange { offset, length, exclusive };
             match locking(shared, &file.handle, (range, How::Reclaiming), locker, deadline).await {
-                Ok(Ok(locked)) => stateid = Some(locked),
-                Ok(Err(_)) => lost = true,
-                Err(error) => {
-                    tracing::warn!(%error, "a lock could not be reclaimed");
+                Ok(Ok(locked)) => {
+                    deadline.heard();
+                    stateid = Some(locked);
+                }
+                denied => {
+                    unreclaimed.lock(denied.err());
                     lost = true;
                 }
             }
@@ -339,7 +366,7 @@ pub(crate) async fn reclaim(shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline
 
 /// Lets the server forget an owner who has nothing locked in a file any more. If it cannot be told, it keeps that until the
 /// file is closed.
-pub(crate) async fn forget(shared: &Arc<Shared>, file: &OpenFile, name: &[u8], stateid: Stateid4, deadline: Instant) {
+pub(crate) async fn forget(shared: &Arc<Shared>, file: &OpenFile, name: &[u8], stateid: Stateid4, deadline: &Deadline) {
     let compound = match shared.minor {
         // RFC 7530 §16.37: the owner and its number.
         0 => {

@@ -33,12 +33,12 @@ mod session;
 mod shared;
 mod slots;
 mod trunk;
+mod unreclaimed;
 mod zero;
 
 use std::{future::Future, sync::Arc, time::Duration};
 
 use nfs::v4::{Nfsstat4, Stateid4};
-use tokio::time::Instant;
 
 use self::{
     compound::{Compound, Results, failure},
@@ -49,11 +49,11 @@ pub use self::{
     extended::SetXattr,
     lock::LockRange,
 };
-use crate::{Handle, Result, program::Program};
+use crate::{Handle, Result, deadline::Deadline, program::Program};
 
 /// NFS version 4.0, 4.1 or 4.2 on one server, by file handles. Cheap to clone; usable from any task.
 ///
-/// Every call ends by the deadline, and dropping its future gives it up.
+/// Every call ends when the server has been silent until the deadline, and dropping its future gives it up.
 #[derive(Clone, Debug)]
 pub struct V4 {
     shared: Arc<Shared>,
@@ -61,7 +61,7 @@ pub struct V4 {
 }
 
 impl V4 {
-    /// The same, but each call may take so long.
+    /// The same, but each call ends when the server has been silent for so long.
     pub fn with_deadline(&self, timeout: Duration) -> Self {
         Self { shared: self.shared.clone(), timeout }
     }
@@ -91,7 +91,7 @@ impl V4 {
     /// # Errors
     /// The server cannot be told; it forgets by itself when the lease has expired.
     pub(crate) async fn leave(&self) -> Result<()> {
-        self.shared.leave(self.deadline()).await
+        self.shared.leave(&Deadline::strict(self.timeout)).await
     }
 
     /// Whoever used a file is done with it: it need not stay open for a moment.
@@ -100,12 +100,12 @@ impl V4 {
         at.v4.shared.opens.done(&at.v4.shared, &at.handle);
     }
 
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.timeout
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout)
     }
 
     async fn run(&self, compound: &Compound) -> Result<Results> {
-        self.shared.run(compound, self.deadline()).await
+        self.shared.run(compound, &self.deadline()).await
     }
 
     /// Runs an operation with the stateid of an open file; again where the server has lost that.
@@ -117,7 +117,7 @@ impl V4 {
     ) -> Result<T> {
         let file = self.shared.opens.file(handle);
         for _ in 0..STATE_TRIES {
-            let stateid = file.0.stateid(&self.shared, access, self.deadline()).await?;
+            let stateid = file.0.stateid(&self.shared, access, &self.deadline()).await?;
             match operation(stateid).await {
                 Err(error) if file.0.state_failed(&stateid, &error) => file.0.settled().await,
                 result => return result,

@@ -33,7 +33,7 @@ use nfs::{
 };
 use parking_lot::Mutex;
 use rpc::{BoxFuture, Switch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::{
     V4, Watcher,
@@ -44,9 +44,11 @@ use super::{
     names::{Id, KNOWN_MAX},
     referral::{Gone, Location},
     shared::Shared,
+    unreclaimed::Unreclaimed,
 };
 use crate::{
-    Attr, Error, ErrorKind, Handle, Mount, NfsUrl, Node, Result, Verifier, connect, protocol::Operations, referral,
+    Attr, Error, ErrorKind, Handle, Mount, NfsUrl, Node, Result, Verifier, connect, deadline::Deadline,
+    protocol::Operations, referral,
 };
 
 /// What has moved away from a server.
@@ -284,7 +286,7 @@ impl V4 {
         other: &Handle,
         operation: impl Fn(Place, Handle) -> F,
     ) -> Result<T> {
-        let deadline = self.deadline();
+        let deadline = &self.deadline();
         let mut moves = 0;
         loop {
             let at = self.place(one).await?;
@@ -317,7 +319,7 @@ impl V4 {
             let fsid = place.v4.shared.moves.any().then(|| place.v4.fsid(&place.handle)).flatten();
             let Some(moved) = fsid.and_then(|fsid| place.v4.shared.moves.moved(fsid)) else { break };
             // What is rare is not to make every operation's future larger.
-            Box::pin(place.v4.bring(&moved, &place.handle)).await?;
+            Box::pin(place.v4.bring_one(&moved, &place.handle)).await?;
             place = self.place_now(object);
         }
         if place.handle.len() > FHSIZE4 {
@@ -355,11 +357,11 @@ impl V4 {
     ///
     /// # Errors
     /// It has, and cannot be found.
-    async fn moved(&self, object: &Handle, deadline: Instant) -> Result<bool> {
+    async fn moved(&self, object: &Handle, deadline: &Deadline) -> Result<bool> {
         let Some(gone) = self.gone(object, deadline).await? else { return Ok(false) };
         let moved =
-            timeout_at(deadline, self.attempt(gone)).await.map_err(|_| self.program().late("fs_locations"))??;
-        self.bring(&moved, object).await?;
+            timeout_at(deadline.at(), self.attempt(gone)).await.map_err(|_| self.program().late("fs_locations"))??;
+        self.bring_one(&moved, object).await?;
         Ok(true)
     }
 
@@ -419,14 +421,16 @@ impl V4 {
         if is_new {
             moves.table.lock().servers.push((place.server.clone(), peer.clone()));
         }
+        let mut unreclaimed = Unreclaimed::default();
         for file in self.shared.opens.all() {
             if self.fsid(&file.handle) == Some(gone.fsid)
-                && let Err(error) = self.bring(&moved, &file.handle).await
+                && let Err(error) = self.bring(&moved, &file.handle, &mut unreclaimed).await
             {
-                tracing::warn!(%error, "an open file is not found again");
+                unreclaimed.file(error);
             }
         }
-        peer.v4().shared.arrived(&moved.root, is_new, self.deadline()).await;
+        unreclaimed.report(peer.v4().program().server());
+        peer.v4().shared.arrived(&moved.root, is_new, &self.deadline()).await;
         moves.table.lock().moved.insert(gone.fsid, moved.clone());
         moves.anything.store(true, Relaxed);
         Ok(moved)
@@ -454,8 +458,15 @@ impl V4 {
         Ok((peer, mount.root().clone()))
     }
 
+    async fn bring_one(&self, moved: &Moved, object: &Handle) -> Result<()> {
+        let mut unreclaimed = Unreclaimed::default();
+        let brought = self.bring(moved, object, &mut unreclaimed).await;
+        unreclaimed.report(moved.peer.v4().program().server());
+        brought
+    }
+
     /// Finds an object where its file system is now, and what is held there goes with it.
-    async fn bring(&self, moved: &Moved, object: &Handle) -> Result<()> {
+    async fn bring(&self, moved: &Moved, object: &Handle, unreclaimed: &mut Unreclaimed) -> Result<()> {
         let (peer, moves) = (&moved.peer, &self.shared.moves);
         let _one = peer.bringing.lock().await;
         if moves.known(object).is_some() {
@@ -467,7 +478,7 @@ impl V4 {
             let _alone = file.changing().await;
             let left = file.leave(&self.shared);
             let at = peer.v4().place_now(&there);
-            at.v4.shared.opens.file(&at.handle).0.arrive(&at.v4.shared, left, self.deadline()).await;
+            at.v4.shared.opens.file(&at.handle).0.arrive(&at.v4.shared, left, &self.deadline(), unreclaimed).await;
         }
         moves.link(object, peer, &there);
         moves.anything.store(true, Relaxed);
@@ -537,10 +548,10 @@ impl Shared {
                 }
                 // RFC 8881 §18.46.3: the server stops when it has said MOVED, and then where, of all of them.
                 let probe = Compound::on("GETATTR", &object).get_attr(attr::WANTED);
-                if let Err(error) = v4.shared.ask(&probe, v4.deadline()).await {
+                if let Err(error) = v4.shared.ask(&probe, &v4.deadline()).await {
                     tracing::debug!(%error, "whether a file system is there is not known");
                 }
-                if let Err(error) = v4.moved(&object, v4.deadline()).await {
+                if let Err(error) = v4.moved(&object, &v4.deadline()).await {
                     tracing::warn!(%error, "a file system that has moved is not found");
                 }
             }

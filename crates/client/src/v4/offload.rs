@@ -18,7 +18,7 @@ use super::{
     compound::{Compound, failure, value},
     shared::Shared,
 };
-use crate::{Handle, Result, StableHow, Written};
+use crate::{Handle, Result, StableHow, Written, deadline::Deadline};
 
 /// The copies that are waited for, and those that have ended before.
 #[derive(Debug, Default)]
@@ -82,7 +82,7 @@ impl Drop for Waiting {
         self.shared.runtime.clone().spawn(async move {
             let cancel = Argop4::OffloadCancel(OffloadArgs { stateid });
             let compound = Compound::on("OFFLOAD_CANCEL", &file).op(cancel, 0);
-            let deadline = Instant::now() + shared.lease();
+            let deadline = &Deadline::strict(shared.lease());
             if let Err(error) = shared.run(&compound, deadline).await {
                 tracing::debug!(%error, "a copy cannot be cancelled");
             }
@@ -126,7 +126,7 @@ impl V4 {
                     return Err(failure(status, "COPY"));
                 }
                 None if status.count > seen => (seen, deadline) = (status.count, self.deadline()),
-                None if Instant::now() >= deadline => return Err(self.program().late("COPY")),
+                None if Instant::now() >= deadline.at() => return Err(self.program().late("COPY")),
                 None => {}
             }
         }

@@ -34,9 +34,10 @@ use super::{
     lock,
     names::Names,
     shared::Shared,
+    unreclaimed::Unreclaimed,
     zero::Counter,
 };
-use crate::{Attr, Error, Handle, Result, backoff::Backoff};
+use crate::{Attr, Error, Handle, Result, backoff::Backoff, deadline::Deadline};
 
 /// The open files of a mount.
 #[derive(Debug, Default)]
@@ -188,7 +189,7 @@ impl Opens {
     }
 
     /// Closes what has not been used for a moment, or what is too much.
-    pub async fn close_idle(&self, shared: &Arc<Shared>, deadline: Instant) {
+    pub async fn close_idle(&self, shared: &Arc<Shared>, deadline: &Deadline) {
         let mut idle: Vec<_> = {
             let files = self.files.lock();
             let idle = files.values().filter(|file| file.is_idle());
@@ -210,13 +211,13 @@ impl Opens {
         if file.state.lock().delegation.is_none() {
             let shared = shared.clone();
             shared.runtime.clone().spawn(async move {
-                shared.opens.close(&shared, &file, Instant::now() + shared.lease()).await;
+                shared.opens.close(&shared, &file, &Deadline::strict(shared.lease())).await;
             });
         }
     }
 
     /// Closes everything.
-    pub async fn close_all(&self, shared: &Arc<Shared>, deadline: Instant) {
+    pub async fn close_all(&self, shared: &Arc<Shared>, deadline: &Deadline) {
         for file in self.all() {
             file.state.lock().locks.clear();
             self.close(shared, &file, deadline).await;
@@ -225,7 +226,7 @@ impl Opens {
 
     /// Closes a file and returns its delegation, unless it is in use. Who comes meanwhile finds it here, and opens it when it
     /// is closed: the server has one open of it, so that a CLOSE would be of a new one as well.
-    async fn close(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: Instant) {
+    async fn close(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: &Deadline) {
         self.ending(shared, file).await;
         let _alone = file.changing.lock().await;
         let (open, delegation, lockers) = {
@@ -273,7 +274,8 @@ impl Opens {
     }
 
     /// After the server has forgotten this client: opens and locks as they were (RFC 8881 §8.4.2.1).
-    pub async fn reclaim(&self, shared: &Arc<Shared>, deadline: Instant) {
+    pub async fn reclaim(&self, shared: &Arc<Shared>, deadline: &Deadline) {
+        let mut unreclaimed = Unreclaimed::default();
         for file in self.all() {
             // Without keeping others from changing it: they wait for this, with whatever they have begun.
             let (open, delegation) = {
@@ -285,11 +287,14 @@ impl Opens {
                 self.delegations.lost(&file.handle);
             }
             let Some((_, access)) = open else { continue };
-            if let Err(error) = file.reclaim(shared, access, delegation, deadline).await {
-                tracing::warn!(%error, "a file could not be reclaimed; it is opened again when it is used");
+            match file.reclaim(shared, access, delegation, deadline).await {
+                // However many there are: only a server that is silent has no time for all of them.
+                Ok(()) => deadline.heard(),
+                Err(error) => unreclaimed.file(error),
             }
-            lock::reclaim(shared, &file, deadline).await;
+            lock::reclaim(shared, &file, deadline, &mut unreclaimed).await;
         }
+        unreclaimed.report(shared.trunk.first().server());
     }
 }
 
@@ -364,7 +369,7 @@ impl OpenFile {
     ///
     /// # Errors
     /// OPEN failed.
-    pub async fn stateid(&self, shared: &Arc<Shared>, access: u32, deadline: Instant) -> Result<Stateid4> {
+    pub async fn stateid(&self, shared: &Arc<Shared>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
         let mut backoff = Backoff::new();
         loop {
             if let Some(stateid) = self.ready(shared, access) {
@@ -381,7 +386,11 @@ impl OpenFile {
             let by_lost = by.is_some_and(|by| self.state_failed(&by.stateid, &error));
             // What others wait for may be a delegation of this file, which must not wait for this.
             drop(alone);
-            if !(by_lost || error.is_later()) || !backoff.waits(deadline).await {
+            let again = match by_lost {
+                true => backoff.waits(deadline).await,
+                false => backoff.later(shared.trunk.first(), &error, deadline).await,
+            };
+            if !again {
                 return Err(error);
             }
         }
@@ -393,7 +402,7 @@ impl OpenFile {
         shared: &Arc<Shared>,
         access: u32,
         by: Option<&Delegation>,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<Stateid4> {
         if shared.minor == 0 {
             return self.open_by_name(shared, access, deadline).await;
@@ -412,7 +421,7 @@ impl OpenFile {
     }
 
     /// Opens it in version 4.0, if it is still found by its name; else what it has is the anonymous stateid.
-    async fn open_by_name(&self, shared: &Arc<Shared>, access: u32, deadline: Instant) -> Result<Stateid4> {
+    async fn open_by_name(&self, shared: &Arc<Shared>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
         let Some((dir, name)) = shared.opens.names.lock().of(&self.handle) else { return Ok(Stateid4::ANONYMOUS) };
         let compound = Compound::on("OPEN", &dir)
             .op(open(shared, access, Openflag4::NoCreate, OpenClaim4::Null(component(&name)?)), OPEN_MAX)
@@ -508,7 +517,7 @@ impl OpenFile {
         shared: &Arc<Shared>,
         access: u32,
         delegation: Option<Delegation>,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<()> {
         let had = match delegation {
             None => OpenDelegationType4::None,

@@ -341,7 +341,7 @@ impl V4 {
         mut buffer: Option<Buffer>,
     ) -> (Result<ReadOk>, Option<SharedBuffer>) {
         let file = self.shared.opens.file(handle);
-        let deadline = self.deadline();
+        let deadline = &self.deadline();
         let wanted = buffer.as_ref().map(|buffer| buffer.len());
         let mut backoff = crate::backoff::Backoff::new();
         for _ in 0..super::STATE_TRIES {
@@ -377,7 +377,7 @@ impl V4 {
                     file.0.settled().await;
                     break;
                 }
-                if !backoff.waits(deadline).await {
+                if !backoff.later(self.program(), &error, deadline).await {
                     return (Err(error), buffer.map(SharedBuffer::from));
                 }
             }

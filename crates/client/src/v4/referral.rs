@@ -6,13 +6,12 @@ use nfs::v4::{
     attr::{Attr4, Attrs},
     location::FsLocations4,
 };
-use tokio::time::Instant;
 
 use super::{
     V4, attr,
     compound::{Compound, component, failure, value},
 };
-use crate::{Handle, Result};
+use crate::{Handle, Result, deadline::Deadline};
 
 /// A place where a file system is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -57,7 +56,7 @@ impl V4 {
     ///
     /// # Errors
     /// `MOVED`, as everything else there, if the server does not even answer this; and what can fail with any call.
-    pub(super) async fn gone(&self, object: &Handle, deadline: Instant) -> Result<Option<Gone>> {
+    pub(super) async fn gone(&self, object: &Handle, deadline: &Deadline) -> Result<Option<Gone>> {
         // RFC 8881 §11.4.1: of what is absent there is no type.
         let attrs = match self.told_of(object, &[Attr4::Type, Attr4::Fsid, Attr4::FsLocations], deadline).await {
             Err(error) if error.status4() == Some(Nfsstat4::Moved) => {
@@ -74,7 +73,7 @@ impl V4 {
         Ok(Some(Gone { fsid, root, places: places(&told) }))
     }
 
-    async fn told_of(&self, object: &Handle, attributes: &[Attr4], deadline: Instant) -> Result<Attrs> {
+    async fn told_of(&self, object: &Handle, attributes: &[Attr4], deadline: &Deadline) -> Result<Attrs> {
         let mut compound = asking(Compound::on("GETATTR", object), attributes);
         if self.shared.minor == 0 {
             // So that the server knows which client has been told (RFC 7931).

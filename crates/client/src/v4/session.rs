@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 use rpc::ReplyPlan;
 use tokio::{
     sync::oneshot,
-    time::{Instant, error::Elapsed, timeout_at},
+    time::{error::Elapsed, timeout_at},
 };
 
 use super::{
@@ -34,7 +34,7 @@ use super::{
     slots::{Place, Slots},
     trunk::BACKGROUND,
 };
-use crate::{ErrorKind, Result, backoff::Backoff, program::Program};
+use crate::{ErrorKind, Result, backoff::Backoff, deadline::Deadline, program::Program};
 
 /// A session as CREATE_SESSION made it.
 #[derive(Debug)]
@@ -148,7 +148,7 @@ impl Session {
         minor: u32,
         (clientid, sequence): (Clientid4, Sequenceid4),
         backchannel: &Backchannel,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<Arc<Self>> {
         let ok = identity::create_session(program, minor, clientid, sequence, deadline).await?;
         backchannel.session(ok.sessionid, ok.back_chan_attrs.maxrequests);
@@ -187,7 +187,7 @@ impl Session {
         shared: &Arc<Shared>,
         compound: &Compound,
         mut sink: Option<Buffer>,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Sent {
         let wanted = sink.as_ref().map(|sink| sink.len());
         let late = || shared.trunk.first().late(compound.name);
@@ -232,7 +232,11 @@ impl Session {
                         // What is rare is not to make every request's future larger.
                         Box::pin(shared.bind_all(self, deadline)).await;
                     }
-                    if !backoff.waits(deadline).await {
+                    let goes_on = match verdict {
+                        Verdict::Bind => backoff.waits(deadline).await,
+                        _ => backoff.put_off(shared.trunk.first(), compound.name, false, deadline).await,
+                    };
+                    if !goes_on {
                         return Sent::Answered(Err(late()), sink.map(SharedBuffer::from));
                     }
                     taken = Some(place);
@@ -256,11 +260,11 @@ impl Session {
     ///
     /// # Errors
     /// It was nobody's turn until the deadline.
-    async fn place(&self, deadline: Instant) -> std::result::Result<Option<Place>, Elapsed> {
+    async fn place(&self, deadline: &Deadline) -> std::result::Result<Option<Place>, Elapsed> {
         let free = self.line.lock().take();
         match free {
             Some(place) => Ok(Some(place)),
-            None => timeout_at(deadline, self.wait_in_line()).await,
+            None => timeout_at(deadline.at(), self.wait_in_line()).await,
         }
     }
 
@@ -333,7 +337,7 @@ impl Session {
     async fn resolve_doubt(self: &Arc<Self>, shared: &Arc<Shared>, place: Place) {
         let mut backoff = Backoff::new();
         loop {
-            let deadline = Instant::now() + BACKGROUND;
+            let deadline = &Deadline::after(BACKGROUND);
             let sequence = self.sequence(place, false);
             let request = Request { minor: shared.minor, first: Some(&sequence), ops: &[] };
             let plan = ReplyPlan { inline_max: DOUBT_REPLY_MAX, ..ReplyPlan::default() };
@@ -378,7 +382,7 @@ impl Shared {
         }
         let (shared, session) = (self.clone(), session.clone());
         self.runtime.spawn(async move {
-            let deadline = Instant::now() + BACKGROUND;
+            let deadline = &Deadline::after(BACKGROUND);
             if flags & CALLBACKS != 0 {
                 shared.bind_all(&session, deadline).await;
             }
@@ -402,7 +406,7 @@ impl Shared {
     }
 
     /// Binds all connections to the session, for callbacks too.
-    pub async fn bind_all(&self, session: &Session, deadline: Instant) {
+    pub async fn bind_all(&self, session: &Session, deadline: &Deadline) {
         for program in self.trunk.all().into_iter().filter(|program| program.is_connected()) {
             if let Err(error) = identity::bind(&program, self.minor, session.id, deadline).await {
                 tracing::debug!(%error, "a connection cannot be bound to the session");
@@ -411,7 +415,7 @@ impl Shared {
     }
 
     /// Forgets state that the server has revoked, so that it stops saying so (RFC 8881 §8.4.2.1, §18.38).
-    async fn free_revoked(self: &Arc<Self>, deadline: Instant) {
+    async fn free_revoked(self: &Arc<Self>, deadline: &Deadline) {
         let mut stateids: VecDeque<Stateid4> = self.opens.stateids().into();
         while !stateids.is_empty() {
             let some: Vec<_> = stateids.drain(..stateids.len().min(TEST_MAX)).collect();

@@ -30,7 +30,7 @@ use super::{
     trunk::{BACKGROUND, Trunk},
     zero::Zero,
 };
-use crate::{Error, ErrorKind, Handle, Result, backoff::Backoff};
+use crate::{Error, ErrorKind, Handle, Result, backoff::Backoff, deadline::Deadline};
 
 /// This client with its server: what all users of a mount share.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub(crate) enum Sent {
 }
 
 impl Standing {
-    async fn send(&self, shared: &Arc<Shared>, compound: &Compound, sink: Option<Buffer>, deadline: Instant) -> Sent {
+    async fn send(&self, shared: &Arc<Shared>, compound: &Compound, sink: Option<Buffer>, deadline: &Deadline) -> Sent {
         match self {
             Standing::Session(session) => session.send(shared, compound, sink, deadline).await,
             Standing::Zero(zero) => zero.send(shared, compound, sink, deadline).await,
@@ -102,7 +102,7 @@ impl Shared {
         trunk: Trunk,
         minor: u32,
         (backchannel, heir): (Arc<Backchannel>, Option<ClientOwner4>),
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<(Arc<Self>, Option<ExchangeIdOk>)> {
         let is_heir = heir.is_some();
         let owner = heir.unwrap_or_else(identity::client_owner);
@@ -184,11 +184,11 @@ impl Shared {
     ///
     /// # Errors
     /// That of the operation that failed, or what can fail with any call.
-    pub async fn run(self: &Arc<Self>, compound: &Compound, deadline: Instant) -> Result<Results> {
+    pub async fn run(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<Results> {
         let mut backoff = Backoff::new();
         loop {
             match self.run_once(compound, None, deadline).await.0 {
-                Err(error) if error.is_later() && backoff.waits(deadline).await => {}
+                Err(error) if backoff.later(self.trunk.first(), &error, deadline).await => {}
                 result => return result,
             }
         }
@@ -200,7 +200,7 @@ impl Shared {
         self: &Arc<Self>,
         compound: &Compound,
         sink: Option<Buffer>,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> (Result<Results>, Option<SharedBuffer>) {
         match self.execute(compound, sink, deadline).await {
             (Ok(res), sink) if res.status == Nfsstat4::Ok => {
@@ -219,7 +219,7 @@ impl Shared {
         self: &Arc<Self>,
         compound: &Compound,
         mut sink: Option<Buffer>,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> (Result<CompoundRes>, Option<SharedBuffer>) {
         let mut backoff = Backoff::new();
         let mut lost_before = false;
@@ -256,7 +256,7 @@ impl Shared {
     ///
     /// # Errors
     /// As of [`run`](Self::run); and whatever would have to be recovered from.
-    pub async fn plain(self: &Arc<Self>, compound: &Compound, deadline: Instant) -> Result<Results> {
+    pub async fn plain(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<Results> {
         let mut backoff = Backoff::new();
         loop {
             let res = self.ask(compound, deadline).await?;
@@ -264,7 +264,7 @@ impl Shared {
                 return Ok(Results::new(res.resarray.into_iter(), compound.name, None));
             }
             let error = self.failed(compound, &res);
-            if !(error.is_later() && backoff.waits(deadline).await) {
+            if !(backoff.later(self.trunk.first(), &error, deadline).await) {
                 return Err(error);
             }
         }
@@ -274,7 +274,7 @@ impl Shared {
     ///
     /// # Errors
     /// It was not answered, or the server has forgotten this client.
-    pub async fn ask(self: &Arc<Self>, compound: &Compound, deadline: Instant) -> Result<CompoundRes> {
+    pub async fn ask(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<CompoundRes> {
         let standing = self.standing.lock().clone();
         match standing.send(self, compound, None, deadline).await {
             Sent::Answered(result, _) => result,
@@ -293,9 +293,11 @@ impl Shared {
     ///
     /// # Errors
     /// The server does not want this client any more.
-    async fn recover(self: &Arc<Self>, lost: &Standing, deadline: Instant) -> Result<()> {
+    async fn recover(self: &Arc<Self>, lost: &Standing, deadline: &Deadline) -> Result<()> {
+        let began = Instant::now();
         let _one = self.recovering.lock().await;
         if !self.standing.lock().is(lost) {
+            deadline.excuse(began.elapsed());
             return Ok(());
         }
         tracing::info!(server = %self.trunk.first().server(), "the server has forgotten this client or its session");
@@ -310,13 +312,14 @@ impl Shared {
         if forgotten {
             // Not by this request's deadline: others need what is reclaimed too. It goes by the new session, whose own
             // loss in the meantime the next request finds.
-            Box::pin(self.reclaim(Instant::now() + BACKGROUND)).await;
+            Box::pin(self.reclaim(&Deadline::after(BACKGROUND))).await;
         }
+        deadline.excuse(began.elapsed());
         Ok(())
     }
 
     /// Makes a session in the place of a dead one; returns whether the server has forgotten the client as well.
-    async fn another_session(&self, dead: &Session, deadline: Instant) -> Result<bool> {
+    async fn another_session(&self, dead: &Session, deadline: &Deadline) -> Result<bool> {
         let program = self.trunk.first();
         let mut client = (dead.clientid, dead.next);
         let mut confirmed = true;
@@ -332,7 +335,7 @@ impl Shared {
                     client = (ok.clientid, ok.sequenceid);
                     confirmed &= ok.flags & EXCHGID4_FLAG_CONFIRMED_R != 0;
                 }
-                _ if error.is_later() && backoff.waits(deadline).await => {}
+                _ if backoff.later(self.trunk.first(), &error, deadline).await => {}
                 _ => return Err(error),
             }
         };
@@ -345,7 +348,7 @@ impl Shared {
     }
 
     /// Reclaims what was open and locked, and says that this is all.
-    pub async fn reclaim(self: &Arc<Self>, deadline: Instant) {
+    pub async fn reclaim(self: &Arc<Self>, deadline: &Deadline) {
         self.opens.reclaim(self, deadline).await;
         if let Err(error) = self.reclaim_complete(None, deadline).await {
             tracing::warn!(%error, "the server does not take the end of reclaiming");
@@ -353,7 +356,7 @@ impl Shared {
     }
 
     /// All of a file system that has moved here is reclaimed; of the server's only if this client is new to it.
-    pub async fn arrived(self: &Arc<Self>, root: &Handle, is_new: bool, deadline: Instant) {
+    pub async fn arrived(self: &Arc<Self>, root: &Handle, is_new: bool, deadline: &Deadline) {
         self.arriving.store(false, Relaxed);
         // RFC 8881 §18.51.3: of all once for each client, of a file system whenever it has come from another server.
         for of in [is_new.then_some(None), Some(Some(root))].into_iter().flatten() {
@@ -364,7 +367,7 @@ impl Shared {
     }
 
     /// Of everything, or of the file system of this root.
-    async fn reclaim_complete(self: &Arc<Self>, root: Option<&Handle>, deadline: Instant) -> Result<()> {
+    async fn reclaim_complete(self: &Arc<Self>, root: Option<&Handle>, deadline: &Deadline) -> Result<()> {
         if self.minor == 0 {
             return Ok(());
         }
@@ -384,7 +387,7 @@ impl Shared {
             loop {
                 tokio::time::sleep(HOUSEKEEPING).await;
                 let Some(shared) = weak.upgrade() else { return };
-                let deadline = Instant::now() + shared.lease();
+                let deadline = &Deadline::strict(shared.lease());
                 shared.opens.close_idle(&shared, deadline).await;
                 if shared.renewed.lock().elapsed() >= shared.lease() / 3 {
                     // RFC 8881 §8.3: SEQUENCE alone renews.
@@ -404,7 +407,7 @@ impl Shared {
     ///
     /// # Errors
     /// The server cannot be told; it forgets by itself when the lease has expired.
-    pub async fn leave(self: &Arc<Self>, deadline: Instant) -> Result<()> {
+    pub async fn leave(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
         self.opens.close_all(self, deadline).await;
         let Some(session) = self.session() else { return Ok(()) };
         session.over();

@@ -14,10 +14,10 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use nfs::v4::{PROC_COMPOUND, compound::CompoundRes};
 use parking_lot::RwLock;
 use rpc::ReplyPlan;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::compound::Request;
-use crate::{Error, ErrorKind, Result, program::Program};
+use crate::{Error, ErrorKind, Result, deadline::Deadline, program::Program};
 
 /// The connections of a session; clones share them.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Trunk {
         request: &Request<'_>,
         mut plan: ReplyPlan,
         name: &'static str,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> (Result<CompoundRes>, Option<SharedBuffer>) {
         let wanted = plan.sink.is_some().then_some(plan.payload_max);
         let mut last = None;
@@ -98,7 +98,7 @@ impl Trunk {
         request: &Request<'_>,
         plan: ReplyPlan,
         name: &'static str,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> (Result<CompoundRes>, Option<SharedBuffer>) {
         match self.pick(deadline).await {
             Some(program) => program.call(PROC_COMPOUND, name, request, plan, deadline).await,
@@ -107,20 +107,20 @@ impl Trunk {
     }
 
     /// A connection that is there now, or the first that comes to be there.
-    async fn pick(&self, deadline: Instant) -> Option<Program> {
+    async fn pick(&self, deadline: &Deadline) -> Option<Program> {
         if let Some(ready) = self.ready(deadline) {
             return Some(ready);
         }
         let all = self.all();
         let mut coming: FuturesUnordered<_> = all.iter().map(|program| program.connected()).collect();
-        match timeout_at(deadline, coming.next()).await {
+        match timeout_at(deadline.at(), coming.next()).await {
             Ok(Some(())) => all.iter().find(|program| program.is_connected()).or(all.first()).cloned(),
             Ok(None) | Err(_) => None,
         }
     }
 
     /// The next in turn of the connections that are there now. Those that are not shall be, for the calls to come.
-    fn ready(&self, deadline: Instant) -> Option<Program> {
+    fn ready(&self, deadline: &Deadline) -> Option<Program> {
         let all = self.all.read();
         let start = self.next.fetch_add(1, Relaxed);
         let mut in_turn = (0..all.len()).map(|at| &all[start.wrapping_add(at) % all.len()]);
@@ -132,7 +132,7 @@ impl Trunk {
             }
             there
         })?;
-        absent.into_iter().for_each(|absent| absent.connect_in_background(deadline));
+        absent.into_iter().for_each(|absent| absent.connect_in_background(deadline.at()));
         Some(ready.clone())
     }
 }

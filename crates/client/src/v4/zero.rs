@@ -21,7 +21,7 @@ use nfs::v4::{compound::*, *};
 use rpc::ReplyPlan;
 use tokio::{
     sync::{Mutex, OwnedMutexGuard},
-    time::{Instant, timeout_at},
+    time::timeout_at,
 };
 use xdr::Opaque;
 
@@ -31,7 +31,7 @@ use super::{
     shared::{Sent, Shared},
     trunk::BACKGROUND,
 };
-use crate::{ErrorKind, Result, program::Program};
+use crate::{ErrorKind, Result, deadline::Deadline, program::Program};
 
 /// The number of an owner's next operation; locked while one is under way.
 pub(crate) type Counter = Arc<Mutex<u32>>;
@@ -66,7 +66,7 @@ impl Zero {
         program: &Program,
         owner: ClientOwner4,
         inherited: bool,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Result<Arc<Self>> {
         let clientid = identity::set_clientid(program, &owner, deadline).await?;
         let opener = Bytes::copy_from_slice(&rand::random::<[u8; 8]>());
@@ -84,7 +84,7 @@ impl Zero {
     ///
     /// # Errors
     /// The server does not want this client any more.
-    pub async fn again(&self, program: &Program, deadline: Instant) -> Result<Arc<Self>> {
+    pub async fn again(&self, program: &Program, deadline: &Deadline) -> Result<Arc<Self>> {
         let (mut owner, mut inherited) = (self.owner.clone(), self.inherited);
         if self.over.load(Relaxed) {
             owner.verifier = rand::random();
@@ -103,11 +103,11 @@ impl Zero {
         shared: &Arc<Shared>,
         compound: &Compound,
         sink: Option<Buffer>,
-        deadline: Instant,
+        deadline: &Deadline,
     ) -> Sent {
         let (result, sink) = match compound.ops.iter().position(is_counted) {
             Some(at) => {
-                let sent = timeout_at(deadline, self.send_in_turn(shared, compound, at)).await;
+                let sent = timeout_at(deadline.at(), self.send_in_turn(shared, compound, at)).await;
                 (sent.unwrap_or_else(|_| Err(shared.trunk.first().late(compound.name))), sink.map(SharedBuffer::from))
             }
             None => {
@@ -190,7 +190,7 @@ impl Zero {
         let task = shared.runtime.spawn(async move {
             let send = async |ops: &[Argop4]| loop {
                 let (plan, request) = (compound.plan(), Request { minor: 0, first: None, ops });
-                match trunk.call_by_one(&request, plan, compound.name, Instant::now() + BACKGROUND).await.0 {
+                match trunk.call_by_one(&request, plan, compound.name, &Deadline::after(BACKGROUND)).await.0 {
                     Err(error) if matches!(error.kind(), ErrorKind::Timeout { .. }) && is_there(&mount) => {}
                     result => return result,
                 }

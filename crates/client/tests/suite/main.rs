@@ -13,4 +13,5 @@ mod referrals;
 mod restart;
 mod sessions;
 mod tree;
+mod waiting;
 mod zero;

@@ -150,10 +150,8 @@ pub trait OpResult {
     /// Its status.
     fn status(&self) -> Nfsstat4;
 
-    /// The result that says only this.
-    ///
-    /// # Panics
-    /// If the status comes with a body of its own in this result: OK, for nearly all.
+    /// The result that says only this. A status that has a body of its own in this result (OK, in nearly all) cannot be said
+    /// without it, and becomes SERVERFAULT.
     fn failure(status: Nfsstat4) -> Self;
 }
 
@@ -197,8 +195,7 @@ impl<T> OpResult for Res4<T> {
     }
 
     fn failure(status: Nfsstat4) -> Self {
-        assert_ne!(status, Nfsstat4::Ok, "a failure needs a status of its own");
-        Res4::Fail(status)
+        Res4::Fail(if status == Nfsstat4::Ok { Nfsstat4::ServerFault } else { status })
     }
 }
 
@@ -214,8 +211,10 @@ macro_rules! op_result {
             }
 
             fn failure(status: $crate::v4::Nfsstat4) -> Self {
-                $(assert_ne!(status, $crate::v4::Nfsstat4::$status, "this status has a body");)*
-                $type::Fail(status)
+                match status {
+                    $($crate::v4::Nfsstat4::$status)|* => $type::Fail($crate::v4::Nfsstat4::ServerFault),
+                    status => $type::Fail(status),
+                }
             }
         }
     };

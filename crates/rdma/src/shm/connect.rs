@@ -15,8 +15,10 @@ use tokio::io::unix::AsyncFd;
 
 use super::{
     ShmOptions,
+    ledger::Ledger,
     memory::Control,
     packet::{PRIVATE_DATA_MAX, Packet, Terms},
+    passed::Passed,
     place::{self, Place},
     qp::{ShmQp, Start},
     slabs::{Mapped, Shared, Side},
@@ -100,6 +102,10 @@ impl ConnectRequest for ShmRequest {
         place::address_of(self.user.uid)
     }
 
+    fn peer_user(&self) -> Option<u32> {
+        Some(self.user.uid)
+    }
+
     fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>> {
         Box::pin(async { Ok(self.ask().await?.private_data.clone()) })
     }
@@ -113,10 +119,12 @@ impl ConnectRequest for ShmRequest {
         Box::pin(async move {
             check_private_data(private_data, PRIVATE_DATA_MAX)?;
             self.ask().await?;
+            // Before the request is taken: if this fails the peer is told.
+            let account = self.options.ledger.clone().unwrap_or_else(Ledger::of_process).account(self.user.uid);
+            let (control, fd) = Control::with_fd(&account)?;
             let (socket, theirs) = self.stage.take_asked()?;
             let inbound_reads = options.inbound_reads.min(theirs.outbound_reads);
             let outbound_reads = options.outbound_reads.min(theirs.inbound_reads);
-            let (control, fd) = Control::with_fd()?;
             let terms = Terms {
                 outbound_reads: inbound_reads,
                 inbound_reads: outbound_reads,
@@ -132,8 +140,7 @@ impl ConnectRequest for ShmRequest {
                 side: Side::Accepting(Mapped::new(
                     &control,
                     socket.bell(),
-                    &options.registration,
-                    self.options.mapped_max,
+                    Passed::new(&options.registration, self.options.mapped_max, account),
                 )),
                 socket,
                 control,

@@ -1,10 +1,9 @@
 //! What a hostile peer can reach, without a socket, for fuzzing: the words of its ring, the table, packets.
 
-use std::os::fd::AsFd;
-
 use buf::{Buffer, Pool, PoolOptions, Slab};
 
 use super::{
+    ledger::{Account, Ledger},
     memory::{Control, PeerSlab, SharedWords},
     packet::Packet,
     receiver::{Event, Fault, PendingRead, Receiver},
@@ -28,7 +27,7 @@ impl RingHarness {
     /// # Panics
     /// If the system has no memory.
     pub fn new(recvs: usize, reads: &[usize]) -> Self {
-        let (control, _fd) = Control::with_fd().expect("there is memory");
+        let (control, _fd) = Control::with_fd(&account()).expect("there is memory");
         let posted = (0..recvs).map(|id| (WorkId(id as u64), Buffer::zeroed(4096))).collect();
         let mut receiver = Receiver::new(3, 64, ReceiveQueue::new(None, posted));
         let pending = reads.iter().zip(1..).map(|(&len, number)| PendingRead::new(number, Buffer::zeroed(len)));
@@ -87,19 +86,25 @@ impl RingHarness {
 /// # Panics
 /// If the system has no memory.
 pub fn reach(words: &[u64], stag: u32, offset: u64, into: &mut [u8]) -> bool {
-    let (control, _fd) = Control::with_fd().expect("there is memory");
+    let (control, _fd) = Control::with_fd(&account()).expect("there is memory");
     let table: Table<SharedWords> = control.table();
     for (at, &word) in words.iter().enumerate().take(table.0.count()) {
         table.0.store(at, word, std::sync::atomic::Ordering::Relaxed);
     }
     let pool = Pool::new(PoolOptions { shared: true, slab_bytes: 64 << 10, ..PoolOptions::default() });
     let (slab, _) = Slab::of(&pool.take(1)).expect("a buffer of a pool has a slab");
-    let mapped = PeerSlab::open(slab.fd().expect("it is shared").as_fd(), slab.len()).expect("it is sealed");
+    let fd = slab.fd().expect("it is shared");
+    PeerSlab::check(fd, slab.len()).expect("it is sealed");
+    let mapped = PeerSlab::map(fd, slab.len(), &account()).expect("there is memory");
     let Some(place) = table.pin(Stag(stag), Access::RemoteRead) else { return false };
     let copied = place.offset.checked_add(offset).is_some_and(|start| mapped.copy_to(start, into));
     table.unpin(Stag(stag));
     table.revoke(Stag(stag));
     copied
+}
+
+fn account() -> Account {
+    Ledger::of_process().account(0)
 }
 
 /// Understands a packet and writes it again.

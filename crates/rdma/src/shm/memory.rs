@@ -24,14 +24,18 @@ use rustix::{
 };
 
 use super::{
+    ledger::{Account, Charge},
     ring::{Consumer, DATA, Producer, Words},
     table::{ENTRY_WORDS, Table},
 };
+use crate::shares::Need;
 
 /// The control memory: a ring each way, and the table of exposures. The accepting side makes it.
 #[derive(Debug)]
 pub(crate) struct Control {
     mapping: Mapping,
+    /// On the accepting side.
+    _charge: Option<Charge>,
 }
 
 /// A part of the control memory.
@@ -46,6 +50,7 @@ pub(crate) struct SharedWords {
 #[derive(Debug)]
 pub(crate) struct PeerSlab {
     mapping: Mapping,
+    _charge: Charge,
 }
 
 #[derive(Debug)]
@@ -62,24 +67,30 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Control {
-    /// Fresh control memory, all zeros, and its descriptor for the peer.
-    pub(crate) fn with_fd() -> io::Result<(Arc<Self>, OwnedFd)> {
+    /// Fresh control memory, all zeros, at the peer's expense, and its descriptor for the peer.
+    ///
+    /// # Errors
+    /// The peer's user has as much as it may, or the system refuses.
+    pub(crate) fn with_fd(account: &Account) -> io::Result<(Arc<Self>, OwnedFd)> {
+        let charge = account.mapping(Need::Essential)?;
         let fd = rustix::fs::memfd_create("slipway-shm", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, CONTROL_LEN as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok((Arc::new(Self { mapping: Mapping::new(fd.as_fd(), CONTROL_LEN)? }), fd))
+        account.memfd(fd.as_fd(), CONTROL_LEN as u64, Need::Essential)?;
+        Ok((Arc::new(Self { mapping: Mapping::new(fd.as_fd(), CONTROL_LEN)?, _charge: Some(charge) }), fd))
     }
 
     /// Fresh control memory for both sides in this process.
     #[cfg(test)]
     pub(crate) fn create() -> io::Result<Arc<Self>> {
-        Self::with_fd().map(|(control, _)| control)
+        let account = super::ledger::Ledger::of_process().account(0);
+        Self::with_fd(&account).map(|(control, _)| control)
     }
 
     /// The control memory behind a descriptor of the peer's.
     pub(crate) fn open(fd: BorrowedFd<'_>) -> io::Result<Arc<Self>> {
         check(fd, CONTROL_LEN)?;
-        Ok(Arc::new(Self { mapping: Mapping::new(fd, CONTROL_LEN)? }))
+        Ok(Arc::new(Self { mapping: Mapping::new(fd, CONTROL_LEN)?, _charge: None }))
     }
 
     /// The writing end of the ring of the accepting or the connecting side.
@@ -149,16 +160,16 @@ impl Words for SharedWords {
 }
 
 impl PeerSlab {
-    /// Maps a slab that the peer says has `bytes`.
+    /// Maps a slab that was checked.
     ///
     /// # Errors
-    /// It is no memfd, is not sealed against shrinking, or is of another size; or it cannot be mapped.
-    pub(crate) fn open(fd: BorrowedFd<'_>, bytes: usize) -> io::Result<Self> {
-        Self::check(fd, bytes)?;
-        Ok(Self { mapping: Mapping::new(fd, bytes)? })
+    /// The peer's user has as many mappings as it may, or it cannot be mapped.
+    pub(crate) fn map(fd: BorrowedFd<'_>, bytes: usize, account: &Account) -> io::Result<Self> {
+        let charge = account.mapping(Need::Optional)?;
+        Ok(Self { mapping: Mapping::new(fd, bytes)?, _charge: charge })
     }
 
-    /// Whether a descriptor is of a slab that the peer says has `bytes`, to be mapped later.
+    /// Whether a descriptor is of a slab that the peer says has `bytes`, to be mapped next or later.
     ///
     /// # Errors
     /// It is no memfd, is not sealed against shrinking, or is of another size.
@@ -169,9 +180,10 @@ impl PeerSlab {
     /// Maps `bytes` from `start` of a slab that was checked, with their pages: those of one access.
     ///
     /// # Errors
-    /// It cannot be mapped.
-    pub(crate) fn window(fd: BorrowedFd<'_>, start: u64, bytes: usize) -> io::Result<Self> {
-        Ok(Self { mapping: Mapping::part(fd, start, bytes, MapFlags::POPULATE)? })
+    /// As of [`map`](Self::map).
+    pub(crate) fn window(fd: BorrowedFd<'_>, start: u64, bytes: usize, account: &Account) -> io::Result<Self> {
+        let charge = account.mapping(Need::Optional)?;
+        Ok(Self { mapping: Mapping::part(fd, start, bytes, MapFlags::POPULATE)?, _charge: charge })
     }
 
     /// The address of the bytes `offset .. offset + len`, if all lie in the slab.
@@ -327,9 +339,13 @@ mod tests {
         fd
     }
 
+    fn account() -> Account {
+        crate::shm::ledger::Ledger::of_process().account(0)
+    }
+
     #[test]
     fn both_sides_see_the_same_rings_and_table_and_none_overlaps() {
-        let (ours, fd) = Control::with_fd().unwrap();
+        let (ours, fd) = Control::with_fd(&account()).unwrap();
         let theirs = Control::open(fd.as_fd()).unwrap();
         let (mut down, mut up) = (ours.tx(true), theirs.tx(false));
         (0..RING_WORDS).for_each(|_| (down.push(u64::MAX), up.push(1)).0);
@@ -343,16 +359,16 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_sealed_or_not_of_its_size_is_refused() {
-        let refused = |fd: &OwnedFd, bytes| PeerSlab::open(fd.as_fd(), bytes).unwrap_err().to_string();
+        let refused = |fd: &OwnedFd, bytes| PeerSlab::check(fd.as_fd(), bytes).unwrap_err().to_string();
         let seal = SealFlags::SHRINK;
         assert!(refused(&memfd(8192, SealFlags::GROW), 8192).contains("not sealed"));
         assert!(refused(&memfd(4096, seal), 8192).contains("4096 bytes, not 8192"));
         assert!(refused(&memfd(0, seal), 0).contains("0 bytes"));
-        assert!(PeerSlab::open(memfd(8192, seal | SealFlags::WRITE).as_fd(), 8192).is_err(), "read-only");
+        assert!(PeerSlab::map(memfd(8192, seal | SealFlags::WRITE).as_fd(), 8192, &account()).is_err(), "read-only");
         let file = tempfile();
         assert!(refused(&file, 8192).contains("no"), "an ordinary file");
         assert!(Control::open(memfd(4096, seal).as_fd()).is_err());
-        assert!(PeerSlab::open(memfd(8192, seal).as_fd(), 8192).is_ok());
+        assert!(PeerSlab::check(memfd(8192, seal).as_fd(), 8192).is_ok());
     }
 
     fn tempfile() -> OwnedFd {
@@ -366,7 +382,7 @@ mod tests {
     #[test]
     fn nothing_beyond_a_slab_is_touched() {
         let fd = memfd(8192, SealFlags::SHRINK);
-        let slab = PeerSlab::open(fd.as_fd(), 8192).unwrap();
+        let slab = PeerSlab::map(fd.as_fd(), 8192, &account()).unwrap();
         let rope = Rope::from(Bytes::from(vec![7; 100]));
         assert!(slab.fill(8092, &rope).unwrap());
         for offset in [8093, 8192, u64::MAX, u64::MAX - 99] {

@@ -13,6 +13,7 @@
 //! | `memory` | mapping what the peer has made |
 //! | `ring`, `record` | messages in shared memory |
 //! | `table` | what the accepting side may touch |
+//! | `ledger` | what peers may take up of the process, each user and all together |
 //! | `passed` | the slabs that the accepting side has been passed, and the ways of mapping them |
 //! | `slabs` | the connecting side's memory, as each of the two sides knows it |
 //! | `qp`, `sender`, `receiver` | the queue pair |
@@ -26,6 +27,7 @@
 mod connect;
 #[doc(hidden)]
 pub mod harness;
+mod ledger;
 mod memory;
 mod packet;
 mod passed;
@@ -42,6 +44,7 @@ mod table;
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use buf::Buffer;
+pub use ledger::{Bounds, Ledger};
 
 use crate::{BoxFuture, Connected, Listener, Provider, ProviderCaps, QpOptions, WorkId, registration::Registration};
 
@@ -63,6 +66,8 @@ pub struct ShmOptions {
     pub regions_max: usize,
     /// Bytes of a peer's memory that are mapped for one connection. Beyond, its memory is reached through the ring.
     pub mapped_max: u64,
+    /// What accepted connections take up is entered here; the ledger of the process if absent.
+    pub ledger: Option<Ledger>,
     /// Connections that may wait to be accepted.
     pub backlog: u32,
 }
@@ -77,6 +82,7 @@ impl Default for ShmOptions {
             linger: Duration::from_secs(2),
             regions_max: 1 << 16,
             mapped_max: 64 << 30,
+            ledger: None,
             backlog: 1024,
         }
     }

@@ -9,26 +9,36 @@
 //! | `cache` | once | the slab when it is first used, until others need its place |
 //! | `pool` | once | the slab when it is passed, until the end |
 //!
+//! A slab is charged to its user before it is mapped ([`Account`]). One that is beyond what the user may have is kept neither
+//! mapped nor open: what is to go there goes through the ring.
+//!
 //! Each side goes its own way. What the accepting side's operations may touch is in all of them what the table of exposures
 //! says at that moment.
 
 use std::{
     collections::VecDeque,
+    io,
     os::fd::{AsFd, OwnedFd},
     sync::Arc,
 };
 
-use super::memory::PeerSlab;
-use crate::registration::{Cache, Registration, RegistrationOptions};
+use super::{
+    ledger::{Account, Charge},
+    memory::PeerSlab,
+};
+use crate::{
+    registration::{Cache, Registration, RegistrationOptions},
+    shares::Need,
+};
 
 /// What the connecting side has passed, on the accepting side.
 pub(crate) struct Passed {
     way: Registration,
+    account: Account,
     /// By number from `first` on; nothing where the peer has taken one back. Numbers are never used again.
     slabs: VecDeque<Option<Slab>>,
     first: u32,
     cache: Cache<u32, PeerSlab>,
-    descriptors: usize,
     bytes: u64,
     bytes_max: u64,
 }
@@ -41,14 +51,16 @@ struct Slab {
 enum Backing {
     Mapped(Arc<PeerSlab>),
     /// Of memory that was found to be what it should be.
-    Descriptor(OwnedFd),
+    Descriptor(OwnedFd, #[expect(dead_code, reason = "held for its drop")] Charge),
+    /// Nothing: it is beyond what the user may have.
+    Refused,
 }
 
 impl Passed {
-    pub(crate) fn new(options: &RegistrationOptions, bytes_max: u64) -> Self {
+    pub(crate) fn new(options: &RegistrationOptions, bytes_max: u64, account: Account) -> Self {
         let way = options.way.unwrap_or(DEFAULT);
         let (slabs, cache) = (VecDeque::new(), Cache::new(options.cache));
-        Self { way, slabs, first: 0, cache, descriptors: 0, bytes: 0, bytes_max }
+        Self { way, account, slabs, first: 0, cache, bytes: 0, bytes_max }
     }
 
     /// Whether this one has been passed, be it taken back since or not.
@@ -66,17 +78,26 @@ impl Passed {
         let Some(total) = total.filter(|_| u64::from(number) == self.next() && self.slabs.len() < SLABS_MAX) else {
             return Err(format!("slab {number} of {bytes} bytes is out of turn, or too much"));
         };
-        // Descriptors are scarcer than mappings.
-        let backing = if self.way == Registration::Pool || self.descriptors == DESCRIPTORS_MAX {
-            PeerSlab::open(fd.as_fd(), bytes as usize).map(|slab| Backing::Mapped(Arc::new(slab)))
-        } else {
-            PeerSlab::check(fd.as_fd(), bytes as usize).map(|()| Backing::Descriptor(fd))
-        };
-        let backing = backing.map_err(|error| error.to_string())?;
-        self.descriptors += usize::from(matches!(backing, Backing::Descriptor(_)));
+        PeerSlab::check(fd.as_fd(), bytes as usize).map_err(|error| error.to_string())?;
+        let backing = self.backing(fd, bytes).unwrap_or_else(|error| {
+            tracing::debug!(number, bytes, %error, "a peer's slab is reached through the ring");
+            Backing::Refused
+        });
         self.slabs.push_back(Some(Slab { bytes, backing }));
         self.bytes = total;
         Ok(())
+    }
+
+    /// What is kept of a slab that was checked.
+    fn backing(&self, fd: OwnedFd, bytes: u64) -> io::Result<Backing> {
+        self.account.memfd(fd.as_fd(), bytes, Need::Optional)?;
+        // Descriptors are scarcer than mappings.
+        if self.way != Registration::Pool
+            && let Ok(charge) = self.account.descriptor()
+        {
+            return Ok(Backing::Descriptor(fd, charge));
+        }
+        PeerSlab::map(fd.as_fd(), bytes as usize, &self.account).map(|slab| Backing::Mapped(Arc::new(slab)))
     }
 
     /// The peer takes a slab back. What is mapped of it for an access stays until that is over.
@@ -87,7 +108,6 @@ impl Passed {
         let slab = self.index(number).and_then(|index| self.slabs[index].take());
         let slab = slab.ok_or_else(|| format!("slab {number} is taken back, and was not there"))?;
         self.bytes -= slab.bytes;
-        self.descriptors -= usize::from(matches!(slab.backing, Backing::Descriptor(_)));
         self.cache.remove(&number);
         while let Some(None) = self.slabs.front() {
             self.slabs.pop_front();
@@ -104,12 +124,13 @@ impl Passed {
         let end = offset.checked_add(len as u64).filter(|end| end <= bytes)?;
         let fd = match backing {
             Backing::Mapped(slab) => return Some((slab.clone(), offset)),
-            Backing::Descriptor(fd) => fd.as_fd(),
+            Backing::Descriptor(fd, _) => fd.as_fd(),
+            Backing::Refused => return None,
         };
         let mapped = if self.way == Registration::Cache {
             match self.cache.get(&number) {
                 Some(slab) => return Some((slab.clone(), offset)),
-                None => PeerSlab::open(fd, *bytes as usize).map(|slab| {
+                None => PeerSlab::map(fd, *bytes as usize, &self.account).map(|slab| {
                     let slab = Arc::new(slab);
                     self.cache.insert(number, *bytes, slab.clone());
                     (slab, offset)
@@ -118,7 +139,7 @@ impl Passed {
         } else {
             let start = offset - offset % PAGE;
             let window = (end.next_multiple_of(PAGE).min(*bytes) - start) as usize;
-            PeerSlab::window(fd, start, window).map(|slab| (Arc::new(slab), offset - start))
+            PeerSlab::window(fd, start, window, &self.account).map(|slab| (Arc::new(slab), offset - start))
         };
         mapped.inspect_err(|error| tracing::debug!(number, %error, "a peer's slab cannot be mapped")).ok()
     }
@@ -137,8 +158,6 @@ impl Passed {
 pub(crate) const DEFAULT: Registration = Registration::Pool;
 /// Slabs that one connection can have at once.
 pub(crate) const SLABS_MAX: usize = 4096;
-/// Of which this many by their descriptors; further ones are mapped at once.
-const DESCRIPTORS_MAX: usize = 256;
 const PAGE: u64 = 4096;
 
 #[cfg(test)]
@@ -147,11 +166,12 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::registration::CacheBounds;
+    use crate::{registration::CacheBounds, shm::ledger::Ledger};
 
     fn passed(way: Registration) -> Passed {
         let cache = CacheBounds { entries: 1, ..CacheBounds::default() };
-        Passed::new(&RegistrationOptions { way: Some(way), cache }, 1 << 30)
+        let account = Ledger::of_process().account(0);
+        Passed::new(&RegistrationOptions { way: Some(way), cache }, 1 << 30, account)
     }
 
     fn pass(passed: &mut Passed, number: u32) -> Result<buf::Buffer, String> {

@@ -234,8 +234,8 @@ impl Shared {
 }
 
 impl Mapped {
-    pub(crate) fn new(control: &Arc<Control>, bell: Bell, options: &RegistrationOptions, bytes_max: u64) -> Self {
-        Self { table: control.table(), bell, slabs: Passed::new(options, bytes_max) }
+    pub(crate) fn new(control: &Arc<Control>, bell: Bell, slabs: Passed) -> Self {
+        Self { table: control.table(), bell, slabs }
     }
 
     /// The slabs of the peer.

@@ -152,7 +152,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 #[cfg(test)]
 mod tests {
     use super::{super::*, *};
-    use crate::{Drain, Server, TcpKind, Transport, UdpKind};
+    use crate::{Drain, Hosts, Server, TcpKind, Transport, UdpKind};
 
     /// An rpcbind on a free port of `host`.
     async fn serve(kind: &dyn TransportKind, registry: Registry) -> SocketAddr {
@@ -161,7 +161,8 @@ mod tests {
         let address = listener.local_addr();
         tokio::spawn(async move {
             loop {
-                let transport: Arc<dyn Transport> = listener.accept().await.unwrap()().await.unwrap();
+                let transport: Arc<dyn Transport> =
+                    listener.accept().await.unwrap().set_up(Hosts::all()).await.unwrap();
                 let server = server.clone();
                 tokio::spawn(async move { server.serve(transport, Drain::never()).await });
             }

@@ -10,10 +10,10 @@ use std::{
 use buf::Pool;
 use socket2::{Domain, SockRef, Socket, TcpKeepalive, Type};
 
-use super::TcpTransport;
+use super::{TcpTransport, Terms};
 use crate::{
-    BoxFuture, Incoming, Listener, OptionError, OptionReader, RawOptions, Transport, TransportError, TransportKind,
-    accepting_idle,
+    BoxFuture, Host, Hosts, Incoming, Listener, OptionError, OptionReader, Peer, RawOptions, Transport, TransportError,
+    TransportKind, accepting_idle, budget::Budget,
 };
 
 /// The transport "tcp": connects and listens.
@@ -36,6 +36,9 @@ pub struct TcpOptions {
     pub receive_buffer: Option<usize>,
     /// `message_max=BYTES`: longest message that is sent or taken. 2 MiB by default.
     pub message_max: usize,
+    /// `memory=BYTES`: memory for calls and replies that the accepted connections of one listener share, beyond 8 KiB for each.
+    /// 128 MiB by default, and room for four messages at least.
+    pub memory: usize,
     /// `resvport=on|off`: connect from a port below 1024, which some servers ask for. If absent, it is tried as root.
     pub reserved_port: Option<bool>,
     /// `connect_timeout=TIME`: how long one attempt to connect may take. 10 s by default.
@@ -55,6 +58,7 @@ impl Default for TcpOptions {
             send_buffer: None,
             receive_buffer: None,
             message_max: 2 << 20,
+            memory: 128 << 20,
             reserved_port: None,
             connect_timeout: Duration::from_secs(10),
             dead_after: Duration::from_secs(30),
@@ -76,6 +80,7 @@ impl TcpOptions {
         parsed.send_buffer = options.bytes("sndbuf", BUFFER_MIN..=BUFFER_MAX)?;
         parsed.receive_buffer = options.bytes("rcvbuf", BUFFER_MIN..=BUFFER_MAX)?;
         parsed.message_max = options.bytes("message_max", 1024..=MESSAGE_MAX)?.unwrap_or(parsed.message_max);
+        parsed.memory = options.bytes("memory", MEMORY_MIN..=1 << 40)?.unwrap_or(parsed.memory);
         parsed.reserved_port = options.switch("resvport")?;
         parsed.connect_timeout = options.duration("connect_timeout")?.unwrap_or(parsed.connect_timeout);
         parsed.dead_after = options.duration("dead_after")?.unwrap_or(parsed.dead_after);
@@ -161,7 +166,9 @@ impl TransportKind for TcpKind {
             let connected = tokio::time::timeout(limit, self.connect_socket(remote)).await;
             let socket = connected.unwrap_or_else(|_| Err(io::Error::other(format!("no answer in {limit:?}"))));
             let TcpOptions { message_max, idle, .. } = self.options;
-            let transport = socket.and_then(|socket| TcpTransport::new(socket, message_max, idle, self.pool.clone()));
+            let transport = socket.and_then(|socket| {
+                TcpTransport::new(socket, (message_max, idle), Terms::connecting(), self.pool.clone())
+            });
             match transport {
                 Ok(transport) => Ok(Arc::new(transport) as Arc<dyn Transport>),
                 Err(error) => Err(TransportError::Connect(format!("tcp {remote}: {error}"))),
@@ -181,13 +188,15 @@ impl TransportKind for TcpKind {
         socket.listen(BACKLOG)?;
         let socket: std::net::TcpListener = socket.into();
         let local_addr = socket.local_addr()?;
-        Ok(Box::new(TcpListener { local_addr, kind: self.clone(), socket: Some(socket), listening: None }))
+        let budgets = Budgets::new(&self.options);
+        Ok(Box::new(TcpListener { local_addr, kind: self.clone(), budgets, socket: Some(socket), listening: None }))
     }
 }
 
 struct TcpListener {
     local_addr: SocketAddr,
     kind: TcpKind,
+    budgets: Budgets,
     /// Before the first `accept`, which decides the runtime.
     socket: Option<std::net::TcpListener>,
     listening: Option<tokio::net::TcpListener>,
@@ -206,9 +215,9 @@ impl Listener for TcpListener {
             let listening = self.listening.as_ref().expect("set by the first accept");
             loop {
                 match listening.accept().await {
-                    Ok((socket, _)) => {
+                    Ok((socket, peer)) => {
                         if let Ok(socket) = socket.into_std() {
-                            return Ok(self.kind.incoming(socket));
+                            return Ok(self.kind.incoming(socket, peer, self.budgets.clone()));
                         }
                     }
                     Err(error) if is_fatal(&error) => return Err(error),
@@ -224,20 +233,43 @@ impl Listener for TcpListener {
 }
 
 impl TcpKind {
-    fn incoming(&self, socket: TcpStream) -> Incoming {
+    fn incoming(&self, socket: TcpStream, peer: SocketAddr, budgets: Budgets) -> Incoming {
         let kind = self.clone();
-        Box::new(move || {
+        Incoming::new(Some(Peer { address: peer.ip(), user: None }), move |hosts| {
             Box::pin(async move {
                 let applied = kind.options.apply(&SockRef::from(&socket));
                 let TcpOptions { message_max, idle, .. } = kind.options;
-                let idle = accepting_idle(idle);
-                let transport = applied.and_then(|()| TcpTransport::new(socket, message_max, idle, kind.pool));
+                let bounds = (message_max, accepting_idle(idle));
+                let terms = budgets.terms(peer, &hosts);
+                let transport = applied.and_then(|()| TcpTransport::new(socket, bounds, terms, kind.pool));
                 match transport {
                     Ok(transport) => Ok(Arc::new(transport) as Arc<dyn Transport>),
                     Err(error) => Err(TransportError::Lost(error.to_string())),
                 }
             })
         })
+    }
+}
+
+/// The memory of a listener's connections.
+#[derive(Clone)]
+struct Budgets {
+    admitted: Budget,
+    strangers: Budget,
+}
+
+impl Budgets {
+    fn new(options: &TcpOptions) -> Self {
+        let limit = options.memory.max(options.message_max.saturating_mul(4));
+        Self { admitted: Budget::new(limit), strangers: Budget::new(STRANGERS_MEMORY) }
+    }
+
+    fn terms(&self, peer: SocketAddr, hosts: &Hosts) -> Terms {
+        let host = Host::of(peer.ip());
+        match hosts.admit(peer.ip()) {
+            true => Terms::admitted(self.admitted.account(host)),
+            false => Terms::stranger(self.strangers.account(host)),
+        }
     }
 }
 
@@ -274,6 +306,9 @@ const BACKLOG: i32 = 1024;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 const BUFFER_MIN: usize = 4 << 10;
 const BUFFER_MAX: usize = 1 << 30;
+const MEMORY_MIN: usize = 1 << 20;
+/// What all connections of hosts that are not served in full share.
+const STRANGERS_MEMORY: usize = 2 << 20;
 const MESSAGE_MAX: usize = (1 << 31) - 1;
 /// Below 665 live other services.
 pub(crate) const RESERVED_MIN: u16 = 665;

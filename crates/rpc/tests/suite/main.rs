@@ -4,5 +4,6 @@ mod common;
 
 mod faults;
 mod hostile;
+mod limits;
 mod loopback;
 mod udp;

@@ -8,7 +8,7 @@ use rdma::{
     Provider, QpOptions, ReceiveSource, ReceiveSourceOptions, WorkId, WorkRequest,
     sim::{Sim, SimOptions},
 };
-use rpc::{ReplyToken, Transport, TransportError, TransportKind, Xid};
+use rpc::{Hosts, ReplyToken, Transport, TransportError, TransportKind, Xid};
 use rpcrdma::{
     Connection, Event, Options, RdmaKind,
     chunk::Lists,
@@ -123,7 +123,8 @@ impl Host {
             let mut connections = JoinSet::new();
             while let Ok(incoming) = listener.accept().await {
                 let told = told.clone();
-                connections.spawn(async move { serve_slowly(incoming().await.unwrap(), told).await });
+                connections
+                    .spawn(async move { serve_slowly(incoming.set_up(Hosts::all()).await.unwrap(), told).await });
             }
         });
         Self { sim, at, go, _tasks: tasks }

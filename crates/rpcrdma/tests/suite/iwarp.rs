@@ -10,7 +10,7 @@ use crate::common::echo::*;
 use buf::Pool;
 use bytes::Bytes;
 use rdma::iwarp::{Iwarp, IwarpOptions};
-use rpc::{Transport, TransportError, TransportKind};
+use rpc::{Hosts, Transport, TransportError, TransportKind};
 use rpcrdma::{Options, RdmaKind};
 use tokio::io::AsyncReadExt;
 
@@ -30,7 +30,7 @@ impl World {
             loop {
                 let incoming = listener.accept().await.unwrap();
                 tokio::spawn(async move {
-                    if let Ok(transport) = incoming().await {
+                    if let Ok(transport) = incoming.set_up(Hosts::all()).await {
                         drive(transport).await;
                     }
                 });

@@ -14,7 +14,8 @@ use bytes::Bytes;
 use rdma::{Provider, iwarp::Iwarp, shm::Shm, sim::Sim};
 use rpc::{
     AcceptError, BoxFuture, Call, CallFailed, CallOptions, Client, ClientError, ClientOptions, ConnectionId,
-    Credential, Drain, Procedure, ReplyPlan, Reverse, ReverseTarget, Server, Service, TransportError, TransportKind,
+    Credential, Drain, Hosts, Procedure, ReplyPlan, Reverse, ReverseTarget, Server, Service, TransportError,
+    TransportKind,
 };
 use rpcrdma::{Options, RdmaKind};
 use xdr::{Decode, Message, Payload};
@@ -97,7 +98,7 @@ impl World {
                 let incoming = listener.accept().await.unwrap();
                 let programs = programs.clone();
                 tokio::spawn(async move {
-                    let transport = incoming().await.unwrap();
+                    let transport = incoming.set_up(Hosts::all()).await.unwrap();
                     programs.serve(transport, Drain::never()).await;
                 });
             }

@@ -14,8 +14,8 @@ use buf::Buffer;
 use bytes::Bytes;
 use rdma::sim::{Cut, Sim, SimOptions};
 use rpc::{
-    AcceptError, BoxFuture, Call, CallOptions, Client, ClientOptions, Drain, Procedure, ReplyPlan, Server, Service,
-    TransportKind,
+    AcceptError, BoxFuture, Call, CallOptions, Client, ClientOptions, Drain, Hosts, Procedure, ReplyPlan, Server,
+    Service, TransportKind,
 };
 use rpcrdma::{Options, RdmaKind};
 use xdr::{Decode, Encode, Message, Payload};
@@ -99,7 +99,7 @@ async fn run(sim: Sim, count: u32) -> Run {
                 let incoming = listener.accept().await.unwrap();
                 let (server, connections) = (server.clone(), connections.clone());
                 tokio::spawn(async move {
-                    if let Ok(transport) = incoming().await {
+                    if let Ok(transport) = incoming.set_up(Hosts::all()).await {
                         connections.fetch_add(1, SeqCst);
                         server.serve(transport, Drain::never()).await;
                     }

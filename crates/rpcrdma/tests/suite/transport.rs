@@ -9,7 +9,7 @@ use rdma::{
     Provider, QpOptions, QueuePair, RemoteSegment, Stag, WorkId, WorkRequest,
     sim::{Cut, Sim, SimOptions},
 };
-use rpc::{RawOptions, Transport, TransportError, TransportKind};
+use rpc::{Hosts, RawOptions, Transport, TransportError, TransportKind};
 use rpcrdma::{
     Design, Options, RdmaKind,
     chunk::{Chunk, Lists, Segment, WriteList},
@@ -45,7 +45,7 @@ impl World {
             loop {
                 let incoming = listener.accept().await.unwrap();
                 tokio::spawn(async move {
-                    if let Ok(transport) = incoming().await {
+                    if let Ok(transport) = incoming.set_up(Hosts::all()).await {
                         drive(transport).await;
                     }
                 });
@@ -209,7 +209,7 @@ async fn a_connection_that_is_never_set_up_times_out_on_either_side() {
     let error = kind.connect(listener.local_addr()).await.err().unwrap();
     assert!(matches!(&error, TransportError::Connect(why) if why.contains("timed out")), "{error}");
     // Whoever asked has gone.
-    assert!(listener.accept().await.unwrap()().await.is_err());
+    assert!(listener.accept().await.unwrap().set_up(Hosts::all()).await.is_err());
     let refused = kind.connect("10.0.0.1:9".parse().unwrap()).await.err().unwrap();
     assert!(matches!(refused, TransportError::Connect(_)));
 }
@@ -336,4 +336,63 @@ async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
     }
     drop(honest);
     world.assert_all_home().await;
+}
+
+/// Calls whose data the server has read take memory until they are answered. All connections of a host together get a part
+/// of what there is; the others wait, and go on.
+#[tokio::test(start_paused = true)]
+async fn data_of_unanswered_calls_are_bounded_over_all_connections() {
+    const CALL: usize = 200_000;
+    let options = Options { message_max: 300_000, pull_memory: 8 << 20, ..Options::default() };
+    let (sim, pool) = (Sim::new(SimOptions::default()), Pool::default());
+    let server = RdmaKind::new(Arc::new(sim.clone()), options.clone()).with_pool(pool.clone());
+    let client = RdmaKind::new(Arc::new(sim), options);
+    let mut listener = server.listen("10.0.0.1:0".parse().unwrap()).unwrap();
+    let at = listener.local_addr();
+    let (held, mut calls) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        loop {
+            let incoming = listener.accept().await.unwrap();
+            let held = held.clone();
+            tokio::spawn(async move {
+                let transport = incoming.set_up(Hosts::all()).await.unwrap();
+                while let Ok(call) = poll_fn(|cx| transport.poll_recv(cx)).await {
+                    let _ = held.send((transport.clone(), call));
+                }
+            });
+        }
+    });
+    let mut answered = Vec::new();
+    for xid in 0..16 {
+        let transport = client.connect(at).await.unwrap();
+        tokio::spawn(drive(transport.clone()));
+        for xid in (4 * xid)..(4 * xid + 4) {
+            let transport = transport.clone();
+            answered.push(tokio::spawn(async move {
+                let reply = transport.call(call(xid, 10, 0, vec![1; CALL].into()), plan(10, 0)).await.unwrap();
+                check(&reply, xid, 10, 0, (CALL % 256) as u8);
+            }));
+        }
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let mut unanswered: Vec<_> = std::iter::from_fn(|| calls.try_recv().ok()).collect();
+    let used = pool.stats().mapped - pool.stats().free;
+    // One host has half of 8 MiB, less than a call of each of 64.
+    assert!((16..=4_194_304 / CALL).contains(&unanswered.len()), "{} calls are in service", unanswered.len());
+    assert!(used <= 6 << 20, "{used} bytes are in use");
+    for _ in 0..answered.len() {
+        let (transport, call) = match unanswered.pop() {
+            Some(held) => held,
+            None => calls.recv().await.unwrap(),
+        };
+        transport.reply(call.token, answer(&call.message)).unwrap();
+        drop(call.message);
+        while let Ok(more) = calls.try_recv() {
+            unanswered.push(more);
+        }
+        assert!(pool.stats().mapped - pool.stats().free <= 6 << 20);
+    }
+    for call in answered {
+        call.await.unwrap();
+    }
 }

@@ -1,12 +1,16 @@
 //! What there is, page by page.
 
-use std::{io, time::Instant};
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
 use nfs::v4::Clientid4;
-use vfs::{Caller, Cred};
+use vfs::{Caller, Cred, Handle, Vfs, VfsError};
 
 use super::{Admin, ClientName, ClientRecord, ConnectionRecord, FileRecord, Record, unknown};
 use crate::{
+    export::Export,
     locks::{Held, LockClient, LockKind, Owner, Range},
     nlm::lockd::{self, LockFile},
 };
@@ -24,6 +28,7 @@ impl Admin {
             Some(ClientName(client)) => vec![client],
             None => self.clients(),
         };
+        self.silent.lock().clear();
         let mut found = client.is_none();
         for client in clients {
             let record = match client {
@@ -92,10 +97,10 @@ impl Admin {
 
     fn sessions(&self, id: Clientid4) -> Vec<Record> {
         let sessions: Vec<_> = self.shared.with_state(|state| {
-            let sessions = state.sessions_of(id).map(|(name, session)| {
+            let sessions = state.sessions_of(id).map(|session| {
                 let back: Vec<_> = session.backchannel().collect();
                 let bound = session.connections().map(|connection| (connection, back.contains(&connection)));
-                (name, session.fore.maxrequests, bound.collect::<Vec<_>>())
+                (session.id, session.fore.maxrequests, bound.collect::<Vec<_>>())
             });
             sessions.collect()
         });
@@ -179,9 +184,28 @@ impl Admin {
         let Some(export) = self.shared.exports.find(*export) else {
             return FileRecord { export: String::new(), fileid: None };
         };
-        let caller = Caller { cred: &Cred::root(), may_block: true };
-        let fileid = export.vfs().getattr(&caller, handle).ok().map(|attr| attr.fileid);
-        FileRecord { export: text(export.name()), fileid }
+        FileRecord { export: text(export.name()), fileid: self.fileid(export, handle) }
+    }
+
+    /// The number of a file. It is not told of the files of an export that has not answered in time.
+    fn fileid(&self, export: &Export, handle: &Handle) -> Option<u64> {
+        let ask = |vfs: &dyn Vfs, handle: &Handle, may_block| {
+            vfs.getattr(&Caller { cred: &Cred::root(), may_block }, handle).map(|attr| attr.fileid)
+        };
+        match ask(&**export.vfs(), handle, false) {
+            Err(VfsError::WouldBlock) => {}
+            known => return known.ok(),
+        }
+        if self.silent.lock().contains(&export.id()) {
+            return None;
+        }
+        let (vfs, handle) = (export.vfs().clone(), handle.clone());
+        let pool = self.shared.pools.of(Some(export.id()));
+        let answer = pool.ask(PATIENCE, move || ask(&*vfs, &handle, true).ok());
+        if answer.is_none() {
+            self.silent.lock().insert(export.id());
+        }
+        answer.flatten()
     }
 }
 
@@ -200,6 +224,8 @@ fn text(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }
 
+/// How long a listing waits for the storage of an export.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// How many opens and locks are taken at a time, and how many stateids are looked at.
 const PAGE: usize = 256;
 const STATEIDS: usize = 4096;

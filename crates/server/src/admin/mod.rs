@@ -2,7 +2,7 @@
 //!
 //! One request is a line of JSON ([`Request`]), at most [`REQUEST_MAX`] bytes long; the answer is lines of JSON ([`Record`]), of
 //! which the last is [`Record::End`] or [`Record::Error`]. Where the bytes come from, and who may send them, is for whoever
-//! calls [`Admin::serve`]; it waits for storage.
+//! calls [`Admin::serve`]; it waits for storage, but for no export longer than two seconds in a listing.
 //!
 //! Clients are looked at one after the other and in pages: no lock is held for longer than a page takes, so what is told is how
 //! each page was at its time, not all of it at one.
@@ -11,6 +11,7 @@ mod listing;
 mod record;
 
 use std::{
+    collections::HashSet,
     fmt,
     io::{self, BufRead, Read, Write},
     str::FromStr,
@@ -20,10 +21,11 @@ use std::{
 };
 
 use nfs::v4::Clientid4;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 pub use self::record::{ClientRecord, ConnectionRecord, FileRecord, Record};
-use crate::{context::Shared, locks::LockClient, v4::state::evict::Evicted};
+use crate::{context::Shared, handle::ExportId, locks::LockClient, v4::state::evict::Evicted};
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,11 +91,13 @@ impl From<ClientName> for String {
 /// Answers administrators.
 pub struct Admin {
     shared: Arc<Shared>,
+    /// The exports that have not answered the last listing in time: it does not ask them again.
+    silent: Mutex<HashSet<ExportId>>,
 }
 
 impl Admin {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared }
+        Self { shared, silent: Mutex::default() }
     }
 
     /// Reads one request and answers it.

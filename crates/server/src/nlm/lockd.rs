@@ -606,14 +606,15 @@ fn share_owner(host: HostId, oh: &[u8]) -> Owner {
     Owner { client: LockClient::Nlm(host), opaque }
 }
 
-/// How NLM names an owner, of whatever protocol.
+/// The name of an owner, of whatever protocol, in NLM. One that is longer than a netobj can be is cut: a client only shows it.
 pub(crate) fn svid_and_oh(owner: &Owner) -> (u32, nlm::Netobj) {
     if let (LockClient::Nlm(_), Some((&OF_LOCKS, rest))) = (owner.client, owner.opaque.split_first())
         && let Some((svid, oh)) = rest.split_first_chunk()
     {
         return (u32::from_be_bytes(*svid), Bytes::copy_from_slice(oh).into());
     }
-    (0, Bytes::copy_from_slice(&owner.opaque).into())
+    let oh = &owner.opaque[..owner.opaque.len().min(nlm::NETOBJ_MAX)];
+    (0, Bytes::copy_from_slice(oh).into())
 }
 
 const OF_LOCKS: u8 = b'L';

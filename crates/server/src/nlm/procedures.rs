@@ -105,7 +105,7 @@ fn test(cx: &Context<'_>, args: &TestArgs) -> Results<TestRes> {
         }
         let from = from(cx, &args.lock.caller_name);
         let Some(holder) = cx.shared.lockd.test(from, &args.lock, &file, range, kind(args.exclusive)) else {
-            return Ok(TestReply::Other(Nlm4Stats::Granted));
+            return Ok(TestReply::Granted);
         };
         let (svid, oh) = svid_and_oh(&holder.owner);
         let (offset, len) = (holder.range.first(), holder.range.length().unwrap_or(0));
@@ -114,13 +114,9 @@ fn test(cx: &Context<'_>, args: &TestArgs) -> Results<TestRes> {
     let reply = match reply {
         Ok(reply) => reply,
         Err(Refused::WouldBlock) => return Err(WouldBlock),
-        Err(Refused::Status(status)) => TestReply::Other(status),
+        Err(Refused::Status(status)) => TestReply::without_holder(status),
     };
-    let status = match &reply {
-        TestReply::Denied(_) => Nlm4Stats::Denied,
-        TestReply::Other(status) => *status,
-    };
-    Ok((status, TestRes { cookie: args.cookie.clone(), reply }))
+    Ok((reply.status(), TestRes { cookie: args.cookie.clone(), reply }))
 }
 
 fn lock(cx: &Context<'_>, args: &LockArgs) -> Results<Res> {
@@ -261,6 +257,7 @@ fn range(lock: &nlm::Lock) -> Result<Range, Refused> {
 
 /// The file of a handle, if the caller may use its export at all. NLM goes by TCP or UDP whatever NFS goes by.
 fn object<'a>(cx: &Context<'a>, fh: &[u8]) -> Result<Object<'a>, Fault> {
+    cx.thread.admit()?;
     let (id, handle) = cx.shared.key.open(fh)?;
     let export = cx.shared.exports.find(id).ok_or(Nfsstat3::Stale)?;
     if !export.admits_host(cx.peer) {

@@ -211,12 +211,9 @@ impl Recovery {
         }
     }
 
-    /// Writes the database anew if it has failed and it is time.
-    pub fn retry(&self) {
-        if let Some(storage) = &self.storage {
-            // Told where it failed.
-            let _ = self.reopen(&mut self.kept.lock(), storage.as_ref());
-        }
+    /// Writes the database anew if it has failed and it is time; whether it can be used now.
+    pub fn retry(&self) -> bool {
+        self.storage.as_ref().is_none_or(|storage| self.reopen(&mut self.kept.lock(), storage.as_ref()).is_ok())
     }
 
     /// Whether clients of the life before may believe to hold something, and it is not known which.
@@ -309,9 +306,9 @@ impl Recovery {
         self.write(vec![Change::V4(RecordChange::Add(owner))])
     }
 
-    /// Notes what has become of NFSv4 clients, in this order and all or nothing.
-    pub fn note_v4_clients(&self, changes: impl IntoIterator<Item = RecordChange>) {
-        self.note(changes.into_iter().map(Change::V4).collect());
+    /// Notes what has become of NFSv4 clients, in this order and all or nothing; false if it is not stored yet.
+    pub fn note_v4_clients(&self, changes: impl IntoIterator<Item = RecordChange>) -> bool {
+        self.note(changes.into_iter().map(Change::V4).collect())
     }
 
     /// The handle databases that have been used.
@@ -344,10 +341,10 @@ impl Recovery {
         stored
     }
 
-    /// Makes changes that have happened, whether or not they can be stored now.
-    fn note(&self, changes: Vec<Change>) {
+    /// Makes changes that have happened, whether or not they can be stored now; false if not.
+    fn note(&self, changes: Vec<Change>) -> bool {
         if changes.is_empty() {
-            return;
+            return true;
         }
         let kept = &mut *self.kept.lock();
         let stored = self.store(kept, &changes);
@@ -355,6 +352,7 @@ impl Recovery {
         if stored.is_err() {
             self.behind.store(true, Release);
         }
+        stored.is_ok()
     }
 
     fn store(&self, kept: &mut Kept, changes: &[Change]) -> io::Result<()> {

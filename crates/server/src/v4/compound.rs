@@ -1,8 +1,9 @@
 //! COMPOUND: its operations, one after the other, exactly once (RFC 8881 §2.10.6, §16.2).
 //!
 //! An operation is read when it is about to be executed, and its result written at once. It first runs in place; if it
-//! would have to wait, *it* has changed nothing, and the compound moves as a whole to a thread that may wait and goes on
-//! with that operation there: what was done before is not done again.
+//! would have to wait, *it* has changed nothing, and the compound moves as a whole to a thread of the export that it needs and
+//! goes on with that operation there: what was done before is not done again. It moves on in the same way when a later
+//! operation needs another export, so that no export's threads wait for another export.
 //!
 //! On error the compound ends with the operation's status. A slot is finished however its request ends, so that no
 //! failure of ours costs the client a slot.
@@ -26,6 +27,7 @@ use super::{
     place::{Filehandle, Place},
     state::{
         Principal, Request,
+        load::REPLY_SMALL,
         session::Connection,
         slot::{Begun, Fingerprint, Ticket},
         v40::Kept,
@@ -33,9 +35,11 @@ use super::{
     v40::{self, Entry, InTurn},
 };
 use crate::{
+    blocking::{Outcome, Source},
     clock,
-    context::{Carrier, Context, Detached, Shared},
+    context::{Context, Detached, Shared, Thread},
     error::WouldBlock,
+    handle::ExportId,
     nlm::lockd::LockFile,
 };
 
@@ -125,15 +129,8 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared>, mut call: Call<'a>) -> BoxFuture<
     let Ok(head) = CompoundHead::decode(&mut call.arguments) else {
         return Box::pin(std::future::ready(Err(AcceptError::GarbageArgs)));
     };
-    let caps = call.transport.caps();
-    let context = Context {
-        shared,
-        credential: call.credential,
-        peer: call.peer,
-        carrier: Carrier { name: caps.name, message_max: caps.message_max, file_ranges: caps.file_ranges },
-        pool: call.transport.pool(),
-        may_block: false,
-    };
+    let thread = Thread::worker();
+    let context = Context::of_call(shared, &call, &thread);
     let mut compound = Compound::begin(call.encoder(), &head, &call, &context);
     let mut operations = Incoming { decoder: call.arguments, minor: head.minorversion, left: head.operations.0 };
     match compound.begin_session(shared, &context, &mut operations, (whole, len)) {
@@ -143,40 +140,85 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared>, mut call: Call<'a>) -> BoxFuture<
     }
     while let Some(operation) = operations.next() {
         compound.cursor.behind = operations.left;
+        thread.reset();
         let Err(WouldBlock) = compound.step(&context, &operation) else {
             if compound.status == Nfsstat4::Ok { continue } else { break }
         };
-        let rest: Vec<_> = std::iter::once(operation).chain(operations).collect();
-        return Box::pin(elsewhere(context.detach(shared), compound, rest.into()));
+        let rest: VecDeque<_> = std::iter::once(operation).chain(operations).collect();
+        let detached = context.detach(shared);
+        let source = Source::of(call.peer, call.transport.peer_user());
+        return Box::pin(wait(Waiting { detached, compound, rest, export: thread.needed(), moves: 0 }, (source, len)));
     }
     Box::pin(std::future::ready(Ok(compound.finish())))
 }
 
-/// Goes on where waiting is allowed: for a client that was asked something here, for storage on another thread.
-async fn elsewhere(
+/// A compound that goes on where waiting is allowed.
+struct Waiting {
     detached: Detached,
-    mut compound: Compound,
-    mut rest: VecDeque<Operation>,
-) -> Result<Message, AcceptError> {
-    let detached = Arc::new(detached);
+    compound: Compound,
+    /// The operations that are left; the first is the one that has to wait.
+    rest: VecDeque<Operation>,
+    /// The export that it waits for, or none.
+    export: Option<ExportId>,
+    /// How often the first of the operations that are left has moved.
+    moves: usize,
+}
+
+/// Goes on where waiting is allowed: for a client that was asked something here, for storage on a thread of the export that
+/// the next operation needs. An operation for which that export has no room is answered with DELAY, and ends the compound.
+async fn wait(mut waiting: Waiting, (source, bytes): (Source, usize)) -> Result<Message, AcceptError> {
+    let shared = waiting.detached.shared().clone();
     loop {
-        if let Some(question) = compound.cursor.question.take() {
-            compound.cursor.answered = Some(question.answered().await);
+        if let Some(question) = waiting.compound.cursor.question.take() {
+            waiting.compound.cursor.answered = Some(question.answered().await);
         }
-        let detached = detached.clone();
-        let work = move || {
-            compound.go_on(&detached.context(), &mut rest);
-            (compound, rest)
+        let pool = shared.pools.of(waiting.export);
+        waiting = match pool.run(source, bytes, waiting, Waiting::go_on).await {
+            Outcome::Done(waiting) => waiting,
+            Outcome::Refused(mut waiting) => {
+                if let Some(operation) = waiting.rest.pop_front() {
+                    waiting.compound.give_up(&operation, Nfsstat4::Delay);
+                }
+                waiting.rest.clear();
+                waiting
+            }
+            Outcome::Panicked => {
+                tracing::error!("a compound has panicked");
+                return Err(AcceptError::SystemErr);
+            }
         };
-        (compound, rest) = match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => runtime.spawn_blocking(work).await.map_err(|error| {
-                tracing::error!(%error, "a compound did not end");
-                AcceptError::SystemErr
-            })?,
-            Err(_) => work(),
-        };
-        if compound.cursor.question.is_none() {
-            return Ok(compound.finish());
+        if waiting.rest.is_empty() {
+            return Ok(waiting.compound.finish());
+        }
+    }
+}
+
+impl Waiting {
+    /// Executes what is left, up to an operation that waits for a client, or for the storage of another export: that one is
+    /// the first of what is left then.
+    fn go_on(&mut self) {
+        let thread = Thread::of_pool(self.export);
+        let (cx, compound) = (self.detached.context(&thread), &mut self.compound);
+        while let Some(operation) = self.rest.pop_front() {
+            compound.cursor.behind = self.rest.len() as u32;
+            thread.reset();
+            if compound.step(&cx, &operation).is_err() {
+                let elsewhere = thread.needed().filter(|needed| Some(*needed) != self.export);
+                if compound.cursor.question.is_some() {
+                    return self.rest.push_front(operation);
+                }
+                if let Some(export) = elsewhere.filter(|_| self.moves < MOVES_MAX) {
+                    self.export = Some(export);
+                    self.moves += 1;
+                    return self.rest.push_front(operation);
+                }
+                tracing::error!("the file system would not wait although it may");
+                compound.give_up(&operation, Nfsstat4::ServerFault);
+            }
+            self.moves = 0;
+            if compound.status != Nfsstat4::Ok {
+                return self.rest.clear();
+            }
         }
     }
 }
@@ -296,9 +338,13 @@ impl Compound {
 
     fn sequence(&mut self, shared: &Arc<Shared>, request: Request<'_>, operations: &mut Incoming<'_>) -> Opening {
         let SequenceArgs { sessionid, cachethis, .. } = *request.args;
-        let alone = request.operations == 1;
         let connection = self.cursor.connection.id;
-        let begun = shared.with_state(|state| state.sequence(clock::now(), request, connection));
+        let begin = |request| shared.with_state(|state| state.sequence(clock::now(), request, connection));
+        // What a client that is back had to wait for has been stored by the first attempt.
+        let begun = match begin(request.clone()) {
+            Err(Nfsstat4::Delay) => begin(request),
+            begun => begun,
+        };
         let sequenced = match begun {
             Ok(sequenced) => sequenced,
             Err(status) => {
@@ -317,7 +363,7 @@ impl Compound {
                 return Opening::End;
             }
             Begun::Execute(ticket) => {
-                let keep = cachethis || alone;
+                let keep = cachethis;
                 self.slot = Some(Slot { shared: shared.clone(), session: sessionid, ticket: Some(ticket), keep });
             }
         }
@@ -330,23 +376,6 @@ impl Compound {
             self.cursor.too_big = Nfsstat4::RepTooBigToCache;
         }
         Opening::Go
-    }
-
-    /// Executes what is left, on a thread that may wait for storage, up to an operation that waits for something else.
-    fn go_on(&mut self, cx: &Context<'_>, rest: &mut VecDeque<Operation>) {
-        while let Some(operation) = rest.pop_front() {
-            self.cursor.behind = rest.len() as u32;
-            if self.step(cx, &operation).is_err() {
-                if self.cursor.question.is_some() {
-                    return rest.push_front(operation);
-                }
-                tracing::error!("the file system would not wait although it may");
-                self.fail(&operation, Nfsstat4::ServerFault);
-            }
-            if self.status != Nfsstat4::Ok {
-                return;
-            }
-        }
     }
 
     /// Executes an operation and adds its result, unless it would have to wait.
@@ -412,6 +441,17 @@ impl Compound {
         self.status = kept.status;
     }
 
+    /// Ends an operation that has begun to be executed, and has changed nothing.
+    fn give_up(&mut self, operation: &Operation, status: Nfsstat4) {
+        let start = self.out.stream_len();
+        self.fail(operation, status);
+        if self.cursor.minor == 0
+            && let Ok(arguments) = operation
+        {
+            self.leave(start, arguments.opnum());
+        }
+    }
+
     /// Adds a result that says only this.
     fn fail(&mut self, operation: &Operation, status: Nfsstat4) {
         let opnum = operation.as_ref().map_or_else(|bad| bad.opnum, Argop4::opnum);
@@ -436,6 +476,8 @@ impl Compound {
         let cheap = self.results.count() <= 1 || self.results.count() == 2 && self.status != Nfsstat4::Ok;
         self.results.finish(&mut self.out, self.status);
         let message = self.out.finish();
+        // A tag can make any reply long.
+        let cheap = cheap && message.stream.len() <= REPLY_SMALL;
         if let Some(slot) = self.slot {
             slot.finish(&message, cheap);
         }
@@ -496,6 +538,8 @@ fn checksum(mut arguments: Decoder<'_>, len: usize) -> u64 {
     CHECKSUM.hash_one((&stream[..stream.len().min(CHECKSUM_LEN)], len))
 }
 
+/// Threads to which one operation can move, one after the other: it names two exports at most, and waits for one at a time.
+const MOVES_MAX: usize = 2;
 /// The header of an accepted reply without a verifier (RFC 5531 §9).
 const HEADER_LEN: usize = 24;
 const CHECKSUM_LEN: usize = 1024;

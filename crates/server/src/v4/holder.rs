@@ -14,7 +14,7 @@ use nfs::v4::{
 };
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::timeout};
-use vfs::{Caller, Cred, SetAttr, SetTime};
+use vfs::{Cred, SetAttr, SetTime};
 
 use super::{compound::Cursor, state::delegation::Held, upkeep::Errand};
 use crate::{
@@ -109,9 +109,8 @@ impl Context<'_> {
         let differs = told.size.is_some_and(|size| size != known.size);
         if self.shared.with_state(|state| state.is_modified(&holder, told.change, differs)) {
             // §10.4.3: so that the change attribute does not go back if the holder never writes what it has.
-            let server = Caller { cred: &Cred::root(), may_block: self.may_block };
             let set = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
-            object.vfs().setattr(&server, &object.handle, &set, None)?;
+            object.vfs().setattr(&object.caller_as(&Cred::root()), &object.handle, &set, None)?;
         }
         Ok(told.size)
     }

@@ -155,9 +155,10 @@ impl Shared4 {
             clients_max: CLIENTS_MAX,
             client_sessions_max: CLIENT_SESSIONS_MAX,
             sessions_max: SESSIONS_MAX,
-            slots_granted_max: SLOTS_GRANTED_MAX,
+            replies_max: REPLIES_MAX,
             client_stateids_max: CLIENT_STATEIDS_MAX,
             stateids_max: STATEIDS_MAX,
+            owners_max: OWNERS_MAX,
             delegations_max: DELEGATIONS_MAX,
             slots_max: SLOTS_MAX,
         };
@@ -269,7 +270,14 @@ impl Shared {
         if state.is_settled() {
             return;
         }
-        self.lockd.recovery().note_v4_clients(iter::from_fn(|| state.poll_record()));
+        let changes: Vec<_> = iter::from_fn(|| state.poll_record()).collect();
+        if !changes.is_empty() {
+            let recovery = self.lockd.recovery();
+            let stored = recovery.note_v4_clients(changes.iter().cloned());
+            state.records_stored(&changes, stored);
+            // Clients that were to be stored again, and are not.
+            recovery.note_v4_clients(iter::from_fn(|| state.poll_record()));
+        }
         while let Some(recall) = state.poll_recall() {
             self.v4.run(Errand::Recall(recall));
         }
@@ -307,11 +315,13 @@ const CLIENTS_MAX: usize = 1 << 14;
 const CLIENT_SESSIONS_MAX: usize = 64;
 /// Two of each client are certain.
 const SESSIONS_MAX: usize = 1 << 16;
-/// 4,096 sessions of 64.
-const SLOTS_GRANTED_MAX: usize = 1 << 19;
+/// Bytes. Of these 2 KiB are certain for each session that there can be.
+const REPLIES_MAX: usize = 256 << 20;
 const CLIENT_STATEIDS_MAX: usize = 1 << 18;
 /// 128 of each client are certain.
 const STATEIDS_MAX: usize = 1 << 22;
+/// 32 of each client are certain.
+const OWNERS_MAX: usize = 1 << 20;
 const DELEGATIONS_MAX: usize = 1 << 18;
-/// Each keeps a reply of up to 4 KiB, as `CHANNEL` says: 256 MiB.
+/// Each keeps a reply of up to 4 KiB, as `CHANNEL` says.
 const SLOTS_MAX: usize = 1 << 16;

@@ -1,8 +1,8 @@
 //! Copies that go on behind their reply: what COPY begins, OFFLOAD_STATUS and OFFLOAD_CANCEL ask about, and CB_OFFLOAD ends.
 //!
 //! Read RFC 7862 §4.8 (names of copies), §15.2, §15.8, §15.9 and §16.1. A copy is its client's, not that of a connection or
-//! session: it goes on while the client has a lease, a piece at a time on a thread that may wait, and never on more
-//! threads than [`PIECES_MAX`]. Its name is good until the client has confirmed that it knows the end, cancels it, or is gone.
+//! session: it goes on while the client has a lease, a piece at a time on a thread of its export, and never on more
+//! threads of an export than [`PIECES_MAX`]. Its name is good until the client has confirmed that it knows the end, cancels it, or is gone.
 //!
 //! On error the copy ends, and the client is told with how many bytes.
 
@@ -15,6 +15,7 @@ use std::{
             Ordering::{Relaxed, SeqCst},
         },
     },
+    time::Duration,
 };
 
 use nfs::v4::{
@@ -22,23 +23,25 @@ use nfs::v4::{
     callback::{CbArgop4, CbOffloadArgs, OffloadInfo4},
 };
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::sleep};
 use vfs::Handle;
 
 use super::{state::marks::Changing, upkeep::Errand};
 use crate::{
+    blocking::Outcome,
     clock,
-    context::{Context, Detached, Shared},
+    context::{Context, Detached, Shared, Thread},
     error::nfsstat4,
     handle::ExportId,
     nlm::lockd::LockFile,
 };
 
 /// The copies whose clients do not know yet how they ended.
+#[derive(Default)]
 pub(crate) struct Offloads {
     by_name: Mutex<HashMap<Stateid4, Arc<Offload>>>,
-    /// For copying a piece.
-    pieces: Semaphore,
+    /// For copying a piece, by export.
+    pieces: Mutex<HashMap<ExportId, Arc<Semaphore>>>,
 }
 
 /// A copy, as far as its client can ask about it.
@@ -57,7 +60,7 @@ struct Offload {
 /// A copy that is to be made.
 pub(super) struct Copying {
     offload: Arc<Offload>,
-    detached: Arc<Detached>,
+    detached: Detached,
     ranges: Ranges,
     verifier: Verifier4,
     _changing: Changing,
@@ -70,12 +73,6 @@ pub(super) struct Ranges {
     pub(super) from: (Handle, u64),
     pub(super) to: (Handle, u64),
     pub(super) len: u64,
-}
-
-impl Default for Offloads {
-    fn default() -> Self {
-        Self { by_name: Mutex::default(), pieces: Semaphore::new(PIECES_MAX) }
-    }
 }
 
 impl Offloads {
@@ -138,6 +135,10 @@ impl Offloads {
         Some(offload)
     }
 
+    fn pieces_of(&self, export: ExportId) -> Arc<Semaphore> {
+        self.pieces.lock().entry(export).or_insert_with(|| Arc::new(Semaphore::new(PIECES_MAX))).clone()
+    }
+
     fn is_known(&self, name: &Stateid4) -> bool {
         self.by_name.lock().contains_key(name)
     }
@@ -168,7 +169,7 @@ impl Context<'_> {
             committed: StableHow4::Unstable,
             writeverf: verifier,
         };
-        let detached = Arc::new(self.detach(self.shared));
+        let detached = self.detach(self.shared);
         v4.run(Errand::Copy(Copying { offload, detached, ranges, verifier, _changing: changing }));
         Ok(CopyOk { response, requirements: CopyRequirements4 { consecutive: true, synchronous: false } })
     }
@@ -195,18 +196,28 @@ pub(super) async fn run(shared: Arc<Shared>, copying: Copying) {
 
 /// Makes a copy: how it ended. One that was cancelled ends well, wherever it is.
 async fn copy(shared: &Arc<Shared>, copying: Copying) -> Nfsstat4 {
-    let copying = Arc::new(copying);
-    while copying.offload.has_lease(shared) {
-        let Ok(_permit) = shared.v4.offloads.pieces.acquire().await else { return Nfsstat4::ServerFault };
-        let copying = copying.clone();
-        match tokio::task::spawn_blocking(move || copying.piece()).await {
-            Ok(Ok(true)) => {}
-            Ok(Ok(false)) => return Nfsstat4::Ok,
-            Ok(Err(status)) => return status,
-            Err(error) => {
-                tracing::error!(%error, "a copy was not made");
+    let (offload, export) = (copying.offload.clone(), copying.ranges.export);
+    let (pool, pieces) = (shared.pools.of(Some(export)), shared.v4.offloads.pieces_of(export));
+    let source = copying.detached.host();
+    let mut state = (copying, Ok(true));
+    while offload.has_lease(shared) {
+        let Ok(_permit) = pieces.acquire().await else { return Nfsstat4::ServerFault };
+        state = match pool.run(source, 0, state, |(copying, copied)| *copied = copying.piece()).await {
+            Outcome::Done(state) => state,
+            // The client has been told that the copy is being made.
+            Outcome::Refused(state) => {
+                sleep(REFUSED_PAUSE).await;
+                state
+            }
+            Outcome::Panicked => {
+                tracing::error!("a copy has panicked");
                 return Nfsstat4::ServerFault;
             }
+        };
+        match state.1 {
+            Ok(true) => {}
+            Ok(false) => return Nfsstat4::Ok,
+            Err(status) => return status,
         }
     }
     Nfsstat4::Expired
@@ -228,7 +239,8 @@ impl Copying {
             return Ok(false);
         }
         let Ranges { export, from, to, len } = &self.ranges;
-        let cx = self.detached.context();
+        let thread = Thread::of_pool(Some(*export));
+        let cx = self.detached.context(&thread);
         let file = cx.object_of(cx.export(*export)?, to.0.clone());
         let done = self.offload.copied.load(Relaxed);
         let (from, to) = ((&from.0, from.1 + done), (&to.0, to.1 + done));
@@ -245,7 +257,9 @@ impl Copying {
 const OFFLOAD_MIN: u64 = 16 << 20;
 /// Bytes that are copied at a time.
 const PIECE: u64 = 8 << 20;
-/// Threads that copy.
+/// Threads of an export that copy.
 const PIECES_MAX: usize = 4;
+/// How long a copy waits when its export has no room for its next piece.
+const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 const OFFLOADS_MAX: usize = 256;
 const CLIENT_OFFLOADS_MAX: usize = 16;

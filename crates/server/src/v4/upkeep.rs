@@ -29,7 +29,13 @@ use super::{
     state::{delegation::Held, load::Ask, open::name_of_lock_owner},
     turns::Turns,
 };
-use crate::{clock, context::Shared, locks::Notice, nlm::lockd::LockFile};
+use crate::{
+    blocking::{Outcome, Source},
+    clock,
+    context::Shared,
+    locks::Notice,
+    nlm::lockd::LockFile,
+};
 
 /// What upkeep is asked to do.
 pub(super) enum Errand {
@@ -70,10 +76,17 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             Some(ended) = calls.tasks.join_next(), if !calls.tasks.is_empty() => calls.ended(ended.ok()),
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
             _ = tick.tick() => {
-                let shared = shared.clone();
-                drop(tasks.spawn_blocking(move || shared.look_around()));
+                drop(tasks.spawn(look_around(shared.clone())));
             }
         }
+    }
+}
+
+/// Ends what has had its time, on a thread that may wait.
+async fn look_around(shared: Arc<Shared>) {
+    let pool = shared.pools.of(None);
+    if let Outcome::Panicked = pool.run(Source::Server, 0, shared.clone(), |shared| shared.look_around()).await {
+        tracing::error!("what has had its time could not be ended");
     }
 }
 
@@ -196,8 +209,9 @@ impl Shared {
     /// Ends what has had its time. Waits for storage.
     fn look_around(&self) {
         let now = clock::now();
-        self.lockd.recovery().retry();
+        let works = self.lockd.recovery().retry();
         self.with_locks(|state, locks| {
+            state.set_storage_works(works);
             state.expire(now);
             state.relieve(now);
             now.checked_sub(self.v4.lease).into_iter().for_each(|then| locks.forget_watches(then));

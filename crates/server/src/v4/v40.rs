@@ -38,7 +38,12 @@ pub(super) fn enter(shared: &Arc<Shared>, at: &mut Cursor, operation: &Argop4) -
     at.client = None;
     let Some(subject) = Subject::of(operation) else { return Ok(Entry::Free) };
     let now = clock::now();
-    let entered = shared.with_locks(|state, locks| state.enter(locks, now, subject))?;
+    let enter = || shared.with_locks(|state, locks| state.enter(locks, now, subject));
+    // What a client that is back had to wait for has been stored by the first attempt.
+    let entered = match enter() {
+        Err(Nfsstat4::Delay) => enter(),
+        entered => entered,
+    }?;
     Ok(match entered {
         Entered::Free(client) => {
             at.client = client;

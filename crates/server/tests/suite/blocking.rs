@@ -8,36 +8,91 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use crate::common::*;
 use buf::{Pool, Rope};
 use nfs::v3::*;
+use parking_lot::{Condvar, Mutex};
 use rpc::AcceptError;
-use server::{Export, ExportId, ExportOptions, Squash};
+use server::{
+    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings,
+    recovery::Recovery,
+};
 use vfs::{
     Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Name, NodeKind, ReadInto, Result,
     Rights, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
 };
 use xdr::Message;
 
-/// A tree that answers only where it may wait, or, if it is broken, never.
-struct Slow {
-    tree: Arc<dyn Vfs>,
+/// A tree that answers only where it may wait, or, if it is broken, never. It hangs as long as it is told to.
+pub struct Slow {
+    pub tree: Arc<dyn Vfs>,
     caps: FsCaps,
     refused: AtomicUsize,
     broken: bool,
+    gate: Mutex<Gate>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Gate {
+    closed: bool,
+    /// Operations that hang.
+    hanging: usize,
+    /// The users whose operations were let through, in order.
+    passed: Vec<u32>,
 }
 
 impl Slow {
-    fn new(broken: bool) -> Arc<Self> {
+    pub fn new(broken: bool) -> Arc<Self> {
         let tree = memory();
         let caps = FsCaps { blocks: true, ..tree.caps().clone() };
-        Arc::new(Self { tree, caps, refused: AtomicUsize::new(0), broken })
+        let (gate, changed) = Default::default();
+        Arc::new(Self { tree, caps, refused: AtomicUsize::new(0), broken, gate, changed })
+    }
+
+    /// From now on operations hang.
+    pub fn hang(&self) {
+        *self.gate.lock() = Gate { closed: true, ..Gate::default() };
+    }
+
+    /// Ends that.
+    pub fn release(&self) {
+        self.gate.lock().closed = false;
+        self.changed.notify_all();
+    }
+
+    /// Waits until so many operations hang.
+    pub fn await_hanging(&self, operations: usize) {
+        let mut gate = self.gate.lock();
+        while gate.hanging < operations {
+            let waited = self.changed.wait_for(&mut gate, PATIENCE);
+            assert!(!waited.timed_out(), "{} operations hang, not {operations}", gate.hanging);
+        }
+    }
+
+    /// How many operations hang.
+    pub fn hanging(&self) -> usize {
+        self.gate.lock().hanging
+    }
+
+    /// The users whose operations have been let through since it hung, in order.
+    pub fn passed(&self) -> Vec<u32> {
+        self.gate.lock().passed.clone()
     }
 
     fn wait(&self, caller: &Caller<'_>) -> Result<&dyn Vfs> {
         if caller.may_block && !self.broken {
+            let mut gate = self.gate.lock();
+            gate.hanging += 1;
+            self.changed.notify_all();
+            while gate.closed {
+                self.changed.wait(&mut gate);
+            }
+            gate.hanging -= 1;
+            gate.passed.push(caller.cred.uid);
             return Ok(&*self.tree);
         }
         self.refused.fetch_add(1, Ordering::Relaxed);
@@ -105,6 +160,9 @@ impl Vfs for Slow {
     }
 }
 
+/// Longer than anything takes that does not hang.
+const PATIENCE: Duration = Duration::from_secs(600);
+
 fn rig(slow: &Arc<Slow>) -> Rig {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     Rig::serving(Export::new("/m", ExportId::unique(), slow.clone(), options).unwrap())
@@ -135,7 +193,12 @@ fn every_procedure_ends_elsewhere_and_is_done_once() {
 #[test]
 fn without_threads_that_may_wait_the_call_waits_in_place() {
     let slow = Slow::new(false);
-    let rig = rig(&slow);
+    let options = ExportOptions { squash: Squash::None, ..Default::default() };
+    let export = Export::new("/m", ExportId::unique(), slow.clone(), options).unwrap();
+    let blocking = BlockingOptions { threads: 0, ..Default::default() };
+    let settings = Settings { blocking, ..Default::default() };
+    let server = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings);
+    let rig = Rig::calling(&server.unwrap());
     let made = slow.tree.create(
         &Caller { cred: &Cred::root(), may_block: true },
         &slow.root(),

@@ -22,6 +22,7 @@ use server::v4::{
     state::{
         Principal, State, StateOptions,
         back::NoPath,
+        client::Origin,
         session::{ChannelLimits, Connection},
     },
 };
@@ -111,9 +112,10 @@ impl World {
             clients_max: 4,
             client_sessions_max: 4,
             sessions_max: 32,
-            slots_granted_max: 1024,
+            replies_max: 4 << 20,
             client_stateids_max: 4,
             stateids_max: 64,
+            owners_max: 64,
             delegations_max: 4,
             slots_max: 64,
         };
@@ -125,10 +127,9 @@ impl World {
             client_impl_id: None,
         };
         let now = Instant::now();
-        let clientid = state
-            .exchange_id(now, 2, &exchange, (&Principal::None, std::net::Ipv4Addr::LOCALHOST.into()))
-            .unwrap()
-            .clientid;
+        let peer = std::net::Ipv4Addr::LOCALHOST.into();
+        let origin = Origin { principal: &Principal::None, peer, admitted: true };
+        let clientid = state.exchange_id(now, 2, &exchange, origin).unwrap().clientid;
         let parms =
             AuthsysParms { stamp: 5, machinename: "venus".into(), uid: 1001, gid: 1002, gids: Default::default() };
         let create = CreateSessionArgs {

@@ -3,11 +3,14 @@
 use crate::common;
 use std::{sync::Arc, time::Duration};
 
-use nfs::{nlm::*, nsm, v3::NfsFh3};
+use nfs::{nlm::*, nsm, v3::NfsFh3, v4};
 use server::{HandleKey, NfsServer, Nlm4, Nsm1};
 use xdr::{Decode, Encode, Message};
 
-use crate::common::{Rig, results, serve, user};
+use crate::common::{
+    Rig, results, serve, user,
+    v4::{Client4, Open, putfh},
+};
 
 /// A host that locks.
 #[derive(Clone)]
@@ -79,7 +82,7 @@ fn locks_of_two_hosts_conflict_and_test_names_the_holder() {
     assert_eq!(b.test(b.of(&file, 9, 0, 0), false), TestReply::Denied(holder));
     let holder = Holder { exclusive: true, svid: 7, oh: "7@mars".into(), offset: 20, len: 0 };
     assert_eq!(a.test(a.of(&file, 9, 25, 1), false), TestReply::Denied(holder), "0 is to the end");
-    assert_eq!(a.test(a.of(&file, 7, 0, 20), true), TestReply::Other(Nlm4Stats::Granted));
+    assert_eq!(a.test(a.of(&file, 7, 0, 20), true), TestReply::Granted);
     assert_eq!(a.unlock(a.of(&file, 7, 12, 2)), Nlm4Stats::Granted);
     assert_eq!(b.lock(b.args(b.of(&file, 7, 12, 2), true)), Nlm4Stats::Granted);
     assert_eq!(b.lock(b.args(b.of(&file, 7, 14, 2), true)), Nlm4Stats::Denied);
@@ -104,6 +107,38 @@ fn what_cannot_be_locked_is_told_apart() {
             .status,
         Nlm4Stats::Denied
     );
+}
+
+#[test]
+fn a_test_by_a_caller_without_rights_fails() {
+    let (a, _, file) = hosts();
+    assert_eq!(a.lock(a.args(a.of(&file, 1, 0, 0), true)), Nlm4Stats::Granted);
+    a.rig.set_mode(&file, 0o600);
+    let other = Host { rig: a.rig.as_user(1000, 1000), ..a.clone() };
+    let lock = other.of(&file, 2, 0, 1);
+    assert_eq!(other.test(lock.clone(), false), TestReply::Failed, "the caller does not learn who holds the lock");
+    other.nlm::<()>(NlmProc4::TestMsg, TestArgs { cookie: "c".into(), exclusive: true, lock });
+    let holder = Holder { exclusive: true, svid: 1, oh: "1@venus".into(), offset: 0, len: 0 };
+    assert_eq!(a.test(a.of(&file, 2, 0, 1), false), TestReply::Denied(holder));
+}
+
+#[test]
+fn a_test_names_a_holder_whose_name_is_longer_than_a_netobj() {
+    let server = server();
+    let mut holder = Client4::new(&server, "venus", 1);
+    let (open_stateid, handle) = holder.open("/m", "f", Open::default()).unwrap();
+    let lock_owner =
+        v4::StateOwner4 { clientid: v4::Clientid4(0), owner: "o".repeat(v4::OPAQUE_LIMIT).as_str().into() };
+    let (open_seqid, lock_seqid) = (v4::Seqid4(0), v4::Seqid4(0));
+    let locker = v4::Locker4::New { open_seqid, open_stateid, lock_seqid, lock_owner };
+    let (locktype, reclaim, offset, length) = (v4::NfsLockType4::Write, false, 0, v4::LENGTH_TO_EOF);
+    let args = v4::LockArgs { locktype, reclaim, offset, length, locker };
+    assert_eq!(holder.status([putfh(&handle), v4::Argop4::Lock(args)]), v4::Nfsstat4::Ok);
+    let mars = Host::new(&server, "192.0.2.2:700", "mars");
+    let TestReply::Denied(named) = mars.test(mars.of(&handle.0.clone().into(), 1, 0, 0), true) else {
+        panic!("the whole file is locked")
+    };
+    assert_eq!(named.oh.len(), NETOBJ_MAX);
 }
 
 #[test]
@@ -217,7 +252,7 @@ fn after_a_restart_who_held_locks_reclaims_them_and_nobody_else() {
         let (a, b) = (host(&server, "192.0.2.1:800", "venus"), host(&server, "192.0.2.2:700", "mars"));
         let reclaim = |host: &Host| host.lock(LockArgs { reclaim: true, ..host.args(host.of(&file, 1, 0, 0), true) });
         assert_eq!(b.lock(b.args(b.of(&file, 1, 0, 0), true)), Nlm4Stats::DeniedGracePeriod);
-        assert_eq!(b.test(b.of(&file, 1, 0, 0), true), TestReply::Other(Nlm4Stats::DeniedGracePeriod));
+        assert_eq!(b.test(b.of(&file, 1, 0, 0), true), TestReply::DeniedGracePeriod);
         assert_eq!(reclaim(&b), Nlm4Stats::Denied, "it held nothing");
         let m = host(&server, "192.0.2.3:700", "pluto");
         assert_eq!(reclaim(&m), Nlm4Stats::Denied, "it asked not to be remembered");

@@ -7,6 +7,7 @@ mod admin;
 mod admission;
 mod blocking;
 mod callbacks;
+mod hung_export;
 mod io;
 mod locks;
 mod names;

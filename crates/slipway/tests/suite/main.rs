@@ -11,5 +11,6 @@ mod mount_cache;
 mod mount_referrals;
 mod mount_v4;
 mod serve;
+mod serve_hung;
 mod state;
 mod unread;

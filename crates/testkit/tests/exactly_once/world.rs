@@ -19,7 +19,8 @@ use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rpc::{AuthSys, ConnectionId, Credential, Service};
 use server::{
-    Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash, config::Settings, recovery::Recovery,
+    BlockingOptions, Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash, config::Settings,
+    recovery::Recovery,
 };
 use testkit::paper::{Paper, results};
 use tokio::{
@@ -334,7 +335,9 @@ impl World {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).expect("a good export");
         let recovery = Recovery::on(self.disk.open());
-        let settings = Settings { grace: LEASE, lease: LEASE, ..Settings::default() };
+        // In virtual time nothing waits for another thread.
+        let blocking = BlockingOptions { threads: 0, ..BlockingOptions::default() };
+        let settings = Settings { grace: LEASE, lease: LEASE, blocking, ..Settings::default() };
         let opened = recovery.and_then(|recovery| NfsServer::recovering(export, self.key.clone(), recovery, settings));
         let server = match opened {
             Ok(server) if !self.disk.has_crashed() => server,

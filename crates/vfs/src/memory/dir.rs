@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use super::space::Charge;
+use super::{space::Charge, table::shrink};
 
 /// The names in one directory, found by name and listed in the order of their cookies.
 ///
@@ -66,6 +66,7 @@ impl Dir {
     pub(super) fn remove(&mut self, name: &[u8]) {
         let slot = self.names.remove(name).expect("the name is there");
         self.order.remove(&slot.cookie);
+        shrink(&mut self.names);
     }
 
     /// Whether this directory has ever given the cookie.

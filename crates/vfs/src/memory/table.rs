@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    hash::{BuildHasherDefault, Hasher},
+    hash::{BuildHasher, BuildHasherDefault, Hash, Hasher},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -61,7 +61,12 @@ impl Table {
     }
 
     pub(super) fn remove(&self, id: u64) {
-        let removed = self.shard(id).write().remove(&id);
+        let removed = {
+            let mut shard = self.shard(id).write();
+            let removed = shard.remove(&id);
+            shrink(&mut shard);
+            removed
+        };
         // Its data is freed here, outside the lock.
         drop(removed);
     }
@@ -71,4 +76,30 @@ impl Table {
     }
 }
 
+/// Gives back most of the room of a map in which few of many entries are left. What follows until it shrinks again, or
+/// grows, is proportional to its size: the cost of each removal stays constant.
+pub(super) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
+    if map.capacity() > ROOM_MIN && map.len() < map.capacity() / 8 {
+        map.shrink_to(2 * map.len());
+    }
+}
+
 const SHARDS: usize = 64;
+/// Entries whose room is not worth giving back.
+const ROOM_MIN: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_gives_its_room_back_when_few_entries_are_left() {
+        let mut map: HashMap<u32, u32> = (0..100_000).map(|number| (number, number)).collect();
+        for number in 10..100_000 {
+            map.remove(&number);
+            shrink(&mut map);
+        }
+        assert!(map.capacity() <= ROOM_MIN, "{}", map.capacity());
+        assert!((0..10).all(|number| map[&number] == number));
+    }
+}

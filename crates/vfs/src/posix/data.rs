@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use buf::{FileRange, Piece, Rope};
+use buf::{Piece, Rope};
 use rustix::{
     fs::OFlags,
     io::{Errno, ReadWriteFlags},
@@ -15,7 +15,7 @@ use rustix::{
 use smallvec::SmallVec;
 
 use super::{Posix, identity::Identity, kernel, objects::Object};
-use crate::{Attr, Caller, Change, Kind, Read, ReadInto, Result, Stability, VfsError, Written};
+use crate::{Caller, Change, Kind, ReadInto, Result, Stability, VfsError, Written};
 
 impl Posix {
     /// A descriptor of a file for data, with the caller's rights.
@@ -104,20 +104,23 @@ impl Posix {
         Ok(len)
     }
 
-    /// The data as a range of the file, which a socket can send by itself; all of it is there.
-    pub(super) fn range(
-        &self,
-        caller: &Caller<'_>,
-        attr: Attr,
-        file: Arc<File>,
-        offset: u64,
-        len: usize,
-    ) -> Result<Read> {
-        if self.may_wait(caller).is_err() {
-            probe(&file, offset, len)?;
+    /// Whether a range of a file may be lent to a socket, which sends it by itself: its data are in memory, so the thread that
+    /// sends them does not wait for storage. Of a remote file system that is never known.
+    ///
+    /// # Errors
+    /// `WouldBlock` if they are not, and the caller must not read them.
+    pub(super) fn may_lend(&self, caller: &Caller<'_>, file: &File, offset: u64, len: usize) -> Result<bool> {
+        if !self.caps.blocks {
+            return Ok(true);
         }
-        let eof = offset.saturating_add(len as u64) >= attr.size;
-        Ok(Read { data: Rope::from(FileRange { file, offset, len }), eof, attr })
+        if self.remote {
+            return Ok(false);
+        }
+        match probe(file, offset, len) {
+            Ok(()) => Ok(true),
+            Err(VfsError::WouldBlock) if caller.may_block => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     pub(super) fn write_file(

@@ -36,7 +36,7 @@ use std::{
     sync::Arc,
 };
 
-use buf::{Pool, Rope};
+use buf::{FileRange, Pool, Rope};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::{
@@ -98,7 +98,7 @@ pub struct Posix {
     mount: OwnedFd,
     /// `/proc/self/fd`, through which a path descriptor is opened for data.
     descriptors: OwnedFd,
-    /// Whether even attributes that are at hand may have to be waited for.
+    /// Whether even attributes that are at hand may have to be waited for: another host or program is asked for them.
     remote: bool,
     identity: Identity,
     naming: Naming,
@@ -139,7 +139,7 @@ impl Posix {
             caps: caps(&mount, statfs.f_type as u64),
             root: objects.insert(handle, crate::Kind::Dir, fd),
             fsid: attributes::fsid(&mount)?,
-            remote: REMOTE_MAGIC.contains(&(statfs.f_type as u64)),
+            remote: !LOCAL_MAGIC.contains(&(statfs.f_type as u64)),
             mount,
             descriptors,
             identity,
@@ -320,8 +320,9 @@ impl Vfs for Posix {
         // Before the data, so that nobody takes old data for those of later attributes.
         let attr = self.attr_by(&object, file.as_fd())?;
         let len = attr.size.saturating_sub(offset).min(len as u64) as usize;
-        if file_ranges && len >= data::RANGE_MIN {
-            return self.range(caller, attr, file, offset, len);
+        if file_ranges && len >= data::RANGE_MIN && self.may_lend(caller, &file, offset, len)? {
+            let eof = offset.saturating_add(len as u64) >= attr.size;
+            return Ok(Read { data: Rope::from(FileRange { file, offset, len }), eof, attr });
         }
         if len == 0 {
             return Ok(Read { data: Rope::new(), eof: offset >= attr.size, attr });
@@ -519,7 +520,29 @@ impl Vfs for Posix {
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
-/// 9P, CIFS, SMB2, NFS, Ceph, AFS, FUSE.
-const REMOTE_MAGIC: [u64; 7] = [0x0102_1997, 0xff53_4d42, 0xfe53_4d42, 0x6969, 0x00c3_6400, 0x5346_414f, 0x6573_5546];
+/// File systems of a disk or of memory: ext2 to ext4, xfs, btrfs, f2fs, bcachefs, ZFS, JFS, ReiserFS, NILFS, overlayfs, tmpfs,
+/// ramfs, squashfs, EROFS, ISO 9660, UDF, FAT, exFAT and NTFS. Any other, known or not, counts as remote: NFS, CIFS, 9P, Ceph,
+/// AFS and FUSE among them.
+const LOCAL_MAGIC: [u64; 19] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0xf2f5_2010,
+    0xca45_1a4e,
+    0x2fc1_2fc1,
+    0x3153_464a,
+    0x5265_4973,
+    0x3434,
+    0x794c_7630,
+    TMPFS_MAGIC,
+    RAMFS_MAGIC,
+    0x7371_7368,
+    0xe0f5_e1e2,
+    0x9660,
+    0x1501_3346,
+    0x4d44,
+    0x2011_bab0,
+    0x7366_746e,
+];
 /// What any file system with hard links can do; the C library's answer for those that it does not know is less.
 const LINK_MAX_LEAST: u32 = 32_000;

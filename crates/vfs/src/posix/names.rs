@@ -7,7 +7,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags},
+    fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags},
     io::Errno,
     path::DecInt,
 };
@@ -95,12 +95,27 @@ impl Posix {
         let too_big = set.size.is_some_and(|size| size > self.caps.file_size_max);
         let applied = if too_big { Err(VfsError::FileTooBig) } else { self.apply(caller, object.fd(), &set, data) };
         if let Err(error) = applied {
-            let flags = if object.is_dir() { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-            let _ = rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags);
-            self.gone(&object.handle, dir, name);
+            self.remove_made(caller, dir, name, object);
             return Err(error);
         }
         self.attr(object)
+    }
+
+    /// Removes a new object again, as the caller, if the name is still that object's. What another process has put in its place
+    /// stays, and so does what the caller may not remove.
+    fn remove_made(&self, caller: &Caller<'_>, dir: &Object, name: &Name, object: &Object) {
+        if self.peek(dir, name).as_ref() != Some(&object.handle) {
+            return;
+        }
+        let flags = if object.is_dir() { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let removed = self.identity.assume(caller).and_then(|_acting| {
+            rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags)?;
+            Ok(())
+        });
+        match removed {
+            Ok(()) => self.gone(&object.handle, dir, name),
+            Err(error) => tracing::debug!(?error, "a new object whose attributes cannot be set stays"),
+        }
     }
 
     /// What creating a file means when the name is there.
@@ -241,26 +256,72 @@ impl Posix {
         let _first = first.changing.lock();
         let _second = (first.handle != second.handle).then(|| second.changing.lock());
         let before = (self.attr(from_dir)?, self.attr(to_dir)?);
-        let (moved, replaced) = (self.peek(from_dir, from), self.peek(to_dir, to));
-        let at_hand = [self.at_hand(moved.as_ref()), self.at_hand(replaced.as_ref())];
-        {
-            let _acting = self.identity.assume(caller)?;
-            rustix::fs::renameat(from_dir.fd(), from.as_bytes(), to_dir.fd(), to.as_bytes()).map_err(not_empty)?;
-        }
-        // Two names of one object: nothing has happened.
-        if moved != replaced {
-            replaced.inspect(|replaced| self.gone(replaced, to_dir, to));
-            at_hand.into_iter().for_each(|object| self.renamed(object));
-            if let (Some(moved), Some(database)) = (moved, &self.database) {
-                database.place(&moved, &to_dir.handle, to.as_bytes());
-                database.displace(&moved, &from_dir.handle, from.as_bytes());
-            }
+        let (source, target) = ((from_dir, from), (to_dir, to));
+        let Some((moved, replaced)) = self.rename_names(caller, source, target)? else {
+            let unchanged = |dir: &Object| -> Result<_> {
+                let after = self.attr(dir)?;
+                Ok(Change { before: PreAttr::from(&after), after })
+            };
+            return Ok((unchanged(from_dir)?, unchanged(to_dir)?));
+        };
+        replaced.inspect(|replaced| self.gone(replaced, to_dir, to));
+        if let (Some(moved), Some(database)) = (moved, &self.database) {
+            database.place(&moved, &to_dir.handle, to.as_bytes());
+            database.displace(&moved, &from_dir.handle, from.as_bytes());
         }
         let change = |before: Attr, dir: &Object| -> Result<_> {
             let after = self.changed(dir.fd(), before.change)?;
             Ok(Change { before: PreAttr::from(&before), after })
         };
         Ok((change(before.0, from_dir)?, change(before.1, to_dir)?))
+    }
+
+    /// Renames, and returns the object that was moved and the one that was replaced. `None` if both names are of one object:
+    /// then rename(2) does nothing, and no directory has changed (RFC 8881 §18.26.3, RFC 1813 §3.3.14).
+    ///
+    /// Other processes rename at the same time. Two names that were of one object a moment ago are therefore renamed with
+    /// RENAME_NOREPLACE, which changes nothing while the target is there, and are then looked at again.
+    fn rename_names(
+        &self,
+        caller: &Caller<'_>,
+        (from_dir, from): (&Arc<Object>, &Name),
+        (to_dir, to): (&Arc<Object>, &Name),
+    ) -> Result<Option<(Option<Handle>, Option<Handle>)>> {
+        let rename = |flags| -> Result<bool> {
+            let _acting = self.identity.assume(caller)?;
+            match rustix::fs::renameat_with(from_dir.fd(), from.as_bytes(), to_dir.fd(), to.as_bytes(), flags) {
+                Ok(()) => Ok(true),
+                Err(Errno::EXIST) if flags == RenameFlags::NOREPLACE => Ok(false),
+                Err(errno) => Err(not_empty(errno)),
+            }
+        };
+        let peek = || (self.peek(from_dir, from), self.peek(to_dir, to));
+        let mut names = peek();
+        for _ in 0..RACES_MAX {
+            let (moved, replaced) = names;
+            let one_object = moved.is_some() && moved == replaced;
+            let at_hand = [self.at_hand(moved.as_ref()), self.at_hand(replaced.as_ref())];
+            let flags = if one_object { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
+            match rename(flags) {
+                Ok(true) => {
+                    at_hand.into_iter().for_each(|object| self.renamed(object));
+                    // With NOREPLACE the target had gone.
+                    return Ok(Some((moved, replaced.filter(|_| !one_object))));
+                }
+                Ok(false) => {}
+                // The file system does not have the flag: rename(2) leaves both names where they are of one object.
+                Err(VfsError::Invalid) if one_object => {
+                    rename(RenameFlags::empty())?;
+                    return Ok((self.peek(from_dir, from) != moved).then_some((moved, replaced)));
+                }
+                Err(error) => return Err(error),
+            }
+            names = peek();
+            if names == (moved, replaced) {
+                return Ok(None);
+            }
+        }
+        Err(VfsError::Delay)
     }
 
     pub(super) fn add_name(
@@ -330,3 +391,73 @@ fn verifier_times(verifier: [u8; 8]) -> [Time; 2] {
 
 /// How often a name may vanish between two looks at it.
 const RACES_MAX: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{
+        Cred, Vfs,
+        posix::{Handles, PosixOptions},
+    };
+
+    const NAME: &str = "made";
+
+    fn name() -> &'static Name {
+        Name::new(NAME.as_bytes()).unwrap()
+    }
+
+    fn cred(uid: u32) -> Cred {
+        let mut cred = Cred::root();
+        (cred.uid, cred.gid) = (uid, uid);
+        cred
+    }
+
+    /// Creates a file in a directory and does something to it; then removes it as a new object is removed.
+    fn create_and_remove(maker: &Cred, remover: &Cred, mode: u32, between: impl FnOnce(&Path)) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        rustix::fs::chmod(dir.path(), Mode::from_raw_mode(mode)).unwrap();
+        let options = PosixOptions { handles: Handles::Database, ..PosixOptions::default() };
+        let fs = Posix::open(dir.path(), options).unwrap();
+        let by = |cred| Caller { cred, may_block: true };
+        let guarded = CreateMode::Guarded(SetAttr::default());
+        let made = fs.create(&by(maker), &fs.root(), name(), &guarded).unwrap();
+        let object = fs.objects.find(&made.handle).unwrap();
+        between(dir.path());
+        fs.remove_made(&by(remover), &fs.root, name(), &object);
+        dir
+    }
+
+    fn own() -> Cred {
+        cred(rustix::process::geteuid().as_raw())
+    }
+
+    #[test]
+    fn a_new_object_is_removed_again() {
+        let dir = create_and_remove(&own(), &own(), 0o755, |_| {});
+        assert!(!dir.path().join(NAME).exists());
+    }
+
+    #[test]
+    fn what_has_taken_the_name_of_a_new_object_stays() {
+        let dir = create_and_remove(&own(), &own(), 0o755, |dir| {
+            std::fs::write(dir.join("other"), "of somebody else").unwrap();
+            std::fs::rename(dir.join("other"), dir.join(NAME)).unwrap();
+        });
+        assert_eq!(std::fs::read(dir.path().join(NAME)).unwrap(), b"of somebody else");
+    }
+
+    #[test]
+    fn a_new_object_that_its_caller_may_not_remove_stays() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED acting as another user: needs root");
+            return;
+        }
+        // In a sticky directory only the owner of a file removes it.
+        let dir = create_and_remove(&cred(1001), &cred(1000), 0o1777, |_| {});
+        assert!(dir.path().join(NAME).exists());
+        let dir = create_and_remove(&cred(1001), &cred(1001), 0o1777, |_| {});
+        assert!(!dir.path().join(NAME).exists());
+    }
+}

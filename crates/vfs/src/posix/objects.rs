@@ -18,7 +18,7 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use crate::{Cred, Handle, Kind};
@@ -57,8 +57,10 @@ impl Object {
 
     /// Closes what is open for data, as who may open it may have changed.
     pub(super) fn close(&self) {
-        self.opens.lock().clear();
+        let closed = std::mem::take(&mut *self.opens.lock());
         self.has_opens.store(false, Ordering::Relaxed);
+        // Outside the lock: to close a file can take as long as its file system likes.
+        drop(closed);
     }
 }
 
@@ -175,12 +177,11 @@ impl Objects {
     pub(super) fn keep_open(&self, object: &Object, cred: &Cred, write: bool, file: Arc<File>) {
         let tick = self.0.tick.load(Ordering::Relaxed);
         let mut opens = object.opens.lock();
-        if opens.len() >= OPENS_PER_OBJECT {
-            opens.remove(0);
-        }
+        let closed = (opens.len() >= OPENS_PER_OBJECT).then(|| opens.remove(0));
         opens.push(Open { cred: cred.clone(), write, file, born: tick, used: tick });
         object.has_opens.store(true, Ordering::Relaxed);
         drop(opens);
+        drop(closed);
         if self.0.opens.fetch_add(1, Ordering::Relaxed) >= self.0.opens_max {
             self.0.close_old(tick, 0);
         }
@@ -192,10 +193,9 @@ impl Objects {
         self.0.close_old(tick, 0);
         for shard in &self.0.shards {
             let mut shard = shard.lock();
-            for _ in 0..shard.slots.len().div_ceil(2) {
-                drop(shard.evict(tick));
-                self.0.count.fetch_sub(1, Ordering::Relaxed);
-            }
+            let evicted: Vec<_> = (0..shard.slots.len().div_ceil(2)).map(|_| shard.evict(tick)).collect();
+            drop(shard);
+            self.0.count.fetch_sub(evicted.len(), Ordering::Relaxed);
         }
     }
 }
@@ -221,9 +221,12 @@ impl Shared {
             } else {
                 self.wake.wait_for(&mut stopped, Duration::from_secs(1));
             }
-            let tick = self.tick.fetch_add(1, Ordering::Relaxed) + 1;
-            self.close_old(tick, OPEN_IDLE);
-            self.put_away_old(tick);
+            // Nobody waits for this thread where the file system hangs.
+            MutexGuard::unlocked(&mut stopped, || {
+                let tick = self.tick.fetch_add(1, Ordering::Relaxed) + 1;
+                self.close_old(tick, OPEN_IDLE);
+                self.put_away_old(tick);
+            });
         }
     }
 
@@ -234,10 +237,14 @@ impl Shared {
             let objects: Vec<_> =
                 shard.lock().slots.iter().filter(|at| at.has_opens.load(Ordering::Relaxed)).cloned().collect();
             for object in objects {
+                let is_old = |open: &Open| open.used + idle <= tick || open.born + OPEN_LIFE <= tick;
                 let mut opens = object.opens.lock();
-                opens.retain(|open| open.used + idle > tick && open.born + OPEN_LIFE > tick);
+                let (old, young): (SmallVec<_>, SmallVec<_>) = opens.drain(..).partition(is_old);
+                *opens = young;
                 object.has_opens.store(!opens.is_empty(), Ordering::Relaxed);
                 left += opens.len();
+                drop(opens);
+                drop::<SmallVec<[Open; 2]>>(old);
             }
         }
         self.opens.store(left, Ordering::Relaxed);
@@ -245,16 +252,18 @@ impl Shared {
 
     fn put_away_old(&self, tick: u64) {
         for shard in &self.shards {
-            let mut shard = shard.lock();
+            let (mut shard, mut old) = (shard.lock(), Vec::new());
             let mut index = 0;
             while index < shard.slots.len() {
                 if shard.slots[index].used.load(Ordering::Relaxed) + OBJECT_IDLE > tick {
                     index += 1;
                     continue;
                 }
-                drop(shard.remove(index));
+                old.push(shard.remove(index));
                 self.count.fetch_sub(1, Ordering::Relaxed);
             }
+            drop(shard);
+            drop(old);
         }
     }
 }

@@ -91,15 +91,31 @@ pub fn a_directory_does_not_move_into_itself(w: &World) -> Outcome {
 }
 
 pub fn rename_between_links_of_one_object_does_nothing(w: &World) -> Outcome {
-    let root = w.root();
+    let (root, dir) = (w.root(), w.dir(&w.root(), "d"));
     let file = w.file(&root, "a");
     w.fs.link(&w.me(), &file, &root, name("b")).unwrap();
-    w.rename(&root, "a", &root, "b").unwrap();
-    w.rename(&root, "a", &root, "a").unwrap();
+    w.fs.link(&w.me(), &file, &dir, name("c")).unwrap();
+    for (from, to_dir, to) in
+        [("a", &root, "b"), ("a", &root, "a"), ("a", &dir, "c"), ("d", &root, "d"), ("b", &root, "a")]
+    {
+        let before = [&root, to_dir, &file, &dir].map(|object| w.attr(object));
+        let (source, target) = w.rename(&root, from, to_dir, to).unwrap();
+        for (change, before) in [(&source, &before[0]), (&target, &before[1])] {
+            assert_eq!(change.before.change, change.after.change, "{from} to {to}: a directory has changed");
+            assert_eq!(change.after.change, before.change);
+            assert_eq!((change.before.mtime, change.before.ctime), (before.mtime, before.ctime));
+            assert_eq!((change.after.mtime, change.after.ctime), (before.mtime, before.ctime));
+        }
+        for (object, before) in [&root, to_dir, &file, &dir].into_iter().zip(&before) {
+            let after = w.attr(object);
+            assert_eq!((after.change, after.ctime, after.nlink), (before.change, before.ctime, before.nlink));
+        }
+    }
     let mut names = w.list(&root, 10);
     names.sort();
-    assert_eq!(names, [b"a", b"b"]);
-    assert_eq!(w.attr(&file).nlink, 2);
+    assert_eq!(names, [b"a", b"b", b"d"]);
+    let (source, _) = w.rename(&root, "a", &root, "x").unwrap();
+    assert_ne!(source.before.change, source.after.change, "any other rename changes it");
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use nfs::v4::{
 };
 use parking_lot::Mutex;
 use rpc::{AcceptError, BoxFuture, Call, Credential, Procedure, ReplyPlan, Reverse, ReverseTarget, Service};
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 use xdr::{Array, Decode, Encode, Encoder, Message, Opaque};
 
 /// A request, as it was executed.
@@ -37,6 +37,9 @@ pub struct Script {
     pub hold: Option<Opnum4>,
     pub held: u32,
     pub most_held: u32,
+    /// Requests with this operation are refused with this status, until then.
+    pub refuse: Option<(Opnum4, Nfsstat4, Instant)>,
+    pub refused: u32,
     pub target: u32,
     pub sessions: u8,
     pub clients: u64,
@@ -55,6 +58,14 @@ pub struct Scripted {
     pub script: Mutex<Script>,
     pub go_on: Notify,
     back: Mutex<Option<Reverse>>,
+}
+
+impl Script {
+    fn refuses(&mut self, opnum: Opnum4) -> Option<Nfsstat4> {
+        let refused = self.refuse.filter(|(of, _, until)| *of == opnum && Instant::now() < *until);
+        self.refused += u32::from(refused.is_some());
+        refused.map(|(_, status, _)| status)
+    }
 }
 
 pub const CONTENT: &[u8] = b"what the file holds";
@@ -118,6 +129,9 @@ impl Scripted {
 
     fn sequence(&self, args: &SequenceArgs, ops: &[Argop4]) -> Result<Result<SequenceOk, CompoundRes>, Nfsstat4> {
         let mut script = self.script.lock();
+        if let Some(status) = script.refuses(Opnum4::Sequence) {
+            return Err(status);
+        }
         if script.session.is_none_or(|session| args.sessionid != Sessionid4([session; 16])) {
             return Err(Nfsstat4::BadSession);
         }
@@ -150,6 +164,9 @@ impl Scripted {
 
     fn execute(&self, op: &Argop4, fh: &mut NfsFh4, reverse: &Reverse) -> Resop4 {
         let mut script = self.script.lock();
+        if let Some(status) = script.refuses(op.opnum()) {
+            return Resop4::failure(op.opnum(), status);
+        }
         match op {
             Argop4::ExchangeId(_) => {
                 if script.client.is_none() {

@@ -5,14 +5,14 @@ use nfs::v4::{
     Nfsstat4, OpenConfirmArgs, ReleaseLockOwnerArgs, SetClientIdArgs, SetClientIdConfirmArgs, SetClientIdRes, Stateid4,
 };
 
-use super::data::of_kind;
+use super::{data::of_kind, session::origin};
 use crate::{clock, context::Context, error::Fault4, v4::compound::Cursor};
 
 pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs) -> SetClientIdRes {
-    let now = clock::now();
+    let (now, origin) = (clock::now(), origin(cx, at));
     cx.shared.with_state(|state| {
         state.expire(now);
-        match state.set_clientid(now, args, (&at.principal, cx.peer.ip())) {
+        match state.set_clientid(now, args, origin) {
             Ok(introduced) => SetClientIdRes::Ok(introduced),
             Err(Nfsstat4::ClidInuse) => SetClientIdRes::ClidInuse(state.clients().callback_address(&args.client.id.0)),
             Err(status) => SetClientIdRes::Fail(status),

@@ -59,9 +59,10 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     let (client, shares) = (at.client(), (access, args.share_deny));
     // Before anything is made.
     cx.shared.may_give()?;
+    let now = clock::now();
     let unremembered = cx.shared.with_locks(|state, locks| {
         state.may_open(locks, client, shares, reclaim)?;
-        Ok::<_, Nfsstat4>(state.unremembered(client))
+        Ok::<_, Nfsstat4>(state.unremembered(client, now))
     })?;
     unremembered.map_or(Ok(()), |owner| remember(cx, client, owner))?;
     let mut target = match &args.claim {

@@ -193,12 +193,13 @@ fn both<'a>(
     target: Stateid4,
 ) -> Result<(Object<'a>, Object<'a>), Fault4> {
     let (from, to) = (cx.object4(at.saved()?)?, cx.object4(at.current()?)?);
-    may_use(cx, at, &from, at.saved_stateid(source)?, false)?;
-    may_use(cx, at, &to, at.stateid(target)?, true)?;
-    to.writable4()?;
+    // First: a thread can wait for one export alone.
     if from.export.id() != to.export.id() {
         return Err(Nfsstat4::XDev.into());
     }
+    may_use(cx, at, &from, at.saved_stateid(source)?, false)?;
+    may_use(cx, at, &to, at.stateid(target)?, true)?;
+    to.writable4()?;
     for object in [&from, &to] {
         of_kind(object.getattr()?.kind)?;
     }

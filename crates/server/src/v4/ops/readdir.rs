@@ -7,7 +7,7 @@
 use std::ops::ControlFlow;
 
 use nfs::v4::{Bitmap4, Nfsstat4, ReadDirArgs, attr::Attr4};
-use vfs::{Attr, DirEntry, StatFs};
+use vfs::{Attr, DirEntry, StatFs, VfsError};
 use xdr::{Encode, Encoder};
 
 use super::{
@@ -159,10 +159,15 @@ fn node_entry(
     let name = pseudo.name(node).clone();
     let root =
         pseudo.export(node).and_then(|id| cx.export(id).ok()).map(|export| cx.object_of(export, export.root().clone()));
-    let known: Option<(Object<'_>, Attr)> = root.and_then(|root| root.getattr().ok().map(|attr| (root, attr)));
+    let known = root.map(|root| root.getattr().map(|attr| (root, attr)));
+    let told = mask.contains(Attr4::RdattrError as u32);
+    if told && let Some(Err(VfsError::WouldBlock)) = known {
+        // Of one export after the other: this READDIR does not wait for any of them, as one may hang. LOOKUP does.
+        return Ok(list.entry(&name, cookie, |out| only_error(Nfsstat4::Delay, out)));
+    }
+    let known: Option<(Object<'_>, Attr)> = known.and_then(Result::ok);
     let Some((root, attr)) = &known else {
         if pseudo.referral(node).is_some() && !needs_locations(mask) {
-            let told = mask.contains(Attr4::RdattrError as u32);
             let moved = |out: &mut Encoder| only_error(Nfsstat4::Moved, out);
             return if told { Ok(list.entry(&name, cookie, moved)) } else { Err(Nfsstat4::Moved) };
         }

@@ -7,14 +7,25 @@ use nfs::v4::{
     DestroySessionArgs, ExchangeIdArgs, ExchangeIdOk, Nfsstat4, ReclaimCompleteArgs,
 };
 
-use crate::{clock, context::Context, error::Fault4, v4::compound::Cursor};
+use crate::{
+    clock,
+    context::Context,
+    error::Fault4,
+    v4::{compound::Cursor, state::client::Origin},
+};
 
 pub(super) fn exchange_id(cx: &Context<'_>, at: &Cursor, args: &ExchangeIdArgs) -> Result<ExchangeIdOk, Fault4> {
-    let now = clock::now();
+    let (now, origin) = (clock::now(), origin(cx, at));
     cx.shared.with_state(|state| {
         state.expire(now);
-        Ok(state.exchange_id(now, at.minor, args, (&at.principal, cx.peer.ip()))?)
+        Ok(state.exchange_id(now, at.minor, args, origin)?)
     })
+}
+
+/// Who introduces a client, and from where.
+pub(super) fn origin<'a>(cx: &Context<'_>, at: &'a Cursor) -> Origin<'a> {
+    let peer = cx.peer.ip();
+    Origin { principal: &at.principal, peer, admitted: cx.shared.exports.admit(peer) }
 }
 
 pub(super) fn create_session(

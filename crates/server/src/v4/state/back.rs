@@ -143,7 +143,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let client = self.clients.find(client).filter(|client| !client.callbacks_fail);
         client.is_some_and(|client| match &client.legacy {
             Some(legacy) => legacy.reach == Reach::Reached,
-            None => client.sessions.iter().any(|id| self.sessions[id].has_path()),
+            None => client.sessions().any(Session::has_path),
         })
     }
 
@@ -152,10 +152,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// # Errors
     /// See [`NoPath`].
     pub fn begin_callback(&mut self, client: Clientid4, by: Option<Sessionid4>) -> Result<BackCall, NoPath> {
-        let found = self.clients.find(client).ok_or(NoPath::Gone)?;
+        let found = self.clients.find_mut(client).ok_or(NoPath::Gone)?;
         let mut error = NoPath::Down;
-        for id in found.sessions.iter().filter(|id| by.is_none_or(|by| **id == by)) {
-            let session = self.sessions.get_mut(id).expect("a client's session is there");
+        for session in found.sessions.iter_mut().filter(|session| by.is_none_or(|by| session.id == by)) {
             if !session.has_path() {
                 continue;
             }
@@ -164,7 +163,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 continue;
             };
             return Ok(BackCall {
-                session: *id,
+                session: session.id,
                 ticket,
                 connections: session.backchannel().collect(),
                 program: session.cb_program,
@@ -178,12 +177,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// The connections by which a session's callback can be sent again.
     pub fn callback_connections(&self, session: Sessionid4) -> Vec<ConnectionId> {
-        self.sessions.get(&session).map(|session| session.backchannel().collect()).unwrap_or_default()
+        self.session(session).map(|session| session.backchannel().collect()).unwrap_or_default()
     }
 
     /// Gives a slot back. Its session may be gone.
     pub fn end_callback(&mut self, session: Sessionid4, ticket: &BackTicket, outcome: BackOutcome) {
-        if let Some(session) = self.sessions.get_mut(&session) {
+        if let Some(session) = self.session_mut(session) {
             session.back_slots.give_back(ticket, outcome);
         }
     }
@@ -200,7 +199,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// # Errors
     /// BADSESSION; INVAL where there is no way to authenticate.
     pub fn backchannel_ctl(&mut self, session: Sessionid4, args: &BackchannelCtlArgs) -> Result<(), Nfsstat4> {
-        let session = self.sessions.get_mut(&session).ok_or(Nfsstat4::BadSession)?;
+        let session = self.session_mut(session).ok_or(Nfsstat4::BadSession)?;
         if args.sec_parms.is_empty() {
             return Err(Nfsstat4::Inval);
         }

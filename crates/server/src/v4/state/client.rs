@@ -2,50 +2,64 @@
 //!
 //! Read RFC 8881 §2.4 (client identifiers), §8.3 (leases), §18.35.4 (the nine cases of EXCHANGE_ID, which are numbered in
 //! the code) and §18.36.4 (confirmation). A client owner has at most two records: the confirmed one, and an unconfirmed
-//! one that will replace it or be forgotten. An error leaves all records as they were.
+//! one that will replace it or be forgotten.
+//!
+//! What an introduction comes to is planned first, which changes nothing and can fail; a [`Plan`] is then carried out by
+//! [`State`](super::State), which cannot. A client owns its sessions.
 
 mod v40;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeSet, HashMap},
     net::IpAddr,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use nfs::v4::*;
-use rpc::Host;
+use smallvec::SmallVec;
 
 pub use self::v40::Legacy;
 pub(super) use self::v40::Reach;
-use super::{Principal, recover::Record};
+use super::{
+    Principal,
+    hosts::{Hosts, Position, Rank, Share},
+    recover::{Record, Stored},
+    session::Session,
+};
 use crate::hash::Map;
 
-/// What is known of a client.
+/// A client, and its sessions, which are nobody else's and end with it.
 #[derive(Debug)]
-pub struct Client {
+pub struct Client<R> {
     /// Its own name, and its incarnation.
     pub owner: ClientOwner4,
     /// Who introduced it.
     pub principal: Principal,
-    /// From where.
-    host: Host,
+    /// Whose places and memory it uses.
+    pub(super) share: Share,
+    /// Its age, as a number: the higher, the younger.
+    serial: u64,
     /// Whether it has made a session.
     pub confirmed: bool,
     /// Whether it has ever called by it.
-    pub(super) used: bool,
+    used: bool,
     /// How its state is protected.
     pub protect: StateProtect4R,
     /// What software it is, for people to read.
     pub implementation: Option<NfsImplId4>,
-    /// Its sessions.
-    pub sessions: Vec<Sessionid4>,
+    /// Its sessions, in the order in which they were made.
+    pub(super) sessions: Vec<Session<R>>,
     /// Whether it has said that all is reclaimed.
     pub reclaim_complete: bool,
     /// The minor version that it spoke when it introduced itself, and is called in.
     pub minorversion: u32,
     /// Whether it is remembered over a restart.
     pub(super) record: Record,
+    /// How far that is stored.
+    pub(super) stored: Stored,
+    /// When it was last about to get something.
+    pub(super) wanted_at: Instant,
     /// Whether it is being evicted: nothing of its is begun any more.
     pub(super) evicted: bool,
     /// Whether the last attempt to call it has failed.
@@ -57,56 +71,21 @@ pub struct Client {
     /// The last CREATE_SESSION: a reply cache of one slot.
     pub(super) created: (Sequenceid4, Result<CreateSessionOk, Nfsstat4>),
     renewed_at: Instant,
+    /// When it was last heard of, which renews no lease that is lost.
+    heard_at: Instant,
 }
 
 /// All clients.
 #[derive(Debug)]
-pub struct Clients {
-    by_id: Map<Clientid4, Client>,
+pub struct Clients<R> {
+    by_id: Map<Clientid4, Client<R>>,
     by_owner: HashMap<Bytes, Records>,
-    /// Who may have to give way to others.
-    lesser: Lesser,
-    /// The same of each host, and how many clients it has.
-    hosts: HashMap<Host, (usize, Lesser)>,
+    hosts: Hosts,
+    sessions: usize,
     lease: Duration,
     clients_max: usize,
-    /// The server's incarnation, in client IDs: those of an earlier one are stale.
-    instance: u32,
-    last: u32,
-}
-
-/// Clients that have done little yet.
-#[derive(Debug, Default)]
-struct Lesser {
-    /// Unconfirmed records in the order in which they were made; some are confirmed or gone by now.
-    unconfirmed: VecDeque<Clientid4>,
-    /// Confirmed ones, in order, that had done nothing else then.
-    idle: VecDeque<Clientid4>,
-}
-
-impl Lesser {
-    /// Without those of which there is something else to say by now, where they have become many.
-    fn tidy(&mut self, clients: &Map<Clientid4, Client>, max: usize) {
-        if self.unconfirmed.len() > 2 * max {
-            self.unconfirmed.retain(|id| clients.get(id).is_some_and(|client| !client.confirmed));
-        }
-        if self.idle.len() > 2 * max {
-            self.idle.retain(|id| clients.get(id).is_some_and(Client::is_idle));
-        }
-    }
-
-    /// The first that is unconfirmed, else the first that has done nothing but make sessions.
-    fn first(&mut self, clients: &Map<Clientid4, Client>) -> Option<Clientid4> {
-        let is = |id: &Clientid4, what: fn(&Client) -> bool| clients.get(id).is_some_and(what);
-        let unconfirmed = self.unconfirmed.iter().position(|id| is(id, |client| !client.confirmed));
-        self.unconfirmed.drain(..unconfirmed.unwrap_or(self.unconfirmed.len()));
-        if unconfirmed.is_some() {
-            return self.unconfirmed.pop_front();
-        }
-        let idle = self.idle.iter().position(|id| is(id, Client::is_idle));
-        self.idle.drain(..idle.unwrap_or(self.idle.len()));
-        self.idle.pop_front()
-    }
+    /// The age of the next one.
+    next_serial: u64,
 }
 
 /// The records of an owner.
@@ -122,40 +101,67 @@ fn kept(implementation: &NfsImplId4) -> NfsImplId4 {
     NfsImplId4 { domain: domain.detached(), name: name.detached(), date: *date }
 }
 
-/// What EXCHANGE_ID found or made.
+/// What an introduction comes to, decided before anything is changed.
 #[derive(Debug)]
-pub struct Exchanged {
-    /// The record.
-    pub clientid: Clientid4,
-    /// The client that lost its name to this one, or its place.
-    pub replaced: Option<Removed>,
+pub(super) struct Plan<R> {
+    /// Clients that end.
+    pub(super) ended: SmallVec<[Clientid4; 3]>,
+    /// What becomes of the one that introduces itself.
+    pub(super) then: Then<R>,
 }
 
-/// A client that is no more, whose sessions and state are to be dropped.
+/// What becomes of a client that introduces itself.
 #[derive(Debug)]
-#[must_use = "its sessions are still there"]
-pub struct Removed {
-    /// Its name.
-    pub clientid: Clientid4,
-    /// What it was.
-    pub client: Client,
+pub(super) enum Then<R> {
+    /// An unconfirmed record is added.
+    Add(Box<Client<R>>),
+    /// A record stays as it is.
+    Keep(Clientid4),
+    /// One is of this software.
+    Implementation(Clientid4, Option<NfsImplId4>),
+    /// One will be called elsewhere, once that is confirmed.
+    Callback(Clientid4, Box<Legacy>),
 }
 
-impl Client {
+/// Who introduces a client, and from where.
+#[derive(Clone, Copy, Debug)]
+pub struct Origin<'a> {
+    /// Who.
+    pub principal: &'a Principal,
+    /// From where.
+    pub peer: IpAddr,
+    /// Whether any export admits that host.
+    pub admitted: bool,
+}
+
+/// What decides who makes room, beside the clients themselves.
+#[derive(Clone, Copy)]
+pub(super) struct Outlook<'a> {
+    pub(super) now: Instant,
+    /// Whether a client has opens, locks or delegations.
+    pub(super) holds: &'a dyn Fn(Clientid4) -> bool,
+    /// Where to begin to look among very many.
+    pub(super) random: u64,
+}
+
+impl<R> Client<R> {
     /// One that is not confirmed.
-    fn new(owner: &ClientOwner4, (principal, peer): (&Principal, IpAddr), now: Instant) -> Self {
+    fn new(minorversion: u32, owner: &ClientOwner4, origin: Origin<'_>, now: Instant) -> Self {
         Self {
             owner: ClientOwner4 { verifier: owner.verifier, ownerid: owner.ownerid.detached() },
-            principal: principal.clone(),
-            host: Host::of(peer),
+            principal: origin.principal.clone(),
+            share: Share::of(origin.peer, origin.admitted),
+            serial: 0,
             confirmed: false,
             used: false,
             protect: StateProtect4R::None,
             implementation: None,
             sessions: Vec::new(),
             reclaim_complete: false,
-            minorversion: 1,
+            minorversion,
             record: Record::None,
+            stored: Stored::AsIs,
+            wanted_at: now,
             evicted: false,
             callbacks_fail: false,
             legacy: None,
@@ -163,12 +169,30 @@ impl Client {
             // RFC 8881 §18.36.4: the slot begins one before what is told, with a contrived result.
             created: (Sequenceid4(0), Err(Nfsstat4::SeqMisordered)),
             renewed_at: now,
+            heard_at: now,
         }
     }
 
-    /// Whether it has done nothing but introduce itself, and has nothing from before a restart.
-    fn is_idle(&self) -> bool {
-        !self.used && !self.record.is_kept()
+    fn rank(&self) -> Rank {
+        match (self.confirmed, self.used) {
+            (false, _) => Rank::Unconfirmed,
+            (true, false) => Rank::Idle,
+            (true, true) => Rank::InUse,
+        }
+    }
+
+    fn position(&self, id: Clientid4) -> Position {
+        (self.rank(), self.serial, id)
+    }
+
+    /// Its sessions.
+    pub fn sessions(&self) -> impl ExactSizeIterator<Item = &Session<R>> {
+        self.sessions.iter()
+    }
+
+    /// One of its sessions.
+    pub(super) fn session(&self, id: &Sessionid4) -> Option<&Session<R>> {
+        self.sessions.iter().find(|session| session.id == *id)
     }
 
     /// For its next CREATE_SESSION.
@@ -178,42 +202,59 @@ impl Client {
 
     /// Whether it is remembered over a restart.
     pub fn is_remembered(&self) -> bool {
-        self.record == Record::Written
+        self.record == Record::Written && self.stored == Stored::AsIs
     }
 
-    /// How long it has been silent.
+    /// How long ago it has renewed its lease.
     pub fn silent(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.renewed_at)
+    }
+
+    /// How long nothing was heard of it at all.
+    pub(super) fn unheard(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.heard_at)
     }
 
     /// Renews its lease.
     pub fn renew(&mut self, now: Instant) {
         self.renewed_at = self.renewed_at.max(now);
+        self.heard(now);
+    }
+
+    /// Something was heard of it.
+    pub(super) fn heard(&mut self, now: Instant) {
+        self.heard_at = self.heard_at.max(now);
     }
 }
 
-impl Clients {
-    /// No clients, whose leases will last for `lease`. `instance` differs from restart to restart.
-    pub fn new(instance: u32, lease: Duration, clients_max: usize) -> Self {
+impl<R: Clone> Client<R> {
+    /// Whether a request of its sessions is being executed.
+    pub(super) fn is_busy(&self) -> bool {
+        self.sessions.iter().any(|session| session.slots.is_busy())
+    }
+}
+
+impl<R: Clone> Clients<R> {
+    /// No clients, whose leases will last for `lease`.
+    pub fn new(lease: Duration, clients_max: usize) -> Self {
         Self {
             by_id: Map::default(),
             by_owner: HashMap::new(),
-            lesser: Lesser::default(),
-            hosts: HashMap::new(),
+            hosts: Hosts::default(),
+            sessions: 0,
             lease,
             clients_max,
-            instance,
-            last: 0,
+            next_serial: 0,
         }
     }
 
     /// A client, confirmed or not.
-    pub fn find(&self, id: Clientid4) -> Option<&Client> {
+    pub fn find(&self, id: Clientid4) -> Option<&Client<R>> {
         self.by_id.get(&id)
     }
 
     /// A client, confirmed or not.
-    pub fn find_mut(&mut self, id: Clientid4) -> Option<&mut Client> {
+    pub(super) fn find_mut(&mut self, id: Clientid4) -> Option<&mut Client<R>> {
         self.by_id.get_mut(&id)
     }
 
@@ -232,186 +273,276 @@ impl Clients {
         self.find(id).is_none_or(|client| client.silent(now) > self.lease)
     }
 
-    /// Finds or makes the record that EXCHANGE_ID asks for; `protect` is how its state would be protected. `has_state`
-    /// says whether a client has sessions, opens, locks or the like.
-    ///
-    /// # Errors
-    /// What the cases of §18.35.4 say, or DELAY if there are too many clients.
-    pub fn exchange(
-        &mut self,
-        args: &ExchangeIdArgs,
-        protect: StateProtect4R,
-        (principal, peer): (&Principal, IpAddr),
-        now: Instant,
-        has_state: impl Fn(&Self, Clientid4) -> bool,
-    ) -> Result<Exchanged, Nfsstat4> {
-        let records = self.by_owner.get(&args.clientowner.ownerid.0).copied().unwrap_or_default();
-        if args.flags & EXCHGID4_FLAG_UPD_CONFIRMED_REC_A != 0 {
-            return self.update(args, principal, records);
-        }
-        let Some(id) = records.confirmed else {
-            // Cases 1 and 4: a new owner, or an unconfirmed record that is replaced.
-            return self.introduce(args, protect, (principal, peer), now, None);
-        };
-        let client = &self.by_id[&id];
-        if client.principal != *principal {
-            // Case 3: a collision.
-            if has_state(self, id) && !self.is_expired(id, now) {
-                return Err(Nfsstat4::ClidInuse);
-            }
-            return self.introduce(args, protect, (principal, peer), now, Some(id));
-        }
-        if client.legacy.is_none() && client.owner.verifier == args.clientowner.verifier {
-            // Case 2: a retry, or an attempt at trunking. Of the two ways that case 5 leaves open for an unconfirmed
-            // record that is there too, it is forgotten.
-            if let Some(unconfirmed) = records.unconfirmed {
-                // It never had a session.
-                let _ = self.remove(unconfirmed);
-            }
-            return Ok(Exchanged { clientid: id, replaced: None });
-        }
-        // Case 5: it has restarted. Its old record stays until the new one is confirmed.
-        self.introduce(args, protect, (principal, peer), now, None)
-    }
-
-    /// Cases 6 to 9: an update of a confirmed record.
-    fn update(
-        &mut self,
-        args: &ExchangeIdArgs,
-        principal: &Principal,
-        records: Records,
-    ) -> Result<Exchanged, Nfsstat4> {
-        let id = records.confirmed.ok_or(Nfsstat4::NoEnt)?;
-        let client = self.by_id.get_mut(&id).expect("a record for each confirmed owner");
-        if client.owner.verifier != args.clientowner.verifier {
-            return Err(Nfsstat4::NotSame);
-        }
-        if client.principal != *principal {
-            return Err(Nfsstat4::Perm);
-        }
-        client.implementation = args.client_impl_id.as_ref().map(kept);
-        Ok(Exchanged { clientid: id, replaced: None })
-    }
-
-    /// Adds an unconfirmed record, instead of the owner's unconfirmed one and of `replaced`.
-    fn introduce(
-        &mut self,
-        args: &ExchangeIdArgs,
-        protect: StateProtect4R,
-        from: (&Principal, IpAddr),
-        now: Instant,
-        replaced: Option<Clientid4>,
-    ) -> Result<Exchanged, Nfsstat4> {
-        let record = Client {
-            protect,
-            implementation: args.client_impl_id.as_ref().map(kept),
-            ..Client::new(&args.clientowner, from, now)
-        };
-        let replaced = replaced.and_then(|id| self.remove(id));
-        let (clientid, displaced) = self.add(record)?;
-        Ok(Exchanged { clientid, replaced: replaced.or(displaced) })
-    }
-
-    /// Adds an unconfirmed record, instead of the owner's unconfirmed one. Where there are too many it takes the place of the first
-    /// that is unconfirmed, else of the first that has done nothing but make sessions: who introduces itself again and again
-    /// keeps nobody out. A half of all is too many of one host, which then gives way to itself alone.
-    ///
-    /// # Errors
-    /// DELAY if there are too many that have done more.
-    fn add(&mut self, client: Client) -> Result<(Clientid4, Option<Removed>), Nfsstat4> {
-        let (name, host) = (client.owner.ownerid.0.clone(), client.host);
-        let unconfirmed = self.by_owner.get(&name).and_then(|records| records.unconfirmed);
-        let crowd = match self.hosts.get_mut(&host) {
-            Some((clients, lesser)) if *clients >= self.clients_max / 2 => Some(lesser),
-            _ if self.by_id.len() >= self.clients_max => Some(&mut self.lesser),
-            _ => None,
-        };
-        let victim = match (unconfirmed, crowd) {
-            (None, Some(crowd)) => Some(crowd.first(&self.by_id).ok_or(Nfsstat4::Delay)?),
-            (unconfirmed, _) => unconfirmed,
-        };
-        let displaced = victim.and_then(|victim| self.remove(victim));
-        let clientid = self.next_id();
-        self.by_id.insert(clientid, client);
-        self.by_owner.entry(name).or_default().unconfirmed = Some(clientid);
-        let (clients, of_host) = self.hosts.entry(host).or_default();
-        *clients += 1;
-        for lesser in [of_host, &mut self.lesser] {
-            lesser.unconfirmed.push_back(clientid);
-            lesser.tidy(&self.by_id, self.clients_max);
-        }
-        Ok((clientid, displaced))
-    }
-
-    /// Confirms a record, which has made its first session, and says which one of the same owner it replaces. That one
-    /// is gone.
-    ///
-    /// # Panics
-    /// If there is no such record.
-    pub fn confirm(&mut self, id: Clientid4) -> Option<Removed> {
-        let client = self.by_id.get_mut(&id).expect("a record to be confirmed");
-        if client.confirmed {
-            return None;
-        }
-        client.confirmed = true;
-        let client = &self.by_id[&id];
-        let (_, of_host) = self.hosts.get_mut(&client.host).expect("a host for each client");
-        for lesser in [of_host, &mut self.lesser] {
-            lesser.idle.push_back(id);
-            lesser.tidy(&self.by_id, self.clients_max);
-        }
-        let records = self.by_owner.get_mut(&client.owner.ownerid.0).expect("records for each owner");
-        records.unconfirmed = None;
-        let clientid = records.confirmed.replace(id)?;
-        Some(self.take(clientid).expect("a record for each confirmed owner"))
-    }
-
-    fn take(&mut self, clientid: Clientid4) -> Option<Removed> {
-        let client = self.by_id.remove(&clientid)?;
-        let (clients, _) = self.hosts.get_mut(&client.host).expect("a host for each client");
-        *clients -= 1;
-        if *clients == 0 {
-            self.hosts.remove(&client.host);
-        }
-        Some(Removed { clientid, client })
-    }
-
-    /// Forgets a client.
-    pub fn remove(&mut self, clientid: Clientid4) -> Option<Removed> {
-        let Removed { client, .. } = self.take(clientid)?;
-        let ownerid = &client.owner.ownerid.0;
-        let records = self.by_owner.get_mut(ownerid).expect("records for each owner");
-        for record in [&mut records.confirmed, &mut records.unconfirmed] {
-            record.take_if(|record| *record == clientid);
-        }
-        if records.confirmed.is_none() && records.unconfirmed.is_none() {
-            self.by_owner.remove(ownerid);
-        }
-        Some(Removed { clientid, client })
-    }
-
     /// The confirmed client of an owner.
     pub fn confirmed(&self, owner: &Bytes) -> Option<Clientid4> {
         self.by_owner.get(owner)?.confirmed
     }
 
     /// All clients.
-    pub fn iter(&self) -> impl Iterator<Item = (Clientid4, &Client)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Clientid4, &Client<R>)> {
         self.by_id.iter().map(|(id, client)| (*id, client))
     }
 
-    /// Those that have not renewed their lease in time.
-    pub fn expired(&self, now: Instant) -> impl Iterator<Item = Clientid4> {
-        self.by_id.keys().copied().filter(move |id| self.is_expired(*id, now))
+    /// All clients.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Clientid4, &mut Client<R>)> {
+        self.by_id.iter_mut().map(|(id, client)| (*id, client))
     }
 
-    fn next_id(&mut self) -> Clientid4 {
-        loop {
-            self.last = self.last.wrapping_add(1);
-            let id = Clientid4(u64::from(self.instance) << 32 | u64::from(self.last));
-            if !self.by_id.contains_key(&id) {
-                return id;
+    /// Those that have not renewed their lease in time.
+    pub fn expired(&self, now: Instant) -> impl Iterator<Item = (Clientid4, &Client<R>)> {
+        self.iter().filter(move |(_, client)| client.silent(now) > self.lease)
+    }
+
+    /// How many sessions all have.
+    pub(super) fn sessions_count(&self) -> usize {
+        self.sessions
+    }
+
+    /// What the shares have.
+    pub(super) fn hosts(&self) -> &Hosts {
+        &self.hosts
+    }
+
+    /// What EXCHANGE_ID comes to; `protect` is how the state of a new record would be protected.
+    ///
+    /// # Errors
+    /// What the cases of §18.35.4 say, or DELAY if there are too many clients.
+    pub(super) fn plan_exchange(
+        &self,
+        minorversion: u32,
+        args: &ExchangeIdArgs,
+        protect: StateProtect4R,
+        origin: Origin<'_>,
+        outlook: &Outlook<'_>,
+    ) -> Result<Plan<R>, Nfsstat4> {
+        let records = self.by_owner.get(&args.clientowner.ownerid.0).copied().unwrap_or_default();
+        if args.flags & EXCHGID4_FLAG_UPD_CONFIRMED_REC_A != 0 {
+            return self.plan_update(args, origin.principal, records);
+        }
+        let new = || {
+            let implementation = args.client_impl_id.as_ref().map(kept);
+            let new = Client::new(minorversion, &args.clientowner, origin, outlook.now);
+            Client { protect, implementation, ..new }
+        };
+        let Some((id, client)) = records.confirmed.and_then(|id| Some((id, self.find(id)?))) else {
+            // Cases 1 and 4: a new owner, or an unconfirmed record that is replaced.
+            return self.plan_new(new(), None, outlook);
+        };
+        if client.principal != *origin.principal {
+            // Case 3: a collision.
+            let has_state = (outlook.holds)(id) || !client.sessions.is_empty();
+            if has_state && !self.is_expired(id, outlook.now) || client.is_busy() {
+                return Err(Nfsstat4::ClidInuse);
             }
+            return self.plan_new(new(), Some(id), outlook);
+        }
+        if client.legacy.is_none() && client.owner.verifier == args.clientowner.verifier {
+            // Case 2: a retry, or an attempt at trunking. Of the two ways that case 5 leaves open for an unconfirmed
+            // record that is there too, it is forgotten.
+            return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), then: Then::Keep(id) });
+        }
+        // Case 5: it has restarted. Its old record stays until the new one is confirmed.
+        self.plan_new(new(), None, outlook)
+    }
+
+    /// Cases 6 to 9: an update of a confirmed record.
+    fn plan_update(&self, args: &ExchangeIdArgs, principal: &Principal, records: Records) -> Result<Plan<R>, Nfsstat4> {
+        let found = records.confirmed.and_then(|id| Some((id, self.find(id)?)));
+        let (id, client) = found.ok_or(Nfsstat4::NoEnt)?;
+        if client.owner.verifier != args.clientowner.verifier {
+            return Err(Nfsstat4::NotSame);
+        }
+        if client.principal != *principal {
+            return Err(Nfsstat4::Perm);
+        }
+        let then = Then::Implementation(id, args.client_impl_id.as_ref().map(kept));
+        Ok(Plan { ended: SmallVec::new(), then })
+    }
+
+    /// An unconfirmed record instead of the owner's unconfirmed one, and of `replaced`.
+    ///
+    /// # Errors
+    /// DELAY if there is no room, and nobody who can make some.
+    fn plan_new(
+        &self,
+        client: Client<R>,
+        replaced: Option<Clientid4>,
+        outlook: &Outlook<'_>,
+    ) -> Result<Plan<R>, Nfsstat4> {
+        let records = self.by_owner.get(&client.owner.ownerid.0).copied().unwrap_or_default();
+        let mut ended: SmallVec<[Clientid4; 3]> = records.unconfirmed.into_iter().chain(replaced).collect();
+        let room = self.room(client.share, &ended, records.confirmed, outlook)?;
+        ended.extend(room);
+        Ok(Plan { ended, then: Then::Add(Box::new(client)) })
+    }
+
+    /// The client that ends so that one of `share` has a place, where all are taken. `freed` end anyway, and `kept` must not.
+    ///
+    /// A host has no more than a half of all places, and then makes room by itself alone. Where all places are taken, the host that
+    /// has the most makes room, so that one with fewer always gets in; and only to such a one it gives a place whose client holds
+    /// something.
+    ///
+    /// # Errors
+    /// DELAY if nobody can make room.
+    fn room(
+        &self,
+        share: Share,
+        freed: &[Clientid4],
+        kept: Option<Clientid4>,
+        outlook: &Outlook<'_>,
+    ) -> Result<Option<Clientid4>, Nfsstat4> {
+        // One that restarts is counted once: what is kept ends when this is confirmed.
+        let leaving =
+            freed.iter().copied().chain(kept).filter(|id| self.find(*id).is_some_and(|client| client.share == share));
+        let own = self.hosts.count(share) - leaving.collect::<BTreeSet<_>>().len();
+        let max = match share {
+            Share::Host(_) => self.clients_max / 2,
+            Share::Strangers => (self.clients_max / STRANGERS).max(1),
+        };
+        let spared = |id: Clientid4| freed.contains(&id) || kept == Some(id);
+        let victim = |share, may_hold| self.victim(share, &spared, may_hold, outlook);
+        if own >= max {
+            return victim(share, false).map(Some).ok_or(Nfsstat4::Delay);
+        }
+        if self.len() - freed.len() < self.clients_max {
+            return Ok(None);
+        }
+        let heavier = self.hosts.heaviest(share).filter(|(count, _)| *count > own);
+        let of_heavier = heavier.and_then(|(count, heavy)| victim(heavy, count > own + 1));
+        of_heavier.or_else(|| victim(share, false)).map(Some).ok_or(Nfsstat4::Delay)
+    }
+
+    /// The client of a share that is missed least: the oldest unconfirmed one, else the oldest that has done nothing but make
+    /// sessions, else of some of the others the one that was silent for the longest time of those that hold nothing; or, if it
+    /// may be one that holds something, of all.
+    fn victim(
+        &self,
+        share: Share,
+        spared: &dyn Fn(Clientid4) -> bool,
+        may_hold: bool,
+        outlook: &Outlook<'_>,
+    ) -> Option<Clientid4> {
+        let found = |id: Clientid4| self.find(id).map(|client| (id, client)).filter(|(id, _)| !spared(*id));
+        let is_free = |(id, client): &(Clientid4, &Client<R>)| {
+            !client.record.is_kept() && !(outlook.holds)(*id) && !client.is_busy()
+        };
+        let unconfirmed = self.hosts.ranked(share, Rank::Unconfirmed).find(|id| !spared(*id));
+        let idle =
+            || self.hosts.ranked(share, Rank::Idle).filter_map(found).take(LOOKS).find(is_free).map(|(id, _)| id);
+        let in_use = || {
+            let some: SmallVec<[_; LOOKS]> =
+                self.hosts.in_use(share, outlook.random).filter_map(found).take(LOOKS).collect();
+            let silent = |(_, client): &&(Clientid4, &Client<R>)| client.silent(outlook.now);
+            let free = some.iter().filter(|client| is_free(client)).max_by_key(silent);
+            let any = || some.iter().filter(|(_, client)| may_hold && !client.is_busy()).max_by_key(silent);
+            free.or_else(any).map(|(id, _)| *id)
+        };
+        unconfirmed.or_else(idle).or_else(in_use)
+    }
+
+    /// Adds an unconfirmed record. Its owner's unconfirmed one has ended.
+    pub(super) fn add(&mut self, id: Clientid4, client: Client<R>) {
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        let client = Client { serial, ..client };
+        self.by_owner.entry(client.owner.ownerid.0.clone()).or_default().unconfirmed = Some(id);
+        self.hosts.insert(client.share, client.position(id));
+        self.by_id.insert(id, client);
+    }
+
+    /// Confirms a record, if there is such a one that is not confirmed, and says which one of the same owner it replaces.
+    pub(super) fn confirm(&mut self, id: Clientid4) -> Option<Clientid4> {
+        self.rank(id, |client| client.confirmed = true);
+        let owner = &self.by_id.get(&id)?.owner.ownerid.0;
+        let records = self.by_owner.get_mut(owner)?;
+        records.unconfirmed.take_if(|unconfirmed| *unconfirmed == id);
+        records.confirmed.replace(id).filter(|replaced| *replaced != id)
+    }
+
+    /// A client has called.
+    pub(super) fn note_use(&mut self, id: Clientid4) {
+        if self.find(id).is_some_and(|client| !client.used) {
+            self.rank(id, |client| client.used = true);
+        }
+    }
+
+    /// Changes what the rank of a client depends on.
+    fn rank(&mut self, id: Clientid4, change: impl FnOnce(&mut Client<R>)) {
+        let Some(client) = self.by_id.get_mut(&id) else { return };
+        self.hosts.remove(client.share, client.position(id));
+        change(client);
+        self.hosts.insert(client.share, client.position(id));
+    }
+
+    /// Adds a session to a client.
+    pub(super) fn add_session(&mut self, id: Clientid4, session: Session<R>) {
+        let Some(client) = self.by_id.get_mut(&id) else { return };
+        self.hosts.grant(client.share, session.granted);
+        self.sessions += 1;
+        client.sessions.push(session);
+    }
+
+    /// Takes a session from its client.
+    pub(super) fn take_session(&mut self, id: &Sessionid4) -> Option<Session<R>> {
+        let client = self.by_id.get_mut(&client_of(id))?;
+        let at = client.sessions.iter().position(|session| session.id == *id)?;
+        let session = client.sessions.remove(at);
+        self.hosts.revoke(client.share, session.granted);
+        self.sessions -= 1;
+        Some(session)
+    }
+
+    /// Takes a client out, with its sessions. For [`State::end_client`](super::State::end_client) alone, which sees to all else that it
+    /// has.
+    pub(super) fn take(&mut self, id: Clientid4) -> Option<Client<R>> {
+        let client = self.by_id.remove(&id)?;
+        self.sessions -= client.sessions.len();
+        self.hosts.revoke(client.share, client.sessions.iter().map(|session| session.granted).sum());
+        self.hosts.remove(client.share, client.position(id));
+        let ownerid = &client.owner.ownerid.0;
+        if let Some(records) = self.by_owner.get_mut(ownerid) {
+            for record in [&mut records.confirmed, &mut records.unconfirmed] {
+                record.take_if(|record| *record == id);
+            }
+            if records.confirmed.is_none() && records.unconfirmed.is_none() {
+                self.by_owner.remove(ownerid);
+            }
+        }
+        Some(client)
+    }
+
+    /// Checks that all tables agree.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        assert!(self.len() <= self.clients_max);
+        let granted = |client: &Client<R>| client.sessions.iter().map(|session| session.granted).sum();
+        self.hosts.check(self.iter().map(|(id, client)| (client.share, client.position(id), granted(client))));
+        assert_eq!(self.sessions, self.iter().map(|(_, client)| client.sessions.len()).sum::<usize>());
+        let mut named = 0;
+        for (owner, records) in &self.by_owner {
+            assert!(records.confirmed.is_some() || records.unconfirmed.is_some());
+            for (record, confirmed) in [(records.confirmed, true), (records.unconfirmed, false)] {
+                let Some(id) = record else { continue };
+                let client = self.find(id).expect("an owner's record is there");
+                assert_eq!((&client.owner.ownerid.0, client.confirmed), (owner, confirmed));
+                named += 1;
+            }
+        }
+        assert_eq!(named, self.len(), "each record is its owner's");
+        for (id, client) in self.iter() {
+            assert!(client.sessions.iter().all(|session| client_of(&session.id) == id));
+            assert!(client.confirmed || client.sessions.is_empty());
         }
     }
 }
+
+/// Whose session it is: its ID begins with the client's.
+pub(super) fn client_of(Sessionid4(id): &Sessionid4) -> Clientid4 {
+    let [a, b, c, d, e, f, g, h, ..] = *id;
+    Clientid4(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
+}
+
+/// Hosts that no export admits have this part of all places together.
+const STRANGERS: usize = 64;
+/// So many clients are looked at for one that makes room.
+const LOOKS: usize = 64;

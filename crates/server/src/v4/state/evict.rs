@@ -2,9 +2,9 @@
 
 use std::hash::Hash;
 
-use nfs::v4::{Clientid4, Sessionid4};
+use nfs::v4::Clientid4;
 
-use super::{State, delegation::Delegation, session::Session, stateid::Other};
+use super::{State, client::Client, delegation::Delegation, session::Session, stateid::Other};
 
 /// What became of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,18 +24,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub fn evict(&mut self, id: Clientid4) -> Evicted {
         let Some(client) = self.clients.find_mut(id) else { return Evicted::Unknown };
         client.evicted = true;
-        if self.is_busy(id) {
+        if client.is_busy() {
             return Evicted::Busy;
         }
-        let removed = self.clients.remove(id).expect("it was there");
-        self.forget(removed);
+        self.end_client(id);
         Evicted::Gone
     }
 
     /// The sessions of a client.
-    pub fn sessions_of(&self, id: Clientid4) -> impl Iterator<Item = (Sessionid4, &Session<R>)> {
-        let ids = self.clients.find(id).map(|client| client.sessions.as_slice()).unwrap_or_default();
-        ids.iter().map(|id| (*id, &self.sessions[id]))
+    pub fn sessions_of(&self, id: Clientid4) -> impl Iterator<Item = &Session<R>> {
+        self.clients.find(id).into_iter().flat_map(Client::sessions)
     }
 
     /// The delegations of a client, in pages: those among its next `max` stateids behind `after`, and where to go on.

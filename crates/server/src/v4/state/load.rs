@@ -3,8 +3,12 @@
 //! Each slot in use keeps a reply, and each delegation a record. From three quarters of what there may be of either on, whoever has
 //! more than its share of a half is asked to make do with that: of slots by each SEQUENCE, and by CB_RECALL_SLOT, as it may
 //! be silent; of delegations by CB_RECALL_ANY, which leaves to the client which of them it can spare. When less than a half
-//! of all slots is in use, everybody may use again what its session was made with. As a client need not heed that, sessions are made
-//! with fewer slots where there are very many.
+//! of all slots is in use, everybody may use again what its session was made with.
+//!
+//! A client need not heed that, so the bytes of the reply cache are bounded by what sessions are granted when they are made: slots times
+//! the largest reply that is cached (RFC 8881 §18.36.3 has the server lower both). What was granted is kept. A half of the cache is
+//! divided among as many sessions as there can be, and each has that. Of the other half a host has no more than a quarter of what the
+//! others have left, and a new session no more than a part of what its host can still have.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -12,9 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nfs::v4::{Clientid4, Sessionid4, Slotid4};
+use nfs::v4::{ChannelAttrs4, Clientid4, Sessionid4, Slotid4};
 
-use super::{State, session::ChannelLimits};
+use super::{State, client::Client, hosts::Share, session::ChannelLimits};
 
 /// What a client is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,8 +33,6 @@ pub enum Ask {
 #[derive(Debug, Default)]
 pub(super) struct Load {
     asks: VecDeque<(Clientid4, Ask)>,
-    /// Slots that all sessions were made with.
-    pub(super) slots_granted: usize,
     /// Whether sessions have been asked to make do with fewer slots than they were made with.
     slots_asked: bool,
     /// When delegations were asked for.
@@ -61,37 +63,65 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.load.asks.pop_front()
     }
 
-    /// How many sessions a client may have now, and the limits of another one.
-    pub(super) fn room_for_sessions(&self) -> (usize, ChannelLimits) {
+    /// How many sessions a client may have now.
+    pub(super) fn sessions_max(&self, client: &Client<R>) -> usize {
         let options = &self.options;
         let half = options.sessions_max / 2;
-        let sessions =
-            if self.sessions.len() < half { options.client_sessions_max } else { half / options.clients_max };
-        let all = options.channel.slots_max;
-        let left = options.slots_granted_max.saturating_sub(self.load.slots_granted);
-        // As many as it likes until a half of all are granted.
-        let slots = left / (options.slots_granted_max / 2 / all as usize).max(1);
-        let slots = u32::try_from(slots).unwrap_or(u32::MAX).clamp(SESSION_SLOTS_MIN.min(all), all);
-        (sessions, ChannelLimits { slots_max: slots, ..options.channel })
+        match client.share {
+            Share::Strangers => 1,
+            Share::Host(_) if self.clients.sessions_count() < half => options.client_sessions_max,
+            Share::Host(_) => half / options.clients_max,
+        }
+    }
+
+    /// The limits of another session of a client, and the bytes of the reply cache that it is granted beyond what every session is.
+    pub(super) fn grant(&self, client: &Client<R>, wanted: &ChannelAttrs4) -> (ChannelLimits, usize) {
+        let channel = self.options.channel;
+        let floor = self.options.replies_max / 2 / self.options.sessions_max;
+        let cached = wanted.maxresponsesize_cached.min(channel.response_cached_max) as usize;
+        let slots = wanted.maxrequests.min(channel.slots_max) as usize;
+        let extra = (slots * charge(cached)).saturating_sub(floor).min(self.extra(client.share));
+        let room = floor + extra;
+        // Rather some slots of smaller replies than very few.
+        let cached = if room < slots.min(SLOTS_SMALL) * charge(cached) { cached.min(floor) } else { cached };
+        let slots = (room / charge(cached)).clamp(1, slots.max(1));
+        let granted = (slots * charge(cached)).saturating_sub(floor);
+        let limits = ChannelLimits { slots_max: slots as u32, response_cached_max: cached as u32, ..channel };
+        (limits, granted)
+    }
+
+    /// Most bytes beyond what every session is granted that a new one of a share can have.
+    fn extra(&self, share: Share) -> usize {
+        if share == Share::Strangers {
+            return 0;
+        }
+        let all = self.options.replies_max / 2;
+        let (granted, own) = self.clients.hosts().granted(share);
+        let most = all.saturating_sub(granted - own) / HOST_PART;
+        most.saturating_sub(own) / SESSION_PART
     }
 
     fn relieve_slots(&mut self) {
-        let (max, sessions) = (self.options.slots_max, self.sessions.len().max(1));
-        let used: usize = self.sessions.values().map(|session| session.slots.in_use()).sum();
+        let (max, count) = (self.options.slots_max, self.clients.sessions_count().max(1));
+        let sessions = self.clients.iter().flat_map(|(_, client)| client.sessions());
+        let used: usize = sessions.map(|session| session.slots.in_use()).sum();
         if self.load.slots_asked && used < max / 2 {
             self.load.slots_asked = false;
-            self.sessions.values_mut().for_each(|session| session.slots.set_target(Slotid4(u32::MAX)));
+            let sessions = self.clients.iter_mut().flat_map(|(_, client)| &mut client.sessions);
+            sessions.for_each(|session| session.slots.set_target(Slotid4(u32::MAX)));
         }
         if used <= max / 4 * 3 {
             return;
         }
         self.load.slots_asked = true;
-        let share = (max / 2 / sessions).max(1);
+        let share = (max / 2 / count).max(1);
         let target = Slotid4(u32::try_from(share - 1).unwrap_or(u32::MAX));
-        for (id, session) in &mut self.sessions {
-            if session.slots.in_use() > share && session.slots.target_highest() > target {
-                session.slots.set_target(target);
-                self.load.asks.push_back((session.clientid, Ask::Slots(*id, target)));
+        for (id, client) in self.clients.iter_mut() {
+            for session in &mut client.sessions {
+                if session.slots.in_use() > share && session.slots.target_highest() > target {
+                    session.slots.set_target(target);
+                    self.load.asks.push_back((id, Ask::Slots(session.id, target)));
+                }
             }
         }
     }
@@ -111,7 +141,18 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 }
 
-/// A session has so many slots, however many there are.
-const SESSION_SLOTS_MIN: u32 = 4;
+/// What a slot is charged for a reply of so many bytes: small ones are kept unasked.
+fn charge(cached: usize) -> usize {
+    cached.max(REPLY_SMALL)
+}
+
+/// Bytes of a reply that is kept though its client has not asked for it.
+pub const REPLY_SMALL: usize = 512;
+/// With fewer slots than this a session rather has smaller replies.
+const SLOTS_SMALL: usize = 4;
+/// A host is granted this part of what the others leave.
+const HOST_PART: usize = 4;
+/// A session is granted this part of what its host can still have.
+const SESSION_PART: usize = 16;
 /// A client has some time to give back before it is asked again.
 const ASK_EVERY: Duration = Duration::from_secs(5);

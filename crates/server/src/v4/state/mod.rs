@@ -15,6 +15,7 @@ pub mod back40;
 pub mod client;
 pub mod delegation;
 pub mod evict;
+mod hosts;
 pub mod load;
 pub mod marks;
 pub mod open;
@@ -30,20 +31,20 @@ pub mod v40;
 use std::{
     collections::VecDeque,
     hash::Hash,
-    net::IpAddr,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use nfs::v4::*;
-use rand::{RngCore, SeedableRng, rngs::StdRng};
+use rand::{Rng, RngCore, SeedableRng, rngs::StdRng};
 
-use client::{Clients, Removed};
+use client::{Client, Clients, Origin, Outlook, Plan, Then, client_of};
 use delegation::Delegations;
 use load::Load;
 use marks::Marks;
-use owner::Owners;
-use session::{ChannelLimits, Connection, ConnectionId, Session};
+use owner::{OwnerLimits, Owners};
+use recover::Stored;
+use session::{BoundChange, ChannelLimits, Connection, ConnectionId, Session};
 use slot::{Begun, Fingerprint, Ticket};
 use stateid::Stateids;
 use v40::Kept;
@@ -90,12 +91,14 @@ pub struct StateOptions {
     pub client_sessions_max: usize,
     /// Most sessions of all clients. From a half on, the rest is shared out among as many clients as there can be.
     pub sessions_max: usize,
-    /// So many slots all sessions are made with, but for a few that each has. From a half on, new ones get fewer and fewer.
-    pub slots_granted_max: usize,
+    /// Most bytes of replies that are kept for retries.
+    pub replies_max: usize,
     /// Most stateids of one client, those included that it has lost and not freed.
     pub client_stateids_max: usize,
     /// Most stateids of all clients. From a half on, the rest is shared out among as many clients as there can be.
     pub stateids_max: usize,
+    /// Most owners of opens and locks of all clients of 4.0. From a half on, the rest is shared out as well.
+    pub owners_max: usize,
     /// Most delegations of all clients.
     pub delegations_max: usize,
     /// So many slots of all sessions may be in use before some are asked back.
@@ -147,8 +150,7 @@ pub struct Request<'a> {
 #[derive(Debug)]
 pub struct State<R, F> {
     options: StateOptions,
-    clients: Clients,
-    sessions: Map<Sessionid4, Session<R>>,
+    clients: Clients<R>,
     /// The sessions of each connection that carries a channel of any.
     by_connection: Map<ConnectionId, Vec<Sessionid4>>,
     stateids: Stateids<F>,
@@ -161,28 +163,36 @@ pub struct State<R, F> {
     before: Option<V4Clients>,
     /// What is to be stored of who may reclaim.
     records: VecDeque<RecordChange>,
+    /// Whether they can be stored.
+    storage_works: bool,
     /// When all clients are looked at next, for those that have expired.
     next_look: Option<Instant>,
     rng: StdRng,
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// No state. `instance` differs from restart to restart; session IDs come from `seed`, which nobody else may know.
+    /// No state. `instance` differs from restart to restart; the names of clients, sessions and state come from `seed`, which nobody
+    /// else may know.
     pub fn new(options: StateOptions, instance: u32, seed: [u8; 32]) -> Self {
-        let clients = Clients::new(instance, options.lease, options.clients_max);
-        let rng = StdRng::from_seed(seed);
-        let owners = Owners::new(options.client_stateids_max);
+        let clients = Clients::new(options.lease, options.clients_max);
+        let mut rng = StdRng::from_seed(seed);
+        let owners = Owners::new(OwnerLimits {
+            client_max: options.client_stateids_max,
+            max: options.owners_max,
+            clients_max: options.clients_max,
+        });
+        let stateids = Stateids::new(instance, rng.random());
         Self {
             options,
             clients,
-            sessions: Map::default(),
             by_connection: Map::default(),
-            stateids: Stateids::new(instance),
+            stateids,
             delegations: Delegations::default(),
             load: Load::default(),
             owners,
             events: VecDeque::new(),
             before: None,
+            storage_works: true,
             records: VecDeque::new(),
             next_look: None,
             rng,
@@ -190,7 +200,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// The clients.
-    pub fn clients(&self) -> &Clients {
+    pub fn clients(&self) -> &Clients<R> {
         &self.clients
     }
 
@@ -201,12 +211,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// A session.
     pub fn session(&self, id: Sessionid4) -> Option<&Session<R>> {
-        self.sessions.get(&id)
+        self.clients.find(client_of(&id))?.session(&id)
     }
 
-    /// A session, for setting how many slots it shall use.
-    pub fn session_mut(&mut self, id: Sessionid4) -> Option<&mut Session<R>> {
-        self.sessions.get_mut(&id)
+    /// A session, to be changed.
+    pub(super) fn session_mut(&mut self, id: Sessionid4) -> Option<&mut Session<R>> {
+        let client = self.clients.find_mut(client_of(&id))?;
+        client.sessions.iter_mut().find(|session| session.id == id)
     }
 
     /// Whether nothing has to be done as a consequence: no event, recall, or record is to be had, and nobody is to be asked.
@@ -219,34 +230,33 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.events.pop_front()
     }
 
-    /// EXCHANGE_ID (§18.35), from `peer`.
+    /// EXCHANGE_ID (§18.35).
     ///
     /// # Errors
-    /// INVAL for flags of no meaning, or protection without RPCSEC_GSS; ENCR_ALG_UNSUPP for SP4_SSV; and what
-    /// [`Clients::exchange`] says.
+    /// INVAL for flags of no meaning, or protection without RPCSEC_GSS; ENCR_ALG_UNSUPP for SP4_SSV; and what the cases of
+    /// §18.35.4 say, or DELAY if there are too many clients.
     pub fn exchange_id(
         &mut self,
         now: Instant,
         minorversion: u32,
         args: &ExchangeIdArgs,
-        (principal, peer): (&Principal, IpAddr),
+        origin: Origin<'_>,
     ) -> Result<ExchangeIdOk, Nfsstat4> {
         let fence = if minorversion >= 2 { EXCHGID4_FLAG_SUPP_FENCE_OPS } else { 0 };
         if args.flags & !(FLAGS_A | fence) != 0 {
             return Err(Nfsstat4::Inval);
         }
-        let protect = self.protect(&args.state_protect, principal)?;
+        let protect = self.protect(&args.state_protect, origin.principal)?;
+        let random = self.rng.next_u64();
         let holds = |id| self.stateids.count(id) > 0;
-        let has_state = |clients: &Clients, id| holds(id) || !clients.find(id).is_none_or(|c| c.sessions.is_empty());
-        let exchanged = self.clients.exchange(args, protect, (principal, peer), now, has_state)?;
-        if let Some(replaced) = exchanged.replaced {
-            self.forget(replaced);
-        }
-        let client = self.clients.find_mut(exchanged.clientid).expect("the record was found or made");
+        let outlook = Outlook { now, holds: &holds, random };
+        let plan = self.clients.plan_exchange(minorversion, args, protect, origin, &outlook)?;
+        let clientid = self.carry_out(plan);
+        let client = self.clients.find_mut(clientid).ok_or(Nfsstat4::ServerFault)?;
         client.minorversion = minorversion;
         let confirmed = if client.confirmed { EXCHGID4_FLAG_CONFIRMED_R } else { 0 };
         Ok(ExchangeIdOk {
-            clientid: exchanged.clientid,
+            clientid,
             sequenceid: client.next_sequence(),
             flags: self.options.flags | confirmed,
             state_protect: client.protect.clone(),
@@ -254,6 +264,29 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             server_scope: self.options.server_scope.clone().into(),
             server_impl_id: self.options.implementation.clone(),
         })
+    }
+
+    /// Does what was planned, and says for which client.
+    fn carry_out(&mut self, plan: Plan<R>) -> Clientid4 {
+        for ended in plan.ended {
+            self.end_client(ended);
+        }
+        match plan.then {
+            Then::Add(client) => {
+                let id = self.new_clientid();
+                self.clients.add(id, *client);
+                id
+            }
+            Then::Keep(id) => id,
+            Then::Implementation(id, implementation) => {
+                self.clients.find_mut(id).into_iter().for_each(|client| client.implementation = implementation.clone());
+                id
+            }
+            Then::Callback(id, legacy) => {
+                self.clients.find_mut(id).into_iter().for_each(|client| client.set_update((*legacy).clone()));
+                id
+            }
+        }
     }
 
     /// CREATE_SESSION (§18.36).
@@ -267,8 +300,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         principal: &Principal,
         connection: Connection,
     ) -> Result<CreateSessionOk, Nfsstat4> {
-        let client = self.clients.find_mut(args.clientid).filter(|client| !client.evicted);
+        let id = self.new_sessionid(args.clientid);
+        self.check_stored(args.clientid)?;
+        let client = self.clients.find(args.clientid).filter(|client| !client.evicted && client.legacy.is_none());
         let client = client.ok_or(Nfsstat4::StaleClientid)?;
+        if client.principal != *principal {
+            // §18.36.4, phase 3, but before what is cached is told to somebody else.
+            return Err(Nfsstat4::ClidInuse);
+        }
         // §18.36.4, phase 2. What was refused for its arguments alone is refused again rather than from memory: a retry cannot
         // tell, and whoever takes the sequence of a refusal for unused, as other servers have it, can send better ones.
         let (last, made) = &client.created;
@@ -278,81 +317,84 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             (false, _) if args.sequence != client.next_sequence() => return Err(Nfsstat4::SeqMisordered),
             (false, _) => {}
         }
-        if client.principal != *principal {
-            return Err(Nfsstat4::ClidInuse);
-        }
-        let (sessions, channel) = self.room_for_sessions();
-        let full = self.clients.find(args.clientid).is_none_or(|client| client.sessions.len() >= sessions);
+        let full = client.sessions.len() >= self.sessions_max(client);
+        let (limits, granted) = self.grant(client, &args.fore_chan_attrs);
         let made = if args.flags & !SESSION_FLAGS != 0 {
             Err(Nfsstat4::Inval)
         } else {
-            Session::new(args, &channel, connection)
+            Session::new(id, args, (&limits, granted), connection)
         };
         let made = made.and_then(|session| if full { Err(Nfsstat4::NoSpc) } else { Ok(session) });
         let result = made.map(|session| self.add_session(now, args, session));
         // Phase 2 again: the sequence has been used, however it went.
-        let client = self.clients.find_mut(args.clientid).expect("it was there");
-        client.created = (args.sequence, result.clone());
+        if let Some(client) = self.clients.find_mut(args.clientid) {
+            client.created = (args.sequence, result.clone());
+        }
         result
     }
 
     /// Adds a session, and confirms its client.
     fn add_session(&mut self, now: Instant, args: &CreateSessionArgs, session: Session<R>) -> CreateSessionOk {
-        let sessionid = self.new_sessionid(args.clientid);
         let result = CreateSessionOk {
-            sessionid,
+            sessionid: session.id,
             sequence: args.sequence,
             flags: session.flags(),
             fore_chan_attrs: session.fore,
             back_chan_attrs: session.back,
         };
-        session.connections().for_each(|connection| self.by_connection.entry(connection).or_default().push(sessionid));
-        self.load.slots_granted += session.fore.maxrequests as usize;
-        self.sessions.insert(sessionid, session);
-        let client = self.clients.find_mut(args.clientid).expect("a session has a client");
-        client.sessions.push(sessionid);
-        client.callbacks_fail = false;
-        client.renew(now);
-        if !client.confirmed {
-            if let Some(replaced) = self.clients.confirm(args.clientid) {
-                self.forget(replaced);
-            }
-            self.events.push_back(Event::Confirmed(args.clientid));
-            self.recall_record(args.clientid);
+        for connection in session.connections() {
+            self.by_connection.entry(connection).or_default().push(session.id);
+        }
+        self.clients.add_session(args.clientid, session);
+        self.confirm(args.clientid);
+        if let Some(client) = self.clients.find_mut(args.clientid) {
+            client.callbacks_fail = false;
+            client.renew(now);
         }
         result
+    }
+
+    /// Confirms a client, if it is not yet, which ends the one that it replaces.
+    fn confirm(&mut self, id: Clientid4) {
+        if self.clients.find(id).is_none_or(|client| client.confirmed) {
+            return;
+        }
+        if let Some(replaced) = self.clients.confirm(id) {
+            self.end_client(replaced);
+        }
+        self.events.push_back(Event::Confirmed(id));
+        self.recall_record(id);
     }
 
     /// BIND_CONN_TO_SESSION (§18.34). Connections do not step up to RDMA.
     ///
     /// # Errors
-    /// BADSESSION, INVAL; WRONG_CRED where the state is protected.
+    /// BADSESSION, INVAL; WRONG_CRED for another principal than the client's.
     pub fn bind_conn_to_session(
         &mut self,
         args: &BindConnToSessionArgs,
         principal: &Principal,
         connection: Connection,
     ) -> Result<BindConnToSessionOk, Nfsstat4> {
-        let session = self.sessions.get_mut(&args.sessid).ok_or(Nfsstat4::BadSession)?;
-        let client = self.clients.find(session.clientid).expect("a session has a client");
-        if client.protect != StateProtect4R::None && client.principal != *principal {
+        let client = self.clients.find_mut(client_of(&args.sessid)).filter(|client| !client.evicted);
+        let client = client.ok_or(Nfsstat4::BadSession)?;
+        let session = client.sessions.iter_mut().find(|session| session.id == args.sessid);
+        let session = session.ok_or(Nfsstat4::BadSession)?;
+        if client.principal != *principal {
             return Err(Nfsstat4::WrongCred);
         }
-        let was_bound = session.is_bound(connection.id);
-        let dir = session.bind(connection, args.dir)?;
-        if !was_bound {
-            self.by_connection.entry(connection.id).or_default().push(args.sessid);
-        }
-        let clientid = session.clientid;
-        self.note_callback(clientid, false);
-        Ok(BindConnToSessionOk { sessid: args.sessid, dir, use_conn_in_rdma_mode: false })
+        let bound = session.bind(connection, args.dir)?;
+        client.callbacks_fail = false;
+        self.note_bound(connection.id, args.sessid, bound.change);
+        Ok(BindConnToSessionOk { sessid: args.sessid, dir: bound.dir, use_conn_in_rdma_mode: false })
     }
 
     /// SEQUENCE (§18.46), the first operation of a compound. What is to be executed is to be finished by
     /// [`finish`](Self::finish).
     ///
     /// # Errors
-    /// BADSESSION, CONN_NOT_BOUND_TO_SESSION, REQ_TOO_BIG, TOO_MANY_OPS, REP_TOO_BIG_TO_CACHE, and what [`slot::SlotTable::begin`] says.
+    /// BADSESSION, CONN_NOT_BOUND_TO_SESSION, REQ_TOO_BIG, TOO_MANY_OPS, REP_TOO_BIG_TO_CACHE, what [`slot::SlotTable::begin`] says;
+    /// DELAY while it is being stored again what the client may reclaim.
     pub fn sequence(
         &mut self,
         now: Instant,
@@ -360,12 +402,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         connection: ConnectionId,
     ) -> Result<Sequenced<R>, Nfsstat4> {
         let args = request.args;
-        let session = self.sessions.get_mut(&args.sessionid).ok_or(Nfsstat4::BadSession)?;
-        let clientid = session.clientid;
-        let client = self.clients.find_mut(clientid).expect("a session has a client");
-        if client.evicted {
-            return Err(Nfsstat4::BadSession);
-        }
+        let clientid = client_of(&args.sessionid);
+        let client = self.clients.find_mut(clientid).filter(|client| !client.evicted).ok_or(Nfsstat4::BadSession)?;
+        let session = client.sessions.iter_mut().find(|session| session.id == args.sessionid);
+        let session = session.ok_or(Nfsstat4::BadSession)?;
         if client.protect != StateProtect4R::None && !session.is_bound(connection) {
             return Err(Nfsstat4::ConnNotBoundToSession);
         }
@@ -378,21 +418,24 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if args.cachethis && session.fore.maxresponsesize_cached < session::RESPONSE_LEN_MIN {
             return Err(Nfsstat4::RepTooBigToCache);
         }
-        let begun = session.slots.begin(args, request.fingerprint)?;
-        client.used = true;
-        if session.imply(connection) {
-            self.by_connection.entry(connection).or_default().push(args.sessionid);
+        if client.stored != Stored::AsIs {
+            self.check_stored(clientid)?;
+            return Err(Nfsstat4::Delay);
         }
+        let begun = session.slots.begin(args, request.fingerprint)?;
+        let change = session.imply(connection);
         let channel = session.fore;
         let (highest_slotid, target_highest_slotid) =
             (session.slots.enforced_highest(), session.slots.target_highest());
+        self.note_bound(connection, args.sessionid, change);
+        self.clients.note_use(clientid);
         let result = SequenceOk {
             sessionid: args.sessionid,
             sequenceid: args.sequenceid,
             slotid: args.slotid,
             highest_slotid,
             target_highest_slotid,
-            status_flags: self.status_flags(args.sessionid),
+            status_flags: self.status_flags(clientid, args.sessionid),
         };
         self.renew(now, clientid);
         Ok(Sequenced { clientid, result, begun, channel })
@@ -400,18 +443,21 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// Ends a request that [`sequence`](Self::sequence) has begun; as [`slot::SlotTable::finish`]. Its session may be gone.
     pub fn finish(&mut self, now: Instant, session: Sessionid4, ticket: Ticket, reply: R, cheap: bool) {
-        if let Some(session) = self.sessions.get_mut(&session) {
+        if let Some(session) = self.session_mut(session) {
             session.slots.finish(ticket, reply, cheap);
-            let clientid = session.clientid;
             // §8.3: the lease lasts from the end of the compound.
-            self.renew(now, clientid);
+            let id = client_of(&session.id);
+            self.renew(now, id);
         }
     }
 
     /// Renews a lease, unless the client has lost everything and not acknowledged it (§18.46.3).
     fn renew(&mut self, now: Instant, id: Clientid4) {
-        if !self.has_lost_all(id) {
-            self.clients.find_mut(id).expect("a session has a client").renew(now);
+        let has_lost_all = self.has_lost_all(id);
+        match self.clients.find_mut(id) {
+            Some(client) if has_lost_all => client.heard(now),
+            Some(client) => client.renew(now),
+            None => {}
         }
     }
 
@@ -421,17 +467,17 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         lost > 0 && lost == self.stateids.count(id)
     }
 
-    /// Whether a request of a client is being executed.
+    /// Whether a request of a client is being executed, as far as that is known: of 4.0, which has no slots, only if it is one
+    /// that counts.
     fn is_busy(&self, id: Clientid4) -> bool {
-        let client = self.clients.find(id);
-        client.is_some_and(|client| client.sessions.iter().any(|id| self.sessions[id].slots.is_busy()))
+        self.clients.find(id).is_some_and(Client::is_busy) || self.owners.is_busy(id)
     }
 
     /// DESTROY_SESSION (§18.37). `own` says that the compound's SEQUENCE is of the same session.
     ///
     /// # Errors
-    /// BADSESSION; CONN_NOT_BOUND_TO_SESSION; WRONG_CRED where the state is protected; DELAY while other requests of it are
-    /// being executed, whose replies would be lost.
+    /// BADSESSION; CONN_NOT_BOUND_TO_SESSION; WRONG_CRED for another principal than the client's; DELAY while other requests of it
+    /// are being executed, whose replies would be lost.
     pub fn destroy_session(
         &mut self,
         id: Sessionid4,
@@ -439,26 +485,25 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         principal: &Principal,
         connection: ConnectionId,
     ) -> Result<(), Nfsstat4> {
-        let session = self.sessions.get(&id).ok_or(Nfsstat4::BadSession)?;
+        let client = self.clients.find(client_of(&id)).ok_or(Nfsstat4::BadSession)?;
+        let session = client.session(&id).ok_or(Nfsstat4::BadSession)?;
         if !session.is_bound(connection) {
             return Err(Nfsstat4::ConnNotBoundToSession);
         }
-        let client = self.clients.find_mut(session.clientid).expect("a session has a client");
-        if client.protect != StateProtect4R::None && client.principal != *principal {
+        if client.principal != *principal {
             return Err(Nfsstat4::WrongCred);
         }
         if !own && session.slots.is_busy() {
             return Err(Nfsstat4::Delay);
         }
-        client.sessions.retain(|session| *session != id);
-        self.drop_session(id);
+        self.clients.take_session(&id).into_iter().for_each(|session| self.unlink(&session));
         Ok(())
     }
 
     /// DESTROY_CLIENTID (§18.50). `own` is the client of the compound's SEQUENCE, if it has one.
     ///
     /// # Errors
-    /// STALE_CLIENTID; WRONG_CRED where the state is protected; CLIENTID_BUSY while it has state and its lease, or if it
+    /// STALE_CLIENTID; WRONG_CRED for another principal than the client's; CLIENTID_BUSY while it has state and its lease, or if it
     /// is `own`.
     pub fn destroy_clientid(
         &mut self,
@@ -467,16 +512,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         own: Option<Clientid4>,
         principal: &Principal,
     ) -> Result<(), Nfsstat4> {
-        let client = self.clients.find(id).ok_or(Nfsstat4::StaleClientid)?;
-        if client.protect != StateProtect4R::None && client.principal != *principal {
+        let client = self.clients.find(id).filter(|client| client.legacy.is_none());
+        let client = client.ok_or(Nfsstat4::StaleClientid)?;
+        if client.principal != *principal {
             return Err(Nfsstat4::WrongCred);
         }
         let has_state = !client.sessions.is_empty() || self.stateids.count(id) > 0;
-        if own == Some(id) || has_state && !self.clients.is_expired(id, now) {
+        if own == Some(id) || has_state && !self.clients.is_expired(id, now) || client.is_busy() {
             return Err(Nfsstat4::ClientidBusy);
         }
-        let removed = self.clients.remove(id).expect("it was there");
-        self.forget(removed);
+        self.end_client(id);
         Ok(())
     }
 
@@ -500,21 +545,32 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// A connection is no more.
     pub fn disconnect(&mut self, connection: ConnectionId) {
         for id in self.by_connection.remove(&connection).unwrap_or_default() {
-            if let Some(session) = self.sessions.get_mut(&id) {
+            if let Some(session) = self.session_mut(id) {
                 session.unbind(connection);
             }
         }
     }
 
-    fn drop_session(&mut self, id: Sessionid4) {
-        let Some(session) = self.sessions.remove(&id) else { return };
-        self.load.slots_granted -= session.fore.maxrequests as usize;
-        for connection in session.connections() {
-            let Some(sessions) = self.by_connection.get_mut(&connection) else { continue };
-            sessions.retain(|session| *session != id);
-            if sessions.is_empty() {
-                self.by_connection.remove(&connection);
-            }
+    /// A session has other connections by now.
+    fn note_bound(&mut self, connection: ConnectionId, session: Sessionid4, change: BoundChange) {
+        if change.is_new {
+            self.by_connection.entry(connection).or_default().push(session);
+        }
+        if let Some(displaced) = change.displaced {
+            self.unlink_from(displaced, session);
+        }
+    }
+
+    /// A session is no more.
+    fn unlink(&mut self, session: &Session<R>) {
+        session.connections().for_each(|connection| self.unlink_from(connection, session.id));
+    }
+
+    fn unlink_from(&mut self, connection: ConnectionId, id: Sessionid4) {
+        let Some(sessions) = self.by_connection.get_mut(&connection) else { return };
+        sessions.retain(|session| *session != id);
+        if sessions.is_empty() {
+            self.by_connection.remove(&connection);
         }
     }
 
@@ -529,25 +585,25 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         self.next_look = Some(now + self.options.lease / LOOKS);
         let expired = self.clients.expired(now);
-        let lapsed = expired.filter(|id| self.stateids.count(*id) == 0 && !self.is_busy(*id));
-        for id in lapsed.collect::<Vec<_>>() {
-            let removed = self.clients.remove(id).expect("it was there");
-            self.forget(removed);
-        }
+        let lapsed = expired.filter(|(id, _)| self.stateids.count(*id) == 0 && !self.is_busy(*id));
+        let lapsed: Vec<_> = lapsed.map(|(id, _)| id).collect();
+        lapsed.into_iter().for_each(|id| self.end_client(id));
+        self.forget_records(now);
     }
 
-    /// Drops the sessions and stateids of a client that is gone. Its locks are for whoever gets the event.
-    fn forget(&mut self, Removed { clientid, client }: Removed) {
-        for session in &client.sessions {
-            self.drop_session(*session);
+    /// Ends a client with all that it has; the only way in which one ends. Its locks are for whoever gets the event.
+    fn end_client(&mut self, id: Clientid4) {
+        let Some(client) = self.clients.take(id) else { return };
+        for session in client.sessions() {
+            self.unlink(session);
         }
-        for stateid in self.stateids.of_client(clientid) {
+        for stateid in self.stateids.of_client(id) {
             self.stateids.remove(&stateid);
         }
-        self.owners.remove_client(clientid);
+        self.owners.remove_client(id);
         if client.confirmed {
             self.drop_record(&client);
-            self.events.push_back(Event::Gone(clientid));
+            self.events.push_back(Event::Gone(id));
         }
     }
 
@@ -568,19 +624,19 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// The `SEQ4_STATUS_` bits. Clients that never wanted callbacks are not told that there is no way for them.
-    fn status_flags(&self, id: Sessionid4) -> u32 {
-        let session = &self.sessions[&id];
-        let client = self.clients.find(session.clientid).expect("a session has a client");
+    fn status_flags(&self, clientid: Clientid4, id: Sessionid4) -> u32 {
+        let Some(client) = self.clients.find(clientid) else { return 0 };
+        let Some(session) = client.session(&id) else { return 0 };
         let mut flags = 0;
-        if self.stateids.revoked(session.clientid, Nfsstat4::Expired) > 0 {
+        if self.stateids.revoked(clientid, Nfsstat4::Expired) > 0 {
             // Even if it is all: the client ID goes on, and the client finds out with TEST_STATEID what it has lost (§18.46.3). If Linux's
             // hears that it is all, it takes another client ID, opens by that without RECLAIM_COMPLETE, and waits for a grace period.
             flags |= SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED;
         }
-        if self.stateids.revoked(session.clientid, Nfsstat4::AdminRevoked) > 0 {
+        if self.stateids.revoked(clientid, Nfsstat4::AdminRevoked) > 0 {
             flags |= SEQ4_STATUS_ADMIN_STATE_REVOKED;
         }
-        if self.stateids.revoked(session.clientid, Nfsstat4::DelegRevoked) > 0 {
+        if self.stateids.revoked(clientid, Nfsstat4::DelegRevoked) > 0 {
             flags |= SEQ4_STATUS_RECALLABLE_STATE_REVOKED;
         }
         if session.back_slots.is_lost() {
@@ -591,22 +647,33 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         if session.lacks_back() {
             flags |= SEQ4_STATUS_CB_PATH_DOWN_SESSION;
-            if client.sessions.iter().all(|id| self.sessions[id].backchannel().next().is_none()) {
+            if client.sessions().all(|session| session.backchannel().next().is_none()) {
                 flags |= SEQ4_STATUS_CB_PATH_DOWN;
             }
         }
-        if self.may_reclaim(session.clientid) {
+        if self.may_reclaim(clientid) {
             flags |= SEQ4_STATUS_RESTART_RECLAIM_NEEDED;
         }
         flags
     }
 
+    /// A client ID that nobody can guess, and nobody has. One of an earlier incarnation of the server is none of these.
+    fn new_clientid(&mut self) -> Clientid4 {
+        loop {
+            let id = Clientid4(self.rng.next_u64());
+            if id != Clientid4(0) && self.clients.find(id).is_none() {
+                return id;
+            }
+        }
+    }
+
+    /// A session ID that nobody can guess, and begins with the client's.
     fn new_sessionid(&mut self, Clientid4(client): Clientid4) -> Sessionid4 {
         loop {
             let mut id = [0; 16];
             id[..8].copy_from_slice(&client.to_be_bytes());
             self.rng.fill_bytes(&mut id[8..]);
-            if !self.sessions.contains_key(&Sessionid4(id)) {
+            if self.session(Sessionid4(id)).is_none() {
                 return Sessionid4(id);
             }
         }

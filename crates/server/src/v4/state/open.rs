@@ -120,7 +120,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let (owner, share) = (open_owner(*client, owner), share(open.access, open.deny));
         while let Err(error) = locks.share(file, &owner, share, *reclaim) {
             let LockError::Denied(holder) = error else { return Err(status(&error)) };
-            if !self.displace(locks, &holder, now) {
+            if !self.displace(locks, &holder, *client, now) {
                 return Err(Nfsstat4::ShareDenied);
             }
         }
@@ -231,7 +231,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             match locks.lock(file, &lock_owner(client, &owner), &request) {
                 Ok(Locked::Granted) => break,
                 Ok(Locked::Waiting(_)) => unreachable!("it does not wait"),
-                Err(LockError::Denied(holder)) if self.displace(locks, &holder, now) => {}
+                Err(LockError::Denied(holder)) if self.displace(locks, &holder, client, now) => {}
                 Err(LockError::Denied(holder)) => {
                     if args.locktype.waits() && !self.is_legacy(client) && self.can_be_called(client) {
                         // §9.6: it need not be, and if there are too many it is left to the client to ask again.
@@ -370,11 +370,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.events.push_back(Event::Revoked(client));
     }
 
-    /// Takes what is in the way, if its client has let its lease expire (§8.4.3); false if it has not.
-    fn displace(&mut self, locks: &mut LockTable<F>, holder: &Holder, now: Instant) -> bool {
+    /// Takes what is in the way of `by`, if its client has let its lease expire (§8.4.3); false if it has not. One's own is not
+    /// taken: whoever asks is about to use it.
+    fn displace(&mut self, locks: &mut LockTable<F>, holder: &Holder, by: Clientid4, now: Instant) -> bool {
         let LockClient::V4(id) = holder.owner.client else { return false };
         let client = Clientid4(id);
-        let expired = self.clients.is_expired(client, now) && !self.is_busy(client);
+        let expired = client != by && self.clients.is_expired(client, now) && !self.is_busy(client);
         if expired {
             self.revoke_all(locks, client, Nfsstat4::Expired);
         }
@@ -385,7 +386,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// is for who has said so (§18.51.3).
     fn check_reclaim(&self, client: Clientid4, reclaim: bool) -> Result<(), Nfsstat4> {
         // 4.0 has no way to say so; the grace period keeps it waiting.
-        let client_is = |what: fn(&Client) -> bool| self.clients.find(client).is_some_and(what);
+        let found = self.clients.find(client).filter(|client| client.confirmed);
+        let client_is = |what: fn(&Client<R>) -> bool| found.is_some_and(what);
         let complete = client_is(|client| client.reclaim_complete || client.legacy.is_some());
         if reclaim && client_is(|client| client.legacy.is_some()) {
             let grace = if self.in_grace() { Nfsstat4::ReclaimBad } else { Nfsstat4::NoGrace };

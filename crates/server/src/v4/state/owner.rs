@@ -12,6 +12,7 @@ use bytes::Bytes;
 use nfs::v4::{Clientid4, Nfsstat4, Seqid4};
 
 use super::stateid::Other;
+use crate::hash::Map;
 
 /// Names an owner.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,15 +34,29 @@ pub enum OwnerKind {
     Lock,
 }
 
+/// How many owners there can be.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnerLimits {
+    /// Of one client.
+    pub client_max: usize,
+    /// Of all. From a half on the rest is shared out among as many clients as there can be.
+    pub max: usize,
+    /// Most clients.
+    pub clients_max: usize,
+}
+
 /// All owners.
 #[derive(Debug)]
 pub struct Owners<K> {
-    owners: HashMap<OwnerName, Owner<K>>,
-    by_client: HashMap<Clientid4, usize>,
+    clients: Map<Clientid4, OfClient<K>>,
+    count: usize,
     /// Whose last operation has closed what.
-    closed: HashMap<Other, OwnerName>,
-    client_owners_max: usize,
+    closed: Map<Other, OwnerName>,
+    limits: OwnerLimits,
 }
+
+/// Those of one client, which has at least one.
+type OfClient<K> = HashMap<(OwnerKind, Bytes), Owner<K>>;
 
 #[derive(Debug)]
 struct Owner<K> {
@@ -50,6 +65,12 @@ struct Owner<K> {
     busy: bool,
     kept: Option<K>,
     closed: Option<Other>,
+}
+
+impl OwnerName {
+    fn key(&self) -> (OwnerKind, Bytes) {
+        (self.kind, self.name.clone())
+    }
 }
 
 /// What is to be done with an operation.
@@ -64,21 +85,34 @@ pub enum Turn<K> {
 }
 
 impl<K: Clone> Owners<K> {
-    /// None; a client may have so many.
-    pub fn new(client_owners_max: usize) -> Self {
-        Self { owners: HashMap::new(), by_client: HashMap::new(), closed: HashMap::new(), client_owners_max }
+    /// None.
+    pub fn new(limits: OwnerLimits) -> Self {
+        Self { clients: Map::default(), count: 0, closed: Map::default(), limits }
+    }
+
+    fn find(&self, name: &OwnerName) -> Option<&Owner<K>> {
+        self.clients.get(&name.client)?.get(&name.key())
+    }
+
+    fn find_mut(&mut self, name: &OwnerName) -> Option<&mut Owner<K>> {
+        self.clients.get_mut(&name.client)?.get_mut(&name.key())
     }
 
     /// Whether an owner has been confirmed. One that nothing is known of has nothing to be confirmed.
     pub fn is_confirmed(&self, owner: &OwnerName) -> bool {
-        self.owners.get(owner).is_none_or(|owner| owner.confirmed)
+        self.find(owner).is_none_or(|owner| owner.confirmed)
     }
 
     /// Says that an owner is confirmed.
     pub fn confirm(&mut self, owner: &OwnerName) {
-        if let Some(owner) = self.owners.get_mut(owner) {
+        if let Some(owner) = self.find_mut(owner) {
             owner.confirmed = true;
         }
+    }
+
+    /// Whether an operation of a client is being executed.
+    pub fn is_busy(&self, client: Clientid4) -> bool {
+        self.clients.get(&client).is_some_and(|owners| owners.values().any(|owner| owner.busy))
     }
 
     /// An operation of an owner begins. `opens` says that it is OPEN, by which an owner is introduced; a lock-owner is
@@ -88,15 +122,15 @@ impl<K: Clone> Owners<K> {
     /// BAD_SEQID if it is not this operation's turn; DELAY while another is being executed; RESOURCE if the client has
     /// too many owners.
     pub fn begin(&mut self, name: &OwnerName, Seqid4(seqid): Seqid4, opens: bool) -> Result<Turn<K>, Nfsstat4> {
-        let Some(owner) = self.owners.get_mut(name) else {
-            let count = self.by_client.entry(name.client).or_default();
-            if *count >= self.client_owners_max {
+        let Some(owner) = self.find_mut(name) else {
+            if !self.has_room(name.client) {
                 return Err(Nfsstat4::Resource);
             }
-            *count += 1;
             let confirmed = name.kind == OwnerKind::Lock;
-            let before = seqid.wrapping_sub(1);
-            self.owners.insert(name.clone(), Owner { seqid: before, confirmed, busy: true, kept: None, closed: None });
+            let seqid = seqid.wrapping_sub(1);
+            let owner = Owner { seqid, confirmed, busy: true, kept: None, closed: None };
+            self.clients.entry(name.client).or_default().insert(name.key(), owner);
+            self.count += 1;
             return Ok(Turn::Execute);
         };
         if owner.busy {
@@ -105,23 +139,21 @@ impl<K: Clone> Owners<K> {
         if let Some(kept) = owner.kept.as_ref().filter(|_| seqid == owner.seqid) {
             return Ok(Turn::Replay(kept.clone()));
         }
+        let turn = match opens && !owner.confirmed {
+            true => Turn::StartAnew,
+            false if seqid != owner.seqid.wrapping_add(1) => return Err(Nfsstat4::BadSeqid),
+            false => Turn::Execute,
+        };
+        (owner.seqid, owner.busy) = (seqid.wrapping_sub(1), true);
         if let Some(other) = owner.closed.take() {
             self.closed.remove(&other);
         }
-        if opens && !owner.confirmed {
-            (owner.seqid, owner.busy) = (seqid.wrapping_sub(1), true);
-            return Ok(Turn::StartAnew);
-        }
-        if seqid != owner.seqid.wrapping_add(1) {
-            return Err(Nfsstat4::BadSeqid);
-        }
-        owner.busy = true;
-        Ok(Turn::Execute)
+        Ok(turn)
     }
 
     /// Ends an operation that was executed.
     pub fn end(&mut self, name: &OwnerName, status: Nfsstat4, kept: K) {
-        let Some(owner) = self.owners.get_mut(name) else { return };
+        let Some(owner) = self.find_mut(name) else { return };
         owner.busy = false;
         if counts(status) {
             owner.seqid = owner.seqid.wrapping_add(1);
@@ -134,7 +166,7 @@ impl<K: Clone> Owners<K> {
 
     /// The last operation of an owner has closed this, which names the owner until its next.
     pub fn has_closed(&mut self, name: &OwnerName, other: Other) {
-        if let Some(owner) = self.owners.get_mut(name) {
+        if let Some(owner) = self.find_mut(name) {
             owner.closed = Some(other);
             self.closed.insert(other, name.clone());
         }
@@ -147,37 +179,53 @@ impl<K: Clone> Owners<K> {
 
     /// Forgets an owner.
     pub fn remove(&mut self, name: &OwnerName) {
-        if let Some(owner) = self.owners.remove(name) {
-            if let Some(other) = owner.closed {
-                self.closed.remove(&other);
-            }
-            let count = self.by_client.get_mut(&name.client).expect("it was counted");
-            *count -= 1;
-            if *count == 0 {
-                self.by_client.remove(&name.client);
-            }
+        let Some(owners) = self.clients.get_mut(&name.client) else { return };
+        let Some(owner) = owners.remove(&name.key()) else { return };
+        if owners.is_empty() {
+            self.clients.remove(&name.client);
         }
+        self.forgotten([owner]);
     }
 
     /// Forgets those of a client.
     pub fn remove_client(&mut self, client: Clientid4) {
-        if self.by_client.remove(&client).is_some() {
-            self.owners.retain(|name, _| name.client != client);
-            self.closed.retain(|_, name| name.client != client);
-        }
+        let owners = self.clients.remove(&client).unwrap_or_default();
+        self.forgotten(owners.into_values());
     }
 
     /// Forgets those of a client for which `keep` says no, to have room for others. Those that are at work stay.
     pub fn retain(&mut self, client: Clientid4, keep: impl Fn(&OwnerName) -> bool) {
-        let idle: Vec<_> =
-            self.owners.iter().filter(|(name, owner)| name.client == client && !owner.busy && !keep(name)).collect();
-        let idle: Vec<_> = idle.into_iter().map(|(name, _)| name.clone()).collect();
-        idle.iter().for_each(|name| self.remove(name));
+        let Some(owners) = self.clients.get_mut(&client) else { return };
+        let stays = |(kind, name): &(OwnerKind, Bytes)| keep(&OwnerName { client, kind: *kind, name: name.clone() });
+        let idle: Vec<_> = owners.extract_if(|key, owner| !owner.busy && !stays(key)).map(|(_, owner)| owner).collect();
+        if owners.is_empty() {
+            self.clients.remove(&client);
+        }
+        self.forgotten(idle);
+    }
+
+    fn forgotten(&mut self, owners: impl IntoIterator<Item = Owner<K>>) {
+        for owner in owners {
+            self.count -= 1;
+            owner.closed.into_iter().for_each(|other| drop(self.closed.remove(&other)));
+        }
     }
 
     /// Whether a client may have one more.
     pub fn has_room(&self, client: Clientid4) -> bool {
-        self.by_client.get(&client).is_none_or(|count| *count < self.client_owners_max)
+        let OwnerLimits { client_max, max, clients_max } = self.limits;
+        let most = if self.count < max / 2 { client_max } else { max / 2 / clients_max };
+        self.clients.get(&client).map_or(0, HashMap::len) < most
+    }
+
+    /// Checks that all tables agree, and that all owners are of such clients.
+    #[cfg(test)]
+    pub(super) fn check(&self, is_client: impl Fn(Clientid4) -> bool) {
+        assert!(self.clients.iter().all(|(client, owners)| is_client(*client) && !owners.is_empty()));
+        assert_eq!(self.count, self.clients.values().map(HashMap::len).sum::<usize>());
+        let closed = self.clients.values().flat_map(HashMap::values).filter(|owner| owner.closed.is_some()).count();
+        assert_eq!(self.closed.len(), closed);
+        assert!(self.closed.iter().all(|(other, name)| self.find(name).is_some_and(|it| it.closed == Some(*other))));
     }
 }
 
@@ -191,13 +239,17 @@ fn counts(status: Nfsstat4) -> bool {
 mod tests {
     use super::*;
 
+    fn limits(client_max: usize) -> OwnerLimits {
+        OwnerLimits { client_max, max: 8, clients_max: 4 }
+    }
+
     fn owner(kind: OwnerKind) -> OwnerName {
         OwnerName { client: Clientid4(1), kind, name: Bytes::from_static(b"o") }
     }
 
     #[test]
     fn operations_of_an_owner_are_executed_once_and_in_order() {
-        let (mut owners, name) = (Owners::new(2), owner(OwnerKind::Open));
+        let (mut owners, name) = (Owners::new(limits(2)), owner(OwnerKind::Open));
         assert_eq!(owners.begin(&name, Seqid4(7), true), Ok(Turn::Execute), "the first may have any number");
         assert_eq!(owners.begin(&name, Seqid4(7), true), Err(Nfsstat4::Delay), "and is being executed");
         owners.end(&name, Nfsstat4::Ok, "open");
@@ -219,7 +271,7 @@ mod tests {
 
     #[test]
     fn an_owner_that_was_never_confirmed_may_start_anew() {
-        let (mut owners, name) = (Owners::new(2), owner(OwnerKind::Open));
+        let (mut owners, name) = (Owners::new(limits(2)), owner(OwnerKind::Open));
         assert_eq!(owners.begin(&name, Seqid4(1), true), Ok(Turn::Execute));
         owners.end(&name, Nfsstat4::Ok, "open");
         assert_eq!(owners.begin(&name, Seqid4(5), false), Err(Nfsstat4::BadSeqid), "only by OPEN");
@@ -230,7 +282,7 @@ mod tests {
 
     #[test]
     fn sequences_wrap_around_and_owners_are_bounded() {
-        let (mut owners, name) = (Owners::new(1), owner(OwnerKind::Lock));
+        let (mut owners, name) = (Owners::new(limits(1)), owner(OwnerKind::Lock));
         assert_eq!(owners.begin(&name, Seqid4(u32::MAX), false), Ok(Turn::Execute));
         owners.end(&name, Nfsstat4::Ok, ());
         assert_eq!(owners.begin(&name, Seqid4(0), false), Ok(Turn::Execute));
@@ -238,9 +290,9 @@ mod tests {
         assert!(owners.is_confirmed(&name) && !owners.has_room(Clientid4(1)));
         assert_eq!(owners.begin(&owner(OwnerKind::Open), Seqid4(1), true), Err(Nfsstat4::Resource));
         owners.retain(Clientid4(1), |_| false);
-        assert!(owners.has_room(Clientid4(1)) && owners.owners.is_empty());
+        assert!(owners.has_room(Clientid4(1)) && owners.count == 0);
         assert_eq!(owners.begin(&owner(OwnerKind::Open), Seqid4(1), true), Ok(Turn::Execute));
         owners.end(&owner(OwnerKind::Open), Nfsstat4::NoFileHandle, ());
-        assert!(owners.by_client.is_empty(), "introduced in vain");
+        assert!(owners.clients.is_empty(), "introduced in vain");
     }
 }

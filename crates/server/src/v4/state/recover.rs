@@ -6,11 +6,18 @@
 //! have, would get what it has lost (§8.4.2.1). That it may hold more, and believes to, is not forgotten: after a restart nobody
 //! else may get anything before its lease is over. Where and how is for whoever asks [`State::unremembered`] and
 //! [`State::poll_record`].
+//!
+//! Grace lasts for those that are remembered, so two kinds of clients are not, outside of grace:
+//!
+//! - One that has held nothing for a quarter of a lease. Its next OPEN stores it again, before it is answered. A client that opens
+//!   single files costs no more than two writes in that time.
+//! - One that was silent for a lease. It knows that others may have what it held, so after a restart they may. As long as nobody
+//!   wants it, it is still the client's: when the client speaks again it is stored again, and answered only then.
 
-use std::hash::Hash;
+use std::{hash::Hash, time::Instant};
 
 use bytes::Bytes;
-use nfs::v4::Clientid4;
+use nfs::v4::{Clientid4, Nfsstat4};
 
 use super::{State, client::Client};
 use crate::recovery::{RecordChange, V4Clients};
@@ -35,6 +42,17 @@ impl Record {
     }
 }
 
+/// How far the record of a client is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stored {
+    /// As it is; or it will be before anybody hears of what it follows from.
+    AsIs,
+    /// Not at all: the client was silent for a lease.
+    Lapsed,
+    /// It is being stored, as the client is back.
+    Returning,
+}
+
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Begins the time in which what was held before a restart can be reclaimed, by those of these clients that may.
     pub fn begin_grace(&mut self, clients: V4Clients) {
@@ -52,7 +70,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             let holds = id.is_some_and(|id| self.stateids.count(id) > 0);
             let change = match id.and_then(|id| self.clients.find_mut(id)) {
                 Some(client) if client.record == Record::Forfeited => continue,
-                Some(client) if client.record.is_kept() && client.minorversion == 0 => continue,
+                Some(client) if client.record.is_kept() && client.legacy.is_some() => continue,
                 Some(client) if client.record.is_kept() && holds => {
                     client.record = Record::Late;
                     RecordChange::Forfeit(owner)
@@ -103,8 +121,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// The owner of a client that is to get something and is not remembered yet, and is to be now.
-    pub fn unremembered(&mut self, id: Clientid4) -> Option<Bytes> {
+    pub fn unremembered(&mut self, id: Clientid4, now: Instant) -> Option<Bytes> {
         let client = self.clients.find_mut(id)?;
+        client.wanted_at = client.wanted_at.max(now);
         if !matches!(client.record, Record::None | Record::Pending) {
             return None;
         }
@@ -139,16 +158,17 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// A client is confirmed, which may be remembered from before a restart, or from before its own.
     pub(super) fn recall_record(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find(id) else { return };
-        if self.could_reclaim(&client.owner.ownerid.0) {
-            self.clients.find_mut(id).expect("it is there").record = Record::Written;
+        let is_remembered = self.could_reclaim(&client.owner.ownerid.0);
+        if let Some(client) = self.clients.find_mut(id).filter(|_| is_remembered) {
+            client.record = Record::Written;
         }
     }
 
     /// A client has lost something that it held, and may hold more.
     pub(super) fn lose_record(&mut self, id: Clientid4) {
-        let Some(client) = self.clients.find_mut(id) else { return };
+        let Some(client) = self.clients.find_mut(id).filter(|client| client.confirmed) else { return };
         let record = std::mem::replace(&mut client.record, Record::Forfeited);
-        if !matches!(record, Record::Forfeited | Record::Late) {
+        if !matches!(record, Record::Forfeited | Record::Late) && client.stored != Stored::Lapsed {
             self.records.push_back(RecordChange::Forfeit(client.owner.ownerid.0.clone()));
         }
     }
@@ -158,7 +178,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let Some(client) = self.clients.find_mut(id).filter(|client| client.record == Record::Forfeited) else {
             return;
         };
-        let knows = client.minorversion == 0 || client.reclaim_complete || self.before.is_some();
+        let knows = client.legacy.is_some() || client.reclaim_complete || self.before.is_some();
         match knows {
             true => self.rewrite_record(id),
             false => client.record = Record::Late,
@@ -174,18 +194,87 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             true => (Record::Written, RecordChange::Add(owner)),
             false => (Record::None, RecordChange::Remove(owner)),
         };
-        client.record = record;
+        (client.record, client.stored) = (record, Stored::AsIs);
         self.records.push_back(change);
     }
 
     /// A client is gone.
-    pub(super) fn drop_record(&mut self, client: &Client) {
+    pub(super) fn drop_record(&mut self, client: &Client<R>) {
         let owner = &client.owner.ownerid.0;
         match self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id)) {
-            _ if client.record == Record::None => {}
+            _ if client.record == Record::None || client.stored == Stored::Lapsed => {}
             // Its next incarnation has the same name.
-            Some(next) if client.record.is_kept() => next.record = client.record,
-            _ => self.records.push_back(RecordChange::Remove(owner.clone())),
+            Some(next) if client.record.is_kept() && client.stored == Stored::AsIs => next.record = client.record,
+            _ => {
+                if let Some(before) = &mut self.before {
+                    before.reclaiming.remove(owner);
+                    before.forfeited.remove(owner);
+                }
+                self.records.push_back(RecordChange::Remove(owner.clone()));
+            }
+        }
+    }
+
+    /// Forgets clients for which grace need not last.
+    pub(super) fn forget_records(&mut self, now: Instant) {
+        // Nothing is gained by what cannot be stored: until it is, nobody could get anything.
+        if self.in_grace() || !self.storage_works {
+            return;
+        }
+        let lease = self.options.lease;
+        for (id, client) in self.clients.iter_mut() {
+            if client.stored != Stored::AsIs || client.is_busy() || self.owners.is_busy(id) {
+                continue;
+            }
+            let knows = client.reclaim_complete || client.legacy.is_some();
+            let unused = now.saturating_duration_since(client.wanted_at) > lease / UNUSED_PART;
+            if client.record == Record::Written && knows && unused && self.stateids.count(id) == 0 {
+                client.record = Record::None;
+            } else if !matches!(client.record, Record::None | Record::Pending) && client.unheard(now) > lease {
+                client.stored = Stored::Lapsed;
+            } else {
+                continue;
+            }
+            self.records.push_back(RecordChange::Remove(client.owner.ownerid.0.clone()));
+        }
+    }
+
+    /// Whether a client that speaks again after its lease can be answered; if not, it is being stored as it was.
+    ///
+    /// # Errors
+    /// DELAY until it is.
+    pub(super) fn check_stored(&mut self, id: Clientid4) -> Result<(), Nfsstat4> {
+        let Some(client) = self.clients.find_mut(id).filter(|client| client.stored != Stored::AsIs) else {
+            return Ok(());
+        };
+        if client.stored == Stored::Lapsed {
+            let owner = client.owner.ownerid.0.clone();
+            let change = if client.record.is_kept() { RecordChange::Add(owner) } else { RecordChange::Forfeit(owner) };
+            client.stored = Stored::Returning;
+            self.records.push_back(change);
+        }
+        Err(Nfsstat4::Delay)
+    }
+
+    /// Whether records can be stored now.
+    pub fn set_storage_works(&mut self, works: bool) {
+        self.storage_works = works;
+    }
+
+    /// What [`poll_record`](Self::poll_record) gave has been stored, or could not be. A client that was to be stored again is not
+    /// then, and is not to be: as long as it is not, others may get what it holds.
+    pub fn records_stored(&mut self, changes: &[RecordChange], stored: bool) {
+        for change in changes {
+            let (RecordChange::Add(owner) | RecordChange::Forfeit(owner)) = change else { continue };
+            let client = self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id));
+            let Some(client) = client.filter(|client| client.stored == Stored::Returning) else { continue };
+            client.stored = if stored { Stored::AsIs } else { Stored::Lapsed };
+            if !stored {
+                self.records.push_back(RecordChange::Remove(owner.clone()));
+            }
         }
     }
 }
+
+/// A client that has held nothing for this part of a lease is not remembered.
+const UNUSED_PART: u32 = 4;

@@ -32,8 +32,10 @@ pub struct ChannelLimits {
 /// A session.
 #[derive(Debug)]
 pub struct Session<R> {
-    /// Whose it is.
-    pub clientid: Clientid4,
+    /// Its name, which begins with its client's.
+    pub id: Sessionid4,
+    /// Bytes of the reply cache that it was granted, but for those that every session is.
+    pub(super) granted: usize,
     /// The limits of calls.
     pub fore: ChannelAttrs4,
     /// The limits of callbacks.
@@ -49,6 +51,24 @@ pub struct Session<R> {
     bound: Vec<Bound>,
     /// Whether the client has ever asked for callbacks by this session.
     wants_back: bool,
+}
+
+/// What became of the connections of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BoundChange {
+    /// Whether the connection was not one of them.
+    pub is_new: bool,
+    /// The one that it is not bound to any more.
+    pub displaced: Option<ConnectionId>,
+}
+
+/// What BIND_CONN_TO_SESSION has bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Binding {
+    /// For which channels.
+    pub dir: ChannelDirFromServer4,
+    /// And what has changed by that.
+    pub change: BoundChange,
 }
 
 /// A connection that carries a channel of a session, or both.
@@ -68,7 +88,12 @@ impl<R: Clone> Session<R> {
     /// # Errors
     /// - INVAL: no slots or operations.
     /// - TOOSMALL: not even SEQUENCE would fit.
-    pub fn new(args: &CreateSessionArgs, limits: &ChannelLimits, connection: Connection) -> Result<Self, Nfsstat4> {
+    pub(super) fn new(
+        id: Sessionid4,
+        args: &CreateSessionArgs,
+        (limits, granted): (&ChannelLimits, usize),
+        connection: Connection,
+    ) -> Result<Self, Nfsstat4> {
         let fore = negotiate(&args.fore_chan_attrs, limits)?;
         let wants_back = wants_back(args);
         // A connection may be bound to the backchannel later, unless the client has left it out altogether.
@@ -76,7 +101,8 @@ impl<R: Clone> Session<R> {
             check_back(&args.back_chan_attrs)?;
         }
         let mut session = Self {
-            clientid: args.clientid,
+            id,
+            granted,
             fore,
             back: ChannelAttrs4 { headerpadsize: 0, rdma_ird: None, ..args.back_chan_attrs },
             cb_program: args.cb_program,
@@ -91,28 +117,26 @@ impl<R: Clone> Session<R> {
         Ok(session)
     }
 
-    /// Binds a connection that SEQUENCE came by, as it may where state is not protected (§18.34.3). Whether that is new.
-    pub fn imply(&mut self, connection: ConnectionId) -> bool {
-        let is_new = !self.is_bound(connection);
-        if is_new {
-            if self.bound.len() >= CONNECTIONS_MAX {
-                // The oldest has most probably been lost without notice.
-                self.bound.remove(0);
-            }
-            self.bound.push(Bound { id: connection, fore: true, back: false, implied: true });
+    /// Binds a connection that SEQUENCE came by, as it may where state is not protected (§18.34.3).
+    pub fn imply(&mut self, connection: ConnectionId) -> BoundChange {
+        if self.is_bound(connection) {
+            return BoundChange::default();
         }
-        is_new
+        self.add(Bound { id: connection, fore: true, back: false, implied: true })
+    }
+
+    fn add(&mut self, bound: Bound) -> BoundChange {
+        // The oldest has most probably been lost without notice.
+        let displaced = (self.bound.len() >= CONNECTIONS_MAX).then(|| self.bound.remove(0).id);
+        self.bound.push(bound);
+        BoundChange { is_new: true, displaced }
     }
 
     /// Binds a connection as BIND_CONN_TO_SESSION asks.
     ///
     /// # Errors
     /// INVAL: it is bound otherwise already, or callbacks cannot go by it.
-    pub fn bind(
-        &mut self,
-        connection: Connection,
-        wanted: ChannelDirFromClient4,
-    ) -> Result<ChannelDirFromServer4, Nfsstat4> {
+    pub fn bind(&mut self, connection: Connection, wanted: ChannelDirFromClient4) -> Result<Binding, Nfsstat4> {
         use ChannelDirFromClient4::{Back, BackOrBoth, Fore, ForeOrBoth};
         let (fore, back) = match wanted {
             Fore => (true, false),
@@ -128,14 +152,14 @@ impl<R: Clone> Session<R> {
                 ForeOrBoth => bound.fore,
                 BackOrBoth => bound.back,
             };
-            return satisfied.then(|| direction(bound.fore, bound.back)).ok_or(Nfsstat4::Inval);
+            let binding = Binding { dir: direction(bound.fore, bound.back), change: BoundChange::default() };
+            return if satisfied { Ok(binding) } else { Err(Nfsstat4::Inval) };
         }
+        let was_bound = self.is_bound(connection.id);
         self.unbind(connection.id);
-        self.imply(connection.id);
-        let bound = self.bound.last_mut().expect("it was added");
-        *bound = Bound { id: connection.id, fore, back, implied: false };
+        let change = self.add(Bound { id: connection.id, fore, back, implied: false });
         self.wants_back |= back;
-        Ok(direction(fore, back))
+        Ok(Binding { dir: direction(fore, back), change: BoundChange { is_new: !was_bound, ..change } })
     }
 
     /// Forgets a connection.

@@ -11,6 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use nfs::v4::{Clientid4, Nfsstat4, Stateid4};
+use rand::{RngCore, SeedableRng, rngs::StdRng};
 use smallvec::SmallVec;
 
 use super::{delegation::Delegation, marks::Marks};
@@ -35,7 +36,8 @@ pub struct Stateids<F> {
     revoked: Map<(Clientid4, Nfsstat4), usize>,
     /// The server's incarnation, so that stateids of an earlier one are not taken for others.
     instance: u32,
-    next: u64,
+    /// Nobody can guess the names that it makes.
+    rng: StdRng,
 }
 
 /// What there is one stateid of.
@@ -106,8 +108,8 @@ pub struct Open {
 }
 
 impl<F: Clone + Eq + Hash> Stateids<F> {
-    /// None.
-    pub fn new(instance: u32) -> Self {
+    /// None. Their names come from `seed`, which nobody else may know.
+    pub fn new(instance: u32, seed: [u8; 32]) -> Self {
         Self {
             entries: Map::default(),
             by_client: Map::default(),
@@ -118,7 +120,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             marks: Marks::new(),
             revoked: Map::default(),
             instance,
-            next: 0,
+            rng: StdRng::from_seed(seed),
         }
     }
 
@@ -148,10 +150,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     /// # Panics
     /// If it is of locks under what is no open.
     pub fn insert(&mut self, client: Clientid4, file: F, kind: Kind) -> Stateid4 {
-        self.next += 1;
-        let mut other = [0; 12];
-        other[..4].copy_from_slice(&self.instance.to_be_bytes());
-        other[4..].copy_from_slice(&self.next.to_be_bytes());
+        let other = self.new_other();
         match &kind {
             Kind::Open(_) => {}
             Kind::Lock { owner, open } => {
@@ -168,6 +167,19 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         self.entries.insert(other, Entry { client, file, kind, revoked: None, seqid: 1 });
         self.by_client.entry(client).or_default().insert(other);
         Stateid4 { seqid: 1, other }
+    }
+
+    fn new_other(&mut self) -> Other {
+        let mut other = [0; 12];
+        other[..4].copy_from_slice(&self.instance.to_be_bytes());
+        loop {
+            self.rng.fill_bytes(&mut other[4..]);
+            // No special one is of this kind (§8.2.3).
+            let is_special = other.iter().all(|byte| *byte == 0) || other.iter().all(|byte| *byte == u8::MAX);
+            if !is_special && !self.entries.contains_key(&other) {
+                return other;
+            }
+        }
     }
 
     /// Whether there is such a one.
@@ -336,6 +348,39 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         Some(entry)
     }
 
+    /// Checks that all tables agree, and that all are of such clients.
+    #[cfg(test)]
+    pub(super) fn check(&self, is_client: impl Fn(Clientid4) -> bool) {
+        assert_eq!(self.entries.len(), self.by_client.values().map(BTreeSet::len).sum::<usize>());
+        let (mut revoked, mut lock_owners, mut delegations, mut owned) = (HashMap::new(), HashMap::new(), 0, 0);
+        for (other, entry) in &self.entries {
+            assert!(is_client(entry.client), "a client for each stateid");
+            assert!(self.by_client[&entry.client].contains(other));
+            if let Some(status) = entry.revoked {
+                *revoked.entry((entry.client, status)).or_insert(0) += 1;
+                continue;
+            }
+            owned += 1;
+            assert_eq!(self.by_owner.get(&key(entry.client, &entry.file, &entry.kind)), Some(other));
+            match &entry.kind {
+                Kind::Open(open) => assert!(open.locks.iter().all(|lock| self.entries.contains_key(lock))),
+                Kind::Lock { owner, open } => {
+                    assert!(self.open(open).locks.contains(other), "locks are under an open");
+                    *lock_owners.entry((entry.client, owner.clone(), entry.file.clone())).or_insert(0) += 1;
+                }
+                Kind::Delegation(_) => {
+                    assert!(self.delegations[&entry.file].contains(other));
+                    delegations += 1;
+                }
+            }
+        }
+        assert_eq!((self.by_owner.len(), self.delegations_count), (owned, delegations));
+        assert_eq!(self.delegations.values().map(SmallVec::len).sum::<usize>(), delegations);
+        assert_eq!(self.marks.any(), delegations > 0);
+        assert!(self.lock_owners == lock_owners, "owners of locks are counted");
+        assert_eq!(self.revoked.iter().map(|(of, count)| (*of, *count)).collect::<HashMap<_, _>>(), revoked);
+    }
+
     /// Lets its owner have another in its place.
     fn disown(&mut self, other: &Other) {
         let Entry { client, file, kind, .. } = &self.entries[other];
@@ -431,7 +476,7 @@ mod tests {
 
     #[test]
     fn a_stateid_is_good_for_its_client_and_file_and_time() {
-        let mut table = Stateids::new(3);
+        let mut table = Stateids::new(3, [1; 32]);
         let first = table.insert(CLIENT, 'f', open());
         let resolve = |table: &Stateids<char>, client, file, seqid| {
             table.resolve(client, file, &Stateid4 { seqid, ..first }).map(drop)
@@ -455,7 +500,7 @@ mod tests {
 
     #[test]
     fn counts_wrap_around_and_pass_over_zero() {
-        let mut table = Stateids::new(3);
+        let mut table = Stateids::new(3, [1; 32]);
         let first = table.insert(CLIENT, 'f', open());
         table.entries.get_mut(&first.other).unwrap().seqid = u32::MAX;
         assert_eq!(table.change(&first.other).seqid, 1);
@@ -465,7 +510,7 @@ mod tests {
 
     #[test]
     fn no_two_are_alike_nor_those_of_another_incarnation() {
-        let (mut one, mut two) = (Stateids::new(1), Stateids::new(2));
+        let (mut one, mut two) = (Stateids::new(1, [1; 32]), Stateids::new(2, [2; 32]));
         let names: BTreeSet<Other> = (0..100).map(|_| one.insert(CLIENT, 'f', open()).other).collect();
         assert_eq!(names.len(), 100);
         let foreign = two.insert(CLIENT, 'f', open());

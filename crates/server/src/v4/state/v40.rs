@@ -5,15 +5,15 @@
 //!
 //! On error nothing has changed, but that a lease may have been renewed.
 
-use std::{collections::HashSet, hash::Hash, net::IpAddr, time::Instant};
+use std::{collections::HashSet, hash::Hash, time::Instant};
 
 use bytes::Bytes;
 use nfs::v4::*;
 use rand::RngCore;
 
 use super::{
-    Event, Principal, State,
-    client::Exchanged,
+    Principal, State,
+    client::{Origin, Outlook},
     open,
     owner::{OwnerKind, OwnerName, Turn},
     stateid::{Kind, Other},
@@ -83,7 +83,7 @@ pub enum Entered<F> {
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// SETCLIENTID (§16.33), from `peer`.
+    /// SETCLIENTID (§16.33).
     ///
     /// # Errors
     /// CLID_INUSE; DELAY if there are too many clients.
@@ -91,17 +91,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         &mut self,
         now: Instant,
         args: &SetClientIdArgs,
-        (principal, peer): (&Principal, IpAddr),
+        origin: Origin<'_>,
     ) -> Result<SetClientIdOk, Nfsstat4> {
         let mut confirm = [0; 8];
         self.rng.fill_bytes(&mut confirm);
         let holds = |id| self.stateids.count(id) > 0;
-        let Exchanged { clientid, replaced } =
-            self.clients.set_clientid(args, confirm, (principal, peer), now, holds)?;
-        if let Some(replaced) = replaced {
-            self.forget(replaced);
-        }
-        Ok(SetClientIdOk { clientid, setclientid_confirm: confirm })
+        let outlook = Outlook { now, holds: &holds, random: u64::from_be_bytes(confirm) };
+        let plan = self.clients.plan_set_clientid(args, confirm, origin, &outlook)?;
+        Ok(SetClientIdOk { clientid: self.carry_out(plan), setclientid_confirm: confirm })
     }
 
     /// SETCLIENTID_CONFIRM (§16.34).
@@ -114,23 +111,34 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         args: &SetClientIdConfirmArgs,
         principal: &Principal,
     ) -> Result<(), Nfsstat4> {
-        let (new, replaced) = self.clients.confirm_legacy(args, principal)?;
-        if let Some(replaced) = replaced {
-            self.forget(replaced);
+        self.check_replaced(args.clientid, now)?;
+        if !self.has_lost_all(args.clientid) {
+            self.check_stored(args.clientid)?;
         }
+        let new = self.clients.confirm_callback(args, principal)?;
         if !new && self.has_lost_all(args.clientid) {
             // By this it takes note.
             self.stateids.of_client(args.clientid).iter().for_each(|other| drop(self.stateids.remove(other)));
             self.owners.remove_client(args.clientid);
             self.regain_record(args.clientid);
         }
-        if new {
-            self.events.push_back(Event::Confirmed(args.clientid));
-            self.recall_record(args.clientid);
-        }
+        self.confirm(args.clientid);
         self.renew(now, args.clientid);
         self.try_listener(args.clientid);
         Ok(())
+    }
+
+    /// That a client which is confirmed now does not end one of another principal, who may have renewed its lease since this one
+    /// introduced itself (§16.34.5).
+    ///
+    /// # Errors
+    /// CLID_INUSE if it would.
+    fn check_replaced(&self, id: Clientid4, now: Instant) -> Result<(), Nfsstat4> {
+        let Some(client) = self.clients.find(id) else { return Ok(()) };
+        let replaced = self.clients.confirmed(&client.owner.ownerid.0).filter(|replaced| *replaced != id);
+        let foreign = replaced.filter(|id| self.clients.find(*id).is_some_and(|old| old.principal != client.principal));
+        let in_use = foreign.is_some_and(|id| self.stateids.count(id) > 0 && !self.clients.is_expired(id, now));
+        if in_use { Err(Nfsstat4::ClidInuse) } else { Ok(()) }
     }
 
     /// An operation is to be executed that concerns this: for whom, and whether it is its turn. The client's lease is renewed
@@ -172,7 +180,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             // §16.10.4: the lock-owner's sequence begins, or goes on, with this.
             let name = OwnerName { kind: OwnerKind::Lock, name: lock_owner.owner.detached().0, ..owner.clone() };
             self.owners.remove(&name);
-            if self.owners.begin(&name, *lock_seqid, false).is_ok() {
+            // The client may have ended meanwhile.
+            let exists = self.clients.find(owner.client).is_some();
+            if exists && self.owners.begin(&name, *lock_seqid, false).is_ok() {
                 self.owners.end(&name, kept.status, kept.clone());
             }
         }
@@ -229,16 +239,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// A client of 4.0 that has a lease.
     ///
     /// # Errors
-    /// STALE_CLIENTID, EXPIRED.
+    /// STALE_CLIENTID, EXPIRED; DELAY while it is being stored again what it may reclaim.
     fn live(&mut self, id: Clientid4, now: Instant) -> Result<Clientid4, Nfsstat4> {
-        if !self.clients.find(id).is_some_and(|client| client.confirmed && client.legacy.is_some()) {
-            return Err(Nfsstat4::StaleClientid);
-        }
+        let client = self.clients.find(id).filter(|client| client.confirmed && client.legacy.is_some());
+        client.filter(|client| !client.evicted).ok_or(Nfsstat4::StaleClientid)?;
         if self.has_lost_all(id) {
             return Err(Nfsstat4::Expired);
         }
+        self.check_stored(id)?;
         self.renew(now, id);
-        self.clients.find_mut(id).expect("it was found").used = true;
+        self.clients.note_use(id);
         Ok(id)
     }
 

@@ -9,7 +9,10 @@ use server::{
     config::{ListenConfig, RpcbindMode, ServerConfig},
 };
 
-use super::{listen_one, rpcbind::Place};
+use super::{
+    listen_one,
+    rpcbind::{Place, options_of_few},
+};
 use crate::exit::Failure;
 
 /// Where locks can be had.
@@ -34,7 +37,8 @@ pub fn start(
     if config.rpcbind == RpcbindMode::Off {
         return Ok(None);
     }
-    let server = nfs.lock_services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared).build();
+    let builder = Server::builder().hosts(nfs.hosts());
+    let server = nfs.lock_services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
     let port = config.nlm_port.unwrap_or(0);
     let address = match nfs_at.first() {
         Some((_, address)) => SocketAddr::new(address.ip(), port),
@@ -42,7 +46,7 @@ pub fn start(
     };
     let mut places = Vec::new();
     for transport in ["tcp", "udp"] {
-        let listen = ListenConfig { transport: transport.to_owned(), address, options: Default::default() };
+        let listen = ListenConfig { transport: transport.to_owned(), address, options: options_of_few(transport) };
         let (transport, listener) = listen_one(switch, &listen)
             .map_err(|failure| Failure { message: format!("--nlm-port: {}", failure.message), ..failure })?;
         places.push((transport, listener.local_addr()));

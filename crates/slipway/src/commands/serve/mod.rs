@@ -15,10 +15,10 @@ use std::{
 };
 
 use buf::Pool;
-use rpc::{Listener, Server, Switch, WorkerOptions, Workers};
+use rpc::{ConnectionLimits, Listener, Server, Switch, WorkerOptions, Workers};
 use server::{
     Client, Config, NfsServer,
-    config::{ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, default_state_dir},
+    config::{ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir},
     state_dir::OnLoss,
 };
 
@@ -45,7 +45,8 @@ SIGTERM, SIGINT and SIGHUP answer what has been called, and end it. SIGUSR1 prin
 the recovery database has worked.
 
 Configuration file, for several exports (unknown keys are refused):
-  [server]                      # state_dir, workers, rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
+  [server]                      # state_dir, workers, connections, connections_per_host, blocking_threads, blocking_queue,
+                                # rpcbind, nlm_port, grace_s, lease_s, idmap_domain, log, log_format
   workers = 4
   [[listen]]                    # transport, address, options
   transport = \"tcp\"
@@ -95,9 +96,12 @@ pub struct Args {
     /// Threads that serve connections; one for each core unless said otherwise
     #[arg(short, long, value_name = "N")]
     workers: Option<NonZeroUsize>,
-    /// Most connections that are served at once; further ones are closed
+    /// Most connections that are served at once. Beyond it the host with the most gives up an idle one
     #[arg(long, value_name = "N")]
     connections: Option<NonZeroUsize>,
+    /// Most connections of one host, or of one user of this host; three quarters of all unless said otherwise
+    #[arg(long, value_name = "N")]
+    connections_per_host: Option<NonZeroUsize>,
     /// Where the key of file handles and the recovery database are kept, so that mounts and locks survive a restart; for one server
     /// at a time
     #[arg(long, value_name = "DIR")]
@@ -162,6 +166,7 @@ impl Args {
             config.listen = self.listen.iter().map(|url| url.0.clone()).collect();
         }
         config.server.connections = self.connections.or(config.server.connections);
+        config.server.connections_per_host = self.connections_per_host.or(config.server.connections_per_host);
         config.server.workers = self.workers.or(config.server.workers);
         match self.rpcbind.as_deref() {
             Some("auto") => config.server.rpcbind = RpcbindMode::Auto,
@@ -216,19 +221,19 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     let mut settings = config.server.settings().map_err(Failure::usage)?;
     settings.on_loss = if args.recovery == "reset" { OnLoss::Reset } else { OnLoss::Refuse };
     let nfs = NfsServer::open_with(&config, &state_dir, &pool, settings).map_err(Failure::usage)?;
-    let builder = nfs.services().into_iter().fold(Server::builder(), rpc::ServerBuilder::shared);
-    let server = builder.build();
+    let builder = Server::builder().hosts(nfs.hosts());
+    let server = nfs.services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
 
     let mut signals = Signals::new(args.until_eof).map_err(Failure::failed)?;
     let switch = switch::with_pool(&pool);
     let listeners = listen_all(&switch, &config.listen)?;
     let mut options = WorkerOptions::default();
     options.threads = config.server.workers.map_or(options.threads, NonZeroUsize::get);
-    options.connections_max = config.server.connections.map_or(options.connections_max, NonZeroUsize::get);
     // Only root acts as its callers, and only some transports mind.
     let minds = listeners.iter().any(|(_, listener)| listener.keeps_credentials());
     options.keep_credentials = minds.then_some(vfs::posix::keep_credentials);
     descriptors::raise_to_most();
+    options.connections = connection_limits(&config.server, descriptors::limit());
     let workers = Workers::new(options).map_err(Failure::failed)?;
     let mut announcement = Announcement::new(&config);
     let mut places = Vec::new();
@@ -239,9 +244,10 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     }
     nfs.call_back_by(switch.find("tcp").expect("it is registered"));
     tokio::spawn(nfs.upkeep());
+    tokio::spawn(trim(pool));
     let _admin = administered(&nfs);
     let locking = locking::start(&config.server, &switch, &workers, &nfs, &places)?;
-    let published = publish(&config, &switch, &workers, (&server, &places), locking.as_ref()).await?;
+    let published = publish(&config, (&switch, &workers), (&server, &places), locking.as_ref()).await?;
     announcement.locks(published.known == [true, true, true]);
     announcement.publish(args.json, args.ready_file.as_deref())?;
 
@@ -262,6 +268,46 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     Ok(Exit::Ok)
 }
 
+/// The configured limits. Connections may take half of the file descriptors; files and shared memory need the rest.
+fn connection_limits(config: &ServerConfig, descriptors: usize) -> ConnectionLimits {
+    let wanted = config.connections.map_or(ConnectionLimits::default().total, NonZeroUsize::get);
+    let total = wanted.min((descriptors / 2).max(1));
+    if total < wanted {
+        tracing::warn!(
+            wanted,
+            total,
+            descriptors,
+            "fewer connections are served: the limit of file descriptors is low"
+        );
+    }
+    let mut limits = ConnectionLimits::total(total);
+    limits.per_host = config.connections_per_host.map_or(limits.per_host, NonZeroUsize::get);
+    limits
+}
+
+/// Gives memory back to the system that a burst has left behind.
+async fn trim(pool: Pool) {
+    let mut ticks = tokio::time::interval(TRIM_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let pool = pool.clone();
+        // Unmapping takes about a millisecond for each slab.
+        let trimmed = tokio::task::spawn_blocking(move || {
+            let bytes = pool.trim();
+            if bytes > 0 {
+                buf::trim_heap();
+            }
+            bytes
+        });
+        match trimmed.await {
+            Ok(0) => {}
+            Ok(bytes) => tracing::debug!(bytes, "memory given back to the system"),
+            Err(error) => tracing::warn!(%error, "memory is not given back to the system"),
+        }
+    }
+}
+
 /// Lets `slipway clients` ask, where there is a state directory.
 fn administered(nfs: &NfsServer) -> Option<AdminSocket> {
     AdminSocket::open(nfs.state_dir()?, nfs.admin())
@@ -272,8 +318,7 @@ fn administered(nfs: &NfsServer) -> Option<AdminSocket> {
 /// Makes known where NFS is, and where locks can be had.
 async fn publish(
     config: &Config,
-    switch: &Switch,
-    workers: &Workers,
+    on: (&Switch, &Workers),
     (server, places): (&Server, &[Place]),
     locking: Option<&locking::Locking>,
 ) -> Result<rpcbind::Published, Failure> {
@@ -283,7 +328,7 @@ async fn publish(
         // One of them may be another's on this host: the kernel's lock manager, or rpc.statd.
         groups.push(Group { what: "locks", programs: vec![(program, version)], places });
     }
-    rpcbind::publish(config.server.rpcbind, switch, workers, &groups).await
+    rpcbind::publish(config.server.rpcbind, on, server.hosts(), &groups).await
 }
 
 /// Listens where `addresses` say; without any at the default ones, of which only the first must be had.
@@ -329,3 +374,22 @@ fn remove(ready_file: Option<&Path>) {
 
 /// How long calls may take to be answered when the server ends.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// Pool memory that has not been used for so long is given back.
+const TRIM_INTERVAL: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_take_half_of_the_descriptors_at_most() {
+        let mut config = ServerConfig::default();
+        assert_eq!(connection_limits(&config, usize::MAX).total, 16384);
+        let limits = connection_limits(&config, 1024);
+        assert_eq!((limits.total, limits.per_host), (512, 384));
+        config.connections = NonZeroUsize::new(100);
+        config.connections_per_host = NonZeroUsize::new(7);
+        let limits = connection_limits(&config, 1024);
+        assert_eq!((limits.total, limits.per_host), (100, 7));
+    }
+}

@@ -6,7 +6,7 @@ use std::{
 };
 
 use rpc::{
-    Server, Switch, TransportKind, Workers,
+    Hosts, RawOptions, Server, Switch, TransportKind, Workers,
     rpcbind::{self, Binding, LookupError, Netid, Registry, Rpcbind},
 };
 use server::config::{ListenConfig, RpcbindMode};
@@ -41,8 +41,8 @@ pub struct Published {
 /// Our own rpcbind cannot listen. That another one does not do what it should is only said.
 pub async fn publish(
     mode: RpcbindMode,
-    switch: &Switch,
-    workers: &Workers,
+    (switch, workers): (&Switch, &Workers),
+    hosts: &Hosts,
     groups: &[Group<'_>],
 ) -> Result<Published, Failure> {
     let kind = switch.find("tcp").expect("it is registered");
@@ -62,7 +62,7 @@ pub async fn publish(
             }
         }
         RpcbindMode::Builtin => {
-            builtin(switch, workers, bindings.flatten().collect())?;
+            builtin((switch, workers), hosts, bindings.flatten().collect())?;
             published.known.fill(true);
         }
     }
@@ -102,12 +102,12 @@ impl Published {
 }
 
 /// Answers as an rpcbind, at every address.
-fn builtin(switch: &Switch, workers: &Workers, bindings: Vec<Binding>) -> Result<(), Failure> {
+fn builtin((switch, workers): (&Switch, &Workers), hosts: &Hosts, bindings: Vec<Binding>) -> Result<(), Failure> {
     let registry = Registry::default();
     let mut listeners = Vec::new();
     for transport in ["tcp", "udp"] {
         let address = super::listen::everywhere(rpcbind::PORT);
-        let listen = ListenConfig { transport: transport.to_owned(), address, options: Default::default() };
+        let listen = ListenConfig { transport: transport.to_owned(), address, options: options_of_few(transport) };
         let (_, listener) = listen_one(switch, &listen)
             .map_err(|failure| Failure { message: format!("--rpcbind builtin: {}", failure.message), ..failure })?;
         listeners.push((transport.to_owned(), listener));
@@ -118,11 +118,20 @@ fn builtin(switch: &Switch, workers: &Workers, bindings: Vec<Binding>) -> Result
     for binding in self::bindings(&own, &addresses).into_iter().chain(bindings) {
         registry.set(binding);
     }
-    let server = Server::builder().service(Rpcbind::new(registry)).build();
+    let server = Server::builder().hosts(hosts.clone()).service(Rpcbind::new(registry)).build();
     for (_, listener) in listeners {
         workers.listen(server.clone(), listener);
     }
     Ok(())
+}
+
+/// Options of a listener whose messages are small: the memory of connections is there for NFS.
+pub fn options_of_few(transport: &str) -> RawOptions {
+    let options: &[_] = match transport {
+        "tcp" => &[("memory", "4m"), ("message_max", "64k")],
+        _ => &[("reply_rate", "64k")],
+    };
+    options.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
 /// Each program at each address. Who listens at every IPv6 address is there for IPv4, too.

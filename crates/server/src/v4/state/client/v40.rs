@@ -3,16 +3,13 @@
 //! Read RFC 7530 §9.1.1 and §16.33–16.35. They are in the same table as those of later versions, by the same names: a
 //! client that comes back with a later version, or an earlier one, has restarted (RFC 8881 §2.4.1).
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    time::Instant,
-};
+use std::net::{IpAddr, SocketAddr};
 
 use bytes::Bytes;
 use nfs::v4::*;
 use rpc::rpcbind::from_universal;
 
-use super::{Client, Clients, Exchanged, Removed};
+use super::{Client, Clients, Origin, Outlook, Plan, Then};
 use crate::v4::state::Principal;
 
 /// What only a client of 4.0 has.
@@ -50,87 +47,79 @@ pub(in crate::v4::state) fn listens_at(location: &Netaddr4, peer: IpAddr) -> Opt
     (known && same && address.port() != 0).then_some(address)
 }
 
-impl Clients {
-    /// SETCLIENTID, from `peer`. `confirm` has not been used before; `has_state` says whether a client has opens or locks.
+impl<R: Clone> Clients<R> {
+    /// What SETCLIENTID comes to. `confirm` has not been used before.
     ///
     /// # Errors
     /// CLID_INUSE if the name is another's, who has state and a lease; DELAY if there are too many clients.
-    pub fn set_clientid(
-        &mut self,
+    pub(in crate::v4::state) fn plan_set_clientid(
+        &self,
         args: &SetClientIdArgs,
         confirm: Verifier4,
-        (principal, peer): (&Principal, IpAddr),
-        now: Instant,
-        has_state: impl Fn(Clientid4) -> bool,
-    ) -> Result<Exchanged, Nfsstat4> {
-        let name = &args.client.id.0;
-        let address = listens_at(&args.callback.cb_location, peer);
+        origin: Origin<'_>,
+        outlook: &Outlook<'_>,
+    ) -> Result<Plan<R>, Nfsstat4> {
+        let address = listens_at(&args.callback.cb_location, origin.peer);
         let Netaddr4 { netid, addr } = &args.callback.cb_location;
         let cb_location = Netaddr4 { netid: netid.detached(), addr: addr.detached() };
         let (callback, callback_ident) = (CbClient4 { cb_location, ..args.callback }, args.callback_ident);
         let legacy = Legacy { confirm, callback, callback_ident, address, reach: Reach::Unknown };
-        let confirmed = self.by_owner.get(name).and_then(|records| records.confirmed);
-        if let Some(id) = confirmed {
-            let expired = self.is_expired(id, now);
-            let client = self.by_id.get_mut(&id).expect("a record for each confirmed owner");
-            if client.principal != *principal {
-                if has_state(id) && !expired {
+        let records = self.by_owner.get(&args.client.id.0).copied().unwrap_or_default();
+        if let Some((id, client)) = records.confirmed.and_then(|id| Some((id, self.find(id)?))) {
+            if client.principal != *origin.principal {
+                if (outlook.holds)(id) && !self.is_expired(id, outlook.now) {
                     return Err(Nfsstat4::ClidInuse);
                 }
             } else if client.legacy.is_some() && client.owner.verifier == args.client.verifier {
                 // The same incarnation: it may have moved its callbacks, which count once they are confirmed.
-                client.update = Some(legacy);
-                if let Some(unconfirmed) = self.by_owner[name].unconfirmed {
-                    // It never had state.
-                    let _ = self.remove(unconfirmed);
-                }
-                return Ok(Exchanged { clientid: id, replaced: None });
+                let then = Then::Callback(id, Box::new(legacy));
+                return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), then });
             }
         }
         let owner = ClientOwner4 { verifier: args.client.verifier, ownerid: args.client.id.clone() };
         // What was confirmed before stays until this is, and takes its state along.
-        let (clientid, replaced) =
-            self.add(Client { legacy: Some(legacy), ..Client::new(&owner, (principal, peer), now) })?;
-        Ok(Exchanged { clientid, replaced })
+        let new = Client::new(0, &owner, origin, outlook.now);
+        self.plan_new(Client { legacy: Some(legacy), ..new }, None, outlook)
     }
 
     /// Where the callbacks of the client of a name go, which is all that is known of where it is; empty if it has none.
     pub fn callback_address(&self, name: &Bytes) -> Netaddr4 {
         let confirmed = self.by_owner.get(name).and_then(|records| records.confirmed);
-        let legacy = confirmed.and_then(|id| self.by_id.get(&id)).and_then(|client| client.legacy.as_ref());
+        let legacy = confirmed.and_then(|id| self.find(id)).and_then(|client| client.legacy.as_ref());
         legacy.map_or_else(Netaddr4::default, |legacy| legacy.callback.cb_location.clone())
     }
 
-    /// SETCLIENTID_CONFIRM: says whether it is confirmed only now, and which client it replaces.
+    /// SETCLIENTID_CONFIRM, but for what follows from it: says whether the client is still to be confirmed.
     ///
     /// # Errors
     /// STALE_CLIENTID if nothing is to be confirmed by this, or was; CLID_INUSE if it is another's.
-    pub fn confirm_legacy(
+    pub(in crate::v4::state) fn confirm_callback(
         &mut self,
         args: &SetClientIdConfirmArgs,
         principal: &Principal,
-    ) -> Result<(bool, Option<Removed>), Nfsstat4> {
-        let id = args.clientid;
-        let client = self.by_id.get_mut(&id).ok_or(Nfsstat4::StaleClientid)?;
-        let (Some(legacy), wanted) = (&mut client.legacy, args.setclientid_confirm) else {
-            return Err(Nfsstat4::StaleClientid);
-        };
-        let update = client.update.as_ref().is_some_and(|update| update.confirm == wanted);
-        if !update && legacy.confirm != wanted {
+    ) -> Result<bool, Nfsstat4> {
+        let client = self.by_id.get_mut(&args.clientid).ok_or(Nfsstat4::StaleClientid)?;
+        let wanted = args.setclientid_confirm;
+        let Some(legacy) = &mut client.legacy else { return Err(Nfsstat4::StaleClientid) };
+        let is_update = client.update.as_ref().is_some_and(|update| update.confirm == wanted);
+        if !is_update && legacy.confirm != wanted || client.evicted {
             return Err(Nfsstat4::StaleClientid);
         }
         if client.principal != *principal {
             return Err(Nfsstat4::ClidInuse);
         }
-        if update {
-            let reach = legacy.reach;
-            *legacy = client.update.take().expect("it was found");
+        if let Some(update) = client.update.take_if(|_| is_update) {
             // Who is trying the former address will find that it is another.
-            legacy.reach = if reach == Reach::Trying { reach } else { Reach::Unknown };
+            let reach = if legacy.reach == Reach::Trying { Reach::Trying } else { Reach::Unknown };
+            *legacy = Legacy { reach, ..update };
         }
-        if client.confirmed {
-            return Ok((false, None));
-        }
-        Ok((true, self.confirm(id)))
+        Ok(!client.confirmed)
+    }
+}
+
+impl<R> Client<R> {
+    /// It says where it can be called from the next SETCLIENTID_CONFIRM on.
+    pub(in crate::v4::state) fn set_update(&mut self, update: Legacy) {
+        self.update = Some(update);
     }
 }

@@ -1,7 +1,5 @@
 //! What is asked back, from whom, and until when. There may be 16 slots in use and 8 delegations.
 
-use std::net::IpAddr;
-
 use super::*;
 use crate::v4::state::{delegation::DelegationRequest, load::Ask};
 
@@ -88,10 +86,10 @@ fn a_client_of_the_first_minor_version_is_asked_for_each() {
         },
         callback_ident: 1,
     };
-    let from = |ip: &str| ip.parse::<IpAddr>().unwrap();
-    let elsewhere = world.state.set_clientid(world.now, &args, (&OWNER, from("192.0.2.2"))).unwrap().clientid;
+    let from = |ip: &str| Origin { principal: &OWNER, peer: ip.parse().unwrap(), admitted: true };
+    let elsewhere = world.state.set_clientid(world.now, &args, from("192.0.2.2")).unwrap().clientid;
     assert!(world.state.listener40(elsewhere).is_none());
-    let made = world.state.set_clientid(world.now, &args, (&OWNER, from("::ffff:192.0.2.1"))).unwrap();
+    let made = world.state.set_clientid(world.now, &args, from("::ffff:192.0.2.1")).unwrap();
     let SetClientIdOk { clientid, setclientid_confirm } = made;
     let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
     world.state.set_clientid_confirm(world.now, &confirm, &OWNER).unwrap();

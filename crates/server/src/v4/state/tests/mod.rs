@@ -2,12 +2,13 @@
 
 mod delegation;
 mod load;
+mod model;
 mod open;
 mod recover;
 mod session;
 mod v40;
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use super::{
     open::{LockFailure, OpenRequest},
@@ -27,6 +28,11 @@ struct World {
     now: Instant,
     /// From where clients introduce themselves.
     peer: IpAddr,
+}
+
+/// The owner, on this host.
+fn local() -> Origin<'static> {
+    Origin { principal: &OWNER, peer: Ipv4Addr::LOCALHOST.into(), admitted: true }
 }
 
 fn channel() -> ChannelAttrs4 {
@@ -68,6 +74,11 @@ fn bind(sessid: Sessionid4, dir: ChannelDirFromClient4) -> BindConnToSessionArgs
 
 impl World {
     fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// With other options.
+    fn with(change: impl FnOnce(&mut StateOptions)) -> Self {
         let limits = ChannelLimits {
             request_max: 256 << 10,
             response_max: 256 << 10,
@@ -75,7 +86,7 @@ impl World {
             operations_max: 50,
             slots_max: 8,
         };
-        let options = StateOptions {
+        let mut options = StateOptions {
             server_owner: ServerOwner4 { minor_id: 0, major_id: "server".into() },
             server_scope: Bytes::from_static(b"scope"),
             implementation: None,
@@ -85,12 +96,14 @@ impl World {
             clients_max: 8,
             client_sessions_max: 3,
             sessions_max: 32,
-            slots_granted_max: 64,
+            replies_max: 4 << 20,
             client_stateids_max: 100,
             stateids_max: 240,
+            owners_max: 64,
             delegations_max: 8,
             slots_max: 16,
         };
+        change(&mut options);
         Self {
             state: State::new(options, 7, [1; 32]),
             locks: LockTable::new(Limits::default()),
@@ -100,7 +113,7 @@ impl World {
     }
 
     fn exchange(&mut self, args: &ExchangeIdArgs, principal: &Principal) -> Result<ExchangeIdOk, Nfsstat4> {
-        self.state.exchange_id(self.now, 1, args, (principal, self.peer))
+        self.state.exchange_id(self.now, 1, args, Origin { principal, peer: self.peer, admitted: true })
     }
 
     fn create(&mut self, args: &CreateSessionArgs) -> Result<CreateSessionOk, Nfsstat4> {

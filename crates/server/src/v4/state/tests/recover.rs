@@ -31,7 +31,7 @@ impl World {
     }
 
     fn remember(&mut self, client: Clientid4) -> Option<Bytes> {
-        let owner = self.state.unremembered(client)?;
+        let owner = self.state.unremembered(client, self.now)?;
         self.state.remembered(client, &owner, true);
         Some(owner)
     }
@@ -84,7 +84,7 @@ fn what_a_client_loses_it_cannot_reclaim_before_it_takes_note() {
     let (a, lost) = world.deprived();
     world.state.free_stateid(&world.locks, a, &lost).unwrap();
     assert_eq!(world.records(), [remove("a")], "it has nothing that it could reclaim");
-    let name = world.state.unremembered(a).unwrap();
+    let name = world.state.unremembered(a, world.now).unwrap();
     assert_eq!(name, "a");
     // It loses all once more while it is being written.
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
@@ -97,9 +97,9 @@ fn what_a_client_loses_it_cannot_reclaim_before_it_takes_note() {
 fn who_could_not_be_remembered_is_to_be_with_its_next_open() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
-    let name = world.state.unremembered(a).unwrap();
+    let name = world.state.unremembered(a, world.now).unwrap();
     world.state.remembered(a, &name, false);
-    assert!(world.state.unremembered(a).is_some());
+    assert!(world.state.unremembered(a, world.now).is_some());
 }
 
 #[test]

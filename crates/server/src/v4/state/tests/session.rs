@@ -11,7 +11,6 @@ fn case_1_a_new_owner_gets_an_unconfirmed_record() {
     let first = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap();
     let second = world.exchange(&exchange("b", 1, 0), &OWNER).unwrap();
     assert_ne!(first.clientid, second.clientid);
-    assert_eq!(first.clientid.0 >> 32, 7, "the server's incarnation is in it");
     assert_eq!(first.flags, EXCHGID4_FLAG_USE_NON_PNFS);
     assert_eq!(first.server_owner.major_id, "server".into());
     assert!(!world.state.clients().find(first.clientid).unwrap().confirmed);
@@ -141,7 +140,7 @@ fn flags_without_meaning_are_refused() {
         assert_eq!(world.exchange(&exchange("a", 1, flags), &OWNER), Err(Nfsstat4::Inval), "{flags:#x}");
     }
     let fence = exchange("a", 1, EXCHGID4_FLAG_SUPP_FENCE_OPS);
-    assert!(world.state.exchange_id(world.now, 2, &fence, (&OWNER, world.peer)).is_ok(), "4.2 has this one");
+    assert!(world.state.exchange_id(world.now, 2, &fence, local()).is_ok(), "4.2 has this one");
 }
 
 #[test]
@@ -188,7 +187,7 @@ fn create_session_is_executed_once() {
     }
     let first = world.create(&create(id, 1)).unwrap();
     assert_eq!(world.create(&create(id, 1)), Ok(first.clone()));
-    assert_eq!(world.state.clients().find(id).unwrap().sessions, [first.sessionid]);
+    assert_eq!(world.state.sessions_of(id).map(|session| session.id).collect::<Vec<_>>(), [first.sessionid]);
     let second = world.create(&create(id, 2)).unwrap();
     assert_ne!(second.sessionid, first.sessionid);
     assert_eq!(world.create(&create(id, 1)), Err(Nfsstat4::SeqMisordered));
@@ -282,39 +281,184 @@ fn sessions_of_a_client_and_clients_are_bounded() {
 }
 
 #[test]
-fn sessions_and_slots_of_all_clients_are_bounded_and_some_are_certain() {
+fn sessions_of_all_clients_are_bounded_and_two_are_certain() {
     let mut world = World::new();
-    let mut slots = Vec::new();
+    let mut made_by = Vec::new();
     let mut ids = Vec::new();
     for client in 0..8u8 {
         world.peer = Ipv4Addr::new(192, 0, 2, client).into();
         let id = world.exchange(&exchange(&client.to_string(), 1, 0), &OWNER).unwrap().clientid;
         ids.push(id);
         let made = (1..).map(|sequence| world.create(&create(id, sequence))).take_while(Result::is_ok);
-        slots.extend(made.map(|made| made.unwrap().fore_chan_attrs.maxrequests));
+        made_by.push(made.count());
     }
-    assert_eq!(slots, [8, 8, 8, 8, 8, 6, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4], "5 clients of 3, 3 of 2");
+    assert_eq!(made_by, [3, 3, 3, 3, 3, 2, 2, 2], "from a half of 32 on");
     // Those that are gone do not count.
     for id in ids {
-        let removed = world.state.clients().find(id).unwrap().sessions.clone();
+        let removed: Vec<_> = world.state.sessions_of(id).map(|session| session.id).collect();
         removed.into_iter().for_each(|id| world.state.destroy_session(id, false, &OWNER, TCP.id).unwrap());
     }
     let id = world.exchange(&exchange("7", 2, 0), &OWNER).unwrap().clientid;
-    let made = world.create(&create(id, 1)).unwrap();
-    assert_eq!(made.fore_chan_attrs.maxrequests, 8);
+    let made = (1..).map(|sequence| world.create(&create(id, sequence))).take_while(Result::is_ok).count();
+    assert_eq!(made, 3);
+}
+
+/// What sessions of one client are granted: slots, and bytes of each reply that is cached.
+fn granted(world: &mut World, name: &str, count: u32) -> Vec<(u32, u32)> {
+    let id = world.exchange(&exchange(name, 1, 0), &OWNER).unwrap().clientid;
+    let made = (1..=count).map(|sequence| world.create(&create(id, sequence)).unwrap().fore_chan_attrs);
+    made.map(|fore| (fore.maxrequests, fore.maxresponsesize_cached)).collect()
 }
 
 #[test]
-fn nobody_is_kept_out_by_who_only_introduces_itself_but_by_clients_that_are_in_use() {
+fn the_reply_cache_is_bounded_and_a_part_of_it_is_certain() {
+    // 2 KiB for each of 64 sessions, and 128 KiB beside these, of which a host has no more than a quarter.
+    let mut world = World::with(|options| {
+        (options.replies_max, options.sessions_max, options.client_sessions_max) = (256 << 10, 64, 8);
+    });
+    let bytes =
+        |of: &[(u32, u32)]| of.iter().map(|(slots, cached)| (slots * (*cached).max(512)) as usize).sum::<usize>();
+    let first = granted(&mut world, "a", 8);
+    assert!(first.is_sorted_by(|a, b| bytes(&[*a]) >= bytes(&[*b])), "fewer and fewer: {first:?}");
+    assert_eq!(first[0], (2, 2 << 10));
+    let mut all = bytes(&first);
+    for host in 1..8u8 {
+        world.peer = Ipv4Addr::new(192, 0, 2, host).into();
+        let of_host = granted(&mut world, &host.to_string(), 2);
+        assert!(of_host.iter().all(|(slots, cached)| *slots >= 1 && *cached >= 2 << 10), "{of_host:?}");
+        all += bytes(&of_host);
+    }
+    assert!(all <= 256 << 10, "{all} bytes");
+    // A client that wants less is charged less, but for what is kept unasked.
+    let id = world.exchange(&exchange("small", 1, 0), &OWNER).unwrap().clientid;
+    let mut args = create(id, 1);
+    (args.fore_chan_attrs.maxresponsesize_cached, args.fore_chan_attrs.maxrequests) = (0, 4);
+    assert_eq!(world.create(&args).unwrap().fore_chan_attrs.maxrequests, 4);
+}
+
+#[test]
+fn hosts_that_no_export_admits_share_a_few_places_and_small_sessions() {
+    let mut world = World::with(|options| options.replies_max = 32 * (4 << 10));
+    let introduce = |world: &mut World, host: u8| {
+        let origin = Origin { principal: &OWNER, peer: Ipv4Addr::new(198, 51, 100, host).into(), admitted: false };
+        world.state.exchange_id(world.now, 1, &exchange(&format!("stranger {host}"), 1, 0), origin).unwrap().clientid
+    };
+    let (honest, _) = world.client("honest", 1);
+    let first = introduce(&mut world, 0);
+    let made = world.create(&create(first, 1)).unwrap().fore_chan_attrs;
+    assert_eq!((made.maxrequests, made.maxresponsesize_cached), (1, 2 << 10));
+    assert_eq!(world.create(&create(first, 2)), Err(Nfsstat4::NoSpc), "one session");
+    for host in 1..100 {
+        introduce(&mut world, host);
+        assert_eq!(world.state.clients().len(), 2, "the eighth part of one place is one");
+    }
+    assert!(world.state.clients().find(honest).is_some() && world.state.clients().find(first).is_none());
+}
+
+#[test]
+fn nobody_is_kept_out_by_who_only_introduces_itself_but_by_clients_that_hold_something() {
     let mut world = World::new();
     world.begin_grace(&["a"], &[]);
     let (a, _) = world.client("a", 1);
-    for name in ["b", "c", "d"] {
-        let (_, session) = world.client(name, 1);
+    let others = ["b", "c", "d"].map(|name| {
+        let (id, session) = world.client(name, 1);
+        world.now += Duration::from_secs(1);
         world.call(session, 1, 1);
+        id
+    });
+    assert!(world.exchange(&exchange("e", 1, 0), &OWNER).is_ok());
+    let is_there = |id: &Clientid4| world.state.clients().find(*id).is_some();
+    assert!(is_there(&a), "it has something to reclaim");
+    assert_eq!(others.map(|id| is_there(&id)), [false, true, true], "they hold nothing");
+}
+
+/// Two hosts have all places, and everything that they have there is in use.
+fn full(hold: bool) -> (World, Vec<Clientid4>) {
+    let mut world = World::new();
+    let mut ids = Vec::new();
+    for host in 1..=2u8 {
+        world.peer = Ipv4Addr::new(192, 0, 2, host).into();
+        for client in 0..4 {
+            let (id, session) = world.ready(&format!("{host} {client}"));
+            world.now += Duration::from_secs(1);
+            world.call(session, 1, 1);
+            if hold {
+                world.open(id, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
+            }
+            ids.push(id);
+        }
     }
-    assert_eq!(world.exchange(&exchange("e", 1, 0), &OWNER), Err(Nfsstat4::Delay), "a has something to reclaim");
-    assert!(world.state.clients().find(a).is_some());
+    assert_eq!(world.state.clients().len(), 8);
+    (world, ids)
+}
+
+#[test]
+fn a_new_host_gets_in_whatever_those_have_that_have_the_most() {
+    for hold in [false, true] {
+        let (mut world, ids) = full(hold);
+        world.peer = Ipv4Addr::new(192, 0, 2, 3).into();
+        let (new, session) = world.client("new", 1);
+        world.call(session, 1, 1);
+        let gone: Vec<_> = ids.iter().filter(|id| world.state.clients().find(**id).is_none()).collect();
+        assert_eq!(gone, [&ids[4]], "of the host with the most, who was silent for the longest time; holding: {hold}");
+        assert_eq!(world.state.clients().len(), 8);
+        assert!(world.state.clients().find(new).is_some());
+        // Who has as many as any other makes room by itself, or has to wait.
+        world.peer = Ipv4Addr::new(192, 0, 2, 1).into();
+        let again = world.exchange(&exchange("one more", 1, 0), &OWNER);
+        assert_eq!(again.is_err(), hold, "{again:?}");
+        assert_eq!(world.state.clients().find(ids[0]).is_some(), hold);
+    }
+}
+
+#[test]
+fn a_client_whose_request_is_being_executed_makes_no_room() {
+    let (mut world, ids) = full(true);
+    let session = world.state.sessions_of(ids[4]).next().unwrap().id;
+    let Begun::Execute(ticket) = world.sequence(session, 2, 1).unwrap().begun else { panic!("new") };
+    world.peer = Ipv4Addr::new(192, 0, 2, 3).into();
+    world.client("new", 1);
+    assert!(world.state.clients().find(ids[4]).is_some() && world.state.clients().find(ids[5]).is_none());
+    world.state.finish(world.now, session, ticket, "reply", false);
+}
+
+/// A collision that is refused for want of room has not ended the client whose name it is.
+#[test]
+fn who_finds_no_room_has_taken_no_name() {
+    let mut world = World::new();
+    let (_, session) = world.client("a", 1);
+    world.call(session, 1, 1);
+    world.peer = Ipv4Addr::new(192, 0, 2, 2).into();
+    for name in ["b", "c", "d", "e"] {
+        let (id, _) = world.ready(name);
+        world.open(id, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
+    }
+    world.now += LEASE + Duration::from_secs(1);
+    assert_eq!(world.exchange(&exchange("a", 1, 0), &OTHER), Err(Nfsstat4::Delay));
+    assert_eq!(world.call(session, 2, 1).sequenceid, Sequenceid4(2));
+}
+
+#[test]
+fn names_cannot_be_guessed_nor_used_by_others() {
+    let mut world = World::new();
+    let ids: Vec<_> =
+        (0..4).map(|n| world.exchange(&exchange(&n.to_string(), 1, 0), &OWNER).unwrap().clientid.0).collect();
+    for (at, id) in ids.iter().enumerate() {
+        let others = ids.iter().enumerate().filter(|(other, _)| *other != at);
+        assert!(others.into_iter().all(|(_, other)| (id ^ other).count_ones() > 8), "{ids:x?}");
+    }
+    let (id, session) = world.ready("0");
+    assert_eq!(world.state.destroy_clientid(world.now, id, None, &OTHER), Err(Nfsstat4::WrongCred));
+    assert_eq!(world.state.destroy_session(session, false, &OTHER, TCP.id), Err(Nfsstat4::WrongCred));
+    let by = Connection { id: ConnectionId(66), duplex: true };
+    let bound = world.state.bind_conn_to_session(&bind(session, ChannelDirFromClient4::Back), &OTHER, by);
+    assert_eq!(bound, Err(Nfsstat4::WrongCred));
+    // Not even what the last one came to.
+    assert_eq!(world.state.create_session(world.now, &create(id, 1), &OTHER, TCP), Err(Nfsstat4::ClidInuse));
+    let other = world.state.bind_conn_to_session(&bind(session, ChannelDirFromClient4::Back), &OWNER, by);
+    assert!(other.is_ok(), "another connection of the client, from wherever it comes");
+    assert_eq!(world.state.destroy_session(session, false, &OWNER, by.id), Ok(()));
+    assert_eq!(world.state.destroy_clientid(world.now, id, None, &OWNER), Ok(()));
 }
 
 #[test]
@@ -336,13 +480,14 @@ fn one_host_keeps_no_other_out_and_gives_way_to_itself() {
 
     world.peer = Ipv4Addr::LOCALHOST.into();
     for name in ["f", "g", "h", "i"] {
-        let (_, session) = world.client(name, 1);
+        let (id, session) = world.ready(name);
         world.call(session, 1, 1);
+        world.open(id, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
     }
     for peer in ["127.0.0.1", "::ffff:127.0.0.1"] {
-        assert_eq!(from(&mut world, peer, "j"), Err(Nfsstat4::Delay), "all of its own are in use");
+        assert_eq!(from(&mut world, peer, "j"), Err(Nfsstat4::Delay), "all of its own hold something");
     }
-    // Where all places are taken, whoever has done least gives way, of whichever host.
+    // Where all places are taken, of the hosts with the most whoever has done least gives way.
     assert_eq!(world.state.clients().len(), 8);
     from(&mut world, "192.0.2.1", "k").unwrap();
     assert_eq!(world.state.clients().len(), 8);
@@ -403,8 +548,7 @@ fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
             callback: CbClient4 { cb_program: 1, cb_location: Netaddr4 { netid: name().into(), addr: name().into() } },
             callback_ident: 1,
         };
-        let peer = Ipv4Addr::LOCALHOST.into();
-        let made = world.state.set_clientid(world.now, &args, (&OWNER, peer)).unwrap();
+        let made = world.state.set_clientid(world.now, &args, local()).unwrap();
         let SetClientIdOk { clientid, setclientid_confirm } = made;
         let args = SetClientIdConfirmArgs { clientid, setclientid_confirm };
         world.state.set_clientid_confirm(world.now, &args, &OWNER).unwrap();

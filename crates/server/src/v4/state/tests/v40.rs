@@ -1,7 +1,5 @@
 //! Clients without sessions.
 
-use std::net::Ipv4Addr;
-
 use super::{super::v40::Subject, *};
 
 /// What a client of 4.0 says first, and each time that it begins anew.
@@ -11,8 +9,7 @@ fn introduce(world: &mut World, name: &str) -> Clientid4 {
         callback: CbClient4 { cb_program: 0x4000_0000, cb_location: Netaddr4::default() },
         callback_ident: 1,
     };
-    let SetClientIdOk { clientid, setclientid_confirm } =
-        world.state.set_clientid(world.now, &args, (&OWNER, Ipv4Addr::LOCALHOST.into())).unwrap();
+    let SetClientIdOk { clientid, setclientid_confirm } = world.state.set_clientid(world.now, &args, local()).unwrap();
     let args = SetClientIdConfirmArgs { clientid, setclientid_confirm };
     world.state.set_clientid_confirm(world.now, &args, &OWNER).unwrap();
     clientid

@@ -1,0 +1,216 @@
+//! A server that says "later" is waited for, in virtual time over the simulated fabric: only its silence ends an operation.
+
+use std::{
+    future::Future,
+    net::{IpAddr, SocketAddr},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use client::{ErrorKind, LockRange, Mount};
+use nfs::v4::{Nfsstat4, Opnum4};
+use rdma::sim::{Sim, SimOptions};
+use rpc::{Service, Switch};
+use rpcrdma::{Options, RdmaKind};
+use tokio::{task::JoinSet, time::Instant};
+use tracing::{Event, Level, Metadata, Subscriber, span};
+
+use crate::common::{
+    self,
+    faulty::Faulty,
+    process,
+    scripted::{CONTENT, Scripted, ScriptedService},
+};
+
+const SERVER: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 20049);
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Longer than the deadline, as a grace period is.
+const LONG: Duration = Duration::from_secs(95);
+/// The longest pause between two questions, and the time that a message takes.
+const SLACK: Duration = Duration::from_secs(6);
+
+/// Counts warnings.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicU32>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+
+    fn event(&self, _: &Event<'_>) {
+        self.0.fetch_add(1, SeqCst);
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+}
+
+/// Runs a test in virtual time, with these services and a mount of them; returns what it returns, and the warnings.
+fn run<T, F: Future<Output = T>>(
+    services: Vec<Arc<dyn Service>>,
+    url: &str,
+    test: impl FnOnce(Mount) -> F,
+) -> (T, u32) {
+    let warnings = Warnings::default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+    let result = tracing::subscriber::with_default(warnings.clone(), || {
+        runtime.block_on(async {
+            let sim = Sim::new(SimOptions::default());
+            let kind = |host: [u8; 4]| RdmaKind::new(Arc::new(sim.host(IpAddr::from(host))), Options::default());
+            let (_, _process) = process(&kind([127, 0, 0, 1]), SERVER, services);
+            let mut switch = Switch::new();
+            switch.register(Arc::new(kind([127, 0, 1, 1])));
+            let url = format!("nfs://{SERVER}{url}&proto=rdma&uid=0&gid=0&timeo=60s").parse().unwrap();
+            test(Mount::connect(&url, &switch).await.unwrap()).await
+        })
+    });
+    (result, warnings.0.load(SeqCst))
+}
+
+fn run_scripted<T, F: Future<Output = T>>(test: impl FnOnce(Arc<Scripted>, Mount) -> F) -> (T, u32) {
+    let scripted = Scripted::new();
+    let service = Arc::new(ScriptedService(scripted.clone()));
+    run(vec![service], "/?vers=4.1", |mount| test(scripted, mount))
+}
+
+/// Refuses an operation for a time, and expects reading and locking a file to take that time and to succeed.
+fn refused(opnum: Opnum4, status: Nfsstat4, time: Duration) -> u32 {
+    let ((), warnings) = run_scripted(|scripted, mount| async move {
+        let file = mount.open("file").await.unwrap();
+        let began = Instant::now();
+        scripted.script.lock().refuse = Some((opnum, status, began + time));
+        assert_eq!(file.read_bytes(0, 100).await.unwrap(), CONTENT);
+        let range = LockRange { offset: 0, length: 10, exclusive: false };
+        assert_eq!(mount.v4().unwrap().lock(file.handle(), b"me", range).await.unwrap(), None);
+        let took = began.elapsed();
+        assert!(took >= time && took < time + SLACK, "{took:?}");
+        // SEQUENCE is also sent to keep the lease.
+        let (asked, most) = (scripted.script.lock().refused, 10 + time.as_millis() / 2500);
+        assert!(opnum == Opnum4::Sequence || u128::from(asked) <= most, "asked {asked} times");
+    });
+    warnings
+}
+
+#[test]
+fn an_open_waits_for_the_end_of_a_grace_period_that_is_longer_than_the_deadline() {
+    assert_eq!(refused(Opnum4::Open, Nfsstat4::Grace, LONG), 1, "the user is told once");
+}
+
+#[test]
+fn every_operation_waits_for_a_server_that_is_busy() {
+    for opnum in [Opnum4::Read, Opnum4::Open, Opnum4::Lock, Opnum4::Sequence] {
+        assert_eq!(refused(opnum, Nfsstat4::Delay, LONG), 1, "{opnum:?}: the user is told once");
+    }
+    assert_eq!(refused(Opnum4::Lock, Nfsstat4::Grace, LONG), 1);
+}
+
+#[test]
+fn a_server_may_be_busy_for_hours() {
+    assert_eq!(refused(Opnum4::Read, Nfsstat4::Delay, Duration::from_secs(3 * 3600)), 1, "the user is told once");
+}
+
+#[test]
+fn a_short_delay_is_not_told() {
+    assert_eq!(refused(Opnum4::Open, Nfsstat4::Delay, Duration::from_millis(500)), 0);
+}
+
+#[test]
+fn a_server_that_is_silent_after_it_has_asked_to_wait_is_given_up_at_the_deadline() {
+    run_scripted(|scripted, mount| async move {
+        let file = mount.open("file").await.unwrap();
+        let began = Instant::now();
+        {
+            let mut script = scripted.script.lock();
+            script.refuse = Some((Opnum4::Open, Nfsstat4::Grace, began + LONG));
+            script.hold = Some(Opnum4::Read);
+        }
+        let error = file.read_bytes(0, 100).await.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Timeout { .. }), "{error}");
+        let silent = began.elapsed() - LONG;
+        assert!(silent >= DEADLINE - SLACK && silent < DEADLINE + 2 * SLACK, "{silent:?}");
+    });
+}
+
+#[test]
+fn a_wait_ends_when_its_caller_drops_it() {
+    run_scripted(|scripted, mount| async move {
+        let file = mount.open("file").await.unwrap();
+        scripted.script.lock().refuse = Some((Opnum4::Open, Nfsstat4::Grace, Instant::now() + LONG));
+        tokio::time::timeout(Duration::from_secs(10), file.read_bytes(0, 100)).await.unwrap_err();
+        let asked = scripted.script.lock().refused;
+        tokio::time::sleep(LONG).await;
+        assert_eq!(scripted.script.lock().refused, asked, "nobody asks any more");
+        assert_eq!(file.read_bytes(0, 100).await.unwrap(), CONTENT);
+    });
+}
+
+/// The one that recovers waits for the server, and the others for that one.
+#[test]
+fn all_users_of_a_mount_wait_for_a_recovery_that_takes_longer_than_the_deadline() {
+    let ((), warnings) = run_scripted(|scripted, mount| async move {
+        let file = mount.open("file").await.unwrap();
+        assert_eq!(file.read_bytes(0, 100).await.unwrap(), CONTENT);
+        scripted.restart();
+        scripted.script.lock().refuse = Some((Opnum4::ExchangeId, Nfsstat4::Delay, Instant::now() + LONG));
+        let mut users = JoinSet::new();
+        for _ in 0..5 {
+            let file = file.clone();
+            users.spawn(async move { file.read_bytes(0, 100).await });
+        }
+        for read in users.join_all().await {
+            assert_eq!(read.unwrap(), CONTENT);
+        }
+    });
+    assert_eq!(warnings, 1, "the user is told once");
+}
+
+#[test]
+fn waiting_for_a_lock_does_not_end_in_a_grace_period() {
+    run_scripted(|scripted, mount| async move {
+        let file = mount.open("file").await.unwrap();
+        scripted.script.lock().refuse = Some((Opnum4::Lock, Nfsstat4::Grace, Instant::now() + LONG));
+        let range = LockRange { offset: 0, length: 10, exclusive: false };
+        mount.v4().unwrap().lock_wait(file.handle(), b"me", range).await.unwrap();
+    });
+}
+
+#[test]
+fn what_cannot_be_reclaimed_is_one_line_of_the_log() {
+    let ((), warnings) = run_scripted(|scripted, mount| async move {
+        let file = mount.open("file").await.unwrap();
+        let v4 = mount.v4().unwrap();
+        for at in 0..50 {
+            let range = LockRange { offset: 10 * at, length: 5, exclusive: true };
+            assert_eq!(v4.lock(file.handle(), b"me", range).await.unwrap(), None);
+        }
+        scripted.restart();
+        scripted.script.lock().refuse = Some((Opnum4::Lock, Nfsstat4::NoGrace, Instant::now() + LONG));
+        assert_eq!(file.read_bytes(0, 100).await.unwrap(), CONTENT);
+        assert_eq!(scripted.script.lock().refused, 50);
+    });
+    assert_eq!(warnings, 1);
+}
+
+#[test]
+fn version_3_waits_for_a_server_that_is_busy_for_longer_than_the_deadline() {
+    let vfs = Faulty::new(common::memory(), Vec::new());
+    let services = common::nfs_server(vfs.clone()).services();
+    let ((), warnings) = run(services, "/m?vers=3", |mount| async move {
+        let began = Instant::now();
+        vfs.delays.store(40, SeqCst);
+        mount.protocol().getattr(mount.root()).await.unwrap();
+        assert_eq!(vfs.delays.load(SeqCst), 0);
+        assert!(began.elapsed() > DEADLINE, "{:?}", began.elapsed());
+    });
+    assert_eq!(warnings, 1, "the user is told once");
+}

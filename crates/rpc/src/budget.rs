@@ -1,0 +1,451 @@
+//! [`Budget`]: memory that the accepted connections of a listener share.
+//!
+//! Every connection has an [`Account`]. The first [`GUARANTEED`] bytes of an account are its own, so that small calls go on
+//! whatever others do. What it holds beyond is taken from the shared part in steps of [`STEP`] bytes: an account touches the
+//! shared counters once for many calls.
+//!
+//! Shares are the dynamic thresholds of shared-memory switches (Choudhury and Hahne, 1998): a host may take more while it holds
+//! less than is free. One host alone gets half, *n* hosts get one part in *n* + 1 each, and some is always left for the next.
+//!
+//! When there is no room, a connection waits: its calls are not read. While one waits, the connections are looked at once in
+//! [`SWEEP`]. One that holds an incomplete record or replies that are not read, and moved less than an eighth of that in
+//! [`STALL_SWEEPS`] of these periods, is closed, the heaviest first.
+//!
+//! Replies are charged even if there is no room, since their calls have been executed. If they exceed the budget by a
+//! quarter, the heaviest connection is closed at once. So all accounts together hold at most one and a quarter of the budget and what
+//! is guaranteed, and what the threads are working on at that moment.
+//!
+//! Nothing here does I/O. An account belongs to one connection and needs `&mut`; only [`Entry`] is shared.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use futures_util::task::AtomicWaker;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::Host;
+
+/// Memory that connections share. Cheap to clone; all clones are one.
+#[derive(Clone)]
+pub(crate) struct Budget(Arc<Inner>);
+
+struct Inner {
+    limit: usize,
+    /// Bytes that accounts have taken beyond their guarantee.
+    used: AtomicUsize,
+    /// Accounts that wait.
+    waiting: AtomicUsize,
+    accounts: Mutex<Accounts>,
+}
+
+#[derive(Default)]
+struct Accounts {
+    hosts: HashMap<Host, (Arc<AtomicUsize>, usize)>,
+    entries: HashMap<u64, Arc<Entry>>,
+    next: u64,
+    waiters: VecDeque<Arc<Entry>>,
+    swept: Option<Instant>,
+}
+
+/// What others see of an account.
+#[derive(Default)]
+struct Entry {
+    /// Bytes in an incomplete record and in replies that the peer has not read.
+    stallable: AtomicUsize,
+    /// Bytes received and sent, wrapping.
+    moved: AtomicUsize,
+    evicted: AtomicBool,
+    waits: AtomicBool,
+    /// The driver of the connection.
+    waker: AtomicWaker,
+    /// Of the sweeps; changed with the table locked.
+    seen: AtomicUsize,
+    sweeps: AtomicUsize,
+}
+
+/// The memory of one connection.
+pub(crate) struct Account {
+    budget: Budget,
+    host: Host,
+    host_used: Arc<AtomicUsize>,
+    id: u64,
+    entry: Arc<Entry>,
+    /// Below zero while what was released has not been charged yet.
+    held: isize,
+    /// Bytes taken from the shared part.
+    taken: usize,
+}
+
+impl Budget {
+    /// A budget of `limit` bytes.
+    pub fn new(limit: usize) -> Self {
+        Self(Arc::new(Inner {
+            limit,
+            used: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
+            accounts: Mutex::default(),
+        }))
+    }
+
+    /// An account for a connection of `host`.
+    pub fn account(&self, host: Host) -> Account {
+        let entry = Arc::<Entry>::default();
+        let mut accounts = self.0.accounts.lock();
+        let accounts = &mut *accounts;
+        let id = accounts.next;
+        accounts.next += 1;
+        accounts.entries.insert(id, entry.clone());
+        let (used, connections) = accounts.hosts.entry(host).or_default();
+        *connections += 1;
+        let host_used = used.clone();
+        Account { budget: self.clone(), host, host_used, id, entry, held: 0, taken: 0 }
+    }
+
+    /// Bytes taken from the shared part.
+    #[cfg(test)]
+    pub fn used(&self) -> usize {
+        self.0.used.load(SeqCst)
+    }
+
+    /// Closes connections that stall, if the last time is long enough ago.
+    pub fn sweep(&self, now: Instant) {
+        let mut accounts = self.0.accounts.lock();
+        if accounts.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP) {
+            return;
+        }
+        accounts.swept = Some(now);
+        let mut stalled: Vec<_> = accounts.entries.values().filter(|entry| entry.is_stalled()).collect();
+        stalled.sort_by_key(|entry| std::cmp::Reverse(entry.stallable.load(Relaxed)));
+        let mut freed = 0;
+        for entry in stalled {
+            if freed >= self.0.limit / 4 {
+                break;
+            }
+            freed += entry.stallable.load(Relaxed);
+            entry.evict();
+        }
+    }
+
+    /// Closes the connection that holds most of what its peer could free.
+    fn evict_heaviest(&self) {
+        let accounts = self.0.accounts.lock();
+        let candidates = accounts.entries.values().filter(|entry| !entry.evicted.load(Relaxed));
+        let heaviest = candidates.max_by_key(|entry| entry.stallable.load(Relaxed));
+        if let Some(entry) = heaviest.filter(|entry| entry.stallable.load(Relaxed) > GUARANTEED) {
+            entry.evict();
+        }
+    }
+
+    /// Whether a host that has taken `host_used` may take `bytes` more.
+    fn has_room(&self, host_used: usize, bytes: usize) -> bool {
+        let free = self.0.limit.saturating_sub(self.0.used.load(Relaxed));
+        host_used + 2 * bytes <= free
+    }
+
+    fn wake(&self, count: usize) {
+        if self.0.waiting.load(SeqCst) == 0 {
+            return;
+        }
+        let mut accounts = self.0.accounts.lock();
+        for _ in 0..count {
+            let Some(entry) = accounts.waiters.pop_front() else { break };
+            self.0.waiting.fetch_sub(1, SeqCst);
+            entry.waits.store(false, SeqCst);
+            entry.waker.wake();
+        }
+    }
+}
+
+impl Entry {
+    /// Whether it has stalled for long enough, after one more sweep.
+    fn is_stalled(&self) -> bool {
+        let (stallable, moved) = (self.stallable.load(Relaxed), self.moved.load(Relaxed));
+        let progress = moved.wrapping_sub(self.seen.load(Relaxed));
+        if stallable <= GUARANTEED || progress >= stallable / 8 || self.evicted.load(Relaxed) {
+            self.seen.store(moved, Relaxed);
+            self.sweeps.store(0, Relaxed);
+            return false;
+        }
+        self.sweeps.fetch_add(1, Relaxed) >= STALL_SWEEPS
+    }
+
+    fn evict(&self) {
+        self.evicted.store(true, SeqCst);
+        self.waker.wake();
+    }
+}
+
+impl Account {
+    /// Charges `bytes`, or releases them if they are negative. Always succeeds, beyond the budget if it must be.
+    pub fn adjust(&mut self, bytes: isize) {
+        self.held += bytes;
+        let beyond = self.beyond(0);
+        if beyond > self.taken {
+            self.take(beyond.next_multiple_of(STEP) - self.taken);
+        } else if self.taken >= beyond + 2 * STEP {
+            self.give_back(beyond.next_multiple_of(STEP) + STEP);
+        }
+    }
+
+    /// Charges `bytes` if there is room for them.
+    pub fn try_charge(&mut self, bytes: usize) -> bool {
+        let has_room = self.has_room(bytes);
+        if has_room {
+            self.adjust(bytes as isize);
+        }
+        has_room
+    }
+
+    /// Whether `bytes` more can be charged within the budget and the host's share.
+    pub fn has_room(&self, bytes: usize) -> bool {
+        let beyond = self.beyond(bytes);
+        beyond <= self.taken
+            || self.budget.has_room(self.host_used.load(Relaxed), beyond.next_multiple_of(STEP) - self.taken)
+    }
+
+    /// Gives back what was taken in advance. `stallable` bytes of what it holds are for the peer to free, and `moved` bytes have been
+    /// received and sent so far. The driver is woken when the connection is to be closed.
+    pub fn rest(&mut self, stallable: usize, moved: usize, driver: &Waker) {
+        let beyond = self.beyond(0).next_multiple_of(STEP);
+        if self.taken > beyond {
+            self.give_back(beyond);
+        }
+        self.entry.moved.store(moved, Relaxed);
+        self.entry.stallable.store(stallable, Relaxed);
+        if stallable > GUARANTEED {
+            self.entry.waker.register(driver);
+        }
+    }
+
+    /// Wakes the driver when there is room. The caller looks once more afterwards: it may have been there before.
+    pub fn wait(&self, driver: &Waker) {
+        self.entry.waker.register(driver);
+        if !self.entry.waits.swap(true, SeqCst) {
+            let mut accounts = self.budget.0.accounts.lock();
+            accounts.waiters.push_back(self.entry.clone());
+            self.budget.0.waiting.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// Bytes charged now; below zero while what was released has not been charged yet.
+    pub fn held(&self) -> isize {
+        self.held
+    }
+
+    /// Whether the connection is to be closed.
+    pub fn is_evicted(&self) -> bool {
+        self.entry.evicted.load(SeqCst)
+    }
+
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// What it would hold beyond its guarantee with so many bytes more.
+    fn beyond(&self, more: usize) -> usize {
+        usize::try_from(self.held + more as isize - GUARANTEED as isize).unwrap_or(0)
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.taken += bytes;
+        self.host_used.fetch_add(bytes, Relaxed);
+        let used = self.budget.0.used.fetch_add(bytes, SeqCst) + bytes;
+        if used > self.budget.0.limit / 4 * 5 {
+            // Its own bytes count, too.
+            self.entry.stallable.fetch_add(bytes, Relaxed);
+            self.budget.evict_heaviest();
+        }
+    }
+
+    fn give_back(&mut self, keep: usize) {
+        let bytes = self.taken - keep;
+        self.taken = keep;
+        self.host_used.fetch_sub(bytes, Relaxed);
+        self.budget.0.used.fetch_sub(bytes, SeqCst);
+        self.budget.wake(bytes.div_ceil(STEP));
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.give_back(0);
+        let mut accounts = self.budget.0.accounts.lock();
+        let accounts = &mut *accounts;
+        let (_, connections) = accounts.hosts.get_mut(&self.host).expect("it was counted");
+        *connections -= 1;
+        if *connections == 0 {
+            accounts.hosts.remove(&self.host);
+        }
+        accounts.entries.remove(&self.id);
+        let before = accounts.waiters.len();
+        if self.entry.waits.load(SeqCst) {
+            accounts.waiters.retain(|entry| !Arc::ptr_eq(entry, &self.entry));
+        }
+        self.budget.0.waiting.fetch_sub(before - accounts.waiters.len(), SeqCst);
+    }
+}
+
+/// Bytes that each connection can hold whatever others do.
+pub(crate) const GUARANTEED: usize = 8 << 10;
+/// What is taken from the shared part at a time.
+pub(crate) const STEP: usize = 64 << 10;
+/// How often stalled connections are looked for while others wait.
+pub(crate) const SWEEP: Duration = Duration::from_secs(1);
+const STALL_SWEEPS: usize = 5;
+
+#[cfg(test)]
+mod tests {
+    use std::{net::IpAddr, task::Waker};
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LIMIT: usize = 64 * STEP;
+
+    fn host(last: u8) -> Host {
+        Host::of(IpAddr::from([10, 0, 0, last]))
+    }
+
+    /// Takes as much as it can.
+    fn fill(account: &mut Account) -> usize {
+        let mut taken = 0;
+        while account.try_charge(STEP) {
+            taken += STEP;
+        }
+        taken
+    }
+
+    #[test]
+    fn hosts_get_equal_shares_and_one_more_always_gets_some() {
+        let budget = Budget::new(LIMIT);
+        let mut first: Vec<_> = (0..4).map(|_| budget.account(host(1))).collect();
+        let taken: usize = first.iter_mut().map(fill).sum();
+        assert!((LIMIT / 2 - 5 * STEP..=LIMIT / 2 + STEP).contains(&taken), "half for one host: {taken}");
+        let mut second = budget.account(host(2));
+        let taken = fill(&mut second);
+        assert!((LIMIT / 4 - 2 * STEP..=LIMIT / 4 + STEP).contains(&taken), "half of the rest: {taken}");
+        assert!(!first[0].has_room(3 * STEP));
+        assert!(budget.account(host(3)).try_charge(STEP));
+    }
+
+    #[test]
+    fn what_is_guaranteed_costs_nothing_and_is_there_when_all_is_used() {
+        let budget = Budget::new(LIMIT);
+        let mut heavy = budget.account(host(1));
+        heavy.adjust(LIMIT as isize);
+        let mut light = budget.account(host(2));
+        let used = budget.used();
+        assert!(light.try_charge(GUARANTEED) && !light.try_charge(1));
+        assert_eq!(budget.used(), used);
+        drop((heavy, light));
+        assert_eq!(budget.used(), 0);
+        assert!(budget.0.accounts.lock().hosts.is_empty());
+    }
+
+    #[test]
+    fn whoever_gives_back_wakes_one_that_waits() {
+        let budget = Budget::new(LIMIT);
+        let mut heavy = budget.account(host(1));
+        heavy.adjust(LIMIT as isize);
+        let light = budget.account(host(2));
+        let (woken, waker) = counting_waker();
+        light.wait(&waker);
+        light.wait(&waker);
+        heavy.adjust(-(LIMIT as isize));
+        assert_eq!(woken.load(SeqCst), 1);
+        assert!(light.has_room(STEP));
+        assert_eq!(budget.0.waiting.load(SeqCst), 0);
+    }
+
+    #[test]
+    fn a_connection_that_stalls_is_closed_and_the_heaviest_first() {
+        let budget = Budget::new(LIMIT);
+        let stalled = [4, 8, 30, 2].map(|steps: usize| {
+            let mut account = budget.account(host(steps as u8));
+            account.adjust((steps * STEP) as isize);
+            account.rest(steps * STEP, 0, Waker::noop());
+            account
+        });
+        let mut moving = budget.account(host(100));
+        moving.adjust(20 * STEP as isize);
+        let mut now = Instant::now();
+        for sweep in 0..=STALL_SWEEPS {
+            assert!(!stalled.iter().any(Account::is_evicted));
+            moving.rest(20 * STEP, sweep * 3 * STEP, Waker::noop());
+            budget.sweep(now);
+            budget.sweep(now);
+            now += SWEEP;
+        }
+        assert_eq!(stalled.each_ref().map(Account::is_evicted), [false, false, true, false], "it frees a quarter");
+        assert!(!moving.is_evicted());
+        for _ in 0..=STALL_SWEEPS + 1 {
+            moving.rest(20 * STEP, 100 * STEP, Waker::noop());
+            budget.sweep(now);
+            now += SWEEP;
+        }
+        assert!(stalled.iter().all(Account::is_evicted) && moving.is_evicted());
+    }
+
+    #[test]
+    fn replies_far_beyond_the_budget_close_the_heaviest_at_once() {
+        let budget = Budget::new(LIMIT);
+        let mut heavy = budget.account(host(1));
+        heavy.adjust(LIMIT as isize);
+        heavy.rest(LIMIT, 0, Waker::noop());
+        let mut light = budget.account(host(2));
+        light.adjust((LIMIT / 8) as isize);
+        assert!(!heavy.is_evicted());
+        light.adjust((LIMIT / 4) as isize);
+        assert!(heavy.is_evicted() && !light.is_evicted());
+    }
+
+    fn counting_waker() -> (Arc<AtomicUsize>, Waker) {
+        struct Count(Arc<AtomicUsize>);
+        impl std::task::Wake for Count {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, SeqCst);
+            }
+        }
+        let count = Arc::<AtomicUsize>::default();
+        (count.clone(), Arc::new(Count(count)).into())
+    }
+
+    proptest! {
+        #[test]
+        fn the_shared_part_is_what_accounts_hold_beyond_their_guarantee(
+            steps in prop::collection::vec((0usize..4, 0usize..5 * STEP, 0u8..4), 1..200),
+        ) {
+            let budget = Budget::new(LIMIT);
+            let mut accounts: Vec<_> = (0..4).map(|last| (budget.account(host(last)), 0usize)).collect();
+            for (which, bytes, what) in steps {
+                let (account, held) = &mut accounts[which];
+                match what {
+                    0 | 1 => {
+                        let room = account.has_room(bytes);
+                        prop_assert_eq!(account.try_charge(bytes), room);
+                        *held += if room { bytes } else { 0 };
+                    }
+                    2 => {
+                        account.adjust(-(bytes.min(*held) as isize));
+                        *held -= bytes.min(*held);
+                    }
+                    _ => account.rest(0, 0, Waker::noop()),
+                }
+                let beyond: usize = accounts.iter().map(|(_, held)| held.saturating_sub(GUARANTEED)).sum();
+                prop_assert!(budget.used() <= LIMIT);
+                prop_assert!((beyond..beyond + 4 * 3 * STEP).contains(&budget.used()));
+            }
+            accounts.clear();
+            prop_assert_eq!(budget.used(), 0);
+        }
+    }
+}

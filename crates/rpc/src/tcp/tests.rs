@@ -1,0 +1,279 @@
+use std::{future::poll_fn, sync::Arc};
+
+use buf::Buffer;
+use xdr::{Encoder, Located};
+
+use super::*;
+use crate::{Host, Hosts, RawOptions, TransportKind, budget::Budget};
+
+async fn pair(options: &[(&str, &str)]) -> (Arc<dyn Transport>, Arc<dyn Transport>) {
+    let raw: RawOptions = options.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    let kind = TcpKind::default().with_options(&raw).unwrap();
+    let mut listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let near = kind.connect(listener.local_addr()).await.unwrap();
+    let far = listener.accept().await.unwrap().set_up(Hosts::all()).await.unwrap();
+    (near, far)
+}
+
+/// Drives `transport`, answering every call with what `answer` makes of it, until it is over.
+fn drive(
+    transport: Arc<dyn Transport>,
+    answer: impl Fn(&Message) -> Option<Message> + Send + 'static,
+) -> tokio::task::JoinHandle<TransportError> {
+    tokio::spawn(async move {
+        loop {
+            match poll_fn(|cx| transport.poll_recv(cx)).await {
+                Ok(call) => {
+                    if let Some(message) = answer(&call.message) {
+                        let _ = transport.reply(call.token, message);
+                    }
+                }
+                Err(error) => return error,
+            }
+        }
+    })
+}
+
+fn message(xid: u32, direction: u32, words: usize) -> Message {
+    let mut encoder = Encoder::default();
+    [xid, direction].into_iter().for_each(|word| encoder.u32(word));
+    (0..words).for_each(|word| encoder.u32(word as u32));
+    encoder.finish()
+}
+
+/// A reply with as many words as the call's third word says, as a payload at position 12.
+fn reply_of_words(call: &Message) -> Option<Message> {
+    let word = |at: usize| u32::from_be_bytes(call.stream[at..at + 4].try_into().unwrap());
+    let mut encoder = Encoder::default();
+    [word(0), REPLY].into_iter().for_each(|word| encoder.u32(word));
+    encoder.payload(Bytes::from(vec![word(0) as u8; call.stream.len()]).into());
+    Some(encoder.finish())
+}
+
+#[tokio::test]
+async fn replies_of_all_sizes_reach_their_calls_and_sinks() {
+    let (near, far) = pair(&[]).await;
+    drive(far, reply_of_words);
+    let driver = drive(near.clone(), |_| None);
+    let calls = (0..200u32).map(|xid| {
+        let near = near.clone();
+        tokio::spawn(async move {
+            let words = [0, 10, 1000, 30_000, 100_000][xid as usize % 5];
+            let len = words * 4 + 8;
+            let plan = ReplyPlan {
+                inline_max: 12,
+                payload_max: len,
+                sink: Some(Buffer::zeroed(len)),
+                locate: Some(|prefix| {
+                    let len = u32::from_be_bytes(prefix[8..12].try_into().unwrap()) as usize;
+                    Some(Located { position: 12, len })
+                }),
+            };
+            let reply = near.call(message(xid, CALL, words), plan).await.unwrap();
+            let flat = reply.message.to_rope().to_bytes().unwrap();
+            assert_eq!(flat.len(), 12 + len);
+            assert!(flat[12..].iter().all(|&byte| byte == xid as u8));
+            let sink = reply.sink.unwrap();
+            assert_eq!(!reply.message.payloads.is_empty(), len > 512, "placed, unless it is tiny");
+            drop((reply.message, flat));
+            assert_eq!(sink.into_buffer().unwrap().len(), len);
+        })
+    });
+    for call in calls.collect::<Vec<_>>() {
+        call.await.unwrap();
+    }
+    near.close();
+    driver.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_dropped_call_is_forgotten_and_its_late_reply_discarded() {
+    let (near, far) = pair(&[]).await;
+    drive(near.clone(), |_| None);
+    let abandoned = tokio::spawn({
+        let near = near.clone();
+        async move { near.call(message(1, CALL, 1), ReplyPlan::default()).await.map(drop) }
+    });
+    let call = poll_fn(|cx| far.poll_recv(cx)).await.unwrap();
+    abandoned.abort();
+    assert!(abandoned.await.unwrap_err().is_cancelled());
+    far.reply(call.token, message(1, REPLY, 3)).unwrap();
+    drive(far, reply_of_words);
+    near.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
+    near.call(message(1, CALL, 1), ReplyPlan::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_lost_connection_gives_the_sinks_back() {
+    let (near, far) = pair(&[]).await;
+    let driver = drive(near.clone(), |_| None);
+    let waiting = tokio::spawn({
+        let near = near.clone();
+        let plan = ReplyPlan { payload_max: 7, sink: Some(Buffer::zeroed(7)), ..ReplyPlan::default() };
+        async move { near.call(message(1, CALL, 1), plan).await }
+    });
+    poll_fn(|cx| far.poll_recv(cx)).await.unwrap();
+    drop(far);
+    let error = waiting.await.unwrap().unwrap_err();
+    assert!(matches!(error.error, TransportError::Lost(_)), "{error:?}");
+    assert_eq!(error.sink.unwrap().len(), 7);
+    driver.await.unwrap();
+    let late = near.call(message(2, CALL, 1), ReplyPlan::default()).await;
+    assert!(matches!(late.unwrap_err().error, TransportError::Lost(_)));
+}
+
+#[tokio::test]
+async fn what_is_too_long_is_refused_on_either_side() {
+    let (near, far) = pair(&[("message_max", "1k")]).await;
+    drive(near.clone(), |_| None);
+    let driver = drive(far.clone(), |call| Some(message(peek(&call.stream).unwrap().0.0, REPLY, 400)));
+    let error = near.call(message(1, CALL, 400), ReplyPlan::default()).await.unwrap_err();
+    assert!(matches!(error.error, TransportError::TooLong { len: 1608, max: 1024 }));
+    let reply = near.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
+    assert_eq!(reply.message.stream, ReplyHeader::of_error(Xid(2), AcceptError::SystemErr).unwrap().stream);
+
+    assert!(!driver.is_finished());
+}
+
+#[tokio::test]
+async fn a_record_above_the_bound_closes_the_connection() {
+    let mut listener = TcpKind::default().listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let mut hostile = std::net::TcpStream::connect(listener.local_addr()).unwrap();
+    let transport = listener.accept().await.unwrap().set_up(Hosts::all()).await.unwrap();
+    std::io::Write::write_all(&mut hostile, &[0xff; 4]).unwrap();
+    let error = poll_fn(|cx| transport.poll_recv(cx)).await.unwrap_err();
+    assert!(matches!(&error, TransportError::Protocol(why) if why.contains("2147483647")), "{error}");
+    drop(transport);
+    let gone = std::io::Read::read(&mut hostile, &mut [0; 1]);
+    assert!(matches!(gone, Ok(0) | Err(_)));
+}
+
+#[tokio::test]
+async fn a_held_connection_keeps_calls_back_and_still_receives_replies() {
+    let (near, far) = pair(&[]).await;
+    drive(far.clone(), reply_of_words);
+    near.hold(true);
+    let driver = drive(near.clone(), reply_of_words);
+    near.call(message(1, CALL, 1), ReplyPlan::default()).await.unwrap();
+    let back = tokio::spawn({
+        let far = far.clone();
+        async move { far.call(message(9, CALL, 1), ReplyPlan::default()).await.map(drop) }
+    });
+    tokio::task::yield_now().await;
+    near.call(message(2, CALL, 1), ReplyPlan::default()).await.unwrap();
+    assert!(!back.is_finished());
+    near.hold(false);
+    back.await.unwrap().unwrap();
+    assert!(!driver.is_finished());
+}
+
+#[test]
+fn options_are_checked() {
+    let parse = |name: &str, value: &str| TcpOptions::parse(&RawOptions::from([(name.into(), value.into())]));
+    assert!(!parse("nodelay", "off").unwrap().nodelay);
+    assert_eq!(parse("sndbuf", "1m").unwrap().send_buffer, Some(1 << 20));
+    let error = parse("congestion", "no-such").unwrap_err();
+    assert!(error.problem.contains("this system has"), "{error}");
+    assert!(parse("port", "1").unwrap_err().problem.contains("congestion, connect_timeout, dead_after"));
+}
+
+/// A connection that a budget pays for, and the other end of it.
+fn charged(budget: &Budget) -> (std::net::TcpStream, Arc<TcpTransport>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, peer) = listener.accept().unwrap();
+    let terms = Terms::admitted(budget.account(Host::of(peer.ip())));
+    (near, Arc::new(TcpTransport::new(far, (2 << 20, None), terms, Pool::default()).unwrap()))
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    let start = std::time::Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "it never came");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn held(transport: &TcpTransport) -> isize {
+    transport.shared.lock().ledger.held()
+}
+
+#[tokio::test]
+async fn all_memory_is_released_when_calls_are_answered() {
+    let budget = Budget::new(8 << 20);
+    let (socket, far) = charged(&budget);
+    drive(far.clone(), reply_of_words);
+    let terms = Terms::connecting();
+    let near = Arc::new(TcpTransport::new(socket, (2 << 20, None), terms, Pool::default()).unwrap());
+    drive(near.clone(), |_| None);
+    let calls = (0..200u32).map(|xid| {
+        let near = near.clone();
+        let words = [0, 10, 1000, 30_000, 100_000][xid as usize % 5];
+        async move { near.call(message(xid, CALL, words), ReplyPlan::default()).await.map(drop) }
+    });
+    futures_util::future::try_join_all(calls).await.unwrap();
+    until(|| held(&far) == 0).await;
+    assert_eq!(budget.used(), 0);
+}
+
+#[tokio::test]
+async fn what_is_held_is_charged_until_it_is_released() {
+    let budget = Budget::new(8 << 20);
+    let (mut socket, far) = charged(&budget);
+    let tokens = Arc::new(Mutex::new(Vec::new()));
+    let driver = tokio::spawn({
+        let (far, tokens) = (far.clone(), tokens.clone());
+        async move {
+            loop {
+                match poll_fn(|cx| far.poll_recv(cx)).await {
+                    Ok(call) => tokens.lock().push((call.token, call.message)),
+                    Err(error) => return error,
+                }
+            }
+        }
+    });
+    let mut send = |bytes: &[u8]| std::io::Write::write_all(&mut socket, bytes).unwrap();
+    let mark = |len: usize, last: bool| (u32::from(last) << 31 | len as u32).to_be_bytes();
+    // A whole record, the half of one, and fragments.
+    let call = message(1, CALL, 50_000).stream;
+    send(&[&mark(call.len(), true), &call[..]].concat());
+    until(|| tokens.lock().len() == 1).await;
+    assert!(held(&far) >= 256 << 10, "in execution");
+    let (token, _) = tokens.lock().pop().unwrap();
+    far.reply(token, message(1, REPLY, 1)).unwrap();
+    until(|| held(&far) == 0).await;
+    send(&[&mark(call.len(), true), &call[..1000]].concat());
+    until(|| held(&far) == 256 << 10).await;
+    send(&call[1000..]);
+    until(|| tokens.lock().len() == 1).await;
+    far.forget(tokens.lock().pop().unwrap().0);
+    until(|| held(&far) == 0).await;
+    send(&[&mark(30_000, false), &call[..30_000]].concat());
+    until(|| held(&far) == 32 << 10).await;
+    send(&[&mark(100, false), &call[30_000..30_100], &mark(10_000, true), &call[30_100..30_200]].concat());
+    until(|| held(&far) == 32 << 10).await;
+    drop(socket);
+    driver.await.unwrap();
+    assert_eq!((held(&far), budget.used()), (0, 0), "also of a record that is never completed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_stalls_is_closed_when_another_waits_for_its_memory() {
+    let budget = Budget::new(1 << 20);
+    let mark = |len: u32| (1 << 31 | len).to_be_bytes();
+    let (mut stalled, stalling) = charged(&budget);
+    std::io::Write::write_all(&mut stalled, &[&mark(400 << 10)[..], &[0; 600]].concat()).unwrap();
+    let stalling = drive(stalling, |_| None);
+    until(|| budget.used() > 0).await;
+    let (mut waiting, far) = charged(&budget);
+    drive(far, reply_of_words);
+    let call = message(1, CALL, 100_000).stream;
+    let writer = std::thread::spawn(move || {
+        std::io::Write::write_all(&mut waiting, &[&mark(call.len() as u32), &call[..]].concat()).unwrap();
+        std::io::Read::read_exact(&mut waiting, &mut [0; 100]).unwrap();
+    });
+    let error = stalling.await.unwrap();
+    assert!(error.to_string().contains("memory"), "{error}");
+    until(|| writer.is_finished()).await;
+    writer.join().unwrap();
+}

@@ -1,0 +1,282 @@
+//! Threads that may wait: for the storage of an export, or for what belongs to no export.
+//!
+//! Each export has a [`Pool`] of its own, and so has what belongs to none. Threads are started when there is work and end
+//! when they are idle. The number of threads and the calls and bytes that wait for one are bounded, so a file system that
+//! hangs holds the threads and the queue of its export, and nothing of any other. A call beyond the queue is given back to
+//! its caller, who answers NFS4ERR_DELAY or NFS3ERR_JUKEBOX.
+//!
+//! The queue serves the hosts that call in turn ([`queue`]).
+//!
+//! On error: a panic in a call ends that call. A call whose future has been dropped runs to its end all the same.
+
+mod queue;
+
+use std::{
+    collections::HashMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use parking_lot::{Condvar, Mutex};
+use rpc::{Host, PeerUser};
+use tokio::sync::oneshot;
+
+use self::queue::{Bounds, FairQueue};
+use crate::{export::Exports, handle::ExportId};
+
+/// Bounds of the threads that may wait, and of the calls that wait for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockingOptions {
+    /// Most threads of each export, and of what belongs to no export. One host occupies three quarters of them at most.
+    /// With zero there are no threads: what has to wait does so where it is called, as a simulation wants it.
+    pub threads: usize,
+    /// Most calls of each export that wait for a thread.
+    pub queue: usize,
+}
+
+impl Default for BlockingOptions {
+    fn default() -> Self {
+        Self { threads: 32, queue: 4096 }
+    }
+}
+
+/// The pools of a server.
+pub(crate) struct Pools {
+    exports: HashMap<ExportId, Pool>,
+    common: Pool,
+}
+
+impl Pools {
+    /// One for each export, and one for the rest. No thread is started yet.
+    pub(crate) fn new(exports: &Exports, options: BlockingOptions) -> Self {
+        let pools =
+            exports.iter().enumerate().map(|(at, export)| (export.id(), Pool::new(format!("export-{at}"), options)));
+        Self { exports: pools.collect(), common: Pool::new("blocking".to_owned(), options) }
+    }
+
+    /// The pool of an export, or that for what belongs to none.
+    pub(crate) fn of(&self, export: Option<ExportId>) -> &Pool {
+        export.and_then(|id| self.exports.get(&id)).unwrap_or(&self.common)
+    }
+}
+
+/// On whose behalf a call runs: threads are shared out fairly among these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Source {
+    /// A host.
+    Host(Host),
+    /// A user of this host, over a transport that knows the user for certain.
+    User(u32),
+    /// The server itself.
+    Server,
+}
+
+impl Source {
+    /// The source of a call from `peer`.
+    pub(crate) fn of(peer: std::net::SocketAddr, user: Option<&PeerUser>) -> Self {
+        user.map_or_else(|| Self::Host(Host::of(peer.ip())), |user| Self::User(user.uid))
+    }
+}
+
+/// What became of a call that was given to a [`Pool`].
+pub(crate) enum Outcome<S> {
+    /// It has run.
+    Done(S),
+    /// There was no room in the queue. It has not run.
+    Refused(S),
+    /// It has panicked.
+    Panicked,
+}
+
+/// Threads that may wait.
+pub(crate) struct Pool(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    threads_max: usize,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+struct State {
+    queue: FairQueue<Source, Box<dyn Job>>,
+    threads: usize,
+    /// Threads that wait for work and have not been woken.
+    idle: usize,
+    /// Threads that have been woken and have not looked yet.
+    woken: usize,
+    closed: bool,
+}
+
+/// A queued call.
+trait Job: Send {
+    fn run(self: Box<Self>);
+    fn refuse(self: Box<Self>);
+}
+
+struct Task<S, F, T> {
+    state: S,
+    work: F,
+    tell: T,
+}
+
+impl<S, F, T> Job for Task<S, F, T>
+where
+    S: Send,
+    F: FnOnce(&mut S) + Send,
+    T: FnOnce(Outcome<S>) + Send,
+{
+    fn run(self: Box<Self>) {
+        let Self { mut state, work, tell } = *self;
+        // Unwind safe: what has panicked is dropped.
+        let ran = catch_unwind(AssertUnwindSafe(move || {
+            work(&mut state);
+            state
+        }));
+        tell(ran.map_or(Outcome::Panicked, Outcome::Done));
+    }
+
+    fn refuse(self: Box<Self>) {
+        (self.tell)(Outcome::Refused(self.state));
+    }
+}
+
+impl Pool {
+    fn new(name: String, options: BlockingOptions) -> Self {
+        let threads_max = options.threads;
+        // One host leaves some threads to others: their first call does not wait for the end of one of its calls.
+        let host_running = (threads_max - threads_max / 4).max(1);
+        let bounds = Bounds { calls: options.queue, bytes: QUEUE_BYTES_MAX, host_running };
+        let queue = FairQueue::new(bounds);
+        let state = Mutex::new(State { queue, threads: 0, idle: 0, woken: 0, closed: false });
+        Self(Arc::new(Inner { name, threads_max, state, wake: Condvar::new() }))
+    }
+
+    /// Runs `work` on `state` on a thread that may wait. `bytes` is the memory that the call holds until then.
+    pub(crate) async fn run<S: Send + 'static>(
+        &self,
+        source: Source,
+        bytes: usize,
+        mut state: S,
+        work: impl FnOnce(&mut S) + Send + 'static,
+    ) -> Outcome<S> {
+        if self.0.threads_max == 0 {
+            work(&mut state);
+            return Outcome::Done(state);
+        }
+        let (told, outcome) = oneshot::channel();
+        // Nobody may be waiting any more.
+        let tell = move |outcome| drop(told.send(outcome));
+        self.submit(source, bytes, Box::new(Task { state, work, tell }));
+        outcome.await.expect("a job tells what became of it")
+    }
+
+    /// As [`run`](Self::run), from a thread that waits for the result, but not for longer than `patience`.
+    pub(crate) fn ask<R: Send + 'static>(
+        &self,
+        patience: Duration,
+        question: impl FnOnce() -> R + Send + 'static,
+    ) -> Option<R> {
+        if self.0.threads_max == 0 {
+            return Some(question());
+        }
+        let (told, outcome) = mpsc::sync_channel(1);
+        let work = |answer: &mut Option<R>| *answer = Some(question());
+        let tell = move |outcome| drop(told.send(outcome));
+        self.submit(Source::Server, 0, Box::new(Task { state: None, work, tell }));
+        match outcome.recv_timeout(patience) {
+            Ok(Outcome::Done(answer)) => answer,
+            _ => None,
+        }
+    }
+
+    fn submit(&self, source: Source, bytes: usize, job: Box<dyn Job>) {
+        let mut state = self.0.state.lock();
+        let refused = state.queue.push(source, bytes, job);
+        let mut starts = false;
+        if state.idle > 0 {
+            state.idle -= 1;
+            state.woken += 1;
+            self.0.wake.notify_one();
+        } else if state.threads < self.0.threads_max {
+            state.threads += 1;
+            starts = true;
+        }
+        drop(state);
+        refused.into_iter().for_each(|job| job.refuse());
+        if starts {
+            self.start();
+        }
+    }
+
+    /// Starts a thread, which has been counted.
+    fn start(&self) {
+        let inner = self.0.clone();
+        let started = thread::Builder::new().name(self.0.name.clone()).spawn(move || inner.serve());
+        let Err(error) = started else { return };
+        tracing::warn!(%error, pool = self.0.name, "cannot start a thread");
+        let mut state = self.0.state.lock();
+        state.threads -= 1;
+        if state.threads > 0 {
+            return;
+        }
+        // Nobody would ever run these.
+        let jobs: Vec<_> = std::iter::from_fn(|| {
+            let (source, job) = state.queue.pop()?;
+            state.queue.done(source);
+            Some(job)
+        })
+        .collect();
+        drop(state);
+        jobs.into_iter().for_each(|job| job.refuse());
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.0.state.lock().closed = true;
+        self.0.wake.notify_all();
+    }
+}
+
+impl Inner {
+    /// Runs calls until there has been none for a while.
+    fn serve(&self) {
+        let mut state = self.state.lock();
+        loop {
+            if let Some((source, job)) = state.queue.pop() {
+                drop(state);
+                job.run();
+                state = self.state.lock();
+                state.queue.done(source);
+                continue;
+            }
+            if state.closed {
+                break;
+            }
+            state.idle += 1;
+            let until = Instant::now() + IDLE_MAX;
+            while state.woken == 0 && !state.closed {
+                if self.wake.wait_until(&mut state, until).timed_out() {
+                    break;
+                }
+            }
+            if state.woken > 0 {
+                state.woken -= 1;
+            } else {
+                state.idle -= 1;
+                if !state.closed {
+                    break;
+                }
+            }
+        }
+        state.threads -= 1;
+    }
+}
+
+/// Most bytes of the calls that wait for a thread of one pool.
+const QUEUE_BYTES_MAX: usize = 256 << 20;
+/// How long a thread waits for work before it ends.
+const IDLE_MAX: Duration = Duration::from_secs(10);

@@ -1,0 +1,285 @@
+//! [`FairQueue`]: calls that wait for a thread, served host by host.
+//!
+//! A pure data structure: no lock, thread or clock. Each host has a queue of its own, served first in, first out. The next
+//! call is that of the waiting host with the fewest running calls; among equals hosts take turns. One host never runs more
+//! than [`Bounds::host_running`] calls at once, so another host's first call finds a free thread.
+//!
+//! The queue is bounded in calls and in bytes. What exceeds a bound is the newest call of the host that holds the most, so a
+//! host that fills the queue displaces its own calls and nobody else's.
+
+use std::{
+    collections::{HashMap, VecDeque, hash_map::Entry},
+    hash::Hash,
+};
+
+use smallvec::SmallVec;
+
+/// Bounds of a [`FairQueue`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Most calls that wait.
+    pub(super) calls: usize,
+    /// Most bytes of the calls that wait.
+    pub(super) bytes: usize,
+    /// Most calls of one host that run at once.
+    pub(super) host_running: usize,
+}
+
+/// Calls of hosts `K` that wait for a thread.
+#[derive(Debug)]
+pub(super) struct FairQueue<K, T> {
+    bounds: Bounds,
+    hosts: HashMap<K, Host<T>, foldhash::fast::RandomState>,
+    /// The hosts that have calls waiting, in the order of their turns.
+    turns: VecDeque<K>,
+    held: Held,
+}
+
+#[derive(Debug)]
+struct Host<T> {
+    waiting: VecDeque<(T, usize)>,
+    held: Held,
+    running: usize,
+}
+
+/// Calls and bytes that wait.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    calls: usize,
+    bytes: usize,
+}
+
+impl Held {
+    fn add(&mut self, bytes: usize) {
+        self.calls += 1;
+        self.bytes += bytes;
+    }
+
+    fn remove(&mut self, bytes: usize) {
+        self.calls -= 1;
+        self.bytes -= bytes;
+    }
+}
+
+impl<K: Copy + Eq + Hash, T> FairQueue<K, T> {
+    /// An empty queue.
+    pub(super) fn new(bounds: Bounds) -> Self {
+        Self { bounds, hosts: HashMap::default(), turns: VecDeque::new(), held: Held::default() }
+    }
+
+    /// Adds a call of a host, which holds `bytes` of memory. Returns the calls for which there is no room, newest first: the
+    /// added one may be among them.
+    pub(super) fn push(&mut self, host: K, bytes: usize, call: T) -> SmallVec<[T; 1]> {
+        let entry = self.hosts.entry(host).or_insert_with(Host::new);
+        if entry.waiting.is_empty() {
+            self.turns.push_back(host);
+        }
+        entry.waiting.push_back((call, bytes));
+        entry.held.add(bytes);
+        self.held.add(bytes);
+        let mut refused = SmallVec::new();
+        while self.held.calls > self.bounds.calls || self.held.bytes > self.bounds.bytes {
+            refused.push(self.refuse_newest());
+        }
+        refused
+    }
+
+    /// Takes the newest call of the host that holds the most of what there is too much of.
+    fn refuse_newest(&mut self) -> T {
+        let by_calls = self.held.calls > self.bounds.calls;
+        let weight = |host: &K| {
+            let held = self.hosts[host].held;
+            if by_calls { held.calls } else { held.bytes }
+        };
+        // Among equals the last: that is a host that has come last, or was served last.
+        let heaviest = *self.turns.iter().max_by_key(|host| weight(host)).expect("a call waits");
+        let host = self.hosts.get_mut(&heaviest).expect("a host that has a turn is known");
+        let (call, bytes) = host.waiting.pop_back().expect("a host that has a turn has a call");
+        host.held.remove(bytes);
+        self.held.remove(bytes);
+        if host.waiting.is_empty() {
+            self.turns.retain(|host| *host != heaviest);
+            self.forget_if_idle(heaviest);
+        }
+        call
+    }
+
+    /// Takes the next call to run. [`done`](Self::done) must follow when it has run.
+    pub(super) fn pop(&mut self) -> Option<(K, T)> {
+        let running = |host: &K| self.hosts[host].running;
+        let may_run = |host: &(usize, &K)| running(host.1) < self.bounds.host_running;
+        // The first in turn of those with the fewest running calls. Mostly that is the first of all.
+        let turn = match self.turns.front() {
+            Some(first) if running(first) == 0 => 0,
+            _ => self.turns.iter().enumerate().filter(may_run).min_by_key(|(at, host)| (running(host), *at))?.0,
+        };
+        let key = self.turns.remove(turn)?;
+        let host = self.hosts.get_mut(&key).expect("a host that has a turn is known");
+        let (call, bytes) = host.waiting.pop_front().expect("a host that has a turn has a call");
+        host.held.remove(bytes);
+        host.running += 1;
+        self.held.remove(bytes);
+        if !host.waiting.is_empty() {
+            self.turns.push_back(key);
+        }
+        Some((key, call))
+    }
+
+    /// A call of a host, taken by [`pop`](Self::pop), has run.
+    pub(super) fn done(&mut self, host: K) {
+        self.hosts.get_mut(&host).expect("a host that has a running call is known").running -= 1;
+        self.forget_if_idle(host);
+    }
+
+    fn forget_if_idle(&mut self, host: K) {
+        if let Entry::Occupied(entry) = self.hosts.entry(host)
+            && entry.get().running == 0
+            && entry.get().waiting.is_empty()
+        {
+            entry.remove();
+        }
+    }
+}
+
+impl<T> Host<T> {
+    fn new() -> Self {
+        Self { waiting: VecDeque::new(), held: Held::default(), running: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn queue(calls: usize, bytes: usize, host_running: usize) -> FairQueue<char, u32> {
+        FairQueue::new(Bounds { calls, bytes, host_running })
+    }
+
+    #[test]
+    fn a_host_with_one_call_does_not_wait_for_the_queue_of_another() {
+        let mut queue = queue(2000, usize::MAX, 8);
+        (0..1000).for_each(|number| assert!(queue.push('a', 1, number).is_empty()));
+        assert_eq!(queue.pop(), Some(('a', 0)));
+        assert_eq!(queue.pop(), Some(('a', 1)));
+        assert!(queue.push('b', 1, 7).is_empty());
+        assert_eq!(queue.pop(), Some(('b', 7)), "b runs nothing, a runs two");
+        assert_eq!(queue.pop(), Some(('a', 2)));
+    }
+
+    #[test]
+    fn a_host_runs_no_more_than_its_bound() {
+        let mut queue = queue(100, usize::MAX, 3);
+        (0..10).for_each(|number| assert!(queue.push('a', 1, number).is_empty()));
+        (0..3).for_each(|number| assert_eq!(queue.pop(), Some(('a', number))));
+        assert_eq!(queue.pop(), None);
+        queue.push('b', 1, 0);
+        assert_eq!(queue.pop(), Some(('b', 0)));
+        queue.done('a');
+        assert_eq!(queue.pop(), Some(('a', 3)));
+    }
+
+    #[test]
+    fn the_newest_call_of_the_heaviest_host_is_refused() {
+        let mut by_calls = queue(3, usize::MAX, 1);
+        (0..3).for_each(|number| assert!(by_calls.push('a', 1, number).is_empty()));
+        assert_eq!(by_calls.push('a', 1, 3)[..], [3], "its own");
+        assert_eq!(by_calls.push('b', 1, 9)[..], [2], "that of the host which fills the queue");
+        assert_eq!(by_calls.pop(), Some(('a', 0)));
+        assert_eq!(by_calls.pop(), Some(('b', 9)));
+
+        let mut by_bytes = queue(100, 100, 1);
+        (0..10).for_each(|number| assert!(by_bytes.push('a', 1, number).is_empty()));
+        assert!(by_bytes.push('b', 80, 0).is_empty());
+        assert_eq!(by_bytes.push('a', 11, 10)[..], [0], "b has fewer calls and more bytes");
+        assert_eq!(by_bytes.push('a', 101, 11)[..], [11], "larger than the queue");
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Push(u8, usize),
+        Pop,
+        Done(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => (0..6u8, 0..40usize).prop_map(|(host, bytes)| Step::Push(host, bytes)),
+            2 => Just(Step::Pop),
+            2 => any::<usize>().prop_map(Step::Done),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn bounds_hold_and_hosts_are_served_in_order_and_in_turn(steps in prop::collection::vec(step(), 0..400)) {
+            let bounds = Bounds { calls: 12, bytes: 200, host_running: 3 };
+            let mut queue = FairQueue::new(bounds);
+            let mut waiting: HashMap<u8, VecDeque<(usize, usize)>> = HashMap::new();
+            let mut running: Vec<u8> = Vec::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Push(host, bytes) => {
+                        waiting.entry(host).or_default().push_back((number, bytes));
+                        for refused in queue.push(host, bytes, number) {
+                            // It is the last of a host.
+                            let of = waiting.values_mut().find(|calls| calls.back().is_some_and(|call| call.0 == refused));
+                            prop_assert!(of.is_some(), "{refused} is not the newest of a host");
+                            of.unwrap().pop_back();
+                        }
+                    }
+                    Step::Pop => {
+                        let runs = |host: u8| running.iter().filter(|at| **at == host).count();
+                        let eligible = waiting.iter().filter(|(host, calls)| !calls.is_empty() && runs(**host) < 3);
+                        let fewest = eligible.map(|(host, _)| runs(*host)).min();
+                        match queue.pop() {
+                            None => prop_assert_eq!(fewest, None),
+                            Some((host, call)) => {
+                                prop_assert_eq!(Some(runs(host)), fewest, "no host with fewer running calls waits");
+                                let first = waiting.get_mut(&host).and_then(VecDeque::pop_front);
+                                prop_assert_eq!(first.map(|first| first.0), Some(call), "first in, first out");
+                                running.push(host);
+                            }
+                        }
+                    }
+                    Step::Done(which) if !running.is_empty() => queue.done(running.swap_remove(which % running.len())),
+                    Step::Done(_) => {}
+                }
+                let calls = waiting.values().map(VecDeque::len).sum::<usize>();
+                let bytes = waiting.values().flatten().map(|call| call.1).sum::<usize>();
+                prop_assert!(calls <= bounds.calls && bytes <= bounds.bytes);
+                prop_assert_eq!((queue.held.calls, queue.held.bytes), (calls, bytes));
+                prop_assert!(queue.hosts.len() <= calls + running.len(), "idle hosts are forgotten");
+            }
+        }
+
+        #[test]
+        fn no_host_waits_for_more_than_one_call_of_each_other(
+            waiting in prop::collection::vec(1..30usize, 2..8), threads in 1..4usize,
+        ) {
+            let mut queue = FairQueue::new(Bounds { calls: 1000, bytes: usize::MAX, host_running: threads });
+            for (host, calls) in waiting.iter().enumerate() {
+                (0..*calls).for_each(|call| assert!(queue.push(host, 0, call).is_empty()));
+            }
+            // Threads take calls and end them in the order in which they began.
+            let mut running: VecDeque<usize> = (0..threads).filter_map(|_| queue.pop()).map(|(host, _)| host).collect();
+            let late = 100;
+            queue.push(late, 0, 0);
+            let mut before: HashMap<usize, usize> = HashMap::new();
+            loop {
+                queue.done(running.pop_front().expect("threads are busy"));
+                let (host, _) = queue.pop().expect("the late host waits");
+                if host == late {
+                    break;
+                }
+                running.push_back(host);
+                let served = before.entry(host).or_default();
+                *served += 1;
+                prop_assert!(*served <= 1, "host {host} is served twice before the late one");
+            }
+        }
+    }
+}
