@@ -217,3 +217,36 @@ fn grace_lasts_for_who_may_not_reclaim_until_it_has_heard_of_the_restart() {
     assert!(!world.state.may_end_grace(), "c has not been heard of");
     assert_eq!((world.end_grace(), world.records()), (1, vec![remove("c")]), "its lease is over");
 }
+
+#[test]
+fn records_are_not_given_up_while_nothing_can_be_stored() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    world.remember(a);
+    world.state.set_storage_works(false);
+    world.now += LEASE / 2;
+    world.state.expire(world.now);
+    assert_eq!(world.records(), [], "it would keep everybody from new opens");
+    world.state.set_storage_works(true);
+    world.now += LEASE / 4;
+    world.state.expire(world.now);
+    assert_eq!(world.records(), [remove("a")]);
+}
+
+#[test]
+fn a_client_that_is_back_and_cannot_be_stored_again_is_crossed_out() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    world.remember(a);
+    world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_NONE).unwrap();
+    world.now += 2 * LEASE;
+    world.state.expire(world.now);
+    assert_eq!(world.records(), [remove("a")], "its lease is over");
+    for stored in [false, true] {
+        assert_eq!(world.state.check_stored(a), Err(Nfsstat4::Delay));
+        world.state.records_stored(&[add("a")], stored);
+        let expected = if stored { vec![add("a")] } else { vec![add("a"), remove("a")] };
+        assert_eq!(world.records(), expected);
+    }
+    assert_eq!(world.state.check_stored(a), Ok(()));
+}
