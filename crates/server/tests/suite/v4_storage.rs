@@ -34,11 +34,11 @@ fn who_cannot_be_forgotten_loses_nothing_to_others() {
     let mut holder = Client4::new(&server, "holder", 1);
     let alone = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
     holder.open("m", "f", alone).unwrap();
-    thread::sleep(LEASE * 2);
     let mut other = Client4::new(&server, "other", 1);
     // It is remembered before anything fails.
     let (stateid, file) = other.open("m", "another", Open::default()).unwrap();
     disk.set_full(true);
+    thread::sleep(LEASE * 2);
     assert_eq!(other.open("m", "f", Open::default()).unwrap_err(), Nfsstat4::Delay, "its holder's lease is over");
     assert_eq!(other.open("m", "f", Open::default()).unwrap_err(), Nfsstat4::Delay, "nor when it asks again");
     other.ok([putfh(&file), write(stateid, 0, b"what it had it keeps"), close(stateid)]);
