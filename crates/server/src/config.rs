@@ -31,7 +31,8 @@
 
 use std::{
     collections::BTreeMap,
-    fmt, io,
+    fmt,
+    io::{self, Read},
     net::SocketAddr,
     num::NonZeroUsize,
     ops::RangeInclusive,
@@ -45,6 +46,7 @@ use crate::{
     blocking::BlockingOptions,
     export::{Access, Client, ExportOptions, Squash},
     referral::Referral,
+    state_dir::OnLoss,
 };
 
 /// All that a configuration file says.
@@ -102,6 +104,8 @@ pub struct Settings {
     pub lease: Duration,
     /// NFSv4 calls users and groups by their names in this domain; by numbers, if there is none.
     pub idmap_domain: Option<String>,
+    /// What to do about a file of the state directory that is damaged or missing.
+    pub on_loss: OnLoss,
     /// Threads that wait for storage, and the calls that wait for such a thread.
     pub blocking: BlockingOptions,
 }
@@ -110,7 +114,8 @@ impl Default for Settings {
     /// 90 seconds each, long enough for a client to hear of a restart, and to reclaim; and numbers.
     fn default() -> Self {
         let time = Duration::from_secs(TIME_DEFAULT_S);
-        Self { grace: time, lease: time, idmap_domain: None, blocking: BlockingOptions::default() }
+        let (blocking, on_loss) = (BlockingOptions::default(), OnLoss::default());
+        Self { grace: time, lease: time, idmap_domain: None, blocking, on_loss }
     }
 }
 
@@ -136,7 +141,7 @@ impl ServerConfig {
             return Err(format!("idmap_domain = '{domain}': is no domain, such as example.com"));
         }
         let (grace, lease) = (Duration::from_secs(grace), Duration::from_secs(lease));
-        Ok(Settings { grace, lease, idmap_domain, blocking: self.blocking()? })
+        Ok(Settings { grace, lease, idmap_domain, blocking: self.blocking()?, ..Settings::default() })
     }
 
     fn blocking(&self) -> Result<BlockingOptions, String> {
@@ -306,8 +311,7 @@ impl Config {
     /// It cannot be read, or says something that is not known or not possible.
     pub fn load(path: &Path) -> io::Result<Self> {
         let located = |what: &dyn fmt::Display| format!("{}:{what}", path.display());
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| io::Error::new(error.kind(), located(&format_args!(" {error}"))))?;
+        let text = read(path).map_err(|error| io::Error::new(error.kind(), located(&format_args!(" {error}"))))?;
         Self::parse(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, located(&error)))
     }
 
@@ -327,6 +331,17 @@ impl Config {
             }
         })
     }
+}
+
+/// Reads a file that is not longer than a configuration can be; it may be a pipe.
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path)?;
+    file.take(CONFIG_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > CONFIG_MAX {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is longer than {CONFIG_MAX} bytes")));
+    }
+    Ok(text)
 }
 
 /// A mistake in a configuration file.
@@ -427,6 +442,8 @@ fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
 }
 
 const MEMORY_DEFAULT: u64 = 1 << 30;
+/// Bytes of a configuration file.
+const CONFIG_MAX: u64 = 16 << 20;
 const TIME_DEFAULT_S: u64 = 90;
 /// A second is the unit in which clients are told; the most is what Linux's server takes.
 const LEASE_S: RangeInclusive<u64> = 1..=3600;

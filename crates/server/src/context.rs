@@ -15,6 +15,7 @@ use crate::{
     handle::{ExportId, HandleKey},
     mount::MountTable,
     nlm::lockd::Lockd,
+    state_dir::StateDir,
     v3::attr,
     v4::Shared4,
 };
@@ -27,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) mounts: Mutex<MountTable>,
     pub(crate) lockd: Lockd,
     pub(crate) v4: Shared4,
+    /// Locked as long as anything is served.
+    pub(crate) state_dir: Option<StateDir>,
 }
 
 /// One call, as a procedure sees it.

@@ -14,9 +14,7 @@
 //! key that it no longer has, is `STALE`, so that a client looks the path up again.
 
 use std::{
-    fs::{self, File, OpenOptions, Permissions},
-    io::{self, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+    io::{self, Read},
     path::Path,
 };
 
@@ -24,6 +22,9 @@ use bytes::{BufMut, Bytes};
 use nfs::v3::{FHSIZE3, NfsFh3, Nfsstat3};
 use siphasher::sip128::{Hasher128, SipHasher24};
 use smallvec::SmallVec;
+use vfs::private;
+
+use crate::state_dir::{OnLoss, StateDir, Unusable, located};
 
 /// Names an export in file handles: 56 bits.
 ///
@@ -64,47 +65,36 @@ impl HandleKey {
         Self(rand::random())
     }
 
-    /// The key kept in `state_dir`, made at the first use; so is the directory.
+    /// The key kept in a state directory. If there is none, one is created; but not where `was_used` says that there was one.
     ///
     /// # Errors
-    /// It cannot be read or written, is damaged, or others than its owner may read it.
-    pub fn load_or_create(state_dir: &Path) -> io::Result<Self> {
-        let path = state_dir.join(KEY_FILE);
+    /// It cannot be read or written, is damaged or missing, is no regular file, or is not the server's alone.
+    pub fn load_or_create(state_dir: &StateDir, was_used: bool, on_loss: OnLoss) -> io::Result<Self> {
+        let path = state_dir.file(KEY_FILE);
         match Self::load(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            loaded => return loaded.map_err(|error| at(&path, error)),
+            Ok(Some(key)) => return Ok(key),
+            Ok(None) if !was_used => {}
+            Ok(None) => Unusable::lost(&path, "it is missing, and file handles were made with it").accept(on_loss)?,
+            Err(unusable) => unusable.accept(on_loss)?,
         }
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir).map_err(|error| at(state_dir, error))?;
-        match Self::random().store(&path) {
-            // Another server was faster: both use its key.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            stored => stored.map_err(|error| at(&path, error))?,
-        }
-        Self::load(&path).map_err(|error| at(&path, error))
+        let key = Self::random();
+        private::replace(&path, &key.0).map_err(|error| located(&path, error))?;
+        Ok(key)
     }
 
-    fn load(path: &Path) -> io::Result<Self> {
-        let bytes = fs::read(path)?;
-        if fs::metadata(path)?.permissions().mode() & 0o077 != 0 {
-            return Err(io::Error::other("the key of the file handles can be read by others: chmod 600 it"));
-        }
-        let damaged = || io::Error::other("not a key of 16 bytes: delete it, and clients must mount again");
-        Ok(Self(bytes.try_into().map_err(|_| damaged())?))
+    /// Whether there is anything where a state directory keeps its key.
+    pub(crate) fn exists_in(state_dir: &StateDir) -> bool {
+        std::fs::symlink_metadata(state_dir.file(KEY_FILE)).is_ok()
     }
 
-    /// Writes a file that has either the whole key or no name; an existing one stays.
-    fn store(&self, path: &Path) -> io::Result<()> {
-        let temporary = path.with_extension(format!("{:016x}", rand::random::<u64>()));
-        let written = (|| {
-            let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-            file.set_permissions(Permissions::from_mode(0o600))?;
-            file.write_all(&self.0)?;
-            file.sync_all()?;
-            fs::hard_link(&temporary, path)
-        })();
-        let _ = fs::remove_file(&temporary);
-        written?;
-        path.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+    fn load(path: &Path) -> Result<Option<Self>, Unusable> {
+        let opened = private::open(path, private::OTHERS_ANY).map_err(|error| Unusable::io(path, error))?;
+        let Some(file) = opened else { return Ok(None) };
+        // One byte more than it may have.
+        let mut bytes = Vec::with_capacity(KEY_LEN + 1);
+        file.take(KEY_LEN as u64 + 1).read_to_end(&mut bytes).map_err(|error| Unusable::io(path, error))?;
+        let key = bytes.try_into().map_err(|_| Unusable::lost(path, format!("it is not a key of {KEY_LEN} bytes")))?;
+        Ok(Some(Self(key)))
     }
 
     /// The file handle of an object.
@@ -161,10 +151,6 @@ impl std::fmt::Debug for HandleKey {
     }
 }
 
-fn at(path: &Path, error: io::Error) -> io::Error {
-    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
-}
-
 const VERSION: u8 = 1;
 /// In the place of version and export: no file handle has such a version.
 const SERVER_HEAD: u64 = u64::MAX;
@@ -176,6 +162,11 @@ const _: () = assert!(HEADER_LEN + vfs::HANDLE_MAX <= FHSIZE3);
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        fs::{self, Permissions},
+        os::unix::fs::PermissionsExt,
+    };
+
     use super::*;
 
     #[test]
@@ -220,19 +211,44 @@ mod tests {
     #[test]
     fn the_key_is_made_once_for_its_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
-        let state = dir.path().join("deep/state");
-        let first = HandleKey::load_or_create(&state).unwrap();
-        let again = HandleKey::load_or_create(&state).unwrap();
-        assert_eq!(first.0, again.0);
-        let path = state.join(KEY_FILE);
+        let state = StateDir::open(dir.path()).unwrap();
+        let load = |was_used| HandleKey::load_or_create(&state, was_used, OnLoss::Refuse);
+        assert!(load(true).unwrap_err().to_string().contains("--recovery=reset"), "it was used, and has no key");
+        let first = load(false).unwrap();
+        assert_eq!(load(true).unwrap().0, first.0);
+        let path = state.file(KEY_FILE);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        assert_eq!(fs::read_dir(&state).unwrap().count(), 1, "no temporary file is left");
-
-        assert_eq!(HandleKey::random().store(&path).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        assert!(HandleKey::load_or_create(&state).unwrap_err().to_string().contains("chmod 600"));
-        fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
-        fs::write(&path, b"short").unwrap();
-        assert!(HandleKey::load_or_create(&state).unwrap_err().to_string().contains("not a key"));
+        assert!(load(true).unwrap_err().to_string().contains("chmod 600"));
+    }
+
+    #[test]
+    fn a_key_of_another_length_is_refused_and_kept_when_the_loss_is_accepted() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let path = state.file(KEY_FILE);
+        for len in (0..KEY_LEN).chain(KEY_LEN + 1..3 * KEY_LEN) {
+            private::replace(&path, &vec![1; len]).unwrap();
+            let error = HandleKey::load_or_create(&state, true, OnLoss::Refuse).unwrap_err().to_string();
+            assert!(error.contains("not a key") && error.contains("handle.key"), "{len} bytes: {error}");
+        }
+        let new = HandleKey::load_or_create(&state, true, OnLoss::Reset).unwrap();
+        assert_eq!(HandleKey::load_or_create(&state, true, OnLoss::Refuse).unwrap().0, new.0);
+        let names = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        assert_eq!(names.filter(|name| name.starts_with("handle.key.bad-")).count(), 1);
+    }
+
+    #[test]
+    fn a_key_that_is_no_regular_file_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::open(dir.path()).unwrap();
+        let path = state.file(KEY_FILE);
+        fs::create_dir(&path).unwrap();
+        let load = || HandleKey::load_or_create(&state, true, OnLoss::Refuse).unwrap_err().to_string();
+        assert!(load().contains("a directory"));
+        fs::remove_dir(&path).unwrap();
+        private::replace(&dir.path().join("elsewhere"), &[1; KEY_LEN]).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &path).unwrap();
+        assert!(load().contains("a symbolic link"));
     }
 }

@@ -31,6 +31,7 @@ mod nsm;
 pub mod recovery;
 mod referral;
 mod server;
+pub mod state_dir;
 mod transfer;
 mod v3;
 pub mod v4;

@@ -1,6 +1,6 @@
 //! [`NfsServer`]: from exports to the RPC programs that serve them.
 
-use std::{io, sync::Arc};
+use std::{io, path::Path, sync::Arc};
 
 use parking_lot::Mutex;
 use rpc::{Service, TransportKind};
@@ -20,7 +20,8 @@ use crate::{
         lockd::Lockd,
     },
     nsm::Nsm1,
-    recovery::Recovery,
+    recovery::{Recovery, StorageReport},
+    state_dir::StateDir,
     v3::Nfs3,
     v4::{Nfs4, Shared4, upkeep},
 };
@@ -79,17 +80,37 @@ impl NfsServer {
         recovery: Recovery,
         settings: Settings,
     ) -> io::Result<Self> {
+        Self::with_state(exports, key, recovery, settings, None)
+    }
+
+    pub(crate) fn with_state(
+        exports: impl Into<Exports>,
+        key: HandleKey,
+        recovery: Recovery,
+        settings: Settings,
+        state_dir: Option<StateDir>,
+    ) -> io::Result<Self> {
         let mounts = Mutex::new(MountTable::default());
         let lockd = Lockd::start(recovery, settings.grace)?;
         let exports = exports.into();
         let pools = Pools::new(&exports, settings.blocking);
         let v4 = Shared4::new(&exports, &key, &lockd, settings)?;
-        Ok(Self { shared: Arc::new(Shared { exports, pools, key, mounts, lockd, v4 }) })
+        Ok(Self { shared: Arc::new(Shared { exports, pools, key, mounts, lockd, v4, state_dir }) })
     }
 
     /// What is exported.
     pub fn exports(&self) -> &Exports {
         &self.shared.exports
+    }
+
+    /// The directory of what survives a restart; none for a server of memory alone, unless one was named.
+    pub fn state_dir(&self) -> Option<&Path> {
+        self.shared.state_dir.as_ref().map(StateDir::path)
+    }
+
+    /// How the storage of what survives a restart has worked so far.
+    pub fn storage(&self) -> StorageReport {
+        self.shared.lockd.recovery().report()
     }
 
     /// The hosts that any export admits, or any referral is shown to.

@@ -16,6 +16,7 @@ mod error;
 pub mod memory;
 mod permission;
 pub mod posix;
+pub mod private;
 mod types;
 
 pub use acl::{ACL_ENTRIES_MAX, Acl, AclEntry, AclKind, AclWho};

@@ -386,7 +386,8 @@ fn a_thread_that_keeps_its_credentials_does_nothing_as_another_and_all_else() {
 fn few_descriptors_suffice() {
     for handles in sources() {
         let place = Place::new();
-        let options = PosixOptions { state_dir: Some(place.state.clone()), handles, descriptors: Some(64) };
+        let options =
+            PosixOptions { state_dir: Some(place.state.clone()), handles, descriptors: Some(64), ..Default::default() };
         let fs = Posix::open(&place.export, options).unwrap();
         let caller = place.caller();
         let mode = CreateMode::Guarded(SetAttr::default());

@@ -110,7 +110,7 @@ impl Admin {
         let mut emit = |record: &Record| write(record, output);
         let end = match parse(&line) {
             Ok(Request::List { client }) => self.list(client, &mut emit)?,
-            Ok(Request::Evict { client }) => self.evict(client)?,
+            Ok(Request::Evict { client }) => self.evict(client),
             Err(message) => Some(message),
         };
         emit(&end.map_or(Record::End, |message| Record::Error { message }))?;
@@ -127,14 +127,13 @@ impl Admin {
     }
 
     /// Ends a client; or says why not.
-    fn evict(&self, ClientName(client): ClientName) -> io::Result<Option<String>> {
-        match client {
-            LockClient::V4(id) => Ok(self.evict_v4(Clientid4(id))),
-            LockClient::Nlm(id) => Ok(match self.shared.lockd.evict(id)? {
-                true => None,
-                false => Some(unknown(client)),
-            }),
-        }
+    fn evict(&self, ClientName(client): ClientName) -> Option<String> {
+        let failed = match client {
+            LockClient::V4(id) => self.evict_v4(Clientid4(id)),
+            LockClient::Nlm(id) => (!self.shared.lockd.evict(id)).then(|| unknown(client)),
+        };
+        let unstored = || self.shared.lockd.recovery().is_behind().then(|| UNSTORED.to_owned());
+        failed.or_else(unstored)
     }
 
     fn evict_v4(&self, id: Clientid4) -> Option<String> {
@@ -178,6 +177,8 @@ pub const SOCKET: &str = "admin.sock";
 /// Most bytes of a request.
 pub const REQUEST_MAX: usize = 1024;
 /// How long what is being executed is waited for.
+const UNSTORED: &str = "it is done, but not stored yet, as the recovery database cannot be written: if the server ends \
+                        before, the client can reclaim what it had";
 const EVICT_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 

@@ -110,6 +110,15 @@ pub(crate) struct From<'a> {
     pub(crate) name: &'a [u8],
 }
 
+/// Whether a host can have locks.
+enum Known {
+    Host(HostId),
+    /// There are too many.
+    Full,
+    /// It cannot be remembered now.
+    NotStored,
+}
+
 /// A LOCK.
 pub(crate) struct Ask<'a> {
     pub(crate) file: LockFile,
@@ -132,7 +141,7 @@ impl Lockd {
         let (outgoing, queued) = mpsc::unbounded_channel();
         let state = AtomicI32::new(recovery.next_nsm_state()?);
         let name = Bytes::copy_from_slice(rustix::system::uname().nodename().to_bytes());
-        let known = recovery.hosts()?;
+        let known = recovery.hosts();
         let mut inner = Inner::default();
         for MonitoredHost { address, name, state } in known {
             let Some(id) = inner.hosts.intern(address, &name, |_, _| false) else { break };
@@ -144,6 +153,14 @@ impl Lockd {
         let (inner, storing) = (Mutex::new(inner), Mutex::new(()));
         let lockd = Self { inner, recovery, storing, state, name, grace, outgoing, queued, notices, responses };
         lockd.recover();
+        if lockd.recovery.clients_unknown() {
+            // RFC 8881 §8.4.3: no claim can be verified, so none is accepted, and nothing else given before all leases are over.
+            tracing::warn!(
+                grace_s = lockd.grace.as_secs(),
+                "the recovery database was reset: nobody can reclaim locks, and no new ones can be had for a time"
+            );
+            lockd.begin_grace();
+        }
         Ok(lockd)
     }
 
@@ -176,9 +193,7 @@ impl Lockd {
             late.iter().for_each(|&id| hosts.get_mut(id).expect("it is there").may_reclaim = false);
             late.into_iter().filter(without_locks).filter_map(|id| hosts.remove(id)).collect()
         };
-        if let Err(error) = self.recovery.remove_hosts(gone.iter().map(|host| (host.address, &host.name[..]))) {
-            tracing::error!(%error, "hosts without locks could not be forgotten: nobody gets any until a restart");
-        }
+        self.recovery.end_grace(gone.iter().map(|host| (host.address, &host.name[..])));
         self.inner.lock().table.end_grace();
     }
 
@@ -192,9 +207,9 @@ impl Lockd {
         self.inner.lock().table.begin_grace(clock::now() + self.grace);
     }
 
-    /// Whether there are hosts that may reclaim.
+    /// Whether there are hosts that may reclaim, or may be some that are not known.
     pub(crate) fn awaits_reclaims(&self) -> bool {
-        self.inner.lock().hosts.iter().any(|(_, host)| host.may_reclaim)
+        self.recovery.clients_unknown() || self.inner.lock().hosts.iter().any(|(_, host)| host.may_reclaim)
     }
 
     /// The hosts that hold or want something, or may reclaim it.
@@ -211,20 +226,17 @@ impl Lockd {
     }
 
     /// Takes from a host all that it has, now and after a restart; false if there is none. Waits for storage.
-    ///
-    /// # Errors
-    /// The storage fails: it keeps what it has.
-    pub(crate) fn evict(&self, id: HostId) -> io::Result<bool> {
+    pub(crate) fn evict(&self, id: HostId) -> bool {
         let _storing = self.storing.lock();
-        let Some((address, name, _)) = self.host(id) else { return Ok(false) };
-        self.recovery.remove_hosts([(address, &name[..])])?;
+        let Some((address, name, _)) = self.host(id) else { return false };
+        self.recovery.remove_host(address, &name);
         let mut inner = self.inner.lock();
         inner.release(id);
         if let Some(host) = inner.hosts.get_mut(id) {
             (host.monitored, host.may_reclaim) = (false, false);
         }
         self.tell_granted(&mut inner);
-        Ok(true)
+        true
     }
 
     /// What survives a restart.
@@ -269,10 +281,14 @@ impl Lockd {
         if ask.reclaim != self.in_grace() {
             return Ok(Nlm4Stats::DeniedGracePeriod);
         }
-        let Some(host) = self.known_host(from, ask)? else { return Ok(Nlm4Stats::DeniedNoLocks) };
+        let host = match self.known_host(from, ask)? {
+            Known::Host(host) => host,
+            Known::Full => return Ok(Nlm4Stats::DeniedNoLocks),
+            Known::NotStored => return Ok(Nlm4Stats::DeniedGracePeriod),
+        };
         let mut inner = self.inner.lock();
-        if self.recovery.has_failed() {
-            return Ok(Nlm4Stats::DeniedNoLocks);
+        if self.must_wait() {
+            return Ok(Nlm4Stats::DeniedGracePeriod);
         }
         if ask.reclaim && !inner.hosts.get(host).is_some_and(|host| host.may_reclaim) {
             return Ok(Nlm4Stats::Denied);
@@ -305,16 +321,24 @@ impl Lockd {
         Ok(status)
     }
 
-    /// The number of a host that is remembered durably if it can be monitored; `None` if there are too many, or it cannot
-    /// be remembered.
-    fn known_host(&self, from: From<'_>, ask: &Ask<'_>) -> Result<Option<HostId>, WouldBlock> {
+    /// Whether nobody may get anything, as what others have lost is not stored. The client asks again, as in grace.
+    fn must_wait(&self) -> bool {
+        let behind = self.recovery.is_behind();
+        if behind {
+            self.recovery.count_refusal();
+        }
+        behind
+    }
+
+    /// The number of a host that is remembered durably if it can be monitored.
+    fn known_host(&self, from: From<'_>, ask: &Ask<'_>) -> Result<Known, WouldBlock> {
         let storing = ask.may_block.then(|| self.storing.lock());
         let (id, record, forgotten) = {
             let mut inner = self.inner.lock();
-            let Some(id) = inner.intern(from) else { return Ok(None) };
+            let Some(id) = inner.intern(from) else { return Ok(Known::Full) };
             let host = inner.hosts.get_mut(id).expect("it has just been found");
             host.lossy = from.lossy;
-            let Some(state) = ask.monitor.filter(|_| !host.monitored) else { return Ok(Some(id)) };
+            let Some(state) = ask.monitor.filter(|_| !host.monitored) else { return Ok(Known::Host(id)) };
             if storing.is_none() {
                 return Err(WouldBlock);
             }
@@ -323,15 +347,16 @@ impl Lockd {
             (id, record, inner.hosts.take_forgotten())
         };
         let forgotten = forgotten.iter().map(|(address, name)| (*address, &name[..]));
-        if let Err(error) = self.recovery.remove_hosts(forgotten).and_then(|()| self.recovery.add_host(&record)) {
-            tracing::error!(%error, "a host gets no locks because it could not be remembered");
-            return Ok(None);
+        if let Err(error) = self.recovery.add_host(&record, forgotten) {
+            tracing::debug!(%error, "a host gets no locks because it could not be remembered");
+            return Ok(Known::NotStored);
         }
         let mut inner = self.inner.lock();
         let host = inner.hosts.get_mut(id).filter(|host| (host.address, &host.name) == (record.address, &record.name));
-        Ok(host.map(|host| {
+        // It may have made room for another meanwhile.
+        Ok(host.map_or(Known::Full, |host| {
             host.monitored = true;
-            id
+            Known::Host(id)
         }))
     }
 
@@ -390,6 +415,9 @@ impl Lockd {
     /// SHARE.
     pub(crate) fn share(&self, from: From<'_>, oh: &[u8], file: &LockFile, share: Share, reclaim: bool) -> Nlm4Stats {
         let mut inner = self.inner.lock();
+        if self.must_wait() {
+            return Nlm4Stats::DeniedGracePeriod;
+        }
         let Some(host) = inner.intern(from) else { return Nlm4Stats::DeniedNoLocks };
         match inner.table.share(file, &share_owner(host, oh), share, reclaim) {
             Ok(()) => Nlm4Stats::Granted,
@@ -441,7 +469,7 @@ impl Lockd {
     }
 
     fn monitors(&self, wanted: impl Fn(&nsm::MonId) -> bool) -> Vec<(Monitor, nsm::MonId)> {
-        let all = self.recovery.monitors().unwrap_or_default();
+        let all = self.recovery.monitors();
         let decoded = all.into_iter().filter_map(|monitor| {
             let mon_id = Message::from(monitor.mon_id.clone()).decode::<nsm::MonId>().ok()?;
             wanted(&mon_id).then_some((monitor, mon_id))
@@ -452,7 +480,7 @@ impl Lockd {
     /// SM_MON: false if it cannot be remembered. Waits for storage.
     pub(crate) fn monitor(&self, args: &nsm::MonArgs) -> bool {
         let monitor = Monitor { mon_id: Message::encode(&args.mon_id).stream, private: args.private };
-        let room = self.recovery.monitors().is_ok_and(|all| all.len() < MONITORS_MAX);
+        let room = self.recovery.monitors().len() < MONITORS_MAX;
         room && self.recovery.add_monitor(&monitor).is_ok()
     }
 
@@ -514,8 +542,8 @@ impl Lockd {
     }
 
     fn tell_granted(&self, inner: &mut Inner) {
-        if self.recovery.has_failed() {
-            // Whoever had it before could reclaim it after a restart.
+        if self.recovery.is_behind() {
+            // Whoever had it before could reclaim it after a restart. Upkeep comes back to it.
             return;
         }
         while let Some(grant) = inner.table.poll_grant() {

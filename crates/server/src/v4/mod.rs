@@ -166,8 +166,8 @@ impl Shared4 {
         // it comes after that.
         let instance = if lockd.recovery().is_persistent() { lockd.identity().1 as u32 } else { rand::random() };
         let mut state = State::new(options, instance, rand::random());
-        let V4Clients { reclaiming, forfeited } = lockd.recovery().v4_clients()?;
-        if !reclaiming.is_empty() || !forfeited.is_empty() {
+        let V4Clients { reclaiming, forfeited } = lockd.recovery().v4_clients();
+        if !reclaiming.is_empty() || !forfeited.is_empty() || lockd.recovery().clients_unknown() {
             let (clients, forfeited_by) = (reclaiming.len(), forfeited.len());
             tracing::info!(clients, forfeited_by, "clients of version 4 can reclaim what they held");
             state.begin_grace(V4Clients { reclaiming, forfeited });
@@ -242,15 +242,26 @@ impl Shared {
         })
     }
 
-    /// As [`with_locks`](Self::with_locks), for what gives a client something. It gets nothing if what has been taken from another
-    /// for it, now or before, could not be crossed out: the other could reclaim that after a restart. What the state has it down
-    /// for then is nobody's, as long as this server lives.
+    /// Refuses for now whatever gives a client something, as long as what another has lost is not stored: the other could reclaim
+    /// that after a restart.
+    fn may_give(&self) -> Result<(), Nfsstat4> {
+        if !self.lockd.recovery().is_behind() {
+            return Ok(());
+        }
+        self.lockd.recovery().count_refusal();
+        Err(Nfsstat4::Delay)
+    }
+
+    /// As [`with_locks`](Self::with_locks), for what gives a client something. If storage fails in the middle, what the client
+    /// was to get is its own, and it is told so when it asks again.
     fn give<T, E: From<Nfsstat4>>(
         &self,
         go: impl FnOnce(&mut ServerState, &mut LockTable<LockFile>) -> Result<T, E>,
     ) -> Result<T, E> {
+        self.may_give()?;
         let given = self.with_locks(go)?;
-        if self.lockd.recovery().has_failed() { Err(Nfsstat4::Io.into()) } else { Ok(given) }
+        self.may_give()?;
+        Ok(given)
     }
 
     /// Does what follows from a change. Waits for storage where a client has lost what it held: that is rare, and nobody else
@@ -261,11 +272,11 @@ impl Shared {
         }
         let changes: Vec<_> = iter::from_fn(|| state.poll_record()).collect();
         if !changes.is_empty() {
-            let stored = self.lockd.recovery().change_v4_clients(&changes);
-            state.records_stored(&changes, stored.is_ok());
-            if let Err(error) = stored {
-                tracing::error!(%error, "what clients may reclaim could not be stored: nobody gets any locks until a restart");
-            }
+            let recovery = self.lockd.recovery();
+            let stored = recovery.note_v4_clients(changes.iter().cloned());
+            state.records_stored(&changes, stored);
+            // Clients that were to be stored again, and are not.
+            recovery.note_v4_clients(iter::from_fn(|| state.poll_record()));
         }
         while let Some(recall) = state.poll_recall() {
             self.v4.run(Errand::Recall(recall));

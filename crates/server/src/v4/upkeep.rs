@@ -209,7 +209,9 @@ impl Shared {
     /// Ends what has had its time. Waits for storage.
     fn look_around(&self) {
         let now = clock::now();
+        let works = self.lockd.recovery().retry();
         self.with_locks(|state, locks| {
+            state.set_storage_works(works);
             state.expire(now);
             state.forget_records(now);
             state.relieve(now);
@@ -221,7 +223,8 @@ impl Shared {
     /// Ends grace if it is time. First nobody can reclaim any more, and who has not done so is crossed out, as others may get
     /// now what it had, and in another life it could reclaim that; and only then can they.
     fn end_grace_in_time(&self, now: Instant) {
-        if !self.lockd.in_grace() {
+        // Reclaims are refused while storage is behind: they have their time when it is not any more.
+        if !self.lockd.in_grace() || self.lockd.recovery().is_behind() {
             return;
         }
         let early = !self.lockd.awaits_reclaims() && self.with_state(|state| state.may_end_grace());

@@ -9,7 +9,7 @@ use server::{ExportOptions, NfsServer, Squash, config::ExportConfig};
 fn serve(dir: &Path, state: &Path) -> Rig {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = ExportConfig::directory(dir, options).unwrap();
-    Rig::calling(&NfsServer::open(&[export], state, &buf::Pool::default()).unwrap())
+    Rig::calling(&NfsServer::open(&[export], &state.join("state"), &buf::Pool::default()).unwrap())
 }
 
 #[test]
@@ -52,7 +52,7 @@ fn the_state_directory_is_not_for_clients() {
     assert!(error.to_string().contains("name another state directory"), "{error}");
 
     let state = tempfile::tempdir().unwrap();
-    let twice = NfsServer::open(&[export.clone(), export], state.path(), &buf::Pool::default());
+    let twice = NfsServer::open(&[export.clone(), export], &state.path().join("state"), &buf::Pool::default());
     let Err(error) = twice else { panic!("it must be refused") };
     assert!(error.to_string().contains("is exported already"), "{error}");
 

@@ -14,7 +14,10 @@ use crate::common::*;
 use disk::Disk;
 use nfs::v4::*;
 use rand::{SeedableRng, rngs::StdRng};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
+use server::{
+    Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery,
+    state_dir::OnLoss,
+};
 
 fn serve(disk: &Disk) -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
@@ -34,15 +37,80 @@ fn who_cannot_be_forgotten_loses_nothing_to_others() {
     let mut other = Client4::new(&server, "other", 1);
     // It is remembered before anything fails.
     let (stateid, file) = other.open("m", "another", Open::default()).unwrap();
-    disk.crash();
+    disk.set_full(true);
     thread::sleep(LEASE * 2);
-    assert_eq!(other.open("m", "f", Open::default()).unwrap_err(), Nfsstat4::Io, "its holder's lease is over");
-    assert_eq!(other.open("m", "f", Open::default()).unwrap_err(), Nfsstat4::Io, "nor when it asks again");
+    assert_eq!(other.open("m", "f", Open::default()).unwrap_err(), Nfsstat4::Delay, "its holder's lease is over");
+    assert_eq!(other.open("m", "f", Open::default()).unwrap_err(), Nfsstat4::Delay, "nor when it asks again");
     other.ok([putfh(&file), write(stateid, 0, b"what it had it keeps"), close(stateid)]);
+    assert!(server.storage().is_failing && server.storage().refusals >= 2, "{:?}", server.storage());
 
+    disk.crash();
     disk.restart(&mut StdRng::seed_from_u64(0));
-    let remembered = Recovery::on(disk.open()).unwrap().v4_clients().unwrap();
+    let remembered = Recovery::on(disk.open()).unwrap().v4_clients();
     assert!(remembered.reclaiming.contains(&b"holder"[..]), "{remembered:?}");
+}
+
+/// A full disk refuses new clients alone, and they get what they want when there is room.
+#[test]
+fn a_full_disk_is_in_the_way_of_new_clients_alone_and_of_them_for_a_time() {
+    let disk = Disk::default();
+    let server = serve(&disk);
+    let mut old = Client4::new(&server, "old", 1);
+    old.open("m", "f", Open::default()).unwrap();
+    disk.set_full(true);
+    let mut new = Client4::new(&server, "new", 1);
+    assert_eq!(new.open("m", "g", Open::default()).unwrap_err(), Nfsstat4::Delay);
+    // Nothing of the new client's is there, and the old one is served in all things.
+    let (stateid, file) = old.open("m", "g", Open::default()).unwrap();
+    old.ok([putfh(&file), write(stateid, 0, b"data"), close(stateid)]);
+    assert_eq!(new.open("m", "g", Open::default()).unwrap_err(), Nfsstat4::Delay);
+    disk.set_full(false);
+    let end = Instant::now() + PATIENCE;
+    while let Err(status) = new.open("m", "g", Open::default()) {
+        assert_eq!(status, Nfsstat4::Delay);
+        assert!(Instant::now() < end, "it gets what it wants");
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert!(!server.storage().is_failing);
+    disk.crash();
+    disk.restart(&mut StdRng::seed_from_u64(0));
+    let remembered = Recovery::on(disk.open()).unwrap().v4_clients();
+    assert_eq!(remembered.reclaiming.len(), 2, "{remembered:?}");
+}
+
+/// After a loss nothing can be reclaimed, and nothing new had before all leases are over.
+#[test]
+fn after_a_reset_nobody_gets_anything_in_grace() {
+    let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let options = ExportOptions { squash: Squash::None, ..Default::default() };
+    let export = server::config::ExportConfig::directory(dir.path(), options).unwrap();
+    let config = server::Config { export: vec![export.clone()], ..Default::default() };
+    let state = state.path().join("state");
+    let open = |on_loss| {
+        let settings = Settings { grace: LEASE, lease: LEASE, on_loss, ..Settings::default() };
+        NfsServer::open_with(&config, &state, &buf::Pool::default(), settings)
+    };
+    let name = export.name.trim_start_matches('/').to_owned();
+    {
+        let server = open(OnLoss::Refuse).unwrap();
+        Client4::new(&server, "holder", 1).open(&name, "f", Open::default()).unwrap();
+    }
+    std::fs::write(state.join("recovery.redb"), "no database").unwrap();
+    assert!(open(OnLoss::Refuse).is_err());
+    let server = open(OnLoss::Reset).unwrap();
+    let begun = Instant::now();
+    let (upkeep, runtime) = (server.upkeep(), tokio::runtime::Builder::new_current_thread().enable_all().build());
+    thread::spawn(move || runtime.unwrap().block_on(upkeep));
+    let mut other = Client4::new(&server, "other", 1);
+    let first = other.open(&name, "f", Open::default());
+    assert!(begun.elapsed() > LEASE || first.is_err_and(|status| status == Nfsstat4::Grace));
+    let end = Instant::now() + PATIENCE;
+    while let Err(status) = other.open(&name, "f", Open::default()) {
+        assert_eq!(status, Nfsstat4::Grace);
+        assert!(Instant::now() < end, "grace ends");
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert!(begun.elapsed() >= LEASE, "not before all leases are over");
 }
 
 #[test]
@@ -60,4 +128,5 @@ fn who_is_forgotten_loses_what_others_want() {
     assert!(other.open("m", "f", Open::default()).is_ok());
 }
 
+const PATIENCE: Duration = Duration::from_secs(120);
 const LEASE: Duration = Duration::from_secs(2);

@@ -12,4 +12,5 @@ mod mount_referrals;
 mod mount_v4;
 mod serve;
 mod serve_hung;
+mod state;
 mod unread;

@@ -72,6 +72,32 @@ fn sigint_ends_it_with_clients_connected() {
 }
 
 #[test]
+fn sighup_ends_it_as_sigterm_does_unless_it_is_ignored() {
+    let mut server = Server::memory();
+    ok(&["ls", &server.url("tcp", "")]);
+    server.signal(Signal::HUP);
+    assert!(common::wait(&mut server.child).success(), "it drains, and is not killed");
+
+    let mut child = std::process::Command::new("nohup")
+        .arg(env!("CARGO_BIN_EXE_slipway"))
+        .args(["serve", "--memory", "1M", "--rpcbind", "off", "--listen", "tcp://127.0.0.1:0", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let signal = |signal| rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
+    signal(Signal::HUP);
+    signal(Signal::USR1);
+    let mut errors = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert!(errors.any(|line| line.unwrap().contains("procedure")), "under nohup it goes on");
+    rustix::process::kill_process(rustix::process::Pid::from_child(&child), Signal::TERM).unwrap();
+    assert!(common::wait(&mut child).success());
+}
+
+#[test]
 fn it_says_when_it_is_ready() {
     let dir = tempfile::tempdir().unwrap();
     let (file, socket) = (dir.path().join("ready.json"), dir.path().join("notify"));

@@ -90,13 +90,28 @@ impl Client {
         }
         if is_new {
             locker.reclaim(self).await?;
-            let complete = Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false });
-            let (status, _) = self.call(0, vec![complete]).await?;
-            if status != Nfsstat4::Ok {
-                self.fail(format!("RECLAIM_COMPLETE: {}", status.name()));
-            }
+            self.complete().await?;
         }
         Ok(())
+    }
+
+    /// Says that all is reclaimed.
+    async fn complete(&self) -> Result<(), SessionLost> {
+        let complete = Argop4::ReclaimComplete(ReclaimCompleteArgs { one_fs: false });
+        let mut delayed = false;
+        loop {
+            match self.call(0, vec![complete.clone()]).await?.0 {
+                Nfsstat4::Ok => return Ok(()),
+                // What follows from it could not be stored at first.
+                Nfsstat4::CompleteAlready if delayed => return Ok(()),
+                Nfsstat4::Delay => delayed = true,
+                other => {
+                    self.fail(format!("RECLAIM_COMPLETE: {} for NFS4_OK", other.name()));
+                    return Ok(());
+                }
+            }
+            self.world.wait(500).await;
+        }
     }
 
     async fn exchange_id(&self) -> ExchangeIdOk {

@@ -17,6 +17,8 @@ pub enum Entry {
     Cut { client: usize },
     Unreachable { client: usize },
     Reachable { client: usize },
+    DiskFull,
+    DiskHasRoom,
     Reboots { client: usize },
     Begins { client: usize, clientid: u64 },
     Answers { client: usize, tag: u64, what: Vec<&'static str>, status: &'static str },
@@ -94,11 +96,13 @@ pub struct Counts {
     pub locked: u64,
     pub reclaimed: u64,
     pub refused: u64,
+    /// Writes for which the disk was full.
+    pub full: u64,
 }
 
 impl Counts {
     pub fn add(&mut self, other: &Counts) {
-        let Counts { requests, again, cuts, lives, locked, reclaimed, refused } = other;
+        let Counts { requests, again, cuts, lives, locked, reclaimed, refused, full } = other;
         self.requests += requests;
         self.again += again;
         self.cuts += cuts;
@@ -106,6 +110,7 @@ impl Counts {
         self.locked += locked;
         self.reclaimed += reclaimed;
         self.refused += refused;
+        self.full += full;
     }
 }
 

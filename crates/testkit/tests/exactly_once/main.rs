@@ -58,6 +58,7 @@ fn run(seed: u64, faults: Faults) -> Result<Ended, String> {
         let mut trouble = JoinSet::new();
         trouble.spawn(crashes(world.clone()));
         trouble.spawn(partitions(world.clone()));
+        trouble.spawn(full_disks(world.clone()));
         trouble.spawn(reboots(world.clone(), clients));
         let all = async {
             while working.join_next().await.is_some() {
@@ -77,7 +78,8 @@ fn run(seed: u64, faults: Faults) -> Result<Ended, String> {
         if ended.await.is_err() {
             world.judge(|judge, at| judge.fail(at, "the work does not end".into()));
         }
-        let counts = world.judge.lock().verdict()?;
+        let mut counts = world.judge.lock().verdict()?;
+        counts.full = world.disk.refused();
         Ok(Ended { counts, messages: world.messages(), writes: world.disk.done() })
     })
 }
@@ -131,6 +133,16 @@ async fn crashes(world: Arc<World>) {
     }
 }
 
+async fn full_disks(world: Arc<World>) {
+    for _ in 0..world.faults.full {
+        let (pause, len) = world.random(|rng| (rng.random_range(1..6000), rng.random_range(1..8000)));
+        world.wait(pause).await;
+        world.fill_disk(true);
+        world.wait(len).await;
+        world.fill_disk(false);
+    }
+}
+
 async fn partitions(world: Arc<World>) {
     for _ in 0..world.faults.partitions {
         let (pause, len) = world.random(|rng| (rng.random_range(100..5000), rng.random_range(500..12_000)));
@@ -161,6 +173,7 @@ fn faults(seed: u64) -> Faults {
         crashes: rng.random_range(0..=2 * times),
         partitions: rng.random_range(0..=2 * times),
         reboots: rng.random_range(0..=times),
+        full: rng.random_range(0..=2 * times),
         ..Faults::default()
     }
 }
@@ -207,7 +220,11 @@ fn whatever_goes_wrong_everything_is_done_once() {
     let count = seeds.end - seeds.start;
     let counts = run_all(seeds, faults).unwrap_or_else(|why| panic!("{why}"));
     println!("{count} runs: {counts:?}");
-    assert!(count < 1000 || counts.again > count && counts.reclaimed > count / 10 && counts.refused > 0, "{counts:?}");
+    assert!(
+        count < 1000
+            || counts.again > count && counts.reclaimed > count / 10 && counts.refused > 0 && counts.full > count / 4,
+        "{counts:?}"
+    );
 }
 
 #[test]
@@ -235,7 +252,9 @@ fn the_machine_may_crash_in_any_write() {
 /// The tests above can fail.
 #[test]
 fn servers_that_are_broken_are_caught() {
-    for (broken, what) in [(Broken::NoReplyCache, " for "), (Broken::NoStableStorage, "")] {
+    for (broken, what) in
+        [(Broken::NoReplyCache, " for "), (Broken::NoStableStorage, ""), (Broken::IgnoresFullDisk, "range")]
+    {
         let faults = |seed| Faults { broken: Some(broken), ..faults(seed) };
         let Err(why) = run_all(0..500, faults) else { panic!("{broken:?} goes unnoticed") };
         assert!(why.contains(what), "{broken:?} is caught otherwise: {why}");

@@ -272,7 +272,7 @@ impl Locker {
         }
         let mut operations = at(&[FILE]);
         operations.push(open(Openflag4::NoCreate, OpenClaim4::Previous(OpenDelegationType4::None)));
-        let (status, mut results) = client.call(LOCK_SLOT, operations).await?;
+        let (status, mut results) = patiently(client, operations).await?;
         let Some(Resop4::Open(Res4::Ok(opened))) = results.pop() else {
             if !matches!(status, Nfsstat4::NoGrace | Nfsstat4::ReclaimBad) {
                 client.fail(format!("an OPEN that reclaims: {}", status.name()));
@@ -284,7 +284,7 @@ impl Locker {
         self.open = Some(opened.stateid);
         let Some((_, range)) = self.held else { return Ok(()) };
         let asked = client.world.now();
-        let (status, mut results) = client.call(LOCK_SLOT, lock(opened.stateid, range, true)).await?;
+        let (status, mut results) = patiently(client, lock(opened.stateid, range, true)).await?;
         match (status, results.pop()) {
             (Nfsstat4::Ok, Some(Resop4::Lock(LockRes::Ok(stateid)))) => {
                 self.held = Some((stateid, range));
@@ -294,6 +294,16 @@ impl Locker {
             (status, _) => client.fail(format!("a LOCK that reclaims: {}", status.name())),
         }
         Ok(())
+    }
+}
+
+/// Asks again as long as the server says that it cannot yet.
+async fn patiently(client: &Client, operations: Vec<Argop4>) -> Result<(Nfsstat4, Vec<Resop4>), SessionLost> {
+    loop {
+        match client.call(LOCK_SLOT, operations.clone()).await? {
+            (Nfsstat4::Delay, _) => client.world.wait(500).await,
+            answered => return Ok(answered),
+        }
     }
 }
 

@@ -49,6 +49,8 @@ pub struct Faults {
     pub late: f64,
     /// How often the server's machine crashes.
     pub crashes: u32,
+    /// How often the server's disk is full for a while.
+    pub full: u32,
     /// The write or sync of the server's disk in which it crashes.
     pub crash_at_write: Option<u64>,
     /// How often a client cannot be reached for a while.
@@ -73,6 +75,8 @@ pub enum Broken {
     NoReplyCache,
     /// It remembers no client over a restart.
     NoStableStorage,
+    /// It goes on as if what a full disk has refused were stored.
+    IgnoresFullDisk,
 }
 
 /// The world.
@@ -117,6 +121,9 @@ impl World {
     /// A world in which the server has just begun its first life.
     pub fn new(seed: u64, faults: Faults, vfs: Arc<dyn Vfs>, judge: Judge) -> Arc<Self> {
         let disk = Disk::default();
+        if faults.broken == Some(Broken::IgnoresFullDisk) {
+            disk.lie();
+        }
         let world = Arc::new_cyclic(|this| Self {
             judge: Mutex::new(judge),
             disk,
@@ -205,6 +212,12 @@ impl World {
         drop(network);
         let entry = if reachable { Entry::Reachable { client } } else { Entry::Unreachable { client } };
         self.judge(|judge, at| judge.note(at, entry));
+    }
+
+    /// Fills the server's disk, or makes room there.
+    pub fn fill_disk(&self, full: bool) {
+        self.disk.set_full(full);
+        self.judge(|judge, at| judge.note(at, if full { Entry::DiskFull } else { Entry::DiskHasRoom }));
     }
 
     /// Sends a call; its reply goes to `heard`, if ever.

@@ -4,7 +4,15 @@
 //! seen; whoever opens it by one of them checks that it is the object still. Names change by operations of this
 //! process, which are recorded, or behind its back, and then the directory is searched.
 //!
-//! It is a map in memory and, if there is a state directory, a log that is read at the start. A record is
+//! It is a map in memory and, if there is a state directory, a log that is read at the start. The log begins with
+//!
+//! | bytes | |
+//! |---|---|
+//! | 8 | `slipwayH` |
+//! | 8 | length of the snapshot, with this header, little-endian |
+//! | 4 | CRC32C of these 16 bytes, little-endian |
+//!
+//! and goes on with records:
 //!
 //! | bytes | |
 //! |---|---|
@@ -14,22 +22,24 @@
 //! | 1 + n | the directory's handle |
 //! | 1 + n | name |
 //!
-//! The first that is incomplete or damaged ends the log: what a crash of the system cut off. Its handles are then stale
-//! until their objects are looked up again. A crash of the process loses nothing. The log is written anew when most of
-//! it is obsolete.
+//! The snapshot was on stable storage before the log got its name, so damage there is an error. What follows it is appended and
+//! not synced: a crash of the process loses nothing, a crash of the system may cut the end off. The first record that is incomplete
+//! or damaged ends the log there, and handles that it would have noted are stale until their objects are looked up again. The log is
+//! written anew when most of it is obsolete, and, after storage has failed, as soon as it works again.
 
 use std::{
     collections::HashMap,
-    fs::{File, OpenOptions},
+    fs::File,
     io::{self, Read, Write},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::FileExt,
     path::PathBuf,
+    time::{Duration, Instant},
 };
 
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
-use crate::{HANDLE_MAX, Handle, NAME_MAX};
+use crate::{HANDLE_MAX, Handle, NAME_MAX, private};
 
 /// A name of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,22 +62,56 @@ struct Log {
     path: PathBuf,
     file: File,
     bytes: usize,
+    /// When a record could not be appended: the log lacks it, and is to be written anew.
+    failed: Option<Instant>,
+}
+
+/// What to do about a log that is missing or damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loss {
+    /// Refuse a damaged one; create a missing one.
+    Create,
+    /// Refuse either: there was one.
+    Refuse,
+    /// Set a damaged one aside and begin a new one.
+    Accept,
 }
 
 impl Database {
     /// Reads the log at `path`, if one is to be kept, and writes it anew without what is obsolete.
-    pub(super) fn open(path: Option<PathBuf>) -> io::Result<Self> {
-        let mut places = HashMap::new();
-        let Some(path) = path else { return Ok(Self { places: RwLock::new(places), log: None }) };
-        let mut bytes = Vec::new();
-        match File::open(&path) {
-            Ok(mut file) => drop(file.read_to_end(&mut bytes)?),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
-        }
-        replay(&bytes, &mut places);
+    ///
+    /// # Errors
+    /// `InvalidData`: it is damaged, is no regular file, or is missing and must not be. Others: it cannot be used as it is.
+    pub(super) fn open(path: Option<PathBuf>, loss: Loss) -> io::Result<Self> {
+        let Some(path) = path else { return Ok(Self { places: RwLock::default(), log: None }) };
+        let places = match Self::read(&path, loss) {
+            Err(error) if loss == Loss::Accept && error.kind() == io::ErrorKind::InvalidData => {
+                let aside = private::set_aside(&path)?;
+                tracing::warn!(%error, aside = %aside.display(), "a new handle database is begun: clients must mount again");
+                Places::new()
+            }
+            read => read?,
+        };
         let log = Log::rewrite(path, &places)?;
         Ok(Self { places: RwLock::new(places), log: Some(Mutex::new(log)) })
+    }
+
+    fn read(path: &std::path::Path, loss: Loss) -> io::Result<Places> {
+        let mut places = Places::new();
+        let Some(mut file) = private::open(path, private::OTHERS_WRITE)? else {
+            return if loss == Loss::Refuse { Err(damaged("it is missing, and there was one")) } else { Ok(places) };
+        };
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let snapshot = snapshot_len(&bytes).ok_or_else(|| damaged("its header is damaged"))?;
+        let read = HEADER_LEN + replay(&bytes[HEADER_LEN..], &mut places);
+        if read < snapshot {
+            return Err(damaged(&format!("it is damaged at byte {read} of {snapshot} that were stored")));
+        }
+        if read < bytes.len() {
+            tracing::warn!(bytes = bytes.len() - read, "the end of the handle database is damaged and left out");
+        }
+        Ok(places)
     }
 
     /// The names under which an object was seen.
@@ -99,11 +143,7 @@ impl Database {
         let Some(log) = &self.log else { return };
         let mut record = Vec::with_capacity(RECORD_MAX);
         encode(&mut record, kind, object, place);
-        let mut log = log.lock();
-        // The operation is done, whether or not it can be noted: a handle that is lost is stale after a restart.
-        if let Err(error) = log.append(&record, &self.places) {
-            tracing::error!(%error, path = %log.path.display(), "cannot note handles; they may not survive a restart");
-        }
+        log.lock().append(&record, &self.places);
     }
 
     /// Whether it is kept on disk.
@@ -167,25 +207,57 @@ fn decode(bytes: &[u8]) -> Option<(u8, Handle, Place, &[u8])> {
     (crc32c::crc32c(&record[..len]) == u32::from_le_bytes(*crc)).then_some((*kind, object, Place { dir, name }, rest))
 }
 
-fn replay(mut bytes: &[u8], places: &mut Places) {
-    while let Some((kind, object, place, rest)) = decode(bytes) {
+/// Reads records up to the first that is incomplete or damaged; returns how many bytes they have.
+fn replay(bytes: &[u8], places: &mut Places) -> usize {
+    let mut left = bytes;
+    while let Some((kind, object, place, rest)) = decode(left) {
         match kind {
             IS_AT => add(places, object, place),
             _ => drop(remove(places, &object, &place)),
         }
-        bytes = rest;
+        left = rest;
     }
-    if !bytes.is_empty() {
-        tracing::warn!(bytes = bytes.len(), "the end of the handle database is damaged and left out");
-    }
+    bytes.len() - left.len()
+}
+
+fn header(snapshot_len: usize) -> [u8; HEADER_LEN] {
+    let mut header = [0; HEADER_LEN];
+    header[..8].copy_from_slice(MAGIC);
+    header[8..16].copy_from_slice(&(snapshot_len as u64).to_le_bytes());
+    let crc = crc32c::crc32c(&header[..16]);
+    header[16..].copy_from_slice(&crc.to_le_bytes());
+    header
+}
+
+/// The length of a log's snapshot, if its header is good.
+fn snapshot_len(bytes: &[u8]) -> Option<usize> {
+    let found = bytes.first_chunk::<HEADER_LEN>()?;
+    let len = usize::try_from(u64::from_le_bytes(found[8..16].try_into().expect("eight bytes"))).ok()?;
+    (len >= HEADER_LEN && *found == header(len)).then_some(len)
+}
+
+fn damaged(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
 impl Log {
     /// Writes a new log beside the old one and puts it in its place.
     fn rewrite(path: PathBuf, places: &Places) -> io::Result<Self> {
         let new = path.with_extension("new");
-        let mut file = OpenOptions::new().create(true).write(true).truncate(true).mode(0o600).open(&new)?;
-        let (mut records, mut bytes) = (Vec::new(), 0);
+        let mut file = private::create(&new)?;
+        let written = Self::write_snapshot(&mut file, places).and_then(|bytes| {
+            private::rename(&new, &path)?;
+            Ok(bytes)
+        });
+        if written.is_err() {
+            // It would only keep others from the room that it takes.
+            let _ = std::fs::remove_file(&new);
+        }
+        Ok(Self { path, file, bytes: written?, failed: None })
+    }
+
+    fn write_snapshot(file: &mut File, places: &Places) -> io::Result<usize> {
+        let (mut records, mut bytes) = (vec![0; HEADER_LEN], 0);
         for (object, known) in places {
             known.iter().for_each(|place| encode(&mut records, IS_AT, object, place));
             if records.len() > 1 << 20 {
@@ -196,13 +268,37 @@ impl Log {
         }
         file.write_all(&records)?;
         bytes += records.len();
-        file.sync_data()?;
-        std::fs::rename(&new, &path)?;
-        Ok(Self { path, file, bytes })
+        file.write_all_at(&header(bytes), 0)?;
+        file.sync_all()?;
+        Ok(bytes)
     }
 
-    fn append(&mut self, record: &[u8], places: &RwLock<Places>) -> io::Result<()> {
-        self.file.write_all(record)?;
+    /// Appends a record. If that fails the operation is done all the same, and its handle stale after a restart, unless the log
+    /// can be written anew before.
+    fn append(&mut self, record: &[u8], places: &RwLock<Places>) {
+        if self.failed.is_some_and(|at| at.elapsed() < RETRY_INTERVAL) {
+            return;
+        }
+        let again = self.failed.is_some();
+        match self.try_append(record, places) {
+            Ok(()) if again => tracing::info!(path = %self.path.display(), "handles are noted again"),
+            Ok(()) => {}
+            Err(error) => {
+                self.failed = Some(Instant::now());
+                if !again {
+                    tracing::error!(%error, path = %self.path.display(), "cannot note handles: they may not survive a restart");
+                }
+            }
+        }
+    }
+
+    fn try_append(&mut self, record: &[u8], places: &RwLock<Places>) -> io::Result<()> {
+        if self.failed.is_some() {
+            *self = Self::rewrite(self.path.clone(), &places.read())?;
+            return Ok(());
+        }
+        // At its place: if a record was written in part, the next one replaces it.
+        self.file.write_all_at(record, self.bytes as u64)?;
         self.bytes += record.len();
         if self.bytes > LOG_LEAST {
             let places = places.read();
@@ -214,6 +310,10 @@ impl Log {
     }
 }
 
+const MAGIC: &[u8; 8] = b"slipwayH";
+const HEADER_LEN: usize = 20;
+/// Between attempts to write a log anew after storage has failed.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const IS_AT: u8 = 1;
 const IS_NOT_AT: u8 = 2;
 /// Names of one object that are remembered.
@@ -238,13 +338,13 @@ mod tests {
         let path = dir.path().join("handles");
         let root = handle(0);
         {
-            let database = Database::open(Some(path.clone())).unwrap();
+            let database = Database::open(Some(path.clone()), Loss::Create).unwrap();
             (1..100).for_each(|i| database.place(&handle(i), &root, format!("n{i}").as_bytes()));
             (1..50).for_each(|i| database.displace(&handle(i), &root, format!("n{i}").as_bytes()));
             database.place(&handle(60), &handle(1), b"second");
         }
         for _ in 0..2 {
-            let database = Database::open(Some(path.clone())).unwrap();
+            let database = Database::open(Some(path.clone()), Loss::Create).unwrap();
             assert_eq!(database.len(), 50);
             assert!(database.places(&handle(49)).is_empty());
             let place = |dir: &Handle, name: &[u8]| Place { dir: dir.clone(), name: name.into() };
@@ -257,7 +357,7 @@ mod tests {
     fn a_log_of_much_that_is_obsolete_is_written_anew() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("handles");
-        let database = Database::open(Some(path.clone())).unwrap();
+        let database = Database::open(Some(path.clone()), Loss::Create).unwrap();
         database.place(&handle(1), &handle(0), b"stays");
         for i in 0..100_000 {
             database.place(&handle(2), &handle(0), format!("name-{i}").as_bytes());
@@ -266,31 +366,96 @@ mod tests {
         assert!(std::fs::metadata(&path).unwrap().len() < 2 * LOG_LEAST as u64);
         database.place(&handle(3), &handle(0), b"last");
         drop(database);
-        let database = Database::open(Some(path)).unwrap();
+        let database = Database::open(Some(path), Loss::Create).unwrap();
         assert_eq!(database.len(), 2);
         assert_eq!(&*database.places(&handle(3))[0].name, b"last");
     }
 
+    /// A log of a snapshot of ten objects and ten records behind it, and where each of these records ends.
+    fn logged(path: &std::path::Path) -> (Vec<u8>, Vec<usize>) {
+        let place = |database: &Database, i: u32| database.place(&handle(i), &handle(99), &vec![b'x'; i as usize]);
+        {
+            let database = Database::open(Some(path.into()), Loss::Create).unwrap();
+            (0..10).for_each(|i| place(&database, i));
+        }
+        let database = Database::open(Some(path.into()), Loss::Create).unwrap();
+        let len = || std::fs::metadata(path).unwrap().len() as usize;
+        let mut ends = vec![len()];
+        for i in 10..20 {
+            place(&database, i);
+            ends.push(len());
+        }
+        (std::fs::read(path).unwrap(), ends)
+    }
+
     #[test]
-    fn a_log_that_is_cut_anywhere_gives_what_is_before() {
+    fn a_log_that_is_cut_behind_its_snapshot_gives_what_is_before() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("handles");
-        let mut log = Vec::new();
-        let mut ends = vec![0];
-        for i in 0..20 {
-            encode(&mut log, IS_AT, &handle(i), &Place { dir: handle(99), name: vec![b'x'; 10 * i as usize].into() });
-            ends.push(log.len());
-        }
+        let (log, ends) = logged(&path);
         for cut in 0..log.len() {
             std::fs::write(&path, &log[..cut]).unwrap();
-            let whole = ends.iter().filter(|end| **end <= cut).count() - 1;
-            let mut places = HashMap::new();
-            replay(&log[..cut], &mut places);
-            assert_eq!(places.len(), whole, "cut at {cut}");
+            match Database::open(Some(path.clone()), Loss::Create) {
+                Ok(database) => {
+                    let whole = ends.iter().filter(|end| **end <= cut).count();
+                    assert_eq!(
+                        database.len(),
+                        10 + whole.checked_sub(1).expect("the snapshot is whole"),
+                        "cut at {cut}"
+                    );
+                }
+                Err(error) => {
+                    assert!(cut < ends[0], "cut at {cut}: {error}");
+                    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+                }
+            }
         }
-        let middle = ends[10] + 7;
-        log[middle] ^= 1;
-        std::fs::write(&path, &log).unwrap();
-        assert_eq!(Database::open(Some(path)).unwrap().len(), 10);
+    }
+
+    #[test]
+    fn a_changed_byte_of_the_snapshot_is_refused_and_one_behind_it_ends_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("handles");
+        let (log, ends) = logged(&path);
+        for at in 0..log.len() {
+            let mut changed = log.clone();
+            changed[at] ^= 0x10;
+            std::fs::write(&path, &changed).unwrap();
+            let opened = Database::open(Some(path.clone()), Loss::Create);
+            assert_eq!(opened.is_ok(), at >= ends[0], "byte {at}");
+            if let Ok(database) = opened {
+                assert_eq!(database.len(), 10 + ends.iter().filter(|end| **end <= at).count() - 1, "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_lost_log_is_refused_until_the_loss_is_accepted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("handles");
+        let open = |loss| Database::open(Some(path.clone()), loss);
+        assert!(open(Loss::Refuse).unwrap_err().to_string().contains("missing"));
+        std::fs::create_dir(&path).unwrap();
+        assert!(open(Loss::Create).unwrap_err().to_string().contains("a directory"));
+        assert_eq!(open(Loss::Accept).unwrap().len(), 0);
+        assert_eq!(open(Loss::Refuse).unwrap().len(), 0);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "the old one is kept beside it");
+    }
+
+    #[test]
+    fn what_could_not_be_appended_is_noted_when_storage_works_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("handles");
+        let database = Database::open(Some(path.clone()), Loss::Create).unwrap();
+        database.place(&handle(1), &handle(0), b"before");
+        let log = database.log.as_ref().unwrap();
+        // A descriptor that cannot be written to.
+        log.lock().file = File::open(&path).unwrap();
+        database.place(&handle(2), &handle(0), b"meanwhile");
+        let failed = log.lock().failed.expect("it is noticed");
+        log.lock().failed = failed.checked_sub(RETRY_INTERVAL);
+        database.place(&handle(3), &handle(0), b"after");
+        drop(database);
+        assert_eq!(Database::open(Some(path), Loss::Refuse).unwrap().len(), 3);
     }
 }

@@ -46,7 +46,12 @@ use rustix::{
 
 pub use self::identity::keep_credentials;
 use self::{
-    changes::Changes, database::Database, identity::Identity, objects::Object, objects::Objects, resolve::Naming,
+    changes::Changes,
+    database::{Database, Loss},
+    identity::Identity,
+    objects::Object,
+    objects::Objects,
+    resolve::Naming,
 };
 use crate::{
     Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Kind, NAME_MAX, Name, NodeKind,
@@ -60,6 +65,10 @@ pub struct PosixOptions {
     /// Where the handle database is kept, if one is needed; without it, handles do not survive a restart then. The
     /// directory must exist, be this user's alone, and lie outside the export.
     pub state_dir: Option<PathBuf>,
+    /// Handle databases that the state directory had before, by their [names](Posix::database_name): they must be there.
+    pub known_databases: Vec<String>,
+    /// Begin a new handle database in the place of one that is damaged or missing, which is set aside.
+    pub accept_loss: bool,
     /// How handles lead to objects.
     pub handles: Handles,
     /// Descriptors to hold, at most and about; by default half of what the process may have.
@@ -104,7 +113,7 @@ impl Posix {
     /// Serves the directory at `path`.
     ///
     /// # Errors
-    /// It is no directory or cannot be read; the handle database cannot be used; a root process that cannot take its
+    /// It is no directory or cannot be read; the handle database cannot be used (`InvalidData` if it is damaged or missing); a root process that cannot take its
     /// callers' identities; [`Handles::Kernel`] where the kernel refuses.
     pub fn open(path: impl AsRef<Path>, options: PosixOptions) -> io::Result<Self> {
         let identity = Identity::of_process()?;
@@ -123,7 +132,7 @@ impl Posix {
             }
             Handles::Auto => naming.open(&handle, mount.as_fd()).is_err(),
         };
-        let database = database.then(|| open_database(options.state_dir.as_deref(), &handle)).transpose()?;
+        let database = database.then(|| open_database(&options, &handle)).transpose()?;
         let objects = Objects::new(options.descriptors.unwrap_or_else(default_descriptors));
         kernel::set_umask(0);
         Ok(Self {
@@ -153,6 +162,11 @@ impl Posix {
         self.database.as_ref().is_none_or(Database::is_persistent)
     }
 
+    /// The name of the handle database in the state directory, if there is one.
+    pub fn database_name(&self) -> Option<String> {
+        self.database.as_ref().filter(|database| database.is_persistent()).map(|_| database_name(&self.root.handle))
+    }
+
     /// An operation that may have to wait for storage.
     ///
     /// # Errors
@@ -173,9 +187,21 @@ impl Posix {
     }
 }
 
-fn open_database(state_dir: Option<&Path>, root: &Handle) -> io::Result<Database> {
-    let name: String = root.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    Database::open(state_dir.map(|dir| dir.join(format!("handles-{name}"))))
+fn open_database(options: &PosixOptions, root: &Handle) -> io::Result<Database> {
+    let name = database_name(root);
+    let loss = match options.known_databases.contains(&name) {
+        _ if options.accept_loss => Loss::Accept,
+        true => Loss::Refuse,
+        false => Loss::Create,
+    };
+    let path = options.state_dir.as_ref().map(|dir| dir.join(&name));
+    let shown = path.as_deref().unwrap_or(Path::new(&name)).display().to_string();
+    Database::open(path, loss).map_err(|error| io::Error::new(error.kind(), format!("{shown}: {error}")))
+}
+
+fn database_name(root: &Handle) -> String {
+    let root: String = root.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("handles-{root}")
 }
 
 fn default_descriptors() -> usize {

@@ -25,7 +25,6 @@ use crate::{
     clock,
     context::{Context, Object},
     error::{Fault, Fault4},
-    recovery::RecordChange,
     v4::{
         attr::{Wanted, change_info, set_attr},
         compound::Cursor,
@@ -58,6 +57,8 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     let (access, want) = (args.share_access & !want_bits, args.share_access & want_bits);
     let reclaim = matches!(args.claim, OpenClaim4::Previous(_));
     let (client, shares) = (at.client(), (access, args.share_deny));
+    // Before anything is made.
+    cx.shared.may_give()?;
     let now = clock::now();
     let unremembered = cx.shared.with_locks(|state, locks| {
         state.may_open(locks, client, shares, reclaim)?;
@@ -300,11 +301,11 @@ fn remember(cx: &Context<'_>, client: Clientid4, owner: Bytes) -> Result<(), Fau
     if !cx.may_block && recovery.is_persistent() {
         return Err(Fault::WouldBlock);
     }
-    let written = recovery.change_v4_clients(&[RecordChange::Add(owner.clone())]);
+    let written = recovery.add_v4_client(owner.clone());
     cx.shared.with_state(|state| state.remembered(client, &owner, written.is_ok()));
     written.map_err(|error| {
-        tracing::error!(%error, "a client gets nothing because it could not be remembered");
-        Nfsstat4::Io.into()
+        tracing::debug!(%error, "a client gets nothing because it could not be remembered");
+        Nfsstat4::Delay.into()
     })
 }
 

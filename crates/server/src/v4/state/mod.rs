@@ -164,6 +164,8 @@ pub struct State<R, F> {
     before: Option<V4Clients>,
     /// What is to be stored of who may reclaim.
     records: VecDeque<RecordChange>,
+    /// Whether they can be stored.
+    storage_works: bool,
     /// When all clients are looked at next, for those that have expired.
     next_look: Option<Instant>,
     /// The same for those that need not be remembered.
@@ -193,6 +195,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             owners,
             events: VecDeque::new(),
             before: None,
+            storage_works: true,
             records: VecDeque::new(),
             next_look: None,
             next_forget: None,

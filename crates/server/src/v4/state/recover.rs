@@ -216,10 +216,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// Forgets clients for which grace need not last. What follows waits for storage, once for all of them. To be called now and
-    /// then; however often it is, it does so `FORGETS` times in a lease.
+    /// then; however often it is, it does so `FORGETS` times in a lease. Does nothing while nothing can be stored, because until
+    /// the change was stored nobody could get anything.
     pub fn forget_records(&mut self, now: Instant) {
         let lease = self.options.lease;
-        if self.in_grace() || self.next_forget.is_some_and(|next| now < next) {
+        if self.in_grace() || !self.storage_works || self.next_forget.is_some_and(|next| now < next) {
             return;
         }
         self.next_forget = Some(now + lease / FORGETS);
@@ -257,18 +258,22 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Err(Nfsstat4::Delay)
     }
 
-    /// What [`poll_record`](Self::poll_record) gave has been stored, or could not be.
+    /// Whether records can be stored now.
+    pub fn set_storage_works(&mut self, works: bool) {
+        self.storage_works = works;
+    }
+
+    /// What [`poll_record`](Self::poll_record) gave has been stored, or could not be. A client that was to be stored again is not
+    /// then, and is not to be: as long as it is not, others may get what it holds.
     pub fn records_stored(&mut self, changes: &[RecordChange], stored: bool) {
         for change in changes {
             let (RecordChange::Add(owner) | RecordChange::Forfeit(owner) | RecordChange::Remove(owner)) = change;
             let client = self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id));
-            let Some(client) = client else { continue };
-            client.stored = match (client.stored, change) {
-                (Stored::Lapsed, RecordChange::Remove(_)) if !stored => Stored::AsIs,
-                (Stored::Returning, RecordChange::Add(_) | RecordChange::Forfeit(_)) if stored => Stored::AsIs,
-                (Stored::Returning, RecordChange::Add(_) | RecordChange::Forfeit(_)) => Stored::Lapsed,
-                (as_it_is, _) => as_it_is,
-            };
+            let Some(client) = client.filter(|client| client.stored == Stored::Returning) else { continue };
+            client.stored = if stored { Stored::AsIs } else { Stored::Lapsed };
+            if !stored {
+                self.records.push_back(RecordChange::Remove(owner.clone()));
+            }
         }
     }
 }

@@ -132,13 +132,13 @@ impl Rig {
     }
 }
 
-/// A server of a directory, which has what it had in `state`.
+/// A server of a directory, which has what it had below `state`: in a directory that it has created itself, as this process has no umask.
 pub fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = ExportConfig::directory(dir, options).unwrap();
     let config = Config { export: vec![export], ..Config::default() };
     let settings = Settings { grace, ..Settings::default() };
-    NfsServer::open_with(&config, state, &buf::Pool::default(), settings).unwrap()
+    NfsServer::open_with(&config, &state.join("state"), &buf::Pool::default(), settings).unwrap()
 }
 
 pub fn memory() -> Arc<dyn Vfs> {

@@ -7,7 +7,7 @@ use std::{
     fs,
     io::{self, BufWriter},
     os::unix::{
-        fs::DirBuilderExt,
+        fs::FileTypeExt,
         net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
@@ -33,11 +33,10 @@ impl AdminSocket {
     /// Answers there from now on, until the process ends.
     ///
     /// # Errors
-    /// Another server does, or the directory cannot be used.
+    /// There is something else of that name, or the directory cannot be used.
     pub fn open(state_dir: &Path, admin: Admin) -> io::Result<Self> {
         let path = state_dir.join(SOCKET);
         let located = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(state_dir).map_err(located)?;
         let listener = listen_at(&path).map_err(located)?;
         thread::Builder::new().name("admin".to_owned()).spawn(move || accept(&listener, &admin))?;
         Ok(Self { path })
@@ -51,10 +50,10 @@ impl Drop for AdminSocket {
 }
 
 fn listen_at(path: &Path) -> io::Result<UnixListener> {
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, "another server answers there")),
-        // Its server was killed.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path)?,
+    // The directory is locked by this server, so that a socket there is that of one that was killed.
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => fs::remove_file(path)?,
+        Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "it is no socket: remove it")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }

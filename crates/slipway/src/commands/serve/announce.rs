@@ -1,12 +1,18 @@
 //! What a server says when it is ready: to people how to mount, to scripts where it listens, to systemd that it is up.
 
 use std::{
-    env, fs, io,
+    env,
+    fs::Permissions,
+    io,
     io::Write as _,
     net::{IpAddr, SocketAddr},
     os::{
         linux::net::SocketAddrExt,
-        unix::{ffi::OsStrExt, net::SocketAddr as UnixAddr, net::UnixDatagram},
+        unix::{
+            ffi::OsStrExt,
+            fs::PermissionsExt,
+            net::{SocketAddr as UnixAddr, UnixDatagram},
+        },
     },
     path::Path,
 };
@@ -154,9 +160,12 @@ fn host(address: IpAddr) -> String {
 
 /// Writes a file that is there either whole or not at all.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    fs::write(&temporary, text)?;
-    fs::rename(&temporary, path)
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Under a name that nobody has or can foresee: the directory may be one that all can write to.
+    let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o644)).tempfile_in(dir)?;
+    file.write_all(text.as_bytes())?;
+    file.persist(path)?;
+    Ok(())
 }
 
 /// Tells systemd, if it asked (sd_notify(3)).

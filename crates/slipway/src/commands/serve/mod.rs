@@ -18,9 +18,8 @@ use buf::Pool;
 use rpc::{ConnectionLimits, Listener, Server, Switch, WorkerOptions, Workers};
 use server::{
     Client, Config, NfsServer,
-    config::{
-        BackendConfig, ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir,
-    },
+    config::{ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir},
+    state_dir::OnLoss,
 };
 
 use crate::{
@@ -42,7 +41,8 @@ By default it listens at all addresses, with tcp at port 2049 and rdma at port 2
 and by iWARP in software), and for clients on this host with shm (shared memory), and prints how to mount what it serves. As root, each operation runs with its caller's user and groups, and a client's root is nobody
 (--squash). As an ordinary user, all files are touched as that user.
 
-SIGTERM and SIGINT answer what has been called, and end it. SIGUSR1 prints counters of all procedures.
+SIGTERM, SIGINT and SIGHUP answer what has been called, and end it. SIGUSR1 prints counters of all procedures, and how the storage of
+the recovery database has worked.
 
 Configuration file, for several exports (unknown keys are refused):
   [server]                      # state_dir, workers, connections, connections_per_host, blocking_threads, blocking_queue,
@@ -102,9 +102,14 @@ pub struct Args {
     /// Most connections of one host, or of one user of this host; three quarters of all unless said otherwise
     #[arg(long, value_name = "N")]
     connections_per_host: Option<NonZeroUsize>,
-    /// Where the key of file handles is kept, so that mounts survive a restart
+    /// Where the key of file handles and the recovery database are kept, so that mounts and locks survive a restart; for one server
+    /// at a time
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
+    /// What to do about a file in the state directory that is damaged or missing: keep refuses to start; reset sets it aside and
+    /// starts without. Nobody can reclaim locks then, and no new ones can be had before grace ends
+    #[arg(long, value_name = "HOW", value_parser = ["keep", "reset"], default_value = "keep")]
+    recovery: String,
     /// How clients learn the ports: auto registers with this host's rpcbind if one runs; builtin answers in its place at
     /// port 111, which needs root
     #[arg(long, value_name = "HOW", value_parser = ["auto", "off", "builtin"])]
@@ -213,7 +218,8 @@ type Listening = (String, Box<dyn Listener>);
 async fn serve(args: &Args, config: Config) -> Outcome {
     let pool = Pool::default();
     let state_dir = config.server.state_dir.clone().unwrap_or_else(default_state_dir);
-    let settings = config.server.settings().map_err(Failure::usage)?;
+    let mut settings = config.server.settings().map_err(Failure::usage)?;
+    settings.on_loss = if args.recovery == "reset" { OnLoss::Reset } else { OnLoss::Refuse };
     let nfs = NfsServer::open_with(&config, &state_dir, &pool, settings).map_err(Failure::usage)?;
     let builder = Server::builder().hosts(nfs.hosts());
     let server = nfs.services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
@@ -239,14 +245,15 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     nfs.call_back_by(switch.find("tcp").expect("it is registered"));
     tokio::spawn(nfs.upkeep());
     tokio::spawn(trim(pool));
-    let _admin = administered(&config, &state_dir, &nfs);
+    let _admin = administered(&nfs);
     let locking = locking::start(&config.server, &switch, &workers, &nfs, &places)?;
     let published = publish(&config, (&switch, &workers), (&server, &places), locking.as_ref()).await?;
     announcement.locks(published.known == [true, true, true]);
     announcement.publish(args.json, args.ready_file.as_deref())?;
 
     while signals.next().await == Signal::Report {
-        signals::report([Some(&server), locking.as_ref().map(|locking| &locking.server)].into_iter().flatten());
+        let servers = [Some(&server), locking.as_ref().map(|locking| &locking.server)];
+        signals::report(servers.into_iter().flatten(), &nfs.storage());
     }
     announce::notify("STOPPING=1");
     published.withdraw().await;
@@ -301,13 +308,9 @@ async fn trim(pool: Pool) {
     }
 }
 
-/// Lets `slipway clients` ask, where there is a state directory: memory alone needs none, unless one is named.
-fn administered(config: &Config, state_dir: &Path, nfs: &NfsServer) -> Option<AdminSocket> {
-    let memory = |export: &ExportConfig| matches!(export.backend, BackendConfig::Memory { .. });
-    if config.server.state_dir.is_none() && config.export.iter().all(memory) {
-        return None;
-    }
-    AdminSocket::open(state_dir, nfs.admin())
+/// Lets `slipway clients` ask, where there is a state directory.
+fn administered(nfs: &NfsServer) -> Option<AdminSocket> {
+    AdminSocket::open(nfs.state_dir()?, nfs.admin())
         .inspect_err(|error| tracing::warn!(%error, "slipway clients cannot ask this server"))
         .ok()
 }

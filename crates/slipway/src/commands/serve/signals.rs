@@ -3,6 +3,7 @@
 use std::{io, io::Read, thread, time::Duration};
 
 use rpc::{ProcedureStats, Server};
+use server::recovery::StorageReport;
 use tokio::{
     signal::unix::{self, SignalKind},
     sync::watch,
@@ -23,6 +24,8 @@ pub enum Signal {
 pub struct Signals {
     terminate: unix::Signal,
     interrupt: unix::Signal,
+    /// None where it is ignored, as under nohup(1).
+    hangup: Option<unix::Signal>,
     report: unix::Signal,
     /// Standard input has ended.
     eof: Option<watch::Receiver<bool>>,
@@ -34,6 +37,7 @@ impl Signals {
         Ok(Self {
             terminate: unix::signal(SignalKind::terminate())?,
             interrupt: unix::signal(SignalKind::interrupt())?,
+            hangup: (!ignores_hangup()).then(|| unix::signal(SignalKind::hangup())).transpose()?,
             report: unix::signal(SignalKind::user_defined1())?,
             eof: until_eof.then(end_of_input),
         })
@@ -50,6 +54,7 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => Signal::End,
             _ = self.interrupt.recv() => Signal::End,
+            () = received(&mut self.hangup) => Signal::End,
             _ = self.report.recv() => Signal::Report,
             () = eof => Signal::End,
         }
@@ -60,8 +65,24 @@ impl Signals {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
+            () = received(&mut self.hangup) => {}
         }
     }
+}
+
+async fn received(signal: &mut Option<unix::Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the process was started with SIGHUP ignored, by what proc(5) says.
+fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & (1 << (SignalKind::hangup().as_raw_value() - 1)) != 0
 }
 
 /// Becomes true when standard input has ended.
@@ -75,10 +96,16 @@ fn end_of_input() -> watch::Receiver<bool> {
     receiver
 }
 
-/// Prints what every procedure was called, on standard error.
-pub fn report<'a>(servers: impl Iterator<Item = &'a std::sync::Arc<Server>>) {
+/// Prints what every procedure was called, and how storage has worked, on standard error.
+pub fn report<'a>(servers: impl Iterator<Item = &'a std::sync::Arc<Server>>, storage: &StorageReport) {
     let stats: Vec<_> = servers.flat_map(|server| server.stats()).collect();
-    eprint!("{}", table(&stats));
+    eprint!("{}{}", table(&stats), line(storage));
+}
+
+fn line(storage: &StorageReport) -> String {
+    let StorageReport { is_failing, failures, refusals } = storage;
+    let now = if *is_failing { "cannot be written" } else { "ok" };
+    format!("recovery database: {now}; {failures} failed writes, {refusals} requests refused meanwhile\n")
 }
 
 fn table(stats: &[ProcedureStats]) -> String {

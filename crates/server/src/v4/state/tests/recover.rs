@@ -334,7 +334,7 @@ fn a_client_that_is_back_after_its_lease_is_remembered_before_it_is_answered() {
     assert_eq!(world.records(), []);
     world.state.records_stored(&[add("a")], false);
     assert_eq!(world.sequence(session, 1, 1).unwrap_err(), Nfsstat4::Delay, "it could not be");
-    assert_eq!(world.records(), [add("a")]);
+    assert_eq!(world.records(), [remove("a"), add("a")]);
     world.state.records_stored(&[add("a")], true);
     assert_eq!(world.call(session, 1, 1).status_flags, 0);
     assert_eq!(world.look(LEASE / 2), [], "it has a lease again");
@@ -353,20 +353,6 @@ fn a_client_that_is_back_after_its_lease_is_remembered_before_it_is_answered() {
 }
 
 #[test]
-fn a_client_that_could_not_be_forgotten_is_remembered() {
-    let mut world = World::new();
-    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
-    world.remember(a);
-    world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
-    world.now += LEASE + Duration::from_secs(1);
-    world.state.forget_records(world.now);
-    assert_eq!(world.records(), [remove("a")]);
-    world.state.records_stored(&[remove("a")], false);
-    world.open(b, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
-    assert_eq!(world.records(), [forfeit("a")], "before b is answered");
-}
-
-#[test]
 fn a_client_that_is_evicted_in_grace_reclaims_nothing_by_its_name() {
     let mut world = World::new();
     world.begin_grace(&["a"], &[]);
@@ -375,4 +361,40 @@ fn a_client_that_is_evicted_in_grace_reclaims_nothing_by_its_name() {
     assert_eq!(world.records(), [remove("a")]);
     let (a, _) = world.client("a", 2);
     assert!(!world.state.may_reclaim(a) && world.state.may_end_grace());
+}
+
+#[test]
+fn records_are_not_given_up_while_nothing_can_be_stored() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    world.remember(a);
+    world.state.set_storage_works(false);
+    world.now += LEASE / 2;
+    world.state.expire(world.now);
+    world.state.forget_records(world.now);
+    assert_eq!(world.records(), [], "it would keep everybody from new opens");
+    world.state.set_storage_works(true);
+    world.now += LEASE / 4;
+    world.state.expire(world.now);
+    world.state.forget_records(world.now);
+    assert_eq!(world.records(), [remove("a")]);
+}
+
+#[test]
+fn a_client_that_is_back_and_cannot_be_stored_again_is_crossed_out() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    world.remember(a);
+    world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_NONE).unwrap();
+    world.now += 2 * LEASE;
+    world.state.expire(world.now);
+    world.state.forget_records(world.now);
+    assert_eq!(world.records(), [remove("a")], "its lease is over");
+    for stored in [false, true] {
+        assert_eq!(world.state.check_stored(a), Err(Nfsstat4::Delay));
+        world.state.records_stored(&[add("a")], stored);
+        let expected = if stored { vec![add("a")] } else { vec![add("a"), remove("a")] };
+        assert_eq!(world.records(), expected);
+    }
+    assert_eq!(world.state.check_stored(a), Ok(()));
 }
