@@ -15,13 +15,13 @@ use crate::common::{
     gated::Gated,
     memory,
     moving::{Fate, Gone, Moving},
-    pattern, process, switch, tcp,
+    pattern, process, recovery, switch, tcp,
 };
 use bytes::Bytes;
 use client::{ErrorKind, File, Handle, LockRange, Mount, Watcher};
 use nfs::v3::Nfsstat3;
 use rpc::{BoxFuture, Service, rpcbind::to_universal};
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
 use tempfile::TempDir;
 use tokio::{
     sync::{mpsc, watch},
@@ -71,7 +71,7 @@ impl Site {
         // Neither handles nor the number of the file system are those of another server.
         let export = Export::new(name, ExportId::of(&[name.as_bytes()]), vfs, options).unwrap();
         let settings = Settings { grace: GRACE, ..Settings::default() };
-        let recovery = Recovery::open(state.path()).unwrap();
+        let recovery = recovery(state.path());
         let nfs = NfsServer::recovering(export, HandleKey::random(), recovery, settings).unwrap();
         let fate = Arc::<Fate>::default();
         let moving = |service| wrap(Arc::new(Moving(service, fate.clone())));

@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::common::{Server, for_each, iwarp, memory, port::Port, process, switch, tcp};
+use crate::common::{Server, for_each, iwarp, memory, port::Port, process, recovery, switch, tcp};
 use client::{LockRange, Mount};
 use rdma::hook::Tracer;
 use rpc::TransportKind;
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
+use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use vfs::Vfs;
@@ -60,7 +60,7 @@ impl Machine {
     fn boot(&mut self) {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let export = Export::new("/m", ExportId::of(&[b"m"]), self.vfs.clone(), options).unwrap();
-        let recovery = Recovery::open(self.state.path()).unwrap();
+        let recovery = recovery(self.state.path());
         let settings = Settings { grace: self.grace, ..Settings::default() };
         let nfs = NfsServer::recovering(export, self.key.clone(), recovery, settings).unwrap();
         self.process = process(&*self.transport, self.port.address(), nfs.services()).1;

@@ -276,7 +276,7 @@ mod tests {
         let recovery = Recovery::in_memory();
         for (address, name) in [("192.0.2.1", "a"), ("192.0.2.1", "b"), ("192.0.2.1", "c"), ("192.0.2.2", "a")] {
             let (address, name) = (address.parse().unwrap(), Bytes::from_static(name.as_bytes()));
-            recovery.add_host(&MonitoredHost { address, name, state: 1 }).unwrap();
+            recovery.add_host(&MonitoredHost { address, name, state: 1 }, []).unwrap();
         }
         let lockd = Lockd::start(recovery, Duration::from_secs(90)).unwrap();
         let mut queue = lockd.take_queue().unwrap();

@@ -11,7 +11,7 @@ pub mod process;
 pub mod proxy;
 pub mod scripted;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use buf::{Pool, PoolOptions};
 use bytes::Bytes;
@@ -24,7 +24,11 @@ use rdma::{
 };
 use rpc::{RawOptions, Service, Switch, TcpKind, TcpOptions, TransportKind, UdpKind, UdpOptions};
 use rpcrdma::RdmaKind;
-use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
+use server::{
+    Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash,
+    recovery::Recovery,
+    state_dir::{OnLoss, StateDir},
+};
 use tokio::task::JoinSet;
 use vfs::{
     Vfs,
@@ -100,6 +104,11 @@ pub fn nfs_server(vfs: Arc<dyn Vfs>) -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = Export::new("/m", ExportId::unique(), vfs, options).unwrap();
     NfsServer::new(export, HandleKey::random())
+}
+
+/// The recovery database in this directory, which is created if there is none.
+pub fn recovery(dir: &Path) -> Recovery {
+    Recovery::open(&StateDir::open(dir).unwrap(), false, OnLoss::Refuse).unwrap()
 }
 
 pub fn switch() -> Switch {
