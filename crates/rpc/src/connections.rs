@@ -20,7 +20,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll},
     time::{Duration, Instant},
@@ -76,7 +76,7 @@ struct Inner {
 struct Table {
     entries: HashMap<u64, Entry>,
     /// Connections of each peer.
-    peers: HashMap<Unit, usize>,
+    peers: HashMap<Unit, Arc<AtomicUsize>>,
     strangers: usize,
     log: Log,
 }
@@ -110,6 +110,8 @@ pub(crate) struct Place {
     connections: Connections,
     id: u64,
     activity: Arc<Activity>,
+    /// Connections of the same peer, this one among them.
+    siblings: Arc<AtomicUsize>,
     closed: oneshot::Receiver<Infallible>,
     /// Until the first call.
     first_call: Option<Pin<Box<Sleep>>>,
@@ -136,10 +138,11 @@ impl Connections {
         }
         let (open, closed) = oneshot::channel();
         let activity = Arc::<Activity>::default();
-        *table.peers.entry(unit).or_default() += 1;
+        let siblings = table.peers.entry(unit).or_default().clone();
+        siblings.fetch_add(1, Relaxed);
         table.strangers += usize::from(!admitted);
         table.entries.insert(id, Entry { unit, stranger: !admitted, activity: activity.clone(), _open: open });
-        Some(Place { connections: self.clone(), id, activity, closed, first_call: None })
+        Some(Place { connections: self.clone(), id, activity, siblings, closed, first_call: None })
     }
 
     /// Connections now.
@@ -160,7 +163,7 @@ enum Scope {
 impl ConnectionLimits {
     /// The limit that one more connection would exceed.
     fn reached(&self, table: &Table, unit: Unit, stranger: bool) -> Option<Scope> {
-        let own = table.peers.get(&unit).copied().unwrap_or(0);
+        let own = table.peers.get(&unit).map_or(0, |count| count.load(Relaxed));
         let own_max = if stranger { self.per_stranger.min(self.per_host) } else { self.per_host };
         if own >= own_max {
             return Some(Scope::Own);
@@ -176,9 +179,8 @@ impl Table {
     fn remove(&mut self, id: u64) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
         self.strangers -= usize::from(entry.stranger);
-        let count = self.peers.get_mut(&entry.unit).expect("it was counted");
-        *count -= 1;
-        if *count == 0 {
+        let count = self.peers.get(&entry.unit).expect("it was counted");
+        if count.fetch_sub(1, Relaxed) == 1 {
             self.peers.remove(&entry.unit);
         }
         Some(entry)
@@ -232,6 +234,12 @@ impl Place {
     pub fn called(&mut self) {
         self.first_call = None;
         self.activity.used.store(self.connections.0.now.load(Relaxed), Relaxed);
+    }
+
+    /// This connection's part of `calls` that its peer may start in one round of the worker: a peer with many connections gets
+    /// no more of the worker's time by them than one with a single connection, but for a few calls of each.
+    pub fn share(&self, calls: usize) -> usize {
+        (calls / self.siblings.load(Relaxed).max(1)).max(SHARE_MIN)
     }
 
     /// Records whether calls are in progress.
@@ -301,6 +309,8 @@ impl Log {
     }
 }
 
+/// Calls that each connection may start in one round, however many its peer has.
+const SHARE_MIN: usize = 4;
 const STRANGERS: usize = 256;
 const PER_STRANGER: usize = 16;
 /// How long a connection may be open before its first call.
@@ -322,6 +332,19 @@ mod tests {
 
     fn user(uid: u32) -> Peer {
         Peer { address: IpAddr::from([127, 0, 0, 1]), user: Some(uid) }
+    }
+
+    #[test]
+    fn the_connections_of_a_peer_share_its_part_of_a_round() {
+        let connections = table(100, 100);
+        let alone = connections.place(host(1), true).unwrap();
+        assert_eq!(alone.share(512), 512);
+        let many: Vec<_> = (0..64).map(|_| connections.place(host(2), true).unwrap()).collect();
+        assert_eq!((alone.share(512), many[0].share(512)), (512, 8));
+        assert_eq!(many[0].share(64), SHARE_MIN);
+        drop(many);
+        let last = connections.place(host(2), true).unwrap();
+        assert_eq!(last.share(512), 512, "those that are closed do not count");
     }
 
     fn table(total: usize, per_host: usize) -> Connections {
@@ -455,8 +478,8 @@ mod tests {
                 {
                     let table = connections.0.table.lock();
                     prop_assert!(table.entries.len() <= 8 && table.strangers <= 3);
-                    prop_assert!(table.peers.values().all(|&count| (1..=5).contains(&count)));
-                    prop_assert_eq!(table.peers.values().sum::<usize>(), table.entries.len());
+                    prop_assert!(table.peers.values().all(|count| (1..=5).contains(&count.load(Relaxed))));
+                    prop_assert_eq!(table.peers.values().map(|count| count.load(Relaxed)).sum::<usize>(), table.entries.len());
                 }
                 if drop_at < places.len() {
                     places.swap_remove(drop_at);

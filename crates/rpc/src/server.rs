@@ -345,13 +345,15 @@ where
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TransportError> {
         let mut turns = 0;
         self.poll_place(cx);
+        let all = TURNS_MAX * CALLS_PER_TURN;
+        let mut calls_left = self.place.as_ref().map_or(all, |place| place.share(all));
         loop {
             self.update_hold();
             if self.draining && self.running.is_empty() && !self.closed {
                 self.closed = true;
                 self.transport.close();
             }
-            let called = self.poll_transport(cx);
+            let called = self.poll_transport(cx, calls_left.min(CALLS_PER_TURN));
             let finished = self.poll_running(cx);
             if self.running.is_empty()
                 && let Some(error) = &self.over
@@ -361,12 +363,13 @@ where
             if let Some(place) = &self.place {
                 place.set_busy(!self.running.is_empty());
             }
-            if !called && !finished && !self.poll_idle(cx) {
+            if called == 0 && !finished && !self.poll_idle(cx) {
                 return Poll::Pending;
             }
             turns += 1;
-            if turns == TURNS_MAX {
-                // Others on this thread shall have their turn.
+            calls_left -= called;
+            if turns == TURNS_MAX || calls_left == 0 {
+                // Others on this thread have their turn.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -395,11 +398,11 @@ where
         }
     }
 
-    /// Starts calls that have come; false if none had.
-    fn poll_transport(&mut self, cx: &mut Context<'_>) -> bool {
-        for started in 0..CALLS_PER_TURN {
+    /// Starts at most `most` calls that have come. Returns how often the transport had something.
+    fn poll_transport(&mut self, cx: &mut Context<'_>, most: usize) -> usize {
+        for started in 0..most {
             if self.over.is_some() {
-                return started > 0;
+                return started;
             }
             // Polled even when calls are held: replies leave and come in by it, too.
             match self.transport.poll_recv(cx) {
@@ -413,10 +416,10 @@ where
                     }
                     self.over = Some(error);
                 }
-                Poll::Pending => return started > 0,
+                Poll::Pending => return started,
             }
         }
-        true
+        most
     }
 
     fn update_hold(&mut self) {
