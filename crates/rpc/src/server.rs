@@ -360,8 +360,10 @@ where
             {
                 return Poll::Ready(error.clone());
             }
-            if let Some(place) = &self.place {
-                place.set_busy(!self.running.is_empty());
+            if let Some(place) = &self.place
+                && self.running.is_empty()
+            {
+                place.set_busy(false);
             }
             if called == 0 && !finished && !self.poll_idle(cx) {
                 return Poll::Pending;
@@ -447,6 +449,10 @@ where
             Poll::Pending => {
                 self.bytes += bytes;
                 self.running.push(running);
+                // Before a reply to a call behind it leaves.
+                if let Some(place) = &self.place {
+                    place.set_busy(true);
+                }
             }
         }
     }
