@@ -140,7 +140,7 @@ impl Program {
     /// # Errors
     /// The connection is lost, or nothing answers before the deadline. An answer that refuses the call is none.
     pub async fn greeted(self) -> Result<Self> {
-        let null = self.call_once::<(), ()>(NULL, "NULL", &(), ReplyPlan::default(), self.deadline()).await.0;
+        let null = self.call_once::<(), ()>(NULL, "NULL", &(), ReplyPlan::default(), &self.deadline()).await.0;
         match null {
             Err(error) if error.is_unanswered() => Err(error),
             _ => Ok(self),

@@ -269,7 +269,7 @@ fn memory_is_shared_past_the_page_cache() {
     let server = Server::dir(&served, &directory.path().join("state"));
     for query in ["", "&vers=4.2"] {
         let url = [&server.url("tcp", ""), query].concat();
-        let mut mount = mount_with(&["--direct-io"], &url, &at);
+        let mut mount = mount_with(&["--direct-io", "--attributes", "0"], &url, &at);
         // SQLite's index of the write-ahead log is a memory map that its processes share.
         let database = at.join(format!("database{}", query.len()));
         let script = "PRAGMA journal_mode=WAL; CREATE TABLE t(x); INSERT INTO t VALUES(1),(2); PRAGMA wal_checkpoint; SELECT sum(x) FROM t;";
@@ -414,7 +414,7 @@ impl Soft {
         let mount = |(flag, errno)| {
             let at = tempfile::tempdir().unwrap();
             let url = [&world.server.url("tcp", ""), query, "&timeo=200ms"].concat();
-            let child = mount_with(&[flag, "--retrans", "1"], &url, at.path());
+            let child = mount_with(&[flag, "--retrans", "1", "--attributes", "0"], &url, at.path());
             (errno, at, child)
         };
         let soft = [("--soft", rustix::io::Errno::IO), ("--softerr", rustix::io::Errno::TIMEDOUT)].map(mount);
