@@ -284,16 +284,17 @@ fn memory_is_shared_past_the_page_cache() {
 
 /// A program that reads a file which the server must be asked for.
 fn reader(path: &Path) -> std::process::Child {
-    let child = Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    waits(&child);
+    let mut child = Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    waits(&mut child);
     child
 }
 
 /// Returns when the process waits for the mount.
-fn waits(child: &std::process::Child) {
+fn waits(child: &mut std::process::Child) {
     let at = format!("/proc/{}/wchan", child.id());
     let end = std::time::Instant::now() + common::PATIENCE;
     while !fs::read_to_string(&at).is_ok_and(|at| at.contains("request_wait_answer")) {
+        assert_eq!(child.try_wait().unwrap(), None, "it has ended without waiting");
         assert!(std::time::Instant::now() < end, "it waits");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -318,7 +319,7 @@ fn who_waits_for_a_server_that_is_away_can_be_interrupted() {
         let script = "trap : USR1; read line < \"$0\"; echo \"$line\"";
         let mut reads =
             Command::new("sh").args(["-c", script]).arg(world.at.join("line")).stdout(Stdio::piped()).spawn().unwrap();
-        waits(&reads);
+        waits(&mut reads);
         let pid = rustix::process::Pid::from_child(&reads);
         rustix::process::kill_process(pid, Signal::USR1).unwrap();
         rustix::process::kill_process(pid, Signal::KILL).unwrap();
