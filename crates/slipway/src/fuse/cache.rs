@@ -6,7 +6,7 @@
 
 use std::{sync::Weak, time::Duration};
 
-use client::{DataVersion, Handle, Watcher};
+use client::{Attr, DataVersion, Handle, Time, Watcher};
 use rpc::BoxFuture;
 
 use super::{
@@ -26,6 +26,20 @@ pub enum Cached {
     Unknown,
     /// Of this, or later ones of this mount's own making.
     Of(DataVersion),
+}
+
+/// What changes with a file of NFSv3: its size, mtime and ctime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    size: u64,
+    mtime: Time,
+    ctime: Time,
+}
+
+impl From<&Attr> for Change {
+    fn from(attr: &Attr) -> Self {
+        Self { size: attr.size, mtime: attr.mtime, ctime: attr.ctime }
+    }
 }
 
 /// The kernel's end of the mount, while there is one.
@@ -62,6 +76,15 @@ impl Tree {
             self.kernel.forget(node.ino).await;
         }
         *cached = Cached::Of(version);
+    }
+
+    /// The same over NFSv3: the kernel forgets attributes of before the last change, so that who opens the file sees its size. Pages it
+    /// forgets with each open, since two changes can have the same times.
+    pub async fn make_seen(&self, node: &Node, attr: &Attr) {
+        let now = Some(Change::from(attr));
+        if std::mem::replace(&mut *node.told.lock(), now) != now {
+            self.kernel.forget(node.ino).await;
+        }
     }
 
     /// The same, of the version that the server says, if it has any.

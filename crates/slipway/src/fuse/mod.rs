@@ -252,7 +252,8 @@ impl Fuse {
             }
             op::MKNOD => {
                 let (mode, rdev) = (arguments.u32()?, arguments.u32()?);
-                (arguments.skip()?, arguments.skip()?);
+                arguments.skip()?;
+                arguments.skip()?;
                 let name = arguments.name()?.to_owned();
                 self.entry(taken(slot)?, |tree| async move { tree.mknod(ino, &name, mode, rdev).await });
             }
@@ -370,7 +371,8 @@ impl Fuse {
             }
             op::CREATE => {
                 let (flags, mode) = (open_flags(arguments.u32()?), arguments.u32()?);
-                (arguments.skip()?, arguments.skip()?);
+                arguments.skip()?;
+                arguments.skip()?;
                 let name = arguments.name()?.to_owned();
                 let (ttl, open) = (self.options.ttl, self.open_flags(false));
                 let done = move |(attr, number): (Attributes, u64)| {

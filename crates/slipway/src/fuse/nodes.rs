@@ -16,7 +16,11 @@ use std::{
 use client::{File, FileKind, Handle, Mount, Object};
 use parking_lot::Mutex;
 
-use super::{cache::Cached, locks::Owners, unstable::Unstable};
+use super::{
+    cache::{Cached, Change},
+    locks::Owners,
+    unstable::Unstable,
+};
 
 /// An object.
 pub struct Node {
@@ -34,6 +38,8 @@ pub struct Node {
     pub lockers: Owners,
     /// Of a directory: that in which it was found last, or itself.
     pub parent: AtomicU64,
+    /// The change of the attributes that the kernel was told last.
+    pub told: Mutex<Option<Change>>,
     /// What the kernel may have of its data.
     pub cached: tokio::sync::Mutex<Cached>,
     /// The directory and name to remove when it is closed: it was removed while it was open.
@@ -96,6 +102,7 @@ impl Nodes {
         };
         let (node, told) = self.known.get_mut(&number).expect("a number that is given is known");
         *told += 1;
+        *node.told.lock() = Some(attr.into());
         if let Some(dir) = dir.filter(|_| node.is_dir) {
             node.parent.store(dir, Relaxed);
         }
@@ -128,6 +135,7 @@ impl Nodes {
             opens: AtomicU64::new(0),
             lockers: Owners::default(),
             parent: AtomicU64::new(ino),
+            told: Mutex::default(),
             cached: tokio::sync::Mutex::default(),
             doomed: Mutex::default(),
         };

@@ -151,6 +151,7 @@ impl Tree {
     pub async fn getattr(&self, ino: u64) -> Answer<Attributes> {
         let node = self.node(ino)?;
         let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
+        *node.told.lock() = Some((&attr).into());
         Ok(of_mount(node.mount(), ino, &attr))
     }
 
@@ -290,26 +291,34 @@ impl Tree {
         Ok(true)
     }
 
-    /// OPEN, where the version has that, for what the flags say. Returns the number of the open file, and whether what the kernel
-    /// has of it is current.
+    /// OPEN for what the flags say; of NFSv3 GETATTR, so that what was closed before is seen (close-to-open). Returns the number of
+    /// the open file, and whether what the kernel has of it is current. A file that is gone is ESTALE: the kernel then looks its name up
+    /// again, and opens what it finds.
     pub async fn open(&self, ino: u64, flags: OFlags) -> Answer<(u64, bool)> {
         let (node, number) = (self.node(ino)?, self.count_open(ino)?);
-        let Some(v4) = node.mount().v4() else { return Ok((number, false)) };
-        let access = match flags & OFlags::RWMODE {
-            OFlags::RDONLY => OPEN4_SHARE_ACCESS_READ,
-            OFlags::WRONLY => OPEN4_SHARE_ACCESS_WRITE,
-            _ => OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WRITE,
-        };
-        match v4.open(node.handle(), access).await.answer() {
-            Ok(version) => {
-                self.make_current(&node, version).await;
-                Ok((number, true))
-            }
+        match self.open_at_server(&node, flags).await {
+            Ok(current) => Ok((number, current)),
             Err(error) => {
                 self.release(ino, number).await?;
                 Err(error)
             }
         }
+    }
+
+    async fn open_at_server(&self, node: &Node, flags: OFlags) -> Answer<bool> {
+        let Some(v4) = node.mount().v4() else {
+            let attr = node.mount().protocol().getattr(node.handle()).await.answer()?;
+            self.make_seen(node, &attr).await;
+            return Ok(false);
+        };
+        let access = match flags & OFlags::RWMODE {
+            OFlags::RDONLY => OPEN4_SHARE_ACCESS_READ,
+            OFlags::WRONLY => OPEN4_SHARE_ACCESS_WRITE,
+            _ => OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WRITE,
+        };
+        let version = v4.open(node.handle(), access).await.answer()?;
+        self.make_current(node, version).await;
+        Ok(true)
     }
 
     /// A file is open once more.

@@ -269,7 +269,7 @@ fn memory_is_shared_past_the_page_cache() {
     let server = Server::dir(&served, &directory.path().join("state"));
     for query in ["", "&vers=4.2"] {
         let url = [&server.url("tcp", ""), query].concat();
-        let mut mount = mount_with(&["--direct-io"], &url, &at);
+        let mut mount = mount_with(&["--direct-io", "--attributes", "0"], &url, &at);
         // SQLite's index of the write-ahead log is a memory map that its processes share.
         let database = at.join(format!("database{}", query.len()));
         let script = "PRAGMA journal_mode=WAL; CREATE TABLE t(x); INSERT INTO t VALUES(1),(2); PRAGMA wal_checkpoint; SELECT sum(x) FROM t;";
@@ -284,16 +284,17 @@ fn memory_is_shared_past_the_page_cache() {
 
 /// A program that reads a file which the server must be asked for.
 fn reader(path: &Path) -> std::process::Child {
-    let child = Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-    waits(&child);
+    let mut child = Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    waits(&mut child);
     child
 }
 
 /// Returns when the process waits for the mount.
-fn waits(child: &std::process::Child) {
+fn waits(child: &mut std::process::Child) {
     let at = format!("/proc/{}/wchan", child.id());
     let end = std::time::Instant::now() + common::PATIENCE;
     while !fs::read_to_string(&at).is_ok_and(|at| at.contains("request_wait_answer")) {
+        assert_eq!(child.try_wait().unwrap(), None, "it has ended without waiting");
         assert!(std::time::Instant::now() < end, "it waits");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -318,7 +319,7 @@ fn who_waits_for_a_server_that_is_away_can_be_interrupted() {
         let script = "trap : USR1; read line < \"$0\"; echo \"$line\"";
         let mut reads =
             Command::new("sh").args(["-c", script]).arg(world.at.join("line")).stdout(Stdio::piped()).spawn().unwrap();
-        waits(&reads);
+        waits(&mut reads);
         let pid = rustix::process::Pid::from_child(&reads);
         rustix::process::kill_process(pid, Signal::USR1).unwrap();
         rustix::process::kill_process(pid, Signal::KILL).unwrap();
@@ -414,7 +415,7 @@ impl Soft {
         let mount = |(flag, errno)| {
             let at = tempfile::tempdir().unwrap();
             let url = [&world.server.url("tcp", ""), query, "&timeo=200ms"].concat();
-            let child = mount_with(&[flag, "--retrans", "1"], &url, at.path());
+            let child = mount_with(&[flag, "--retrans", "1", "--attributes", "0"], &url, at.path());
             (errno, at, child)
         };
         let soft = [("--soft", rustix::io::Errno::IO), ("--softerr", rustix::io::Errno::TIMEDOUT)].map(mount);

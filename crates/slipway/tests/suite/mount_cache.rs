@@ -9,7 +9,10 @@ use std::{
     thread,
 };
 
-use crate::common::mounted::{World, pattern};
+use crate::common::{
+    mounted::{World, mount_with, pattern},
+    wait,
+};
 
 /// Uses all files of a directory as programs do.
 fn use_all(at: &Path, files: usize, size: usize) {
@@ -186,4 +189,37 @@ fn nothing_read_is_older_than_what_was_closed_before() {
     });
     drop(other);
     world.end();
+}
+
+#[test]
+fn a_file_that_another_machine_replaces_or_changes_is_seen_by_who_opens_it() {
+    for query in ["", "&vers=4.0", "&vers=4.2"] {
+        let test = "a_file_that_another_machine_replaces_or_changes_is_seen_by_who_opens_it";
+        let Some(world) = World::new(test, "tcp", query) else { return };
+        // Names and attributes are believed for longer than the test takes: only an open looks anew.
+        let at = world.directory.path().join("believing");
+        fs::create_dir(&at).unwrap();
+        let url = [&world.server.url("tcp", ""), query].concat();
+        let mut mount = mount_with(&["--attributes", "3600"], &url, &at);
+        let other = world.another("tcp", query);
+        let (here, there) = (at.join("file"), other.at.join("file"));
+        fs::write(&there, "0").unwrap();
+        for turn in 1..20 {
+            let before = fs::read_to_string(&here).unwrap();
+            assert_eq!(before.len(), turn, "{query}");
+            let after = before + "x";
+            if turn % 2 == 0 {
+                fs::write(other.at.join("new"), &after).unwrap();
+                fs::rename(other.at.join("new"), &there).unwrap();
+            } else {
+                fs::write(&there, &after).unwrap();
+            }
+            // Over version 4 the name leads to what is still there while it is believed: a file that is gone is looked up again.
+            assert_eq!(fs::read_to_string(&here).unwrap(), after, "{turn}, {query}");
+        }
+        rustix::process::kill_process(rustix::process::Pid::from_child(&mount), rustix::process::Signal::TERM).unwrap();
+        assert!(wait(&mut mount).success());
+        drop(other);
+        world.end();
+    }
 }

@@ -122,9 +122,9 @@ pub fn mount(url: &str, at: &Path) -> Child {
     mount_saying(url, at, Stdio::inherit())
 }
 
-/// The same, with more arguments.
+/// The same, with these arguments.
 pub fn mount_with(args: &[&str], url: &str, at: &Path) -> Child {
-    start(command(&[&["mount", "--attributes", "0", url, at.to_str().unwrap()], args].concat()), Stdio::inherit())
+    start(command(&[&["mount", url, at.to_str().unwrap()], args].concat()), Stdio::inherit())
 }
 
 /// The same, with what it says on standard error going there.
