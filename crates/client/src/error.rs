@@ -104,6 +104,11 @@ impl Error {
         matches!(self.kind(), ErrorKind::Timeout { .. } | ErrorKind::Rpc(rpc::ClientError::Transport(_)))
     }
 
+    /// Whether the connection was lost before the answer came.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self.kind(), ErrorKind::Rpc(rpc::ClientError::Transport(rpc::TransportError::Lost(_))))
+    }
+
     /// Whether there was an answer that cannot be decoded. Linux's server (6.1) leaves out results, or parts of them, where the answer to a
     /// compound has more than there is room for: what was asked for in one request may be had in several.
     pub(crate) fn is_unreadable(&self) -> bool {

@@ -134,16 +134,22 @@ impl Program {
         self.call_with(procedure, name, arguments, plan, deadline, true).await
     }
 
-    /// Calls NULL over the connection that has just been made. A connection that is lost then is an error, because what
-    /// listens at the port does not speak RPC over this transport; later calls would connect again until their deadline.
+    /// Calls NULL over the connection that has just been made. If the connection is lost, it is made again a few times; then that
+    /// is an error, because what listens at the port does not speak RPC over this transport. Later calls would connect again
+    /// until their deadline.
     ///
     /// # Errors
-    /// The connection is lost, or nothing answers before the deadline. An answer that refuses the call is none.
+    /// The connection is lost each time, or nothing answers before the deadline. An answer that refuses the call is none.
     pub async fn greeted(self) -> Result<Self> {
-        let null = self.call_once::<(), ()>(NULL, "NULL", &(), ReplyPlan::default(), &self.deadline()).await.0;
-        match null {
-            Err(error) if error.is_unanswered() => Err(error),
-            _ => Ok(self),
+        let deadline = self.deadline();
+        let mut attempts = 1;
+        loop {
+            let null = self.call_once::<(), ()>(NULL, "NULL", &(), ReplyPlan::default(), &deadline).await.0;
+            match null {
+                Err(error) if error.is_lost() && attempts < GREETINGS => attempts += 1,
+                Err(error) if error.is_unanswered() => return Err(error),
+                _ => return Ok(self),
+            }
         }
     }
 
@@ -207,6 +213,8 @@ impl std::fmt::Debug for Program {
 
 /// RFC 5531 §12.1: every program has it.
 const NULL: u32 = 0;
+/// Connections that are lost at their first call before a mount fails.
+const GREETINGS: u32 = 5;
 
 fn credential(options: &MountOptions) -> Credential {
     let own = AuthSys::of_process();

@@ -38,7 +38,8 @@ impl Counted {
         let options = options.map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         let listen = Listen { transport: transport.to_owned(), options };
         let (room, most) = (room.to_string(), (connections + SPARE_CONNECTIONS).to_string());
-        let arguments = [&["--memory", &room, "--connections", &most], arguments].concat();
+        let arguments =
+            [&["--memory", &room, "--connections", &most, "--connections-per-host", &most], arguments].concat();
         let server = Server::start(&[listen], &arguments.into_iter().map(Into::into).collect::<Vec<_>>())?;
         let mut url = server.url(0);
         if transport == "tcp" {
@@ -77,7 +78,8 @@ pub fn each<T: Serialize>(
     text: impl FnOnce(&[T]) -> String,
     measure: impl Fn(&str) -> Result<T, Failure>,
 ) -> Outcome {
-    descriptors::raise(connections as u64 + SPARE_DESCRIPTORS)
+    // The server gives connections three quarters of its descriptors.
+    descriptors::raise((connections + SPARE_CONNECTIONS).div_ceil(3) as u64 * 4 + SPARE_DESCRIPTORS)
         .map_err(|problem| Failure::usage(format!("{connections} connections: {problem}")))?;
     let found = transports.iter().map(|transport| measure(transport)).collect::<Result<Vec<_>, _>>()?;
     match json {

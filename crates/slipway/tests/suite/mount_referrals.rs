@@ -48,13 +48,12 @@ impl Worlds {
         }
         let [port, other_port, nowhere] = [0; 3].map(|_| Port::take());
         let here = export("/here", &served);
+        // Both have one handle key.
+        serve(directory.path(), "first", &port, &here).stop();
+        let states = ["first", "other"].map(|name| directory.path().join(name).join("state"));
+        copy_state(&states[0], &states[1]);
         let text = format!("{here}{}{MEMORY}", export("/away", &away));
         let other = serve(directory.path(), "other", &other_port, &text);
-        // Handles are authenticated by this.
-        let states = ["other", "first"].map(|name| directory.path().join(name).join("state"));
-        fs::create_dir_all(&states[1]).unwrap();
-        fs::set_permissions(&states[1], fs::Permissions::from_mode(0o700)).unwrap();
-        fs::copy(states[0].join("handle.key"), states[1].join("handle.key")).unwrap();
         let referrals = [
             ("/away", place(&other_port, "/away")),
             ("/here/inside", place(&other_port, "/memory")),
@@ -86,6 +85,16 @@ impl Worlds {
     fn end(self) {
         self.world.end();
         self.other.stop();
+    }
+}
+
+/// Copies the files of a state directory to a new one.
+fn copy_state(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    fs::set_permissions(to, fs::Permissions::from_mode(0o700)).unwrap();
+    let is_file = |entry: &fs::DirEntry| entry.file_type().unwrap().is_file();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap).filter(is_file) {
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
 }
 
