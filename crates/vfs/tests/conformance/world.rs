@@ -111,7 +111,7 @@ pub fn clock_moves() {
 }
 
 pub fn caller(cred: &Cred) -> Caller<'_> {
-    Caller { cred, may_block: true }
+    Caller::blocking(cred)
 }
 
 impl World {
