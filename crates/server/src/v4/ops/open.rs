@@ -117,12 +117,12 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     if target.change.is_none() && is_delegable(cx, &args.claim, want) {
         target.change = Some(file.getattr()?.change);
     }
-    if target.truncate && !cx.may_block {
+    if target.truncate && !cx.may_block && file.journal().is_none() {
         // It is to be shared first, and then nothing may go wrong but for good.
         return Err(Fault::WouldBlock);
     }
     let changing = target.truncate.then(|| cx.before_change(&file, Some(client))).transpose()?;
-    let stateid = share(cx, at, args, &file, access)?;
+    let stateid = file.once("share", || share(cx, at, args, &file, access))?;
     if target.truncate {
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         match file.vfs().setattr(&file.caller(), &file.handle, &set, None) {
@@ -223,7 +223,7 @@ fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Cr
         }
         _ => make(dir, name, &CreateMode::Guarded(set), attrs.attrmask.clone())?,
     };
-    finish(cx, dir, &target.handle, acl.as_deref(), &mut target.attrset);
+    finish(cx, dir, &target.handle, acl.as_deref(), &mut target.attrset)?;
     Ok(target)
 }
 
