@@ -130,12 +130,13 @@ impl<I: Interpose> Vfs for Interposed<I> {
 
     fn read_into(&self, caller: &Caller<'_>, file: &Handle, offset: u64, into: &mut [u8]) -> Result<ReadInto> {
         let len = into.len();
-        let (data, read) = self.0.operation(caller, Operation::new("read_into", (file, offset, len)), &mut |caller| {
-            let mut data = vec![0; len];
-            let read = self.0.inner().read_into(caller, file, offset, &mut data)?;
-            data.truncate(read.len);
-            Ok((data, read))
-        })?;
+        let (data, read) =
+            self.0.operation(caller, Operation::new("read_into", (file, offset, len)), &mut |caller| {
+                let mut data = vec![0; len];
+                let read = self.0.inner().read_into(caller, file, offset, &mut data)?;
+                data.truncate(read.len);
+                Ok((data, read))
+            })?;
         into[..data.len()].copy_from_slice(&data);
         Ok(read)
     }
@@ -174,7 +175,7 @@ impl<I: Interpose> Vfs for Interposed<I> {
 }
 
 /// Most entries that one call of `readdir` lists.
-const ENTRIES_MAX: usize = 1024;
+const ENTRIES_MAX: usize = 2048;
 const KEYS: FixedState = FixedState::with_seed(0);
 
 #[cfg(test)]

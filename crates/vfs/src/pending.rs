@@ -29,7 +29,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::{Caller, Result, VfsError};
+use crate::{
+    Caller, FsCaps, Result, Vfs, VfsError,
+    interpose::{Interpose, Interposed, Operation},
+};
 
 /// What a future of a back end yields, and the same operation finds when it is called again. Opaque to the caller.
 pub type Completion = Box<dyn Any + Send>;
@@ -161,6 +164,43 @@ pub fn drive<T>(caller: &Caller<'_>, mut operation: impl FnMut(&Caller<'_>) -> R
         }
         let future = slot.take_future().expect("a pending operation leaves a future");
         slot.complete(block_on(future));
+    }
+}
+
+/// A back end whose operations are never pending: each one waits for its completion on the thread that calls it.
+///
+/// Programs that call a back end from plain code, and the conformance suite, use one that completes operations later by this
+/// layer.
+#[derive(Clone)]
+pub struct Driven {
+    inner: Arc<dyn Vfs>,
+    caps: FsCaps,
+}
+
+impl Driven {
+    /// Drives the operations of `inner`.
+    pub fn new(inner: Arc<dyn Vfs>) -> Interposed<Self> {
+        let caps = FsCaps { completes_later: false, ..inner.caps().clone() };
+        Interposed(Self { inner, caps })
+    }
+}
+
+impl Interpose for Driven {
+    fn inner(&self) -> &dyn Vfs {
+        &*self.inner
+    }
+
+    fn caps(&self) -> &FsCaps {
+        &self.caps
+    }
+
+    fn operation<T: Clone + Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        _: Operation,
+        run: &mut dyn FnMut(&Caller<'_>) -> Result<T>,
+    ) -> Result<T> {
+        drive(caller, run)
     }
 }
 

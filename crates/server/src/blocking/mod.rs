@@ -9,6 +9,7 @@
 //!
 //! On error: a panic in a call ends that call. A call whose future has been dropped runs to its end all the same.
 
+mod in_flight;
 mod queue;
 
 use std::{
@@ -23,8 +24,9 @@ use parking_lot::{Condvar, Mutex};
 use rpc::{Host, PeerUser};
 use tokio::sync::oneshot;
 
+pub(crate) use self::in_flight::{InFlight, Permit};
 use self::queue::{Bounds, FairQueue};
-use crate::{export::Exports, handle::ExportId, in_flight::InFlight};
+use crate::{export::Exports, handle::ExportId};
 
 /// Bounds of the threads that may wait, of the calls that wait for one, and of the calls that wait without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

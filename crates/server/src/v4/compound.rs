@@ -39,11 +39,13 @@ use super::{
 };
 use crate::{
     blocking::Outcome,
+    call::{
+        context::{Context, Detached, Needed, Shared, Thread},
+        error::WouldBlock,
+        journal::Journal,
+    },
     clock,
-    context::{Context, Detached, Needed, Shared, Thread},
-    error::WouldBlock,
     handle::ExportId,
-    journal::Journal,
     nlm::lockd::LockFile,
 };
 

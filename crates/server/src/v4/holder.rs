@@ -18,9 +18,11 @@ use vfs::{Cred, SetAttr, SetTime};
 
 use super::{compound::Cursor, state::delegation::Held, upkeep::Errand};
 use crate::{
+    call::{
+        context::{Context, Object, Shared},
+        error::{Fault, Fault4},
+    },
     clock,
-    context::{Context, Object, Shared},
-    error::{Fault, Fault4},
     nlm::lockd::LockFile,
 };
 
@@ -108,7 +110,8 @@ impl Context<'_> {
         };
         let known = object.getattr()?;
         let differs = told.size.is_some_and(|size| size != known.size);
-        let is_modified = || Ok::<_, Fault4>(self.shared.with_state(|state| state.is_modified(&holder, told.change, differs)));
+        let is_modified =
+            || Ok::<_, Fault4>(self.shared.with_state(|state| state.is_modified(&holder, told.change, differs)));
         if object.once("is modified", is_modified)? {
             // §10.4.3: so that the change attribute does not go back if the holder never writes what it has.
             let set = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };

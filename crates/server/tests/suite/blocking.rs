@@ -47,7 +47,7 @@ struct Gate {
 
 impl Slow {
     pub fn new(broken: bool) -> Arc<Self> {
-        let tree = memory();
+        let tree = plain_memory();
         let caps = FsCaps { blocks: true, ..tree.caps().clone() };
         let (gate, changed) = Default::default();
         Arc::new(Self { tree, caps, refused: AtomicUsize::new(0), broken, gate, changed })

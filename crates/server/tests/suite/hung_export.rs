@@ -44,7 +44,8 @@ impl Server {
             let options = ExportOptions { squash: Squash::None, ..Default::default() };
             exports.add(Export::new(name, ExportId::unique(), slow.clone(), options).unwrap()).unwrap();
         }
-        let settings = Settings { blocking: BlockingOptions { threads, queue, ..Default::default() }, ..Settings::default() };
+        let settings =
+            Settings { blocking: BlockingOptions { threads, queue, ..Default::default() }, ..Settings::default() };
         let nfs = NfsServer::recovering(exports, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
         Self { nfs, hung, free }
     }

@@ -3,7 +3,7 @@
 //! An operation is a function of the call's [`Context`], the [`Cursor`] of its compound, and its arguments. If it ends with
 //! [`Fault4::WouldBlock`], it has changed nothing, or an operation of the file system is pending; it then runs again from its start. An
 //! effect on the state that comes before an operation of the file system is therefore had by
-//! [`Object::once`](crate::context::Object::once), and the cursor is changed last.
+//! [`Object::once`](crate::call::context::Object::once), and the cursor is changed last.
 
 mod attributes;
 mod data;
@@ -21,7 +21,7 @@ use nfs::v4::{Argop4, GetDirDelegationNonFatal, Nfsstat4, OpResult, Opnum4, Reso
 use xdr::{Encode, Encoder};
 
 use super::compound::Cursor;
-use crate::{
+use crate::call::{
     context::Context,
     error::{Fault, Fault4, WouldBlock},
 };

@@ -16,9 +16,11 @@ use super::{
     filehandle::not_a_directory,
 };
 use crate::{
-    context::{Context, Object},
-    error::Fault4,
-    transfer::directory_max,
+    call::{
+        context::{Context, Object},
+        error::Fault4,
+        transfer::directory_max,
+    },
     v4::{
         attr::{self, Subject, needs_acl, needs_locations, needs_owners, owners},
         compound::Cursor,
@@ -157,8 +159,10 @@ fn node_entry(
 ) -> Result<ControlFlow<()>, Nfsstat4> {
     let pseudo = &cx.shared.v4.pseudo;
     let name = pseudo.name(node).clone();
-    let root =
-        pseudo.export(node).and_then(|id| cx.export(id).ok()).map(|export| cx.object_at_once(export, export.root().clone()));
+    let root = pseudo
+        .export(node)
+        .and_then(|id| cx.export(id).ok())
+        .map(|export| cx.object_at_once(export, export.root().clone()));
     let known = root.map(|root| root.getattr().map(|attr| (root, attr)));
     let told = mask.contains(Attr4::RdattrError as u32);
     if told && let Some(Err(VfsError::WouldBlock)) = known {

@@ -14,13 +14,15 @@ use vfs::{Attr, Caller, Change, Cred, Handle, Name, Vfs, VfsError, interpose::In
 
 use crate::{
     blocking::{Pools, Source},
-    error::{Fault, WouldBlock},
+    call::{
+        error::{Fault, WouldBlock},
+        journal::{Journal, Journaled},
+    },
     export::{Access, Export, Exports},
     handle::{ExportId, HandleKey},
-    journal::{Journal, Journaled},
     mount::MountTable,
     nlm::lockd::Lockd,
-    state_dir::StateDir,
+    recovery::state_dir::StateDir,
     v3::attr,
     v4::Shared4,
 };
@@ -274,7 +276,8 @@ impl<'a> Context<'a> {
     /// The back end by way of the call's journal, if the call can be run again.
     fn journaled(&self, export: &Export) -> Option<Box<Interposed<Journaled>>> {
         let thread = self.thread;
-        let journal = thread.runs_again.then(|| thread.journal.get_or_init(|| Arc::new(Journal::new(self.source()))))?;
+        let journal =
+            thread.runs_again.then(|| thread.journal.get_or_init(|| Arc::new(Journal::new(self.source()))))?;
         let (vfs, journal, limit) =
             (export.vfs().clone(), journal.clone(), self.shared.pools.in_flight(export.id()).clone());
         Some(Box::new(Interposed(Journaled { vfs, export: export.id(), limit, journal })))
@@ -305,6 +308,10 @@ impl<'a> Object<'a> {
     /// The journal of the call, if operations on this object complete later.
     pub(crate) fn journal(&self) -> Option<&Journal> {
         self.journaled.as_ref().map(|journaled| &*journaled.0.journal)
+    }
+
+    fn is_pending(&self) -> bool {
+        self.journal().is_some_and(Journal::is_pending)
     }
 
     /// Has an effect outside of the file system, or passes a check, that comes before an operation on this object: once, however
@@ -366,7 +373,7 @@ impl<'a> Object<'a> {
     pub(crate) fn post_op(&self) -> Result<PostOpAttr, WouldBlock> {
         match self.getattr() {
             Ok(attr) => Ok(Some(self.fattr(&attr))),
-            Err(VfsError::WouldBlock) if self.foreign && self.journaled.is_none() => Ok(None),
+            Err(VfsError::WouldBlock) if self.foreign && !self.is_pending() => Ok(None),
             Err(VfsError::WouldBlock) => Err(WouldBlock),
             Err(_) => Ok(None),
         }

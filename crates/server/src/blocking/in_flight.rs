@@ -13,7 +13,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use crate::blocking::Source;
+use super::Source;
 
 /// The permits of one export.
 #[derive(Debug)]
@@ -56,11 +56,6 @@ impl InFlight {
         counts.total += 1;
         Some(Permit { of: self.clone(), source })
     }
-
-    /// Calls that hold a permit.
-    pub(crate) fn calls(&self) -> usize {
-        self.counts.lock().total
-    }
 }
 
 impl Drop for Permit {
@@ -96,10 +91,10 @@ mod tests {
         assert_eq!(b.len(), 25, "another one finds some");
         assert!(of.admit(A).is_none());
         drop(a);
-        assert_eq!(of.calls(), 25);
+        assert_eq!(of.counts.lock().total, 25);
         assert_eq!(all(&of, A).len(), 38);
         drop(b);
-        assert_eq!(of.calls(), 0);
+        assert_eq!(of.counts.lock().total, 0);
         assert!(of.counts.lock().sources.is_empty(), "idle hosts are forgotten");
     }
 

@@ -17,9 +17,11 @@ use xdr::{Decode, Encode, Encoder, Message};
 
 use crate::{
     blocking::Outcome,
-    context::{Context, Detached, Needed, Shared, Thread},
-    error::{Fault, WouldBlock},
-    journal::Journal,
+    call::{
+        context::{Context, Detached, Needed, Shared, Thread},
+        error::{Fault, WouldBlock},
+        journal::Journal,
+    },
 };
 
 /// A procedure that the server executes.
@@ -33,7 +35,7 @@ pub(crate) trait Answer: 'static {
 
     /// Executes it and appends the results to `out`, in which the reply's header is. After something has been changed,
     /// no further operation may end with [`WouldBlock`] unless it is pending: all of it would be done again. An effect outside of the
-    /// file system that comes before an operation is passed by [`Object::once`](crate::context::Object::once).
+    /// file system that comes before an operation is passed by [`Object::once`](crate::call::context::Object::once).
     fn answer(cx: &Context<'_>, args: &Self::Args, out: &mut Encoder) -> Result<Self::Status, WouldBlock>;
 }
 

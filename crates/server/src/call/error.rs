@@ -68,7 +68,7 @@ pub(crate) fn nfsstat4(error: VfsError) -> Nfsstat4 {
 }
 
 /// The call cannot go on in this run. Either the thread must not wait and has to, and the call runs again on one that may; or an
-/// operation is pending ([`Journal::is_pending`](crate::journal::Journal::is_pending)), and the call runs again when that has
+/// operation is pending ([`Journal::is_pending`](super::journal::Journal::is_pending)), and the call runs again when that has
 /// completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WouldBlock;

@@ -35,9 +35,8 @@ use vfs::{
 };
 
 use crate::{
-    blocking::Source,
+    blocking::{InFlight, Permit, Source},
     handle::ExportId,
-    in_flight::{InFlight, Permit},
 };
 
 /// The operations of one call.
