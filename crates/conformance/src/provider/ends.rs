@@ -1,10 +1,9 @@
-//! Two connected ends, driven together.
-
-#![allow(dead_code, unused_macros, reason = "each test binary uses a part of it")]
+//! Two connected ends of a provider's connection, polled together by one task.
 
 use std::{
+    any::Any,
     future::poll_fn,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -15,194 +14,113 @@ use bytes::Bytes;
 use rdma::{
     Completion, CompletionKind, ConnectRequest, Memory, Provider, QpError, QpOptions, QueuePair, Region, RemoteSegment,
     Stag, Status, WorkId, WorkRequest,
-    iwarp::{Iwarp, IwarpOptions},
     registration::{CacheBounds, Registration, RegistrationOptions},
-    shm::{Shm, ShmOptions},
-    sim::{Sim, SimOptions},
-    verbs::{Verbs, VerbsOptions, survey},
 };
-use tempfile::TempDir;
 
-/// A provider and where it listens.
+/// A provider under test, and the address that it listens at.
 pub struct Fabric {
+    /// The provider of the server's end.
     pub provider: Arc<dyn Provider>,
-    /// The client's, if it is not the same.
+    /// The provider of the client's end.
     pub connector: Arc<dyn Provider>,
+    /// The listener's address; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// Where the ends take their buffers from, if not from the heap.
+    /// The pool of the ends' buffers; `None`: the heap.
     pub pool: Option<Pool>,
-    /// How memory is registered at both ends.
+    /// The way in which both ends register memory.
     pub registration: RegistrationOptions,
-    /// Of its sockets, if it has some.
-    pub directory: Option<TempDir>,
-    /// The wire is an adapter's, which does things in its own way where the contract leaves it the choice.
+    /// The wire belongs to an adapter. Where the contract leaves a choice, an adapter decides for itself: private data may be
+    /// padded, a solicited event is not reported, and the cause of a fault may be lost.
     pub adapter: bool,
-    /// It may be Linux's siw, which (6.1) misses an address that wraps, and lets a peer read what it may only write.
+    /// The device may be Linux's siw. As of 6.1 it does not refuse an address that wraps, or a read of memory that is exposed for
+    /// writing.
     pub siw: bool,
+    keep: Option<Box<dyn Any>>,
 }
 
+/// One end of a connection, with the completions that it has reported.
 pub struct End {
+    /// The queue pair.
     pub qp: Box<dyn QueuePair>,
+    /// All completions, in the order reported.
     pub done: Vec<Completion>,
+    /// The error that ended the connection.
     pub error: Option<QpError>,
-    /// Whether it may invalidate the other's regions; else it just sends.
+    /// [`send_invalidate`](Self::send_invalidate) invalidates the other end's region; otherwise it sends alone.
     pub invalidates: bool,
     next_id: u64,
     pool: Option<Pool>,
 }
 
+/// Both ends of one connection.
 pub struct Pair {
+    /// The end that connected.
     pub client: End,
+    /// The end that accepted.
     pub server: End,
     /// As in [`Fabric`].
     pub adapter: bool,
-    /// As in the caps of the provider.
+    /// The peer can invalidate a region with its Send.
     pub remote_invalidation: bool,
 }
 
+/// One of the ends of a [`Pair`].
 #[derive(Clone, Copy, Debug)]
 pub enum Side {
+    /// The end that connected.
     Client,
+    /// The end that accepted.
     Server,
 }
 
-/// A module of tests for each fabric: of each function that takes a [`Fabric`]. `sim` is virtual time, with some seeds, and
-/// takes turns at the ways of registration; a fabric may be an `Option` of one, if not every machine has it.
-macro_rules! over_fabrics {
-    ([$($test:ident)*]) => {};
-    ([$($test:ident)*] sim; $($rest:tt)*) => {
-        mod sim {
-            $(#[tokio::test(start_paused = true)]
-            async fn $test() {
-                for seed in 0..5 {
-                    super::$test(super::Fabric::sim(seed)).await;
-                }
-            })*
-        }
-        over_fabrics! { [$($test)*] $($rest)* }
-    };
-    ([$($test:ident)*] $fabric:ident = $make:expr; $($rest:tt)*) => {
-        mod $fabric {
-            use super::*;
-            $(#[tokio::test]
-            async fn $test() {
-                if let Some(fabric) = Option::<Fabric>::from($make) {
-                    super::$test(fabric).await;
-                }
-            })*
-        }
-        over_fabrics! { [$($test)*] $($rest)* }
-    };
-}
-
 impl Fabric {
+    /// A provider that listens on 127.0.0.1 and registers memory in its own way.
     pub fn new(provider: impl Provider) -> Self {
         let provider: Arc<dyn Provider> = Arc::new(provider);
-        let listen = "127.0.0.1:0".parse().unwrap();
-        let registration = RegistrationOptions::default();
         Self {
             connector: provider.clone(),
             provider,
-            listen,
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
             pool: None,
-            registration,
-            directory: None,
+            registration: RegistrationOptions::default(),
             adapter: false,
             siw: false,
+            keep: None,
         }
     }
 
-    /// The simulated fabric.
-    pub fn sim(seed: u64) -> Self {
-        let way = Registration::ALL[seed as usize % Registration::ALL.len()];
-        Self::new(Sim::new(SimOptions { seed, ..SimOptions::default() })).registering(way)
-    }
-
-    pub fn iwarp(options: IwarpOptions) -> Self {
-        Self::new(Iwarp::new(options))
-    }
-
-    /// So that whatever can be cut is cut.
-    pub fn iwarp_in_small_fpdus() -> Self {
-        let (send_buffer, recv_buffer) = (Some(8192), Some(8192));
-        Self::iwarp(IwarpOptions { fpdu_max: 700, send_buffer, recv_buffer, ..IwarpOptions::default() })
-    }
-
-    /// Shared memory, with sockets in a fresh directory.
-    pub fn shm() -> Self {
-        Self::shm_as(|shm| shm)
-    }
-
-    /// The same with something around it.
-    pub fn shm_as<P: Provider>(wrap: impl FnOnce(Shm) -> P) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let options = ShmOptions { directory: Some(directory.path().to_owned()), ..ShmOptions::default() };
-        Self { directory: Some(directory), ..Self::new(wrap(Shm::new(options))) }
-    }
-
-    /// With memory registered in this way; a cache holds one slab.
+    /// The same with memory registered in this way. A registration cache holds one slab.
     pub fn registering(self, way: Registration) -> Self {
         let cache = CacheBounds { entries: 1, ..CacheBounds::default() };
         Self { registration: RegistrationOptions { way: Some(way), cache }, ..self }
     }
 
-    /// With buffers from `pool`.
+    /// The same with buffers from `pool`.
     pub fn with_pool(self, pool: Pool) -> Self {
         Self { pool: Some(pool), ..self }
     }
 
-    /// The adapter of this machine, if it has one, at the address that the environment names.
-    pub fn verbs() -> Option<Self> {
-        Self::verbs_with(VerbsOptions::default())
+    /// The same with something that is dropped after the case, such as the directory of the provider's sockets.
+    pub fn keeping(self, keep: impl Any) -> Self {
+        Self { keep: Some(Box::new(keep)), ..self }
     }
 
-    /// The same with options.
-    pub fn verbs_with(options: VerbsOptions) -> Option<Self> {
-        Self::verbs_as(options, |verbs| verbs)
+    /// The same with another provider for the client's end.
+    pub fn connecting_by(self, connector: impl Provider) -> Self {
+        Self { connector: Arc::new(connector), ..self }
     }
 
-    /// The same with something around it.
-    pub fn verbs_as<P: Provider>(options: VerbsOptions, wrap: impl FnOnce(Verbs) -> P) -> Option<Self> {
-        let skipped = |why: &str| println!("SKIPPED rdma: conformance over verbs: {why}");
-        let verbs = match Verbs::open(options) {
-            Ok(verbs) => verbs,
-            Err(why) => {
-                skipped(&why.to_string());
-                return None;
-            }
-        };
-        let Ok(address) = std::env::var(VERBS_ADDRESS) else {
-            skipped(&format!("{VERBS_ADDRESS} does not say which IP address an adapter of this machine has"));
-            return None;
-        };
-        let ip: std::net::IpAddr =
-            address.parse().unwrap_or_else(|_| panic!("{VERBS_ADDRESS} is {address}, no IP address"));
-        let siw = survey().is_ok_and(|devices| devices.iter().any(|device| device.iwarp));
-        Some(Self { listen: (ip, 0).into(), adapter: true, siw, ..Self::new(wrap(verbs)) })
+    /// The thing given to [`keeping`](Self::keeping).
+    pub fn kept<T: Any>(&self) -> Option<&T> {
+        self.keep.as_ref()?.downcast_ref()
     }
 
-    /// The same, if its device has shared receive queues that can be relied on: iWARP's cannot.
-    pub fn verbs_sharing() -> Option<Self> {
-        let fabric = Self::verbs()?;
-        if fabric.siw {
-            println!("SKIPPED rdma: shared receives over verbs: a device speaks iWARP");
-            return None;
-        }
-        Some(fabric)
-    }
-
-    /// The same, with memory of a pool registered in this way.
-    pub fn verbs_registering(way: Registration) -> Option<Self> {
-        let fabric = Self::verbs()?.with_pool(Pool::default()).registering(way);
-        assert!(fabric.provider.registrations().contains(&way));
-        Some(fabric)
-    }
-
+    /// Connects two ends with default options and without receives.
     pub async fn pair(&self) -> Pair {
         self.pair_with(&QpOptions::default(), &QpOptions::default(), 0).await
     }
 
-    /// Connects; each end starts with `recvs` receives of 4096 bytes, whose ids begin with 1000.
+    /// Connects two ends. Each starts with `recvs` posted receives of 4096 bytes, whose identifiers begin with 1000.
     pub async fn pair_with(&self, client: &QpOptions, server: &QpOptions, recvs: u64) -> Pair {
         let posted = || (0..recvs).map(|id| (WorkId(1000 + id), Buffer::zeroed(4096))).collect();
         let [client, server] =
@@ -219,7 +137,7 @@ impl Fabric {
         Pair { client: end(connected.unwrap().qp), server: end(server), adapter: self.adapter, remote_invalidation }
     }
 
-    /// A connection attempt that meets `answer` on the other side.
+    /// Attempts a connection that the listening side answers with `answer`. Returns both results.
     pub async fn attempt<T, F: Future<Output = T>>(
         &self,
         private_data: &[u8],
@@ -234,16 +152,18 @@ impl Fabric {
 }
 
 impl End {
+    /// One end, with buffers from the heap.
     pub fn new(qp: Box<dyn QueuePair>) -> Self {
         Self { qp, done: Vec::new(), error: None, invalidates: true, next_id: 1, pool: None }
     }
 
+    /// The next identifier of a work request.
     pub fn id(&mut self) -> WorkId {
         self.next_id += 1;
         WorkId(self.next_id)
     }
 
-    /// `len` zeros.
+    /// A buffer of `len` zeros.
     pub fn buffer(&self, len: usize) -> Buffer {
         let Some(pool) = &self.pool else { return Buffer::zeroed(len) };
         let mut buffer = pool.take(len);
@@ -251,12 +171,14 @@ impl End {
         buffer
     }
 
+    /// Posts a Send.
     pub fn send(&mut self, data: impl Into<Rope>) -> WorkId {
         let id = self.id();
         self.qp.post(WorkRequest::Send { id, data: data.into(), invalidate: None, solicited: false }).unwrap();
         id
     }
 
+    /// Posts a Send that invalidates the peer's region `stag`, if this end [`invalidates`](Self::invalidates).
     pub fn send_invalidate(&mut self, data: impl Into<Rope>, stag: Stag, solicited: bool) -> WorkId {
         let id = self.id();
         let invalidate = self.invalidates.then_some(stag);
@@ -264,6 +186,7 @@ impl End {
         id
     }
 
+    /// Posts an RDMA Write.
     pub fn write(&mut self, data: impl Into<Rope>, stag: Stag, offset: u64) -> WorkId {
         let id = self.id();
         let to = RemoteSegment { stag, offset };
@@ -271,6 +194,7 @@ impl End {
         id
     }
 
+    /// Posts an RDMA Read of `len` bytes.
     pub fn read(&mut self, len: usize, stag: Stag, offset: u64) -> WorkId {
         let id = self.id();
         let from = RemoteSegment { stag, offset };
@@ -278,12 +202,14 @@ impl End {
         id
     }
 
+    /// Posts the invalidation of a region of this end.
     pub fn invalidate(&mut self, stag: Stag) -> WorkId {
         let id = self.id();
         self.qp.post(WorkRequest::Invalidate { id, stag }).unwrap();
         id
     }
 
+    /// Posts a receive of `len` bytes.
     pub fn recv(&mut self, len: usize) -> WorkId {
         let id = self.id();
         let buffer = self.buffer(len);
@@ -291,28 +217,35 @@ impl End {
         id
     }
 
+    /// Registers `len` zeros that the peer may write.
     pub fn expose_for_write(&mut self, len: usize) -> Region {
         let buffer = self.buffer(len);
         self.qp.register(Memory::Write(buffer)).unwrap()
     }
 
+    /// Registers a copy of `data` that the peer may read.
     pub fn expose_for_read(&mut self, data: &[u8]) -> Region {
         let mut buffer = self.buffer(data.len());
         buffer.copy_from_slice(data);
         self.qp.register(Memory::Read(buffer.freeze())).unwrap()
     }
 
+    /// The completion of `id`, if it has been reported.
     pub fn find(&self, id: WorkId) -> Option<&Completion> {
         self.done.iter().find(|done| done.id == id)
     }
 
-    /// The completion of `id`, which must be there and well.
+    /// The completion of `id`.
+    ///
+    /// # Panics
+    /// It has not been reported, or its status is not [`Status::Ok`].
     pub fn ok(&self, id: WorkId) -> &CompletionKind {
         let done = self.find(id).unwrap_or_else(|| panic!("{id:?} has not completed"));
         assert_eq!(done.status, Status::Ok);
         &done.kind
     }
 
+    /// The bytes that the receive `id` got.
     pub fn received(&self, id: WorkId) -> &[u8] {
         match self.ok(id) {
             CompletionKind::Receive { buffer, .. } => buffer,
@@ -320,6 +253,7 @@ impl End {
         }
     }
 
+    /// The bytes that the RDMA Read `id` got.
     pub fn read_result(&self, id: WorkId) -> &[u8] {
         match self.ok(id) {
             CompletionKind::Read(buffer) => buffer,
@@ -327,10 +261,12 @@ impl End {
         }
     }
 
+    /// All of `ids` have completed.
     pub fn has(&self, ids: &[WorkId]) -> bool {
         ids.iter().all(|&id| self.find(id).is_some())
     }
 
+    /// The identifier and status of each completion.
     pub fn statuses(&self) -> Vec<(WorkId, Status)> {
         self.done.iter().map(|done| (done.id, done.status)).collect()
     }
@@ -345,7 +281,7 @@ impl End {
         assert!(done.is_ok(), "stuck: {:?} {:?}", self.statuses(), self.error);
     }
 
-    /// Whether anything has happened.
+    /// Polls the queue pair; false if nothing has happened.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         if self.error.is_some() {
             return false;
@@ -360,6 +296,7 @@ impl End {
 }
 
 impl Pair {
+    /// One of the ends.
     pub fn end(&mut self, side: Side) -> &mut End {
         match side {
             Side::Client => &mut self.client,
@@ -390,7 +327,7 @@ impl Pair {
         }
     }
 
-    /// Waits until what `side` has exposed so far can be used by the other, which no message of it tells.
+    /// Waits until the other end can use the regions that `side` has registered so far.
     pub async fn settle(&mut self, side: Side) {
         let id = self.end(side).write(Bytes::new(), Stag(0), 0);
         self.until_at(side, id).await;
@@ -404,8 +341,8 @@ impl Pair {
         self.until(done).await;
     }
 
-    /// The memory of the region that the Send received by `recv` has invalidated on its way. Where peers cannot do that,
-    /// its owner does it now.
+    /// The memory of the region `stag`, which the Send received by `recv` has invalidated. Where a peer cannot invalidate, the owner
+    /// does it now.
     pub async fn invalidated(&mut self, side: Side, recv: WorkId, stag: Stag) -> Memory {
         let remote = self.remote_invalidation;
         let end = self.end(side);
@@ -431,7 +368,7 @@ impl Pair {
         }
     }
 
-    /// Polls both ends until both have ended; their errors.
+    /// Polls both ends until both connections have ended. Returns their errors.
     pub async fn until_ended(&mut self) -> (QpError, QpError) {
         self.until(|pair| pair.client.error.is_some() && pair.server.error.is_some()).await;
         (self.client.error.clone().unwrap(), self.server.error.clone().unwrap())
@@ -443,7 +380,7 @@ pub fn shared_pool() -> Pool {
     Pool::new(PoolOptions { shared: true, ..PoolOptions::default() })
 }
 
-/// Bytes in which a misplaced piece shows.
+/// Pseudorandom bytes: a misplaced piece makes a difference.
 pub fn pattern(seed: u64, len: usize) -> Bytes {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut out = Vec::with_capacity(len + 8);
@@ -457,6 +394,5 @@ pub fn pattern(seed: u64, len: usize) -> Bytes {
     out.into()
 }
 
-/// The environment variable that names the IP address of an adapter.
-const VERBS_ADDRESS: &str = "SLIPWAY_VERBS_ADDRESS";
+/// A case that takes longer is stuck.
 const LIMIT: Duration = Duration::from_secs(60);
