@@ -35,8 +35,10 @@ pub struct Deferred {
 pub enum Pace {
     /// When [`complete`](Deferred::complete) is called.
     Told,
-    /// Some at once, some when their future is polled for the second time, as this seed has it.
+    /// Some at once, two thirds when their future is polled for the second time, as this seed has it.
     Soon(u64),
+    /// All when their future is polled for the second time.
+    Always,
 }
 
 struct State {
@@ -107,6 +109,7 @@ impl Deferred {
         match self.pace {
             Pace::Told => state.held,
             Pace::Soon(_) => state.random.random_ratio(2, 3),
+            Pace::Always => true,
         }
     }
 
