@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use nfs::v4::Nfsstat4;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{Error, deadline::Deadline, program::Program};
+use super::{Deadline, Program};
+use crate::model::{Error, Status};
 
 /// Waits longer each time that a server says "later": JUKEBOX, or DELAY and GRACE.
 pub(crate) struct Backoff {
@@ -25,7 +25,7 @@ impl Backoff {
         if !error.is_later() {
             return false;
         }
-        self.put_off(program, error.operation(), error.status4() == Some(Nfsstat4::Grace), deadline).await
+        self.put_off(program, error.operation(), error.status() == Some(Status::Grace), deadline).await
     }
 
     /// The server has said "later" to this operation: waits, which does not count against the deadline. Says no only if that

@@ -4,7 +4,7 @@ use buf::{Buffer, Piece, Rope, SharedBuffer};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::{Error, ErrorKind, Result};
+use crate::model::{Error, ErrorKind, Result};
 
 /// Data as they were received: mostly one piece.
 pub(crate) type Pieces = SmallVec<[Bytes; 1]>;

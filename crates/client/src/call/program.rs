@@ -16,7 +16,8 @@ use rpc::{
 use tokio::time::{Instant, timeout, timeout_at};
 use xdr::{Decode, Encode};
 
-use crate::{Error, ErrorKind, MountOptions, Result, backoff::Notice, deadline::Deadline};
+use super::{Deadline, backoff::Notice};
+use crate::model::{Error, ErrorKind, MountOptions, Result};
 
 /// A connection to a server, made again when it is lost. Clones share it.
 #[derive(Clone)]

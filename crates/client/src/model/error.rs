@@ -1,65 +1,76 @@
-//! [`Error`]: what went wrong, in which operation, on which server, for which path.
+//! [`Error`]: the failure of an operation, with the operation, the server and the path.
 
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use nfs::{mount::Mountstat3, v3::Nfsstat3, v4::Nfsstat4};
+use nfs::v4::Nfsstat4;
 
-use crate::UrlError;
+use super::{PeerStatus, Status, UrlError};
 
 /// The result of an operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why an operation failed. Cheap to clone and to move.
+/// The failure of an operation. Cheap to clone and to move.
 #[derive(Clone, Debug)]
 pub struct Error(Box<Inner>);
 
 #[derive(Clone, Debug)]
 struct Inner {
     kind: ErrorKind,
+    /// The status as the server sent it.
+    peer_status: Option<PeerStatus>,
     operation: &'static str,
     server: Option<Arc<str>>,
     path: Option<Bytes>,
 }
 
-/// What went wrong, by who must act.
+/// The kind of an [`Error`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The server answered with an error that all versions have, with the same number.
-    Nfs(Nfsstat3),
-    /// The server answered with an error that only version 4 has.
-    Nfs4(Nfsstat4),
-    /// The server refused the mount.
-    Mount(Mountstat3),
+    /// The server refused the operation.
+    Status(Status),
     /// No answer within the deadline.
     Timeout {
         /// The deadline.
         after: Duration,
-        /// What happened to the connection last, if something did.
+        /// The last failure of the connection, if there was one.
         last: Option<rpc::TransportError>,
     },
-    /// The call was not executed, or its reply could not be had.
+    /// The call was not executed, or its reply could not be received.
     Rpc(rpc::ClientError),
-    /// The server's answer makes no sense: the server is broken or hostile.
+    /// The server's answer is invalid: the server is broken or hostile.
     Protocol(String),
-    /// The URL, or an option in it.
+    /// The URL, or an option in it, is invalid.
     Url(UrlError),
     /// The host's name could not be resolved.
     Resolve(String),
-    /// The server has the file system elsewhere, and it cannot be reached there: why not, place by place.
+    /// The file system is on other servers, and none of them can be reached; the reason for each.
     Referral(String),
-    /// The file system has moved to another server, and what is meant is not found there: why not.
+    /// The file system has moved to another server, and the object is not found there; the reason.
     Moved(String),
-    /// The path cannot be followed: too many symbolic links, or no name where one is needed.
+    /// The path cannot be followed: too many symbolic links, or a name is missing.
     Path(&'static str),
-    /// The caller asked for what cannot be.
+    /// The caller's request is invalid.
     Invalid(&'static str),
 }
 
 impl Error {
     pub(crate) fn new(kind: ErrorKind, operation: &'static str) -> Self {
-        Self(Box::new(Inner { kind, operation, server: None, path: None }))
+        Self(Box::new(Inner { kind, peer_status: None, operation, server: None, path: None }))
+    }
+
+    /// The error of a status that the server has sent.
+    pub(crate) fn of_status(status: impl Into<PeerStatus>, operation: &'static str) -> Self {
+        let status = status.into();
+        let mut error = Self::refused(status.into(), operation);
+        error.0.peer_status = Some(status);
+        error
+    }
+
+    /// The error of an operation that the client itself refuses.
+    pub(crate) fn refused(status: Status, operation: &'static str) -> Self {
+        Self::new(ErrorKind::Status(status), operation)
     }
 
     /// Adds the server's name, unless it is known.
@@ -89,14 +100,24 @@ impl Error {
         self.0.path.as_ref()
     }
 
-    /// The server's status, if it answered with one that only version 4 has.
-    pub fn status4(&self) -> Option<Nfsstat4> {
-        if let ErrorKind::Nfs4(status) = self.0.kind { Some(status) } else { None }
+    /// The reason for which the operation was refused, if the server answered.
+    pub fn status(&self) -> Option<Status> {
+        if let ErrorKind::Status(status) = self.0.kind { Some(status) } else { None }
     }
 
-    /// The server's status, if it answered with one that all versions have.
-    pub fn status(&self) -> Option<Nfsstat3> {
-        if let ErrorKind::Nfs(status) = self.0.kind { Some(status) } else { None }
+    /// The status as the server sent it, for messages.
+    pub fn peer_status(&self) -> Option<PeerStatus> {
+        self.0.peer_status
+    }
+
+    /// The status of a server of version 4.
+    pub(crate) fn status4(&self) -> Option<Nfsstat4> {
+        self.0.peer_status.and_then(|status| status.v4())
+    }
+
+    /// Whether the server asks to retry later.
+    pub(crate) fn is_later(&self) -> bool {
+        matches!(self.status(), Some(Status::Delayed | Status::Grace))
     }
 
     /// Whether nothing has answered: a later call may be answered.
@@ -117,7 +138,7 @@ impl Error {
 
     /// Whether the object or path does not exist.
     pub fn is_not_found(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Nfs(Nfsstat3::NoEnt) | ErrorKind::Mount(Mountstat3::NoEnt))
+        self.status() == Some(Status::NotFound)
     }
 }
 
@@ -126,7 +147,11 @@ impl fmt::Display for Error {
         if let Some(path) = self.0.path.as_ref().filter(|path| !path.is_empty()) {
             write!(f, "{}: ", path.escape_ascii())?;
         }
-        write!(f, "{} ({}", self.0.kind, self.0.operation)?;
+        match &self.0.peer_status {
+            Some(status) => write!(f, "{status}")?,
+            None => write!(f, "{}", self.0.kind)?,
+        }
+        write!(f, " ({}", self.0.operation)?;
         if let Some(server) = &self.0.server {
             write!(f, " on {server}")?;
         }
@@ -137,20 +162,7 @@ impl fmt::Display for Error {
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ErrorKind::Nfs(status) => write!(f, "{status}"),
-            ErrorKind::Nfs4(status) => write!(f, "{status}"),
-            ErrorKind::Mount(status) => f.write_str(match status {
-                Mountstat3::Ok => "OK",
-                Mountstat3::Perm => "the server does not let this client mount it: operation not permitted",
-                Mountstat3::NoEnt => "the server has no such path to mount",
-                Mountstat3::Io => "input/output error on the server",
-                Mountstat3::Acces => "the server does not export it to this client",
-                Mountstat3::NotDir => "not a directory on the server",
-                Mountstat3::Inval => "the server takes the request for invalid",
-                Mountstat3::NameTooLong => "path too long for the server",
-                Mountstat3::NotSupp => "not supported by the server",
-                Mountstat3::ServerFault => "server fault",
-            }),
+            ErrorKind::Status(status) => write!(f, "{status}"),
             ErrorKind::Timeout { after, last: None } => write!(f, "no answer within {after:?}"),
             ErrorKind::Timeout { after, last: Some(last) } => write!(f, "no answer within {after:?}: {last}"),
             ErrorKind::Rpc(error) => write!(f, "{error}"),
@@ -177,34 +189,58 @@ impl From<Error> for io::Error {
     fn from(error: Error) -> Self {
         use io::ErrorKind as Io;
         let kind = match error.kind() {
-            ErrorKind::Nfs(status) => match status {
-                Nfsstat3::NoEnt => Io::NotFound,
-                Nfsstat3::Perm | Nfsstat3::Acces => Io::PermissionDenied,
-                Nfsstat3::Exist => Io::AlreadyExists,
-                Nfsstat3::NotDir => Io::NotADirectory,
-                Nfsstat3::IsDir => Io::IsADirectory,
-                Nfsstat3::Inval => Io::InvalidInput,
-                Nfsstat3::FBig => Io::FileTooLarge,
-                Nfsstat3::NoSpc => Io::StorageFull,
-                Nfsstat3::RoFs => Io::ReadOnlyFilesystem,
-                Nfsstat3::NotEmpty => Io::DirectoryNotEmpty,
-                Nfsstat3::DQuot => Io::QuotaExceeded,
-                Nfsstat3::Stale | Nfsstat3::BadHandle => Io::StaleNetworkFileHandle,
-                Nfsstat3::NotSupp => Io::Unsupported,
-                Nfsstat3::XDev => Io::CrossesDevices,
+            ErrorKind::Status(status) => match status {
+                Status::NotFound => Io::NotFound,
+                Status::NotPermitted | Status::AccessDenied => Io::PermissionDenied,
+                Status::AlreadyExists => Io::AlreadyExists,
+                Status::NotADirectory => Io::NotADirectory,
+                Status::IsADirectory => Io::IsADirectory,
+                Status::InvalidArgument | Status::SymbolicLink | Status::WrongType => Io::InvalidInput,
+                Status::FileTooLarge => Io::FileTooLarge,
+                Status::NoSpace => Io::StorageFull,
+                Status::ReadOnly => Io::ReadOnlyFilesystem,
+                Status::NotEmpty => Io::DirectoryNotEmpty,
+                Status::QuotaExceeded => Io::QuotaExceeded,
+                Status::StaleHandle | Status::BadHandle => Io::StaleNetworkFileHandle,
+                Status::NotSupported => Io::Unsupported,
+                Status::CrossDevice => Io::CrossesDevices,
+                Status::LockDenied | Status::FileLocked | Status::ShareDenied => Io::ResourceBusy,
                 _ => Io::Other,
             },
-            ErrorKind::Mount(Mountstat3::NoEnt) => Io::NotFound,
-            ErrorKind::Mount(Mountstat3::Acces | Mountstat3::Perm) => Io::PermissionDenied,
             ErrorKind::Moved(_) => Io::StaleNetworkFileHandle,
             ErrorKind::Timeout { .. } => Io::TimedOut,
             ErrorKind::Protocol(_) => Io::InvalidData,
             ErrorKind::Url(_) | ErrorKind::Invalid(_) => Io::InvalidInput,
             ErrorKind::Resolve(_) | ErrorKind::Referral(_) => Io::HostUnreachable,
-            ErrorKind::Nfs4(Nfsstat4::Symlink | Nfsstat4::WrongType) => Io::InvalidInput,
-            ErrorKind::Nfs4(Nfsstat4::Denied | Nfsstat4::Locked | Nfsstat4::ShareDenied) => Io::ResourceBusy,
-            ErrorKind::Nfs4(_) | ErrorKind::Mount(_) | ErrorKind::Rpc(_) | ErrorKind::Path(_) => Io::Other,
+            ErrorKind::Rpc(_) | ErrorKind::Path(_) => Io::Other,
         };
         io::Error::new(kind, error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nfs::v3::Nfsstat3;
+
+    use super::*;
+
+    #[test]
+    fn a_status_has_one_kind_whichever_version_sent_it() {
+        let third = Error::of_status(Nfsstat3::NoEnt, "LOOKUP");
+        let fourth = Error::of_status(Nfsstat4::NoEnt, "LOOKUP");
+        for error in [&third, &fourth] {
+            assert_eq!(error.status(), Some(Status::NotFound));
+            assert_eq!(error.peer_status().unwrap().number(), 2);
+            assert_eq!(error.to_string(), "no such file or directory (LOOKUP)");
+        }
+        assert_eq!((third.status4(), fourth.status4()), (None, Some(Nfsstat4::NoEnt)));
+    }
+
+    #[test]
+    fn a_status_without_a_kind_keeps_its_text_and_number() {
+        let error = Error::of_status(Nfsstat4::BadStateid, "READ");
+        assert_eq!(error.status(), Some(Status::Other));
+        assert_eq!(error.peer_status().unwrap().number(), Nfsstat4::BadStateid as u32);
+        assert!(error.to_string().starts_with(&Nfsstat4::BadStateid.to_string()), "{error}");
     }
 }

@@ -17,34 +17,29 @@ use std::{
 };
 
 use bytes::Bytes;
-use nfs::{
-    MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT,
-    mount::{MountOk, Mountstat3},
-    v3::DATA_BOUND,
-};
+use nfs::{MOUNT_PROGRAM, NFS_PORT, NFS_PROGRAM, NFS_RDMA_PORT, mount::MountOk, v3::DATA_BOUND};
 use rpc::{
     AcceptStat, AuthStat, BoxFuture, ClientError, RawOptions, RejectStat, Switch, TransportKind,
     rpcbind::{self, Netid},
 };
 use tokio::time::timeout;
 
+use super::{
+    Inner, Mount, MountClient, Protocol,
+    mountd::{self, Mountd, MountdAddress},
+    referral::{Referred, url_of},
+};
 use crate::{
-    Error, ErrorKind, Mount, MountClient, MountOptions, NfsUrl, Protocol, Result, UrlError, V3, V4, Version,
-    mount::Inner,
-    program::{Link, Program},
-    referral::Referred,
-    v3,
+    call::{Link, Program},
+    model::{Error, ErrorKind, MountOptions, NfsUrl, Result, Status, UrlError, Version},
+    v3::{self, V3},
     v4::{
+        V4,
         connect::{Callbacks, is_another_version},
-        moved::{Heir, Origin},
+        locations::Location,
+        migration::{Dialed, Dialer, MigrationIdentity},
     },
 };
-
-/// Where MOUNT was found: an open connection that it shares with NFS, or the way to one.
-pub(crate) enum Mountd {
-    Shared(MountClient),
-    At(Box<Site>, Arc<dyn TransportKind>, SocketAddr),
-}
 
 /// A server, as a URL names it.
 #[derive(Clone)]
@@ -54,8 +49,8 @@ pub(crate) struct Site {
     switch: Switch,
     /// Referrals that have led here.
     hops: u32,
-    /// What has moved there is to be reclaimed.
-    heir: Option<Heir>,
+    /// The client's identity at the server from which a file system has moved there.
+    identity: Option<MigrationIdentity>,
 }
 
 /// Something to be done at an address of a server.
@@ -64,18 +59,57 @@ type Attempt<T> = for<'a> fn(&'a Site, IpAddr) -> BoxFuture<'a, Result<T>>;
 /// Something to be asked of what may be a MOUNT service.
 type Probe<T> = for<'a> fn(&'a Site, MountClient) -> BoxFuture<'a, Result<T>>;
 
-/// Mounts what a URL names, to which so many referrals have led.
-pub(crate) async fn mount(url: &NfsUrl, switch: &Switch, hops: u32) -> Result<Mount> {
-    mount_as(url, switch, hops, None).await
+impl Mount {
+    /// Mounts what `url` names: connects by the transport that it asks for, finds MOUNT, and mounts the URL's path or, where
+    /// the server refuses that, the longest part of it that it will mount.
+    ///
+    /// # Errors
+    /// The host or transport is not known, no server answers, or it does not export the path to this client.
+    pub async fn connect(url: &NfsUrl, switch: &Switch) -> Result<Self> {
+        mount(url, switch, 0, None).await
+    }
 }
 
-/// The same, as an heir of what has moved there.
-pub(crate) async fn mount_as(url: &NfsUrl, switch: &Switch, hops: u32, heir: Option<Heir>) -> Result<Mount> {
-    Site { hops, heir, ..Site::new(url, switch) }.each_address(|site, ip| Box::pin(site.mount_at(ip))).await
+impl MountClient {
+    /// Finds the MOUNT service of the URL's server and connects to it.
+    ///
+    /// # Errors
+    /// The host is not known, or no MOUNT service answers there.
+    pub async fn connect(url: &NfsUrl, switch: &Switch) -> Result<Self> {
+        Site::new(url, switch).each_address(|site, ip| Box::pin(site.mountd_at(ip))).await
+    }
 }
 
-pub(crate) async fn mountd(url: &NfsUrl, switch: &Switch) -> Result<MountClient> {
-    Site::new(url, switch).each_address(|site, ip| Box::pin(site.mountd_at(ip))).await
+/// Mounts what a URL names, after this number of referrals; as a client that another server knows, if it has an identity there.
+async fn mount(url: &NfsUrl, switch: &Switch, hops: u32, identity: Option<MigrationIdentity>) -> Result<Mount> {
+    Site { hops, identity, ..Site::new(url, switch) }.each_address(|site, ip| Box::pin(site.mount_at(ip))).await
+}
+
+/// Mounts the places to which file systems move, with the options of the URL of their former server.
+struct SiteDialer {
+    url: NfsUrl,
+    switch: Switch,
+    hops: u32,
+}
+
+impl Dialer for SiteDialer {
+    fn dial<'a>(&'a self, place: &'a Location, identity: MigrationIdentity) -> BoxFuture<'a, Result<Dialed>> {
+        Box::pin(async move {
+            let url = url_of(place, &self.url)?;
+            let mount = mount(&url, &self.switch, self.hops, Some(identity)).await?;
+            let Some(v4) = mount.v4().filter(|_| mount.start().is_empty()) else {
+                let problem = "its root is not there, or not by version 4";
+                return Err(Error::new(ErrorKind::Protocol(problem.to_owned()), "LOOKUP"));
+            };
+            Ok(Dialed {
+                v4: v4.clone(),
+                number: mount.number(),
+                root: mount.root().clone(),
+                read_size: mount.read_size(),
+                write_size: mount.write_size(),
+            })
+        })
+    }
 }
 
 /// What is known of ports before anything is connected.
@@ -89,7 +123,7 @@ struct Ports {
 
 impl Site {
     fn new(url: &NfsUrl, switch: &Switch) -> Self {
-        Self { server: url.authority().into(), url: url.clone(), switch: switch.clone(), hops: 0, heir: None }
+        Self { server: url.authority().into(), url: url.clone(), switch: switch.clone(), hops: 0, identity: None }
     }
 
     fn options(&self) -> &MountOptions {
@@ -97,7 +131,12 @@ impl Site {
     }
 
     fn referred(&self) -> Referred {
-        Referred::new(self.switch.clone(), self.hops)
+        let (switch, hops) = (self.switch.clone(), self.hops);
+        let dial = move |url: NfsUrl| -> BoxFuture<'static, Result<Mount>> {
+            let switch = switch.clone();
+            Box::pin(async move { mount(&url, &switch, hops + 1, None).await })
+        };
+        Referred::new(Box::new(dial), hops)
     }
 
     /// Tries the addresses of the host in turn while there is no connection to be had.
@@ -145,22 +184,23 @@ impl Site {
     async fn mount4_at(&self, ip: IpAddr) -> Result<Mount> {
         let callbacks = Callbacks::new();
         let options = self.options();
-        let owner = self.heir.as_ref().map(|heir| heir.owner.clone());
+        let known = self.identity.as_ref().map(|identity| identity.owner.clone());
         let mut ends = self.ends(ip).await?.into_iter();
         let first = ends.next().expect("there is the host of the URL");
         let program = self.program4(&first, &callbacks).await?;
-        let (v4, known) = V4::connect(program, options.version.minors(), &callbacks, owner).await?;
+        let (v4, exchanged) = V4::connect(program, options.version.minors(), &callbacks, known).await?;
         for _ in 1..options.nconnect {
-            v4.add_connection(self.program4(&first, &callbacks).await?, known.as_ref(), false).await?;
+            v4.add_connection(self.program4(&first, &callbacks).await?, exchanged.as_ref(), false).await?;
         }
         for end in ends {
             for turn in 0..options.nconnect {
                 let program = self.program4(&end, &callbacks).await?;
-                v4.add_connection(program, known.as_ref(), turn == 0).await?;
+                v4.add_connection(program, exchanged.as_ref(), turn == 0).await?;
             }
         }
-        let moves = self.heir.as_ref().map_or(0, |heir| heir.moves);
-        v4.mounted(Origin { url: self.url.clone(), switch: self.switch.clone(), hops: self.hops, moves });
+        let moves = self.identity.as_ref().map_or(0, |identity| identity.moves);
+        let dialer = SiteDialer { url: self.url.clone(), switch: self.switch.clone(), hops: self.hops };
+        v4.set_dialer(Arc::new(dialer), moves);
         let path = clean(&self.url.path);
         let names: Vec<Bytes> =
             path.split(|&byte| byte == b'/').filter(|name| !name.is_empty()).map(Bytes::copy_from_slice).collect();
@@ -311,7 +351,7 @@ impl Site {
             && !(ports.asked && ports.mount.is_some())
             && let Some(link) = nfs
         {
-            let client = MountClient::new(self.mount_program(link.clone()));
+            let client = MountClient::new(mountd::program(link.clone(), self.server.clone(), self.options()));
             match first(self, client.clone()).await {
                 Err(error) if elsewhere(&error) => tracing::debug!(%error, "MOUNT is not where NFS is"),
                 result => return result.map(|value| (Mountd::Shared(client), value)),
@@ -329,13 +369,10 @@ impl Site {
             return Err(Error::new(ErrorKind::Resolve(problem), "MOUNT"));
         };
         let kind = self.kind(self.mount_proto(), &RawOptions::new())?;
-        let mountd = Mountd::At(Box::new(self.clone()), kind, SocketAddr::new(ip, port));
+        let (address, options) = (SocketAddr::new(ip, port), self.options().clone());
+        let mountd = Mountd::At(Box::new(MountdAddress { kind, address, options, server: self.server.clone() }));
         let value = first(self, mountd.client().await?).await?;
         Ok((mountd, value))
-    }
-
-    fn mount_program(&self, link: Link) -> Program {
-        Program::new(link, MOUNT_PROGRAM, nfs::mount::VERSION, self.server.clone(), self.options().deadline)
     }
 
     /// The transport of MOUNT: a server on RDMA has it on TCP.
@@ -378,28 +415,6 @@ impl Site {
     }
 }
 
-impl Mountd {
-    /// A connection to it.
-    pub async fn client(&self) -> Result<MountClient> {
-        match self {
-            Mountd::Shared(client) => Ok(client.clone()),
-            Mountd::At(site, kind, address) => {
-                let link = Link::connect(kind.clone(), *address, site.options(), None).await?;
-                Ok(MountClient::new(site.mount_program(link).greeted().await?))
-            }
-        }
-    }
-}
-
-impl std::fmt::Debug for Mountd {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Mountd::Shared(_) => write!(f, "with NFS"),
-            Mountd::At(_, kind, address) => write!(f, "{} {address}", kind.name()),
-        }
-    }
-}
-
 /// RFC 8881 §2.9.3: version 4 is at its well-known port, without rpcbind.
 fn default_port(proto: &str) -> u16 {
     if proto == "rdma" { NFS_RDMA_PORT } else { NFS_PORT }
@@ -422,10 +437,9 @@ fn takes_auth_sys(flavors: &[u32]) -> bool {
 
 /// Whether a refused path can still lie in an export: it may be a file, be yet to be made, or be hidden.
 fn is_below_an_export(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::Mount(Mountstat3::NoEnt | Mountstat3::NotDir | Mountstat3::Acces | Mountstat3::Inval)
-    )
+    use Status as S;
+    let hides = matches!(error.status(), Some(S::NotFound | S::NotADirectory | S::AccessDenied | S::InvalidArgument));
+    hides && error.operation() == "MNT"
 }
 
 /// Whether an error says that MOUNT is not served here.

@@ -6,9 +6,9 @@ use std::{
 };
 
 use bytes::Bytes;
-use nfs::v3::Nfsstat3;
 
-use crate::{Attr, Error, ErrorKind, Handle, Mount, Result, Verifier};
+use super::Mount;
+use crate::model::{Attr, Error, ErrorKind, Handle, Result, Status, Verifier};
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,7 +123,7 @@ impl Dir {
         }
         let page = match page {
             // One entry can be larger than a page: its name, attributes and handle.
-            Err(error) if error.status() == Some(Nfsstat3::TooSmall) && self.page < PAGE_ENOUGH => {
+            Err(error) if error.status() == Some(Status::TooSmall) && self.page < PAGE_ENOUGH => {
                 self.page = PAGE_ENOUGH;
                 return Ok(());
             }

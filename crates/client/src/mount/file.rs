@@ -4,7 +4,11 @@ use buf::{Buffer, Rope};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 
-use crate::{Attr, Error, Handle, Mount, Reader, Result, SetAttr, Verifier, Writer, payload};
+use super::{Mount, Reader, Writer};
+use crate::{
+    call::payload,
+    model::{Attr, Error, Handle, Result, SetAttr, Verifier},
+};
 
 /// A file of a [`Mount`]: a handle, cheap to clone, and there is nothing to close. NFS version 3 has no open files on the
 /// server; where a version has, the mount opens and closes by itself.

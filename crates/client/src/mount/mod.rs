@@ -7,20 +7,45 @@
 //! A path may lead to other servers, by referrals of version 4. What is there is of a mount of its own, which is made on the way;
 //! an [`Object`], [`File`] or [`Dir`] says of which mount it is, and a handle means nothing to any other.
 
+mod connect;
+mod dir;
+mod file;
+mod mountd;
+mod protocol;
+mod read_ahead;
+mod reader;
+mod referral;
+mod walk;
+mod write_behind;
+mod writer;
+
 use std::{sync::Arc, time::Duration};
 
 use buf::Pool;
 use bytes::Bytes;
 use futures_util::future;
-use nfs::{v3::Nfsstat3, v4::Nfsstat4};
-use rpc::Switch;
 
-use crate::{
-    Attr, CreateHow, Dir, Error, ErrorKind, File, FsStat, Handle, MountOptions, NfsUrl, Node, PathConf, Protocol,
-    ReadData, Result, SetAttr, SetTime, Special, V3, V4, connect,
-    payload::{self, Pieces},
+pub use self::{
+    dir::{Dir, DirEntry},
+    file::File,
+    mountd::MountClient,
+    protocol::Protocol,
+    reader::Reader,
+    writer::Writer,
+};
+use self::{
+    mountd::Mountd,
     referral::Referred,
     walk::{End, Step, Walk, plain_names, split_last},
+};
+use crate::{
+    call::payload::{self, Pieces},
+    model::{
+        Attr, CreateHow, Error, ErrorKind, FsStat, Handle, MountOptions, NfsUrl, Node, PathConf, ReadData, Result,
+        SetAttr, SetTime, Special, Status,
+    },
+    v3::V3,
+    v4::V4,
 };
 
 /// A mounted tree. Cheap to clone; usable from any task of any runtime.
@@ -52,7 +77,7 @@ pub(crate) struct Inner {
     pub write_size: usize,
     pub page_size: u32,
     /// Where MOUNT is spoken, to take leave there.
-    pub mountd: Option<connect::Mountd>,
+    pub mountd: Option<Mountd>,
     /// Other servers that this one has referred to.
     pub referred: Referred,
 }
@@ -80,15 +105,6 @@ pub struct OpenOptions {
 }
 
 impl Mount {
-    /// Mounts what `url` names: connects by the transport that it asks for, finds MOUNT, and mounts the URL's path or, where
-    /// the server refuses that, the longest part of it that it will mount.
-    ///
-    /// # Errors
-    /// The host or transport is not known, no server answers, or it does not export the path to this client.
-    pub async fn connect(url: &NfsUrl, switch: &Switch) -> Result<Self> {
-        connect::mount(url, switch, 0).await
-    }
-
     pub(crate) fn new(protocol: Protocol, inner: Inner) -> Self {
         Self { protocol, inner: Arc::new(inner) }
     }
@@ -114,11 +130,6 @@ impl Mount {
     }
 
     async fn take_leave(&self) -> Result<()> {
-        for moved in self.v4().map(V4::take_moved).into_iter().flatten() {
-            if let Err(error) = Box::pin(moved.unmount()).await {
-                tracing::debug!(%error, "a server to which something has moved cannot be told");
-            }
-        }
         match (&self.protocol, &self.inner.mountd) {
             (Protocol::V4(v4), _) => v4.leave().await,
             (_, Some(mountd)) => mountd.client().await?.umnt(&self.inner.mounted).await,
@@ -493,7 +504,7 @@ impl Mount {
     /// `NoEnt`, `NotDir`, …; or none of the servers that this one refers to can be reached.
     pub async fn lookup(&self, dir: &Handle, name: &[u8]) -> Result<Object> {
         let node = match self.protocol.lookup(dir, name).await {
-            Err(error) if error.status4() == Some(Nfsstat4::Moved) => return self.follow(dir, name).await,
+            Err(error) if error.status() == Some(Status::Absent) => return self.follow(dir, name).await,
             result => result?,
         };
         self.looked_at(node).await
@@ -513,7 +524,7 @@ impl Mount {
     fn is_that_of(&self, other: &Mount, operation: &'static str) -> Result<()> {
         match self.number() == other.number() {
             true => Ok(()),
-            false => Err(Error::new(ErrorKind::Nfs(Nfsstat3::XDev), operation)),
+            false => Err(Error::refused(Status::CrossDevice, operation)),
         }
     }
 
@@ -580,7 +591,7 @@ fn join(mut pieces: Pieces) -> Bytes {
 fn existing(end: End<Mount>) -> Result<(Mount, Node)> {
     match end {
         End::Object(mount, node) => Ok((mount, node)),
-        End::Missing { .. } => Err(Error::new(ErrorKind::Nfs(Nfsstat3::NoEnt), "LOOKUP")),
+        End::Missing { .. } => Err(Error::refused(Status::NotFound, "LOOKUP")),
     }
 }
 

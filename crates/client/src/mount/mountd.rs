@@ -1,13 +1,18 @@
 //! [`MountClient`]: the MOUNT protocol, version 3 (RFC 1813 appendix I).
 
+use std::{fmt, net::SocketAddr, sync::Arc};
+
 use nfs::{
     MOUNT_PROGRAM,
     mount::{Dirpath, ExportEntry, MountEntry, MountOk, MountProc3, MountRes},
 };
-use rpc::{ReplyPlan, Switch};
+use rpc::{ReplyPlan, TransportKind};
 use xdr::{Decode, Encode, List};
 
-use crate::{Error, ErrorKind, NfsUrl, Result, connect, program::Program};
+use crate::{
+    call::{Link, Program},
+    model::{Error, MountOptions, Result, Status},
+};
 
 /// A server's MOUNT service: what is exported, who has mounted it, and the handles of exports.
 ///
@@ -25,14 +30,6 @@ pub struct MountClient {
 }
 
 impl MountClient {
-    /// Finds the MOUNT service of the URL's server and connects to it.
-    ///
-    /// # Errors
-    /// The host is not known, or no MOUNT service answers there.
-    pub async fn connect(url: &NfsUrl, switch: &Switch) -> Result<Self> {
-        connect::mountd(url, switch).await
-    }
-
     pub(crate) fn new(program: Program) -> Self {
         assert_eq!(program.number(), MOUNT_PROGRAM);
         Self { program }
@@ -53,9 +50,7 @@ impl MountClient {
     pub async fn mnt(&self, path: &[u8]) -> Result<MountOk> {
         match self.call(MountProc3::Mnt, &dirpath(path)?, HANDLE_MAX).await? {
             MountRes::Ok(ok) => Ok(ok),
-            MountRes::Fail(status) => {
-                Err(Error::new(ErrorKind::Mount(status), "MNT").on(self.program.server()).at(path))
-            }
+            MountRes::Fail(status) => Err(Error::of_status(status, "MNT").on(self.program.server()).at(path)),
         }
     }
 
@@ -97,11 +92,52 @@ impl MountClient {
     }
 }
 
+/// The place of a MOUNT service: an open connection that it shares with NFS, or the address to connect to.
+pub(crate) enum Mountd {
+    Shared(MountClient),
+    At(Box<MountdAddress>),
+}
+
+/// The address of a MOUNT service, with what a connection to it needs.
+pub(crate) struct MountdAddress {
+    pub kind: Arc<dyn TransportKind>,
+    pub address: SocketAddr,
+    pub options: MountOptions,
+    /// The server's name, for messages.
+    pub server: Arc<str>,
+}
+
+impl Mountd {
+    /// A connection to it.
+    pub async fn client(&self) -> Result<MountClient> {
+        match self {
+            Mountd::Shared(client) => Ok(client.clone()),
+            Mountd::At(at) => {
+                let link = Link::connect(at.kind.clone(), at.address, &at.options, None).await?;
+                Ok(MountClient::new(program(link, at.server.clone(), &at.options).greeted().await?))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Mountd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mountd::Shared(_) => write!(f, "with NFS"),
+            Mountd::At(at) => write!(f, "{} {}", at.kind.name(), at.address),
+        }
+    }
+}
+
+/// The MOUNT program over a connection.
+pub(crate) fn program(link: Link, server: Arc<str>, options: &MountOptions) -> Program {
+    Program::new(link, MOUNT_PROGRAM, nfs::mount::VERSION, server, options.deadline)
+}
+
 fn dirpath(path: &[u8]) -> Result<Dirpath> {
     let path = bytes::Bytes::copy_from_slice(path);
     if path.len() > DIRPATH_MAX {
-        let status = nfs::mount::Mountstat3::NameTooLong;
-        return Err(Error::new(ErrorKind::Mount(status), "MNT").at(path));
+        return Err(Error::refused(Status::NameTooLong, "MNT").at(path));
     }
     Ok(Dirpath::from(path))
 }

@@ -3,14 +3,19 @@
 //! Above it, paths, files, read-ahead, write-behind and the recovery of uncommitted writes are the same code for every
 //! version. Below it each version does the same operations, by handles, in its own way: here is the one table of them.
 
-use std::{future::Future, time::Duration};
+use std::time::Duration;
 
 use buf::{Buffer, Pool, Rope};
 use bytes::Bytes;
 
 use crate::{
-    Attr, CreateHow, FsStat, Handle, Node, Page, PathConf, ReadData, ReadInfo, Result, SetAttr, Special, StableHow, V3,
-    V4, Verifier, Written, program::Program, v4::anywhere::Anywhere,
+    call::Program,
+    model::{
+        Attr, CreateHow, FsStat, Handle, Node, Operations, Page, PathConf, ReadData, ReadInfo, Result, SetAttr,
+        Special, StableHow, Verifier, Written, operations,
+    },
+    v3::V3,
+    v4::{V4, router::MigrationRouter},
 };
 
 /// A version of NFS on one server, by file handles. Cheap to clone; usable from any task.
@@ -25,152 +30,20 @@ pub enum Protocol {
     V4(V4),
 }
 
-macro_rules! operations {
+macro_rules! define_dispatch {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
-        /// What every version does; [`Protocol`] says what each means.
-        pub(crate) trait Operations {
-            $(fn $name(&self, $($argument: $type),*) -> impl Future<Output = $result> + Send;)*
-        }
-
         impl Protocol {
             $($(#[$doc])* pub async fn $name(&self, $($argument: $type),*) -> $result {
                 match self {
                     Protocol::V3(v3) => Operations::$name(v3, $($argument),*).await,
-                    Protocol::V4(v4) => Operations::$name(&Anywhere(v4), $($argument),*).await,
+                    Protocol::V4(v4) => Operations::$name(&MigrationRouter(v4), $($argument),*).await,
                 }
             })*
         }
     };
 }
 
-operations! {
-    /// Asks whether the server answers.
-    ///
-    /// # Errors
-    /// It does not.
-    null() -> Result<()>;
-
-    /// The attributes of an object.
-    ///
-    /// # Errors
-    /// `Stale`, and what can fail with any call.
-    getattr(object: &Handle) -> Result<Attr>;
-
-    /// Sets attributes; returns those that the object has then, if the server says them.
-    ///
-    /// # Errors
-    /// `Perm`, `Acces`, …
-    setattr(object: &Handle, set: SetAttr) -> Result<Option<Attr>>;
-
-    /// The object of a name.
-    ///
-    /// # Errors
-    /// `NoEnt`, `NotDir`, …
-    lookup(dir: &Handle, name: &[u8]) -> Result<Node>;
-
-    /// Which of the wanted rights (`ACCESS3_…`) the caller has.
-    ///
-    /// # Errors
-    /// `Stale`, …
-    access(object: &Handle, wanted: u32) -> Result<u32>;
-
-    /// The text of a symbolic link.
-    ///
-    /// # Errors
-    /// `Inval` if it is none.
-    readlink(link: &Handle) -> Result<Bytes>;
-
-    /// Up to `count` bytes of a file, in the memory that the transport received them into.
-    ///
-    /// # Errors
-    /// `IsDir`, `Acces`, …
-    read(file: &Handle, offset: u64, count: u32) -> Result<ReadData>;
-
-    /// Reads into all visible bytes of `buffer`, which the transport fills itself where it can. A buffer of that
-    /// visible length comes back whatever happens; it is the same, unless the transport still had it at the deadline.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read); what the buffer holds is then unspecified.
-    read_into(file: &Handle, offset: u64, buffer: Buffer) -> (Result<ReadInfo>, Buffer);
-
-    /// Writes `data` at `offset`; the server may write less.
-    ///
-    /// # Errors
-    /// `NoSpc`, `FBig`, `Acces`, …
-    write(file: &Handle, offset: u64, data: Rope, stable: StableHow) -> Result<Written>;
-
-    /// Makes unstable writes durable. What a WRITE wrote is safe if this is the verifier that it returned.
-    ///
-    /// # Errors
-    /// `Io`, …
-    commit(file: &Handle) -> Result<Verifier>;
-
-    /// Makes a regular file, or finds one as `how` allows.
-    ///
-    /// # Errors
-    /// `Exist`, `Acces`, …
-    create(dir: &Handle, name: &[u8], how: CreateHow) -> Result<Node>;
-
-    /// Makes a directory.
-    ///
-    /// # Errors
-    /// `Exist`, `Acces`, …
-    mkdir(dir: &Handle, name: &[u8], set: SetAttr) -> Result<Node>;
-
-    /// Makes a symbolic link.
-    ///
-    /// # Errors
-    /// `Exist`, `Acces`, …
-    symlink(dir: &Handle, name: &[u8], text: Bytes, set: SetAttr) -> Result<Node>;
-
-    /// Makes a device, socket or pipe.
-    ///
-    /// # Errors
-    /// `Perm`, `NotSupp`, …
-    mknod(dir: &Handle, name: &[u8], what: Special, set: SetAttr) -> Result<Node>;
-
-    /// Removes a name that is not a directory's.
-    ///
-    /// # Errors
-    /// `NoEnt`, `IsDir`, `Acces`, …
-    remove(dir: &Handle, name: &[u8]) -> Result<()>;
-
-    /// Removes an empty directory.
-    ///
-    /// # Errors
-    /// `NotEmpty`, `NoEnt`, …
-    rmdir(dir: &Handle, name: &[u8]) -> Result<()>;
-
-    /// Moves a name, replacing what is at the target if it can be.
-    ///
-    /// # Errors
-    /// `NoEnt`, `XDev`, `NotEmpty`, …
-    rename(from_dir: &Handle, from: &[u8], to_dir: &Handle, to: &[u8]) -> Result<()>;
-
-    /// Gives an object a further name; returns the attributes that it has then, if the server says them.
-    ///
-    /// # Errors
-    /// `Exist`, `MLink`, …
-    link(object: &Handle, dir: &Handle, name: &[u8]) -> Result<Option<Attr>>;
-
-    /// Entries behind `cookie`, in up to `count` bytes; with attributes and handles if wanted and the server can.
-    ///
-    /// # Errors
-    /// `BadCookie`, `TooSmall`, …
-    readdir(dir: &Handle, cookie: u64, verifier: Verifier, count: u32, plus: bool) -> Result<Page>;
-
-    /// Space and objects of the file system, total and free.
-    ///
-    /// # Errors
-    /// `Stale`, …
-    fsstat(object: &Handle) -> Result<FsStat>;
-
-    /// The file system's limits.
-    ///
-    /// # Errors
-    /// `Stale`, …
-    pathconf(object: &Handle) -> Result<PathConf>;
-}
+operations!(define_dispatch);
 
 impl Protocol {
     /// The same, but each call ends when the server has been silent for so long.
@@ -217,7 +90,7 @@ impl Protocol {
         match v4.read_path(dir, names, count).await {
             Ok(read) => Ok(Some(read)),
             // Walking finds out what is wrong and where, or that it is a link, or has moved.
-            Err(error) if error.status().is_some() || error.status4().is_some() || error.is_unreadable() => Ok(None),
+            Err(error) if error.status().is_some() || error.is_unreadable() => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use crate::payload::Pieces;
+use crate::call::payload::Pieces;
 
 /// A part of the file to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,9 +11,13 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use rpc::BoxFuture;
 use tokio::io::{AsyncRead, ReadBuf};
 
-use crate::{
-    Error, ErrorKind, File, ReadData, Result, payload,
+use super::{
+    File,
     read_ahead::{Answer, ReadAhead, Request},
+};
+use crate::{
+    call::payload,
+    model::{Error, ErrorKind, ReadData, Result},
 };
 
 /// Reads a file in order, asking for what comes next before it is wanted.

@@ -20,14 +20,21 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use rpc::{Switch, rpcbind::from_universal};
+use rpc::{BoxFuture, rpcbind::from_universal};
 use tokio::time::{Instant, timeout};
 
-use crate::{Error, ErrorKind, Handle, Mount, NfsUrl, Object, Result, connect, v4::referral::Location};
+use super::{Mount, Object};
+use crate::{
+    model::{Error, ErrorKind, Handle, NfsUrl, Result},
+    v4::locations::Location,
+};
 
-/// What a server has referred to.
+/// Mounts what a URL names, one referral further.
+pub(crate) type Dial = Box<dyn Fn(NfsUrl) -> BoxFuture<'static, Result<Mount>> + Send + Sync>;
+
+/// The mounts of the servers that a server has referred to.
 pub(crate) struct Referred {
-    switch: Switch,
+    dial: Dial,
     /// Referrals that have led here.
     hops: u32,
     mounts: Mutex<HashMap<Location, Arc<Site>>>,
@@ -52,9 +59,9 @@ struct Failure {
 }
 
 impl Referred {
-    /// Of a mount to which so many referrals have led.
-    pub fn new(switch: Switch, hops: u32) -> Self {
-        Self { switch, hops, mounts: Mutex::default() }
+    /// Of a mount to which this number of referrals has led.
+    pub fn new(dial: Dial, hops: u32) -> Self {
+        Self { dial, hops, mounts: Mutex::default() }
     }
 
     /// Forgets all of them.
@@ -68,7 +75,7 @@ impl Referred {
         let site = self.mounts.lock().entry(place.clone()).or_default().clone();
         let deadline = url.options.deadline;
         let made = async {
-            let made = timeout(deadline, connect::mount(&url, &self.switch, self.hops + 1)).await;
+            let made = timeout(deadline, (self.dial)(url)).await;
             made.unwrap_or_else(|_| Err(Error::new(ErrorKind::Timeout { after: deadline, last: None }, "connect")))
         };
         site.mount(made).await
@@ -149,12 +156,6 @@ pub(crate) fn url_of(place: &Location, from: &NfsUrl) -> Result<NfsUrl> {
     let mut options = from.options.clone();
     options.addresses.clear();
     Ok(NfsUrl { host, port, path: place.path.clone(), options })
-}
-
-impl fmt::Display for Location {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.server.escape_ascii(), self.path.escape_ascii())
-    }
 }
 
 impl fmt::Debug for Referred {

@@ -8,7 +8,7 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use crate::{FileKind, Handle, Node};
+use crate::model::{FileKind, Handle, Node};
 
 /// What must be found out next.
 #[derive(Clone, Debug, PartialEq, Eq)]

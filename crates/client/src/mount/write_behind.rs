@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use buf::Rope;
 
-use crate::{StableHow, Verifier, Written};
+use crate::model::{StableHow, Verifier, Written};
 
 /// A part of the file to be written.
 #[derive(Clone, Debug)]

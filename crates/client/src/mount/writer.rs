@@ -11,10 +11,11 @@ use futures_util::{StreamExt, stream::FuturesUnordered};
 use rpc::BoxFuture;
 use tokio::io::AsyncWrite;
 
-use crate::{
-    Error, ErrorKind, File, Result, Verifier, Written,
+use super::{
+    File,
     write_behind::{Action, Block, WriteBehind},
 };
+use crate::model::{Error, ErrorKind, Result, Verifier, Written};
 
 /// Writes a file in order, without waiting for each write.
 ///

@@ -2,21 +2,19 @@
 //!
 //! Read RFC 8881 §16.2: a compound ends with its first failure, so results are those of successes, but for the last.
 
-use buf::SharedBuffer;
+use std::sync::Arc;
+
+use buf::{Buffer, SharedBuffer};
 use bytes::Bytes;
-use nfs::{
-    v3::Nfsstat3,
-    v4::{
-        Argop4, Bitmap4, Component4, GetAttrArgs, LookupArgs, Nfsstat4, Opnum4, PutFhArgs, Resop4,
-        attr::Attr4,
-        compound::{CompoundHead, CompoundRes, OperationCount, Tag},
-    },
+use nfs::v4::{
+    Argop4, Bitmap4, Component4, GetAttrArgs, LookupArgs, Nfsstat4, Opnum4, PutFhArgs, Resop4,
+    attr::Attr4,
+    compound::{CompoundHead, CompoundRes, OperationCount, Tag},
 };
 use rpc::{ReplyHeader, ReplyPlan};
 use xdr::{Decode, Encode, Encoder, Located, Message, Opaque};
 
-use super::zero::Counter;
-use crate::{Error, ErrorKind, Handle, Result};
+use crate::model::{Error, ErrorKind, Handle, Result, Status};
 
 /// A request.
 #[derive(Clone, Debug)]
@@ -126,7 +124,7 @@ fn locate(prefix: &Bytes) -> Option<Located> {
 /// It is too long for any server.
 pub(crate) fn component(name: &[u8]) -> Result<Component4> {
     if name.len() > nfs::v4::NAME_BOUND {
-        return Err(Error::new(ErrorKind::Nfs(Nfsstat3::NameTooLong), "name"));
+        return Err(Error::refused(Status::NameTooLong, "name"));
     }
     Ok(Opaque(Bytes::copy_from_slice(name)))
 }
@@ -174,7 +172,7 @@ impl Results {
 /// The value of the next result, which must be of this operation.
 macro_rules! value {
     ($results:expr, $name:ident) => {{
-        let results: &mut $crate::v4::compound::Results = &mut $results;
+        let results: &mut $crate::session::compound::Results = &mut $results;
         match results.next() {
             Ok(nfs::v4::Resop4::$name(nfs::v4::Res4::Ok(value))) => Ok(value),
             Ok(_) => Err(results.nonsense("results that are not those of what was called")),
@@ -186,41 +184,21 @@ pub(crate) use value;
 
 /// The error of a status.
 pub(crate) fn failure(status: Nfsstat4, operation: &'static str) -> Error {
-    Error::new(kind(status), operation)
+    Error::of_status(status, operation)
 }
 
-/// A status in the vocabulary of all versions, where they have it: the numbers are the same.
-fn kind(status: Nfsstat4) -> ErrorKind {
-    use Nfsstat3 as V3;
-    ErrorKind::Nfs(match status {
-        Nfsstat4::Perm => V3::Perm,
-        Nfsstat4::NoEnt => V3::NoEnt,
-        Nfsstat4::Io => V3::Io,
-        Nfsstat4::NxIo => V3::NxIo,
-        Nfsstat4::Access => V3::Acces,
-        Nfsstat4::Exist => V3::Exist,
-        Nfsstat4::XDev => V3::XDev,
-        Nfsstat4::NotDir => V3::NotDir,
-        Nfsstat4::IsDir => V3::IsDir,
-        Nfsstat4::Inval => V3::Inval,
-        Nfsstat4::FBig => V3::FBig,
-        Nfsstat4::NoSpc => V3::NoSpc,
-        Nfsstat4::RoFs => V3::RoFs,
-        Nfsstat4::MLink => V3::MLink,
-        Nfsstat4::NameTooLong => V3::NameTooLong,
-        Nfsstat4::NotEmpty => V3::NotEmpty,
-        Nfsstat4::DQuot => V3::DQuot,
-        Nfsstat4::Stale => V3::Stale,
-        Nfsstat4::BadHandle => V3::BadHandle,
-        Nfsstat4::BadCookie => V3::BadCookie,
-        // No operation of this minor version.
-        Nfsstat4::NotSupp | Nfsstat4::OpIllegal => V3::NotSupp,
-        Nfsstat4::TooSmall => V3::TooSmall,
-        Nfsstat4::ServerFault => V3::ServerFault,
-        Nfsstat4::BadType => V3::BadType,
-        Nfsstat4::Delay => V3::Jukebox,
-        other => return ErrorKind::Nfs4(other),
-    })
+/// The number of an owner's next operation in version 4.0; locked while one is outstanding.
+pub(crate) type Counter = Arc<tokio::sync::Mutex<u32>>;
+
+/// The outcome of a request that was sent.
+pub(crate) enum Sent {
+    /// Results, or the reason for which there are none and will be none; and the caller's buffer, unless a transport still held it at
+    /// the deadline.
+    Answered(Result<CompoundRes>, Option<SharedBuffer>),
+    /// The server has forgotten this client or its session: the request is to be sent again after recovery.
+    Lost(Option<Buffer>),
+    /// The server has forgotten this client, and the request names state that is lost: this is the answer, after recovery.
+    Outdated(CompoundRes, Option<SharedBuffer>),
 }
 
 /// Bytes of a reply's RPC header with the longest verifier, the compound's head and SEQUENCE.

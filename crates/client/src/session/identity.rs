@@ -8,11 +8,14 @@ use rpc::ReplyPlan;
 use xdr::{Array, Opaque};
 
 use super::{
-    callback::CALLBACK_PROGRAM,
-    compound::{failure, value},
+    backchannel::{BACK_SLOTS, CALLBACK_PROGRAM},
+    compound::{Results, failure, value},
     slots::SLOTS_MAX,
 };
-use crate::{Error, ErrorKind, Result, backoff::Backoff, deadline::Deadline, program::Program, v4::compound::Results};
+use crate::{
+    call::{Backoff, Deadline, Program},
+    model::{Error, ErrorKind, Result},
+};
 
 /// A name that no other mount has, of this process or another: state is of one mount, and ends with it. A name that came
 /// back after a crash could reclaim nothing, since nobody would know what.
@@ -191,7 +194,5 @@ const OPERATIONS_LEAST: u32 = 8;
 /// Slots that are asked for.
 const SLOTS_WANTED: u32 = 128;
 const BACK_MESSAGE_MAX: u32 = 4 << 10;
-/// Callbacks at a time.
-pub(crate) const BACK_SLOTS: u32 = 8;
 /// Bytes of these operations' replies.
 const REPLY_MAX: usize = 2 << 10;

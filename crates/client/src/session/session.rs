@@ -12,9 +12,8 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use buf::{Buffer, SharedBuffer};
@@ -27,14 +26,17 @@ use tokio::{
 };
 
 use super::{
-    callback::Backchannel,
-    compound::{Compound, Request, failure, value},
+    backchannel::Backchannel,
+    compound::{Compound, Request, Sent, failure},
     identity,
-    shared::{Sent, Shared},
-    slots::{Place, Slots},
+    link::ServerLink,
+    slots::{SlotUse, Slots},
     trunk::BACKGROUND,
 };
-use crate::{ErrorKind, Result, backoff::Backoff, deadline::Deadline, program::Program};
+use crate::{
+    call::{Backoff, Deadline, Program},
+    model::{ErrorKind, Result},
+};
 
 /// A session as CREATE_SESSION made it.
 #[derive(Debug)]
@@ -48,8 +50,6 @@ pub(crate) struct Session {
     line: Mutex<Line>,
     /// The server does not know it any more.
     gone: AtomicBool,
-    /// What SEQUENCE said last of everything else.
-    flags: AtomicU32,
 }
 
 /// The slots, and who waits for one.
@@ -57,12 +57,12 @@ pub(crate) struct Session {
 struct Line {
     slots: Slots,
     /// The first has waited longest.
-    waiting: VecDeque<oneshot::Sender<Place>>,
+    waiting: VecDeque<oneshot::Sender<SlotUse>>,
 }
 
 impl Line {
     /// A slot, unless others wait for one.
-    fn take(&mut self) -> Option<Place> {
+    fn take(&mut self) -> Option<SlotUse> {
         if self.waiting.is_empty() { self.slots.take() } else { None }
     }
 
@@ -83,7 +83,7 @@ impl Line {
 /// Somebody who waits for a slot. Dropped, it gives back what it was given meanwhile.
 struct Turn<'a> {
     session: &'a Session,
-    given: oneshot::Receiver<Place>,
+    given: oneshot::Receiver<SlotUse>,
 }
 
 impl Drop for Turn<'_> {
@@ -111,9 +111,9 @@ enum Verdict {
 
 /// A slot that a request has. Dropped before the request was answered, the slot is in doubt.
 struct Taken {
-    shared: Arc<Shared>,
+    link: Arc<ServerLink>,
     session: Arc<Session>,
-    place: Place,
+    place: SlotUse,
     sent: bool,
     settled: bool,
 }
@@ -133,8 +133,8 @@ impl Drop for Taken {
         if !self.sent || self.session.gone.load(Relaxed) {
             return self.session.release(self.place, false);
         }
-        let (shared, session, place) = (self.shared.clone(), self.session.clone(), self.place);
-        self.shared.runtime.clone().spawn(async move { session.resolve_doubt(&shared, place).await });
+        let (link, session, place) = (self.link.clone(), self.session.clone(), self.place);
+        self.link.runtime.spawn(async move { session.resolve_doubt(&link, place).await });
     }
 }
 
@@ -159,7 +159,6 @@ impl Session {
             fore: ok.fore_chan_attrs,
             line: Mutex::new(Line { slots: Slots::new(ok.fore_chan_attrs.maxrequests), waiting: VecDeque::new() }),
             gone: AtomicBool::new(false),
-            flags: AtomicU32::new(0),
         }))
     }
 
@@ -184,13 +183,13 @@ impl Session {
     /// Executes a compound once. The results are those behind SEQUENCE's.
     pub async fn send(
         self: &Arc<Self>,
-        shared: &Arc<Shared>,
+        link: &Arc<ServerLink>,
         compound: &Compound,
         mut sink: Option<Buffer>,
         deadline: &Deadline,
     ) -> Sent {
         let wanted = sink.as_ref().map(|sink| sink.len());
-        let late = || shared.trunk.first().late(compound.name);
+        let late = || link.trunk.first().late(compound.name);
         let mut backoff = Backoff::new();
         let mut taken = None;
         loop {
@@ -198,23 +197,23 @@ impl Session {
                 Some(taken) => taken,
                 None => match self.place(deadline).await {
                     Ok(Some(place)) => {
-                        let (shared, session) = (shared.clone(), self.clone());
-                        Taken { shared, session, place, sent: false, settled: false }
+                        let (link, session) = (link.clone(), self.clone());
+                        Taken { link, session, place, sent: false, settled: false }
                     }
                     Ok(None) => return Sent::Lost(sink),
                     Err(_) => return Sent::Answered(Err(late()), sink.map(SharedBuffer::from)),
                 },
             };
             let sequence = self.sequence(place.place, compound.cache);
-            let request = Request { minor: shared.minor, first: Some(&sequence), ops: &compound.ops };
+            let request = Request { minor: link.minor, first: Some(&sequence), ops: &compound.ops };
             let plan = ReplyPlan { sink: sink.take(), ..compound.plan() };
             place.sent = true;
-            let (result, back) = shared.trunk.call(&request, plan, compound.name, deadline).await;
+            let (result, back) = link.trunk.call(&request, plan, compound.name, deadline).await;
             let mut res = match result {
                 Ok(res) => res,
                 Err(error) => return Sent::Answered(Err(error), back),
             };
-            let verdict = self.judge(shared, &res);
+            let verdict = self.judge(link, &res);
             if matches!(verdict, Verdict::Done) {
                 place.settle(true);
                 res.resarray.remove(0);
@@ -222,7 +221,7 @@ impl Session {
             }
             sink = match (back.map(SharedBuffer::into_buffer), wanted) {
                 (Some(Ok(buffer)), _) => Some(buffer),
-                (_, Some(len)) => Some(shared.trunk.pool().take(len)),
+                (_, Some(len)) => Some(link.trunk.pool().take(len)),
                 (_, None) => None,
             };
             tracing::debug!(status = res.status.name(), "SEQUENCE has failed");
@@ -230,11 +229,11 @@ impl Session {
                 Verdict::Again { used: false } | Verdict::Bind => {
                     if matches!(verdict, Verdict::Bind) {
                         // What is rare is not to make every request's future larger.
-                        Box::pin(shared.bind_all(self, deadline)).await;
+                        Box::pin(self.bind_all(link, deadline)).await;
                     }
                     let goes_on = match verdict {
                         Verdict::Bind => backoff.waits(deadline).await,
-                        _ => backoff.put_off(shared.trunk.first(), compound.name, false, deadline).await,
+                        _ => backoff.put_off(link.trunk.first(), compound.name, false, deadline).await,
                     };
                     if !goes_on {
                         return Sent::Answered(Err(late()), sink.map(SharedBuffer::from));
@@ -248,7 +247,7 @@ impl Session {
                 }
                 Verdict::Failed => {
                     place.settle(false);
-                    let error = failure(res.status, "SEQUENCE").on(shared.trunk.first().server());
+                    let error = failure(res.status, "SEQUENCE").on(link.trunk.first().server());
                     return Sent::Answered(Err(error), sink.map(SharedBuffer::from));
                 }
                 Verdict::Done => unreachable!("it was looked at above"),
@@ -260,7 +259,7 @@ impl Session {
     ///
     /// # Errors
     /// It was nobody's turn until the deadline.
-    async fn place(&self, deadline: &Deadline) -> std::result::Result<Option<Place>, Elapsed> {
+    async fn place(&self, deadline: &Deadline) -> std::result::Result<Option<SlotUse>, Elapsed> {
         let free = self.line.lock().take();
         match free {
             Some(place) => Ok(Some(place)),
@@ -268,7 +267,7 @@ impl Session {
         }
     }
 
-    async fn wait_in_line(&self) -> Option<Place> {
+    async fn wait_in_line(&self) -> Option<SlotUse> {
         let (give, given) = oneshot::channel();
         let mut turn = Turn { session: self, given };
         {
@@ -283,13 +282,13 @@ impl Session {
         (&mut turn.given).await.ok()
     }
 
-    fn release(&self, place: Place, used: bool) {
+    fn release(&self, place: SlotUse, used: bool) {
         let mut line = self.line.lock();
         line.slots.release(place, used);
         line.serve();
     }
 
-    fn sequence(&self, place: Place, cache: bool) -> Argop4 {
+    fn sequence(&self, place: SlotUse, cache: bool) -> Argop4 {
         let highest_slotid = self.line.lock().slots.highest();
         Argop4::Sequence(SequenceArgs {
             sessionid: self.id,
@@ -300,17 +299,30 @@ impl Session {
         })
     }
 
+    /// Binds all connections to the session, for callbacks too.
+    pub async fn bind_all(&self, link: &ServerLink, deadline: &Deadline) {
+        for program in link.trunk.all().into_iter().filter(|program| program.is_connected()) {
+            if let Err(error) = identity::bind(&program, link.minor, self.id, deadline).await {
+                tracing::debug!(%error, "a connection cannot be bound to the session");
+            }
+        }
+    }
+
     /// What the answer of SEQUENCE says: of the request, and of everything else.
-    fn judge(self: &Arc<Self>, shared: &Arc<Shared>, res: &CompoundRes) -> Verdict {
+    fn judge(self: &Arc<Self>, link: &Arc<ServerLink>, res: &CompoundRes) -> Verdict {
         if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first() {
             {
                 let mut line = self.line.lock();
                 line.slots.adjust(ok.highest_slotid, ok.target_highest_slotid);
                 line.serve();
             }
-            shared.renewed();
-            self.flags.store(ok.status_flags, Relaxed);
-            shared.heed(self, ok.status_flags);
+            link.renewed();
+            link.set_status_flags(ok.status_flags);
+            if ok.status_flags & HANDLED_FLAGS != 0
+                && let Some(holder) = link.holder()
+            {
+                holder.handle_status_flags(ok.status_flags);
+            }
             // RFC 8881 §2.10.6.1.3: a retry whose reply was not kept says so in the operation behind SEQUENCE.
             return match res.status {
                 Nfsstat4::RetryUncachedRep => Verdict::Again { used: true },
@@ -334,21 +346,21 @@ impl Session {
     }
 
     /// Sends SEQUENCE alone in a place whose request nobody waits for, until something is answered there.
-    async fn resolve_doubt(self: &Arc<Self>, shared: &Arc<Shared>, place: Place) {
+    async fn resolve_doubt(self: &Arc<Self>, link: &Arc<ServerLink>, place: SlotUse) {
         let mut backoff = Backoff::new();
         loop {
             let deadline = &Deadline::after(BACKGROUND);
             let sequence = self.sequence(place, false);
-            let request = Request { minor: shared.minor, first: Some(&sequence), ops: &[] };
+            let request = Request { minor: link.minor, first: Some(&sequence), ops: &[] };
             let plan = ReplyPlan { inline_max: DOUBT_REPLY_MAX, ..ReplyPlan::default() };
-            let (result, _) = shared.trunk.call(&request, plan, "SEQUENCE", deadline).await;
+            let (result, _) = link.trunk.call(&request, plan, "SEQUENCE", deadline).await;
             let gone = self.gone.load(Relaxed);
             match result {
                 // An answer that cannot be read is one: that of the request itself.
                 Err(error) if matches!(error.kind(), ErrorKind::Protocol(_)) => return self.release(place, true),
                 Err(_) if gone => return self.release(place, false),
                 Err(_) => {}
-                Ok(res) => match self.judge(shared, &res) {
+                Ok(res) => match self.judge(link, &res) {
                     Verdict::Done | Verdict::Again { used: true } => return self.release(place, true),
                     Verdict::Again { used: false } | Verdict::Bind => {}
                     Verdict::Gone | Verdict::Failed => {
@@ -362,78 +374,17 @@ impl Session {
     }
 }
 
-impl Shared {
-    /// What the server wants this client to know (RFC 8881 §18.46.3).
-    fn heed(self: &Arc<Self>, session: &Arc<Session>, mut flags: u32) {
-        const CALLBACKS: u32 =
-            SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION | SEQ4_STATUS_BACKCHANNEL_FAULT;
-        const REVOKED: u32 = SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED
-            | SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED
-            | SEQ4_STATUS_ADMIN_STATE_REVOKED
-            | SEQ4_STATUS_RECALLABLE_STATE_REVOKED;
-        if self.arriving.load(Relaxed) {
-            // That is being done.
-            flags &= !SEQ4_STATUS_RESTART_RECLAIM_NEEDED;
-        }
-        if flags & (CALLBACKS | REVOKED | SEQ4_STATUS_RESTART_RECLAIM_NEEDED | SEQ4_STATUS_LEASE_MOVED) == 0
-            || self.heeding.swap(true, Relaxed)
-        {
-            return;
-        }
-        let (shared, session) = (self.clone(), session.clone());
-        self.runtime.spawn(async move {
-            let deadline = &Deadline::after(BACKGROUND);
-            if flags & CALLBACKS != 0 {
-                shared.bind_all(&session, deadline).await;
-            }
-            if flags & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
-                let _one = shared.recovering.lock().await;
-                // Asked again: whoever recovered meanwhile has reclaimed.
-                let now = shared.plain(&Compound::new("SEQUENCE"), deadline).await;
-                if now.is_ok() && session.flags.load(Relaxed) & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
-                    shared.reclaim(deadline).await;
-                }
-            } else if flags & REVOKED != 0 {
-                shared.free_revoked(deadline).await;
-            }
-            if flags & SEQ4_STATUS_LEASE_MOVED != 0 {
-                shared.look_for_moves().await;
-            }
-            // Callbacks may stay impossible: not again with each request.
-            tokio::time::sleep(HEED_PAUSE).await;
-            shared.heeding.store(false, Relaxed);
-        });
-    }
-
-    /// Binds all connections to the session, for callbacks too.
-    pub async fn bind_all(&self, session: &Session, deadline: &Deadline) {
-        for program in self.trunk.all().into_iter().filter(|program| program.is_connected()) {
-            if let Err(error) = identity::bind(&program, self.minor, session.id, deadline).await {
-                tracing::debug!(%error, "a connection cannot be bound to the session");
-            }
-        }
-    }
-
-    /// Forgets state that the server has revoked, so that it stops saying so (RFC 8881 §8.4.2.1, §18.38).
-    async fn free_revoked(self: &Arc<Self>, deadline: &Deadline) {
-        let mut stateids: VecDeque<Stateid4> = self.opens.stateids().into();
-        while !stateids.is_empty() {
-            let some: Vec<_> = stateids.drain(..stateids.len().min(TEST_MAX)).collect();
-            let args = TestStateidArgs { stateids: some.clone() };
-            let test = Compound::new("TEST_STATEID").op(Argop4::TestStateid(args), 8 + 4 * some.len());
-            let Ok(mut results) = self.run(&test, deadline).await else { return };
-            let Ok(statuses) = value!(results, TestStateid) else { return };
-            for (stateid, _) in some.iter().zip(statuses).filter(|(_, status)| *status != Nfsstat4::Ok) {
-                self.opens.lost(stateid);
-                let free = Argop4::FreeStateid(FreeStateidArgs { stateid: *stateid });
-                let _ = self.run(&Compound::new("FREE_STATEID").op(free, 0), deadline).await;
-            }
-        }
-    }
-}
-
-const HEED_PAUSE: Duration = Duration::from_secs(2);
+/// The flags of SEQUENCE that need handling: callbacks do not reach the client, state was revoked, state must be reclaimed, or a
+/// file system has moved.
+pub(crate) const HANDLED_FLAGS: u32 =
+    CALLBACK_FLAGS | REVOKED_FLAGS | SEQ4_STATUS_RESTART_RECLAIM_NEEDED | SEQ4_STATUS_LEASE_MOVED;
+/// The flags of a backchannel that does not work.
+pub(crate) const CALLBACK_FLAGS: u32 =
+    SEQ4_STATUS_CB_PATH_DOWN | SEQ4_STATUS_CB_PATH_DOWN_SESSION | SEQ4_STATUS_BACKCHANNEL_FAULT;
+/// The flags of revoked state.
+pub(crate) const REVOKED_FLAGS: u32 = SEQ4_STATUS_EXPIRED_ALL_STATE_REVOKED
+    | SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED
+    | SEQ4_STATUS_ADMIN_STATE_REVOKED
+    | SEQ4_STATUS_RECALLABLE_STATE_REVOKED;
 /// Bytes of an answer in the place of a request that was given up: one that the server has kept.
 const DOUBT_REPLY_MAX: usize = 8 << 10;
-/// Stateids that are tested at a time.
-const TEST_MAX: usize = 64;

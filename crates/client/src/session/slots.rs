@@ -27,7 +27,7 @@ struct Slot {
 
 /// The place of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SlotUse {
     pub slot: Slotid4,
     pub sequence: Sequenceid4,
 }
@@ -40,7 +40,7 @@ impl Slots {
     }
 
     /// A place for a request, if there is one: the lowest, so that the server can do with few.
-    pub fn take(&mut self) -> Option<Place> {
+    pub fn take(&mut self) -> Option<SlotUse> {
         let most = self.limit.min(self.target).max(1) as usize;
         let free = self.slots.iter().take(most).position(|slot| !slot.taken);
         let number = match free {
@@ -53,7 +53,7 @@ impl Slots {
             None => return None,
         };
         self.slots[number].taken = true;
-        Some(Place { slot: Slotid4(number as u32), sequence: Sequenceid4(self.slots[number].sequence) })
+        Some(SlotUse { slot: Slotid4(number as u32), sequence: Sequenceid4(self.slots[number].sequence) })
     }
 
     /// The highest slot with a request under way, for SEQUENCE (§18.46.3).
@@ -62,7 +62,7 @@ impl Slots {
     }
 
     /// Frees a slot. `used` says whether the server has taken the request into the slot's sequence.
-    pub fn release(&mut self, place: Place, used: bool) {
+    pub fn release(&mut self, place: SlotUse, used: bool) {
         let slot = &mut self.slots[place.slot.0 as usize];
         assert!(slot.taken && slot.sequence == place.sequence.0, "a slot is released by who has it");
         slot.taken = false;
@@ -101,8 +101,8 @@ pub(crate) const SLOTS_MAX: u32 = 1024;
 mod tests {
     use super::*;
 
-    fn place(slot: u32, sequence: u32) -> Place {
-        Place { slot: Slotid4(slot), sequence: Sequenceid4(sequence) }
+    fn place(slot: u32, sequence: u32) -> SlotUse {
+        SlotUse { slot: Slotid4(slot), sequence: Sequenceid4(sequence) }
     }
 
     #[test]

@@ -17,7 +17,10 @@ use rpc::ReplyPlan;
 use tokio::time::timeout_at;
 
 use super::compound::Request;
-use crate::{Error, ErrorKind, Result, deadline::Deadline, program::Program};
+use crate::{
+    call::{Deadline, Program},
+    model::{Error, ErrorKind, Result},
+};
 
 /// The connections of a session; clones share them.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! [`Zero`]: requests of version 4.0, which has no sessions: a client by its name, and owners whose operations are counted.
+//! [`Client40`]: requests of version 4.0, which has no sessions: a client by its name, and owners whose operations are counted.
 //!
 //! Read RFC 7530 §9.1 first. What an owner of opens or locks does, it does one after the other, each with the next number:
 //! the server knows by that what it has executed, and tells its answer again (§9.1.7). So such an operation is sent until it
@@ -19,26 +19,23 @@ use buf::{Buffer, SharedBuffer};
 use bytes::Bytes;
 use nfs::v4::{compound::*, *};
 use rpc::ReplyPlan;
-use tokio::{
-    sync::{Mutex, OwnedMutexGuard},
-    time::timeout_at,
-};
+use tokio::{sync::OwnedMutexGuard, time::timeout_at};
 use xdr::Opaque;
 
 use super::{
-    compound::{Compound, Request},
+    compound::{Compound, Counter, Request, Sent},
     identity,
-    shared::{Sent, Shared},
+    link::ServerLink,
     trunk::BACKGROUND,
 };
-use crate::{ErrorKind, Result, deadline::Deadline, program::Program};
-
-/// The number of an owner's next operation; locked while one is under way.
-pub(crate) type Counter = Arc<Mutex<u32>>;
+use crate::{
+    call::{Deadline, Program},
+    model::{ErrorKind, Result},
+};
 
 /// A client of version 4.0, as SETCLIENTID_CONFIRM made it.
 #[derive(Debug)]
-pub(crate) struct Zero {
+pub(crate) struct Client40 {
     clientid: Clientid4,
     /// Of this life.
     owner: ClientOwner4,
@@ -57,7 +54,7 @@ struct Turn {
     locker: Option<OwnedMutexGuard<u32>>,
 }
 
-impl Zero {
+impl Client40 {
     /// Introduces a client.
     ///
     /// # Errors
@@ -100,34 +97,34 @@ impl Zero {
     /// Executes a compound once.
     pub async fn send(
         self: &Arc<Self>,
-        shared: &Arc<Shared>,
+        link: &Arc<ServerLink>,
         compound: &Compound,
         sink: Option<Buffer>,
         deadline: &Deadline,
     ) -> Sent {
         let (result, sink) = match compound.ops.iter().position(is_counted) {
             Some(at) => {
-                let sent = timeout_at(deadline.at(), self.send_in_turn(shared, compound, at)).await;
-                (sent.unwrap_or_else(|_| Err(shared.trunk.first().late(compound.name))), sink.map(SharedBuffer::from))
+                let sent = timeout_at(deadline.at(), self.send_in_turn(link, compound, at)).await;
+                (sent.unwrap_or_else(|_| Err(link.trunk.first().late(compound.name))), sink.map(SharedBuffer::from))
             }
             None => {
                 let plan = ReplyPlan { sink, ..compound.plan() };
                 let ops = self.signed(&compound.ops);
                 let request = Request { minor: 0, first: None, ops: &ops };
-                shared.trunk.call_by_one(&request, plan, compound.name, deadline).await
+                link.trunk.call_by_one(&request, plan, compound.name, deadline).await
             }
         };
         match result {
-            Ok(res) => self.judge(shared, compound, res, sink),
+            Ok(res) => self.judge(link, compound, res, sink),
             Err(error) => Sent::Answered(Err(error), sink),
         }
     }
 
     /// What an answer says of the client.
-    fn judge(&self, shared: &Shared, compound: &Compound, res: CompoundRes, sink: Option<SharedBuffer>) -> Sent {
+    fn judge(&self, link: &ServerLink, compound: &Compound, res: CompoundRes, sink: Option<SharedBuffer>) -> Sent {
         match res.status {
             // RFC 7530 §16.28: with either, the lease is renewed.
-            Nfsstat4::Ok | Nfsstat4::CbPathDown if matches!(compound.ops[..], [Argop4::Renew(_)]) => shared.renewed(),
+            Nfsstat4::Ok | Nfsstat4::CbPathDown if matches!(compound.ops[..], [Argop4::Renew(_)]) => link.renewed(),
             // §9.6.2: the server has restarted.
             Nfsstat4::StaleClientid | Nfsstat4::StaleStateid => return lost(res, sink),
             // §9.6.3: it has not heard of this client for too long.
@@ -171,7 +168,7 @@ impl Zero {
     /// Sends a compound whose operation at `at` is counted, when it is the turn of its owners.
     async fn send_in_turn(
         self: &Arc<Self>,
-        shared: &Arc<Shared>,
+        link: &Arc<ServerLink>,
         compound: &Compound,
         at: usize,
     ) -> Result<CompoundRes> {
@@ -185,9 +182,9 @@ impl Zero {
             false => None,
         };
         let mut turn = Turn { opener, locker };
-        let late = shared.trunk.first().late(compound.name);
-        let (trunk, mount, compound) = (shared.trunk.clone(), Arc::downgrade(shared), compound.clone());
-        let task = shared.runtime.spawn(async move {
+        let late = link.trunk.first().late(compound.name);
+        let (trunk, mount, compound) = (link.trunk.clone(), Arc::downgrade(link), compound.clone());
+        let task = link.runtime.spawn(async move {
             let send = async |ops: &[Argop4]| loop {
                 let (plan, request) = (compound.plan(), Request { minor: 0, first: None, ops });
                 match trunk.call_by_one(&request, plan, compound.name, &Deadline::after(BACKGROUND)).await.0 {
@@ -326,6 +323,6 @@ fn to_confirm(ops: &[Argop4], res: &CompoundRes) -> Option<Vec<Argop4>> {
 }
 
 /// Whether anybody still uses the mount.
-fn is_there(mount: &Weak<Shared>) -> bool {
+fn is_there(mount: &Weak<ServerLink>) -> bool {
     mount.strong_count() > 0
 }

@@ -1,5 +1,7 @@
 //! Where a file system is that a server names and does not have (RFC 8881 §11.4, §11.16; RFC 7530 §8).
 
+use std::fmt;
+
 use bytes::Bytes;
 use nfs::v4::{
     Argop4, ClientIdArgs, Clientid4, GetAttrArgs, Nfsstat4, Opnum4, Res4, Resop4,
@@ -7,11 +9,12 @@ use nfs::v4::{
     location::FsLocations4,
 };
 
-use super::{
-    V4, attr,
-    compound::{Compound, component, failure, value},
+use super::{V4, attr};
+use crate::{
+    call::Deadline,
+    model::{Handle, Result},
+    session::compound::{Compound, component, failure, value},
 };
-use crate::{Handle, Result, deadline::Deadline};
 
 /// A place where a file system is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -64,7 +67,7 @@ impl V4 {
             }
             result => result?,
         };
-        let known = self.shared.opens.names.lock().id(object).map(|id| id.fsid);
+        let known = self.server.opens.names.lock().id(object).map(|id| id.fsid);
         let Some(fsid) = attrs.fsid.map(attr::fsid).or(known).filter(|_| attrs.object_type.is_none()) else {
             return Ok(None);
         };
@@ -75,11 +78,11 @@ impl V4 {
 
     async fn told_of(&self, object: &Handle, attributes: &[Attr4], deadline: &Deadline) -> Result<Attrs> {
         let mut compound = asking(Compound::on("GETATTR", object), attributes);
-        if self.shared.minor == 0 {
+        if self.server.client.minor() == 0 {
             // So that the server knows which client has been told (RFC 7931).
             compound = compound.op(Argop4::Renew(ClientIdArgs { clientid: Clientid4(0) }), 0);
         }
-        let res = self.shared.ask(&compound, deadline).await?;
+        let res = self.server.client.ask(&compound, deadline).await?;
         let told = res.resarray.iter().find_map(|result| match result {
             Resop4::GetAttr(Res4::Ok(attrs)) => Some(attrs),
             _ => None,
@@ -103,6 +106,12 @@ fn places(told: &FsLocations4) -> Vec<Location> {
         location.server.iter().map(move |server| Location { server: server.0.clone(), path: path.clone() })
     });
     places.take(PLACES_MAX).collect()
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.server.escape_ascii(), self.path.escape_ascii())
+    }
 }
 
 /// Bytes of an answer that names places.

@@ -1,19 +1,19 @@
-//! [`Anywhere`]: the operations of a [`Protocol`](crate::Protocol) where objects are, here or wherever they have moved to.
+//! [`MigrationRouter`]: directs each operation of a [`Protocol`](crate::Protocol) to the server that has the object now.
 
 use buf::{Buffer, Rope};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::{V4, moved::Place};
-use crate::{
-    Attr, CreateHow, FsStat, Handle, Node, Page, PathConf, ReadData, ReadInfo, Result, SetAttr, Special, StableHow,
-    Verifier, Written, protocol::Operations,
+use super::{Place, V4};
+use crate::model::{
+    Attr, CreateHow, FsStat, Handle, Node, Operations, Page, PathConf, ReadData, ReadInfo, Result, SetAttr, Special,
+    StableHow, Verifier, Written,
 };
 
-/// A server, and those to which something has moved from there.
-pub(crate) struct Anywhere<'a>(pub &'a V4);
+/// A server, with the servers to which file systems have moved from there.
+pub(crate) struct MigrationRouter<'a>(pub &'a V4);
 
-impl Operations for Anywhere<'_> {
+impl Operations for MigrationRouter<'_> {
     async fn null(&self) -> Result<()> {
         self.0.null().await
     }
@@ -151,7 +151,7 @@ impl Operations for Anywhere<'_> {
     }
 }
 
-impl Anywhere<'_> {
+impl MigrationRouter<'_> {
     /// Makes an object under a name.
     async fn made<F: Future<Output = Result<Node>> + Send>(
         &self,

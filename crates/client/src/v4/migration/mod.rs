@@ -18,7 +18,6 @@
 use std::{
     collections::HashMap,
     fmt,
-    future::Future,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -27,34 +26,32 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::future::{self, FutureExt};
-use nfs::{
-    v3::Nfsstat3,
-    v4::{ClientOwner4, FHSIZE4, Nfsstat4},
-};
+use nfs::v4::ClientOwner4;
 use parking_lot::Mutex;
-use rpc::{BoxFuture, Switch};
+use rpc::BoxFuture;
 use tokio::time::timeout_at;
 
 use super::{
-    V4, Watcher,
-    anywhere::Anywhere,
-    attr,
-    compound::{Compound, failure},
+    V4, Watcher, attr,
     links::{Link, Links},
+    locations::{Gone, Location},
     names::{Id, KNOWN_MAX},
-    referral::{Gone, Location},
-    shared::Shared,
+    place::MOVES_MAX,
+    router::MigrationRouter,
+    server::Server,
     unreclaimed::Unreclaimed,
 };
 use crate::{
-    Attr, Error, ErrorKind, Handle, Mount, NfsUrl, Node, Result, Verifier, connect, deadline::Deadline,
-    protocol::Operations, referral,
+    call::Deadline,
+    model::{Attr, Error, ErrorKind, Handle, Node, Operations, Result, Status},
+    session::compound::Compound,
 };
 
 /// What has moved away from a server.
 #[derive(Default)]
 pub(crate) struct Moves {
-    origin: OnceLock<Origin>,
+    /// The dialer, and the number of moves that have led to this server.
+    dialer: OnceLock<(Arc<dyn Dialer>, u32)>,
     /// Anything has.
     anything: AtomicBool,
     table: Mutex<Table>,
@@ -63,22 +60,31 @@ pub(crate) struct Moves {
     looking: AtomicBool,
 }
 
-/// How the server was mounted.
-pub(crate) struct Origin {
-    pub url: NfsUrl,
-    pub switch: Switch,
-    /// Referrals that have led to it.
-    pub hops: u32,
-    /// Moves that have.
-    pub moves: u32,
+/// Connects to the servers to which file systems move. What makes mounts implements it.
+pub(crate) trait Dialer: Send + Sync {
+    /// Mounts a place by version 4, as a client that is known by this identity.
+    fn dial<'a>(&'a self, place: &'a Location, identity: MigrationIdentity) -> BoxFuture<'a, Result<Dialed>>;
 }
 
-/// Who mounts the place that something has moved to.
+/// A server to which a file system has moved, connected.
+pub(crate) struct Dialed {
+    pub v4: V4,
+    /// A number that no other mount of the process has.
+    pub number: u64,
+    /// The root of the file system.
+    pub root: Handle,
+    /// Bytes of the largest READ.
+    pub read_size: usize,
+    /// Bytes of the largest WRITE.
+    pub write_size: usize,
+}
+
+/// The identity by which the client continues at another server.
 #[derive(Clone, Debug)]
-pub(crate) struct Heir {
-    /// The client as the server before knew it.
+pub(crate) struct MigrationIdentity {
+    /// The client's name at the server before.
     pub owner: ClientOwner4,
-    /// Moves that have led there.
+    /// Moves that have led to the new server.
     pub moves: u32,
 }
 
@@ -95,8 +101,11 @@ struct Table {
 
 /// A server to which something has moved.
 pub(crate) struct Peer {
-    mount: Mount,
-    tag: [u8; TAG],
+    v4: V4,
+    pub number: u64,
+    pub read_size: usize,
+    pub write_size: usize,
+    pub tag: [u8; TAG],
     /// One file at a time is found and handed over.
     bringing: tokio::sync::Mutex<()>,
 }
@@ -110,30 +119,9 @@ pub(crate) struct Moved {
     path: Vec<Bytes>,
 }
 
-/// Where an object is now.
-#[derive(Clone)]
-pub(crate) struct Place {
-    pub v4: V4,
-    pub handle: Handle,
-    /// How it was come to, from server to server.
-    way: Vec<Step>,
-}
-
-#[derive(Clone)]
-struct Step {
-    from: Arc<Shared>,
-    /// The object there.
-    handle: Handle,
-    peer: Arc<Peer>,
-}
-
 impl Peer {
-    fn v4(&self) -> &V4 {
-        self.mount.v4().expect("it was mounted by version 4")
-    }
-
-    fn number(&self) -> u64 {
-        self.mount.number()
+    pub fn v4(&self) -> &V4 {
+        &self.v4
     }
 }
 
@@ -144,16 +132,16 @@ impl Table {
 }
 
 impl Moves {
-    /// It was mounted so.
-    pub fn mounted(&self, origin: Origin) {
-        assert!(self.origin.set(origin).is_ok(), "a mount is mounted once");
+    /// Sets the dialer, once, with the number of moves that have led to this server.
+    pub fn set_dialer(&self, dialer: Arc<dyn Dialer>, moves: u32) {
+        assert!(self.dialer.set((dialer, moves)).is_ok(), "a server has one dialer");
     }
 
-    /// Forgets all that has moved, and where.
-    pub fn take(&self) -> Vec<Mount> {
+    /// Forgets all that has moved, and returns the servers to which it has.
+    pub fn take(&self) -> Vec<V4> {
         let mut table = self.table.lock();
         (table.moved, table.links) = Default::default();
-        table.servers.drain(..).map(|(_, peer)| peer.mount.clone()).collect()
+        table.servers.drain(..).map(|(_, peer)| peer.v4.clone()).collect()
     }
 
     /// Whether anything has moved.
@@ -162,24 +150,24 @@ impl Moves {
     }
 
     /// The object of a handle at the server that it has moved to, as far as that is known.
-    fn known(&self, handle: &Handle) -> Option<(Arc<Peer>, Handle)> {
+    pub fn known(&self, handle: &Handle) -> Option<(Arc<Peer>, Handle)> {
         let mut table = self.table.lock();
         if let Some((server, there)) = table.links.there(handle) {
-            return Some((table.peer(|peer| peer.number() == server)?, there));
+            return Some((table.peer(|peer| peer.number == server)?, there));
         }
         Some((table.peer(|peer| handle.starts_with(&peer.tag))?, handle.0.slice(TAG..).into()))
     }
 
-    fn moved(&self, fsid: u64) -> Option<Arc<Moved>> {
+    pub fn moved(&self, fsid: u64) -> Option<Arc<Moved>> {
         self.table.lock().moved.get(&fsid).cloned()
     }
 
     /// An object of this server is that one there.
-    fn link(&self, here: &Handle, peer: &Arc<Peer>, there: &Handle) {
+    pub fn link(&self, here: &Handle, peer: &Arc<Peer>, there: &Handle) {
         let mut idle = {
             let mut table = self.table.lock();
             let most = KNOWN_MAX * table.moved.len().max(1);
-            table.links.insert(here, (peer.number(), there), most)
+            table.links.insert(here, (peer.number, there), most)
         };
         if idle.is_empty() {
             return;
@@ -191,173 +179,26 @@ impl Moves {
     }
 
     fn is_open(&self, link: &Link) -> bool {
-        let peer = self.table.lock().peer(|peer| peer.number() == link.server);
+        let peer = self.table.lock().peer(|peer| peer.number == link.server);
         peer.is_some_and(|peer| {
             let at = peer.v4().place_now(&link.handle);
-            at.v4.shared.opens.known(&at.handle).is_some()
+            at.v4.server.opens.known(&at.handle).is_some()
         })
     }
 
     /// What this server's users call an object of another.
-    fn name(&self, peer: &Peer, there: &Handle) -> Handle {
-        let here = self.table.lock().links.here(peer.number(), there);
+    pub fn name(&self, peer: &Peer, there: &Handle) -> Handle {
+        let here = self.table.lock().links.here(peer.number, there);
         here.unwrap_or_else(|| Bytes::from([&peer.tag[..], there].concat()).into())
     }
 }
 
-impl Place {
-    /// A number that no other server's place has.
-    pub fn number(&self) -> u64 {
-        self.way.last().map_or(0, |step| step.peer.number())
-    }
-
-    /// What the caller calls an object that was found there; with a directory's entry, an object is called as it was before.
-    pub fn name(&self, mut there: Handle, entry: Option<(&[u8], Option<&Attr>)>) -> Handle {
-        for step in self.way.iter().rev() {
-            if let Some((name, Some(attr))) = entry {
-                step.recognize(&there, name, attr);
-            }
-            there = step.from.moves.name(&step.peer, &there);
-        }
-        there
-    }
-
-    /// The same, of what was found or made under a name.
-    pub fn node(&self, name: &[u8], node: Node) -> Node {
-        if self.way.is_empty() {
-            return node;
-        }
-        Node { handle: self.name(node.handle, Some((name, node.attr.as_ref()))), attr: node.attr }
-    }
-
-    /// Bytes of a READ of so many.
-    pub fn read_size(&self, count: u32) -> u32 {
-        self.way.last().map_or(count, |step| count.min(step.peer.mount.read_size() as u32))
-    }
-
-    /// Bytes of a WRITE of so many.
-    pub fn write_size(&self, len: usize) -> usize {
-        self.way.last().map_or(len, |step| len.min(step.peer.mount.write_size()))
-    }
-
-    /// A verifier of one server is none of another's.
-    pub fn verifier(&self, mut verf: Verifier) -> Verifier {
-        for step in &self.way {
-            verf.iter_mut().zip(step.peer.tag).for_each(|(byte, tag)| *byte ^= tag);
-        }
-        verf
-    }
-}
-
-impl Step {
-    /// An object was found there that may have been found here before under the same name.
-    fn recognize(&self, there: &Handle, name: &[u8], attr: &Attr) {
-        let before = {
-            let names = self.from.opens.names.lock();
-            let before = names.at(&self.handle, name);
-            before.filter(|before| attr.fileid != 0 && names.id(before).is_some_and(|id| id.fileid == attr.fileid))
-        };
-        // What is open is handed over first.
-        let open = |before: &Handle| self.from.opens.known(before).is_some();
-        if let Some(before) = before.filter(|before| !open(before) && self.from.moves.known(before).is_none()) {
-            self.from.moves.link(&before, &self.peer, there);
-        }
-    }
-}
-
 impl V4 {
-    /// Does something where an object is, wherever that is by now.
-    pub(crate) async fn on<T, F: Future<Output = Result<T>> + Send>(
-        &self,
-        object: &Handle,
-        operation: impl Fn(Place) -> F,
-    ) -> Result<T> {
-        self.on_both("", object, object, |at, _| operation(at)).await
-    }
-
-    /// The same, where two objects are.
-    ///
-    /// # Errors
-    /// XDEV: they are on different servers; and those of the operation.
-    pub(crate) async fn on_both<T, F: Future<Output = Result<T>> + Send>(
-        &self,
-        name: &'static str,
-        one: &Handle,
-        other: &Handle,
-        operation: impl Fn(Place, Handle) -> F,
-    ) -> Result<T> {
-        let deadline = &self.deadline();
-        let mut moves = 0;
-        loop {
-            let at = self.place(one).await?;
-            let apart = if std::ptr::eq(one, other) { None } else { Some(self.place(other).await?) };
-            let there = apart.as_ref().unwrap_or(&at);
-            if !Arc::ptr_eq(&at.v4.shared, &there.v4.shared) {
-                return Err(failure(Nfsstat4::XDev, name).on(self.program().server()));
-            }
-            let error = match operation(at.clone(), there.handle.clone()).await {
-                Err(error) if error.status4() == Some(Nfsstat4::Moved) && moves < MOVES_MAX => error,
-                result => return result,
-            };
-            moves += 1;
-            // If neither is gone, what has moved is something else: a name stands for another server's file system.
-            let gone = Box::pin(at.v4.moved(&at.handle, deadline)).await?
-                || (there.handle != at.handle && Box::pin(at.v4.moved(&there.handle, deadline)).await?);
-            if !gone {
-                return Err(error);
-            }
-        }
-    }
-
-    /// Where an object is.
-    ///
-    /// # Errors
-    /// It has moved, and is not found again.
-    pub(crate) async fn place(&self, object: &Handle) -> Result<Place> {
-        let mut place = self.place_now(object);
-        loop {
-            let fsid = place.v4.shared.moves.any().then(|| place.v4.fsid(&place.handle)).flatten();
-            let Some(moved) = fsid.and_then(|fsid| place.v4.shared.moves.moved(fsid)) else { break };
-            // What is rare is not to make every operation's future larger.
-            Box::pin(place.v4.bring_one(&moved, &place.handle)).await?;
-            place = self.place_now(object);
-        }
-        if place.handle.len() > FHSIZE4 {
-            return Err(failure(Nfsstat4::BadHandle, "PUTFH"));
-        }
-        Ok(place)
-    }
-
-    fn fsid(&self, object: &Handle) -> Option<u64> {
-        self.shared.opens.names.lock().id(object).map(|id| id.fsid)
-    }
-
-    /// Where it is as far as that is known.
-    pub(crate) fn place_now(&self, object: &Handle) -> Place {
-        let mut place = Place { v4: self.clone(), handle: object.clone(), way: Vec::new() };
-        while place.v4.shared.moves.any() {
-            let Some((peer, there)) = place.v4.shared.moves.known(&place.handle) else { break };
-            let v4 = peer.v4().with_deadline(self.timeout);
-            let from = std::mem::replace(&mut place.v4, v4).shared;
-            let handle = std::mem::replace(&mut place.handle, there);
-            place.way.push(Step { from, handle, peer });
-        }
-        place
-    }
-
-    /// An object was renamed, wherever it is: it would not be found by its former name where it was before.
-    pub(crate) fn renamed_anywhere(&self, from: (&Handle, &[u8]), to: (&Handle, &[u8])) {
-        let (from_dir, to_dir) = (self.place_now(from.0), self.place_now(to.0));
-        for (left, entered) in from_dir.way.iter().zip(&to_dir.way) {
-            left.from.opens.names.lock().renamed((&left.handle, from.1), (&entered.handle, to.1));
-        }
-    }
-
     /// An object of this server may have moved: finds it where it is now. Returns whether it has.
     ///
     /// # Errors
     /// It has, and cannot be found.
-    async fn moved(&self, object: &Handle, deadline: &Deadline) -> Result<bool> {
+    pub(super) async fn moved(&self, object: &Handle, deadline: &Deadline) -> Result<bool> {
         let Some(gone) = self.gone(object, deadline).await? else { return Ok(false) };
         let moved =
             timeout_at(deadline.at(), self.attempt(gone)).await.map_err(|_| self.program().late("fs_locations"))??;
@@ -368,23 +209,23 @@ impl V4 {
     /// The attempt to find where a file system has gone: the one that is being made, or another.
     fn attempt(&self, gone: Gone) -> Attempt {
         let fsid = gone.fsid;
-        let mut attempts = self.shared.moves.attempts.lock();
+        let mut attempts = self.server.moves.attempts.lock();
         if let Some(attempt) = attempts.get(&fsid) {
             return attempt.clone();
         }
         let v4 = self.with_deadline(self.program().timeout());
         let attempt: BoxFuture<'static, _> = Box::pin(async move {
-            let found = match v4.shared.moves.moved(fsid) {
+            let found = match v4.server.moves.moved(fsid) {
                 Some(moved) => Ok(moved),
                 None => v4.migrate(&gone).await,
             };
-            v4.shared.moves.attempts.lock().remove(&fsid);
+            v4.server.moves.attempts.lock().remove(&fsid);
             found
         });
         let attempt = attempt.shared();
         attempts.insert(fsid, attempt.clone());
         // It goes on though nobody waits any more.
-        self.shared.runtime.spawn(attempt.clone());
+        self.server.client.link.runtime.spawn(attempt.clone());
         attempt
     }
 
@@ -403,7 +244,7 @@ impl V4 {
 
     /// Goes on with a file system at its new place.
     async fn settle(&self, gone: &Gone, place: &Location) -> Result<Arc<Moved>> {
-        let moves = &self.shared.moves;
+        let moves = &self.server.moves;
         let known = moves.table.lock().servers.iter().find(|(server, _)| *server == place.server).cloned();
         let is_new = known.is_none();
         let (peer, root) = match known {
@@ -411,7 +252,7 @@ impl V4 {
                 let names: Vec<_> = names_of(&place.path).collect();
                 let root = peer.v4().root(&names).await?;
                 if root.names < names.len() {
-                    return Err(Error::new(ErrorKind::Nfs(Nfsstat3::NoEnt), "LOOKUP"));
+                    return Err(Error::refused(Status::NotFound, "LOOKUP"));
                 }
                 (peer, root.handle)
             }
@@ -422,7 +263,7 @@ impl V4 {
             moves.table.lock().servers.push((place.server.clone(), peer.clone()));
         }
         let mut unreclaimed = Unreclaimed::default();
-        for file in self.shared.opens.all() {
+        for file in self.server.opens.all() {
             if self.fsid(&file.handle) == Some(gone.fsid)
                 && let Err(error) = self.bring(&moved, &file.handle, &mut unreclaimed).await
             {
@@ -430,7 +271,7 @@ impl V4 {
             }
         }
         unreclaimed.report(peer.v4().program().server());
-        peer.v4().shared.arrived(&moved.root, is_new, &self.deadline()).await;
+        peer.v4().server.arrived(&moved.root, is_new, &self.deadline()).await;
         moves.table.lock().moved.insert(gone.fsid, moved.clone());
         moves.anything.store(true, Relaxed);
         Ok(moved)
@@ -438,27 +279,22 @@ impl V4 {
 
     /// Mounts the place that something has moved to.
     async fn mount_there(&self, place: &Location) -> Result<(Arc<Peer>, Handle)> {
-        let origin = self.shared.moves.origin.get().expect("it is mounted");
-        if origin.moves >= MOVES_MAX {
+        let (dialer, moves) = self.server.moves.dialer.get().expect("a mount has a dialer");
+        if *moves >= MOVES_MAX {
             return Err(Error::new(ErrorKind::Path("too many moves from server to server"), "fs_locations"));
         }
-        let url = referral::url_of(place, &origin.url)?;
-        let heir = Heir { owner: self.shared.client.clone(), moves: origin.moves + 1 };
-        let mount = connect::mount_as(&url, &origin.switch, origin.hops, Some(heir)).await?;
-        let Some(v4) = mount.v4().filter(|_| mount.start().is_empty()) else {
-            let problem = "its root is not there, or not by version 4";
-            return Err(Error::new(ErrorKind::Protocol(problem.to_owned()), "LOOKUP"));
-        };
-        let peer =
-            Arc::new(Peer { mount: mount.clone(), tag: rand::random(), bringing: tokio::sync::Mutex::default() });
-        if let Some(watcher) = self.shared.opens.delegations.watcher() {
-            let (from, peer) = (Arc::downgrade(&self.shared), Arc::downgrade(&peer));
-            v4.watch(Arc::new(Elsewhere { from, peer, watcher }));
+        let identity = MigrationIdentity { owner: self.server.client.owner.clone(), moves: moves + 1 };
+        let Dialed { v4, number, root, read_size, write_size } = dialer.dial(place, identity).await?;
+        let (tag, bringing) = (rand::random(), tokio::sync::Mutex::default());
+        let peer = Arc::new(Peer { v4, number, read_size, write_size, tag, bringing });
+        if let Some(watcher) = self.server.opens.delegations.watcher() {
+            let (from, to) = (Arc::downgrade(&self.server), Arc::downgrade(&peer));
+            peer.v4.watch(Arc::new(Elsewhere { from, peer: to, watcher }));
         }
-        Ok((peer, mount.root().clone()))
+        Ok((peer, root))
     }
 
-    async fn bring_one(&self, moved: &Moved, object: &Handle) -> Result<()> {
+    pub(super) async fn bring_one(&self, moved: &Moved, object: &Handle) -> Result<()> {
         let mut unreclaimed = Unreclaimed::default();
         let brought = self.bring(moved, object, &mut unreclaimed).await;
         unreclaimed.report(moved.peer.v4().program().server());
@@ -467,18 +303,24 @@ impl V4 {
 
     /// Finds an object where its file system is now, and what is held there goes with it.
     async fn bring(&self, moved: &Moved, object: &Handle, unreclaimed: &mut Unreclaimed) -> Result<()> {
-        let (peer, moves) = (&moved.peer, &self.shared.moves);
+        let (peer, moves) = (&moved.peer, &self.server.moves);
         let _one = peer.bringing.lock().await;
         if moves.known(object).is_some() {
             return Ok(());
         }
         let there = self.find_again(moved, object).await?;
-        if let Some(file) = self.shared.opens.known(object) {
+        if let Some(file) = self.server.opens.known(object) {
             // What is being asked of the former server has come to its end then.
             let _alone = file.changing().await;
-            let left = file.leave(&self.shared);
+            let left = file.leave(&self.server.opens);
             let at = peer.v4().place_now(&there);
-            at.v4.shared.opens.file(&at.handle).0.arrive(&at.v4.shared, left, &self.deadline(), unreclaimed).await;
+            at.v4
+                .server
+                .opens
+                .file(&at.handle)
+                .0
+                .arrive(&at.v4.server.opens, left, &self.deadline(), unreclaimed)
+                .await;
         }
         moves.link(object, peer, &there);
         moves.anything.store(true, Relaxed);
@@ -488,11 +330,11 @@ impl V4 {
     /// The object there that has the path and the number that this one has had.
     async fn find_again(&self, moved: &Moved, object: &Handle) -> Result<Handle> {
         let (way, id) = {
-            let names = self.shared.opens.names.lock();
+            let names = self.server.opens.names.lock();
             let id = names.id(object);
             // Others may have renamed what is above that since; and elsewhere file systems need not be below each other as they are here.
             let near = |dir: &Handle| {
-                let (peer, there) = self.shared.moves.known(dir)?;
+                let (peer, there) = self.server.moves.known(dir)?;
                 let same = names.id(dir).is_none_or(|of| id.is_some_and(|id| id.fsid == of.fsid));
                 (same && Arc::ptr_eq(&peer, &moved.peer)).then_some(there)
             };
@@ -532,30 +374,30 @@ impl V4 {
     }
 }
 
-impl Shared {
+impl Server {
     /// The server has said that something has moved away, and not what.
     pub fn look_for_moves(self: &Arc<Self>) -> BoxFuture<'static, ()> {
-        let shared = self.clone();
+        let server = self.clone();
         Box::pin(async move {
-            if shared.moves.looking.swap(true, Relaxed) {
+            if server.moves.looking.swap(true, Relaxed) {
                 return;
             }
-            let v4 = V4 { timeout: shared.trunk.first().timeout(), shared };
-            let file_systems = v4.shared.opens.names.lock().file_systems();
+            let v4 = V4 { timeout: server.client.link.trunk.first().timeout(), server };
+            let file_systems = v4.server.opens.names.lock().file_systems();
             for (fsid, object) in file_systems {
-                if v4.shared.moves.moved(fsid).is_some() {
+                if v4.server.moves.moved(fsid).is_some() {
                     continue;
                 }
                 // RFC 8881 §18.46.3: the server stops when it has said MOVED, and then where, of all of them.
                 let probe = Compound::on("GETATTR", &object).get_attr(attr::WANTED);
-                if let Err(error) = v4.shared.ask(&probe, &v4.deadline()).await {
+                if let Err(error) = v4.server.client.ask(&probe, &v4.deadline()).await {
                     tracing::debug!(%error, "whether a file system is there is not known");
                 }
                 if let Err(error) = v4.moved(&object, &v4.deadline()).await {
                     tracing::warn!(%error, "a file system that has moved is not found");
                 }
             }
-            v4.shared.moves.looking.store(false, Relaxed);
+            v4.server.moves.looking.store(false, Relaxed);
         })
     }
 }
@@ -563,7 +405,7 @@ impl Shared {
 /// Tells of delegations of the server to which something has moved, by the handles that are known.
 #[derive(Debug)]
 struct Elsewhere {
-    from: Weak<Shared>,
+    from: Weak<Server>,
     peer: Weak<Peer>,
     watcher: Arc<dyn Watcher>,
 }
@@ -579,11 +421,11 @@ impl Watcher for Elsewhere {
 
 /// LOOKUP of a server from which it can have moved on.
 fn look_up<'a>(v4: &'a V4, dir: &'a Handle, name: &'a [u8]) -> BoxFuture<'a, Result<Node>> {
-    Box::pin(async move { Anywhere(v4).lookup(dir, name).await })
+    Box::pin(async move { MigrationRouter(v4).lookup(dir, name).await })
 }
 
 fn look_at<'a>(v4: &'a V4, object: &'a Handle) -> BoxFuture<'a, Result<Attr>> {
-    Box::pin(async move { Anywhere(v4).getattr(object).await })
+    Box::pin(async move { MigrationRouter(v4).getattr(object).await })
 }
 
 fn names_of(path: &Bytes) -> impl Iterator<Item = Bytes> {
@@ -599,7 +441,7 @@ impl fmt::Debug for Moves {
 
 impl fmt::Debug for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peer").field("url", self.mount.url()).finish_non_exhaustive()
+        f.debug_struct("Peer").field("server", self.v4.program().server()).finish_non_exhaustive()
     }
 }
 
@@ -607,5 +449,3 @@ impl fmt::Debug for Peer {
 mod tests;
 
 const TAG: usize = 16;
-/// Moves of one file system; more of them are taken for a circle.
-const MOVES_MAX: u32 = 32;

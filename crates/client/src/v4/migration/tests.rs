@@ -6,7 +6,7 @@ mod process;
 use std::{net::SocketAddr, sync::Arc};
 
 use buf::Pool;
-use rpc::{Service, TcpKind, TcpOptions, TransportKind, rpcbind::to_universal};
+use rpc::{Service, Switch, TcpKind, TcpOptions, TransportKind, rpcbind::to_universal};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
 use tokio::task::JoinSet;
 use vfs::{
@@ -19,7 +19,7 @@ use self::{
     process::process,
 };
 use super::*;
-use crate::LockRange;
+use crate::{LockRange, Mount};
 
 struct Site {
     address: SocketAddr,
@@ -83,7 +83,7 @@ async fn what_is_forgotten_of_a_move_is_found_again_and_what_is_open_is_not_forg
         mount.protocol().getattr(handle).await.unwrap();
     }
     mount.rename("d/renamed", "renamed").await.unwrap();
-    let moves = &v4.shared.moves;
+    let moves = &v4.server.moves;
     let known = |handle: &Handle| moves.known(handle).is_some();
     assert!([&dir, &closed, &renamed, &new, file.handle()].into_iter().all(known));
 
@@ -118,10 +118,11 @@ async fn an_object_is_not_looked_for_below_another_file_system() {
     go_away(&mount, &from, &to).await;
     mount.stat("").await.unwrap();
     // As if `d` were the way to it and of a file system which is elsewhere at the same server.
-    let peer = v4.shared.moves.table.lock().servers[0].1.clone();
+    let peer = v4.server.moves.table.lock().servers[0].1.clone();
     let of_another = Attr { fsid: !dir.attr.fsid, ..dir.attr };
-    v4.shared.opens.found(root, b"d", &dir.handle, Some(&of_another));
-    v4.shared.moves.link(&dir.handle, &peer, peer.mount.root());
+    v4.server.opens.found(root, b"d", &dir.handle, Some(&of_another));
+    let peer_root = v4.server.moves.table.lock().moved.values().next().unwrap().root.clone();
+    v4.server.moves.link(&dir.handle, &peer, &peer_root);
     assert_eq!(mount.protocol().getattr(&file.handle).await.unwrap().fileid, file.attr.fileid);
     mount.unmount().await.unwrap();
 }
