@@ -195,15 +195,41 @@ fn create_session_is_executed_once() {
 }
 
 #[test]
-fn another_principal_cannot_confirm_nor_use_up_the_sequence() {
+fn another_principal_cannot_confirm_a_client() {
     let mut world = World::new();
     let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
-    let stolen = world.state.create_session(world.now, &create(id, 1), &OTHER, TCP);
-    assert_eq!(stolen, Err(Nfsstat4::ClidInuse));
+    for sequence in [0, 1, 2] {
+        let stolen = world.state.create_session(world.now, &create(id, sequence), &OTHER, TCP);
+        assert_eq!(stolen, Err(Nfsstat4::ClidInuse), "{sequence}");
+    }
     world.create(&create(id, 1)).unwrap();
-    let stolen = world.state.create_session(world.now, &create(id, 2), &OTHER, TCP);
-    assert_eq!(stolen, Err(Nfsstat4::ClidInuse));
-    world.create(&create(id, 2)).unwrap();
+}
+
+/// RFC 8881 §18.36.4 compares the principal only in phase 3, which is skipped for a confirmed client ID.
+#[test]
+fn another_principal_can_create_a_session_of_a_confirmed_client() {
+    let mut world = World::new();
+    let (id, own) = world.client("a", 1);
+    let by_other = |world: &mut World, sequence| {
+        let connection = Connection { id: ConnectionId(66), duplex: true };
+        world.state.create_session(world.now, &create(id, sequence), &OTHER, connection)
+    };
+    assert_eq!(by_other(&mut world, 1), Err(Nfsstat4::SeqMisordered), "no retry: the session ID is not told");
+    world.state.note_callback(id, true);
+    let made = by_other(&mut world, 2).unwrap();
+    assert_eq!(by_other(&mut world, 2), Ok(made.clone()), "a retry");
+    assert!(!world.state.can_be_called(id), "whether the owner can be called is not for another to say");
+    world.state.note_callback(id, false);
+    assert_eq!(made.flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN, 0, "callbacks stay with the owner");
+    let call = world.state.begin_callback(id, None).unwrap();
+    assert_eq!(call.session, own);
+    assert!(matches!(world.state.begin_callback(id, Some(made.sessionid)), Err(back::NoPath::Down)));
+    world.state.end_callback(own, &call.ticket, back::BackOutcome::NotBegun);
+    // The owner is told that the sequence is used up, and not another's session.
+    assert_eq!(world.create(&create(id, 2)), Err(Nfsstat4::SeqMisordered));
+    assert_eq!(by_other(&mut world, 3), Err(Nfsstat4::NoSpc), "of three sessions others get one");
+    world.create(&create(id, 4)).unwrap();
+    assert_eq!(world.create(&create(id, 5)), Err(Nfsstat4::NoSpc));
 }
 
 #[test]
