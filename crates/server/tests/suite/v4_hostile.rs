@@ -136,7 +136,9 @@ fn nobody_takes_the_name_of_another() {
     (thief.credential, thief.paper) = (user(666, 666), all.bad.paper.connection(ConnectionId(667)));
     assert_eq!(thief.alone(exchange_id("good")).status(), Nfsstat4::ClidInuse);
     // Who knows the client ID gets a session by the next sequence, but none of the owner's, and no callbacks of it.
-    for (sequence, expected) in [(0, Nfsstat4::SeqMisordered), (1, Nfsstat4::SeqMisordered), (3, Nfsstat4::SeqMisordered)] {
+    for (sequence, expected) in
+        [(0, Nfsstat4::SeqMisordered), (1, Nfsstat4::SeqMisordered), (3, Nfsstat4::SeqMisordered)]
+    {
         let create = create_session(all.good.client, Sequenceid4(sequence), channel());
         assert_eq!(thief.alone(create).status(), expected, "{sequence}");
     }
