@@ -300,8 +300,7 @@ fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
         world.state.reclaim_complete(client, &ReclaimCompleteArgs { one_fs: false }).unwrap();
         client
     };
-    let open = OpenRequest { client, owner: name(), file: 'f', access: 3, deny: 0, reclaim: false, delegated: false };
-    let open_stateid = world.state.open(&mut world.locks, &open, world.now).unwrap();
+    let open_stateid = world.open_by(OpenRequest { access: 3, ..opening(client, name()) }).unwrap().stateid;
     let lock_owner = StateOwner4 { clientid: client, owner: name().into() };
     let (open_seqid, lock_seqid) = (Seqid4(0), Seqid4(0));
     let locker = Locker4::New { open_seqid, open_stateid, lock_seqid, lock_owner: lock_owner.clone() };
@@ -322,7 +321,7 @@ fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
     let opener = StateOwner4 { clientid: old, owner: name().into() };
     let entered = world.state.enter(&mut world.locks, world.now, Subject::Opener(&opener, Seqid4(1)));
     assert!(matches!(entered, Ok(Entered::InTurn(_))));
-    drop((open, lock_owner, lock, opener, entered));
+    drop((lock_owner, lock, opener, entered));
     assert!(message.try_into_mut().is_ok(), "nobody else has any of it");
 }
 
