@@ -7,10 +7,12 @@ use nfs::v4::{CommitArgs, Nfsstat4, ReadArgs, ReadOk, StableHow4, Stateid4, Veri
 use vfs::{Kind, Stability, VfsError};
 
 use crate::{
+    call::{
+        context::{Context, Object},
+        error::Fault4,
+        transfer::{commit_range, read_range, write_part},
+    },
     clock,
-    context::{Context, Object},
-    error::Fault4,
-    transfer::{commit_range, read_range, write_part},
     v4::compound::Cursor,
 };
 
@@ -38,7 +40,7 @@ pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<W
     let vfs = file.writable4()?.vfs();
     let _changing = cx.before_change(&file, Some(at.client()))?;
     let writeverf = vfs.write_verifier();
-    let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability);
+    let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, false);
     let written = written.map_err(|error| wrong_type(&file, error))?;
     Ok(WriteOk { count: data.len() as u32, committed: stable_how(written.stability), writeverf })
 }

@@ -18,7 +18,7 @@ use super::{
     owner::{OwnerKind, OwnerName, Turn},
     stateid::{Kind, Other},
 };
-use crate::locks::LockTable;
+use crate::sharing::locks::LockTable;
 
 /// The result of an operation that an owner's sequence has counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -207,16 +207,6 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         self.owners.confirm(&owner);
         Ok(self.stateids.change(&other))
-    }
-
-    /// Whether OPEN of this owner is to be confirmed. One that reclaims is not (§9.1.11): nobody else can have had its owner's
-    /// name since the restart.
-    pub fn needs_confirmation(&mut self, client: Clientid4, name: &Bytes, reclaims: bool) -> bool {
-        let owner = OwnerName { client, kind: OwnerKind::Open, name: name.clone() };
-        if reclaims {
-            self.owners.confirm(&owner);
-        }
-        !self.owners.is_confirmed(&owner)
     }
 
     /// RELEASE_LOCKOWNER (§16.37).

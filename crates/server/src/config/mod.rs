@@ -1,0 +1,633 @@
+//! The configuration file: TOML, with every key known and every mistake located.
+//!
+//! ```
+//! let config = server::Config::parse(
+//!     r#"
+//!     [server]
+//!     state_dir = "/var/lib/slipway"
+//!
+//!     [[listen]]
+//!     transport = "tcp"
+//!     address = "[::]:2049"
+//!
+//!     [[export]]
+//!     path = "/srv/data"
+//!     clients = ["10.0.0.0/8", "fd00::/8"]
+//!     access = "ro"
+//!
+//!     [[export]]
+//!     name = "/scratch"
+//!     backend = "memory"
+//!     size = "512 MiB"
+//!     "#,
+//! )
+//! .unwrap();
+//! assert_eq!(config.export[1].name, "/scratch");
+//!
+//! let error = server::Config::parse("[[export]]\npath = '/a'\nclient = '*'\n").unwrap_err();
+//! assert_eq!((error.line, error.column), (3, 1));
+//! assert!(error.message.contains("unknown field `client`"));
+//! ```
+
+mod backend;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::{self, Read},
+    net::SocketAddr,
+    num::NonZeroUsize,
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Deserialize, Deserializer, de};
+
+use crate::{
+    blocking::BlockingOptions,
+    export::{Access, Client, ExportOptions, Squash, referral::Referral},
+    recovery::state_dir::OnLoss,
+};
+
+/// All that a configuration file says.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The process: `[server]`.
+    pub server: ServerConfig,
+    /// Where it listens: one `[[listen]]` for each address.
+    pub listen: Vec<ListenConfig>,
+    /// What it serves: one `[[export]]` for each tree.
+    pub export: Vec<ExportConfig>,
+    /// What other servers have: one `[[referral]]` for each file system.
+    pub referral: Vec<Referral>,
+}
+
+/// `[server]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ServerConfig {
+    /// `state_dir`: what survives a restart, such as the key of file handles.
+    pub state_dir: Option<PathBuf>,
+    /// `workers`: threads that serve connections; one for each core if not given.
+    pub workers: Option<NonZeroUsize>,
+    /// `connections`: most that are served at once.
+    pub connections: Option<NonZeroUsize>,
+    /// `connections_per_host`: most of one host, or of one user of this host; three quarters of all if not given.
+    pub connections_per_host: Option<NonZeroUsize>,
+    /// `rpcbind`: how clients learn the ports.
+    pub rpcbind: RpcbindMode,
+    /// `nlm_port`: where NLM and NSM listen, by which NFSv3 locks files; any free port if not given.
+    pub nlm_port: Option<u16>,
+    /// `grace_s`: seconds for clients to reclaim their locks after a restart; as many as a lease has if not given.
+    pub grace_s: Option<u64>,
+    /// `lease_s`: seconds for which a client of NFSv4 may be silent; as many as grace has if not given.
+    pub lease_s: Option<u64>,
+    /// `blocking_threads`: most threads that wait for the storage of each export, from 1 to 1024.
+    pub blocking_threads: Option<usize>,
+    /// `blocking_queue`: most calls of each export that wait for such a thread, at least 1.
+    pub blocking_queue: Option<usize>,
+    /// `idmap_domain`: the domain of the names by which NFSv4 calls users and groups; numbers if not given.
+    pub idmap_domain: Option<String>,
+    /// `log`: a filter of `tracing`, such as `"info,server=debug"`.
+    pub log: Option<String>,
+    /// `log_format`: `"text"` or `"json"`.
+    pub log_format: LogFormat,
+}
+
+/// How the server treats its clients.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// How long who held something before a restart can reclaim it, and nobody else gets anything.
+    pub grace: Duration,
+    /// How long a client of NFSv4 can be silent, and lose nothing.
+    pub lease: Duration,
+    /// NFSv4 calls users and groups by their names in this domain; by numbers, if there is none.
+    pub idmap_domain: Option<String>,
+    /// What to do about a file of the state directory that is damaged or missing.
+    pub on_loss: OnLoss,
+    /// Threads that wait for storage, and the calls that wait for such a thread.
+    pub blocking: BlockingOptions,
+}
+
+impl Default for Settings {
+    /// 90 seconds each, long enough for a client to hear of a restart, and to reclaim; and numbers.
+    fn default() -> Self {
+        let time = Duration::from_secs(TIME_DEFAULT_S);
+        let (blocking, on_loss) = (BlockingOptions::default(), OnLoss::default());
+        Self { grace: time, lease: time, idmap_domain: None, blocking, on_loss }
+    }
+}
+
+impl ServerConfig {
+    /// How clients are treated.
+    ///
+    /// # Errors
+    /// The domain is none. A lease is too short or too long, or longer than grace: who speaks but once in a lease would learn too late that there
+    /// is something to reclaim (RFC 8881 §8.4.2.1).
+    pub fn settings(&self) -> Result<Settings, String> {
+        let lease = self.lease_s.or(self.grace_s).unwrap_or(TIME_DEFAULT_S);
+        let grace = self.grace_s.unwrap_or(lease);
+        if !LEASE_S.contains(&lease) {
+            return Err(format!("a lease of {lease} s: it can have from {} to {} s", LEASE_S.start(), LEASE_S.end()));
+        }
+        if grace < lease {
+            return Err(format!(
+                "grace of {grace} s and a lease of {lease} s: grace must be as long as a lease at least"
+            ));
+        }
+        let idmap_domain = self.idmap_domain.clone();
+        if let Some(domain) = idmap_domain.as_deref().filter(|domain| !is_domain(domain)) {
+            return Err(format!("idmap_domain = '{domain}': is no domain, such as example.com"));
+        }
+        let (grace, lease) = (Duration::from_secs(grace), Duration::from_secs(lease));
+        Ok(Settings { grace, lease, idmap_domain, blocking: self.blocking()?, ..Settings::default() })
+    }
+
+    fn blocking(&self) -> Result<BlockingOptions, String> {
+        let default = BlockingOptions::default();
+        let threads = self.blocking_threads.unwrap_or(default.threads);
+        let queue = self.blocking_queue.unwrap_or(default.queue);
+        if !BLOCKING_THREADS.contains(&threads) {
+            let (least, most) = (BLOCKING_THREADS.start(), BLOCKING_THREADS.end());
+            return Err(format!("blocking_threads = {threads}: it can be from {least} to {most}"));
+        }
+        if queue == 0 {
+            return Err("blocking_queue = 0: it must be 1 at least".to_owned());
+        }
+        Ok(BlockingOptions { threads, queue })
+    }
+}
+
+/// How clients learn on which ports the programs are (RFC 1833).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RpcbindMode {
+    /// Register with the host's rpcbind if there is one, and nobody else serves the same there; else go on without.
+    #[default]
+    Auto,
+    /// Not at all: clients are told the ports (`port=`, `mountport=`).
+    Off,
+    /// Answer on port 111.
+    Builtin,
+}
+
+/// The form of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object in each line.
+    Json,
+}
+
+/// One `[[listen]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListenConfig {
+    /// `transport`: its name, such as `"tcp"` or `"rdma"`.
+    pub transport: String,
+    /// `address`: `"[::]:2049"`.
+    pub address: SocketAddr,
+    /// `options`: the transport's own; a table of strings, numbers and booleans.
+    #[serde(default, deserialize_with = "options")]
+    pub options: BTreeMap<String, String>,
+}
+
+/// One `[[export]]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "RawExport")]
+pub struct ExportConfig {
+    /// `name`: the path that clients mount; `path` if not given.
+    pub name: String,
+    /// What keeps the files.
+    pub backend: BackendConfig,
+    /// To whom it is exported, and how.
+    pub options: ExportOptions,
+}
+
+/// What keeps an export's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackendConfig {
+    /// `backend = "posix"`, the default: a directory of this host.
+    Posix {
+        /// `path`.
+        path: PathBuf,
+    },
+    /// `backend = "memory"`: an empty tree that is gone with the process.
+    Memory {
+        /// `size`: most bytes that it holds.
+        size: u64,
+    },
+}
+
+impl ExportConfig {
+    /// Exports the directory at `path` under that path.
+    ///
+    /// # Errors
+    /// It does not exist, or its path is not UTF-8.
+    pub fn directory(path: &Path, options: ExportOptions) -> io::Result<Self> {
+        let failed = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+        let path = path.canonicalize().map_err(failed)?;
+        let not_utf8 = || failed(io::Error::new(io::ErrorKind::InvalidInput, "is not UTF-8: give it a name that is"));
+        let name = path.to_str().ok_or_else(not_utf8)?.to_owned();
+        Ok(Self { name, backend: BackendConfig::Posix { path }, options })
+    }
+}
+
+/// The keys of `[[export]]` as they are written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawExport {
+    path: Option<PathBuf>,
+    name: Option<String>,
+    #[serde(default)]
+    backend: Backend,
+    size: Option<ByteSize>,
+    clients: Option<Vec<Client>>,
+    #[serde(default)]
+    access: Access,
+    #[serde(default)]
+    squash: Squash,
+    anonuid: Option<u32>,
+    anongid: Option<u32>,
+    transports: Option<Vec<String>>,
+    insecure: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Backend {
+    #[default]
+    Posix,
+    Memory,
+}
+
+impl TryFrom<RawExport> for ExportConfig {
+    type Error = String;
+
+    fn try_from(raw: RawExport) -> Result<Self, String> {
+        let (name, backend) = match raw.backend {
+            Backend::Posix => {
+                let path = raw.path.ok_or("an export needs `path`, the directory to serve")?;
+                if !path.is_absolute() {
+                    return Err(format!("`path` must be absolute, and '{}' is not", path.display()));
+                }
+                if raw.size.is_some() {
+                    return Err("`size` is for `backend = \"memory\"` alone".to_owned());
+                }
+                let name = raw.name.map_or_else(|| path.to_str().map(str::to_owned), Some);
+                let name = name.ok_or(format!("'{}' is not UTF-8: give a `name`", path.display()))?;
+                (name, BackendConfig::Posix { path })
+            }
+            Backend::Memory => {
+                if raw.path.is_some() {
+                    return Err("a memory export has no `path`; `name` is what clients mount".to_owned());
+                }
+                let name = raw.name.ok_or("a memory export needs `name`, the path that clients mount")?;
+                (name, BackendConfig::Memory { size: raw.size.map_or(MEMORY_DEFAULT, |size| size.0) })
+            }
+        };
+        let default = ExportOptions::default();
+        let options = ExportOptions {
+            clients: raw.clients.unwrap_or(default.clients),
+            access: raw.access,
+            squash: raw.squash,
+            anon_uid: raw.anonuid.unwrap_or(default.anon_uid),
+            anon_gid: raw.anongid.unwrap_or(default.anon_gid),
+            transports: raw.transports,
+            insecure: raw.insecure.unwrap_or(default.insecure),
+        };
+        Ok(Self { name, backend, options })
+    }
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// It cannot be read, or says something that is not known or not possible.
+    pub fn load(path: &Path) -> io::Result<Self> {
+        let located = |what: &dyn fmt::Display| format!("{}:{what}", path.display());
+        let text = read(path).map_err(|error| io::Error::new(error.kind(), located(&format_args!(" {error}"))))?;
+        Self::parse(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, located(&error)))
+    }
+
+    /// Reads the text of a file.
+    ///
+    /// # Errors
+    /// It says something that is not known or not possible.
+    pub fn parse(text: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start.min(text.len()));
+            let before = &text.as_bytes()[..at];
+            let line_start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
+            ConfigError {
+                line: before.iter().filter(|&&byte| byte == b'\n').count() + 1,
+                column: String::from_utf8_lossy(&before[line_start..]).chars().count() + 1,
+                message: error.message().to_owned(),
+            }
+        })
+    }
+}
+
+/// Reads a file that is not longer than a configuration can be; it may be a pipe.
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path)?;
+    file.take(CONFIG_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > CONFIG_MAX {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is longer than {CONFIG_MAX} bytes")));
+    }
+    Ok(text)
+}
+
+/// A mistake in a configuration file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Its line, from 1.
+    pub line: usize,
+    /// Its column in characters, from 1.
+    pub column: usize,
+    /// What is wrong, and what is possible.
+    pub message: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}: {}", self.line, self.column, self.message)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// Where state is kept unless the configuration says otherwise: `/var/lib/slipway` for root, else `slipway` in
+/// `$XDG_STATE_HOME` or `~/.local/state`.
+pub fn default_state_dir() -> PathBuf {
+    let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if rustix::process::geteuid().is_root() {
+        return PathBuf::from("/var/lib/slipway");
+    }
+    let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
+    state.unwrap_or_else(std::env::temp_dir).join("slipway")
+}
+
+/// A number of bytes: `1048576`, `"64 MiB"`, `"2 GB"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteSize(
+    /// Bytes.
+    pub u64,
+);
+
+impl std::str::FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let unit: u64 = match text[digits..].trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kib" => 1 << 10,
+            "m" | "mib" => 1 << 20,
+            "g" | "gib" => 1 << 30,
+            "t" | "tib" => 1 << 40,
+            "kb" => 1_000,
+            "mb" => 1_000_000,
+            "gb" => 1_000_000_000,
+            "tb" => 1_000_000_000_000,
+            _ => return Err(format!("'{text}': a size is a number and a unit such as KiB, MiB, GiB, MB or GB")),
+        };
+        let number: u64 = text[..digits].parse().map_err(|_| format!("'{text}': no number before the unit"))?;
+        number.checked_mul(unit).map(Self).ok_or(format!("'{text}': more than 64 bits"))
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = ByteSize;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of bytes, or a string such as \"64 MiB\"")
+            }
+            fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<ByteSize, E> {
+                Ok(ByteSize(bytes))
+            }
+            fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteSize, E> {
+                u64::try_from(bytes).map(ByteSize).map_err(|_| E::custom("a size is not negative"))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteSize, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+fn is_domain(text: &str) -> bool {
+    let part = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    text.len() <= 255 && text.split('.').all(part)
+}
+
+/// Options of a transport, whatever their type in TOML, as the transport takes them: as text.
+fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+    let table = BTreeMap::<String, toml::Value>::deserialize(deserializer)?;
+    let text = |(key, value): (String, toml::Value)| match value {
+        toml::Value::String(text) => Ok((key, text)),
+        toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_) => Ok((key, value.to_string())),
+        _ => Err(de::Error::custom(format!("option '{key}': must be a string, a number or a boolean"))),
+    };
+    table.into_iter().map(text).collect()
+}
+
+const MEMORY_DEFAULT: u64 = 1 << 30;
+/// Bytes of a configuration file.
+const CONFIG_MAX: u64 = 16 << 20;
+const TIME_DEFAULT_S: u64 = 90;
+/// A second is the unit in which clients are told; the most is what Linux's server takes.
+const LEASE_S: RangeInclusive<u64> = 1..=3600;
+const BLOCKING_THREADS: RangeInclusive<usize> = 1..=1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> (usize, usize, String) {
+        let error = Config::parse(text).unwrap_err();
+        (error.line, error.column, error.message)
+    }
+
+    #[test]
+    fn a_lease_is_no_longer_than_grace_and_each_stands_for_the_other() {
+        let times = |grace_s, lease_s| {
+            let times = ServerConfig { grace_s, lease_s, ..Default::default() }.settings()?;
+            Ok::<_, String>((times.grace.as_secs(), times.lease.as_secs()))
+        };
+        assert_eq!(times(None, None), Ok((90, 90)));
+        assert_eq!(times(None, Some(5)), Ok((5, 5)));
+        assert_eq!(times(Some(7), None), Ok((7, 7)));
+        assert_eq!(times(Some(90), Some(1)), Ok((90, 1)));
+        assert_eq!(times(Some(3600), Some(3600)), Ok((3600, 3600)));
+        for (grace, lease) in [(None, Some(0)), (None, Some(3601)), (Some(5), Some(6)), (Some(0), None)] {
+            assert!(times(grace, lease).is_err(), "{grace:?} {lease:?}");
+        }
+        for domain in ["", ".", "a b", "a@b", "example..com"] {
+            let config = ServerConfig { idmap_domain: Some(domain.to_owned()), ..Default::default() };
+            assert!(config.settings().unwrap_err().contains(domain), "{domain}");
+        }
+    }
+
+    #[test]
+    fn threads_and_queues_are_bounded_and_not_empty() {
+        let settings = |blocking_threads, blocking_queue| {
+            ServerConfig { blocking_threads, blocking_queue, ..Default::default() }.settings()
+        };
+        assert_eq!(settings(None, None).unwrap().blocking, BlockingOptions::default());
+        assert!(settings(Some(1), Some(1)).is_ok() && settings(Some(1024), None).is_ok());
+        assert!(settings(Some(0), None).unwrap_err().starts_with("blocking_threads = 0"));
+        assert!(settings(Some(1025), None).is_err() && settings(None, Some(0)).is_err());
+    }
+
+    #[test]
+    fn every_key_has_its_effect() {
+        let config = Config::parse(
+            r#"
+            [server]
+            state_dir = "/state"
+            workers = 3
+            rpcbind = "builtin"
+            nlm_port = 4045
+            grace_s = 45
+            lease_s = 30
+            blocking_threads = 5
+            blocking_queue = 6
+            idmap_domain = "example.com"
+            log = "debug"
+            log_format = "json"
+            [[listen]]
+            transport = "rdma"
+            address = "127.0.0.1:20049"
+            options = { provider = "iwarp", credits = 64, crc = true }
+            [[export]]
+            path = "/srv/a"
+            name = "/a"
+            clients = ["10.0.0.0/8", "::1"]
+            access = "ro"
+            squash = "all"
+            anonuid = 1000
+            anongid = 100
+            transports = ["tcp"]
+            insecure = false
+            [[export]]
+            name = "/m"
+            backend = "memory"
+            size = "64 MiB"
+            [[referral]]
+            name = "/far"
+            locations = ["nas:/srv", "[::1]:/srv"]
+            clients = ["10.0.0.0/8"]
+            "#,
+        )
+        .unwrap();
+        let far = &config.referral[0];
+        assert_eq!((&far.name()[..], far.locations()[1].to_string().as_str()), (&b"/far"[..], "[::1]:/srv"));
+        let server = &config.server;
+        assert_eq!(server.state_dir.as_deref(), Some(Path::new("/state")));
+        assert_eq!(server.workers, NonZeroUsize::new(3));
+        assert_eq!((server.rpcbind, server.log_format), (RpcbindMode::Builtin, LogFormat::Json));
+        assert_eq!((server.nlm_port, server.grace_s, server.lease_s), (Some(4045), Some(45), Some(30)));
+        let settings = server.settings().unwrap();
+        assert_eq!(settings.idmap_domain.as_deref(), Some("example.com"));
+        assert_eq!(settings.blocking, BlockingOptions { threads: 5, queue: 6 });
+        assert_eq!(server.log.as_deref(), Some("debug"));
+        let listen = &config.listen[0];
+        assert_eq!((listen.transport.as_str(), listen.address.port()), ("rdma", 20049));
+        let options: Vec<_> = listen.options.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+        assert_eq!(options, [("crc", "true"), ("credits", "64"), ("provider", "iwarp")]);
+        let [a, m] = &config.export[..] else { panic!("two exports") };
+        assert_eq!((a.name.as_str(), &a.backend), ("/a", &BackendConfig::Posix { path: "/srv/a".into() }));
+        let options = &a.options;
+        assert_eq!((options.access, options.squash), (Access::ReadOnly, Squash::All));
+        assert_eq!((options.anon_uid, options.anon_gid, options.insecure), (1000, 100, false));
+        assert_eq!(options.transports.as_deref(), Some(&["tcp".to_owned()][..]));
+        assert_eq!(options.clients.iter().map(Client::as_str).collect::<Vec<_>>(), ["10.0.0.0/8", "::1"]);
+        assert_eq!((m.name.as_str(), &m.backend), ("/m", &BackendConfig::Memory { size: 64 << 20 }));
+    }
+
+    #[test]
+    fn what_is_not_said_has_its_default() {
+        let config = Config::parse("[[export]]\npath = '/srv'").unwrap();
+        let export = &config.export[0];
+        assert_eq!(export.name, "/srv");
+        let options = &export.options;
+        assert_eq!((options.access, options.squash), (Access::ReadWrite, Squash::Root));
+        assert_eq!((options.anon_uid, options.anon_gid, options.insecure), (65534, 65534, true));
+        assert!(options.clients[0].is_any() && options.transports.is_none());
+        assert!(config.listen.is_empty() && config.server.workers.is_none());
+    }
+
+    #[test]
+    fn mistakes_are_located_and_explained() {
+        let cases = [
+            ("[server]\n  threads = 3", (2, 3), "unknown field `threads`, expected one of `state_dir`"),
+            ("[exports]\n", (1, 2), "unknown field `exports`, expected one of `server`, `listen`, `export`"),
+            ("[[export]]\npath = '/a'\naccess = 'rx'", (3, 10), "unknown variant `rx`, expected `rw` or `ro`"),
+            ("[[export]]\npath = '/a'\nsquash = 'me'", (3, 10), "expected one of `root`, `all`, `none`"),
+            (
+                "[[export]]\npath = '/a'\nclients = ['10.0.0.0/40']",
+                (3, 11),
+                "prefix length is not a number from 0 to 32",
+            ),
+            ("[[export]]\npath = '/a'\nclients = '*'", (3, 11), "expected a sequence"),
+            ("[[export]]\nsquash = 'all'", (1, 1), "needs `path`"),
+            ("[[export]]\npath = 'a'", (1, 1), "must be absolute"),
+            ("[[export]]\npath = '/a'\nsize = 5", (1, 1), "for `backend = \"memory\"` alone"),
+            ("[[export]]\nbackend = 'memory'", (1, 1), "needs `name`"),
+            ("[[export]]\nbackend = 'memory'\nname = '/m'\nsize = '5 x'", (4, 8), "a size is a number and a unit"),
+            ("[[export]]\nbackend = 'memory'\nname = '/m'\nsize = -1", (4, 8), "not negative"),
+            ("[[listen]]\ntransport = 'tcp'", (1, 1), "missing field `address`"),
+            ("[[listen]]\ntransport = 'tcp'\naddress = '2049'", (3, 11), "invalid socket address"),
+            ("[server]\nworkers = 0", (2, 11), "expected a nonzero"),
+            ("[server]\nworkers = ", (2, 11), ""),
+        ];
+        for (text, place, message) in cases {
+            let (line, column, found) = error(text);
+            assert_eq!((line, column), place, "{text}: {found}");
+            assert!(found.contains(message), "{text}: {found}");
+        }
+    }
+
+    #[test]
+    fn the_documented_example_is_right() {
+        let page = include_str!("../../../../docs/configuration.md");
+        let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("an example");
+        // A look-up of a host that may not be there is no part of this.
+        let config = Config::parse(&example.replace(", \"build.example.com\"", "")).unwrap();
+        assert_eq!((config.listen.len(), config.export.len()), (2, 3));
+        for key in ["path", "name", "backend", "size", "clients", "access", "squash", "transports", "insecure"] {
+            assert!(page.contains(&format!("| `{key}` |")), "{key} is not documented");
+        }
+    }
+
+    #[test]
+    fn a_file_is_named_in_its_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("slipway.toml");
+        assert!(Config::load(&path).unwrap_err().to_string().starts_with(path.to_str().unwrap()));
+        std::fs::write(&path, "[server]\nä = 1").unwrap();
+        let text = Config::load(&path).unwrap_err().to_string();
+        assert!(text.starts_with(&format!("{}:2:1: ", path.display())), "{text}");
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        let size = |text: &str| text.parse::<ByteSize>().map(|size| size.0);
+        assert_eq!(size("5"), Ok(5));
+        assert_eq!(size("2 KiB"), Ok(2048));
+        assert_eq!(size("3G"), Ok(3 << 30));
+        assert_eq!(size("4MB"), Ok(4_000_000));
+        assert!(size("MiB").is_err() && size("1 parsec").is_err() && size("99999999 TiB").is_err());
+    }
+}

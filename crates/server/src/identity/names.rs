@@ -1,0 +1,283 @@
+//! [`Names`]: users and groups as version 4 calls them (RFC 8881 §5.9), and the host's own names for them.
+//!
+//! What goes out is numbers in decimal, as Linux's client and server have it by default with AUTH_SYS; or `name@domain`, if a
+//! domain is configured, and a number for who has no name. What comes in may be either, or a bare name. The host may take its
+//! time to say who is who, over a network: so that is asked only where waiting is allowed, and remembered for a while, also that
+//! nobody is called so.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use nfs::v4::{Nfsstat4, acl::Nfsace4};
+use nix::unistd::{Gid, Group, Uid, User};
+use parking_lot::Mutex;
+
+use crate::call::error::Fault4;
+
+/// A user or a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Who {
+    User,
+    Group,
+}
+
+/// The names of users and groups.
+pub(crate) struct Names {
+    domain: Option<String>,
+    host: Box<dyn Host>,
+    names: Mutex<Known<(Who, u32), Option<Bytes>>>,
+    ids: Mutex<Known<(Who, String), Option<u32>>>,
+}
+
+/// Who knows them. It may take long.
+trait Host: Send + Sync {
+    fn name(&self, who: Who, id: u32) -> Option<String>;
+    fn id(&self, who: Who, name: &str) -> Option<u32>;
+}
+
+/// What has been asked lately.
+type Known<K, V> = HashMap<K, (Instant, V)>;
+
+impl Names {
+    /// Those of this host, in a domain if names shall go out.
+    pub(crate) fn new(domain: Option<String>) -> Self {
+        Self::of(domain, Box::new(System))
+    }
+
+    fn of(domain: Option<String>, host: Box<dyn Host>) -> Self {
+        Self { domain, host, names: Mutex::default(), ids: Mutex::default() }
+    }
+
+    /// Whether names go out, so that the host has to be asked.
+    pub(crate) fn are_told(&self) -> bool {
+        self.domain.is_some()
+    }
+
+    /// What a user or group is called.
+    ///
+    /// # Errors
+    /// The host would have to be asked, and must not.
+    pub(crate) fn name(&self, who: Who, id: u32, may_block: bool) -> Result<Bytes, Fault4> {
+        let number = || Bytes::from(id.to_string());
+        let Some(domain) = &self.domain else { return Ok(number()) };
+        let ask = || self.host.name(who, id).filter(|name| is_name(name)).map(|name| format!("{name}@{domain}").into());
+        Ok(known(&self.names, (who, id), may_block, ask)?.unwrap_or_else(number))
+    }
+
+    /// Who is called so.
+    ///
+    /// # Errors
+    /// INVAL: it is empty, or no text. BADOWNER: nobody is, or is in another domain. The host would have to be asked, and must not.
+    pub(crate) fn id(&self, who: Who, text: &[u8], may_block: bool) -> Result<u32, Fault4> {
+        let text = std::str::from_utf8(text).ok().filter(|text| !text.is_empty()).ok_or(Nfsstat4::Inval)?;
+        if text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return number(text).ok_or_else(|| Nfsstat4::BadOwner.into());
+        }
+        let name = match (text.rsplit_once('@'), &self.domain) {
+            (None, _) => text,
+            (Some((name, domain)), Some(ours)) if domain.eq_ignore_ascii_case(ours) => name,
+            (Some(_), _) => return Err(Nfsstat4::BadOwner.into()),
+        };
+        if !is_name(name) {
+            return Err(Nfsstat4::BadOwner.into());
+        }
+        let ask = || self.host.id(who, name).filter(|&id| id != u32::MAX);
+        let id = known(&self.ids, (who, name.to_owned()), may_block, ask)?;
+        id.ok_or_else(|| Nfsstat4::BadOwner.into())
+    }
+
+    /// Puts names in the place of the numbers of an ACL.
+    ///
+    /// # Errors
+    /// As [`name`](Self::name).
+    pub(crate) fn name_all(&self, aces: &mut [Nfsace4], may_block: bool) -> Result<(), Fault4> {
+        if !self.are_told() {
+            return Ok(());
+        }
+        for ace in aces {
+            let id = std::str::from_utf8(&ace.who).ok().and_then(number);
+            if let Some(id) = id {
+                ace.who = self.name(of(ace), id, may_block)?.into();
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts numbers in the place of the names of an ACL. Those that the protocol itself knows stay.
+    ///
+    /// # Errors
+    /// As [`id`](Self::id).
+    pub(crate) fn number_all(&self, aces: &mut [Nfsace4], may_block: bool) -> Result<(), Fault4> {
+        for ace in aces {
+            // §6.2.1.5: special identifiers end with the at sign.
+            if !ace.who.ends_with(b"@") {
+                ace.who = self.id(of(ace), &ace.who, may_block)?.to_string().as_str().into();
+            }
+        }
+        Ok(())
+    }
+}
+
+fn of(ace: &Nfsace4) -> Who {
+    if ace.flag & nfs::v4::acl::ACE4_IDENTIFIER_GROUP != 0 { Who::Group } else { Who::User }
+}
+
+/// A number as it goes out: no other form of it means the same.
+fn number(text: &str) -> Option<u32> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    // The systems below take the largest number for "leave it".
+    text.parse().ok().filter(|&id| plain && id != u32::MAX)
+}
+
+/// A user or group of an ACL in which there are only numbers.
+///
+/// # Errors
+/// BADOWNER: it is none.
+pub(crate) fn number_of(who: &[u8]) -> Result<u32, Nfsstat4> {
+    std::str::from_utf8(who).ok().and_then(number).ok_or(Nfsstat4::BadOwner)
+}
+
+/// Whether something can be a name: not what means something else in this protocol, or would be strange to ask for.
+fn is_name(text: &str) -> bool {
+    let strange = |c: char| c.is_control() || matches!(c, '@' | ':' | '/');
+    !text.is_empty() && text.len() <= NAME_MAX && !text.contains(strange) && !text.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// What was answered lately, or is answered now, if that may take its time. Nothing is locked meanwhile.
+fn known<K: Eq + Hash, V: Clone>(
+    known: &Mutex<Known<K, V>>,
+    key: K,
+    may_block: bool,
+    ask: impl FnOnce() -> V,
+) -> Result<V, Fault4> {
+    let now = Instant::now();
+    if let Some((at, value)) = known.lock().get(&key)
+        && now.duration_since(*at) < KEPT
+    {
+        return Ok(value.clone());
+    }
+    if !may_block {
+        return Err(Fault4::WouldBlock);
+    }
+    let value = ask();
+    let mut known = known.lock();
+    if known.len() >= KNOWN_MAX {
+        known.retain(|_, (at, _)| now.duration_since(*at) < KEPT);
+        if known.len() >= KNOWN_MAX {
+            known.clear();
+        }
+    }
+    known.insert(key, (now, value.clone()));
+    Ok(value)
+}
+
+/// This host's, by the name service switch.
+struct System;
+
+impl Host for System {
+    fn name(&self, who: Who, id: u32) -> Option<String> {
+        match who {
+            Who::User => User::from_uid(Uid::from_raw(id)).ok().flatten().map(|user| user.name),
+            Who::Group => Group::from_gid(Gid::from_raw(id)).ok().flatten().map(|group| group.name),
+        }
+    }
+
+    fn id(&self, who: Who, name: &str) -> Option<u32> {
+        match who {
+            Who::User => User::from_name(name).ok().flatten().map(|user| user.uid.as_raw()),
+            Who::Group => Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw()),
+        }
+    }
+}
+
+const NAME_MAX: usize = 256;
+/// How long an answer is good for.
+const KEPT: Duration = Duration::from_secs(60);
+const KNOWN_MAX: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    };
+
+    use super::*;
+    use crate::call::error::Fault;
+
+    /// `venus` is user 7 and `staff` group 7; and how often that was asked.
+    #[derive(Clone, Default)]
+    struct Two(Arc<AtomicUsize>);
+
+    impl Host for Two {
+        fn name(&self, who: Who, id: u32) -> Option<String> {
+            self.0.fetch_add(1, Relaxed);
+            (id == 7).then(|| if who == Who::User { "venus" } else { "staff" }.to_owned())
+        }
+
+        fn id(&self, who: Who, name: &str) -> Option<u32> {
+            self.0.fetch_add(1, Relaxed);
+            ((who, name) == (Who::User, "venus") || (who, name) == (Who::Group, "staff")).then_some(7)
+        }
+    }
+
+    fn names(domain: Option<&str>) -> (Names, Two) {
+        let host = Two::default();
+        (Names::of(domain.map(str::to_owned), Box::new(host.clone())), host)
+    }
+
+    #[test]
+    fn numbers_go_out_unless_there_is_a_domain() {
+        let (plain, asked) = names(None);
+        assert_eq!(plain.name(Who::User, 7, false), Ok("7".into()));
+        assert_eq!(asked.0.load(Relaxed), 0);
+        let (named, _) = names(Some("example.com"));
+        assert_eq!(named.name(Who::User, 7, true), Ok("venus@example.com".into()));
+        assert_eq!(named.name(Who::Group, 7, true), Ok("staff@example.com".into()));
+        assert_eq!(named.name(Who::User, 8, true), Ok("8".into()), "who has no name has a number");
+    }
+
+    #[test]
+    fn the_host_is_asked_where_that_may_be_and_once() {
+        let (names, asked) = names(Some("d"));
+        assert_eq!(names.name(Who::User, 7, false), Err(Fault::WouldBlock));
+        assert_eq!(names.id(Who::User, b"mars", false), Err(Fault::WouldBlock));
+        assert_eq!(asked.0.load(Relaxed), 0);
+        for _ in 0..3 {
+            names.name(Who::User, 7, true).unwrap();
+            assert_eq!(names.id(Who::User, b"mars", true), Err(Nfsstat4::BadOwner.into()), "also that there is none");
+        }
+        assert_eq!(asked.0.load(Relaxed), 2);
+        assert_eq!(names.name(Who::User, 7, false), Ok("venus@d".into()));
+        for id in 0..2 * KNOWN_MAX as u32 {
+            names.name(Who::User, id, true).unwrap();
+        }
+        assert!(names.names.lock().len() <= KNOWN_MAX);
+    }
+
+    #[test]
+    fn numbers_and_names_come_in() {
+        let (plain, _) = names(None);
+        let (named, asked) = names(Some("Example.com"));
+        for names in [&plain, &named] {
+            assert_eq!(names.id(Who::User, b"0", false), Ok(0));
+            assert_eq!(names.id(Who::User, b"4294967294", false), Ok(u32::MAX - 1));
+            assert_eq!(names.id(Who::User, b"venus", true), Ok(7));
+            for bad in [&b"4294967295"[..], b"07", b"99999999999", b"staff", b"venus@elsewhere", b"@", b"a\0b", b"a:b"]
+            {
+                assert_eq!(names.id(Who::User, bad, true), Err(Nfsstat4::BadOwner.into()), "{}", bad.escape_ascii());
+            }
+            for bad in [&b""[..], b"\xff"] {
+                assert_eq!(names.id(Who::User, bad, true), Err(Nfsstat4::Inval.into()));
+            }
+        }
+        assert_eq!(named.id(Who::Group, b"staff@EXAMPLE.COM", true), Ok(7));
+        assert_eq!(plain.id(Who::Group, b"staff@example.com", true), Err(Nfsstat4::BadOwner.into()));
+        let before = asked.0.load(Relaxed);
+        assert!(named.id(Who::User, &[b'x'; NAME_MAX + 1], true).is_err() && asked.0.load(Relaxed) == before);
+    }
+}

@@ -1,0 +1,247 @@
+//! MOUNT version 3: RFC 1813 appendix I.
+//!
+//! MNT turns a path into a file handle. A path is bytes; its components are looked up one after the other from an
+//! export's root, as the caller, with `..` refused and symbolic links not followed, so that it cannot leave the export.
+//! Who has mounted what is remembered for DUMP alone, within bounds, and means nothing.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    net::IpAddr,
+    ops::RangeInclusive,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use nfs::{
+    mount::{Dirpath, ExportEntry, MountEntry, MountOk, MountProc3, MountRes, Mountstat3, VERSION},
+    v3::{NfsFh3, Nfsstat3},
+};
+use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
+use vfs::Kind;
+use xdr::{Encode, Encoder, List, Message};
+
+use crate::call::{
+    context::{Context, Shared, component},
+    error::{Fault, WouldBlock},
+    exec::{self, Answer},
+};
+
+/// The MOUNT program, version 3.
+pub struct Mount3 {
+    shared: Arc<Shared>,
+}
+
+impl Mount3 {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+impl Service for Mount3 {
+    fn program(&self) -> u32 {
+        nfs::MOUNT_PROGRAM
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        VERSION..=VERSION
+    }
+
+    fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
+        let procedure = MountProc3::from_number(procedure)?;
+        Some(Procedure { name: procedure.name(), idempotent: true })
+    }
+
+    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        let shared = &self.shared;
+        match MountProc3::from_number(call.procedure) {
+            None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
+            Some(MountProc3::Null) => exec::run::<nfs::v3::Null>(shared, call),
+            Some(MountProc3::Mnt) => exec::run::<Mnt>(shared, call),
+            Some(MountProc3::Dump) => exec::run::<Dump>(shared, call),
+            Some(MountProc3::Umnt) => exec::run::<Umnt>(shared, call),
+            Some(MountProc3::UmntAll) => exec::run::<UmntAll>(shared, call),
+            Some(MountProc3::Export) => exec::run::<Export>(shared, call),
+        }
+    }
+}
+
+struct Mnt;
+
+impl Answer for Mnt {
+    type Args = Dirpath;
+    type Status = Mountstat3;
+    const NAME: &'static str = "MNT";
+
+    fn answer(cx: &Context<'_>, path: &Dirpath, out: &mut Encoder) -> Result<Mountstat3, WouldBlock> {
+        let (result, status) = match resolve(cx, path) {
+            Ok(fhandle) => {
+                cx.shared.mounts.lock().add(cx.peer.ip(), path);
+                (MountRes::Ok(MountOk { fhandle, auth_flavors: vec![AUTH_SYS, AUTH_NONE] }), Mountstat3::Ok)
+            }
+            Err(Fault::WouldBlock) => return Err(WouldBlock),
+            Err(Fault::Status(status)) => (MountRes::Fail(mountstat3(status)), mountstat3(status)),
+        };
+        tracing::info!(peer = %cx.peer, transport = cx.carrier.name, path = %path.escape_ascii(), ?status, "mount");
+        result.encode(out);
+        Ok(status)
+    }
+}
+
+struct Dump;
+
+impl Answer for Dump {
+    type Args = ();
+    type Status = ();
+    const NAME: &'static str = "DUMP";
+
+    fn answer(cx: &Context<'_>, (): &(), out: &mut Encoder) -> Result<(), WouldBlock> {
+        let entry = |(host, path): &(IpAddr, Bytes)| MountEntry {
+            hostname: host.to_string().as_str().into(),
+            directory: path.clone().into(),
+        };
+        List(cx.shared.mounts.lock().order.iter().map(entry).collect()).encode(out);
+        Ok(())
+    }
+}
+
+struct Umnt;
+
+impl Answer for Umnt {
+    type Args = Dirpath;
+    type Status = ();
+    const NAME: &'static str = "UMNT";
+
+    fn answer(cx: &Context<'_>, path: &Dirpath, _: &mut Encoder) -> Result<(), WouldBlock> {
+        cx.shared.mounts.lock().remove(cx.peer.ip(), Some(path));
+        tracing::info!(peer = %cx.peer, path = %path.escape_ascii(), "unmount");
+        Ok(())
+    }
+}
+
+struct UmntAll;
+
+impl Answer for UmntAll {
+    type Args = ();
+    type Status = ();
+    const NAME: &'static str = "UMNTALL";
+
+    fn answer(cx: &Context<'_>, (): &(), _: &mut Encoder) -> Result<(), WouldBlock> {
+        cx.shared.mounts.lock().remove(cx.peer.ip(), None);
+        Ok(())
+    }
+}
+
+struct Export;
+
+impl Answer for Export {
+    type Args = ();
+    type Status = ();
+    const NAME: &'static str = "EXPORT";
+
+    fn answer(cx: &Context<'_>, (): &(), out: &mut Encoder) -> Result<(), WouldBlock> {
+        let entry = |export: &crate::Export| {
+            let clients = &export.options().clients;
+            let named = if clients.iter().any(crate::Client::is_any) { &[][..] } else { clients };
+            let groups = named.iter().map(|client| client.as_str().into()).collect();
+            ExportEntry { dir: export.name().clone().into(), groups: List(groups) }
+        };
+        List(cx.shared.exports.iter().map(entry).collect()).encode(out);
+        Ok(())
+    }
+}
+
+/// The file handle of a directory that a client wants to mount.
+fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<NfsFh3, Fault> {
+    cx.thread.admit()?;
+    let (export, below) = cx.shared.exports.resolve(path).ok_or(Nfsstat3::NoEnt)?;
+    if !export.admits_host(cx.peer) {
+        return Err(Nfsstat3::Acces.into());
+    }
+    let mut object = cx.object_of(export, export.root().clone());
+    let mut kind = Kind::Dir;
+    for part in below {
+        if kind != Kind::Dir {
+            return Err(Nfsstat3::NotDir.into());
+        }
+        if part == b".." {
+            return Err(Nfsstat3::Acces.into());
+        }
+        let (handle, attr) = object.vfs().lookup(&object.caller(), &object.handle, component(part)?)?;
+        (object.handle, kind) = (handle, attr.kind);
+    }
+    if kind != Kind::Dir {
+        return Err(Nfsstat3::NotDir.into());
+    }
+    Ok(object.seal(&object.handle))
+}
+
+fn mountstat3(status: Nfsstat3) -> Mountstat3 {
+    match status {
+        Nfsstat3::Perm => Mountstat3::Perm,
+        Nfsstat3::NoEnt | Nfsstat3::Stale => Mountstat3::NoEnt,
+        Nfsstat3::Acces => Mountstat3::Acces,
+        Nfsstat3::NotDir => Mountstat3::NotDir,
+        Nfsstat3::Inval => Mountstat3::Inval,
+        Nfsstat3::NameTooLong => Mountstat3::NameTooLong,
+        Nfsstat3::NotSupp => Mountstat3::NotSupp,
+        Nfsstat3::Io => Mountstat3::Io,
+        _ => Mountstat3::ServerFault,
+    }
+}
+
+/// Who has mounted what, as far as they said so and it was not too long ago.
+#[derive(Default)]
+pub(crate) struct MountTable {
+    order: VecDeque<(IpAddr, Bytes)>,
+    known: BTreeSet<(IpAddr, Bytes)>,
+}
+
+impl MountTable {
+    fn add(&mut self, host: IpAddr, path: &[u8]) {
+        // A copy: what a client sent is part of a larger receive buffer.
+        let entry = (host.to_canonical(), Bytes::copy_from_slice(path));
+        if !self.known.insert(entry.clone()) {
+            return;
+        }
+        self.order.push_back(entry);
+        if self.order.len() > MOUNTS_MAX {
+            let oldest = self.order.pop_front().expect("the table is full");
+            self.known.remove(&oldest);
+        }
+    }
+
+    fn remove(&mut self, host: IpAddr, path: Option<&[u8]>) {
+        let host = host.to_canonical();
+        let gone = |entry: &(IpAddr, Bytes)| entry.0 == host && path.is_none_or(|path| entry.1 == path);
+        self.order.retain(|entry| !gone(entry));
+        self.known.retain(|entry| !gone(entry));
+    }
+}
+
+const AUTH_NONE: u32 = 0;
+const AUTH_SYS: u32 = 1;
+const MOUNTS_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_bounded_and_forgets_the_oldest() {
+        let mut table = MountTable::default();
+        let host = |i: usize| IpAddr::from([10, 0, (i >> 8) as u8, i as u8]);
+        for i in 0..MOUNTS_MAX + 10 {
+            table.add(host(i), b"/a");
+            table.add(host(i), b"/a");
+        }
+        assert_eq!((table.order.len(), table.known.len()), (MOUNTS_MAX, MOUNTS_MAX));
+        assert_eq!(table.order[0].0, host(10));
+
+        table.add(host(20), b"/b");
+        table.remove(host(20), Some(b"/a"));
+        assert!(table.order.iter().any(|entry| entry.0 == host(20) && entry.1 == "/b"));
+        table.remove(host(20), None);
+        assert!(!table.order.iter().any(|entry| entry.0 == host(20)));
+        assert_eq!(table.order.len(), table.known.len());
+    }
+}

@@ -1,0 +1,171 @@
+//! NSM version 1, the status monitor beside NLM: X/Open "Protocols for Interworking: XNFS" (C702) chapter 11.
+//!
+//! Hosts say here that they have restarted, and lose their locks. Programs of this host, such as the kernel's own lock
+//! manager, can have other hosts monitored, as by any status monitor; nobody else can.
+
+use std::{ops::RangeInclusive, sync::Arc};
+
+use nfs::nsm::{self, SM_PROGRAM, SmProc, SmRes, SmStat, SmStatRes, VERSION};
+use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
+use xdr::{Encode, Encoder, Message};
+
+use crate::call::{
+    context::{Context, Shared},
+    error::WouldBlock,
+    exec::{self, Answer},
+};
+
+/// The NSM program, version 1.
+pub struct Nsm1 {
+    shared: Arc<Shared>,
+}
+
+impl Nsm1 {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared }
+    }
+}
+
+impl Service for Nsm1 {
+    fn program(&self) -> u32 {
+        SM_PROGRAM
+    }
+
+    fn versions(&self) -> RangeInclusive<u32> {
+        VERSION..=VERSION
+    }
+
+    fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
+        let procedure = SmProc::from_number(procedure)?;
+        Some(Procedure { name: procedure.name(), idempotent: procedure != SmProc::SimuCrash })
+    }
+
+    fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+        let shared = &self.shared;
+        match SmProc::from_number(call.procedure) {
+            None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
+            Some(SmProc::Null) => exec::run::<nfs::v3::Null>(shared, call),
+            Some(SmProc::Stat) => exec::run::<Stat>(shared, call),
+            Some(SmProc::Mon) => exec::run::<Mon>(shared, call),
+            Some(SmProc::Unmon) => exec::run::<Unmon>(shared, call),
+            Some(SmProc::UnmonAll) => exec::run::<UnmonAll>(shared, call),
+            Some(SmProc::SimuCrash) => exec::run::<SimuCrash>(shared, call),
+            Some(SmProc::Notify) => exec::run::<Notify>(shared, call),
+        }
+    }
+}
+
+struct Stat;
+
+impl Answer for Stat {
+    type Args = nsm::SmName;
+    type Status = ();
+    const NAME: &'static str = "STAT";
+
+    fn answer(cx: &Context<'_>, _: &nsm::SmName, out: &mut Encoder) -> Result<(), WouldBlock> {
+        SmStatRes { res: SmRes::Succ, state: state(cx) }.encode(out);
+        Ok(())
+    }
+}
+
+struct Mon;
+
+impl Answer for Mon {
+    type Args = nsm::MonArgs;
+    type Status = SmRes;
+    const NAME: &'static str = "MON";
+
+    fn answer(cx: &Context<'_>, args: &nsm::MonArgs, out: &mut Encoder) -> Result<SmRes, WouldBlock> {
+        let may = is_local(cx);
+        wait_for_storage(cx, may)?;
+        let res = if may && cx.shared.lockd.monitor(args) { SmRes::Succ } else { SmRes::Fail };
+        SmStatRes { res, state: state(cx) }.encode(out);
+        Ok(res)
+    }
+}
+
+struct Unmon;
+
+impl Answer for Unmon {
+    type Args = nsm::MonId;
+    type Status = ();
+    const NAME: &'static str = "UNMON";
+
+    fn answer(cx: &Context<'_>, args: &nsm::MonId, out: &mut Encoder) -> Result<(), WouldBlock> {
+        let may = is_local(cx);
+        wait_for_storage(cx, may)?;
+        if may {
+            cx.shared.lockd.unmonitor(|mon_id| mon_id == args);
+        }
+        SmStat { state: state(cx) }.encode(out);
+        Ok(())
+    }
+}
+
+struct UnmonAll;
+
+impl Answer for UnmonAll {
+    type Args = nsm::MyId;
+    type Status = ();
+    const NAME: &'static str = "UNMON_ALL";
+
+    fn answer(cx: &Context<'_>, args: &nsm::MyId, out: &mut Encoder) -> Result<(), WouldBlock> {
+        let may = is_local(cx);
+        wait_for_storage(cx, may)?;
+        if may {
+            cx.shared.lockd.unmonitor(|mon_id| mon_id.my_id == *args);
+        }
+        SmStat { state: state(cx) }.encode(out);
+        Ok(())
+    }
+}
+
+struct SimuCrash;
+
+impl Answer for SimuCrash {
+    type Args = ();
+    type Status = ();
+    const NAME: &'static str = "SIMU_CRASH";
+
+    fn answer(cx: &Context<'_>, (): &(), _: &mut Encoder) -> Result<(), WouldBlock> {
+        // It takes everybody's locks away for a time: root alone may say so.
+        let may = is_local(cx) && cx.peer.port() < PORT_PRIVILEGED;
+        wait_for_storage(cx, may)?;
+        if may && let Err(error) = cx.shared.lockd.simulate_crash() {
+            tracing::warn!(%error, "no crash was simulated");
+        }
+        Ok(())
+    }
+}
+
+struct Notify;
+
+impl Answer for Notify {
+    type Args = nsm::StatChge;
+    type Status = ();
+    const NAME: &'static str = "NOTIFY";
+
+    fn answer(cx: &Context<'_>, args: &nsm::StatChge, _: &mut Encoder) -> Result<(), WouldBlock> {
+        wait_for_storage(cx, true)?;
+        cx.shared.lockd.restarted(cx.peer, &args.mon_name, args.state);
+        cx.shared.lockd.pass_on(&args.mon_name, args.state);
+        Ok(())
+    }
+}
+
+fn state(cx: &Context<'_>) -> i32 {
+    cx.shared.lockd.identity().1
+}
+
+fn is_local(cx: &Context<'_>) -> bool {
+    cx.peer.ip().to_canonical().is_loopback()
+}
+
+/// # Errors
+/// Storage is `needed`, and this thread must not wait for it.
+fn wait_for_storage(cx: &Context<'_>, needed: bool) -> Result<(), WouldBlock> {
+    if needed && !cx.may_block { Err(WouldBlock) } else { Ok(()) }
+}
+
+/// Ports from here on are anyone's.
+const PORT_PRIVILEGED: u16 = 1024;
