@@ -124,6 +124,15 @@ impl Journal {
         }
     }
 
+    /// Drops a value that is [held](Self::hold).
+    pub(crate) fn release(&self, key: impl Hash) {
+        let key = KEYS.hash_one(key);
+        let mut state = self.state.lock();
+        if let Some(at) = state.kept.iter().position(|kept| kept.key == key) {
+            drop(state.kept.remove(at));
+        }
+    }
+
     /// The result that an earlier run has got; `None` if the operation is to be executed.
     ///
     /// # Errors

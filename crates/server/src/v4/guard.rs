@@ -65,6 +65,14 @@ impl Context<'_> {
         Ok(changing)
     }
 
+    /// A change has been made that [`before_change`](Self::before_change) began, before the end of its procedure or operation.
+    pub(crate) fn end_change(&self, object: &Object<'_>, changing: Option<Changing>) {
+        drop(changing);
+        if let Some(journal) = object.journal() {
+            journal.release(("changing", (&object.export.id(), &object.handle)));
+        }
+    }
+
     /// Before a name is taken from an object, or given to another one.
     pub(crate) fn before_change_of(&self, dir: &Object<'_>, name: &Name, by: Option<Clientid4>) -> Result<(), Held> {
         if !dir.once("any delegations", || Ok::<_, Held>(self.shared.v4.marks().any()))? {
