@@ -2,7 +2,7 @@
 //! meanwhile.
 
 use crate::common::remote;
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, task::Poll, time::Duration};
 
 use crate::common::remote::Served;
 use crate::common::v4::*;
@@ -15,6 +15,7 @@ use nfs::{
 use rpc::Credential;
 use server::NfsServer;
 use tempfile::TempDir;
+use testkit::deferred::{Deferred, Pace};
 use tokio::runtime::Runtime;
 use xdr::Message;
 
@@ -99,6 +100,32 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
     assert_eq!(a.recalled().await.0, stateid);
     assert_eq!(a.give_back(&handle, stateid).await, Nfsstat4::Ok);
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Ok);
+}
+
+/// A change is in progress until its operation has completed.
+#[tokio::test]
+async fn no_delegation_is_given_while_a_change_is_pending() {
+    let fs = Deferred::new(plain_memory(), Pace::Told);
+    fs.0.hold(false);
+    let served = Served::serving(fs.clone()).await;
+    let rig = Rig::calling(&served.nfs);
+    let mut a = served.client("a").await;
+    let (open, delegation, handle) = a.delegated("f").await;
+    assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::Ok);
+    a.call([putfh(&handle), close(open)]).await;
+    fs.0.hold(true);
+    let args = Message::encode(&write_args(&handle.0.clone().into(), 0, b"data"));
+    let mut writing = rig.paper.call(&*rig.nfs, nfs::v3::Proc3::Write as u32, (rig.peer, &rig.credential), &args);
+    let polled = std::future::poll_fn(|cx| Poll::Ready(writing.as_mut().poll(cx))).await;
+    assert!(polled.is_pending() && fs.0.in_flight() == 1);
+    fs.0.hold(false);
+    let (open, delegation, _) = a.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+    assert_eq!(delegation, OpenDelegation4::None, "the file is being changed");
+    a.call([putfh(&handle), close(open)]).await;
+    assert_eq!(fs.0.complete(1), 1);
+    writing.await.expect("accepted");
+    assert_eq!(fs.0.executed("write"), 1);
+    a.delegated("f").await;
 }
 
 /// Whatever changes a file of which somebody has a delegation to read waits until that is back.

@@ -10,6 +10,7 @@ use nfs::v4::{
 };
 use rpc::{Client, ReplyPlan, Server, TcpKind, TransportKind, WorkerOptions, Workers};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
+use vfs::Vfs;
 use xdr::Array;
 
 use super::{
@@ -37,8 +38,17 @@ impl Served {
     }
 
     fn with(settings: Settings) -> Self {
+        Self::of(memory(), settings)
+    }
+
+    /// One of this tree that does what has to be done unasked.
+    pub async fn serving(fs: Arc<dyn Vfs>) -> Self {
+        Self::of(fs, Settings::default()).keep_up().await
+    }
+
+    fn of(fs: Arc<dyn Vfs>, settings: Settings) -> Self {
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
-        let export = Export::new("/m", ExportId::unique(), memory(), options).unwrap();
+        let export = Export::new("/m", ExportId::unique(), fs, options).unwrap();
         let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
         let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
         let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
