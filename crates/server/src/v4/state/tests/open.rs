@@ -65,7 +65,7 @@ impl World {
     }
 
     fn io(&mut self, client: Clientid4, stateid: Stateid4, write: bool) -> Result<(), Nfsstat4> {
-        self.state.check_io(&mut self.locks, client, &'f', &stateid, write, self.now)
+        self.io_of(client, 'f', &stateid, write)
     }
 
     fn test(&self, client: Clientid4, stateids: &[Stateid4]) -> Vec<Nfsstat4> {
