@@ -26,7 +26,7 @@ use crate::{
     cli::LogArgs,
     descriptors,
     exit::{Exit, Failure, Outcome},
-    logging, switch,
+    logging,
 };
 use admin::AdminSocket;
 use announce::Announcement;
@@ -225,7 +225,7 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     let server = nfs.services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
 
     let mut signals = Signals::new(args.until_eof).map_err(Failure::failed)?;
-    let switch = switch::with_pool(&pool);
+    let switch = transports::for_server(&pool);
     let listeners = listen_all(&switch, &config.listen)?;
     let mut options = WorkerOptions::default();
     options.threads = config.server.workers.map_or(options.threads, NonZeroUsize::get);
