@@ -18,7 +18,7 @@ use buf::Pool;
 use rpc::{ConnectionLimits, Listener, Server, Switch, WorkerOptions, Workers};
 use server::{
     Client, Config, NfsServer,
-    config::{ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir},
+    config::{Backends, ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir},
     recovery::state_dir::OnLoss,
 };
 
@@ -137,7 +137,7 @@ pub struct Args {
 /// Serves until told to end.
 pub fn run(args: &Args, log: &LogArgs) -> Outcome {
     let config = match &args.config {
-        Some(path) => Config::load(path).map_err(Failure::usage)?,
+        Some(path) => Config::load_with(path, &Backends::standard()).map_err(Failure::usage)?,
         None => Config::default(),
     };
     logging::start(&LogArgs {
