@@ -139,7 +139,7 @@ fn ten_thousand_compounds_of_version_4_1_wait_on_one_thread() {
         .map(|number| {
             let mut client = Client4::stranger(&world.nfs, 1);
             client.peer = format!("192.0.2.{}:700", number % 250 + 1).parse().unwrap();
-            client.introduce(&format!("client {number}"), fore.clone());
+            client.introduce(&format!("client {number}"), fore);
             client
         })
         .collect();
