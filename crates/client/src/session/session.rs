@@ -101,6 +101,8 @@ pub(crate) struct TakenSlot {
     link: Arc<ServerLink>,
     session: Arc<Session>,
     place: SlotUse,
+    /// SEQUENCE, the same in each transmission: a server takes a request that differs in any byte for another one (§2.10.6.1.3.1).
+    sequence: Argop4,
     sent: bool,
     settled: bool,
 }
@@ -181,17 +183,17 @@ impl Session {
             Some(taken) => taken,
             None => match self.place(deadline).await {
                 Ok(Some(place)) => {
-                    let (link, session) = (link.clone(), self.clone());
-                    TakenSlot { link, session, place, sent: false, settled: false }
+                    let (link, session, sequence) = (link.clone(), self.clone(), self.sequence(place, compound.cache));
+                    TakenSlot { link, session, place, sequence, sent: false, settled: false }
                 }
                 Ok(None) => return (Outcome::Lost, sink.map(SharedBuffer::from)),
                 Err(_) => return (Outcome::NoSlot, sink.map(SharedBuffer::from)),
             },
         };
-        let sequence = self.sequence(taken.place, compound.cache);
-        let request = Request { minor: link.minor, first: Some(&sequence), ops: &compound.ops };
         let plan = ReplyPlan { sink, ..compound.plan() };
+        // Even if it is dropped while it is sent.
         taken.sent = true;
+        let request = Request { minor: link.minor, first: Some(&taken.sequence), ops: &compound.ops };
         let (outcome, back) = link.trunk.call_once(&request, plan, compound.name, deadline).await;
         let outcome = match outcome {
             Outcome::Answered(res) => self.classify(link, res),
