@@ -24,7 +24,7 @@ use siphasher::sip128::{Hasher128, SipHasher24};
 use smallvec::SmallVec;
 use vfs::private;
 
-use crate::state_dir::{OnLoss, StateDir, Unusable, located};
+use crate::recovery::state_dir::{OnLoss, StateDir, Unusable, located};
 
 /// Names an export in file handles: 56 bits.
 ///

@@ -12,39 +12,36 @@
 //! - File data is not copied: READ attaches what the file system lends or fills, WRITE hands down the call's payload.
 
 pub mod admin;
-mod backend;
 mod blocking;
+mod call;
 mod callback_port;
 mod clock;
 pub mod config;
-mod context;
-mod error;
-mod exec;
 mod export;
 mod handle;
 mod hash;
-pub mod locks;
+mod identity;
 mod mount;
 mod nfsacl;
 mod nlm;
 mod nsm;
 pub mod recovery;
-mod referral;
 mod server;
-pub mod state_dir;
-mod transfer;
+pub mod sharing;
 mod v3;
 pub mod v4;
 
 pub use blocking::BlockingOptions;
 pub use config::Config;
-pub use export::{Access, Client, Export, ExportError, ExportOptions, Exports, Squash};
+pub use export::{
+    Access, Client, Export, ExportError, ExportOptions, Exports, Squash,
+    referral::{Location, Referral},
+};
 pub use handle::{ExportId, HandleKey};
 pub use mount::Mount3;
 pub use nfsacl::NfsAcl3;
 pub use nlm::{Nlm4, callbacks::CallbackTransports};
 pub use nsm::Nsm1;
-pub use referral::{Location, Referral};
 pub use server::NfsServer;
 pub use v3::Nfs3;
 pub use v4::Nfs4;

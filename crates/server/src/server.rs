@@ -8,8 +8,8 @@ use rpc::{Service, TransportKind};
 use crate::{
     admin::Admin,
     blocking::Pools,
+    call::context::Shared,
     config::Settings,
-    context::Shared,
     export::Exports,
     handle::HandleKey,
     mount::{Mount3, MountTable},
@@ -20,8 +20,7 @@ use crate::{
         lockd::Lockd,
     },
     nsm::Nsm1,
-    recovery::{Recovery, StorageReport},
-    state_dir::StateDir,
+    recovery::{Recovery, StorageReport, state_dir::StateDir},
     v3::Nfs3,
     v4::{Nfs4, Shared4, upkeep},
 };

@@ -11,8 +11,8 @@ use vfs::{Caller, Cred, Handle, Vfs, VfsError};
 use super::{Admin, ClientName, ClientRecord, ConnectionRecord, FileRecord, Record, unknown};
 use crate::{
     export::Export,
-    locks::{Held, LockClient, LockKind, Owner, Range},
     nlm::lockd::{self, LockFile},
+    sharing::locks::{Held, LockClient, LockKind, Owner, Range},
 };
 
 /// Takes records to whoever has asked.

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 pub use self::record::{ClientRecord, ConnectionRecord, FileRecord, Record};
-use crate::{context::Shared, handle::ExportId, locks::LockClient, v4::state::evict::Evicted};
+use crate::{call::context::Shared, handle::ExportId, sharing::locks::LockClient, v4::state::evict::Evicted};
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -31,7 +31,7 @@ use tokio::{
 use xdr::{Decode, Encode};
 
 use super::lockd::{Destination, Outgoing};
-use crate::{callback_port::unprivileged, context::Shared, locks::WaiterId};
+use crate::{call::context::Shared, callback_port::unprivileged, sharing::locks::WaiterId};
 
 /// How other hosts are called. Connections from a port below 1024 are made where a peer needs them, if these transports can.
 #[derive(Clone)]

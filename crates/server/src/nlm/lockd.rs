@@ -25,14 +25,14 @@ use xdr::Message;
 
 use super::hosts::{Host, HostId, Hosts};
 use crate::{
+    call::error::WouldBlock,
     clock,
-    error::WouldBlock,
     handle::ExportId,
-    locks::{
+    recovery::{Monitor, MonitoredHost, Recovery},
+    sharing::locks::{
         Grant, Holder, LockClient, LockError, LockKind, LockTable, Locked, Notice, Owner, Range, Request, Share,
         WaiterId,
     },
-    recovery::{Monitor, MonitoredHost, Recovery},
 };
 
 /// A file, as the lock table knows it.

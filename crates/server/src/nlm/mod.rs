@@ -1,6 +1,6 @@
 //! NLM version 4, the lock manager of NFSv3: X/Open "Protocols for Interworking: XNFS" (C702) chapter 14.
 //!
-//! Locks are kept in [`locks`](crate::locks), which all protocols share. A host is remembered durably before it gets its
+//! Locks are kept in [`locks`](crate::sharing::locks), which all protocols share. A host is remembered durably before it gets its
 //! first lock (`hosts.rs`, [`recovery`](crate::recovery)), so that it is told when we have restarted, and can reclaim.
 //! What we tell hosts on our own account (GRANTED, results of `_MSG` procedures, SM_NOTIFY) is in `callbacks.rs`.
 
@@ -15,7 +15,7 @@ use nfs::nlm::{NLM_PROGRAM, NlmProc4, VERSION};
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use xdr::Message;
 
-use crate::{context::Shared, exec};
+use crate::call::{context::Shared, exec};
 
 /// The NLM program, version 4.
 pub struct Nlm4 {

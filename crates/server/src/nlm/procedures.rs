@@ -17,10 +17,12 @@ use xdr::{Decode, Encode, Encoder, Message};
 
 use super::lockd::{Ask, From, LockFile, svid_and_oh};
 use crate::{
-    context::{Context, Object},
-    error::{Fault, WouldBlock},
-    exec::Answer,
-    locks::{LockKind, Range, Share as ShareReservation},
+    call::{
+        context::{Context, Object},
+        error::{Fault, WouldBlock},
+        exec::Answer,
+    },
+    sharing::locks::{LockKind, Range, Share as ShareReservation},
     v4::guard::Held,
 };
 

@@ -25,6 +25,7 @@
 //!   in its next life the client could reclaim it.
 
 mod contents;
+pub mod state_dir;
 mod storage;
 
 use std::{
@@ -49,7 +50,7 @@ use self::{
 };
 use crate::{
     clock,
-    state_dir::{OnLoss, StateDir, Unusable},
+    recovery::state_dir::{OnLoss, StateDir, Unusable},
 };
 
 /// The database.

@@ -6,7 +6,7 @@ use nfs::v3::{
 };
 use vfs::{Attr, Kind, PreAttr, Rights, SetAttr, Time};
 
-use crate::{export::Export, transfer::OFFSET_MAX};
+use crate::{call::transfer::OFFSET_MAX, export::Export};
 
 /// An object's attributes.
 pub(crate) fn fattr3(attr: &Attr, export: &Export) -> Fattr3 {

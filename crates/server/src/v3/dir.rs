@@ -11,7 +11,7 @@ use super::{
     answers, attr,
     object::{post_op, post_wcc, with},
 };
-use crate::{
+use crate::call::{
     context::{Context, Object, component},
     error::{Fault, WouldBlock},
     exec::conclude,

@@ -10,7 +10,7 @@ use super::{
     answers,
     object::{post_op, with},
 };
-use crate::{
+use crate::call::{
     context::Context,
     error::WouldBlock,
     exec::conclude,

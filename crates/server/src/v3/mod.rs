@@ -15,7 +15,7 @@ use nfs::v3::{self, Proc3, Procedure3};
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use xdr::{Encoder, Message};
 
-use crate::{
+use crate::call::{
     context::{Context, Shared},
     error::WouldBlock,
     exec::{self, Answer},
@@ -89,16 +89,16 @@ impl Answer for v3::Null {
 /// Implements [`Answer`] for a procedure by a function of that procedure's arguments.
 macro_rules! answers {
     ($($procedure:ident => $function:ident),* $(,)?) => {$(
-        impl $crate::exec::Answer for nfs::v3::$procedure {
+        impl $crate::call::exec::Answer for nfs::v3::$procedure {
             type Args = <nfs::v3::$procedure as nfs::v3::Procedure3>::Args;
             type Status = nfs::v3::Nfsstat3;
             const NAME: &'static str = $crate::v3::name_of::<nfs::v3::$procedure>();
 
             fn answer(
-                cx: &$crate::context::Context<'_>,
+                cx: &$crate::call::context::Context<'_>,
                 args: &Self::Args,
                 out: &mut xdr::Encoder,
-            ) -> Result<nfs::v3::Nfsstat3, $crate::error::WouldBlock> {
+            ) -> Result<nfs::v3::Nfsstat3, $crate::call::error::WouldBlock> {
                 $function(cx, args, out)
             }
         }

@@ -7,7 +7,7 @@ use nfs::v3::{
 use xdr::{Encode, Encoder};
 
 use super::{answers, attr};
-use crate::{
+use crate::call::{
     context::{Context, Object, component},
     error::{Fault, WouldBlock},
     exec::conclude,

@@ -23,7 +23,7 @@ use super::{
     answers,
     object::{post_op, with},
 };
-use crate::{
+use crate::call::{
     context::{Context, Object},
     error::{Fault, WouldBlock},
     exec::conclude,

@@ -159,7 +159,7 @@ impl Builder {
             }
             who => {
                 let group = ace.flag & ACE4_IDENTIFIER_GROUP != 0;
-                let id = super::names::number_of(who)?;
+                let id = crate::identity::names::number_of(who)?;
                 let who = if group { AclWho::Group(id) } else { AclWho::User(id) };
                 let at = self.place(who)?;
                 self.named[at].1.decide(allow, rights);
@@ -210,7 +210,7 @@ impl Builder {
             entries.push(AclEntry { who: AclWho::Mask, perm: all });
             entries.extend(self.named.iter().map(|&(who, decided)| entry(who, decided)));
         }
-        Acl::new(entries).map_err(crate::error::nfsstat4)
+        Acl::new(entries).map_err(crate::call::error::nfsstat4)
     }
 }
 

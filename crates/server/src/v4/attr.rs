@@ -20,10 +20,12 @@ use nfs::v4::{
 use vfs::{Attr, FsCaps, Kind, SetAttr, SetTime, StatFs, Time};
 use xdr::{Encode, Encoder};
 
-use super::names::Who;
-use crate::{context::Context, error::Fault4};
+use crate::{
+    call::{context::Context, error::Fault4},
+    identity::names::Who,
+};
 
-use crate::transfer::OFFSET_MAX;
+use crate::call::transfer::OFFSET_MAX;
 
 /// All that is known of an object.
 pub(super) struct Subject<'a> {

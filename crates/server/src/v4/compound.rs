@@ -36,9 +36,11 @@ use super::{
 };
 use crate::{
     blocking::{Outcome, Source},
+    call::{
+        context::{Context, Detached, Shared, Thread},
+        error::WouldBlock,
+    },
     clock,
-    context::{Context, Detached, Shared, Thread},
-    error::WouldBlock,
     handle::ExportId,
     nlm::lockd::LockFile,
 };

@@ -11,9 +11,11 @@ use vfs::{Name, VfsError};
 
 use super::state::{delegation::Access, marks::Changing};
 use crate::{
+    call::{
+        context::{Context, Object},
+        error::{Fault, Fault4},
+    },
     clock,
-    context::{Context, Object},
-    error::{Fault, Fault4},
     nlm::lockd::LockFile,
 };
 

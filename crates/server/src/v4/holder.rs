@@ -18,9 +18,11 @@ use vfs::{Cred, SetAttr, SetTime};
 
 use super::{compound::Cursor, state::delegation::Held, upkeep::Errand};
 use crate::{
+    call::{
+        context::{Context, Object, Shared},
+        error::{Fault, Fault4},
+    },
     clock,
-    context::{Context, Object, Shared},
-    error::{Fault, Fault4},
     nlm::lockd::LockFile,
 };
 

@@ -9,11 +9,9 @@
 mod acl;
 mod attr;
 pub mod callback;
-mod callback40;
 mod compound;
 pub(crate) mod guard;
 mod holder;
-mod names;
 mod offload;
 mod ops;
 mod place;
@@ -42,17 +40,17 @@ use tokio::sync::mpsc;
 use xdr::{Decoder, Message};
 
 use crate::{
+    call::context::Shared,
     config::Settings,
-    context::Shared,
     export::Exports,
     handle::HandleKey,
-    locks::{LockClient, LockTable},
+    identity::names::Names,
     nlm::lockd::{LockFile, Lockd},
     recovery::V4Clients,
+    sharing::locks::{LockClient, LockTable},
 };
 use callback::Callbacks;
 use holder::Questions;
-use names::Names;
 use offload::Offloads;
 use pseudo::Pseudo;
 use state::{Event, State, StateOptions, marks::Marks, session::ChannelLimits};

@@ -29,9 +29,11 @@ use vfs::Handle;
 use super::{state::marks::Changing, upkeep::Errand};
 use crate::{
     blocking::Outcome,
+    call::{
+        context::{Context, Detached, Shared, Thread},
+        error::nfsstat4,
+    },
     clock,
-    context::{Context, Detached, Shared, Thread},
-    error::nfsstat4,
     handle::ExportId,
     nlm::lockd::LockFile,
 };

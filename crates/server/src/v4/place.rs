@@ -6,8 +6,10 @@ use vfs::Handle;
 
 use super::pseudo::NodeId;
 use crate::{
-    context::{Context, Object},
-    error::{Fault4, nfsstat4},
+    call::{
+        context::{Context, Object},
+        error::{Fault4, nfsstat4},
+    },
     export::{Access, Export},
     handle::ExportId,
 };

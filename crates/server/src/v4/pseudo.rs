@@ -8,11 +8,12 @@ use nfs::v4::{Component4, Fsid4};
 use vfs::{Attr, Device, FsCaps, Handle, Kind, Time};
 
 use crate::{
-    context::{Context, Object},
-    error::Fault4,
-    export::Exports,
+    call::{
+        context::{Context, Object},
+        error::Fault4,
+    },
+    export::{Exports, referral::Referral},
     handle::ExportId,
-    referral::Referral,
 };
 
 /// The directories from the root to the exports and referrals, and these.

@@ -31,10 +31,10 @@ use super::{
 };
 use crate::{
     blocking::{Outcome, Source},
+    call::context::Shared,
     clock,
-    context::Shared,
-    locks::Notice,
     nlm::lockd::LockFile,
+    sharing::locks::Notice,
 };
 
 /// What upkeep is asked to do.

@@ -14,7 +14,7 @@ use super::{
         v40::{Entered, Kept, Subject},
     },
 };
-use crate::{clock, context::Shared, nlm::lockd::LockFile};
+use crate::{call::context::Shared, clock, nlm::lockd::LockFile};
 
 /// An operation's turn in the sequence of its owner. It is ended at the latest when this is dropped.
 pub(super) struct InTurn {

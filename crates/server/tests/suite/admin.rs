@@ -119,7 +119,7 @@ fn who_is_evicted_loses_all_and_begins_anew() {
     let (stateid, handle) = a.open("/m", "f", how).unwrap();
     assert_eq!(lock(&mut a, &handle, stateid, (0, 1)), Nfsstat4::Ok);
     assert_eq!(b.open("/m", "f", Open::default()).unwrap_err(), Nfsstat4::ShareDenied);
-    let name = ClientName(server::locks::LockClient::V4(a.client.0));
+    let name = ClientName(server::sharing::locks::LockClient::V4(a.client.0));
     assert_eq!(request(&server, &Request::Evict { client: name }), [Record::End]);
     let again = request(&server, &Request::Evict { client: name });
     assert!(matches!(&again[..], [Record::Error { message }] if message.contains(&name.to_string())), "{again:?}");

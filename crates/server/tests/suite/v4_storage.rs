@@ -15,8 +15,9 @@ use disk::Disk;
 use nfs::v4::*;
 use rand::{SeedableRng, rngs::StdRng};
 use server::{
-    Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery,
-    state_dir::OnLoss,
+    Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash,
+    config::Settings,
+    recovery::{Recovery, state_dir::OnLoss},
 };
 
 fn serve(disk: &Disk) -> NfsServer {

@@ -26,8 +26,10 @@ use rpc::{RawOptions, Service, Switch, TcpKind, TcpOptions, TransportKind, UdpKi
 use rpcrdma::RdmaKind;
 use server::{
     Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash,
-    recovery::Recovery,
-    state_dir::{OnLoss, StateDir},
+    recovery::{
+        Recovery,
+        state_dir::{OnLoss, StateDir},
+    },
 };
 use tokio::task::JoinSet;
 use vfs::{

@@ -13,9 +13,11 @@ use xdr::Encoder;
 
 use super::data::may_use;
 use crate::{
-    context::{Context, Object},
-    error::{Fault, Fault4},
-    transfer::transfer_max,
+    call::{
+        context::{Context, Object},
+        error::{Fault, Fault4},
+        transfer::transfer_max,
+    },
     v4::{
         acl,
         attr::{self, Subject},

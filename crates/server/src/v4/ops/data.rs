@@ -7,10 +7,12 @@ use nfs::v4::{CommitArgs, Nfsstat4, ReadArgs, ReadOk, StableHow4, Stateid4, Veri
 use vfs::{Kind, Stability, VfsError};
 
 use crate::{
+    call::{
+        context::{Context, Object},
+        error::Fault4,
+        transfer::{commit_range, read_range, write_part},
+    },
     clock,
-    context::{Context, Object},
-    error::Fault4,
-    transfer::{commit_range, read_range, write_part},
     v4::compound::Cursor,
 };
 

@@ -6,8 +6,10 @@ use vfs::{Handle, Kind, Name, VfsError};
 use xdr::{Encode, Encoder};
 
 use crate::{
-    context::{Context, Object},
-    error::Fault4,
+    call::{
+        context::{Context, Object},
+        error::Fault4,
+    },
     v4::{
         compound::Cursor,
         place::{FhBytes, Place, component},

@@ -6,7 +6,11 @@ use nfs::v4::{
 };
 
 use super::{data::of_kind, session::origin};
-use crate::{clock, context::Context, error::Fault4, v4::compound::Cursor};
+use crate::{
+    call::{context::Context, error::Fault4},
+    clock,
+    v4::compound::Cursor,
+};
 
 pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs) -> SetClientIdRes {
     let (now, origin) = (clock::now(), origin(cx, at));

@@ -9,9 +9,8 @@ use nfs::v4::{
 
 use super::data::of_kind;
 use crate::{
+    call::{context::Context, error::Fault4},
     clock,
-    context::Context,
-    error::Fault4,
     nlm::lockd::LockFile,
     v4::{compound::Cursor, place::Place, state::open::LockFailure},
 };

@@ -19,7 +19,7 @@ use nfs::v4::{Argop4, GetDirDelegationNonFatal, Nfsstat4, OpResult, Opnum4, Reso
 use xdr::{Encode, Encoder};
 
 use super::compound::Cursor;
-use crate::{
+use crate::call::{
     context::Context,
     error::{Fault, Fault4, WouldBlock},
 };

@@ -11,8 +11,10 @@ use super::{
     filehandle::{look, not_a_directory},
 };
 use crate::{
-    context::{Context, Object},
-    error::Fault4,
+    call::{
+        context::{Context, Object},
+        error::Fault4,
+    },
     v4::{
         attr::{Wanted, change_info, set_attr},
         compound::Cursor,

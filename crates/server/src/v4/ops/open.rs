@@ -22,9 +22,11 @@ use super::{
     namespace::{finish, unchanged},
 };
 use crate::{
+    call::{
+        context::{Context, Object},
+        error::{Fault, Fault4},
+    },
     clock,
-    context::{Context, Object},
-    error::{Fault, Fault4},
     v4::{
         attr::{Wanted, change_info, set_attr},
         compound::Cursor,

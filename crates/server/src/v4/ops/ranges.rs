@@ -14,9 +14,11 @@ use vfs::{SeekFor, VfsError};
 
 use super::data::{may_use, of_kind, wrong_type};
 use crate::{
-    context::{Context, Object},
-    error::Fault4,
-    transfer::{OFFSET_MAX, transfer_max},
+    call::{
+        context::{Context, Object},
+        error::Fault4,
+        transfer::{OFFSET_MAX, transfer_max},
+    },
     v4::{compound::Cursor, offload::Ranges},
 };
 

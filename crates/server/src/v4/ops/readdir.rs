@@ -16,9 +16,11 @@ use super::{
     filehandle::not_a_directory,
 };
 use crate::{
-    context::{Context, Object},
-    error::Fault4,
-    transfer::directory_max,
+    call::{
+        context::{Context, Object},
+        error::Fault4,
+        transfer::directory_max,
+    },
     v4::{
         attr::{self, Subject, needs_acl, needs_locations, needs_owners, owners},
         compound::Cursor,

@@ -8,9 +8,8 @@ use nfs::v4::{
 };
 
 use crate::{
+    call::{context::Context, error::Fault4},
     clock,
-    context::Context,
-    error::Fault4,
     v4::{compound::Cursor, state::client::Origin},
 };
 

@@ -8,8 +8,10 @@ use nfs::v4::{
 use vfs::{Name, VfsError, XattrMode};
 
 use crate::{
-    context::Context,
-    error::{Fault4, nfsstat4},
+    call::{
+        context::Context,
+        error::{Fault4, nfsstat4},
+    },
     v4::{attr::change_info, compound::Cursor, place::Place},
 };
 

@@ -23,7 +23,7 @@ use super::{
     State,
     stateid::{Kind, Other},
 };
-use crate::locks::{LockClient, LockTable};
+use crate::sharing::locks::{LockClient, LockTable};
 
 /// What is done to a file, as far as delegations are concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

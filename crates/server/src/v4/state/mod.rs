@@ -6,7 +6,7 @@
 //! §18.51 (the operations).
 //!
 //! `R` is what a reply is kept as: the body of a COMPOUND result, so that a retry gets the same bytes again. `F` names a
-//! file. Opens and locks are in [`open`]; what conflicts with what is for [`LockTable`](crate::locks::LockTable) to say.
+//! file. Opens and locks are in [`open`]; what conflicts with what is for [`LockTable`](crate::sharing::locks::LockTable) to say.
 //!
 //! On error nothing has changed, except where §18.36.4 says that a failed CREATE_SESSION is remembered too.
 

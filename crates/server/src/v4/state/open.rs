@@ -20,7 +20,7 @@ use super::{
     load::HOST_PART,
     stateid::{Kind, Open, Other},
 };
-use crate::locks::{Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share};
+use crate::sharing::locks::{Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share};
 
 /// What OPEN asks for, once the file is known.
 #[derive(Clone, Debug)]

@@ -18,7 +18,7 @@ use super::{
     owner::{OwnerKind, OwnerName, Turn},
     stateid::{Kind, Other},
 };
-use crate::locks::LockTable;
+use crate::sharing::locks::LockTable;
 
 /// The result of an operation that an owner's sequence has counted.
 #[derive(Clone, Debug, PartialEq, Eq)]

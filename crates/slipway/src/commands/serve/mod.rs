@@ -19,7 +19,7 @@ use rpc::{ConnectionLimits, Listener, Server, Switch, WorkerOptions, Workers};
 use server::{
     Client, Config, NfsServer,
     config::{ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir},
-    state_dir::OnLoss,
+    recovery::state_dir::OnLoss,
 };
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    locks::{LockClient, LockKind, Owner, Range},
+    sharing::locks::{LockClient, LockKind, Owner, Range},
     v4::state::{
         back::{BackOutcome, NoPath},
         delegation::{Access, DelegationRequest, Held},
@@ -170,8 +170,12 @@ fn none_is_given_of_what_others_use_or_have_just_wanted() {
     world.state.close(&mut world.locks, b, &'f', &open).unwrap();
     // A lock by another protocol, without an open.
     let host = Owner { client: LockClient::Nlm(1), opaque: Default::default() };
-    let request =
-        crate::locks::Request { range: Range::to_end(0), kind: LockKind::Exclusive, wait: false, reclaim: false };
+    let request = crate::sharing::locks::Request {
+        range: Range::to_end(0),
+        kind: LockKind::Exclusive,
+        wait: false,
+        reclaim: false,
+    };
     world.locks.lock(&'f', &host, &request).unwrap();
     assert_eq!(world.delegation(a, any(READ)), CONTENTION);
     world.locks.release_client(LockClient::Nlm(1));

@@ -17,7 +17,7 @@ use super::{
     slot::Begun,
     *,
 };
-use crate::locks::{Limits, LockTable};
+use crate::sharing::locks::{Limits, LockTable};
 
 const LEASE: Duration = Duration::from_secs(90);
 const OWNER: Principal = Principal::Sys { uid: 0, gid: 0 };

@@ -367,7 +367,7 @@ impl Model {
         while state.poll_ask().is_some() {}
         while let Some(event) = state.poll_event() {
             if let Event::Gone(client) = event {
-                locks.release_client(crate::locks::LockClient::V4(client.0));
+                locks.release_client(crate::sharing::locks::LockClient::V4(client.0));
             }
         }
     }

@@ -23,14 +23,14 @@ use tokio::{
     time::timeout,
 };
 
-use super::{
-    callback::{CallbackError, REPLY_MAX},
-    state::{back::NoPath, back40::Listener40},
+use super::{CallbackError, REPLY_MAX};
+use crate::{
+    callback_port::unprivileged,
+    v4::state::{back::NoPath, back40::Listener40},
 };
-use crate::callback_port::unprivileged;
 
 /// The connections to clients of 4.0.
-pub(super) struct Outgoing {
+pub(in crate::v4) struct Outgoing {
     /// What they are made by, if anything.
     kind: OnceLock<Arc<dyn TransportKind>>,
     clients: Mutex<HashMap<Clientid4, (Verifier4, Client)>>,
@@ -64,12 +64,12 @@ impl Drop for Leave<'_> {
 
 impl Outgoing {
     /// From now on connections are made by this, unless they are by another already.
-    pub(super) fn by(&self, kind: &Arc<dyn TransportKind>) {
+    pub(in crate::v4) fn by(&self, kind: &Arc<dyn TransportKind>) {
         let _ = self.kind.set(unprivileged(kind));
     }
 
     /// CB_NULL: whether a client answers.
-    pub(super) async fn probe(&self, client: Clientid4, to: &Listener40) -> bool {
+    pub(in crate::v4) async fn probe(&self, client: Clientid4, to: &Listener40) -> bool {
         let called = self.call_by::<()>(client, to, PROC_NULL, &()).await;
         if let Err(error) = &called {
             tracing::debug!(client = client.0, address = %to.address, %error, "a client does not answer where it says");
@@ -78,7 +78,7 @@ impl Outgoing {
     }
 
     /// CB_COMPOUND of one operation.
-    pub(super) async fn call(
+    pub(in crate::v4) async fn call(
         &self,
         client: Clientid4,
         to: &Listener40,
@@ -92,7 +92,7 @@ impl Outgoing {
     }
 
     /// A client is gone.
-    pub(super) fn forget(&self, client: Clientid4) {
+    pub(in crate::v4) fn forget(&self, client: Clientid4) {
         self.clients.lock().remove(&client);
     }
 

@@ -10,12 +10,12 @@ use vfs::{Attr, Caller, Change, Cred, Handle, Name, Vfs, VfsError};
 
 use crate::{
     blocking::{Pools, Source},
-    error::{Fault, WouldBlock},
+    call::error::{Fault, WouldBlock},
     export::{Access, Export, Exports},
     handle::{ExportId, HandleKey},
     mount::MountTable,
     nlm::lockd::Lockd,
-    state_dir::StateDir,
+    recovery::state_dir::StateDir,
     v3::attr,
     v4::Shared4,
 };

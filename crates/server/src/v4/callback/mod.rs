@@ -7,6 +7,8 @@
 //!
 //! On error the slot has been given back, and the client is noted as one that cannot be called: SEQUENCE tells it so.
 
+mod v40;
+
 use std::{collections::HashMap, fmt, hash::Hash, net::SocketAddr, time::Duration};
 
 use nfs::v4::{
@@ -18,12 +20,10 @@ use parking_lot::Mutex;
 use rpc::{AuthSys, ClientError, ConnectionId, Credential, ReplyPlan, Reverse, ReverseTarget, TransportError};
 use tokio::time::sleep;
 
-use super::{
-    callback40::Outgoing,
-    state::{
-        State,
-        back::{BackCall, BackOutcome, NoPath},
-    },
+use self::v40::Outgoing;
+use super::state::{
+    State,
+    back::{BackCall, BackOutcome, NoPath},
 };
 
 /// The connections that clients can be called by.
@@ -31,7 +31,7 @@ use super::{
 pub struct Callbacks {
     peers: Mutex<HashMap<ConnectionId, Reverse>>,
     /// Those of 4.0 are called otherwise.
-    pub(super) outgoing: Outgoing,
+    pub(in crate::v4) outgoing: Outgoing,
 }
 
 /// Why a client was not called.

@@ -20,7 +20,7 @@ use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use vfs::Kind;
 use xdr::{Encode, Encoder, List, Message};
 
-use crate::{
+use crate::call::{
     context::{Context, Shared, component},
     error::{Fault, WouldBlock},
     exec::{self, Answer},

@@ -125,7 +125,7 @@ pub struct Holder {
 /// All locks and shares of a server; `F` names a file.
 ///
 /// ```
-/// use server::locks::*;
+/// use server::sharing::locks::*;
 ///
 /// let mut table = LockTable::<&str>::new(Limits::default());
 /// let owner = |name: &[u8]| Owner { client: LockClient::V4(1), opaque: name.into() };

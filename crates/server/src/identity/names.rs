@@ -16,7 +16,7 @@ use nfs::v4::{Nfsstat4, acl::Nfsace4};
 use nix::unistd::{Gid, Group, Uid, User};
 use parking_lot::Mutex;
 
-use crate::error::Fault4;
+use crate::call::error::Fault4;
 
 /// A user or a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,7 +137,7 @@ fn number(text: &str) -> Option<u32> {
 ///
 /// # Errors
 /// BADOWNER: it is none.
-pub(super) fn number_of(who: &[u8]) -> Result<u32, Nfsstat4> {
+pub(crate) fn number_of(who: &[u8]) -> Result<u32, Nfsstat4> {
     std::str::from_utf8(who).ok().and_then(number).ok_or(Nfsstat4::BadOwner)
 }
 
@@ -207,7 +207,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::error::Fault;
+    use crate::call::error::Fault;
 
     /// `venus` is user 7 and `staff` group 7; and how often that was asked.
     #[derive(Clone, Default)]

@@ -12,8 +12,10 @@ use xdr::{Decode, Encode, Encoder, Message};
 
 use crate::{
     blocking::{Outcome, Source},
-    context::{Context, Detached, Shared, Thread},
-    error::{Fault, WouldBlock},
+    call::{
+        context::{Context, Detached, Shared, Thread},
+        error::{Fault, WouldBlock},
+    },
     handle::ExportId,
 };
 

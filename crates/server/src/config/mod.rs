@@ -29,6 +29,8 @@
 //! assert!(error.message.contains("unknown field `client`"));
 //! ```
 
+mod backend;
+
 use std::{
     collections::BTreeMap,
     fmt,
@@ -44,9 +46,8 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::{
     blocking::BlockingOptions,
-    export::{Access, Client, ExportOptions, Squash},
-    referral::Referral,
-    state_dir::OnLoss,
+    export::{Access, Client, ExportOptions, Squash, referral::Referral},
+    recovery::state_dir::OnLoss,
 };
 
 /// All that a configuration file says.
@@ -600,7 +601,7 @@ mod tests {
 
     #[test]
     fn the_documented_example_is_right() {
-        let page = include_str!("../../../docs/configuration.md");
+        let page = include_str!("../../../../docs/configuration.md");
         let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("an example");
         // A look-up of a host that may not be there is no part of this.
         let config = Config::parse(&example.replace(", \"build.example.com\"", "")).unwrap();

@@ -2,6 +2,8 @@
 //!
 //! Every call is checked against its export, not only MNT: a handle that was seen on another host is of no use.
 
+pub(crate) mod referral;
+
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
@@ -15,7 +17,7 @@ use serde::Deserialize;
 use smallvec::SmallVec;
 use vfs::{Cred, Handle, Vfs};
 
-use crate::{handle::ExportId, referral::Referral};
+use crate::{export::referral::Referral, handle::ExportId};
 
 /// One exported tree.
 pub struct Export {

@@ -12,9 +12,11 @@ use crate::{
     config::{BackendConfig, Config, ExportConfig, Settings},
     export::{Export, ExportError, Exports},
     handle::{ExportId, HandleKey},
-    recovery::Recovery,
+    recovery::{
+        Recovery,
+        state_dir::{ACCEPT, OnLoss, StateDir, located},
+    },
     server::NfsServer,
-    state_dir::{ACCEPT, OnLoss, StateDir, located},
 };
 
 impl NfsServer {

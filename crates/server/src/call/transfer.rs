@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use buf::Rope;
 
-use crate::context::{Carrier, Object};
+use crate::call::context::{Carrier, Object};
 
 /// The largest offset that the file systems below can name.
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;

@@ -17,9 +17,11 @@ use vfs::{Acl, AclEntry, AclKind, AclWho, Attr, VfsError};
 use xdr::{Array, Encoder, Message};
 
 use crate::{
-    context::{Context, Object, Shared},
-    error::{Fault, WouldBlock},
-    exec::{self, Answer, conclude},
+    call::{
+        context::{Context, Object, Shared},
+        error::{Fault, WouldBlock},
+        exec::{self, Answer, conclude},
+    },
     v3::{post_op, with},
 };
 

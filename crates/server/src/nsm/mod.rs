@@ -9,7 +9,7 @@ use nfs::nsm::{self, SM_PROGRAM, SmProc, SmRes, SmStat, SmStatRes, VERSION};
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use xdr::{Encode, Encoder, Message};
 
-use crate::{
+use crate::call::{
     context::{Context, Shared},
     error::WouldBlock,
     exec::{self, Answer},

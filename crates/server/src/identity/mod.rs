@@ -1,0 +1,3 @@
+//! Users and groups.
+
+pub(crate) mod names;

@@ -1,0 +1,3 @@
+//! State that all protocols share: locks and share reservations.
+
+pub mod locks;
