@@ -9,7 +9,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
 
-use crate::{Caller, PeerUser};
+use crate::{Identity, PeerUser};
 
 /// A flavour and its body, not yet interpreted (RFC 5531 §8.2, `opaque_auth`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -137,17 +137,17 @@ impl AuthSys {
     }
 }
 
-impl Caller {
+impl Identity {
     /// The caller that a credential of AUTH_NONE or AUTH_SYS and its verifier stand for.
     ///
     /// # Errors
     /// It is of another flavour, or the bytes are not of its form: what to tell the caller.
     pub fn plain(credential: &OpaqueAuth, verifier: &OpaqueAuth) -> Result<Self, AuthStat> {
         let caller = match credential.flavor {
-            AUTH_NONE => Caller::None,
+            AUTH_NONE => Identity::None,
             AUTH_SYS => {
                 let body = Message::from(credential.body.clone());
-                Caller::Sys(body.decode().map_err(|_| AuthStat::BadCred)?)
+                Identity::Sys(body.decode().map_err(|_| AuthStat::BadCred)?)
             }
             _ => return Err(AuthStat::RejectedCred),
         };
@@ -162,21 +162,21 @@ impl Caller {
 impl PeerUser {
     /// Reduces AUTH_SYS to what this user may claim. AUTH_SYS proves nothing; where the kernel knows the caller, only root may
     /// act for others. A claim to be another user becomes AUTH_NONE; groups that the user is not in are removed.
-    pub fn confine(&self, caller: Caller) -> Caller {
-        let Caller::Sys(mut sys) = caller else { return caller };
+    pub fn confine(&self, caller: Identity) -> Identity {
+        let Identity::Sys(mut sys) = caller else { return caller };
         if self.uid == 0 {
-            return Caller::Sys(sys);
+            return Identity::Sys(sys);
         }
         if sys.uid != self.uid {
             tracing::debug!(claimed = sys.uid, user = self.uid, "AUTH_SYS claims another user");
-            return Caller::None;
+            return Identity::None;
         }
         let is_member = |gid: u32| gid == self.gid || self.groups.contains(&gid);
         if !is_member(sys.gid) {
             sys.gid = self.gid;
         }
         sys.gids.retain(|gid| is_member(*gid));
-        Caller::Sys(sys)
+        Identity::Sys(sys)
     }
 }
 
@@ -237,20 +237,20 @@ mod tests {
 
     #[test]
     fn auth_sys_survives_the_wire() {
-        assert_eq!(Caller::plain(&sys().to_opaque(), &OpaqueAuth::NONE), Ok(Caller::Sys(sys())));
-        assert_eq!(Caller::plain(&OpaqueAuth::NONE, &OpaqueAuth::NONE), Ok(Caller::None));
+        assert_eq!(Identity::plain(&sys().to_opaque(), &OpaqueAuth::NONE), Ok(Identity::Sys(sys())));
+        assert_eq!(Identity::plain(&OpaqueAuth::NONE, &OpaqueAuth::NONE), Ok(Identity::None));
     }
 
     #[test]
     fn who_is_known_to_the_kernel_speaks_only_for_itself_unless_root() {
         let user = |uid| PeerUser { uid, gid: 100, groups: vec![3, 200] };
-        let claim = Caller::Sys(sys());
+        let claim = Identity::Sys(sys());
         assert_eq!(user(0).confine(claim.clone()), claim);
-        assert_eq!(user(1001).confine(claim.clone()), Caller::None);
-        assert_eq!(user(1000).confine(Caller::None), Caller::None);
-        let Caller::Sys(own) = user(1000).confine(claim) else { panic!("its own claim stands") };
+        assert_eq!(user(1001).confine(claim.clone()), Identity::None);
+        assert_eq!(user(1000).confine(Identity::None), Identity::None);
+        let Identity::Sys(own) = user(1000).confine(claim) else { panic!("its own claim stands") };
         assert_eq!((own.uid, own.gid, &own.gids[..]), (1000, 100, &[3][..]));
-        let Caller::Sys(other) = user(1000).confine(Caller::Sys(AuthSys { gid: 0, ..sys() })) else { panic!() };
+        let Identity::Sys(other) = user(1000).confine(Identity::Sys(AuthSys { gid: 0, ..sys() })) else { panic!() };
         assert_eq!(other.gid, 100, "not a group that it is in");
     }
 
@@ -259,12 +259,12 @@ mod tests {
         let good = sys().to_opaque();
         for len in 0..good.body.len() {
             let cut = OpaqueAuth { flavor: AUTH_SYS, body: good.body.slice(..len) };
-            assert_eq!(Caller::plain(&cut, &OpaqueAuth::NONE), Err(AuthStat::BadCred), "{len} bytes");
+            assert_eq!(Identity::plain(&cut, &OpaqueAuth::NONE), Err(AuthStat::BadCred), "{len} bytes");
         }
         let gss = OpaqueAuth { flavor: 6, body: Bytes::new() };
-        assert_eq!(Caller::plain(&gss, &OpaqueAuth::NONE), Err(AuthStat::RejectedCred));
+        assert_eq!(Identity::plain(&gss, &OpaqueAuth::NONE), Err(AuthStat::RejectedCred));
         let verifier = OpaqueAuth { flavor: AUTH_NONE, body: Bytes::from_static(&[0; 4]) };
-        assert_eq!(Caller::plain(&good, &verifier), Err(AuthStat::BadVerf));
+        assert_eq!(Identity::plain(&good, &verifier), Err(AuthStat::BadVerf));
     }
 
     #[test]
@@ -272,13 +272,13 @@ mod tests {
         let mut encoder = Encoder::default();
         [0, 0, 0, 0, 17].into_iter().chain(0..17).for_each(|word| encoder.u32(word));
         let groups = OpaqueAuth { flavor: AUTH_SYS, body: encoder.finish().stream };
-        assert_eq!(Caller::plain(&groups, &OpaqueAuth::NONE), Err(AuthStat::BadCred));
+        assert_eq!(Identity::plain(&groups, &OpaqueAuth::NONE), Err(AuthStat::BadCred));
         let mut encoder = Encoder::default();
         encoder.u32(0);
         encoder.opaque(&[b'm'; 256]);
         [0, 0, 0].into_iter().for_each(|word| encoder.u32(word));
         let name = OpaqueAuth { flavor: AUTH_SYS, body: encoder.finish().stream };
-        assert_eq!(Caller::plain(&name, &OpaqueAuth::NONE), Err(AuthStat::BadCred));
+        assert_eq!(Identity::plain(&name, &OpaqueAuth::NONE), Err(AuthStat::BadCred));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::Instant};
 
-use crate::{CallHeader, Caller, Executed, Xid};
+use crate::{CallHeader, Executed, Identity, Xid};
 
 /// Bounds of a [`Drc`].
 #[derive(Clone, Debug)]
@@ -112,15 +112,15 @@ impl Drc {
     pub fn key(
         &self,
         header: &CallHeader,
-        (caller, peer): (&Caller, SocketAddr),
+        (caller, peer): (&Identity, SocketAddr),
         arguments: &[u8],
         len: usize,
     ) -> DrcKey {
         let mut hasher = self.hasher.build_hasher();
         header.credential.flavor.hash(&mut hasher);
         match caller {
-            Caller::None | Caller::Sys(_) => header.credential.body.hash(&mut hasher),
-            Caller::Principal(principal) => principal.name.hash(&mut hasher),
+            Identity::None | Identity::Sys(_) => header.credential.body.hash(&mut hasher),
+            Identity::Principal(principal) => principal.name.hash(&mut hasher),
         }
         arguments[..arguments.len().min(CHECKSUM_BYTES)].hash(&mut hasher);
         len.hash(&mut hasher);
@@ -270,7 +270,7 @@ mod tests {
     fn key(drc: &Drc, xid: u32, port: u16, body: &[u8]) -> DrcKey {
         let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
         let header = CallHeader { xid: Xid(xid), program: 1, version: 1, procedure: 1, credential, verifier };
-        drc.key(&header, (&Caller::None, ([127, 0, 0, 1], port).into()), body, body.len())
+        drc.key(&header, (&Identity::None, ([127, 0, 0, 1], port).into()), body, body.len())
     }
 
     fn results(len: usize) -> Executed {
@@ -317,7 +317,7 @@ mod tests {
             let credential = OpaqueAuth { flavor: 1, body: Bytes::from_static(user) };
             let verifier = OpaqueAuth::NONE;
             let header = CallHeader { xid: Xid(1), program: 1, version: 1, procedure: 1, credential, verifier };
-            execute(&drc, drc.key(&header, (&Caller::None, ([127, 0, 0, 1], 1).into()), b"", 0), 4);
+            execute(&drc, drc.key(&header, (&Identity::None, ([127, 0, 0, 1], 1).into()), b"", 0), 4);
         }
     }
 

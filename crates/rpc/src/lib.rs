@@ -106,7 +106,7 @@ pub use idle::accepting_idle;
 pub use msg::{AcceptStat, CallHeader, CallHeaderError, REPLY_HEADER_LEN, RejectStat, ReplyBody, ReplyHeader};
 pub use options::OptionReader;
 pub use reverse::{Reverse, ReverseTarget};
-pub use security::{Caller, Credential, Executed};
+pub use security::{Credential, Executed, Identity};
 pub use server::{Drain, Limits, Server, ServerBuilder};
 pub use service::*;
 pub use tcp::{TcpKind, TcpOptions, TcpTransport};

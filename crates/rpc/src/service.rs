@@ -4,7 +4,7 @@ use std::{net::SocketAddr, ops::RangeInclusive, sync::Arc};
 
 use xdr::{Decoder, Encoder, Message};
 
-use crate::{BoxFuture, Caller, REPLY_HEADER_LEN, Reverse, Transport, Xid};
+use crate::{BoxFuture, Identity, REPLY_HEADER_LEN, Reverse, Transport, Xid};
 
 /// An RPC program: some versions of it, each with procedures.
 ///
@@ -65,7 +65,7 @@ pub struct Call<'a> {
     /// Procedure; one that [`Service::procedure`] knows.
     pub procedure: u32,
     /// Who calls.
-    pub caller: &'a Caller,
+    pub caller: &'a Identity,
     /// Whether arguments and results are wrapped on their way. No payload of them is placed then, and none is sent from a file.
     pub is_wrapped: bool,
     /// From where.

@@ -15,12 +15,12 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{memory, user};
+use common::{auth_sys, memory};
 use nfs::{
     mount::{Dirpath, MountProc3, MountRes},
     v3::{GetAttr, GetAttrArgs, Procedure3},
 };
-use rpc::{CallOptions, Client, ClientOptions, ReplyPlan, TcpKind, TransportKind, WorkerOptions, Workers};
+use rpc::{CallOptions, Client, ClientOptions, Credential, ReplyPlan, TcpKind, TransportKind, WorkerOptions, Workers};
 use server::{Export, ExportId, HandleKey, NfsServer};
 
 #[tokio::main(flavor = "current_thread")]
@@ -35,7 +35,8 @@ async fn main() {
     let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).expect("a thread");
     workers.listen(server, listener);
 
-    let options = ClientOptions { credential: user(1000, 100), ..ClientOptions::new(nfs::NFS_PROGRAM, 3) };
+    let options =
+        ClientOptions { credential: Credential::Sys(auth_sys(1000, 100)), ..ClientOptions::new(nfs::NFS_PROGRAM, 3) };
     let client = Client::connect(kind, address, options).await.expect("a connection");
     let (mount, root) = (client.with_program(nfs::MOUNT_PROGRAM, 3), Dirpath::from("/m"));
     let plan = || ReplyPlan { inline_max: 1024, ..ReplyPlan::default() };

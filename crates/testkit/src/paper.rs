@@ -8,7 +8,7 @@ use std::{
 
 use buf::Pool;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallError, Caller, CallsMade, ConnectionId, IncomingCall, Reply, ReplyPlan,
+    AcceptError, BoxFuture, Call, CallError, CallsMade, ConnectionId, Identity, IncomingCall, Reply, ReplyPlan,
     ReplyToken, Service, Transport, TransportCaps, TransportError, Xid,
 };
 use xdr::{Decode, Decoder, Message};
@@ -41,7 +41,7 @@ impl Paper {
         &'a self,
         service: &'a dyn Service,
         procedure: u32,
-        (peer, caller): (SocketAddr, &'a Caller),
+        (peer, caller): (SocketAddr, &'a Identity),
         arguments: &'a Message,
     ) -> BoxFuture<'a, Result<Message, AcceptError>> {
         service.call(Call {

@@ -40,6 +40,10 @@ pub trait ClientFlavor: fmt::Debug + Send + Sync + 'static {
     /// There is no way to authenticate to this server. The calls that need it end with this error.
     fn refresh<'a>(&'a self, channel: Channel<'a>) -> BoxFuture<'a, Result<(), ClientError>>;
 
+    /// The server has refused a transmission. Returns whether another one has a chance, after a
+    /// [`refresh`](Self::refresh) if [`begin`](Self::begin) asks for it.
+    fn denied(&self, transmission: &dyn Transmission, stat: AuthStat) -> bool;
+
     /// Whether arguments and results are wrapped. If so, no payload may be placed.
     fn wraps(&self) -> bool {
         false
@@ -55,6 +59,11 @@ pub struct NotReady;
 
 /// Protects one transmission of a call, and knows its reply.
 pub trait Transmission: Send + Sync {
+    /// The context that it was made in, for [`ClientFlavor::denied`]; the flavour's own number.
+    fn context(&self) -> u64 {
+        0
+    }
+
     /// Appends the arguments as they are sent to the call's header.
     ///
     /// # Errors
@@ -74,9 +83,6 @@ pub trait Transmission: Send + Sync {
     fn unwrap(&self, results: Bytes) -> Result<Bytes, Tampered> {
         Ok(results)
     }
-
-    /// The server has refused this transmission. Says whether another one, after a refresh if it needs that, has a chance.
-    fn denied(&self, stat: AuthStat) -> bool;
 }
 
 /// Carries the exchanges of a flavour: calls of procedure 0, over the connection of the call that needs them.

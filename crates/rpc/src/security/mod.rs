@@ -8,7 +8,7 @@
 //! [`ClientFlavor`] on the calling side, chosen by [`Credential::Flavor`].
 //!
 //! What belongs to a call and what belongs to a *transmission* of it are different things. A call is executed once, by one
-//! [`Caller`]; it may be sent several times, and so may its reply. Each transmission has its own sequence number, verifier
+//! [`Identity`]; it may be sent several times, and so may its reply. Each transmission has its own sequence number, verifier
 //! and wrapped body. So caches keep results ([`Executed`]), and the message is made for each transmission.
 //!
 //! **No payload may be placed** where bodies are wrapped (RFC 8166 §8.2.2): the checksum or the cipher covers all of it, so no
@@ -35,7 +35,7 @@ use crate::{AcceptError, AcceptStat, AuthSys};
 
 /// Who calls, as services see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Caller {
+pub enum Identity {
     /// AUTH_NONE.
     None,
     /// AUTH_SYS: numbers that the caller claims.

@@ -151,7 +151,7 @@ impl ProtectedCall<'_> {
             ReplyBody::Accepted { verifier, stat } => (verifier, stat),
             ReplyBody::Denied(stat) => {
                 let last = sent.last().expect("what is answered was sent");
-                let again = matches!(stat, RejectStat::AuthError(stat) if last.denied(stat));
+                let again = matches!(stat, RejectStat::AuthError(stat) if self.flavor.denied(&**last, stat));
                 let error = ClientError::Denied(stat);
                 return if again { Judged::Again(error, sink) } else { Judged::Failed(error, sink) };
             }

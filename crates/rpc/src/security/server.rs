@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use bytes::Bytes;
 use xdr::{Decoder, Encode, Encoder, Message};
 
-use super::{Caller, Executed, Tampered};
+use super::{Executed, Identity, Tampered};
 use crate::{
     AcceptStat, AuthStat, BoxFuture, CallHeader, ConnectionId, OpaqueAuth, PeerUser, REPLY_HEADER_LEN, ReplyBody,
     ReplyHeader, Xid,
@@ -83,7 +83,7 @@ pub enum Verdict {
 /// A caller that is authenticated.
 pub struct Accepted {
     /// Who calls.
-    pub caller: Caller,
+    pub caller: Identity,
     /// The protection of the call's body and of its reply; none for AUTH_NONE and AUTH_SYS.
     pub protection: Option<Box<dyn Protection>>,
 }
@@ -137,7 +137,7 @@ impl Flavors {
     pub fn authenticate<'a>(&'a self, claim: Claim<'a>) -> Authentication<'a> {
         let number = claim.header.credential.flavor;
         if matches!(number, AUTH_NONE | AUTH_SYS) {
-            let caller = Caller::plain(&claim.header.credential, &claim.header.verifier);
+            let caller = Identity::plain(&claim.header.credential, &claim.header.verifier);
             return Authentication::Ready(match (caller, claim.connection.user) {
                 (Ok(caller), None) => Verdict::Accepted(Accepted { caller, protection: None }),
                 (Ok(caller), Some(user)) => {

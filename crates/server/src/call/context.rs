@@ -5,7 +5,7 @@ use std::{cell::Cell, net::SocketAddr, sync::Arc};
 use buf::Pool;
 use nfs::v3::{Fattr3, NfsFh3, Nfsstat3, PostOpAttr, WccData};
 use parking_lot::Mutex;
-use rpc::{Call, Credential};
+use rpc::{Call, Identity};
 use vfs::{Attr, Caller, Change, Cred, Handle, Name, Vfs, VfsError};
 
 use crate::{
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) shared: &'a Arc<Shared>,
-    pub(crate) credential: &'a Credential,
+    pub(crate) identity: &'a Identity,
     pub(crate) peer: SocketAddr,
     pub(crate) carrier: Carrier,
     /// Where buffers for payloads come from.
@@ -117,7 +117,7 @@ pub(crate) struct Carrier {
 /// What a call needs to run on another thread.
 pub(crate) struct Detached {
     shared: Arc<Shared>,
-    credential: Credential,
+    identity: Identity,
     peer: SocketAddr,
     carrier: Carrier,
     pool: Pool,
@@ -127,16 +127,16 @@ impl<'a> Context<'a> {
     /// The context of a call on the thread that has received it.
     pub(crate) fn of_call(shared: &'a Arc<Shared>, call: &Call<'a>, thread: &'a Thread) -> Self {
         let caps = call.transport.caps();
-        let carrier = Carrier { name: caps.name, message_max: caps.message_max, file_ranges: caps.file_ranges };
-        let (credential, peer, pool) = (call.credential, call.peer, call.transport.pool());
-        Self { shared, credential, peer, carrier, pool, may_block: false, thread }
+        let carrier = Carrier { name: caps.name, message_max: caps.message_max, file_ranges: call.takes_file_ranges() };
+        let (identity, peer, pool) = (call.caller, call.peer, call.transport.pool());
+        Self { shared, identity, peer, carrier, pool, may_block: false, thread }
     }
 
     /// Takes it along to another thread. `shared` is what this context refers to.
     pub(crate) fn detach(&self, shared: &Arc<Shared>) -> Detached {
         Detached {
             shared: shared.clone(),
-            credential: self.credential.clone(),
+            identity: self.identity.clone(),
             peer: self.peer,
             carrier: self.carrier,
             pool: self.pool.clone(),
@@ -159,7 +159,7 @@ impl Detached {
     pub(crate) fn context<'a>(&'a self, thread: &'a Thread) -> Context<'a> {
         Context {
             shared: &self.shared,
-            credential: &self.credential,
+            identity: &self.identity,
             peer: self.peer,
             carrier: self.carrier,
             pool: &self.pool,
@@ -185,7 +185,7 @@ impl<'a> Context<'a> {
     pub(crate) fn object_of(&self, export: &'a Export, handle: Handle) -> Object<'a> {
         let may_wait = self.thread.may_wait_for(export.id());
         let may_block = may_wait || !export.vfs().caps().blocks;
-        let identity = export.identity(self.credential);
+        let identity = export.identity(self.identity);
         let foreign = self.may_block && !may_wait;
         Object { export, handle, identity, may_block, foreign, key: &self.shared.key }
     }

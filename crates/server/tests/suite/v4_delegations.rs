@@ -12,7 +12,7 @@ use nfs::{
     v3::{Nfsstat3, Read, ReadArgs},
     v4::{attr::Attr4, *},
 };
-use rpc::Credential;
+use rpc::Identity;
 use server::NfsServer;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -152,9 +152,9 @@ async fn all_that_changes_a_file_recalls_its_delegations() {
 }
 
 /// A client that was there before the restart, with a new session.
-fn back_again(server: &NfsServer, name: &str, credential: &Credential) -> Client4 {
+fn back_again(server: &NfsServer, name: &str, caller: &Identity) -> Client4 {
     let mut client = Client4::stranger(server, 1);
-    client.credential = credential.clone();
+    client.caller = caller.clone();
     let Resop4::ExchangeId(Res4::Ok(exchanged)) = client.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
     let create = create_session(exchanged.clientid, exchanged.sequenceid, channel());
     let Resop4::CreateSession(Res4::Ok(created)) = client.alone(create) else { panic!("CREATE_SESSION") };
@@ -167,7 +167,7 @@ struct Lives {
     dir: TempDir,
     state: TempDir,
     path: String,
-    me: Credential,
+    me: Identity,
 }
 
 impl Lives {

@@ -133,7 +133,7 @@ fn who_does_nothing_but_introduce_itself_keeps_nobody_out() {
 fn nobody_takes_the_name_of_another() {
     let all = Neighbours::new();
     let mut thief = Client4::stranger(&all.server, 1);
-    (thief.credential, thief.paper) = (user(666, 666), all.bad.paper.connection(ConnectionId(667)));
+    (thief.caller, thief.paper) = (user(666, 666), all.bad.paper.connection(ConnectionId(667)));
     assert_eq!(thief.alone(exchange_id("good")).status(), Nfsstat4::ClidInuse);
     for sequence in 0..4 {
         let create = create_session(all.good.client, Sequenceid4(sequence), channel());

@@ -12,7 +12,7 @@ use nfs::{
     mount::{Dirpath, ExportEntry, MountEntry, MountProc3, MountRes},
     v3::*,
 };
-use rpc::{AcceptError, AuthSys, Caller, Service};
+use rpc::{AcceptError, AuthSys, Identity, Service};
 use server::{Export, ExportId, ExportOptions, HandleKey, Mount3, Nfs3, NfsServer, Squash};
 use vfs::memory::{Memory, MemoryOptions};
 use xdr::{Decode, Decoder, Encode, List, Message};
@@ -64,7 +64,7 @@ struct Fixture {
     nfs: Nfs3,
     mount: Mount3,
     paper: Paper,
-    caller: Caller,
+    caller: Identity,
     handles: Vec<NfsFh3>,
 }
 
@@ -79,7 +79,7 @@ impl Fixture {
             nfs: server.nfs3(),
             mount: server.mount3(),
             paper: Paper::new("tcp", 2 << 20),
-            caller: Caller::Sys(sys),
+            caller: Identity::Sys(sys),
             handles: Vec::new(),
         };
         fixture.populate();

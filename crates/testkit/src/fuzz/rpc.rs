@@ -12,7 +12,7 @@ use buf::{Buffer, Pool};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallError, CallHeader, Caller, CallsMade, Drain, IncomingCall, Procedure, Reply,
+    AcceptError, BoxFuture, Call, CallError, CallHeader, CallsMade, Drain, Identity, IncomingCall, Procedure, Reply,
     ReplyHeader, ReplyPlan, ReplyToken, Server, Service, Transport, TransportCaps, TransportError, Xid,
     record::{Place, Placement, RecordReader, STAGE_BYTES},
     rpcbind::{Registry, Rpcbind},
@@ -29,7 +29,7 @@ pub fn rpc_message(data: &[u8]) {
         let len = data.len() - decoder.remaining();
         assert_eq!(Message::encode(header).stream, data[..len], "the encoding is canonical");
         assert_eq!(data[..header.signed_len()], Message::encode(header).stream[..header.signed_len()]);
-        if let Ok(Caller::Sys(sys)) = Caller::plain(&header.credential, &header.verifier) {
+        if let Ok(Identity::Sys(sys)) = Identity::plain(&header.credential, &header.verifier) {
             assert_eq!(sys.to_opaque(), header.credential);
         }
     }

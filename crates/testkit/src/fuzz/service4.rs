@@ -11,7 +11,7 @@ use nfs::v4::{
     compound::{CompoundArgs, CompoundRes},
     *,
 };
-use rpc::{AcceptError, AuthSys, Caller};
+use rpc::{AcceptError, AuthSys, Identity};
 use server::{Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash};
 use vfs::memory::{Memory, MemoryOptions};
 use xdr::{Encode, Encoder, Message};
@@ -51,7 +51,7 @@ struct World {
 
 struct Peer {
     nfs: Nfs4,
-    caller: Caller,
+    caller: Identity,
     session: Sessionid4,
     sequence: u32,
     minor: u32,
@@ -109,7 +109,7 @@ impl World {
 impl Peer {
     fn new(server: &NfsServer, paper: &Paper, name: &str, minor: u32) -> Self {
         let sys = AuthSys { stamp: 0, machine: Bytes::new(), uid: 0, gid: 0, gids: Default::default() };
-        let (nfs, caller) = (server.nfs4(), Caller::Sys(sys));
+        let (nfs, caller) = (server.nfs4(), Identity::Sys(sys));
         let mut peer = Self { nfs, caller, session: Sessionid4::default(), sequence: 1, minor };
         let exchange = ExchangeIdArgs {
             clientowner: ClientOwner4 { verifier: [1; 8], ownerid: name.into() },

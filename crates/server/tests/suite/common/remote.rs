@@ -13,8 +13,9 @@ use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, conf
 use xdr::Array;
 
 use super::{
+    auth_sys,
     back::{Back, CB_PROGRAM},
-    memory, user,
+    memory,
     v4::*,
 };
 
@@ -79,7 +80,7 @@ pub struct Remote {
 impl Remote {
     pub async fn new(served: &Served, name: &str, minor: u32) -> Self {
         let back = Arc::new(Back::default());
-        let rpc = back.connect(&served.kind, served.address, user(0, 0)).await;
+        let rpc = back.connect(&served.kind, served.address, rpc::Credential::Sys(auth_sys(0, 0))).await;
         let (client, session) = (Clientid4(0), Sessionid4::default());
         let mut remote = Self { rpc, back, minor, client, session, sequence: 0 };
         let (_, exchanged) = remote.compound(vec![exchange_id(name)]).await;
