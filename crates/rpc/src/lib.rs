@@ -5,6 +5,7 @@
 //!   [`UdpKind`]; the crate `rpcrdma` has RDMA.
 //! - [`Service`]: an RPC program on the serving side; [`Server`] and [`Workers`] serve any number of them.
 //! - [`Client`]: calls on the other side, through lost connections, until their deadlines.
+//! - [`security`]: flavours, which authenticate callers and protect bodies.
 //! - Calls go both ways: a service calls back by [`Reverse`], and [`ClientOptions::callbacks`] answers.
 //!
 //! # How to write your own RPC program

@@ -3,9 +3,9 @@
 use crate::common::v4;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use crate::common::auth_sys;
 use crate::common::back::{Back, CB_PROGRAM};
 use crate::common::remote::Served;
-use crate::common::auth_sys;
 use crate::common::v4::*;
 use nfs::v4::{
     callback::{CbArgop4, CbOpnum4, CbRecallArgs},
