@@ -139,6 +139,8 @@ pub struct TestServer {
     made: AtomicU32,
     /// So many replies to come are changed on their way.
     pub tampers: Arc<AtomicU32>,
+    /// So many replies to come have a verifier that is not genuine.
+    pub forges: Arc<AtomicU32>,
     /// So many replies to come cannot be wrapped.
     pub fails: Arc<AtomicU32>,
 }
@@ -160,6 +162,7 @@ impl TestServer {
             contexts: Mutex::default(),
             made: AtomicU32::new(0),
             tampers: Arc::default(),
+            forges: Arc::default(),
             fails: Arc::default(),
         })
     }
@@ -217,7 +220,8 @@ impl TestServer {
         let name = Bytes::from_static(self.user.as_bytes());
         let caller = Identity::Principal(Principal { name, pseudo_flavor: FLAVOR + ticket.level as u32 });
         let key = context.key;
-        let reply = ProtectedReply { key, ticket, tampers: self.tampers.clone(), fails: self.fails.clone() };
+        let (tampers, forges, fails) = (self.tampers.clone(), self.forges.clone(), self.fails.clone());
+        let reply = ProtectedReply { key, ticket, tampers, forges, fails };
         Verdict::Accepted(Accepted { caller, protection: Some(Box::new(reply)) })
     }
 }
@@ -251,12 +255,14 @@ struct ProtectedReply {
     key: Key,
     ticket: Ticket,
     tampers: Arc<AtomicU32>,
+    forges: Arc<AtomicU32>,
     fails: Arc<AtomicU32>,
 }
 
 impl Protection for ProtectedReply {
     fn verifier(&self) -> Result<OpaqueAuth, Tampered> {
-        Ok(self.key.verifier("reply", &self.ticket.sequence.to_be_bytes()))
+        let what = if take_one(&self.forges) { "forged" } else { "reply" };
+        Ok(self.key.verifier(what, &self.ticket.sequence.to_be_bytes()))
     }
 
     fn wraps(&self) -> bool {
@@ -288,6 +294,8 @@ pub struct TestClient {
     pub sequence: AtomicU32,
     /// So many calls to come are changed on their way.
     pub tampers: Arc<AtomicU32>,
+    /// So many calls to come have a verifier that is not genuine.
+    pub forges: AtomicU32,
 }
 
 impl TestClient {
@@ -301,6 +309,7 @@ impl TestClient {
             refreshing: tokio::sync::Mutex::default(),
             sequence: AtomicU32::new(1),
             tampers: Arc::default(),
+            forges: AtomicU32::new(0),
         })
     }
 
@@ -331,7 +340,8 @@ impl ClientFlavor for TestClient {
         let sequence = self.sequence.fetch_add(1, SeqCst);
         let ticket = Ticket { control: Control::Data, context, sequence, level: self.level };
         OpaqueAuth { flavor: FLAVOR, body: Message::encode(&ticket).stream }.encode(encoder);
-        key.verifier("call", encoder.written(0)).encode(encoder);
+        let what = if take_one(&self.forges) { "forged" } else { "call" };
+        key.verifier(what, encoder.written(0)).encode(encoder);
         Ok(Box::new(Sent { key, ticket, tampers: self.tampers.clone() }))
     }
 

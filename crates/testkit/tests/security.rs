@@ -83,6 +83,7 @@ impl Service for Counter {
                     call.arguments.finish()?;
                     Ok(call.reply(&data))
                 }
+                FILE if call.is_wrapped && call.takes_file_ranges() => Err(AcceptError::SystemErr),
                 FILE => Ok(call.reply(&Data::from(Rope::from(self.file.clone().expect("a file"))))),
                 NAME => {
                     let Identity::Principal(principal) = call.caller else { return Err(AcceptError::SystemErr) };
@@ -390,6 +391,32 @@ fn what_is_changed_on_its_way_is_not_accepted() {
             assert!(matches!(security, ClientError::Security(_)), "{security}");
             rig.flavor.tampers.store(0, SeqCst);
             assert_eq!(add(&client, 0).await.unwrap(), 23, "what was garbage was never executed");
+        }
+    });
+}
+
+#[test]
+fn a_forged_verifier_is_not_accepted() {
+    over_all(async |rig, counter| {
+        for level in LEVELS {
+            counter.sum.store(0, SeqCst);
+            let flavor = TestClient::new("alice", SECRET, level);
+            let client = rig.client(&flavor).await;
+            assert_eq!(add(&client, 1).await.unwrap(), 1);
+            rig.flavor.forges.store(2, SeqCst);
+            assert_eq!(add(&client, 2).await.unwrap(), 3, "the call is sent again, and was executed once");
+            rig.flavor.forges.store(u32::MAX, SeqCst);
+            let security = add(&client, 4).await.unwrap_err();
+            assert!(matches!(security, ClientError::Security(_)), "{security}");
+            rig.flavor.forges.store(0, SeqCst);
+            let contexts = rig.flavor.contexts_made();
+            flavor.forges.store(1, SeqCst);
+            assert_eq!(add(&client, 8).await.unwrap(), 15, "in a new context");
+            assert_eq!(rig.flavor.contexts_made(), contexts + 1);
+            flavor.forges.store(u32::MAX, SeqCst);
+            let denied = add(&client, 16).await.unwrap_err();
+            assert!(matches!(denied, ClientError::Denied(RejectStat::AuthError(AuthStat::GssCredProblem))), "{denied}");
+            assert_eq!(counter.sum.load(SeqCst), 15, "nothing forged was executed");
         }
     });
 }

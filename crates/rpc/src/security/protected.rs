@@ -45,20 +45,18 @@ impl ProtectedCall<'_> {
     pub async fn exchange(&self, channel: Channel<'_>, plan: &mut ReplyPlan) -> Result<Genuine, ClientError> {
         let mut sent = Sent::new();
         let mut pause = channel.retransmit;
-        let mut refused = 0;
+        let (mut refused, mut refreshed) = (0, 0);
         loop {
             let message = match self.next_transmission(&mut sent) {
                 Ok(Ok(message)) => message,
-                Ok(Err(NotReady)) => {
+                Ok(Err(NotReady)) if refreshed < REFRESHED_MAX => {
                     self.flavor.refresh(channel).await?;
-                    // What was sent before had another context; a late reply to it is of no more use.
+                    refreshed += 1;
+                    // A late reply to what was sent in another context is not used.
                     sent.clear();
-                    refused += 1;
-                    match refused {
-                        ..=REFUSED_MAX => continue,
-                        _ => return Err(ClientError::Security("it is never ready".to_owned())),
-                    }
+                    continue;
                 }
+                Ok(Err(NotReady)) => return Err(ClientError::Security("no context lasts".to_owned())),
                 Err(Tampered) => return Err(ClientError::Security("the call cannot be protected".to_owned())),
             };
             let reply = match self.attempt(channel, message, plan, pause).await {
@@ -190,3 +188,5 @@ impl ProtectedCall<'_> {
 const SENT_MAX: usize = 8;
 /// How often a call is sent again because it, or its reply, was refused.
 const REFUSED_MAX: u32 = 3;
+/// How often a call negotiates: once for each transmission, and some more if other calls end the context meanwhile.
+const REFRESHED_MAX: u32 = 8;

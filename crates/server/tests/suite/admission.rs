@@ -6,7 +6,7 @@ use nfs::{
     mount::{Dirpath, ExportEntry, MountEntry, MountOk, MountProc3, MountRes, Mountstat3},
     v3::*,
 };
-use rpc::Identity;
+use rpc::{Identity, security::Principal};
 use server::{Access as Rights, Client, Export, ExportId, ExportOptions, Exports, Squash};
 use xdr::List;
 
@@ -232,4 +232,6 @@ fn squashed_callers_act_as_the_anonymous_user() {
     assert_eq!(owner(Squash::All, user(5, 6)), (77, 88));
     assert_eq!(owner(Squash::None, user(0, 0)), (0, 0));
     assert_eq!(owner(Squash::None, Identity::None), (77, 88));
+    let name = Principal { name: "root".into(), pseudo_flavor: 390_003 };
+    assert_eq!(owner(Squash::None, Identity::Principal(name)), (77, 88), "no name is mapped to a user");
 }
