@@ -226,7 +226,7 @@ fn state_belongs_to_the_name_of_its_principal() {
         (user(0, 0), Nfsstat4::WrongCred),
         (Identity::None, Nfsstat4::WrongCred),
         // It has a session.
-        (name("alice@REALM", 390_003), Nfsstat4::ClientIdBusy),
+        (name("alice@REALM", 390_003), Nfsstat4::ClientidBusy),
     ] {
         let other = Client4 { caller, ..Client4::stranger(&server, 1) };
         let destroy = Argop4::DestroyClientId(ClientIdArgs { clientid: alice.client });
