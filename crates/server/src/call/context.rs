@@ -1,16 +1,23 @@
 //! What a procedure knows of its call, and the objects that the call names.
 
-use std::{cell::Cell, net::SocketAddr, sync::Arc};
+use std::{
+    cell::{Cell, OnceCell},
+    net::SocketAddr,
+    sync::Arc,
+};
 
 use buf::Pool;
 use nfs::v3::{Fattr3, NfsFh3, Nfsstat3, PostOpAttr, WccData};
 use parking_lot::Mutex;
-use rpc::{Call, Identity};
-use vfs::{Attr, Caller, Change, Cred, Handle, Name, Vfs, VfsError};
+use rpc::{Call, Identity, Transport};
+use vfs::{Attr, Caller, Change, Cred, Handle, Name, Vfs, VfsError, interpose::Interposed};
 
 use crate::{
     blocking::{Pools, Source},
-    call::error::{Fault, WouldBlock},
+    call::{
+        error::{Fault, WouldBlock},
+        journal::{Journal, Journaled},
+    },
     export::{Access, Export, Exports},
     handle::{ExportId, HandleKey},
     mount::MountTable,
@@ -39,6 +46,7 @@ pub(crate) struct Context<'a> {
     pub(crate) identity: &'a Identity,
     pub(crate) peer: SocketAddr,
     pub(crate) carrier: Carrier,
+    origin: Origin<'a>,
     /// Where buffers for payloads come from.
     pub(crate) pool: &'a Pool,
     /// Whether the thread may wait at all.
@@ -46,15 +54,36 @@ pub(crate) struct Context<'a> {
     pub(crate) thread: &'a Thread,
 }
 
-/// The thread that executes a call, as far as waiting is concerned.
+/// Tells the source of a call.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    Transport(&'a Arc<dyn Transport>),
+    Source(Source),
+}
+
+/// The thread that runs a call, as far as waiting is concerned: one run of it.
 ///
 /// A thread waits for the storage of one export at most, so that a call never holds a thread of one export while another
 /// export hangs. An operation that needs the storage of another ends with [`WouldBlock`], and goes on where
 /// [`needed`](Self::needed) says.
+///
+/// A call that can be run again has a [`Journal`] as soon as it uses an export whose operations complete later. In one that cannot
+/// be run again, such operations block.
 #[derive(Debug)]
 pub(crate) struct Thread {
     kind: ThreadKind,
     needed: Cell<Option<ExportId>>,
+    journal: OnceCell<Arc<Journal>>,
+    runs_again: bool,
+}
+
+/// What a call waits for that could not go on in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needed {
+    /// The completion of the operation that is pending.
+    Completion,
+    /// A thread that may wait for the storage of this export, or for what belongs to no export.
+    Thread(Option<ExportId>),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -66,19 +95,48 @@ enum ThreadKind {
 }
 
 impl Thread {
-    /// One that serves connections, and must not wait.
+    /// One that serves connections, and must not wait. The call can be run again.
     pub(crate) fn worker() -> Self {
-        Self { kind: ThreadKind::Worker, needed: Cell::new(None) }
+        Self { runs_again: true, ..Self::new(ThreadKind::Worker) }
     }
 
     /// One of the pool of an export, or of that for what belongs to no export.
     pub(crate) fn of_pool(export: Option<ExportId>) -> Self {
-        Self { kind: ThreadKind::Pool(export), needed: Cell::new(None) }
+        Self::new(ThreadKind::Pool(export))
     }
 
     /// One on which a call that no pool has room for is answered: it gets no object of any export.
     pub(crate) fn refused() -> Self {
-        Self { kind: ThreadKind::Refused, needed: Cell::new(None) }
+        Self::new(ThreadKind::Refused)
+    }
+
+    /// A thread for another run of a call: on the worker, or on a thread of a pool.
+    pub(crate) fn again(pool: Option<Option<ExportId>>, journal: Option<&Arc<Journal>>) -> Self {
+        let thread = Self { runs_again: true, ..pool.map_or_else(Self::worker, Self::of_pool) };
+        if let Some(journal) = journal {
+            journal.rewind();
+            let _ = thread.journal.set(journal.clone());
+        }
+        thread
+    }
+
+    fn new(kind: ThreadKind) -> Self {
+        Self { kind, needed: Cell::new(None), journal: OnceCell::new(), runs_again: false }
+    }
+
+    /// Whether an operation is pending: the run is void, and the call is run again.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.journal().is_some_and(|journal| journal.is_pending())
+    }
+
+    /// The journal of the call, if it has one.
+    pub(crate) fn journal(&self) -> Option<&Arc<Journal>> {
+        self.journal.get()
+    }
+
+    /// What a call needs that could not go on.
+    pub(crate) fn needs(&self) -> Needed {
+        if self.is_pending() { Needed::Completion } else { Needed::Thread(self.needed()) }
     }
 
     /// # Errors
@@ -120,6 +178,7 @@ pub(crate) struct Detached {
     identity: Identity,
     peer: SocketAddr,
     carrier: Carrier,
+    source: Source,
     pool: Pool,
 }
 
@@ -129,7 +188,16 @@ impl<'a> Context<'a> {
         let caps = call.transport.caps();
         let carrier = Carrier { name: caps.name, message_max: caps.message_max, file_ranges: call.takes_file_ranges() };
         let (identity, peer, pool) = (call.caller, call.peer, call.transport.pool());
-        Self { shared, identity, peer, carrier, pool, may_block: false, thread }
+        let origin = Origin::Transport(call.transport);
+        Self { shared, identity, peer, carrier, origin, pool, may_block: false, thread }
+    }
+
+    /// On whose behalf the call runs.
+    pub(crate) fn source(&self) -> Source {
+        match self.origin {
+            Origin::Transport(transport) => Source::of(self.peer, transport.peer_user()),
+            Origin::Source(source) => source,
+        }
     }
 
     /// Takes it along to another thread. `shared` is what this context refers to.
@@ -139,6 +207,7 @@ impl<'a> Context<'a> {
             identity: self.identity.clone(),
             peer: self.peer,
             carrier: self.carrier,
+            source: self.source(),
             pool: self.pool.clone(),
         }
     }
@@ -148,6 +217,11 @@ impl Detached {
     /// The server's state.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// On whose behalf the call runs.
+    pub(crate) fn source(&self) -> Source {
+        self.source
     }
 
     /// The source of the call, if it came from a host.
@@ -162,6 +236,7 @@ impl Detached {
             identity: &self.identity,
             peer: self.peer,
             carrier: self.carrier,
+            origin: Origin::Source(self.source),
             pool: &self.pool,
             may_block: matches!(thread.kind, ThreadKind::Pool(_)),
             thread,
@@ -183,11 +258,29 @@ impl<'a> Context<'a> {
 
     /// An object of an export that the caller is known to be admitted to.
     pub(crate) fn object_of(&self, export: &'a Export, handle: Handle) -> Object<'a> {
+        let caps = export.vfs().caps();
         let may_wait = self.thread.may_wait_for(export.id());
-        let may_block = may_wait || !export.vfs().caps().blocks;
+        let may_block = may_wait || !(caps.blocks || caps.completes_later);
         let identity = export.identity(self.identity);
         let foreign = self.may_block && !may_wait;
-        Object { export, handle, identity, may_block, foreign, key: &self.shared.key }
+        let journaled = if caps.completes_later { self.journaled(export) } else { None };
+        Object { export, handle, identity, may_block, foreign, journaled, key: &self.shared.key }
+    }
+
+    /// As [`object_of`](Self::object_of), for a procedure that does not wait for it at all: where it has to, its operations end with
+    /// `WouldBlock`.
+    pub(crate) fn object_at_once(&self, export: &'a Export, handle: Handle) -> Object<'a> {
+        Object { journaled: None, ..self.object_of(export, handle) }
+    }
+
+    /// The back end by way of the call's journal, if the call can be run again.
+    fn journaled(&self, export: &Export) -> Option<Box<Interposed<Journaled>>> {
+        let thread = self.thread;
+        let journal =
+            thread.runs_again.then(|| thread.journal.get_or_init(|| Arc::new(Journal::new(self.source()))))?;
+        let (vfs, journal, limit) =
+            (export.vfs().clone(), journal.clone(), self.shared.pools.in_flight(export.id()).clone());
+        Some(Box::new(Interposed(Journaled { vfs, export: export.id(), limit, journal })))
     }
 }
 
@@ -199,12 +292,39 @@ pub(crate) struct Object<'a> {
     may_block: bool,
     /// The thread belongs to another export.
     foreign: bool,
+    /// Of an export whose operations complete later.
+    journaled: Option<Box<Interposed<Journaled>>>,
     key: &'a HandleKey,
 }
 
 impl<'a> Object<'a> {
-    pub(crate) fn vfs(&self) -> &'a dyn Vfs {
-        &**self.export.vfs()
+    pub(crate) fn vfs(&self) -> &dyn Vfs {
+        match &self.journaled {
+            None => &**self.export.vfs(),
+            Some(journaled) => &**journaled,
+        }
+    }
+
+    /// The journal of the call, if operations on this object complete later.
+    pub(crate) fn journal(&self) -> Option<&Journal> {
+        self.journaled.as_ref().map(|journaled| &*journaled.0.journal)
+    }
+
+    fn is_pending(&self) -> bool {
+        self.journal().is_some_and(Journal::is_pending)
+    }
+
+    /// Has an effect outside of the file system, or passes a check, that comes before an operation on this object: once, however
+    /// often the call is run.
+    pub(crate) fn once<T: Clone + Send + 'static, E>(
+        &self,
+        name: &'static str,
+        run: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self.journal() {
+            None => run(),
+            Some(journal) => journal.once((name, self.export.id(), &self.handle), run),
+        }
     }
 
     pub(crate) fn caller(&self) -> Caller<'_> {
@@ -213,7 +333,7 @@ impl<'a> Object<'a> {
 
     /// Somebody else who acts on it.
     pub(crate) fn caller_as<'c>(&self, cred: &'c Cred) -> Caller<'c> {
-        Caller { cred, may_block: self.may_block }
+        Caller { cred, may_block: self.may_block, completion: None }
     }
 
     /// Refuses changes of a read-only export.
@@ -253,7 +373,7 @@ impl<'a> Object<'a> {
     pub(crate) fn post_op(&self) -> Result<PostOpAttr, WouldBlock> {
         match self.getattr() {
             Ok(attr) => Ok(Some(self.fattr(&attr))),
-            Err(VfsError::WouldBlock) if self.foreign => Ok(None),
+            Err(VfsError::WouldBlock) if self.foreign && !self.is_pending() => Ok(None),
             Err(VfsError::WouldBlock) => Err(WouldBlock),
             Err(_) => Ok(None),
         }

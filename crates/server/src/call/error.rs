@@ -6,7 +6,7 @@ use vfs::VfsError;
 /// The status of RFC 1813 §2.6 for an error of the file system.
 pub(crate) fn nfsstat3(error: VfsError) -> Nfsstat3 {
     match error {
-        VfsError::WouldBlock | VfsError::Delay => Nfsstat3::Jukebox,
+        VfsError::WouldBlock | VfsError::Pending | VfsError::Delay => Nfsstat3::Jukebox,
         VfsError::Perm => Nfsstat3::Perm,
         VfsError::NotFound => Nfsstat3::NoEnt,
         VfsError::Io => Nfsstat3::Io,
@@ -39,7 +39,7 @@ pub(crate) fn nfsstat3(error: VfsError) -> Nfsstat3 {
 pub(crate) fn nfsstat4(error: VfsError) -> Nfsstat4 {
     match error {
         // There is no guard in version 4, so NotSync is of nobody who came first either.
-        VfsError::WouldBlock | VfsError::Delay | VfsError::NotSync => Nfsstat4::Delay,
+        VfsError::WouldBlock | VfsError::Pending | VfsError::Delay | VfsError::NotSync => Nfsstat4::Delay,
         VfsError::Perm => Nfsstat4::Perm,
         VfsError::NotFound => Nfsstat4::NoEnt,
         VfsError::Io => Nfsstat4::Io,
@@ -67,14 +67,16 @@ pub(crate) fn nfsstat4(error: VfsError) -> Nfsstat4 {
     }
 }
 
-/// The thread may not wait and would have to: the call runs again where it may. Nothing has been done.
+/// The call cannot go on in this run. Either the thread must not wait and has to, and the call runs again on one that may; or an
+/// operation is pending ([`Journal::is_pending`](super::journal::Journal::is_pending)), and the call runs again when that has
+/// completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WouldBlock;
 
 /// Why a procedure or operation did not succeed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault<S = Nfsstat3> {
-    /// It has to run where it may wait.
+    /// It cannot go on in this run.
     WouldBlock,
     /// The client is told this.
     Status(S),

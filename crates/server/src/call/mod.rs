@@ -3,4 +3,5 @@
 pub(crate) mod context;
 pub(crate) mod error;
 pub(crate) mod exec;
+pub(crate) mod journal;
 pub(crate) mod transfer;

@@ -22,7 +22,7 @@ use crate::{
 /// Why a file cannot be used now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Held {
-    /// To know which file it is the thread would have to wait.
+    /// To know which file it is, the call has to wait.
     WouldBlock,
     /// Delegations are in the way, and have been recalled.
     Delegated,
@@ -55,14 +55,27 @@ impl Context<'_> {
     /// Before an object is changed, likewise. The change lasts until what comes back is dropped.
     pub(crate) fn before_change(&self, object: &Object<'_>, by: Option<Clientid4>) -> Result<Changing, Held> {
         // The order is what `marks.rs` says.
-        let changing = self.shared.v4.marks().begin_change(&(&object.export.id(), &object.handle));
+        let file = (&object.export.id(), &object.handle);
+        let changing = self.shared.v4.marks().begin_change(&file);
+        if let Some(journal) = object.journal() {
+            // The change goes on while its operation is pending.
+            journal.hold(("changing", file), self.shared.v4.marks().begin_change(&file));
+        }
         self.before(object, by, Access::Write)?;
         Ok(changing)
     }
 
+    /// A change has been made that [`before_change`](Self::before_change) began, before the end of its procedure or operation.
+    pub(crate) fn end_change(&self, object: &Object<'_>, changing: Option<Changing>) {
+        drop(changing);
+        if let Some(journal) = object.journal() {
+            journal.release(("changing", (&object.export.id(), &object.handle)));
+        }
+    }
+
     /// Before a name is taken from an object, or given to another one.
     pub(crate) fn before_change_of(&self, dir: &Object<'_>, name: &Name, by: Option<Clientid4>) -> Result<(), Held> {
-        if !self.shared.v4.marks().any() {
+        if !dir.once("any delegations", || Ok::<_, Held>(self.shared.v4.marks().any()))? {
             return Ok(());
         }
         match dir.vfs().lookup(&dir.caller(), &dir.handle, name) {
@@ -84,11 +97,13 @@ impl Context<'_> {
     }
 
     fn before(&self, object: &Object<'_>, by: Option<Clientid4>, access: Access) -> Result<(), Held> {
-        let id = object.export.id();
-        if !self.shared.v4.marks().may_be_delegated(&(&id, &object.handle)) {
-            return Ok(());
-        }
-        self.recall(&(id, object.handle.clone()), by, access)
+        object.once("before", || {
+            let id = object.export.id();
+            if !self.shared.v4.marks().may_be_delegated(&(&id, &object.handle)) {
+                return Ok(());
+            }
+            self.recall(&(id, object.handle.clone()), by, access)
+        })
     }
 
     fn recall(&self, file: &LockFile, by: Option<Clientid4>, access: Access) -> Result<(), Held> {

@@ -2,7 +2,8 @@
 //!
 //! `compound` executes requests: it reads one operation after the other, and has `ops` execute each on a
 //! cursor, which is all that operations of a compound share. [`state`] is who has what: clients,
-//! sessions, opens and locks, as a pure machine behind one mutex, taken before that of the lock table. `pseudo` is the
+//! sessions, opens and locks, as a pure machine: one shard for each client with what all its requests use, and the rest behind one mutex.
+//! Locks are taken in this order: that mutex, the lock table, a shard. `pseudo` is the
 //! tree that leads from the root to the exports. `guard` is what all versions ask before a file is used that somebody may have
 //! a delegation of; `upkeep` does what nobody has asked for, and calls clients by [`callback`].
 
@@ -53,7 +54,7 @@ use callback::Callbacks;
 use holder::Questions;
 use offload::Offloads;
 use pseudo::Pseudo;
-use state::{Event, State, StateOptions, marks::Marks, session::ChannelLimits};
+use state::{Event, State, StateOptions, marks::Marks, session::ChannelLimits, shard::Shards};
 use upkeep::Errand;
 
 /// The NFS program, version 4: its minor versions 1 and 2.
@@ -72,6 +73,8 @@ pub(crate) struct Shared4 {
     questions: Questions,
     /// The files that may be delegated, which are asked for without `state`.
     marks: Marks,
+    /// What each request of a client uses, without `state`.
+    shards: Shards<Message, LockFile>,
     offloads: Offloads,
     /// For [`upkeep`].
     errands: mpsc::UnboundedSender<Errand>,
@@ -174,6 +177,7 @@ impl Shared4 {
         let (errands, awaited) = mpsc::unbounded_channel();
         Ok(Self {
             marks: state.marks().clone(),
+            shards: state.shards().clone(),
             state: Mutex::new(state),
             pseudo: Pseudo::new(exports, time),
             names: Names::new(settings.idmap_domain),

@@ -159,8 +159,10 @@ fn node_entry(
 ) -> Result<ControlFlow<()>, Nfsstat4> {
     let pseudo = &cx.shared.v4.pseudo;
     let name = pseudo.name(node).clone();
-    let root =
-        pseudo.export(node).and_then(|id| cx.export(id).ok()).map(|export| cx.object_of(export, export.root().clone()));
+    let root = pseudo
+        .export(node)
+        .and_then(|id| cx.export(id).ok())
+        .map(|export| cx.object_at_once(export, export.root().clone()));
     let known = root.map(|root| root.getattr().map(|attr| (root, attr)));
     let told = mask.contains(Attr4::RdattrError as u32);
     if told && let Some(Err(VfsError::WouldBlock)) = known {
