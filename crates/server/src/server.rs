@@ -55,7 +55,8 @@ use crate::{
 /// # assert_ne!(runtime.block_on(serve(dir.path(), state.path(), async {})).unwrap().port(), 0);
 /// ```
 ///
-/// Any other tree is exported by implementing [`vfs::Vfs`] and giving it to [`Export::new`](crate::Export::new).
+/// Another tree is exported by an implementation of [`vfs::Vfs`], either with [`Export::new`](crate::Export::new) or, by a name in
+/// configurations, with [`Backends`](crate::config::Backends).
 pub struct NfsServer {
     shared: Arc<Shared>,
 }
