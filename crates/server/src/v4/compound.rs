@@ -22,7 +22,7 @@ use nfs::v4::{
     SequenceRes, Sessionid4, Stateid4,
     compound::{CompoundHead, ResultsWriter, Tag},
 };
-use rpc::{AcceptError, BoxFuture, Call, Credential};
+use rpc::{AcceptError, BoxFuture, Call, Identity, REPLY_HEADER_LEN};
 use xdr::{Decode, Decoder, Encoder, Message, PlacedPayload};
 
 use self::waiting::Waiting;
@@ -219,7 +219,7 @@ impl Compound {
         let results = ResultsWriter::begin(&mut out, &head.tag);
         let cursor = Cursor {
             minor: head.minorversion,
-            principal: principal(cx.credential),
+            principal: principal(cx.identity),
             // Calls go both ways by whatever keeps a connection.
             connection: Connection { id: call.connection, duplex: !call.transport.caps().lossy },
             current: None,
@@ -424,8 +424,8 @@ impl Compound {
 
     /// The reply that was kept, bit for bit, behind the header of this one.
     fn replay(mut self, kept: &Message) -> Message {
-        self.out.truncate(HEADER_LEN);
-        self.out.raw(&kept.stream[HEADER_LEN..]);
+        self.out.truncate(REPLY_HEADER_LEN);
+        self.out.raw(&kept.stream[REPLY_HEADER_LEN..]);
         Message { payloads: kept.payloads.clone(), ..self.out.finish() }
     }
 
@@ -468,7 +468,7 @@ impl Drop for Slot {
             return;
         }
         let mut out = Encoder::default();
-        out.raw(&[0; HEADER_LEN]);
+        out.raw(&[0; REPLY_HEADER_LEN]);
         ResultsWriter::begin(&mut out, &Tag::default()).finish(&mut out, Nfsstat4::ServerFault);
         self.end(out.finish(), true);
     }
@@ -489,10 +489,11 @@ fn needs_no_session(opnum: Opnum4) -> bool {
     matches!(opnum, ExchangeId | CreateSession | BindConnToSession | DestroySession | DestroyClientId)
 }
 
-fn principal(credential: &Credential) -> Principal {
-    match credential {
-        Credential::None => Principal::None,
-        Credential::Sys(sys) => Principal::Sys { uid: sys.uid, gid: sys.gid },
+fn principal(caller: &Identity) -> Principal {
+    match caller {
+        Identity::None => Principal::None,
+        Identity::Sys(sys) => Principal::Sys { uid: sys.uid, gid: sys.gid },
+        Identity::Principal(principal) => Principal::Gss(principal.name.clone()),
     }
 }
 
@@ -503,7 +504,5 @@ fn checksum(mut arguments: Decoder<'_>, len: usize) -> u64 {
     CHECKSUM.hash_one((&stream[..stream.len().min(CHECKSUM_LEN)], len))
 }
 
-/// The header of an accepted reply without a verifier (RFC 5531 §9).
-const HEADER_LEN: usize = 24;
 const CHECKSUM_LEN: usize = 1024;
 const CHECKSUM: foldhash::quality::FixedState = foldhash::quality::FixedState::with_seed(0);

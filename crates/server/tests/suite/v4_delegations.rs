@@ -12,7 +12,7 @@ use nfs::{
     v3::{Nfsstat3, Read, ReadArgs},
     v4::{attr::Attr4, *},
 };
-use rpc::Credential;
+use rpc::Identity;
 use server::NfsServer;
 use tempfile::TempDir;
 use testkit::deferred::{Deferred, Pace};
@@ -115,7 +115,7 @@ async fn no_delegation_is_given_while_a_change_is_pending() {
     a.call([putfh(&handle), close(open)]).await;
     fs.0.hold(true);
     let args = Message::encode(&write_args(&handle.0.clone().into(), 0, b"data"));
-    let mut writing = rig.paper.call(&*rig.nfs, nfs::v3::Proc3::Write as u32, (rig.peer, &rig.credential), &args);
+    let mut writing = rig.paper.call(&*rig.nfs, nfs::v3::Proc3::Write as u32, (rig.peer, &rig.caller), &args);
     let polled = std::future::poll_fn(|cx| Poll::Ready(writing.as_mut().poll(cx))).await;
     assert!(polled.is_pending() && fs.0.in_flight() == 1);
     fs.0.hold(false);
@@ -179,9 +179,9 @@ async fn all_that_changes_a_file_recalls_its_delegations() {
 }
 
 /// A client that was there before the restart, with a new session.
-fn back_again(server: &NfsServer, name: &str, credential: &Credential) -> Client4 {
+fn back_again(server: &NfsServer, name: &str, caller: &Identity) -> Client4 {
     let mut client = Client4::stranger(server, 1);
-    client.credential = credential.clone();
+    client.caller = caller.clone();
     let Resop4::ExchangeId(Res4::Ok(exchanged)) = client.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
     let create = create_session(exchanged.clientid, exchanged.sequenceid, channel());
     let Resop4::CreateSession(Res4::Ok(created)) = client.alone(create) else { panic!("CREATE_SESSION") };
@@ -194,7 +194,7 @@ struct Lives {
     dir: TempDir,
     state: TempDir,
     path: String,
-    me: Credential,
+    me: Identity,
 }
 
 impl Lives {

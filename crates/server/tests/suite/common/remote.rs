@@ -14,8 +14,9 @@ use vfs::Vfs;
 use xdr::Array;
 
 use super::{
+    auth_sys,
     back::{Back, CB_PROGRAM},
-    memory, user,
+    memory,
     v4::*,
 };
 
@@ -89,7 +90,7 @@ pub struct Remote {
 impl Remote {
     pub async fn new(served: &Served, name: &str, minor: u32) -> Self {
         let back = Arc::new(Back::default());
-        let rpc = back.connect(&served.kind, served.address, user(0, 0)).await;
+        let rpc = back.connect(&served.kind, served.address, rpc::Credential::Sys(auth_sys(0, 0))).await;
         let (client, session) = (Clientid4(0), Sessionid4::default());
         let mut remote = Self { rpc, back, minor, client, session, sequence: 0 };
         let (_, exchanged) = remote.compound(vec![exchange_id(name)]).await;
