@@ -228,7 +228,8 @@ impl Posix {
             let victim = self.peek(dir, name);
             self.change_names([victim.as_ref(), None], || {
                 let _acting = self.identity.assume(caller)?;
-                rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags).map_err(not_empty)
+                rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags).map_err(not_empty)?;
+                Ok(true)
             })?;
             victim.inspect(|victim| self.gone(victim, dir, name));
             Ok(())
@@ -346,15 +347,17 @@ impl Posix {
         Ok((change, self.changed(object.fd(), before.change)?))
     }
 
-    /// Runs what changes the names of objects, and with the names the attributes of the objects.
+    /// Runs what changes the names of objects, and with the names the attributes of the objects. `run` returns whether it changed any.
     ///
     /// An object that is not in the table needs no new change attribute: nobody was told one in this tick.
-    fn change_names<T>(&self, objects: [Option<&Handle>; 2], run: impl FnOnce() -> Result<T>) -> Result<T> {
+    fn change_names(&self, objects: [Option<&Handle>; 2], run: impl FnOnce() -> Result<bool>) -> Result<bool> {
         let objects = objects.map(|object| self.objects.find(object?));
         let begun = Tick::now();
-        let done = run()?;
-        objects.into_iter().flatten().for_each(|object| self.advance_change(&object, begun));
-        Ok(done)
+        let changed = run()?;
+        if changed {
+            objects.into_iter().flatten().for_each(|object| self.advance_change(&object, begun));
+        }
+        Ok(changed)
     }
 
     /// A name of an object is gone, and the object perhaps with it.
