@@ -2,17 +2,16 @@
 
 use std::{io, path::Path, sync::Arc};
 
-use parking_lot::Mutex;
 use rpc::{Service, TransportKind};
 
 use crate::{
     admin::Admin,
     blocking::Pools,
-    call::context::Shared,
+    call::core::Core,
     config::Settings,
     export::Exports,
     handle::HandleKey,
-    mount::{Mount3, MountTable},
+    mount::{Mount3, Mounts},
     nfsacl::NfsAcl3,
     nlm::{
         Nlm4,
@@ -21,6 +20,7 @@ use crate::{
     },
     nsm::Nsm1,
     recovery::{Recovery, StorageReport, state_dir::StateDir},
+    sharing::{conflict::Conflicts, service::LockService},
     v3::Nfs3,
     v4::{Nfs4, Shared4, upkeep},
 };
@@ -57,7 +57,10 @@ use crate::{
 ///
 /// Any other tree is exported by implementing [`vfs::Vfs`] and giving it to [`Export::new`](crate::Export::new).
 pub struct NfsServer {
-    shared: Arc<Shared>,
+    core: Arc<Core>,
+    mounts: Arc<Mounts>,
+    lockd: Arc<Lockd>,
+    v4: Arc<Shared4>,
 }
 
 impl NfsServer {
@@ -89,68 +92,77 @@ impl NfsServer {
         settings: Settings,
         state_dir: Option<StateDir>,
     ) -> io::Result<Self> {
-        let mounts = Mutex::new(MountTable::default());
-        let lockd = Lockd::start(recovery, settings.grace)?;
-        let exports = exports.into();
-        let pools = Pools::new(&exports, settings.blocking);
-        let v4 = Shared4::new(&exports, &key, &lockd, settings)?;
-        Ok(Self { shared: Arc::new(Shared { exports, pools, key, mounts, lockd, v4, state_dir }) })
+        let (exports, recovery) = (exports.into(), Arc::new(recovery));
+        let core = Arc::new(Core {
+            pools: Pools::new(&exports, settings.blocking),
+            locks: LockService::new(recovery.clone(), settings.grace),
+            conflicts: Conflicts::default(),
+            exports,
+            key,
+            recovery,
+            state_dir,
+        });
+        let lockd = Lockd::start(core.clone())?;
+        // Where starts are counted, none has the number of another, however soon it follows that.
+        let instance = if core.recovery.is_persistent() { lockd.identity().1 as u32 } else { rand::random() };
+        let v4 = Shared4::new(core.clone(), settings, instance);
+        Ok(Self { mounts: Mounts::new(core.clone()), core, lockd, v4 })
     }
 
     /// What is exported.
     pub fn exports(&self) -> &Exports {
-        &self.shared.exports
+        &self.core.exports
     }
 
     /// The directory of what survives a restart; none for a server of memory alone, unless one was named.
     pub fn state_dir(&self) -> Option<&Path> {
-        self.shared.state_dir.as_ref().map(StateDir::path)
+        self.core.state_dir.as_ref().map(StateDir::path)
     }
 
     /// How the storage of what survives a restart has worked so far.
     pub fn storage(&self) -> StorageReport {
-        self.shared.lockd.recovery().report()
+        self.core.recovery.report()
     }
 
     /// The hosts that any export admits, or any referral is shown to.
     pub fn hosts(&self) -> rpc::Hosts {
-        let shared = self.shared.clone();
-        rpc::Hosts::admitted_by(move |address| shared.exports.admit(address))
+        let core = self.core.clone();
+        rpc::Hosts::admitted_by(move |address| core.exports.admit(address))
     }
 
     /// NFS version 3.
     pub fn nfs3(&self) -> Nfs3 {
-        Nfs3::new(self.shared.clone())
+        Nfs3::new(self.core.clone())
     }
 
     /// NFS versions 4.1 and 4.2.
     pub fn nfs4(&self) -> Nfs4 {
-        Nfs4::new(self.shared.clone())
+        Nfs4::new(self.v4.clone())
     }
 
     /// MOUNT version 3.
     pub fn mount3(&self) -> Mount3 {
-        Mount3::new(self.shared.clone())
+        Mount3::new(self.mounts.clone())
     }
 
     /// NFS_ACL version 3.
     pub fn nfsacl3(&self) -> NfsAcl3 {
-        NfsAcl3::new(self.shared.clone())
+        NfsAcl3::new(self.core.clone())
     }
 
     /// NLM version 4.
     pub fn nlm4(&self) -> Nlm4 {
-        Nlm4::new(self.shared.clone())
+        Nlm4::new(self.lockd.clone())
     }
 
     /// NSM version 1.
     pub fn nsm1(&self) -> Nsm1 {
-        Nsm1::new(self.shared.clone())
+        Nsm1::new(self.lockd.clone())
     }
 
     /// What an administrator asks.
     pub fn admin(&self) -> Admin {
-        Admin::new(self.shared.clone())
+        Admin::new(self.lockd.clone(), self.v4.clone())
     }
 
     /// NFS and what clients expect at the same address.
@@ -161,13 +173,13 @@ impl NfsServer {
     /// What a server does unasked: it recalls delegations, which are given only where this runs; revokes what silent clients
     /// keep from others; and ends grace, for all protocols, which nothing else does. Once for a server.
     pub fn upkeep(&self) -> impl Future<Output = ()> + Send + 'static {
-        upkeep::run(self.shared.clone())
+        upkeep::run(self.v4.clone(), self.lockd.clone())
     }
 
     /// Lets clients of NFSv4.0 be called, by TCP from an unprivileged port: they listen for that themselves. Without it they get
     /// no delegations.
     pub fn call_back_by(&self, tcp: Arc<dyn TransportKind>) {
-        self.shared.v4.call_by(&tcp);
+        self.v4.call_by(&tcp);
     }
 
     /// What NFSv3 locks files by: over TCP and UDP alone, at addresses that clients learn from rpcbind. Run
@@ -178,6 +190,6 @@ impl NfsServer {
 
     /// Tells clients what they wait for: that they have a lock, or that the server has restarted. Once for a server.
     pub fn lock_callbacks(&self, transports: CallbackTransports) -> impl Future<Output = ()> + Send + 'static {
-        callbacks::run(self.shared.clone(), transports)
+        callbacks::run(self.lockd.clone(), transports)
     }
 }

@@ -5,22 +5,26 @@
 //! from its start on a thread of the export that it needs ([`blocking`](crate::blocking)). If that export's queue is full,
 //! the caller is told to try again later: NFS3ERR_JUKEBOX.
 
-use std::{fmt::Debug, future::ready, sync::Arc};
+use std::{fmt::Debug, future::ready, marker::PhantomData, sync::Arc};
 
 use rpc::{AcceptError, BoxFuture, Call};
-use xdr::{Decode, Encode, Encoder, Message};
+use xdr::{Decode, Encoder, Message};
 
+use super::{
+    context::{Context, Detached},
+    core::ServiceState,
+    error::WouldBlock,
+    thread::Thread,
+};
 use crate::{
     blocking::{Outcome, Source},
-    call::{
-        context::{Context, Detached, Shared, Thread},
-        error::{Fault, WouldBlock},
-    },
     handle::ExportId,
 };
 
 /// A procedure that the server executes.
 pub(crate) trait Answer: 'static {
+    /// The state of the service that it belongs to.
+    type Shared: ServiceState;
     /// What it takes.
     type Args: Decode + Send + 'static;
     /// How it went, for the log.
@@ -30,12 +34,27 @@ pub(crate) trait Answer: 'static {
 
     /// Executes it and appends the results to `out`, in which the reply's header is. After something has been changed,
     /// no further operation may end with [`WouldBlock`]: all of it would be done again.
-    fn answer(cx: &Context<'_>, args: &Self::Args, out: &mut Encoder) -> Result<Self::Status, WouldBlock>;
+    fn answer(cx: &Context<'_, Self::Shared>, args: &Self::Args, out: &mut Encoder)
+    -> Result<Self::Status, WouldBlock>;
+}
+
+/// The procedure NULL, which every program has.
+pub(crate) struct Null<S>(PhantomData<S>);
+
+impl<S: ServiceState> Answer for Null<S> {
+    type Shared = S;
+    type Args = ();
+    type Status = ();
+    const NAME: &'static str = "NULL";
+
+    fn answer(_: &Context<'_, S>, (): &(), _: &mut Encoder) -> Result<(), WouldBlock> {
+        Ok(())
+    }
 }
 
 /// Executes `P` for a call.
 pub(crate) fn run<'a, P: Answer>(
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<P::Shared>,
     mut call: Call<'a>,
 ) -> BoxFuture<'a, Result<Message, AcceptError>> {
     let bytes = call.arguments.message_len();
@@ -57,37 +76,16 @@ pub(crate) fn run<'a, P: Answer>(
         }
         Err(WouldBlock) => {
             let source = Source::of(call.peer, call.transport.peer_user());
-            let (detached, out) = (context.detach(shared), call.encoder());
+            let (detached, out) = (context.detach(), call.encoder());
             let waiting = Waiting::<P> { detached, args, out, answered: Err(WouldBlock) };
             Box::pin(wait(waiting, (source, bytes), thread.needed()))
         }
     }
 }
 
-/// Appends a result: OK and `value`, or a status and what `failure` says.
-pub(crate) fn conclude<T: Encode, F: Encode>(
-    out: &mut Encoder,
-    result: Result<T, Fault>,
-    failure: impl FnOnce() -> Result<F, WouldBlock>,
-) -> Result<nfs::v3::Nfsstat3, WouldBlock> {
-    match result {
-        Ok(value) => {
-            nfs::v3::Nfsstat3::Ok.encode(out);
-            value.encode(out);
-            Ok(nfs::v3::Nfsstat3::Ok)
-        }
-        Err(Fault::WouldBlock) => Err(WouldBlock),
-        Err(Fault::Status(status)) => {
-            status.encode(out);
-            failure()?.encode(out);
-            Ok(status)
-        }
-    }
-}
-
 /// A procedure that needs a thread which may wait.
 struct Waiting<P: Answer> {
-    detached: Detached,
+    detached: Detached<P::Shared>,
     args: P::Args,
     out: Encoder,
     answered: Result<(), WouldBlock>,
@@ -119,7 +117,7 @@ async fn wait<P: Answer>(
 ) -> Result<Message, AcceptError> {
     let shared = waiting.detached.shared().clone();
     let work = move |waiting: &mut Waiting<P>| waiting.answer(&Thread::of_pool(export));
-    match shared.pools.of(export).run(source, bytes, waiting, work).await {
+    match shared.core().pools.of(export).run(source, bytes, waiting, work).await {
         Outcome::Done(waiting) => waiting.finish(),
         Outcome::Refused(mut waiting) => {
             waiting.answer(&Thread::refused());
@@ -133,6 +131,6 @@ async fn wait<P: Answer>(
     }
 }
 
-fn log<P: Answer>(context: &Context<'_>, status: &P::Status) {
-    tracing::debug!(procedure = P::NAME, peer = %context.peer, transport = context.carrier.name, ?status);
+fn log<P: Answer>(context: &Context<'_, P::Shared>, status: &P::Status) {
+    tracing::debug!(procedure = P::NAME, peer = %context.peer, transport = context.transport.name, ?status);
 }

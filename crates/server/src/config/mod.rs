@@ -46,7 +46,8 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::{
     blocking::BlockingOptions,
-    export::{Access, Client, ExportOptions, Squash, referral::Referral},
+    export::{Access, Client, ExportOptions, referral::Referral},
+    identity::squash::Squash,
     recovery::state_dir::OnLoss,
 };
 

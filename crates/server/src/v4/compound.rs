@@ -36,13 +36,11 @@ use super::{
 };
 use crate::{
     blocking::{Outcome, Source},
-    call::{
-        context::{Context, Detached, Shared, Thread},
-        error::WouldBlock,
-    },
+    call::{error::WouldBlock, thread::Thread},
     clock,
-    handle::ExportId,
-    nlm::lockd::LockFile,
+    handle::{ExportId, FileId},
+    sharing::locks::LockClient,
+    v4::{Context, Detached, Shared4},
 };
 
 /// What the operations of a compound share.
@@ -90,6 +88,11 @@ impl Cursor {
         client.unwrap_or(Clientid4(0))
     }
 
+    /// The client, as the lock table names it.
+    pub(super) fn lock_client(&self) -> LockClient {
+        LockClient::V4(self.client().0)
+    }
+
     /// What a client means by a stateid: the current one's place is taken by it (RFC 8881 §16.2.3.1.2).
     pub(super) fn stateid(&self, stateid: Stateid4) -> Result<Stateid4, Nfsstat4> {
         resolve(stateid, self.current.as_ref())
@@ -125,7 +128,7 @@ pub(super) fn is_idempotent(mut arguments: Decoder<'_>) -> bool {
 }
 
 /// Executes COMPOUND.
-pub(super) fn run<'a>(shared: &'a Arc<Shared>, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
     let len = call.arguments.message_len();
     let whole = call.arguments.clone();
     let Ok(head) = CompoundHead::decode(&mut call.arguments) else {
@@ -147,7 +150,7 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared>, mut call: Call<'a>) -> BoxFuture<
             if compound.status == Nfsstat4::Ok { continue } else { break }
         };
         let rest: VecDeque<_> = std::iter::once(operation).chain(operations).collect();
-        let detached = context.detach(shared);
+        let detached = context.detach();
         let source = Source::of(call.peer, call.transport.peer_user());
         return Box::pin(wait(Waiting { detached, compound, rest, export: thread.needed(), moves: 0 }, (source, len)));
     }
@@ -174,7 +177,7 @@ async fn wait(mut waiting: Waiting, (source, bytes): (Source, usize)) -> Result<
         if let Some(question) = waiting.compound.cursor.question.take() {
             waiting.compound.cursor.answered = Some(question.answered().await);
         }
-        let pool = shared.pools.of(waiting.export);
+        let pool = shared.core.pools.of(waiting.export);
         waiting = match pool.run(source, bytes, waiting, Waiting::go_on).await {
             Outcome::Done(waiting) => waiting,
             Outcome::Refused(mut waiting) => {
@@ -270,7 +273,7 @@ enum Opening {
 
 /// The slot of a request that is being executed. It is finished at the latest when this is dropped.
 struct Slot {
-    shared: Arc<Shared>,
+    shared: Arc<Shared4>,
     session: Sessionid4,
     ticket: Option<Ticket>,
     keep: bool,
@@ -295,14 +298,14 @@ impl Compound {
             question: None,
             answered: None,
         };
-        let limit = cx.carrier.message_max;
+        let limit = cx.transport.message_max;
         Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None, turn: None }
     }
 
     /// Sees to the first operation, which is SEQUENCE, or one of those that need none and are alone (§2.10.6.1.1).
     fn begin_session(
         &mut self,
-        shared: &Arc<Shared>,
+        shared: &Arc<Shared4>,
         cx: &Context<'_>,
         operations: &mut Incoming<'_>,
         (whole, len): (Decoder<'_>, usize),
@@ -338,7 +341,7 @@ impl Compound {
         Opening::End
     }
 
-    fn sequence(&mut self, shared: &Arc<Shared>, request: Request<'_>, operations: &mut Incoming<'_>) -> Opening {
+    fn sequence(&mut self, shared: &Arc<Shared4>, request: Request<'_>, operations: &mut Incoming<'_>) -> Opening {
         let SequenceArgs { sessionid, cachethis, .. } = *request.args;
         let connection = self.cursor.connection.id;
         let begin = |request| shared.with_state(|state| state.sequence(clock::now(), request, connection));
@@ -411,7 +414,7 @@ impl Compound {
             }
         }
         self.status = ops::execute(cx, &mut self.cursor, arguments, &mut self.out)?;
-        tracing::debug!(operation = arguments.opnum().name(), peer = %cx.peer, transport = cx.carrier.name, status = ?self.status);
+        tracing::debug!(operation = arguments.opnum().name(), peer = %cx.peer, transport = cx.transport.name, status = ?self.status);
         if self.out.position() - position > self.cursor.room && self.status == Nfsstat4::Ok {
             self.out.truncate(start);
             self.fail(operation, self.cursor.too_big);
@@ -437,7 +440,7 @@ impl Compound {
     }
 
     /// Adds the result that an operation of 4.0 got when it was executed.
-    fn replay_one(&mut self, kept: &Kept<LockFile>) {
+    fn replay_one(&mut self, kept: &Kept<FileId>) {
         self.out.raw(&kept.result);
         self.results.push(&mut self.out, &());
         self.status = kept.status;

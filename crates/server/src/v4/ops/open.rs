@@ -22,16 +22,15 @@ use super::{
     namespace::{finish, unchanged},
 };
 use crate::{
-    call::{
-        context::{Context, Object},
-        error::{Fault, Fault4},
-    },
+    call::{error::Fault, object::Object},
     clock,
     v4::{
+        Context,
         attr::{Wanted, change_info, set_attr},
         compound::Cursor,
         place::{Place, component},
         state::{delegation::DelegationRequest, open::OpenRequest},
+        status::Fault4,
     },
 };
 
@@ -123,7 +122,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
         // It is to be shared first, and then nothing may go wrong but for good.
         return Err(Fault::WouldBlock);
     }
-    let changing = target.truncate.then(|| cx.before_change(&file, Some(client))).transpose()?;
+    let changing = target.truncate.then(|| cx.before_change(&file, Some(at.lock_client()))).transpose()?;
     let stateid = share(cx, at, args, &file, access)?;
     if target.truncate {
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
@@ -151,7 +150,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     if confirm {
         rflags |= OPEN4_RESULT_CONFIRM;
     }
-    if at.minor > 0 && cx.shared.v4.is_kept_up() {
+    if at.minor > 0 && cx.shared.is_kept_up() {
         rflags |= OPEN4_RESULT_MAY_NOTIFY_LOCK;
     }
     Ok(OpenOk { stateid, cinfo, rflags, attrset, delegation })
@@ -178,7 +177,7 @@ pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Resu
 /// In a directory on the way to exports there are only directories, and nothing can be made.
 fn pseudo(cx: &Context<'_>, at: &Cursor, name: &Name, args: &OpenArgs) -> Fault4 {
     let Ok(Place::Pseudo(node)) = at.current() else { return Nfsstat4::NoFileHandle.into() };
-    let there = cx.shared.v4.pseudo.child(*node, name.as_bytes()).is_some();
+    let there = cx.shared.pseudo.child(*node, name.as_bytes()).is_some();
     match &args.openhow {
         _ if there => Nfsstat4::IsDir.into(),
         Openflag4::NoCreate => Nfsstat4::NoEnt.into(),
@@ -242,7 +241,7 @@ fn exclusively(dir: &Object<'_>, name: &Name, verf: [u8; 8], set: SetAttr, mask:
 }
 
 fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> Result<Target, Fault4> {
-    let created = dir.writable4()?.vfs().create(&dir.caller(), &dir.handle, name, mode);
+    let created = dir.writable()?.vfs().create(&dir.caller(), &dir.handle, name, mode);
     let Created { handle, attr, dir: parent } = created.map_err(|error| match error {
         VfsError::NotDir => not_a_directory(dir),
         error => error.into(),
@@ -262,7 +261,7 @@ fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> R
 fn permitted(file: &Object<'_>, access: u32, reclaim: bool) -> Result<(), Fault4> {
     let (read, write) = (access & OPEN4_SHARE_ACCESS_READ != 0, access & OPEN4_SHARE_ACCESS_WRITE != 0);
     if write {
-        file.writable4()?;
+        file.writable()?;
     }
     let has = |wanted| file.vfs().permits(&file.caller(), &file.handle, wanted).map(|granted| granted == wanted);
     let may_write = !write || has(Rights { modify: true, ..Rights::default() })?;
@@ -299,7 +298,7 @@ pub(super) fn delegreturn(cx: &Context<'_>, at: &Cursor, args: &DelegReturnArgs)
 
 /// Sees to it that a client can reclaim after a restart what it gets now (§8.4.2.1).
 fn remember(cx: &Context<'_>, client: Clientid4, owner: Bytes) -> Result<(), Fault4> {
-    let recovery = cx.shared.lockd.recovery();
+    let recovery = &cx.core.recovery;
     if !cx.may_block && recovery.is_persistent() {
         return Err(Fault::WouldBlock);
     }
@@ -322,7 +321,7 @@ fn claimed(claim: &OpenClaim4) -> Option<Stateid4> {
 /// Whether a delegation may come with an open, for which the file's change attribute has to be known.
 fn is_delegable(cx: &Context<'_>, claim: &OpenClaim4, want: u32) -> bool {
     let wanted = want & OPEN4_SHARE_ACCESS_WANT_DELEG_MASK != OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
-    cx.shared.v4.is_kept_up() && claimed(claim).is_none() && (wanted || matches!(claim, OpenClaim4::Previous(_)))
+    cx.shared.is_kept_up() && claimed(claim).is_none() && (wanted || matches!(claim, OpenClaim4::Previous(_)))
 }
 
 /// The delegation that comes with an open.
@@ -333,7 +332,7 @@ fn delegation(
     (file, change): (&Object<'_>, Option<u64>),
     want: u32,
 ) -> OpenDelegation4 {
-    if cx.shared.v4.is_kept_up() && claimed(&args.claim).is_some() {
+    if cx.shared.is_kept_up() && claimed(&args.claim).is_some() {
         return OpenDelegation4::None;
     }
     let Some(change) = change.filter(|_| is_delegable(cx, &args.claim, want)) else { return no_delegation(want) };

@@ -23,16 +23,8 @@ use super::{
     State,
     stateid::{Kind, Other},
 };
+pub use crate::sharing::conflict::Access;
 use crate::sharing::locks::{LockClient, LockTable};
-
-/// What is done to a file, as far as delegations are concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Its data or attributes are read.
-    Read,
-    /// Its data, attributes or names are changed, or others are kept from reading it.
-    Write,
-}
 
 /// A delegation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -14,8 +14,11 @@ use nfs::v4::{Clientid4, Nfsstat4, Stateid4};
 use rand::{RngCore, SeedableRng, rngs::StdRng};
 use smallvec::SmallVec;
 
-use super::{delegation::Delegation, hosts::Group, marks::Marks};
-use crate::hash::{Map, digest};
+use super::{delegation::Delegation, hosts::Group};
+use crate::{
+    hash::{Map, digest},
+    sharing::marks::Marks,
+};
 
 /// The part of a stateid that never changes.
 pub type Other = [u8; 12];
