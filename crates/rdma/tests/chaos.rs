@@ -9,13 +9,14 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use buf::Pool;
 use bytes::Bytes;
-use common::{End, Fabric, Pair, Side, pattern, shared_pool};
+use conformance::provider::{End, Fabric, Pair, Side, pattern, shared_pool};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rdma::{
     CompletionKind, Memory, QpOptions, Region, Stag, Status, WorkId,
     hook::{FaultInjector, Hooked},
     iwarp::{Iwarp, IwarpOptions},
     registration::Registration,
+    shm::ShmOptions,
     sim::{Sim, SimOptions},
     verbs::VerbsOptions,
 };
@@ -196,7 +197,7 @@ async fn on_iwarp_everything_comes_home() {
 async fn on_shm_everything_comes_home() {
     let pool = shared_pool();
     let cuts = cuts(0..60, |seed| {
-        let fabric = Fabric::shm_as(|shm| Hooked::new(shm, injector(seed)));
+        let fabric = common::shm_as(ShmOptions::default(), |shm| Hooked::new(shm, injector(seed)));
         // Half of them by way of the ring.
         if seed % 8 < 4 { fabric.with_pool(pool.clone()) } else { fabric }
     });
@@ -207,12 +208,12 @@ async fn on_shm_everything_comes_home() {
 
 #[tokio::test]
 async fn on_verbs_everything_comes_home() {
-    if Fabric::verbs().is_none() {
+    if common::verbs().is_none() {
         return;
     }
     let pool = Pool::default();
     let cuts = cuts(0..24, |seed| {
-        let fabric = Fabric::verbs_as(VerbsOptions::default(), |verbs| Hooked::new(verbs, injector(seed)));
+        let fabric = common::verbs_as(VerbsOptions::default(), |verbs| Hooked::new(verbs, injector(seed)));
         fabric.expect("it was there just now").with_pool(pool.clone())
     });
     let cuts = cuts.await;

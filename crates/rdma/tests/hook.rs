@@ -5,11 +5,12 @@ mod common;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use common::{Fabric, Pair};
+use conformance::provider::{Fabric, Pair};
 use rdma::{
     QpError, QpOptions, Status, WorkId,
     hook::{FaultInjector, Hook, Hooked, QpId, Verdict},
     iwarp::{Iwarp, IwarpOptions},
+    shm::ShmOptions,
     sim::{Sim, SimOptions},
 };
 
@@ -59,7 +60,10 @@ async fn every_operation_of_iwarp_can_be_cut_at() {
 
 #[tokio::test]
 async fn every_operation_of_shm_can_be_cut_at() {
-    every_operation_can_be_cut_at(|injector| Fabric::shm_as(|shm| Hooked::new(shm, injector as Arc<dyn Hook>))).await;
+    every_operation_can_be_cut_at(|injector| {
+        common::shm_as(ShmOptions::default(), |shm| Hooked::new(shm, injector as Arc<dyn Hook>))
+    })
+    .await;
 }
 
 #[test]

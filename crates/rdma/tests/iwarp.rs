@@ -1,12 +1,10 @@
 //! What is particular to iWARP: the handshake with other peers, Terminate on the wire, captures.
 
-mod common;
-
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use buf::Buffer;
 use bytes::{BufMut, Bytes, BytesMut};
-use common::{End, Fabric, pattern};
+use conformance::provider::{End, Fabric, pattern};
 use rdma::{
     Memory, Provider, QpError, QpOptions, Stag, WorkId,
     iwarp::{
@@ -490,7 +488,7 @@ async fn wireshark_dissects_our_traffic() {
         let pcap = Pcap::create(&path).unwrap();
         // One end records; both would show everything twice.
         let client = Iwarp::new(IwarpOptions { crc, pcap: Some(pcap.clone()), ..IwarpOptions::default() });
-        all_kinds_of_messages(Fabric { connector: Arc::new(client), ..fabric(IwarpOptions::default()) }).await;
+        all_kinds_of_messages(fabric(IwarpOptions::default()).connecting_by(client)).await;
         pcap.flush().unwrap();
         let tshark = std::process::Command::new("tshark")
             .arg("-r")

@@ -1,17 +1,16 @@
 //! Queue pairs that share their receives, over every provider that can.
 
-#[macro_use]
 mod common;
 
 use std::task::{Context, Waker};
 
 use buf::Pool;
-use common::{End, Fabric, Pair, pattern};
+use conformance::provider::{End, Fabric, Pair, pattern};
 use rdma::{
     CompletionKind, QpOptions, ReceiveSource, ReceiveSourceOptions, ReceiveStats, Status, WorkId, iwarp::IwarpOptions,
 };
 
-over_fabrics! {
+conformance::over_fabrics! {
     [
         an_idle_queue_pair_holds_nothing
         a_send_waits_for_a_receive_and_no_other_connection_with_it
@@ -19,14 +18,14 @@ over_fabrics! {
         a_send_ahead_of_a_read_response_does_not_wait
         a_send_must_fit_what_the_source_gives
     ]
-    sim;
-    iwarp = Fabric::iwarp(IwarpOptions::default());
-    iwarp_in_small_fpdus = Fabric::iwarp_in_small_fpdus();
-    shm = Fabric::shm();
+    sim(seed) = common::sim(seed);
+    iwarp = common::iwarp(IwarpOptions::default());
+    iwarp_in_small_fpdus = common::iwarp_in_small_fpdus();
+    shm = common::shm();
 }
 
 // An adapter's shared queue holds some receives for all, and does not tell whom it lets wait.
-over_fabrics! {
+conformance::over_fabrics! {
     [
         an_idle_queue_pair_holds_nothing
         what_waits_goes_on_as_soon_as_something_comes_back
@@ -34,7 +33,7 @@ over_fabrics! {
         connections_that_end_take_no_receive_along
         all_get_what_was_sent_to_them
     ]
-    verbs = Fabric::verbs_sharing();
+    verbs = common::verbs_sharing();
 }
 
 const RECEIVE: WorkId = WorkId(77);

@@ -13,11 +13,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use common::{End, Fabric, Side, pattern, shared_pool};
+use conformance::provider::{End, Fabric, Side, pattern, shared_pool};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rdma::{
     CompletionKind, Listener, Memory, QpError, QpOptions, Stag, Status,
-    shm::{Bounds, Ledger, Shm, ShmOptions},
+    shm::{Bounds, Ledger, ShmOptions},
 };
 use rustix::{
     fs::{MemfdFlags, SealFlags},
@@ -64,7 +64,7 @@ fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
 }
 
 fn path(fabric: &Fabric, listener: &dyn Listener) -> PathBuf {
-    fabric.directory.as_ref().unwrap().path().join(format!("shm-{}.sock", listener.local_addr().port()))
+    fabric.kept::<tempfile::TempDir>().unwrap().path().join(format!("shm-{}.sock", listener.local_addr().port()))
 }
 
 fn socket(path: &PathBuf) -> OwnedFd {
@@ -112,7 +112,7 @@ fn memfd(bytes: u64, seals: SealFlags) -> OwnedFd {
 
 #[tokio::test]
 async fn descriptors_that_are_no_slabs_end_the_connection_and_no_other() {
-    let fabric = Fabric::shm().with_pool(shared_pool());
+    let fabric = common::shm().with_pool(shared_pool());
     let mut neighbour = fabric.pair().await;
     let (sealed, open) = (memfd(8192, SealFlags::SHRINK), memfd(8192, SealFlags::GROW));
     let (pipe, _) = rustix::pipe::pipe().unwrap();
@@ -139,7 +139,7 @@ async fn descriptors_that_are_no_slabs_end_the_connection_and_no_other() {
 }
 
 /// A Send, a Write and a Read go through.
-async fn works(pair: &mut common::Pair) {
+async fn works(pair: &mut conformance::provider::Pair) {
     let data = pattern(1, 9000);
     let (target, source) = (pair.client.expose_for_write(9000), pair.client.expose_for_read(&data));
     let recv = pair.client.recv(10);
@@ -156,7 +156,7 @@ async fn works(pair: &mut common::Pair) {
 
 #[tokio::test]
 async fn garbage_in_the_control_memory_ends_the_connection_at_most() {
-    let fabric = Fabric::shm();
+    let fabric = common::shm();
     let mut neighbour = fabric.pair().await;
     let mut refused = 0;
     for seed in 0..200 {
@@ -200,7 +200,7 @@ async fn garbage_in_the_control_memory_ends_the_connection_at_most() {
 /// The table says that a region lies where there is no memory: the server asks the client instead, who refuses.
 #[tokio::test]
 async fn a_table_that_points_beyond_a_slab_is_not_believed() {
-    let fabric = Fabric::shm();
+    let fabric = common::shm();
     for (slab, offset) in [(0u64, 8192u64), (0, u64::MAX), (0, 8092)] {
         let (raw, mut server) = raw(&fabric).await;
         raw.slab(0, 8192, &[memfd(8192, SealFlags::SHRINK).as_fd()]);
@@ -221,7 +221,7 @@ async fn a_table_that_points_beyond_a_slab_is_not_believed() {
 #[tokio::test]
 async fn memory_that_the_peer_is_at_is_kept_when_the_connection_ends() {
     let pool = shared_pool();
-    let fabric = Fabric::shm().with_pool(pool.clone());
+    let fabric = common::shm().with_pool(pool.clone());
     let mut pair = fabric.pair().await;
     let data = pattern(4, 5000);
     let region = pair.client.expose_for_read(&data);
@@ -262,7 +262,7 @@ async fn memory_that_the_peer_is_at_is_kept_when_the_connection_ends() {
 
 #[tokio::test]
 async fn an_invalidation_waits_for_the_peers_access() {
-    let fabric = Fabric::shm().with_pool(shared_pool());
+    let fabric = common::shm().with_pool(shared_pool());
     let mut pair = fabric.pair().await;
     let region = pair.client.expose_for_read(&pattern(5, 5000));
     let view = pair.server.qp.view(rdma::RemoteSegment { stag: region.stag, offset: 0 }, 5000).unwrap();
@@ -282,7 +282,7 @@ async fn an_invalidation_waits_for_the_peers_access() {
 
 #[tokio::test]
 async fn what_is_started_leaves_before_its_end_is_polled() {
-    let fabric = Fabric::shm();
+    let fabric = common::shm();
     let mut pair = fabric.pair().await;
     let recv = pair.server.recv(10);
     let send = pair.client.send(Bytes::from_static(b"hello"));
@@ -297,7 +297,7 @@ async fn what_is_started_leaves_before_its_end_is_polled() {
 
 #[tokio::test]
 async fn the_kernel_says_who_the_peer_is() {
-    let fabric = Fabric::shm();
+    let fabric = common::shm();
     let mut pair = fabric.pair().await;
     for side in [Side::Client, Side::Server] {
         let user = pair.end(side).qp.peer_user().unwrap().clone();
@@ -308,7 +308,7 @@ async fn the_kernel_says_who_the_peer_is() {
 /// An idle pair of queue pairs is not polled.
 #[tokio::test]
 async fn an_idle_connection_sleeps() {
-    let fabric = Fabric::shm();
+    let fabric = common::shm();
     let mut pair = fabric.pair().await;
     pair.server.recv(10);
     pair.client.send(Bytes::from_static(b"hello"));
@@ -329,12 +329,9 @@ async fn an_idle_connection_sleeps() {
     }
 }
 
-/// A fabric whose accepting side keeps to these bounds.
+/// A fabric whose accepting side enforces these bounds.
 fn bounded(bounds: Bounds) -> Fabric {
-    let directory = tempfile::tempdir().unwrap();
-    let ledger = Some(Ledger::new(bounds));
-    let options = ShmOptions { directory: Some(directory.path().to_owned()), ledger, ..ShmOptions::default() };
-    Fabric { directory: Some(directory), ..Fabric::new(Shm::new(options)) }
+    common::shm_as(ShmOptions { ledger: Some(Ledger::new(bounds)), ..ShmOptions::default() }, |shm| shm)
 }
 
 fn named_memfd(name: &str, bytes: u64) -> OwnedFd {
@@ -380,7 +377,7 @@ async fn slabs_of_one_user_are_mapped_up_to_a_bound_over_all_its_connections() {
     let mapped = mappings("many-slabs");
     assert!((60..=100).contains(&mapped), "{mapped} of {} slabs, where one user may have a third of 300", 32 * 40);
     // The user's next connection works, if only through the ring.
-    let mut pair = Fabric { pool: Some(shared_pool()), ..fabric }.pair().await;
+    let mut pair = fabric.with_pool(shared_pool()).pair().await;
     works(&mut pair).await;
     drop(peers);
     assert_eq!(mappings("many-slabs"), 0);

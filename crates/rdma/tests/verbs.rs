@@ -11,7 +11,7 @@ use std::{
 
 use buf::Pool;
 use bytes::Bytes;
-use common::{Fabric, Pair, pattern};
+use conformance::provider::{Pair, pattern};
 use rdma::{
     QpError,
     registration::Registration,
@@ -21,7 +21,7 @@ use rdma::{
 /// A pair whose ends ask soon for signs of life; both have exchanged a message.
 async fn pair() -> Option<Pair> {
     let keepalive = Duration::from_secs(1);
-    let fabric = Fabric::verbs_with(VerbsOptions { keepalive, ..VerbsOptions::default() })?;
+    let fabric = common::verbs_as(VerbsOptions { keepalive, ..VerbsOptions::default() }, |verbs| verbs)?;
     let mut pair = fabric.pair().await;
     let recv = pair.server.recv(10);
     pair.client.send(Bytes::from_static(b"hello"));
@@ -62,7 +62,7 @@ async fn an_idle_device_keeps_what_is_registered_with_it() {
     for way in [Registration::Fast, Registration::Cache] {
         let devices = Devices::default();
         let options = VerbsOptions { devices: devices.clone(), ..VerbsOptions::default() };
-        let Some(fabric) = Fabric::verbs_with(options) else { return };
+        let Some(fabric) = common::verbs_as(options, |verbs| verbs) else { return };
         let fabric = fabric.with_pool(Pool::default()).registering(way);
         assert_eq!(format!("{devices:?}"), "{}");
         let mut registered = Vec::new();
@@ -85,7 +85,7 @@ async fn an_idle_device_keeps_what_is_registered_with_it() {
 /// A child that shared registered pages copy-on-write would leave the adapter the old ones when the parent writes.
 #[tokio::test]
 async fn a_child_takes_no_page_from_the_adapter() {
-    let Some(fabric) = Fabric::verbs() else { return };
+    let Some(fabric) = common::verbs() else { return };
     let mut pair = fabric.with_pool(Pool::default()).pair().await;
     let recvs = [pair.server.recv(5000), pair.server.recv(5000)];
     // Two buffers of one slab: with the first it becomes known to the adapter.

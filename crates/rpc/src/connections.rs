@@ -32,7 +32,7 @@ use tokio::{
     time::{Sleep, sleep},
 };
 
-use crate::{Host, Peer};
+use crate::{Host, Peer, turns::PeerId};
 
 /// Bounds of the connections of a server, over all of its transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,10 +236,9 @@ impl Place {
         self.activity.used.store(self.connections.0.now.load(Relaxed), Relaxed);
     }
 
-    /// This connection's part of `calls` that its peer may start in one round of the worker: a peer with many connections gets
-    /// no more of the worker's time by them than one with a single connection, but for a few calls of each.
-    pub fn share(&self, calls: usize) -> usize {
-        (calls / self.siblings.load(Relaxed).max(1)).max(SHARE_MIN)
+    /// The peer, if it has several connections now, which then share its time.
+    pub fn shared_peer(&self) -> Option<PeerId> {
+        (self.siblings.load(Relaxed) > 1).then(|| PeerId(Arc::as_ptr(&self.siblings).addr()))
     }
 
     /// Records whether calls are in progress.
@@ -309,8 +308,6 @@ impl Log {
     }
 }
 
-/// Calls that each connection may start in one round, however many its peer has.
-const SHARE_MIN: usize = 4;
 const STRANGERS: usize = 256;
 const PER_STRANGER: usize = 16;
 /// How long a connection may be open before its first call.
@@ -335,16 +332,16 @@ mod tests {
     }
 
     #[test]
-    fn the_connections_of_a_peer_share_its_part_of_a_round() {
+    fn the_connections_of_a_peer_share_its_time() {
         let connections = table(100, 100);
         let alone = connections.place(host(1), true).unwrap();
-        assert_eq!(alone.share(512), 512);
-        let many: Vec<_> = (0..64).map(|_| connections.place(host(2), true).unwrap()).collect();
-        assert_eq!((alone.share(512), many[0].share(512)), (512, 8));
-        assert_eq!(many[0].share(64), SHARE_MIN);
-        drop(many);
-        let last = connections.place(host(2), true).unwrap();
-        assert_eq!(last.share(512), 512, "those that are closed do not count");
+        let several = [(); 2].map(|()| connections.place(host(2), true).unwrap());
+        assert_eq!(alone.shared_peer(), None);
+        assert_eq!(several[0].shared_peer(), several[1].shared_peer());
+        assert!(several[0].shared_peer().is_some());
+        let [last, other] = several;
+        drop(other);
+        assert_eq!(last.shared_peer(), None, "those that are closed do not count");
     }
 
     fn table(total: usize, per_host: usize) -> Connections {

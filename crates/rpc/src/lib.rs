@@ -91,6 +91,7 @@ mod server;
 mod service;
 mod tcp;
 mod transport;
+mod turns;
 mod udp;
 mod workers;
 

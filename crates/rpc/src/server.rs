@@ -34,6 +34,7 @@ use crate::{
     drc::{Admission, Drc, DrcOptions, Execution},
     idle::Idle,
     programs::{Programs, Target},
+    turns::Turn,
 };
 
 /// Programs that are served, on any number of connections of any transports.
@@ -343,17 +344,26 @@ where
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TransportError> {
-        let mut turns = 0;
         self.poll_place(cx);
-        let all = TURNS_MAX * CALLS_PER_TURN;
-        let mut calls_left = self.place.as_ref().map_or(all, |place| place.share(all));
+        let Some(peer) = self.place.as_ref().and_then(Place::shared_peer) else {
+            return self.poll_turns(cx, TURNS_MAX);
+        };
+        let turn = ready!(Turn::begin(peer, Instant::now(), cx));
+        let polled = self.poll_turns(cx, 1);
+        turn.end(Instant::now());
+        polled
+    }
+
+    /// Goes on until there is nothing to do, for at most `turns_max` turns.
+    fn poll_turns(&mut self, cx: &mut Context<'_>, turns_max: usize) -> Poll<TransportError> {
+        let mut turns = 0;
         loop {
             self.update_hold();
             if self.draining && self.running.is_empty() && !self.closed {
                 self.closed = true;
                 self.transport.close();
             }
-            let called = self.poll_transport(cx, calls_left.min(CALLS_PER_TURN));
+            let called = self.poll_transport(cx);
             let finished = self.poll_running(cx);
             if self.running.is_empty()
                 && let Some(error) = &self.over
@@ -369,8 +379,7 @@ where
                 return Poll::Pending;
             }
             turns += 1;
-            calls_left -= called;
-            if turns == TURNS_MAX || calls_left == 0 {
+            if turns == turns_max {
                 // Others on this thread have their turn.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
@@ -400,9 +409,9 @@ where
         }
     }
 
-    /// Starts at most `most` calls that have come. Returns how often the transport had something.
-    fn poll_transport(&mut self, cx: &mut Context<'_>, most: usize) -> usize {
-        for started in 0..most {
+    /// Starts calls that have come. Returns how often the transport had something.
+    fn poll_transport(&mut self, cx: &mut Context<'_>) -> usize {
+        for started in 0..CALLS_PER_TURN {
             if self.over.is_some() {
                 return started;
             }
@@ -421,7 +430,7 @@ where
                 Poll::Pending => return started,
             }
         }
-        most
+        CALLS_PER_TURN
     }
 
     fn update_hold(&mut self) {

@@ -28,6 +28,7 @@ use crate::{
     BoxFuture, ConnectionLimits, Drain, Hosts, Incoming, Listener, Server, Transport,
     connections::{Connections, Place},
     server::Observers,
+    turns,
 };
 
 /// How [`Workers`] are set up.
@@ -262,6 +263,7 @@ fn start_thread(
     thread::Builder::new().name(name).spawn(move || {
         first.inspect(|first| first());
         runtime.block_on(async {
+            tokio::spawn(turns::run_rounds());
             let mut stopped = std::pin::pin!(stopped.wait_for(|&now| now));
             loop {
                 tokio::select! {

@@ -1,19 +1,16 @@
-//! An iWARP connection cut at any byte brings every buffer home.
-
-#[path = "../../rdma/tests/common/mod.rs"]
-mod common;
+//! An iWARP connection that is cut at any byte returns every buffer.
 
 use std::net::SocketAddr;
 
 use buf::Buffer;
-use common::{Fabric, Pair, Side, pattern};
+use conformance::provider::{Fabric, Pair, Side, pattern};
 use rdma::{
     BoxFuture, CompletionKind, Connected, Listener, Memory, Provider, ProviderCaps, QpError, QpOptions, Status, WorkId,
     iwarp::{Iwarp, IwarpOptions},
 };
 use testkit::proxy::{CutAfter, CutProxy};
 
-/// Connects by way of a proxy.
+/// Connects through a proxy.
 struct ByProxy {
     iwarp: Iwarp,
     cut: CutAfter,
@@ -90,7 +87,7 @@ async fn a_connection_cut_at_any_byte_brings_every_buffer_home() {
 }
 
 /// Four requests and two receives, each once, with what belongs to it.
-fn check_home(end: &mut common::End) {
+fn check_home(end: &mut conformance::provider::End) {
     let mut ids: Vec<u64> = end.done.iter().map(|done| done.id.0).collect();
     ids.sort_unstable();
     assert_eq!(ids, [2, 3, 4, 5, 1000, 1001]);

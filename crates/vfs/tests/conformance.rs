@@ -1,171 +1,57 @@
-//! One suite for every backend: each case runs as `memory::…`, `posix_kernel::…` and so on.
-//!
-//! A case that needs what this machine or user cannot give says so by name and is otherwise passed.
+//! The conformance suite over the back ends of this crate.
 
-#[path = "conformance/acls.rs"]
-mod acls;
-#[path = "conformance/attributes.rs"]
-mod attributes;
-#[path = "conformance/data.rs"]
-mod data;
-#[path = "conformance/listing.rs"]
-mod listing;
-#[path = "conformance/making.rs"]
-mod making;
-#[path = "conformance/permissions.rs"]
-mod permissions;
-#[path = "conformance/ranges.rs"]
-mod ranges;
-#[path = "conformance/removing.rs"]
-mod removing;
-#[path = "conformance/renaming.rs"]
-mod renaming;
-#[path = "conformance/world.rs"]
-mod world;
-#[path = "conformance/xattrs.rs"]
-mod xattrs;
+use std::{os::unix::fs::PermissionsExt, sync::Arc};
 
-macro_rules! suite {
-    ($backend:ident: $($module:ident { $($case:ident)* })*) => {
-        mod $backend {
-            $($(
-                #[test]
-                fn $case() {
-                    crate::world::run(
-                        concat!(stringify!($backend), "::", stringify!($case)),
-                        crate::world::$backend,
-                        crate::$module::$case,
-                    );
-                }
-            )*)*
+use conformance::backend::{Skipped, World, cred};
+use tempfile::TempDir;
+use vfs::{
+    memory::{Memory, MemoryOptions},
+    posix::{Handles, Posix, PosixOptions},
+};
+
+conformance::backend_suite! {
+    memory = memory;
+    posix_kernel = posix_kernel;
+    posix_database = posix_database;
+    posix_tmpfs = posix_tmpfs;
+}
+
+fn memory() -> Result<World, Skipped> {
+    let options = MemoryOptions { capacity: 1 << 30, mode: 0o777, ..Default::default() };
+    Ok(World::new(Arc::new(Memory::new(options))))
+}
+
+/// A directory of the default file system; objects are opened by the kernel's handles.
+fn posix_kernel() -> Result<World, Skipped> {
+    posix(tempfile::tempdir().unwrap(), Handles::Kernel)
+}
+
+/// The same for an ordinary user: objects are found by a database.
+fn posix_database() -> Result<World, Skipped> {
+    posix(tempfile::tempdir().unwrap(), Handles::Database)
+}
+
+/// A directory of a file system that never waits.
+fn posix_tmpfs() -> Result<World, Skipped> {
+    let dir = tempfile::tempdir_in("/dev/shm").map_err(|_| Skipped("needs a writable /dev/shm"))?;
+    posix(dir, Handles::Auto)
+}
+
+fn posix(dir: TempDir, handles: Handles) -> Result<World, Skipped> {
+    let (export, state) = (dir.path().join("export"), dir.path().join("state"));
+    for path in [&export, &state] {
+        std::fs::create_dir(path).unwrap();
+    }
+    std::fs::set_permissions(&export, PermissionsExt::from_mode(0o777)).unwrap();
+    let options = PosixOptions { state_dir: Some(state), handles, ..PosixOptions::default() };
+    let fs = match Posix::open(&export, options) {
+        Ok(fs) => fs,
+        Err(error) if handles == Handles::Kernel && error.kind() == std::io::ErrorKind::PermissionDenied => {
+            return Err(Skipped("needs root: opening by handle"));
         }
+        Err(error) => panic!("cannot serve {}: {error}", export.display()),
     };
-}
-
-macro_rules! every_backend {
-    ($($cases:tt)*) => {
-        suite! { memory: $($cases)* }
-        suite! { posix_kernel: $($cases)* }
-        suite! { posix_database: $($cases)* }
-        suite! { posix_tmpfs: $($cases)* }
-    };
-}
-
-every_backend! {
-    acls {
-        acls_are_kept_and_show_in_the_mode
-        acls_decide_who_may
-        default_acls_are_inherited
-        only_owners_set_acls_and_only_where_there_are_any
-    }
-    making {
-        a_new_tree_is_an_empty_directory
-        files_are_created_with_their_attributes
-        modes_are_not_masked_and_have_defaults
-        guarded_create_refuses_an_existing_name
-        unchecked_create_opens_and_truncates
-        exclusive_create_can_be_replayed
-        directories_count_their_subdirectories
-        symlinks_hold_any_target
-        bad_symlink_targets_are_refused
-        special_files_are_made
-        dots_cannot_be_made
-        names_are_bytes
-        names_have_a_longest_length
-        nothing_is_made_in_what_is_no_directory
-        hard_links_are_one_object
-        links_to_directories_are_refused
-        changes_show_before_and_after
-    }
-    attributes {
-        handles_of_others_are_refused
-        times_are_set_exactly_and_to_now
-        change_time_always_moves
-        each_change_is_counted_however_soon_it_comes
-        guards_are_change_times
-        size_is_for_files_only
-        symlinks_have_owners_and_times_but_no_mode
-        nothing_to_set_changes_nothing
-        file_system_numbers_are_plausible
-        capabilities_hold
-    }
-    data {
-        what_is_written_is_read
-        reads_end_at_the_end
-        writes_beyond_the_end_leave_a_hole
-        truncation_cuts_and_extends
-        offsets_beyond_four_gigabytes_work
-        offsets_beyond_the_largest_file_are_refused
-        an_empty_write_changes_nothing
-        ropes_of_many_pieces_are_written_in_order
-        only_files_have_data
-        lent_data_is_what_was_read
-        data_can_come_as_file_ranges
-        every_stability_is_honoured
-        random_writes_and_truncations_agree_with_a_model
-        reads_and_writes_from_many_threads_stay_whole
-    }
-    ranges {
-        holes_and_data_are_found
-        ranges_are_deallocated
-        ranges_are_allocated
-        files_are_copied
-        files_are_cloned
-    }
-    xattrs {
-        xattrs_are_set_listed_and_removed
-        xattrs_have_bounds
-        xattrs_need_permission
-    }
-    listing {
-        a_listing_has_everything_once
-        a_listing_can_be_continued_anywhere
-        a_listing_brings_objects
-        entries_that_stay_are_seen_exactly_once_while_others_come_and_go
-        removing_what_was_listed_skips_nothing
-        only_directories_are_listed
-        bad_verifiers_are_refused
-    }
-    removing {
-        a_removed_object_is_stale
-        an_object_lives_until_its_last_name_goes
-        remove_and_rmdir_tell_files_from_directories
-        full_directories_stay
-        dots_cannot_be_removed
-        a_removed_directory_takes_nothing_new
-        a_handle_never_means_another_object
-    }
-    renaming {
-        handles_survive_rename
-        names_are_found_without_attributes
-        rename_replaces_files
-        rename_replaces_empty_directories_only
-        rename_does_not_mix_files_and_directories
-        a_directory_does_not_move_into_itself
-        rename_between_links_of_one_object_does_nothing
-        a_moved_directory_has_a_new_parent
-        dots_cannot_be_renamed
-        the_parent_of_the_root_is_the_root
-        symlinks_are_never_followed
-        deep_trees_keep_their_handles
-        renames_from_many_threads_lose_nothing
-    }
-    permissions {
-        search_needs_execute
-        reading_and_writing_need_permission
-        owners_read_and_write_whatever_the_mode
-        executable_files_can_be_read
-        groups_count
-        the_superuser_may_everything
-        access_tells_what_is_allowed
-        directories_need_write_for_names
-        sticky_directories_protect_names
-        set_group_id_directories_pass_their_group_on
-        writing_and_giving_away_drop_privileges
-        only_owners_change_modes_and_times
-        ownership_is_given_away_by_the_superuser_only
-        devices_are_for_the_superuser
-        new_objects_belong_to_the_caller
-        identities_do_not_leak_between_threads
-    }
+    let identities = fs.tells_callers_apart();
+    let me = cred(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), &[]);
+    Ok(World::new(Arc::new(fs)).acting_as(me, identities).with_coarse_times().keeping(dir))
 }

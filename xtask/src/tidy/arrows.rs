@@ -6,7 +6,7 @@ use super::File;
 use crate::shell;
 
 /// Each crate, and the crates of ours that it may depend on. `buf` is below everything and may be used by everybody.
-const ARROWS: [(&str, &[&str]); 14] = [
+const ARROWS: [(&str, &[&str]); 15] = [
     ("buf", &[]),
     ("xdr-derive", &[]),
     ("xdr", &["xdr-derive"]),
@@ -17,6 +17,7 @@ const ARROWS: [(&str, &[&str]); 14] = [
     ("rpcrdma", &["rpc", "rdma", "xdr"]),
     ("server", &["rpc", "nfs", "vfs", "xdr"]),
     ("client", &["rpc", "nfs", "xdr"]),
+    ("conformance", &["rdma", "vfs"]),
     ("testkit", &["xdr", "rpc", "rdma", "rpcrdma", "nfs", "vfs", "server", "client"]),
     ("slipway", &["xdr", "rpc", "rdma", "rpcrdma", "nfs", "vfs", "server", "client"]),
     ("hostile", &[]),

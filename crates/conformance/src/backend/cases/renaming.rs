@@ -2,7 +2,7 @@
 
 use vfs::{Kind, SetAttr, VfsError};
 
-use crate::world::{Outcome, World, name};
+use crate::backend::{Outcome, World, name};
 
 pub fn handles_survive_rename(w: &World) -> Outcome {
     let root = w.root();

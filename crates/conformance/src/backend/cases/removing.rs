@@ -2,7 +2,7 @@
 
 use vfs::{CreateMode, SetAttr, VfsError};
 
-use crate::world::{Outcome, World, mode, name};
+use crate::backend::{Outcome, World, mode, name};
 
 pub fn a_removed_object_is_stale(w: &World) -> Outcome {
     let root = w.root();

@@ -2,7 +2,7 @@
 
 use vfs::{Acl, AclEntry, AclKind, AclWho, AclWho::*, Cred, Handle, Rights, VfsError};
 
-use crate::world::{Outcome, Skipped, World, caller, cred, mode, name};
+use crate::backend::{Outcome, Skipped, World, caller, cred, mode, name};
 
 fn acl(entries: &[(AclWho, u32)]) -> Acl {
     Acl::new(entries.iter().map(|&(who, perm)| AclEntry { who, perm })).unwrap()

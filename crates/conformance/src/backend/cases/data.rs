@@ -5,7 +5,7 @@ use bytes::Bytes;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 use vfs::{NodeKind, SetAttr, Stability, VfsError};
 
-use crate::world::{Outcome, World, mode, name, rope, size};
+use crate::backend::{Outcome, World, mode, name, rope, size};
 
 pub fn what_is_written_is_read(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");

@@ -1,107 +1,63 @@
-//! What a case runs on, and short names for what it does.
+//! The file system that a case runs on, with short names for its operations.
 
-use std::{ops::ControlFlow, sync::Arc};
+use std::{any::Any, ops::ControlFlow, sync::Arc};
 
 use buf::{Pool, Rope};
 use bytes::Bytes;
 use smallvec::SmallVec;
-use vfs::{
-    Attr, Caller, Change, CreateMode, Created, Cred, Handle, Name, Result, SetAttr, Stability, Vfs,
-    memory::{Memory, MemoryOptions},
-    posix::{Handles, Posix, PosixOptions},
-};
+use vfs::{Attr, Caller, Change, CreateMode, Created, Cred, Handle, Name, Result, SetAttr, Stability, Vfs};
 
-/// A file system under test.
+/// A file system under test, with the facts that the cases need about it.
 pub struct World {
+    /// The tree: new, empty, with a root directory of mode 0777.
     pub fs: Arc<dyn Vfs>,
+    /// Buffers for reads.
     pub pool: Pool,
-    /// Who the cases act as, unless they say otherwise.
+    /// The identity that the cases act with, unless they use another one.
     pub cred: Cred,
-    /// Whether the backend tells users apart.
+    /// The back end runs each operation with the rights of its caller. Otherwise the cases about permissions are skipped.
     pub identities: bool,
-    /// Whether times move in steps of the kernel's clock.
+    /// Times move in steps of the kernel's clock, so that two changes may have the same time.
     pub coarse_times: bool,
-    /// Kept for its `Drop`.
-    _dir: Option<tempfile::TempDir>,
+    /// Dropped after the file system.
+    _keep: Option<Box<dyn Any + Send + Sync>>,
 }
 
-/// Why a case cannot be run here.
+/// The reason why a case cannot run here.
 pub struct Skipped(pub &'static str);
 
-/// What a case comes to.
+/// The result of a case. A fault of the back end is a panic.
 pub type Outcome = std::result::Result<(), Skipped>;
 
-/// Runs one case on a fresh file system.
-pub fn run(name: &str, world: fn() -> std::result::Result<World, Skipped>, case: fn(&World) -> Outcome) {
-    if let Err(Skipped(why)) = world().and_then(|world| case(&world)) {
-        eprintln!("SKIPPED {name}: {why}");
-    }
-}
-
-pub fn memory() -> std::result::Result<World, Skipped> {
-    let options = MemoryOptions { capacity: 1 << 30, mode: 0o777, ..Default::default() };
-    let fs = Arc::new(Memory::new(options));
-    Ok(World { fs, pool: Pool::default(), cred: Cred::root(), identities: true, coarse_times: false, _dir: None })
-}
-
-/// A directory of the usual file system, objects opened by the kernel's handles.
-pub fn posix_kernel() -> std::result::Result<World, Skipped> {
-    posix(tempfile::tempdir().unwrap(), Handles::Kernel)
-}
-
-/// As an ordinary user has it, found by a database.
-pub fn posix_database() -> std::result::Result<World, Skipped> {
-    posix(tempfile::tempdir().unwrap(), Handles::Database)
-}
-
-/// A directory of a file system that never waits.
-pub fn posix_tmpfs() -> std::result::Result<World, Skipped> {
-    let dir = tempfile::tempdir_in("/dev/shm").map_err(|_| Skipped("needs a writable /dev/shm"))?;
-    posix(dir, Handles::Auto)
-}
-
-fn posix(dir: tempfile::TempDir, handles: Handles) -> std::result::Result<World, Skipped> {
-    let (export, state) = (dir.path().join("export"), dir.path().join("state"));
-    for path in [&export, &state] {
-        std::fs::create_dir(path).unwrap();
-    }
-    std::fs::set_permissions(&export, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
-    let options = PosixOptions { state_dir: Some(state), handles, ..PosixOptions::default() };
-    let fs = match Posix::open(&export, options) {
-        Ok(fs) => fs,
-        Err(error) if handles == Handles::Kernel && error.kind() == std::io::ErrorKind::PermissionDenied => {
-            return Err(Skipped("needs root: opening by handle"));
-        }
-        Err(error) => panic!("cannot serve {}: {error}", export.display()),
-    };
-    let identities = fs.tells_callers_apart();
-    let me = cred(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw(), &[]);
-    let pool = Pool::default();
-    Ok(World { fs: Arc::new(fs), pool, cred: me, identities, coarse_times: true, _dir: Some(dir) })
-}
-
+/// An identity.
 pub fn cred(uid: u32, gid: u32, groups: &[u32]) -> Cred {
     Cred { uid, gid, groups: SmallVec::from_slice(groups) }
 }
 
+/// A valid name.
+///
+/// # Panics
+/// It is not one.
 pub fn name(bytes: &str) -> &Name {
     Name::new(bytes.as_bytes()).unwrap()
 }
 
+/// Data to be written.
 pub fn rope(bytes: &[u8]) -> Rope {
     Rope::from(Bytes::copy_from_slice(bytes))
 }
 
+/// A change of the mode alone.
 pub fn mode(mode: u32) -> SetAttr {
     SetAttr { mode: Some(mode), ..SetAttr::default() }
 }
 
+/// A change of the size alone, in bytes.
 pub fn size(size: u64) -> SetAttr {
     SetAttr { size: Some(size), ..SetAttr::default() }
 }
 
-/// Waits until what is done next has another time than what has been done, by the clock that the kernel has for files. How coarse
-/// that is depends on the kernel, and on what else the machine does.
+/// Waits until the kernel's clock for files moves: changes before and after this call have different times.
 pub fn clock_moves() {
     let now = || rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     let before = now();
@@ -110,76 +66,139 @@ pub fn clock_moves() {
     }
 }
 
+/// A caller with this identity that may block.
 pub fn caller(cred: &Cred) -> Caller<'_> {
     Caller { cred, may_block: true }
 }
 
 impl World {
+    /// A back end that has its own clock and runs each operation with the rights of its caller; the cases act as root.
+    pub fn new(fs: Arc<dyn Vfs>) -> Self {
+        let (pool, cred) = (Pool::default(), Cred::root());
+        Self { fs, pool, cred, identities: true, coarse_times: false, _keep: None }
+    }
+
+    /// The same with cases that act as `cred`. `identities`: the back end runs each operation with the rights of its caller.
+    pub fn acting_as(self, cred: Cred, identities: bool) -> Self {
+        Self { cred, identities, ..self }
+    }
+
+    /// The same for a back end whose times move in steps of the kernel's clock.
+    pub fn with_coarse_times(self) -> Self {
+        Self { coarse_times: true, ..self }
+    }
+
+    /// The same with something that is dropped after the case, such as a temporary directory.
+    pub fn keeping(self, keep: impl Any + Send + Sync) -> Self {
+        Self { _keep: Some(Box::new(keep)), ..self }
+    }
+
     /// # Errors
-    /// The case is skipped if the backend does not tell users apart.
+    /// The back end does not tell users apart: the case is skipped.
     pub fn need_identities(&self) -> Outcome {
         if self.identities { Ok(()) } else { Err(Skipped("needs root: all callers are one user here")) }
     }
 
+    /// The caller that the cases act as.
     pub fn me(&self) -> Caller<'_> {
         caller(&self.cred)
     }
 
+    /// The root directory.
     pub fn root(&self) -> Handle {
         self.fs.root()
     }
 
+    /// Creates an empty file of mode 0644.
     pub fn file(&self, dir: &Handle, at: &str) -> Handle {
         self.create(&self.cred, dir, at, &mode(0o644)).unwrap().handle
     }
 
+    /// Creates a directory of mode 0755.
     pub fn dir(&self, dir: &Handle, at: &str) -> Handle {
         self.fs.mkdir(&self.me(), dir, name(at), &mode(0o755)).unwrap().handle
     }
 
+    /// Creates a file that does not exist.
+    ///
+    /// # Errors
+    /// As the operation.
     pub fn create(&self, cred: &Cred, dir: &Handle, at: &str, set: &SetAttr) -> Result<Created> {
         self.fs.create(&caller(cred), dir, name(at), &CreateMode::Guarded(set.clone()))
     }
 
+    /// Writes without stability; the attributes afterwards.
+    ///
+    /// # Errors
+    /// As the operation.
     pub fn write(&self, file: &Handle, offset: u64, data: &[u8]) -> Result<Attr> {
         self.write_as(&self.cred, file, offset, data)
     }
 
+    /// As [`write`](Self::write), with another identity.
+    ///
+    /// # Errors
+    /// As the operation.
     pub fn write_as(&self, cred: &Cred, file: &Handle, offset: u64, data: &[u8]) -> Result<Attr> {
         let written = self.fs.write(&caller(cred), file, offset, &rope(data), Stability::Unstable)?;
         Ok(written.change.after)
     }
 
+    /// Reads up to `len` bytes at `offset`.
+    ///
+    /// # Errors
+    /// As the operation.
     pub fn read(&self, file: &Handle, offset: u64, len: usize) -> Result<Bytes> {
         self.read_as(&self.cred, file, offset, len)
     }
 
+    /// As [`read`](Self::read), with another identity.
+    ///
+    /// # Errors
+    /// As the operation.
     pub fn read_as(&self, cred: &Cred, file: &Handle, offset: u64, len: usize) -> Result<Bytes> {
         let read = self.fs.read(&caller(cred), file, offset, len, &self.pool, false)?;
         Ok(read.data.to_bytes().unwrap())
     }
 
+    /// The attributes of an object that exists.
     pub fn attr(&self, object: &Handle) -> Attr {
         self.fs.getattr(&self.me(), object).unwrap()
     }
 
+    /// Sets attributes.
+    ///
+    /// # Errors
+    /// As the operation.
     pub fn set(&self, object: &Handle, set: &SetAttr) -> Result<Change> {
         self.set_as(&self.cred, object, set)
     }
 
+    /// As [`set`](Self::set), with another identity.
+    ///
+    /// # Errors
+    /// As the operation.
     pub fn set_as(&self, cred: &Cred, object: &Handle, set: &SetAttr) -> Result<Change> {
         self.fs.setattr(&caller(cred), object, set, None)
     }
 
+    /// Finds a name.
+    ///
+    /// # Errors
+    /// As the operation.
     pub fn lookup(&self, dir: &Handle, at: &str) -> Result<Handle> {
         self.fs.lookup(&self.me(), dir, name(at)).map(|found| found.0)
     }
 
+    /// Renames an object.
+    ///
+    /// # Errors
+    /// As the operation.
     pub fn rename(&self, from_dir: &Handle, from: &str, to_dir: &Handle, to: &str) -> Result<(Change, Change)> {
         self.fs.rename(&self.me(), from_dir, name(from), to_dir, name(to))
     }
 
-    /// All entries' names, `batch` at a time, `.` and `..` left out.
+    /// The names in a directory without `.` and `..`, read in batches of `batch` entries.
     pub fn list(&self, dir: &Handle, batch: usize) -> Vec<Vec<u8>> {
         let (mut all, mut at) = (Vec::new(), (0, [0; 8]));
         while let Some(next) = self.list_some(dir, at, batch, &mut all) {
@@ -189,7 +208,7 @@ impl World {
         all
     }
 
-    /// Appends up to `batch` names after `(cookie, verifier)`; returns where to go on, unless that was all.
+    /// Appends up to `batch` names after `(cookie, verifier)`. Returns the next cookie and verifier, or `None` at the end.
     pub fn list_some(
         &self,
         dir: &Handle,

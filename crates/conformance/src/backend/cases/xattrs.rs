@@ -2,7 +2,7 @@
 
 use vfs::{CreateMode, SetAttr, VfsError, XATTR_MAX, XattrMode};
 
-use crate::world::{Outcome, Skipped, World, caller, cred, mode, name};
+use crate::backend::{Outcome, Skipped, World, caller, cred, mode, name};
 
 fn need_xattrs(w: &World) -> Outcome {
     let why = "the file system of the temporary directory keeps no extended attributes of users";

@@ -2,7 +2,7 @@
 
 use vfs::{CreateMode, Device, Kind, Name, NodeKind, SetAttr, VfsError};
 
-use crate::world::{Outcome, Skipped, World, caller, clock_moves, mode, name, size};
+use crate::backend::{Outcome, Skipped, World, caller, clock_moves, mode, name, size};
 
 pub fn a_new_tree_is_an_empty_directory(w: &World) -> Outcome {
     let root = w.attr(&w.root());

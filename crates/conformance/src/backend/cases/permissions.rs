@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use vfs::{Caller, Cred, Device, NodeKind, Rights, SetAttr, SetTime, Time, VfsError};
 
-use crate::world::{Outcome, World, caller, cred, mode, name, size};
+use crate::backend::{Outcome, World, caller, cred, mode, name, size};
 
 const OWNER: u32 = 1001;
 const GROUP: u32 = 2001;

@@ -2,7 +2,7 @@
 
 use vfs::{SeekFor, VfsError};
 
-use crate::world::{Outcome, Skipped, World, cred, mode, size};
+use crate::backend::{Outcome, Skipped, World, cred, mode, size};
 
 /// A length that every file system takes for a whole number of its blocks.
 const BLOCK: u64 = 1 << 17;
@@ -90,7 +90,7 @@ pub fn files_are_copied(w: &World) -> Outcome {
         let other = cred(1001, 1001, &[]);
         w.set(&from, &mode(0o600)).unwrap();
         let mine = w.create(&other, &w.root(), "mine", &mode(0o600)).unwrap().handle;
-        let caller = crate::world::caller(&other);
+        let caller = crate::backend::caller(&other);
         assert_eq!(w.fs.copy(&caller, (&from, 0), (&mine, 0), 1), Err(VfsError::Access));
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use vfs::{Handle, Kind, NodeKind, SetAttr, SetTime, Time, VfsError};
 
-use crate::world::{Outcome, World, clock_moves, mode, name, size};
+use crate::backend::{Outcome, World, clock_moves, mode, name, size};
 
 pub fn handles_of_others_are_refused(w: &World) -> Outcome {
     let real = w.file(&w.root(), "f");

@@ -4,7 +4,7 @@ use std::{collections::HashMap, ops::ControlFlow};
 
 use vfs::{DirEntry, VfsError};
 
-use crate::world::{Outcome, World, name};
+use crate::backend::{Outcome, World, name};
 
 pub fn a_listing_has_everything_once(w: &World) -> Outcome {
     let dir = w.dir(&w.root(), "d");

@@ -1,0 +1,161 @@
+//! The time of a worker, shared among peers.
+//!
+//! The tasks of a worker run one after the other, one task for each connection. Without more, a peer with 200 connections gets 200 times
+//! as much of the worker's time as a peer with one, and everybody else waits for all of them in every round.
+//!
+//! So the connections of a peer share a [`QUANTUM`] in each round of the worker. A connection whose peer has used it up is deferred to the
+//! next round, in the order in which connections were deferred. A round ends when every task that was ready at its first turn has run: the
+//! task of [`run_rounds`] is woken at that moment, and so comes behind all of them in the queue of the executor.
+//!
+//! A peer with a single connection takes no part: its connection yields to others by itself after a bounded number of calls.
+//!
+//! Each worker is one thread, so the accounts of its peers are local to the thread.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    convert::Infallible,
+    future::poll_fn,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+/// A peer, for the time of one of its connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct PeerId(pub usize);
+
+/// A turn of a connection that shares its peer's time.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    peer: PeerId,
+    began: Instant,
+}
+
+#[derive(Default)]
+struct Rounds {
+    /// The peers that had a turn in this round.
+    peers: HashMap<PeerId, Account>,
+    /// Ends the round; absent while nothing runs the rounds of this thread, so that nobody is deferred.
+    marker: Option<Waker>,
+}
+
+#[derive(Default)]
+struct Account {
+    used: Duration,
+    deferred: Vec<Waker>,
+}
+
+thread_local! {
+    static ROUNDS: RefCell<Rounds> = RefCell::default();
+}
+
+impl Turn {
+    /// Begins a turn of a connection of `peer`. Pending, and woken in the next round, if the peer has used up its time.
+    pub fn begin(peer: PeerId, now: Instant, cx: &mut Context<'_>) -> Poll<Self> {
+        ROUNDS.with_borrow_mut(|rounds| {
+            let Some(marker) = &rounds.marker else { return Poll::Ready(Self { peer, began: now }) };
+            if rounds.peers.is_empty() {
+                marker.wake_by_ref();
+            }
+            let account = rounds.peers.entry(peer).or_default();
+            if account.used < QUANTUM {
+                return Poll::Ready(Self { peer, began: now });
+            }
+            account.deferred.push(cx.waker().clone());
+            Poll::Pending
+        })
+    }
+
+    /// Ends the turn, and charges the peer for it.
+    pub fn end(self, now: Instant) {
+        ROUNDS.with_borrow_mut(|rounds| {
+            if let Some(account) = rounds.peers.get_mut(&self.peer) {
+                account.used += now.duration_since(self.began);
+            }
+        });
+    }
+}
+
+/// Ends the rounds of this thread, as long as it is polled.
+pub(crate) async fn run_rounds() -> Infallible {
+    poll_fn(|cx| {
+        // Wakers run foreign code: not while the accounts are borrowed.
+        let ended = ROUNDS.with_borrow_mut(|rounds| {
+            rounds.marker = Some(cx.waker().clone());
+            std::mem::take(&mut rounds.peers)
+        });
+        ended.into_values().flat_map(|account| account.deferred).for_each(Waker::wake);
+        Poll::Pending
+    })
+    .await
+}
+
+/// Time of a peer with several connections in each round of a worker. The last turn may exceed it.
+const QUANTUM: Duration = Duration::from_millis(1);
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        future::Future,
+        pin::pin,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering::Relaxed},
+        },
+        task::Wake,
+    };
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn waker() -> (Arc<Woken>, Waker) {
+        let woken = Arc::<Woken>::default();
+        (woken.clone(), woken.into())
+    }
+
+    fn begin(peer: usize, now: Instant, waker: &Waker) -> Option<Turn> {
+        match Turn::begin(PeerId(peer), now, &mut Context::from_waker(waker)) {
+            Poll::Ready(turn) => Some(turn),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn a_peer_that_used_up_its_time_is_deferred_to_the_next_round() {
+        let start = Instant::now();
+        let (connection, waker_of_connection) = waker();
+        let (marker, waker_of_marker) = waker();
+        let mut rounds = pin!(run_rounds());
+        let mut end_round = || assert!(rounds.as_mut().poll(&mut Context::from_waker(&waker_of_marker)).is_pending());
+        end_round();
+
+        let half = QUANTUM / 2;
+        begin(1, start, &waker_of_connection).unwrap().end(start + half);
+        assert_eq!(marker.0.load(Relaxed), 1, "the first turn has the round end");
+        begin(1, start + half, &waker_of_connection).unwrap().end(start + 2 * half);
+        assert!(begin(1, start + QUANTUM, &waker_of_connection).is_none());
+        assert!(begin(2, start + QUANTUM, &waker_of_connection).is_some(), "another peer has its own time");
+        assert_eq!((connection.0.load(Relaxed), marker.0.load(Relaxed)), (0, 1));
+
+        end_round();
+        assert_eq!(connection.0.load(Relaxed), 1, "the deferred connection is woken");
+        assert!(begin(1, start + QUANTUM, &waker_of_connection).is_some());
+    }
+
+    #[test]
+    fn without_rounds_no_connection_is_deferred() {
+        let start = Instant::now();
+        for turn in 0..3 {
+            let now = start + turn * QUANTUM;
+            begin(1, now, Waker::noop()).unwrap().end(now + QUANTUM);
+        }
+    }
+}
