@@ -6,7 +6,6 @@ use rpc::{Service, TransportKind};
 
 use crate::{
     admin::Admin,
-    blocking::Pools,
     call::core::Core,
     config::Settings,
     export::Exports,
@@ -20,7 +19,6 @@ use crate::{
     },
     nsm::Nsm1,
     recovery::{Recovery, StorageReport, state_dir::StateDir},
-    sharing::{conflict::Conflicts, service::LockService},
     v3::Nfs3,
     v4::{Nfs4, Shared4, upkeep},
 };
@@ -92,16 +90,7 @@ impl NfsServer {
         settings: Settings,
         state_dir: Option<StateDir>,
     ) -> io::Result<Self> {
-        let (exports, recovery) = (exports.into(), Arc::new(recovery));
-        let core = Arc::new(Core {
-            pools: Pools::new(&exports, settings.blocking),
-            locks: LockService::new(recovery.clone(), settings.grace),
-            conflicts: Conflicts::default(),
-            exports,
-            key,
-            recovery,
-            state_dir,
-        });
+        let core = Core::new(exports.into(), key, recovery, (settings.blocking, settings.grace), state_dir);
         let lockd = Lockd::start(core.clone())?;
         // Where starts are counted, none has the number of another, however soon it follows that.
         let instance = if core.recovery.is_persistent() { lockd.identity().1 as u32 } else { rand::random() };

@@ -268,7 +268,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        nlm::lockd::Lockd,
+        blocking::BlockingOptions,
+        call::core::Core,
+        export::Exports,
+        handle::HandleKey,
         recovery::{MonitoredHost, Recovery},
     };
 
@@ -279,7 +282,9 @@ mod tests {
             let (address, name) = (address.parse().unwrap(), Bytes::from_static(name.as_bytes()));
             recovery.add_host(&MonitoredHost { address, name, state: 1 }, []).unwrap();
         }
-        let lockd = Lockd::start(recovery, Duration::from_secs(90)).unwrap();
+        let options = (BlockingOptions::default(), Duration::from_secs(90));
+        let core = Core::new(Exports::new(), HandleKey::random(), recovery, options, None);
+        let lockd = Lockd::start(core).unwrap();
         let mut queue = lockd.take_queue().unwrap();
         let mut told: Vec<_> = std::iter::from_fn(|| queue.try_recv().ok())
             .map(|said| match said {

@@ -287,6 +287,7 @@ impl Lockd {
         let (id, record, forgotten) = {
             let Some(id) = self.with(|inner, table| inner.intern(table, from)) else { return Ok(Known::Full) };
             let mut inner = self.inner.lock();
+            // It may have made room for another meanwhile.
             let Some(host) = inner.hosts.get_mut(id) else { return Ok(Known::Full) };
             host.lossy = from.lossy;
             let Some(state) = ask.monitor.filter(|_| !host.monitored) else { return Ok(Known::Host(id)) };
