@@ -31,39 +31,16 @@
 //! # Ok(()) }
 //! ```
 
-mod backoff;
 pub mod blocking;
-mod connect;
-mod deadline;
-mod dir;
-mod error;
-mod file;
+mod call;
 pub mod harness;
+mod model;
 mod mount;
-mod mountd;
-mod payload;
-mod program;
-mod protocol;
-mod read_ahead;
-mod reader;
-mod referral;
-mod types;
-mod url;
+mod session;
 mod v3;
 mod v4;
-mod walk;
-mod write_behind;
-mod writer;
 
-pub use dir::{Dir, DirEntry};
-pub use error::{Error, ErrorKind, Result};
-pub use file::File;
-pub use mount::{Mount, Object, OpenOptions};
-pub use mountd::MountClient;
-pub use protocol::Protocol;
-pub use reader::Reader;
-pub use types::*;
-pub use url::{MountOptions, NfsUrl, UrlError, Version};
+pub use model::*;
+pub use mount::{Dir, DirEntry, File, Mount, MountClient, Object, OpenOptions, Protocol, Reader, Writer};
 pub use v3::V3;
 pub use v4::{DataVersion, Held, LockRange, SetXattr, V4, Watcher};
-pub use writer::Writer;

@@ -2,12 +2,13 @@
 
 use std::{io, path::Path, sync::Arc};
 
+use buf::Pool;
 use rpc::{Service, TransportKind};
 
 use crate::{
     admin::Admin,
     call::core::Core,
-    config::Settings,
+    config::{BackendConfig, Config, ExportConfig, Settings, backend::BackendStorage},
     export::Exports,
     handle::HandleKey,
     mount::{Mount3, Mounts},
@@ -83,7 +84,47 @@ impl NfsServer {
         Self::with_state(exports, key, recovery, settings, None)
     }
 
-    pub(crate) fn with_state(
+    /// A server of what `exports` describe.
+    ///
+    /// `state_dir` keeps what must survive a restart: the key of file handles, who holds locks, and for an ordinary user's
+    /// directories a database. It is created if there is need, and locked as long as anything of this server exists. `pool` is where a memory backend's pages come from: give
+    /// the one that the transports use, so that data can be sent from where it is.
+    ///
+    /// # Errors
+    /// A directory cannot be used; two exports are the same; clients could reach the state. The state directory is in use by another
+    /// server; a file in it is damaged, missing, or open to others.
+    pub fn open(exports: &[ExportConfig], state_dir: &Path, pool: &Pool) -> io::Result<Self> {
+        let config = Config { export: exports.to_vec(), ..Config::default() };
+        Self::open_with(&config, state_dir, pool, Settings::default())
+    }
+
+    /// As [`open`](Self::open), with the exports and referrals of a configuration, and waiting for clients for so long.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(config: &Config, state_dir: &Path, pool: &Pool, settings: Settings) -> io::Result<Self> {
+        let is_posix = |export: &ExportConfig| matches!(export.backend, BackendConfig::Posix { .. });
+        let persistent = config.export.iter().any(is_posix);
+        let named = config.server.state_dir.is_some();
+        let state_dir = (persistent || named)
+            .then(|| StateDir::open(state_dir))
+            .transpose()
+            .map_err(|error| io::Error::new(error.kind(), format!("the state directory cannot be used: {error}")))?;
+        let Some(dir) = state_dir.as_ref().filter(|_| persistent) else {
+            // No file handle survives a restart, so no lock can.
+            let exports = Exports::open(config, None, pool)?;
+            return Self::with_state(exports, HandleKey::random(), Recovery::in_memory(), settings, state_dir);
+        };
+        // The database is made before the key, and knows after the first start that there is one: either shows that the other is
+        // missing.
+        let recovery = Recovery::open(dir, HandleKey::exists_in(dir), settings.on_loss)?;
+        let key = HandleKey::load_or_create(dir, recovery.was_used(), settings.on_loss)?;
+        let state = BackendStorage { dir, recovery: &recovery, on_loss: settings.on_loss };
+        let exports = Exports::open(config, Some(&state), pool)?;
+        Self::with_state(exports, key, recovery, settings, state_dir)
+    }
+
+    fn with_state(
         exports: impl Into<Exports>,
         key: HandleKey,
         recovery: Recovery,

@@ -155,8 +155,7 @@ pub fn failure(url: &NfsUrl, error: &client::Error) -> Failure {
     let exit = match error.kind() {
         // A server that refuses to mount a path has been reached. Version 4 cannot tell an export from a path below one, so a path
         // that is not there has one code in all versions.
-        ErrorKind::Nfs(_) | ErrorKind::Nfs4(_) | ErrorKind::Mount(_) => Exit::Failed,
-        ErrorKind::Path(_) | ErrorKind::Protocol(_) => Exit::Failed,
+        ErrorKind::Status(_) | ErrorKind::Path(_) | ErrorKind::Protocol(_) => Exit::Failed,
         ErrorKind::Url(_) | ErrorKind::Invalid(_) => Exit::Usage,
         _ => Exit::Unreachable,
     };

@@ -31,7 +31,7 @@ fn measure(title: &str, fs: &dyn Vfs) {
     block.fill(1);
     let block = Rope::from(block.freeze());
     for i in 0..BLOCKS {
-        fs.write(&caller, &file, i << 17, &block, Stability::Unstable).expect("room for 64 MiB");
+        fs.write(&caller, &file, i << 17, &block, Stability::Unstable, true).expect("room for 64 MiB");
     }
     let small = block.slice(0, 4096);
     let mut into = vec![0; 4096];
@@ -63,7 +63,7 @@ fn read(fs: &dyn Vfs, caller: &Caller<'_>, file: &Handle, pool: &Pool, offset: u
 }
 
 fn write(fs: &dyn Vfs, caller: &Caller<'_>, file: &Handle, offset: u64, data: &Rope) {
-    fs.write(caller, file, offset, data, Stability::Unstable).expect("written");
+    fs.write(caller, file, offset, data, Stability::Unstable, true).expect("written");
 }
 
 fn report(what: &str, times: u64, mut run: impl FnMut(u64)) {

@@ -348,8 +348,8 @@ pub enum Stability {
 pub struct Written {
     /// How durable the data is, at least as asked.
     pub stability: Stability,
-    /// The file before and after.
-    pub change: Change,
+    /// The file before and after, if the caller asked for it.
+    pub change: Option<Change>,
 }
 
 /// What [`Vfs::seek`](crate::Vfs::seek) looks for.

@@ -178,8 +178,8 @@ impl Side {
             Op::Resize(who, at, len) => set(who, at, size(len)),
             Op::Write(who, at, offset, len) => {
                 let data = Rope::from(Bytes::from((0..len).map(|i| (i ^ offset as usize) as u8).collect::<Vec<_>>()));
-                let written = fs.write(&by(who), &self.find(at)?, offset, &data, Stability::Unstable)?;
-                Ok(Came::Object(seen(&written.change.after)))
+                let written = fs.write(&by(who), &self.find(at)?, offset, &data, Stability::Unstable, true)?;
+                Ok(Came::Object(seen(&written.change.unwrap().after)))
             }
             Op::Read(who, at, offset, len) => {
                 let read = fs.read(&by(who), &self.find(at)?, offset, len, &self.pool, false)?;

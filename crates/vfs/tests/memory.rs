@@ -19,7 +19,7 @@ fn create(fs: &Memory, name: &str) -> vfs::Result<Handle> {
 
 fn write(fs: &Memory, file: &Handle, offset: u64, data: impl Into<Bytes>) -> vfs::Result<()> {
     let caller = Caller { cred: &Cred::root(), may_block: false };
-    fs.write(&caller, file, offset, &Rope::from(data.into()), Stability::FileSync).map(drop)
+    fs.write(&caller, file, offset, &Rope::from(data.into()), Stability::FileSync, true).map(drop)
 }
 
 fn free(fs: &Memory) -> u64 {

@@ -137,7 +137,17 @@ mod tests {
         let mut found: Vec<String> = of(text, &module).unwrap().iter().map(|path| path.join("::")).collect();
         found.sort();
         let expected = [
-            "a::B", "a::c::d", "e", "h::I", "l::M", "p::q", "r::S", "u::V", "x::g", "x::y::n::O", "x::y::std::fmt",
+            "a::B",
+            "a::c::d",
+            "e",
+            "h::I",
+            "l::M",
+            "p::q",
+            "r::S",
+            "u::V",
+            "x::g",
+            "x::y::n::O",
+            "x::y::std::fmt",
             "x::y::w::X",
         ];
         assert_eq!(found, expected);

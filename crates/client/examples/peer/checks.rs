@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use client::{Mount, SetXattr};
 use nfs::v4::{
-    DataContent4, Nfsstat4,
+    DataContent4,
     acl::{ACE4_READ_DATA, ACE4_WRITE_DATA, Acetype4, Nfsace4},
 };
 
@@ -73,7 +73,7 @@ async fn acls_are_kept(url: &str) {
     assert_eq!(of(&before, "OWNER@") & (ACE4_READ_DATA | ACE4_WRITE_DATA), ACE4_READ_DATA | ACE4_WRITE_DATA);
     assert_eq!(of(&before, "4711"), 0);
     let stranger = crate::mount(&url.replace("uid=0&gid=0", "uid=4711&gid=4711")).await;
-    assert_eq!(stranger.read("with-acl").await.unwrap_err().status(), Some(nfs::v3::Nfsstat3::Acces));
+    assert_eq!(stranger.read("with-acl").await.unwrap_err().status(), Some(client::Status::AccessDenied));
     let reader =
         Nfsace4 { acetype: Acetype4::ACCESS_ALLOWED, flag: 0, access_mask: ACE4_READ_DATA, who: "4711".into() };
     v4(&mount).set_acl(&file, [vec![reader], before].concat()).await.unwrap();
@@ -81,7 +81,7 @@ async fn acls_are_kept(url: &str) {
     assert_eq!(of(&after, "4711") & (ACE4_READ_DATA | ACE4_WRITE_DATA), ACE4_READ_DATA, "{after:?}");
     assert_eq!(stranger.read("with-acl").await.unwrap(), "for some");
     let refused = stranger.write("with-acl", &b"by a stranger"[..]).await.unwrap_err();
-    assert_eq!(refused.status(), Some(nfs::v3::Nfsstat3::Acces));
+    assert_eq!(refused.status(), Some(client::Status::AccessDenied));
     stranger.unmount().await.unwrap();
     // The next run's is to begin with its mode alone.
     mount.remove("with-acl").await.unwrap();
@@ -97,9 +97,9 @@ async fn extended_attributes_are_kept(url: &str) {
     assert_eq!(v4(&mount).xattr(&file, b"colour").await.unwrap(), value);
     assert_eq!(v4(&mount).xattrs(&file).await.unwrap(), ["colour"]);
     let again = v4(&mount).set_xattr(&file, b"colour", value, SetXattr::Create).await.unwrap_err();
-    assert_eq!(again.status(), Some(nfs::v3::Nfsstat3::Exist));
+    assert_eq!(again.status(), Some(client::Status::AlreadyExists));
     v4(&mount).remove_xattr(&file, b"colour").await.unwrap();
-    assert_eq!(v4(&mount).xattr(&file, b"colour").await.unwrap_err().status4(), Some(Nfsstat4::NoXattr));
+    assert_eq!(v4(&mount).xattr(&file, b"colour").await.unwrap_err().status(), Some(client::Status::NoAttribute));
     mount.unmount().await.unwrap();
 }
 
@@ -156,9 +156,9 @@ async fn files_are_what_they_were_made(url: &str) {
     let attr = mount.stat("made/f").await.unwrap();
     assert_eq!((attr.mode, attr.size), (0o600, 3));
     let not_a_dir = mount.rmdir("made/f").await.unwrap_err();
-    assert_eq!(not_a_dir.status(), Some(nfs::v3::Nfsstat3::NotDir));
+    assert_eq!(not_a_dir.status(), Some(client::Status::NotADirectory));
     let a_dir = mount.remove("made").await.unwrap_err();
-    assert_eq!(a_dir.status(), Some(nfs::v3::Nfsstat3::IsDir));
+    assert_eq!(a_dir.status(), Some(client::Status::IsADirectory));
     for name in ["f", "g", "link", "pipe"] {
         mount.remove(format!("made/{name}")).await.unwrap();
     }
@@ -166,7 +166,7 @@ async fn files_are_what_they_were_made(url: &str) {
     let exclusive = client::OpenOptions { create: Some(0o640), exclusive: true, truncate: false };
     mount.open_with("exclusive", exclusive).await.unwrap();
     let second = mount.open_with("exclusive", exclusive).await.unwrap_err();
-    assert_eq!(second.status(), Some(nfs::v3::Nfsstat3::Exist));
+    assert_eq!(second.status(), Some(client::Status::AlreadyExists));
     mount.remove("exclusive").await.unwrap();
     mount.unmount().await.unwrap();
 }

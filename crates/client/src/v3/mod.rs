@@ -17,7 +17,10 @@ use rpc::{ReplyHeader, ReplyPlan};
 use xdr::{Decode, Located, Message};
 
 pub(crate) use self::operations::handle;
-use crate::{Error, ErrorKind, ReadInfo, Result, backoff::Backoff, payload, program::Program};
+use crate::{
+    call::{Backoff, Program, payload},
+    model::{Error, ErrorKind, ReadInfo, Result, Status},
+};
 
 /// NFS version 3 on one server, by file handles. Cheap to clone; usable from any task.
 ///
@@ -180,7 +183,7 @@ impl V3 {
     /// `Exist`, `Acces`, …
     pub async fn symlink(&self, dir: &NfsFh3, name: &[u8], text: Bytes, set: Sattr3) -> Result<NewObjectOk> {
         if text.len() > NAME_BOUND {
-            return Err(Error::new(ErrorKind::Nfs(Nfsstat3::NameTooLong), "SYMLINK"));
+            return Err(Error::refused(Status::NameTooLong, "SYMLINK"));
         }
         let args = SymLinkArgs { what: dirop(dir, name)?, symlink_attributes: set, symlink_data: text.into() };
         self.call::<SymLink, _, _>(&args, 0, 0).await
@@ -311,8 +314,7 @@ impl V3 {
     }
 
     fn status<P: Procedure3, T, F>(&self, res: Res3<T, F>) -> Result<T> {
-        res.into_result()
-            .map_err(|(status, _)| Error::new(ErrorKind::Nfs(status), P::NUMBER.name()).on(self.program.server()))
+        res.into_result().map_err(|(status, _)| Error::of_status(status, P::NUMBER.name()).on(self.program.server()))
     }
 }
 
@@ -328,7 +330,7 @@ fn locate<R: Decode>(prefix: &Bytes) -> Option<Located> {
 
 fn dirop(dir: &NfsFh3, name: &[u8]) -> Result<Diropargs3> {
     if name.len() > NAME_BOUND {
-        return Err(Error::new(ErrorKind::Nfs(Nfsstat3::NameTooLong), "name"));
+        return Err(Error::refused(Status::NameTooLong, "name"));
     }
     Ok(Diropargs3 { dir: dir.clone(), name: Bytes::copy_from_slice(name).into() })
 }

@@ -5,15 +5,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use buf::{Buffer, Rope};
 use bytes::Bytes;
 use nfs::v3::{
-    CreateHow3, Entry3, EntryPlus3, Fattr3, Ftype3, MkNodData3, NewObjectOk, NfsFh3, Nfsstat3, Nfstime3, Sattr3,
-    Specdata3,
+    CreateHow3, Entry3, EntryPlus3, Fattr3, Ftype3, MkNodData3, NewObjectOk, NfsFh3, Nfstime3, Sattr3, Specdata3,
 };
 use xdr::Opaque;
 
 use super::V3;
-use crate::{
-    Attr, CreateHow, Device, Entry, Error, ErrorKind, FileKind, FsStat, Handle, Node, Page, PathConf, ReadData,
-    ReadInfo, Result, SetAttr, SetTime, Special, StableHow, Time, Verifier, Written, protocol::Operations,
+use crate::model::{
+    Attr, CreateHow, Device, Entry, Error, ErrorKind, FileKind, FsStat, Handle, Node, Operations, Page, PathConf,
+    ReadData, ReadInfo, Result, SetAttr, SetTime, Special, StableHow, Status, Time, Verifier, Written,
 };
 
 impl Operations for V3 {
@@ -116,7 +115,7 @@ impl Operations for V3 {
         let dir = fh(dir)?;
         if plus && !self.no_readdirplus.load(Relaxed) {
             match V3::readdirplus(self, &dir, cookie, verifier, count, count).await {
-                Err(error) if error.status() == Some(Nfsstat3::NotSupp) => self.no_readdirplus.store(true, Relaxed),
+                Err(error) if error.status() == Some(Status::NotSupported) => self.no_readdirplus.store(true, Relaxed),
                 result => {
                     let ok = result?;
                     let entries = ok.reply.entries.into_iter().map(Entry::from).collect();
@@ -165,7 +164,7 @@ impl V3 {
 
     async fn create_exclusive(&self, dir: &Handle, name: &[u8], verifier: Verifier, set: SetAttr) -> Result<Node> {
         let made = match V3::create(self, &fh(dir)?, name, CreateHow3::Exclusive(verifier)).await {
-            Err(error) if error.status() == Some(Nfsstat3::NotSupp) => {
+            Err(error) if error.status() == Some(Status::NotSupported) => {
                 let made = V3::create(self, &fh(dir)?, name, CreateHow3::Guarded(set.into())).await?;
                 return self.made(dir, name, made).await;
             }

@@ -7,7 +7,7 @@ use nfs::v4::{
 };
 use xdr::Opaque;
 
-use crate::{Attr, Device, Error, ErrorKind, FileKind, Result, SetAttr, SetTime, Time};
+use crate::model::{Attr, Device, Error, ErrorKind, FileKind, Result, SetAttr, SetTime, Time};
 
 /// What is asked for with every object.
 pub(crate) const WANTED: &[Attr4] = &[

@@ -5,28 +5,31 @@ use std::sync::Arc;
 use bytes::Bytes;
 use nfs::v4::{ClientOwner4, ExchangeIdOk, Nfsstat4, attr::Attr4};
 
-use super::{
-    V4, attr,
-    callback::{Backchannel, CallbackService},
-    compound::{Compound, value},
-    identity,
-    moved::Origin,
-    shared::Shared,
-    trunk::Trunk,
+use super::{Server, V4, attr, callbacks, migration::Dialer};
+use crate::{
+    call::Program,
+    model::{Attr, Error, ErrorKind, FileKind, Handle, Result, Status},
+    session::{
+        backchannel::{Backchannel, CallbackService},
+        compound::{Compound, value},
+        identity,
+        trunk::Trunk,
+    },
 };
-use crate::{Attr, Error, ErrorKind, FileKind, Handle, Mount, Result, program::Program};
 
-/// What answers the server's calls on the connections of a mount.
+/// The service for the server's callbacks, on the connections of a mount.
 pub(crate) struct Callbacks {
+    handler: Arc<callbacks::Callbacks>,
     backchannel: Arc<Backchannel>,
     pub server: Arc<rpc::Server>,
 }
 
 impl Callbacks {
     pub fn new() -> Self {
-        let backchannel = Arc::new(Backchannel::default());
+        let handler = Arc::new(callbacks::Callbacks::default());
+        let backchannel = Arc::new(Backchannel::new(handler.clone()));
         let server = rpc::Server::builder().service(CallbackService(backchannel.clone())).build();
-        Self { backchannel, server }
+        Self { handler, backchannel, server }
     }
 }
 
@@ -40,8 +43,8 @@ pub(crate) struct Root {
 }
 
 impl V4 {
-    /// Introduces a client in the newest of these minor versions that the server has; as an heir, which has something to reclaim, by
-    /// a name that it has had elsewhere.
+    /// Introduces a client in the newest of these minor versions that the server has. A client that was `known` at another server keeps
+    /// that name, and has state to reclaim.
     ///
     /// # Errors
     /// It has none of them.
@@ -49,17 +52,16 @@ impl V4 {
         first: Program,
         minors: &[u32],
         callbacks: &Callbacks,
-        heir: Option<ClientOwner4>,
+        known: Option<ClientOwner4>,
     ) -> Result<(Self, Option<ExchangeIdOk>)> {
         let mut last = None;
         for &minor in minors {
             let trunk = Trunk::new(first.clone());
-            match Shared::establish(trunk, minor, (callbacks.backchannel.clone(), heir.clone()), &first.deadline())
-                .await
-            {
-                Ok((shared, exchanged)) => {
-                    shared.keep();
-                    return Ok((Self { shared, timeout: first.timeout() }, exchanged));
+            let callbacks = (callbacks.handler.clone(), callbacks.backchannel.clone());
+            match Server::establish(trunk, minor, callbacks, known.clone(), &first.deadline()).await {
+                Ok((server, exchanged)) => {
+                    server.keep();
+                    return Ok((Self { server, timeout: first.timeout() }, exchanged));
                 }
                 Err(error) if is_another_version(&error) => last = Some(error),
                 Err(error) => return Err(error),
@@ -78,18 +80,18 @@ impl V4 {
         known: Option<&ExchangeIdOk>,
         elsewhere: bool,
     ) -> Result<()> {
-        let (minor, deadline) = (self.shared.minor, &program.deadline());
-        let (Some(known), Some(session)) = (known, self.shared.session()) else {
+        let (minor, deadline) = (self.server.client.minor(), &program.deadline());
+        let (Some(known), Some(session)) = (known, self.server.client.session()) else {
             if elsewhere {
                 let problem = "version 4.0 cannot tell whether two addresses are of one server: give one";
                 return Err(Error::new(ErrorKind::Invalid(problem), "SETCLIENTID").on(program.server()));
             }
             identity::greet(&program, deadline).await?;
-            self.shared.trunk.add(program);
+            self.server.client.link.trunk.add(program);
             return Ok(());
         };
         if elsewhere {
-            let found = identity::exchange_id(&program, minor, &self.shared.client, deadline).await?;
+            let found = identity::exchange_id(&program, minor, &self.server.client.owner, deadline).await?;
             let same = found.server_owner == known.server_owner
                 && found.server_scope == known.server_scope
                 && found.clientid == known.clientid;
@@ -99,7 +101,7 @@ impl V4 {
             }
         }
         identity::bind(&program, minor, session.id, deadline).await?;
-        self.shared.trunk.add(program);
+        self.server.client.link.trunk.add(program);
         Ok(())
     }
 
@@ -112,16 +114,16 @@ impl V4 {
         if attr.kind != FileKind::Dir && walked > 0 {
             (walked, handle, attr) = self.lookup_path(&names[..walked - 1]).await?;
         }
-        self.shared.opens.names.lock().root(&handle, &names[..walked], &attr);
+        self.server.opens.names.lock().root(&handle, &names[..walked], &attr);
         let wanted = [Attr4::LeaseTime, Attr4::Maxread, Attr4::Maxwrite];
         let mut results = self.run(&Compound::on("GETATTR", &handle).get_attr(&wanted)).await?;
         results.skip(&[nfs::v4::Opnum4::PutFh])?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;
         if let Some(lease) = attrs.lease_time {
-            self.shared.set_lease(lease);
+            self.server.client.link.set_lease(lease);
         }
         let (mut maxread, mut maxwrite) = (attrs.maxread.unwrap_or(u64::MAX), attrs.maxwrite.unwrap_or(u64::MAX));
-        if let Some(session) = self.shared.session() {
+        if let Some(session) = self.server.client.session() {
             // The channel's limits are of whole messages: what is around the data is not much.
             let of = |size: u32| u64::from(size.saturating_sub(OVERHEAD).max(LEAST));
             maxread = maxread.min(of(session.fore.maxresponsesize));
@@ -130,19 +132,14 @@ impl V4 {
         Ok(Root { handle, names: walked, maxread, maxwrite })
     }
 
-    /// How it was mounted.
-    pub(crate) fn mounted(&self, origin: Origin) {
-        self.shared.moves.mounted(origin);
-    }
-
-    /// The mounts of servers to which something has moved; from now on they are not known.
-    pub(crate) fn take_moved(&self) -> Vec<Mount> {
-        self.shared.moves.take()
+    /// Sets what dials servers to which something moves, and the number of moves that have led to this one.
+    pub(crate) fn set_dialer(&self, dialer: Arc<dyn Dialer>, moves: u32) {
+        self.server.moves.set_dialer(dialer, moves);
     }
 
     /// Bytes of the longest message that all connections carry.
     pub(crate) fn message_max(&self) -> usize {
-        self.shared.trunk.message_max()
+        self.server.client.link.trunk.message_max()
     }
 }
 
@@ -150,8 +147,8 @@ impl V4 {
 pub(crate) fn is_another_version(error: &Error) -> bool {
     use rpc::{AcceptStat, ClientError};
     match error.kind() {
-        ErrorKind::Nfs4(Nfsstat4::MinorVersMismatch | Nfsstat4::OpIllegal) => true,
-        ErrorKind::Nfs(status) => *status == nfs::v3::Nfsstat3::NotSupp,
+        ErrorKind::Status(Status::NotSupported) => true,
+        ErrorKind::Status(_) => error.status4() == Some(Nfsstat4::MinorVersMismatch),
         ErrorKind::Rpc(ClientError::NotExecuted(stat)) => {
             matches!(stat, AcceptStat::ProgMismatch { .. } | AcceptStat::ProgUnavail | AcceptStat::ProcUnavail)
         }

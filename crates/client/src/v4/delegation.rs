@@ -14,7 +14,6 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
 };
 
 use bytes::Bytes;
@@ -22,14 +21,12 @@ use nfs::v4::*;
 use parking_lot::Mutex;
 use rpc::BoxFuture;
 
-use super::{
-    V4, attr,
-    compound::{Compound, value},
-    moved::Place,
-    opens::{InUse, OpenFile, Opens, wanted},
-    shared::Shared,
+use super::opens::{OpenFile, Opens};
+use crate::{
+    call::Deadline,
+    model::{Attr, Handle, Node},
+    session::compound::Compound,
 };
-use crate::{Attr, Handle, Node, Result, deadline::Deadline};
 
 /// A delegation.
 #[derive(Clone, Debug)]
@@ -70,10 +67,24 @@ pub(crate) struct Delegations {
     /// When this client has taken a name away last.
     renamed: AtomicU64,
     watcher: OnceLock<Arc<dyn Watcher>>,
+    /// Delegations that were recalled before this client had heard of them.
+    early: Mutex<Vec<Stateid4>>,
 }
 
 impl Delegations {
-    /// Who keeps something by delegations.
+    /// Whether a delegation was recalled before this client had heard of it. It answers this once.
+    pub fn was_recalled(&self, stateid: &Stateid4) -> bool {
+        let mut early = self.early.lock();
+        let at = early.iter().position(|early| early.other == stateid.other);
+        at.map(|at| early.swap_remove(at)).is_some()
+    }
+
+    /// Registers the watcher, once.
+    pub fn watch(&self, watcher: Arc<dyn Watcher>) {
+        assert!(self.watcher.set(watcher).is_ok(), "a mount has one watcher");
+    }
+
+    /// The watcher, if there is one.
     pub fn watcher(&self) -> Option<Arc<dyn Watcher>> {
         self.watcher.get().cloned()
     }
@@ -110,15 +121,39 @@ impl Delegation {
 }
 
 impl Opens {
+    /// Handles CB_RECALL.
+    pub fn recalled(self: &Arc<Self>, stateid: Stateid4) {
+        if self.delegated(&stateid).is_none() {
+            // RFC 8881 §20.2.3, §10.4.3: the reply to the OPEN that granted it may be on its way.
+            let mut early = self.delegations.early.lock();
+            if early.len() >= EARLY_MAX {
+                early.remove(0);
+            }
+            early.push(stateid);
+        }
+        self.recall(stateid);
+    }
+
+    /// Returns a delegation in a task of its own: the server waits for the answer to its callback first.
+    pub fn recall(self: &Arc<Self>, stateid: Stateid4) {
+        let Some(file) = self.delegated(&stateid) else { return };
+        self.delegations.was_recalled(&stateid);
+        let opens = self.clone();
+        self.client.link.runtime.spawn(async move {
+            let deadline = &Deadline::strict(opens.client.link.lease());
+            opens.return_delegation(&file, deadline).await;
+        });
+    }
+
     /// What a delegation that is to be trusted says of a file.
-    fn promised<T>(&self, shared: &Shared, handle: &Handle, of: impl Fn(&Delegation) -> Option<T>) -> Option<T> {
-        shared.lease_left()?;
+    pub fn promised<T>(&self, handle: &Handle, of: impl Fn(&Delegation) -> Option<T>) -> Option<T> {
+        self.client.link.lease_left()?;
         self.known(handle)?.state.lock().delegation.as_ref().filter(|delegation| !delegation.ending).and_then(of)
     }
 
     /// The attributes of a file that the server delegates.
-    pub fn delegated_attr(&self, shared: &Shared, handle: &Handle) -> Option<Attr> {
-        self.promised(shared, handle, |delegation| self.attr_of(delegation))
+    pub fn delegated_attr(&self, handle: &Handle) -> Option<Attr> {
+        self.promised(handle, |delegation| self.attr_of(delegation))
     }
 
     fn attr_of(&self, delegation: &Delegation) -> Option<Attr> {
@@ -135,12 +170,12 @@ impl Opens {
     }
 
     /// The file of a name, if the server delegates it since before it was found there.
-    pub fn delegated_name(&self, shared: &Shared, dir: &Handle, name: &[u8]) -> Option<Node> {
+    pub fn delegated_name(&self, dir: &Handle, name: &[u8]) -> Option<Node> {
         let key = (dir.clone(), Bytes::copy_from_slice(name));
         let handle = self.delegations.names.lock().get(&key)?.clone();
         let here =
             |delegation: &Delegation| (delegation.name.as_ref() == Some(&key)).then(|| self.attr_of(delegation))?;
-        let attr = self.promised(shared, &handle, here)?;
+        let attr = self.promised(&handle, here)?;
         Some(Node { handle, attr: Some(attr) })
     }
 
@@ -214,9 +249,9 @@ impl Opens {
     }
 
     /// Returns the delegation of a file, which stays open.
-    pub async fn return_delegation(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: &Deadline) {
+    pub async fn return_delegation(self: &Arc<Self>, file: &Arc<OpenFile>, deadline: &Deadline) {
         // Before anybody is kept from opening the file, who may be reading what is to be forgotten.
-        if !self.ending(shared, file).await {
+        if !self.ending(file).await {
             return;
         }
         let _alone = file.changing().await;
@@ -225,20 +260,20 @@ impl Opens {
         let Some(delegation) = file.state.lock().delegation.take() else { return };
         let args = DelegReturnArgs { deleg_stateid: delegation.stateid };
         let compound = Compound::on("DELEGRETURN", &file.handle).op(Argop4::DelegReturn(args), 0).once();
-        if let Err(error) = shared.run(&compound, deadline).await {
+        if let Err(error) = self.client.run(&compound, deadline).await {
             tracing::debug!(%error, "a delegation cannot be returned");
         }
     }
 
     /// A delegation is about to be given back: waits until nothing is kept by it any more, but not for ever, as somebody else waits
     /// for it. Returns whether there is one.
-    pub async fn ending(&self, shared: &Shared, file: &OpenFile) -> bool {
+    pub async fn ending(&self, file: &OpenFile) -> bool {
         match &mut file.state.lock().delegation {
             Some(delegation) => delegation.ending = true,
             None => return false,
         }
         let ends = self.delegations.ends(&file.handle);
-        if tokio::time::timeout(shared.lease() / 2, ends).await.is_err() {
+        if tokio::time::timeout(self.client.link.lease() / 2, ends).await.is_err() {
             tracing::debug!("what is kept by a delegation is not forgotten in time");
         }
         true
@@ -284,119 +319,7 @@ impl Drop for Writing {
     }
 }
 
-/// A file that is not closed before this is dropped.
-#[derive(Debug)]
-pub struct Held {
-    _file: InUse,
-}
-
-/// A version of a file's data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DataVersion {
-    change: Option<u64>,
-    delegated: Option<Mark>,
-    /// Of the server that says so.
-    server: u64,
-}
-
-impl DataVersion {
-    fn of(self, at: &Place) -> Self {
-        Self { server: at.number(), ..self }
-    }
-
-    /// Whether nobody but this mount can have changed the data in between.
-    pub fn is_same(&self, other: &Self) -> bool {
-        let same = |one: Option<u64>, other: Option<u64>| one.is_some() && one == other;
-        self.server == other.server && (same(self.delegated, other.delegated) || same(self.change, other.change))
-    }
-}
-
-impl V4 {
-    /// Opens a file for all that the `OPEN4_SHARE_ACCESS_` bits say; returns which version of its data it has, at this moment or
-    /// later. Where the server delegates it, and it is open for that already, the server is not asked.
-    ///
-    /// # Errors
-    /// `Acces`, `RoFs`, `Stale`, …
-    pub async fn open(&self, handle: &Handle, access: u32) -> Result<DataVersion> {
-        let opened = self
-            .on(handle, |at| async move { at.v4.open_here(&at.handle, access).await.map(|version| version.of(&at)) });
-        opened.await
-    }
-
-    async fn open_here(&self, handle: &Handle, access: u32) -> Result<DataVersion> {
-        let file = self.shared.opens.file(handle);
-        file.0.take_opened();
-        file.0.stateid(&self.shared, access, &self.deadline()).await?;
-        match (self.promised_version(handle), file.0.take_opened()) {
-            (Some(promised), _) => Ok(promised),
-            (None, Some(change)) => Ok(DataVersion { change: Some(change), ..DataVersion::default() }),
-            (None, None) => self.ask_version(handle).await,
-        }
-    }
-
-    /// Keeps a file open, once it is, until what comes back is dropped, also if it is not used for a while.
-    pub fn hold(&self, handle: &Handle) -> Held {
-        let at = self.place_now(handle);
-        Held { _file: at.v4.shared.opens.file(&at.handle) }
-    }
-
-    /// Which version of its data a file has now.
-    ///
-    /// # Errors
-    /// `Stale`, …
-    pub async fn data_version(&self, handle: &Handle) -> Result<DataVersion> {
-        let version = self
-            .on(handle, |at| async move { at.v4.data_version_here(&at.handle).await.map(|version| version.of(&at)) });
-        version.await
-    }
-
-    async fn data_version_here(&self, handle: &Handle) -> Result<DataVersion> {
-        match self.promised_version(handle) {
-            Some(version) => Ok(version),
-            None => self.ask_version(handle).await,
-        }
-    }
-
-    fn promised_version(&self, handle: &Handle) -> Option<DataVersion> {
-        let of = |delegation: &Delegation| DataVersion {
-            change: delegation.change,
-            delegated: Some(delegation.since),
-            ..DataVersion::default()
-        };
-        self.shared.opens.promised(&self.shared, handle, |delegation| Some(of(delegation)))
-    }
-
-    async fn ask_version(&self, handle: &Handle) -> Result<DataVersion> {
-        let asked = self.shared.opens.delegations.now();
-        let mut results = self.run(&Compound::on("GETATTR", handle).get_attr(&wanted())).await?;
-        results.skip(&[Opnum4::PutFh])?;
-        let attrs = attr::values(&value!(results, GetAttr)?)?;
-        let attr = attr::from_values(&attrs).ok_or_else(|| results.nonsense("an object without type or size"))?;
-        self.shared.opens.seen(handle, &attr, asked);
-        Ok(DataVersion { change: attrs.change, ..DataVersion::default() })
-    }
-
-    /// From now on this is told of delegations that end. There can be one.
-    pub fn watch(&self, watcher: Arc<dyn Watcher>) {
-        let known = self.shared.opens.delegations.watcher.set(watcher);
-        assert!(known.is_ok(), "a mount has one watcher");
-    }
-
-    /// Whether the server delegates a file to this client now.
-    pub fn is_delegated(&self, file: &Handle) -> bool {
-        let at = self.place_now(file);
-        at.v4.shared.opens.known(&at.handle).is_some_and(|file| file.state.lock().delegation.is_some())
-    }
-
-    /// How long the attributes of a file need not be asked for again, unless a [`Watcher`] hears otherwise: as long as the lease
-    /// is known to last, under which the server delegates it.
-    pub fn promised_for(&self, file: &Handle) -> Option<Duration> {
-        let at = self.place_now(file);
-        let shared = &at.v4.shared;
-        shared.opens.delegated_attr(shared, &at.handle)?;
-        shared.lease_left()
-    }
-}
-
 /// Fewer names than this are not looked through for those that are not true any more.
 const NAMES_MIN: usize = 1024;
+/// Recalls that are remembered until their OPEN is answered.
+const EARLY_MAX: usize = 64;

@@ -10,12 +10,13 @@ use nfs::v4::{
 use xdr::Opaque;
 
 use super::{
-    V4, attr,
-    compound::{Compound, Results, component, failure, value},
-    offload,
+    V4, attr, offload,
     opens::{OPEN_MAX, open_once},
 };
-use crate::{Attr, Handle, ReadData, Result, Written, protocol::Operations};
+use crate::{
+    model::{Attr, Handle, Operations, ReadData, Result, Written},
+    session::compound::{Compound, Results, component, failure, value},
+};
 
 /// Whether an extended attribute is made or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,15 +40,15 @@ impl V4 {
     }
 
     async fn read_small_here(&self, file: &Handle, count: u32) -> Result<ReadData> {
-        let open_now = self.shared.opens.known(file).is_some_and(|file| file.state.lock().open.is_some());
+        let open_now = self.server.opens.known(file).is_some_and(|file| file.state.lock().open.is_some());
         // Version 4.0 cannot use in a compound what that opens.
-        if open_now || self.shared.minor == 0 {
-            return crate::protocol::Operations::read(self, file, 0, count).await;
+        if open_now || self.server.client.minor() == 0 {
+            return Operations::read(self, file, 0, count).await;
         }
-        let opening = Compound::on("OPEN", file).op(open_once(&self.shared, OpenClaim4::Fh), OPEN_MAX);
+        let opening = Compound::on("OPEN", file).op(open_once(&self.server.opens, OpenClaim4::Fh), OPEN_MAX);
         let mut results = match self.read_and_close(opening, count).await {
             Err(error) if error.is_unreadable() => {
-                return crate::protocol::Operations::read(self, file, 0, count).await;
+                return Operations::read(self, file, 0, count).await;
             }
             results => results?,
         };
@@ -69,7 +70,7 @@ impl V4 {
 
     async fn read_path_here(&self, dir: &Handle, names: &[&[u8]], count: u32) -> Result<(Handle, ReadData)> {
         // It has no current stateid, by which READ and CLOSE could name what the compound opens.
-        if self.shared.minor == 0 {
+        if self.server.client.minor() == 0 {
             return Err(failure(Nfsstat4::NotSupp, "OPEN"));
         }
         let (file, dirs) = names.split_last().expect("a file has a name");
@@ -78,7 +79,7 @@ impl V4 {
             compound = compound.lookup(component(dir)?);
         }
         let claim = OpenClaim4::Null(component(file)?);
-        let opening = compound.op(open_once(&self.shared, claim), OPEN_MAX).get_fh();
+        let opening = compound.op(open_once(&self.server.opens, claim), OPEN_MAX).get_fh();
         let mut results = self.read_and_close(opening, count).await?;
         results.skip(&[Opnum4::PutFh])?;
         results.skip(&vec![Opnum4::Lookup; dirs.len()])?;
@@ -89,7 +90,7 @@ impl V4 {
             && let Ok(attr) = self.getattr(&handle).await
         {
             // It is gone on with by its handle, which means nothing elsewhere.
-            self.shared.opens.found(dir, &names.join(&b'/'), &handle, Some(&attr));
+            self.server.opens.found(dir, &names.join(&b'/'), &handle, Some(&attr));
         }
         Ok((handle, data))
     }
@@ -156,7 +157,7 @@ impl V4 {
                 self.run(&compound).await.map(drop)
             })
             .await;
-        self.shared.opens.changed(file);
+        self.server.opens.changed(file);
         done
     }
 
@@ -202,13 +203,13 @@ impl V4 {
                 .await
             })
             .await;
-        self.shared.opens.changed(to.0);
+        self.server.opens.changed(to.0);
         let response = ok?;
         let copied = match response.callback_id {
             None => Ok(offload::written(&response)),
             Some(name) => self.copied(to.0, name, response.writeverf).await,
         };
-        self.shared.opens.changed(to.0);
+        self.server.opens.changed(to.0);
         copied
     }
 
@@ -239,7 +240,7 @@ impl V4 {
                 .await
             })
             .await;
-        self.shared.opens.changed(to.0);
+        self.server.opens.changed(to.0);
         done
     }
 
@@ -328,7 +329,7 @@ impl V4 {
 
     async fn changing(&self, object: &Handle, compound: Compound) -> Result<()> {
         let done = self.run(&compound).await.map(drop);
-        self.shared.opens.changed(object);
+        self.server.opens.changed(object);
         done
     }
 
@@ -379,7 +380,7 @@ impl V4 {
                     compound = compound.lookup(component(name)?);
                 }
                 let deadline = &self.deadline();
-                match self.shared.run(&compound.get_fh().get_attr(attr::WANTED), deadline).await {
+                match self.server.client.run(&compound.get_fh().get_attr(attr::WANTED), deadline).await {
                     Ok(mut results) => {
                         (0..=some).try_for_each(|_| results.next().map(drop))?;
                         let handle = value!(results, GetFh)?;
@@ -388,7 +389,7 @@ impl V4 {
                         break;
                     }
                     // What lies behind may be a link, a file, or yet to be made.
-                    Err(error) if some > 0 && (error.status().is_some() || error.status4().is_some()) => {
+                    Err(error) if some > 0 && error.status().is_some() => {
                         some -= 1;
                         if some == 0
                             && let Some((handle, attr)) = at

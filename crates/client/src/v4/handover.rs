@@ -5,13 +5,11 @@ use std::{collections::HashMap, mem, sync::Arc};
 use bytes::Bytes;
 
 use super::{
-    lock,
-    opens::{Locked, OpenFile},
-    shared::Shared,
+    lock_state,
+    opens::{Locked, OpenFile, Opens},
     unreclaimed::Unreclaimed,
-    zero::Counter,
 };
-use crate::deadline::Deadline;
+use crate::{call::Deadline, session::compound::Counter};
 
 /// What was held at a server that does not have the file any more.
 #[derive(Debug)]
@@ -23,12 +21,12 @@ pub(crate) struct Left {
 
 impl OpenFile {
     /// The server does not have the file any more: takes what was held there.
-    pub fn leave(&self, shared: &Shared) -> Left {
+    pub fn leave(&self, opens: &Opens) -> Left {
         let mut state = self.state.lock();
         let (open, locks, delegation) = (state.open.take(), mem::take(&mut state.locks), state.delegation.take());
         drop(state);
         if delegation.is_some() {
-            shared.opens.delegations.lost(&self.handle);
+            opens.delegations.lost(&self.handle);
         }
         Left { access: open.map(|(_, access)| access), locks }
     }
@@ -36,7 +34,7 @@ impl OpenFile {
     /// What was held at another server is held at this one, as far as it can be reclaimed. Locks that cannot are lost.
     pub async fn arrive(
         self: &Arc<Self>,
-        shared: &Arc<Shared>,
+        opens: &Arc<Opens>,
         left: Left,
         deadline: &Deadline,
         unreclaimed: &mut Unreclaimed,
@@ -51,10 +49,10 @@ impl OpenFile {
             self.state.lock().locks.insert(name, locked);
         }
         if let Some(access) = left.access
-            && let Err(error) = self.reclaim(shared, access, None, deadline).await
+            && let Err(error) = self.reclaim(opens, access, None, deadline).await
         {
             unreclaimed.file(error);
         }
-        lock::reclaim(shared, self, deadline, unreclaimed).await;
+        lock_state::reclaim(opens, self, deadline, unreclaimed).await;
     }
 }

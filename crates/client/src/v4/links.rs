@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::Handle;
+use crate::model::Handle;
 
 /// Handles of a server's objects, and those that they have elsewhere.
 #[derive(Debug, Default)]

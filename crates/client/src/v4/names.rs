@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 
-use crate::{Attr, Handle};
+use crate::model::{Attr, Handle};
 
 /// Directory and name of objects, those found lately. It is a hint: others may have renamed them.
 #[derive(Debug, Default)]
@@ -188,7 +188,7 @@ mod tests {
     }
 
     fn root(names: &mut Names, number: usize) {
-        let attr = Attr { fsid: 7, fileid: 2, ..Attr::of(crate::FileKind::Dir) };
+        let attr = Attr { fsid: 7, fileid: 2, ..Attr::of(crate::model::FileKind::Dir) };
         names.root(&handle(number), &["export".into(), "m".into()], &attr);
     }
 

@@ -13,12 +13,12 @@ use nfs::v4::{callback::*, *};
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{
-    V4,
-    compound::{Compound, failure, value},
-    shared::Shared,
+use super::{Server, V4};
+use crate::{
+    call::Deadline,
+    model::{Handle, Result, StableHow, Written},
+    session::compound::{Compound, failure, value},
 };
-use crate::{Handle, Result, StableHow, Written, deadline::Deadline};
 
 /// The copies that are waited for, and those that have ended before.
 #[derive(Debug, Default)]
@@ -66,7 +66,7 @@ impl Offloads {
 
 /// A copy that is waited for. It is cancelled if this is dropped before it has ended.
 struct Waiting {
-    shared: Arc<Shared>,
+    server: Arc<Server>,
     file: Handle,
     name: Stateid4,
     ended: bool,
@@ -74,16 +74,16 @@ struct Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.shared.backchannel.offloads.forget(&self.name);
+        self.server.callbacks.offloads.forget(&self.name);
         if self.ended {
             return;
         }
-        let (shared, file, stateid) = (self.shared.clone(), self.file.clone(), self.name);
-        self.shared.runtime.clone().spawn(async move {
+        let (server, file, stateid) = (self.server.clone(), self.file.clone(), self.name);
+        self.server.client.link.runtime.clone().spawn(async move {
             let cancel = Argop4::OffloadCancel(OffloadArgs { stateid });
             let compound = Compound::on("OFFLOAD_CANCEL", &file).op(cancel, 0);
-            let deadline = &Deadline::strict(shared.lease());
-            if let Err(error) = shared.run(&compound, deadline).await {
+            let deadline = &Deadline::strict(server.client.link.lease());
+            if let Err(error) = server.client.run(&compound, deadline).await {
                 tracing::debug!(%error, "a copy cannot be cancelled");
             }
         });
@@ -96,8 +96,8 @@ impl V4 {
     /// # Errors
     /// It has failed, has come to a standstill, or the server knows no more of it.
     pub(super) async fn copied(&self, file: &Handle, name: Stateid4, verf: [u8; 8]) -> Result<(u64, Written)> {
-        let mut end = self.shared.backchannel.offloads.wait(name);
-        let mut waiting = Waiting { shared: self.shared.clone(), file: file.clone(), name, ended: false };
+        let mut end = self.server.callbacks.offloads.wait(name);
+        let mut waiting = Waiting { server: self.server.clone(), file: file.clone(), name, ended: false };
         let (mut seen, mut deadline) = (0, self.deadline());
         loop {
             let status = tokio::select! {

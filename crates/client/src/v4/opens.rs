@@ -19,29 +19,31 @@ use std::{
 };
 
 use bytes::Bytes;
-use nfs::{
-    v3::Nfsstat3,
-    v4::{attr::Attr4, *},
-};
+use nfs::v4::{attr::Attr4, *};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 use xdr::Opaque;
 
 use super::{
     attr,
-    compound::{Compound, Results, component, value},
     delegation::{Delegation, Delegations, Mark},
-    lock,
+    lock_state,
     names::Names,
-    shared::Shared,
     unreclaimed::Unreclaimed,
-    zero::Counter,
 };
-use crate::{Attr, Error, Handle, Result, backoff::Backoff, deadline::Deadline};
+use crate::{
+    call::{Backoff, Deadline},
+    model::{Attr, Error, Handle, Result, Status},
+    session::{
+        client::Client4,
+        compound::{Compound, Counter, Results, component, value},
+    },
+};
 
 /// The open files of a mount.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Opens {
+    pub client: Arc<Client4>,
     files: Mutex<HashMap<Handle, Arc<OpenFile>>>,
     pub delegations: Arc<Delegations>,
     /// The next owner of [`open_once`].
@@ -118,6 +120,18 @@ impl Drop for InUse {
 }
 
 impl Opens {
+    /// No open files.
+    pub fn new(client: Arc<Client4>) -> Self {
+        Self {
+            client,
+            files: Mutex::default(),
+            delegations: Arc::default(),
+            once: AtomicUsize::default(),
+            serial: AtomicU64::default(),
+            names: Mutex::default(),
+        }
+    }
+
     /// The file of this handle, in use.
     pub fn file(&self, handle: &Handle) -> InUse {
         let mut files = self.files.lock();
@@ -182,14 +196,14 @@ impl Opens {
     }
 
     /// Remembers a file that an operation has opened.
-    pub fn opened(&self, shared: &Arc<Shared>, handle: &Handle, ok: OpenOk, access: u32, seen: Seen) -> InUse {
+    pub fn opened(self: &Arc<Self>, handle: &Handle, ok: OpenOk, access: u32, seen: Seen) -> InUse {
         let file = self.file(handle);
-        file.0.take_in(shared, ok, access, seen);
+        file.0.take_in(self, ok, access, seen);
         file
     }
 
     /// Closes what has not been used for a moment, or what is too much.
-    pub async fn close_idle(&self, shared: &Arc<Shared>, deadline: &Deadline) {
+    pub async fn close_idle(self: &Arc<Self>, deadline: &Deadline) {
         let mut idle: Vec<_> = {
             let files = self.files.lock();
             let idle = files.values().filter(|file| file.is_idle());
@@ -200,34 +214,34 @@ impl Opens {
         for (at, (used, file)) in idle.into_iter().enumerate() {
             let delegated = file.state.lock().delegation.is_some();
             if at < excess || (!delegated && used.elapsed() >= LINGER) {
-                self.close(shared, &file, deadline).await;
+                self.close(&file, deadline).await;
             }
         }
     }
 
     /// Whoever used this file is done with it: it is closed now unless somebody else is using it.
-    pub fn done(&self, shared: &Arc<Shared>, handle: &Handle) {
+    pub fn done(self: &Arc<Self>, handle: &Handle) {
         let Some(file) = self.known(handle).filter(|file| file.is_idle()) else { return };
         if file.state.lock().delegation.is_none() {
-            let shared = shared.clone();
-            shared.runtime.clone().spawn(async move {
-                shared.opens.close(&shared, &file, &Deadline::strict(shared.lease())).await;
+            let opens = self.clone();
+            self.client.link.runtime.spawn(async move {
+                opens.close(&file, &Deadline::strict(opens.client.link.lease())).await;
             });
         }
     }
 
     /// Closes everything.
-    pub async fn close_all(&self, shared: &Arc<Shared>, deadline: &Deadline) {
+    pub async fn close_all(self: &Arc<Self>, deadline: &Deadline) {
         for file in self.all() {
             file.state.lock().locks.clear();
-            self.close(shared, &file, deadline).await;
+            self.close(&file, deadline).await;
         }
     }
 
     /// Closes a file and returns its delegation, unless it is in use. Who comes meanwhile finds it here, and opens it when it
     /// is closed: the server has one open of it, so that a CLOSE would be of a new one as well.
-    async fn close(&self, shared: &Arc<Shared>, file: &Arc<OpenFile>, deadline: &Deadline) {
-        self.ending(shared, file).await;
+    async fn close(self: &Arc<Self>, file: &Arc<OpenFile>, deadline: &Deadline) {
+        self.ending(file).await;
         let _alone = file.changing.lock().await;
         let (open, delegation, lockers) = {
             let _nobody_comes = self.files.lock();
@@ -241,7 +255,7 @@ impl Opens {
                 state.locks.drain().filter_map(|(name, locked)| Some((name, locked.stateid?))).collect();
             (state.open.take(), state.delegation.take(), lockers)
         };
-        let mut open = open.map(|(stateid, _)| shared.latest(stateid));
+        let mut open = open.map(|(stateid, _)| self.client.latest(stateid));
         let mut delegation = delegation.map(|delegation| delegation.stateid);
         for _ in 0..super::STATE_TRIES {
             if open.is_none() && delegation.is_none() {
@@ -254,7 +268,7 @@ impl Opens {
             if let Some(open_stateid) = open {
                 compound = compound.op(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid }), 16);
             }
-            let result = shared.run(&compound, deadline).await;
+            let result = self.client.run(&compound, deadline).await;
             // As in `advance`.
             let old = |error: &Error| error.status4() == Some(Nfsstat4::OldStateid);
             open = open.filter(|_| result.as_ref().is_err_and(old));
@@ -264,8 +278,8 @@ impl Opens {
             }
         }
         // RFC 7530 §16.37: the server would keep them, and their numbers. Later versions know that they have nothing.
-        for (name, stateid) in lockers.into_iter().filter(|_| shared.minor == 0) {
-            lock::forget(shared, file, &name, stateid, deadline).await;
+        for (name, stateid) in lockers.into_iter().filter(|_| self.client.minor() == 0) {
+            lock_state::forget(self, file, &name, stateid, deadline).await;
         }
         let mut files = self.files.lock();
         if file.is_idle() {
@@ -274,7 +288,7 @@ impl Opens {
     }
 
     /// After the server has forgotten this client: opens and locks as they were (RFC 8881 §8.4.2.1).
-    pub async fn reclaim(&self, shared: &Arc<Shared>, deadline: &Deadline) {
+    pub async fn reclaim(self: &Arc<Self>, deadline: &Deadline) {
         let mut unreclaimed = Unreclaimed::default();
         for file in self.all() {
             // Without keeping others from changing it: they wait for this, with whatever they have begun.
@@ -287,14 +301,14 @@ impl Opens {
                 self.delegations.lost(&file.handle);
             }
             let Some((_, access)) = open else { continue };
-            match file.reclaim(shared, access, delegation, deadline).await {
+            match file.reclaim(self, access, delegation, deadline).await {
                 // However many there are: only a server that is silent has no time for all of them.
                 Ok(()) => deadline.heard(),
                 Err(error) => unreclaimed.file(error),
             }
-            lock::reclaim(shared, &file, deadline, &mut unreclaimed).await;
+            lock_state::reclaim(self, &file, deadline, &mut unreclaimed).await;
         }
-        unreclaimed.report(shared.trunk.first().server());
+        unreclaimed.report(self.client.link.trunk.first().server());
     }
 }
 
@@ -369,26 +383,26 @@ impl OpenFile {
     ///
     /// # Errors
     /// OPEN failed.
-    pub async fn stateid(&self, shared: &Arc<Shared>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
+    pub async fn stateid(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
         let mut backoff = Backoff::new();
         loop {
-            if let Some(stateid) = self.ready(shared, access) {
+            if let Some(stateid) = self.ready(opens, access) {
                 return Ok(stateid);
             }
             let alone = self.changing.lock().await;
-            if let Some(stateid) = self.ready(shared, access) {
+            if let Some(stateid) = self.ready(opens, access) {
                 return Ok(stateid);
             }
             let delegation = self.state.lock().delegation.clone();
             let by = delegation.filter(|delegation| delegation.write || access & OPEN4_SHARE_ACCESS_WRITE == 0);
-            let done = self.open(shared, access, by.as_ref(), deadline).await;
+            let done = self.open(opens, access, by.as_ref(), deadline).await;
             let Err(error) = done else { return done };
             let by_lost = by.is_some_and(|by| self.state_failed(&by.stateid, &error));
             // What others wait for may be a delegation of this file, which must not wait for this.
             drop(alone);
             let again = match by_lost {
                 true => backoff.waits(deadline).await,
-                false => backoff.later(shared.trunk.first(), &error, deadline).await,
+                false => backoff.later(opens.client.link.trunk.first(), &error, deadline).await,
             };
             if !again {
                 return Err(error);
@@ -399,63 +413,63 @@ impl OpenFile {
     /// Opens it, by a delegation if there is one: then it is not another open, in whose way that could be (RFC 8881 §10.4.1).
     async fn open(
         &self,
-        shared: &Arc<Shared>,
+        opens: &Arc<Opens>,
         access: u32,
         by: Option<&Delegation>,
         deadline: &Deadline,
     ) -> Result<Stateid4> {
-        if shared.minor == 0 {
-            return self.open_by_name(shared, access, deadline).await;
+        if opens.client.minor() == 0 {
+            return self.open_by_name(opens, access, deadline).await;
         }
         let claim = by.map_or(OpenClaim4::Fh, |delegation| OpenClaim4::DelegCurFh(delegation.stateid));
         let compound = Compound::on("OPEN", &self.handle)
-            .op(open(shared, access, Openflag4::NoCreate, claim), OPEN_MAX)
+            .op(open(opens, access, Openflag4::NoCreate, claim), OPEN_MAX)
             .get_attr(&wanted())
             .once();
-        let asked = shared.opens.delegations.now();
-        let mut results = shared.run_once(&compound, None, deadline).await.0?;
+        let asked = opens.delegations.now();
+        let mut results = opens.client.run_once(&compound, None, deadline).await.0?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        self.take_in(shared, ok, access, seen(&mut results, asked)?);
-        self.ready(shared, access).ok_or_else(|| results.nonsense("an open that is none"))
+        self.take_in(opens, ok, access, seen(&mut results, asked)?);
+        self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"))
     }
 
     /// Opens it in version 4.0, if it is still found by its name; else what it has is the anonymous stateid.
-    async fn open_by_name(&self, shared: &Arc<Shared>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
-        let Some((dir, name)) = shared.opens.names.lock().of(&self.handle) else { return Ok(Stateid4::ANONYMOUS) };
+    async fn open_by_name(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
+        let Some((dir, name)) = opens.names.lock().of(&self.handle) else { return Ok(Stateid4::ANONYMOUS) };
         let compound = Compound::on("OPEN", &dir)
-            .op(open(shared, access, Openflag4::NoCreate, OpenClaim4::Null(component(&name)?)), OPEN_MAX)
+            .op(open(opens, access, Openflag4::NoCreate, OpenClaim4::Null(component(&name)?)), OPEN_MAX)
             .get_fh()
             .get_attr(&wanted());
-        let asked = shared.opens.delegations.now();
-        match shared.run_once(&compound, None, deadline).await.0 {
+        let asked = opens.delegations.now();
+        match opens.client.run_once(&compound, None, deadline).await.0 {
             Ok(mut results) => {
                 results.skip(&[Opnum4::PutFh])?;
                 let ok = value!(results, Open)?;
                 let handle: Handle = Opaque(value!(results, GetFh)?.0);
                 let seen = seen(&mut results, asked)?;
                 if handle == self.handle {
-                    self.take_in(shared, ok, access, seen);
-                    return self.ready(shared, access).ok_or_else(|| results.nonsense("an open that is none"));
+                    self.take_in(opens, ok, access, seen);
+                    return self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"));
                 }
                 // What has taken its name is closed when nobody has used it for a moment.
-                shared.opens.opened(shared, &handle, ok, access, seen);
+                opens.opened(&handle, ok, access, seen);
             }
             Err(error) if is_elsewhere(&error) => {}
             Err(error) => return Err(error),
         }
-        shared.opens.names.lock().forget(&self.handle);
+        opens.names.lock().forget(&self.handle);
         Ok(Stateid4::ANONYMOUS)
     }
 
-    fn ready(&self, shared: &Shared, access: u32) -> Option<Stateid4> {
+    fn ready(&self, opens: &Opens, access: u32) -> Option<Stateid4> {
         let state = self.state.lock();
         let (stateid, have) = state.open?;
-        (have & access == access).then_some(shared.latest(stateid))
+        (have & access == access).then_some(opens.client.latest(stateid))
     }
 
     /// What OPEN has returned.
-    fn take_in(&self, shared: &Arc<Shared>, ok: OpenOk, access: u32, seen: Seen) {
+    fn take_in(&self, opens: &Arc<Opens>, ok: OpenOk, access: u32, seen: Seen) {
         let mut state = self.state.lock();
         let before = state.open.filter(|(stateid, _)| stateid.other == ok.stateid.other).map_or(0, |(_, had)| had);
         state.open = Some((ok.stateid, before | access));
@@ -470,7 +484,7 @@ impl OpenFile {
         };
         let same = state.delegation.take().filter(|had| had.stateid.other == stateid.other);
         let mut delegation = same.unwrap_or_else(|| {
-            let since = shared.opens.delegations.event();
+            let since = opens.delegations.event();
             Delegation::new(stateid, write, since)
         });
         (delegation.stateid, delegation.write, delegation.asked) = (stateid, write, seen.asked);
@@ -479,8 +493,8 @@ impl OpenFile {
         state.delegation = Some(delegation);
         drop(state);
         // RFC 8881 §20.2.3: a recall can overtake the OPEN that it is about.
-        if recall || shared.backchannel.was_recalled(&stateid) {
-            shared.recall(stateid);
+        if recall || opens.delegations.was_recalled(&stateid) {
+            opens.recall(stateid);
         }
     }
 
@@ -514,7 +528,7 @@ impl OpenFile {
     /// It cannot be reclaimed.
     pub async fn reclaim(
         &self,
-        shared: &Arc<Shared>,
+        opens: &Arc<Opens>,
         access: u32,
         delegation: Option<Delegation>,
         deadline: &Deadline,
@@ -527,14 +541,14 @@ impl OpenFile {
         // Where it may not be reclaimed it is opened anew when it is used: that is not to be had before RECLAIM_COMPLETE
         // (RFC 8881 §18.51.3).
         let compound = Compound::on("OPEN", &self.handle)
-            .op(open(shared, access, Openflag4::NoCreate, OpenClaim4::Previous(had)), OPEN_MAX)
+            .op(open(opens, access, Openflag4::NoCreate, OpenClaim4::Previous(had)), OPEN_MAX)
             .get_attr(&wanted())
             .once();
-        let asked = shared.opens.delegations.now();
-        let mut results = shared.plain(&compound, deadline).await?;
+        let asked = opens.delegations.now();
+        let mut results = opens.client.plain(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
-        self.take_in(shared, ok, access, seen(&mut results, asked)?);
+        self.take_in(opens, ok, access, seen(&mut results, asked)?);
         Ok(())
     }
 }
@@ -551,8 +565,8 @@ pub(crate) fn wanted() -> Vec<Attr4> {
 }
 
 /// OPEN by the owner of all that stays open.
-pub(crate) fn open(shared: &Shared, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
-    open_by(shared.owner(b"open"), access, openhow, claim)
+pub(crate) fn open(opens: &Opens, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
+    open_by(opens.client.state_owner(b"open"), access, openhow, claim)
 }
 
 fn open_by(owner: StateOwner4, access: u32, openhow: Openflag4, claim: OpenClaim4) -> Argop4 {
@@ -568,18 +582,19 @@ fn open_by(owner: StateOwner4, access: u32, openhow: Openflag4, claim: OpenClaim
 
 /// OPEN to read that another operation of the same compound closes. Its owner has nothing else open meanwhile: the CLOSE
 /// is of nobody else's open.
-pub(crate) fn open_once(shared: &Shared, claim: OpenClaim4) -> Argop4 {
-    let turn = shared.opens.once.fetch_add(1, Relaxed) % ONCE_OWNERS;
+pub(crate) fn open_once(opens: &Opens, claim: OpenClaim4) -> Argop4 {
+    let turn = opens.once.fetch_add(1, Relaxed) % ONCE_OWNERS;
     let access = OPEN4_SHARE_ACCESS_READ | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
-    open_by(shared.owner(format!("once {turn}").as_bytes()), access, Openflag4::NoCreate, claim)
+    open_by(opens.client.state_owner(format!("once {turn}").as_bytes()), access, Openflag4::NoCreate, claim)
 }
 
 /// Whether an error of OPEN by name says that the file is not there.
 fn is_elsewhere(error: &Error) -> bool {
+    use Status as S;
     matches!(
         error.status(),
-        Some(Nfsstat3::NoEnt | Nfsstat3::NotDir | Nfsstat3::IsDir | Nfsstat3::Stale | Nfsstat3::Inval)
-    ) || error.status4() == Some(Nfsstat4::Symlink)
+        Some(S::NotFound | S::NotADirectory | S::IsADirectory | S::StaleHandle | S::InvalidArgument | S::SymbolicLink)
+    )
 }
 
 /// Bytes of the result of OPEN: the longest is a delegation to write.

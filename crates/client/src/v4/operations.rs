@@ -2,20 +2,20 @@
 
 use buf::{Buffer, Rope, SharedBuffer};
 use bytes::Bytes;
-use nfs::{
-    v3::Nfsstat3,
-    v4::{attr::Attr4, *},
-};
+use nfs::v4::{attr::Attr4, *};
 use xdr::{Opaque, Payload};
 
 use super::{
     V4, attr,
-    compound::{Compound, Results, component, failure, value},
     opens::{OPEN_MAX, Seen, open},
 };
 use crate::{
-    Attr, CreateHow, Entry, Error, ErrorKind, FsStat, Handle, Node, Page, PathConf, ReadData, ReadInfo, Result,
-    SetAttr, SetTime, Special, StableHow, Verifier, Written, payload, protocol::Operations,
+    call::payload,
+    model::{
+        Attr, CreateHow, Entry, Error, ErrorKind, FsStat, Handle, Node, Operations, Page, PathConf, ReadData, ReadInfo,
+        Result, SetAttr, SetTime, Special, StableHow, Status, Verifier, Written,
+    },
+    session::compound::{Compound, Results, component, failure, value},
 };
 
 impl Operations for V4 {
@@ -24,24 +24,24 @@ impl Operations for V4 {
     }
 
     async fn getattr(&self, object: &Handle) -> Result<Attr> {
-        if let Some(attr) = self.shared.opens.delegated_attr(&self.shared, object) {
+        if let Some(attr) = self.server.opens.delegated_attr(object) {
             return Ok(attr);
         }
-        let asked = self.shared.opens.delegations.now();
+        let asked = self.server.opens.delegations.now();
         let mut results = self.run(&Compound::on("GETATTR", object).get_attr(attr::WANTED)).await?;
         results.skip(&[Opnum4::PutFh])?;
         let attr = attr::of(&value!(results, GetAttr)?)?;
-        self.shared.opens.seen(object, &attr, asked);
+        self.server.opens.seen(object, &attr, asked);
         Ok(attr)
     }
 
     async fn setattr(&self, object: &Handle, set: SetAttr) -> Result<Option<Attr>> {
-        let known = self.shared.opens.known(object);
+        let known = self.server.opens.known(object);
         let open = known.as_ref().and_then(|file| file.state.lock().open);
         // RFC 8881 §18.30.3: the stateid matters to the size alone.
         let stateid = match open {
             Some((stateid, access)) if set.size.is_some() && access & OPEN4_SHARE_ACCESS_WRITE != 0 => {
-                self.shared.latest(stateid)
+                self.server.client.latest(stateid)
             }
             _ => Stateid4::ANONYMOUS,
         };
@@ -55,26 +55,26 @@ impl Operations for V4 {
         {
             result = self.run(&compound(Stateid4::ANONYMOUS)).await;
         }
-        self.shared.opens.changed(object);
+        self.server.opens.changed(object);
         let mut results = result?;
         results.skip(&[Opnum4::PutFh, Opnum4::SetAttr])?;
         let attr = attr::of(&value!(results, GetAttr)?)?;
-        self.shared.opens.resized(object, attr.size);
+        self.server.opens.resized(object, attr.size);
         Ok(Some(attr))
     }
 
     async fn lookup(&self, dir: &Handle, name: &[u8]) -> Result<Node> {
-        if let Some(node) = self.shared.opens.delegated_name(&self.shared, dir, name) {
+        if let Some(node) = self.server.opens.delegated_name(dir, name) {
             return Ok(node);
         }
-        let asked = self.shared.opens.delegations.now();
+        let asked = self.server.opens.delegations.now();
         let compound = Compound::on("LOOKUP", dir).lookup(component(name)?).get_fh().get_attr(attr::WANTED);
         let mut results = self.run(&compound).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Lookup])?;
         let node = node(&mut results)?;
-        self.shared.opens.found(dir, name, &node.handle, node.attr.as_ref());
-        self.shared.opens.name_found(dir, name, &node.handle, asked);
-        node.attr.iter().for_each(|attr| self.shared.opens.seen(&node.handle, attr, asked));
+        self.server.opens.found(dir, name, &node.handle, node.attr.as_ref());
+        self.server.opens.name_found(dir, name, &node.handle, asked);
+        node.attr.iter().for_each(|attr| self.server.opens.seen(&node.handle, attr, asked));
         Ok(node)
     }
 
@@ -107,7 +107,7 @@ impl Operations for V4 {
         };
         let (result, sink) = self.reading(file, offset, count, Some(buffer)).await;
         // At a deadline the transport may still have it; it goes home from there.
-        let sink = sink.unwrap_or_else(|| self.shared.trunk.pool().take(wanted).into());
+        let sink = sink.unwrap_or_else(|| self.server.client.link.trunk.pool().take(wanted).into());
         match result {
             Err(error) => (Err(error), payload::reclaim(sink, wanted)),
             Ok(ok) => {
@@ -135,7 +135,7 @@ impl Operations for V4 {
                 let args = WriteArgs { stateid, offset, stable, data: Payload(data.clone()) };
                 async move {
                     // Opened for it by now, and delegated perhaps.
-                    let writing = self.shared.opens.file(handle).0.writing(&self.shared.opens, end);
+                    let writing = self.server.opens.file(handle).0.writing(&self.server.opens, end);
                     let compound = Compound::on("WRITE", handle).op(Argop4::Write(args), 16);
                     let mut results = self.run(&compound).await?;
                     results.skip(&[Opnum4::PutFh])?;
@@ -167,7 +167,7 @@ impl Operations for V4 {
             CreateHow::Unchecked(set) => (Createhow4::Unchecked(attr::to_set(&set)), None),
             CreateHow::Guarded(set) => (Createhow4::Guarded(attr::to_set(&set)), None),
             // RFC 7530 §16.16.5: no attributes are set, and the verifier may be in the place of some.
-            CreateHow::Exclusive(verf, set) if self.shared.minor == 0 => {
+            CreateHow::Exclusive(verf, set) if self.server.client.minor() == 0 => {
                 (Createhow4::Exclusive(verf), Some(set.with_times()))
             }
             // RFC 8881 §18.16.3: the server may keep the verifier in the times, which are then not to be set here.
@@ -179,19 +179,19 @@ impl Operations for V4 {
         };
         let access = OPEN4_SHARE_ACCESS_WRITE | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
         let compound = Compound::on("OPEN", dir)
-            .op(open(&self.shared, access, Openflag4::Create(how), OpenClaim4::Null(component(name)?)), OPEN_MAX)
+            .op(open(&self.server.opens, access, Openflag4::Create(how), OpenClaim4::Null(component(name)?)), OPEN_MAX)
             .get_fh()
             .get_attr(attr::WANTED)
             .once();
-        let asked = self.shared.opens.delegations.now();
+        let asked = self.server.opens.delegations.now();
         let mut results = self.run(&compound).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
         let node = node(&mut results)?;
         let seen = Seen { attr: node.attr.clone(), change: None, asked };
-        self.shared.opens.opened(&self.shared, &node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, seen);
-        self.shared.opens.changed(&node.handle);
-        self.shared.opens.found(dir, name, &node.handle, node.attr.as_ref());
+        self.server.opens.opened(&node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, seen);
+        self.server.opens.changed(&node.handle);
+        self.server.opens.found(dir, name, &node.handle, node.attr.as_ref());
         match set_after {
             Some(set) => Ok(Node { attr: self.setattr(&node.handle, set).await?, ..node }),
             None => Ok(node),
@@ -204,7 +204,7 @@ impl Operations for V4 {
 
     async fn symlink(&self, dir: &Handle, name: &[u8], text: Bytes, set: SetAttr) -> Result<Node> {
         if text.len() > NAME_BOUND {
-            return Err(Error::new(ErrorKind::Nfs(Nfsstat3::NameTooLong), "CREATE"));
+            return Err(Error::refused(Status::NameTooLong, "CREATE"));
         }
         self.make(dir, name, Createtype4::Lnk(text.into()), &set).await
     }
@@ -231,12 +231,12 @@ impl Operations for V4 {
         let args = RenameArgs { oldname: component(from)?, newname: component(to)? };
         let compound =
             Compound::on("RENAME", from_dir).op(Argop4::SaveFh, 0).put_fh(to_dir).op(Argop4::Rename(args), 40).once();
-        let names_change = || [(from_dir, from), (to_dir, to)].map(|(dir, name)| self.shared.opens.renamed(dir, name));
+        let names_change = || [(from_dir, from), (to_dir, to)].map(|(dir, name)| self.server.opens.renamed(dir, name));
         names_change();
         let renamed = self.run(&compound).await.map(drop);
         names_change();
         if renamed.is_ok() {
-            self.shared.opens.names.lock().renamed((from_dir, from), (to_dir, to));
+            self.server.opens.names.lock().renamed((from_dir, from), (to_dir, to));
         }
         renamed
     }
@@ -251,7 +251,7 @@ impl Operations for V4 {
             .get_attr(attr::WANTED)
             .once();
         let mut results = self.run(&compound).await?;
-        self.shared.opens.changed(object);
+        self.server.opens.changed(object);
         results.skip(&[Opnum4::PutFh, Opnum4::SaveFh, Opnum4::PutFh, Opnum4::Link, Opnum4::RestoreFh])?;
         attr::of(&value!(results, GetAttr)?).map(Some)
     }
@@ -273,7 +273,7 @@ impl Operations for V4 {
             let attr = readable.then(|| attr::from_values(&attrs)).flatten();
             let handle = attrs.filehandle.filter(|_| readable);
             if let Some(handle) = &handle {
-                self.shared.opens.found(dir, &entry.name.0, handle, attr.as_ref());
+                self.server.opens.found(dir, &entry.name.0, handle, attr.as_ref());
             }
             entries.push(Entry {
                 fileid: attrs.fileid.or(attrs.mounted_on_fileid).unwrap_or(0),
@@ -340,19 +340,19 @@ impl V4 {
         count: u32,
         mut buffer: Option<Buffer>,
     ) -> (Result<ReadOk>, Option<SharedBuffer>) {
-        let file = self.shared.opens.file(handle);
+        let file = self.server.opens.file(handle);
         let deadline = &self.deadline();
         let wanted = buffer.as_ref().map(|buffer| buffer.len());
-        let mut backoff = crate::backoff::Backoff::new();
+        let mut backoff = crate::call::Backoff::new();
         for _ in 0..super::STATE_TRIES {
-            let stateid = match file.0.stateid(&self.shared, OPEN4_SHARE_ACCESS_READ, deadline).await {
+            let stateid = match file.0.stateid(&self.server.opens, OPEN4_SHARE_ACCESS_READ, deadline).await {
                 Ok(stateid) => stateid,
                 Err(error) => return (Err(error), buffer.map(SharedBuffer::from)),
             };
             let args = ReadArgs { stateid, offset, count };
             let compound = Compound::on("READ", handle).op(Argop4::Read(args), 8).payload(count as usize, true);
             loop {
-                let (result, sink) = self.shared.run_once(&compound, buffer.take(), deadline).await;
+                let (result, sink) = self.server.client.run_once(&compound, buffer.take(), deadline).await;
                 let error = match result {
                     Ok(mut results) => {
                         let sink = results.sink.take();
@@ -371,7 +371,7 @@ impl V4 {
                 }
                 buffer = wanted.map(|len| match sink {
                     Some(sink) => payload::reclaim(sink, len),
-                    None => self.shared.trunk.pool().take(len),
+                    None => self.server.client.link.trunk.pool().take(len),
                 });
                 if !later {
                     file.0.settled().await;
@@ -391,7 +391,7 @@ impl V4 {
         let mut results = self.run(&compound).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Create])?;
         let made = node(&mut results)?;
-        self.shared.opens.found(dir, name, &made.handle, made.attr.as_ref());
+        self.server.opens.found(dir, name, &made.handle, made.attr.as_ref());
         Ok(made)
     }
 
@@ -408,15 +408,15 @@ impl V4 {
             .op(Argop4::RestoreFh, 0)
             .op(Argop4::Remove(RemoveArgs { target }), 20)
             .once();
-        self.shared.opens.renamed(dir, name);
+        self.server.opens.renamed(dir, name);
         let removed = self.run(&compound).await.map(drop);
-        self.shared.opens.renamed(dir, name);
+        self.server.opens.renamed(dir, name);
         match removed {
             Err(error) if error.status4() == Some(Nfsstat4::NotSame) => {
-                Err(Error::new(ErrorKind::Nfs(Nfsstat3::NotDir), "REMOVE"))
+                Err(Error::refused(Status::NotADirectory, "REMOVE"))
             }
             Err(error) if error.status4() == Some(Nfsstat4::Same) => {
-                Err(Error::new(ErrorKind::Nfs(Nfsstat3::IsDir), "REMOVE"))
+                Err(Error::refused(Status::IsADirectory, "REMOVE"))
             }
             result => result,
         }

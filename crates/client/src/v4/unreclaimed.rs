@@ -1,6 +1,6 @@
 //! [`Unreclaimed`]: what a server did not give back after a restart or a move, told in one line of the log.
 
-use crate::Error;
+use crate::model::Error;
 
 /// Files and locks that could not be reclaimed, and why the first could not.
 #[derive(Debug, Default)]

@@ -39,7 +39,7 @@ fn exercise(mount: &client::blocking::Mount, name: &str) {
     mount.remove(path("moved")).unwrap();
     assert!(mount.stat(path("moved")).unwrap_err().is_not_found());
     let new = OpenOptions { create: Some(0o600), exclusive: true, ..OpenOptions::default() };
-    assert!(matches!(mount.open_with(path("file"), new).err().unwrap().kind(), ErrorKind::Nfs(_)));
+    assert!(matches!(mount.open_with(path("file"), new).err().unwrap().kind(), ErrorKind::Status(_)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -13,5 +13,5 @@ mod referrals;
 mod restart;
 mod sessions;
 mod tree;
+mod v40;
 mod waiting;
-mod zero;

@@ -18,8 +18,7 @@ use crate::common::{
     pattern, process, recovery, switch, tcp,
 };
 use bytes::Bytes;
-use client::{ErrorKind, File, Handle, LockRange, Mount, Watcher};
-use nfs::v3::Nfsstat3;
+use client::{ErrorKind, File, Handle, LockRange, Mount, Status, Watcher};
 use rpc::{BoxFuture, Service, rpcbind::to_universal};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings};
 use tempfile::TempDir;
@@ -238,7 +237,7 @@ async fn whoever_is_at_work_goes_on(vers: &str) {
     assert_eq!(mount.v4().unwrap().lock(new.handle(), b"me", range(0)).await.unwrap(), None);
     assert_eq!(new.read_bytes(0, 100).await.unwrap(), "made there");
     assert_eq!(mount.protocol().getattr(&before.handle).await.unwrap().nlink, 2);
-    assert_eq!(mount.stat("d/f").await.unwrap_err().status(), Some(Nfsstat3::NoEnt));
+    assert_eq!(mount.stat("d/f").await.unwrap_err().status(), Some(Status::NotFound));
     assert!(mount.statfs("").await.unwrap().tbytes > 0);
     mount.unmount().await.unwrap();
 }

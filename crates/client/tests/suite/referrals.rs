@@ -3,8 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use crate::common::{for_each, memory, port::Port, process, switch, tcp};
-use client::{ErrorKind, Mount};
-use nfs::v3::Nfsstat3;
+use client::{ErrorKind, Mount, Status};
 use rpc::rpcbind::to_universal;
 use server::{Client, Export, ExportId, ExportOptions, Exports, HandleKey, NfsServer, Referral, Squash};
 use tokio::task::JoinSet;
@@ -62,7 +61,7 @@ async fn a_path_leads_on_to_another_server(vers: &str) {
     mount.symlink("/m/here", "away/link").await.unwrap();
     assert_eq!(mount.read("away/link").await.unwrap(), "here");
     let across = mount.rename("away/h", "m/h").await.unwrap_err();
-    assert_eq!(across.status(), Some(Nfsstat3::XDev), "{across}");
+    assert_eq!(across.status(), Some(Status::CrossDevice), "{across}");
     let found = mount.resolve("away/d").await.unwrap();
     assert_ne!(found.mount.number(), mount.number());
     assert_eq!(found.mount.url().port, Some(there.port()));
@@ -70,7 +69,7 @@ async fn a_path_leads_on_to_another_server(vers: &str) {
     // The path of a URL as well.
     let mount = self::mount(here, "/away/d", vers).await;
     assert_eq!(mount.read("g").await.unwrap(), "content");
-    assert_eq!(mount.stat("none").await.unwrap_err().status(), Some(Nfsstat3::NoEnt));
+    assert_eq!(mount.stat("none").await.unwrap_err().status(), Some(Status::NotFound));
 }
 
 async fn what_cannot_be_reached_is_named(vers: &str) {

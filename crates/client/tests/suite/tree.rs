@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use crate::common::{Server, for_each_version};
 use client::{
-    CreateHow, ErrorKind, FileKind, Mount, MountClient, NfsUrl, OpenOptions, SetAttr, SetTime, Special, Time,
+    CreateHow, ErrorKind, FileKind, Mount, MountClient, NfsUrl, OpenOptions, SetAttr, SetTime, Special, Status, Time,
 };
-use nfs::v3::{ACCESS3_MODIFY, ACCESS3_READ, Nfsstat3};
+use nfs::v3::{ACCESS3_MODIFY, ACCESS3_READ};
 
 for_each_version! {
     files_are_made_written_read_and_removed
@@ -26,7 +26,7 @@ async fn mount(query: &str) -> (Server, Mount) {
     (server, mount)
 }
 
-fn status(result: client::Result<impl std::fmt::Debug>) -> Nfsstat3 {
+fn status(result: client::Result<impl std::fmt::Debug>) -> Status {
     let error = result.expect_err("it should fail");
     error.status().unwrap_or_else(|| panic!("{error}"))
 }
@@ -34,7 +34,7 @@ fn status(result: client::Result<impl std::fmt::Debug>) -> Nfsstat3 {
 async fn files_are_made_written_read_and_removed(vers: &str) {
     let (_server, mount) = mount(vers).await;
     mount.protocol().null().await.unwrap();
-    assert_eq!(status(mount.open("f").await), Nfsstat3::NoEnt);
+    assert_eq!(status(mount.open("f").await), Status::NotFound);
     mount.write("f", &b"hello"[..]).await.unwrap();
     assert_eq!(mount.read("/f").await.unwrap(), "hello");
     mount.write("f", &b"bye"[..]).await.unwrap();
@@ -55,7 +55,7 @@ async fn exclusive_creation_is_exclusive(vers: &str) {
     let exclusive = OpenOptions { create: Some(0o640), exclusive: true, truncate: false };
     let file = mount.open_with("f", exclusive).await.unwrap();
     assert_eq!(file.stat().await.unwrap().mode & 0o777, 0o640);
-    assert_eq!(status(mount.open_with("f", exclusive).await), Nfsstat3::Exist);
+    assert_eq!(status(mount.open_with("f", exclusive).await), Status::AlreadyExists);
 }
 
 async fn attributes_are_set(vers: &str) {
@@ -76,7 +76,7 @@ async fn attributes_are_set(vers: &str) {
 async fn directories_are_made_listed_and_removed(vers: &str) {
     let (_server, mount) = mount(vers).await;
     mount.mkdir("d", 0o755).await.unwrap();
-    assert_eq!(status(mount.mkdir("d", 0o755).await), Nfsstat3::Exist);
+    assert_eq!(status(mount.mkdir("d", 0o755).await), Status::AlreadyExists);
     let mut expected = Vec::new();
     for i in 0..3000 {
         let name = format!("file-with-a-rather-long-name-{i:04}");
@@ -96,13 +96,13 @@ async fn directories_are_made_listed_and_removed(vers: &str) {
             .map(|entry| (&entry.name, entry.fileid))
             .eq(listed.iter().map(|entry| (&entry.name, entry.fileid)))
     );
-    assert_eq!(status(mount.rmdir("d").await), Nfsstat3::NotEmpty);
+    assert_eq!(status(mount.rmdir("d").await), Status::NotEmpty);
     for name in expected {
         mount.remove(format!("d/{name}")).await.unwrap();
     }
     assert!(mount.read_dir("d").await.unwrap().next().await.unwrap().is_none());
     mount.rmdir("d").await.unwrap();
-    assert_eq!(status(mount.stat("d").await), Nfsstat3::NoEnt);
+    assert_eq!(status(mount.stat("d").await), Status::NotFound);
 }
 
 async fn links_are_made_and_followed_within_the_mount(vers: &str) {
@@ -126,7 +126,7 @@ async fn links_are_made_and_followed_within_the_mount(vers: &str) {
     mount.link("a/b/f", "hard").await.unwrap();
     assert_eq!(mount.stat("hard").await.unwrap().nlink, 2);
     mount.rename("hard", "a/b/g").await.unwrap();
-    assert_eq!(status(mount.stat("hard").await), Nfsstat3::NoEnt);
+    assert_eq!(status(mount.stat("hard").await), Status::NotFound);
     assert_eq!(mount.read("a/b/g").await.unwrap(), "deep");
     mount.mknod("pipe", Special::Fifo, SetAttr::default()).await.unwrap();
     assert_eq!(mount.stat("pipe").await.unwrap().kind, FileKind::Fifo);
@@ -139,7 +139,7 @@ async fn the_file_system_is_described(vers: &str) {
     assert!(space.fbytes > 0 && space.fbytes <= space.tbytes);
     assert_eq!(mount.pathconf("/").await.unwrap().name_max, 255);
     let error = mount.stat("x".repeat(5000)).await.unwrap_err();
-    assert_eq!(error.status(), Some(Nfsstat3::NameTooLong));
+    assert_eq!(error.status(), Some(Status::NameTooLong));
 }
 
 async fn a_url_can_name_what_lies_below_the_export(vers: &str) {
@@ -151,7 +151,7 @@ async fn a_url_can_name_what_lies_below_the_export(vers: &str) {
     let file = server.mount_path("/dir/f", vers).await.unwrap();
     assert_eq!(file.read("").await.unwrap(), "content");
     let new = server.mount_path("/dir/new/one", vers).await.unwrap();
-    assert_eq!(status(new.stat("").await), Nfsstat3::NoEnt);
+    assert_eq!(status(new.stat("").await), Status::NotFound);
     mount.mkdir("dir/new", 0o755).await.unwrap();
     new.write("", &b"made"[..]).await.unwrap();
     assert_eq!(mount.read("dir/new/one").await.unwrap(), "made");
@@ -169,7 +169,7 @@ async fn mounts_are_listed_and_end() {
     mount.unmount().await.unwrap();
     assert!(mountd.mounts().await.unwrap().is_empty());
     let error = mountd.mnt(b"/elsewhere").await.unwrap_err();
-    assert!(error.is_not_found() || matches!(error.kind(), ErrorKind::Mount(_)), "{error}");
+    assert!(error.is_not_found() || matches!(error.kind(), ErrorKind::Status(_)), "{error}");
 }
 
 #[tokio::test]
@@ -211,7 +211,7 @@ async fn what_cannot_be_mounted_is_explained() {
         Mount::connect(&url, &server.switch).await.unwrap_err()
     };
     let error = connect(format!("nfs://{}/elsewhere", server.address)).await;
-    assert!(matches!(error.kind(), ErrorKind::Mount(_)), "{error}");
+    assert!(matches!(error.kind(), ErrorKind::Status(_)), "{error}");
     assert!(error.to_string().starts_with("/elsewhere: "), "{error}");
     let error = connect(format!("nfs://{}/m?proto=pigeon", server.address)).await;
     assert!(error.to_string().contains("no transport 'pigeon'; possible: rdma, shm, tcp, udp"), "{error}");
@@ -228,5 +228,5 @@ async fn the_caller_acts_as_the_user_of_the_url(vers: &str) {
     user.write("open/mine", &b"x"[..]).await.unwrap();
     let attr = user.stat("open/mine").await.unwrap();
     assert_eq!((attr.uid, attr.gid), (1000, 100));
-    assert_eq!(status(user.mkdir("theirs", 0o755).await), Nfsstat3::Acces);
+    assert_eq!(status(user.mkdir("theirs", 0o755).await), Status::AccessDenied);
 }

@@ -140,8 +140,8 @@ impl World {
     /// # Errors
     /// As the operation.
     pub fn write_as(&self, cred: &Cred, file: &Handle, offset: u64, data: &[u8]) -> Result<Attr> {
-        let written = self.fs.write(&caller(cred), file, offset, &rope(data), Stability::Unstable)?;
-        Ok(written.change.after)
+        let written = self.fs.write(&caller(cred), file, offset, &rope(data), Stability::Unstable, true)?;
+        Ok(written.change.expect("the change was asked for").after)
     }
 
     /// Reads up to `len` bytes at `offset`.

@@ -9,67 +9,28 @@ use vfs::{
 };
 
 use crate::{
-    config::{BackendConfig, Config, ExportConfig, Settings},
+    config::{BackendConfig, Config, ExportConfig},
     export::{Export, ExportError, Exports},
-    handle::{ExportId, HandleKey},
+    handle::ExportId,
     recovery::{
         Recovery,
         state_dir::{ACCEPT, OnLoss, StateDir, located},
     },
-    server::NfsServer,
 };
 
-impl NfsServer {
-    /// A server of what `exports` describe.
-    ///
-    /// `state_dir` keeps what must survive a restart: the key of file handles, who holds locks, and for an ordinary user's
-    /// directories a database. It is created if there is need, and locked as long as anything of this server exists. `pool` is where a memory backend's pages come from: give
-    /// the one that the transports use, so that data can be sent from where it is.
-    ///
-    /// # Errors
-    /// A directory cannot be used; two exports are the same; clients could reach the state. The state directory is in use by another
-    /// server; a file in it is damaged, missing, or open to others.
-    pub fn open(exports: &[ExportConfig], state_dir: &Path, pool: &Pool) -> io::Result<Self> {
-        let config = Config { export: exports.to_vec(), ..Config::default() };
-        Self::open_with(&config, state_dir, pool, Settings::default())
-    }
-
-    /// As [`open`](Self::open), with the exports and referrals of a configuration, and waiting for clients for so long.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
-    pub fn open_with(config: &Config, state_dir: &Path, pool: &Pool, settings: Settings) -> io::Result<Self> {
-        let is_posix = |export: &ExportConfig| matches!(export.backend, BackendConfig::Posix { .. });
-        let persistent = config.export.iter().any(is_posix);
-        let named = config.server.state_dir.is_some();
-        let state_dir = (persistent || named)
-            .then(|| StateDir::open(state_dir))
-            .transpose()
-            .map_err(|error| io::Error::new(error.kind(), format!("the state directory cannot be used: {error}")))?;
-        let Some(dir) = state_dir.as_ref().filter(|_| persistent) else {
-            // No file handle survives a restart, so no lock can.
-            let exports = Exports::open(config, None, pool)?;
-            return Self::with_state(exports, HandleKey::random(), Recovery::in_memory(), settings, state_dir);
-        };
-        // The database is made before the key, and knows after the first start that there is one: either shows that the other is
-        // missing.
-        let recovery = Recovery::open(dir, HandleKey::exists_in(dir), settings.on_loss)?;
-        let key = HandleKey::load_or_create(dir, recovery.was_used(), settings.on_loss)?;
-        let state = State { dir, recovery: &recovery, on_loss: settings.on_loss };
-        let exports = Exports::open(config, Some(&state), pool)?;
-        Self::with_state(exports, key, recovery, settings, state_dir)
-    }
-}
-
-/// What exports keep in the state directory.
-struct State<'a> {
-    dir: &'a StateDir,
-    recovery: &'a Recovery,
-    on_loss: OnLoss,
+/// The state directory, in which a back end keeps what must survive a restart.
+pub(crate) struct BackendStorage<'a> {
+    pub(crate) dir: &'a StateDir,
+    pub(crate) recovery: &'a Recovery,
+    pub(crate) on_loss: OnLoss,
 }
 
 impl Exports {
-    fn open(config: &Config, state: Option<&State<'_>>, pool: &Pool) -> io::Result<Self> {
+    /// The exports and referrals of a configuration.
+    ///
+    /// # Errors
+    /// A directory cannot be used; two exports are the same; clients could reach the state directory.
+    pub(crate) fn open(config: &Config, state: Option<&BackendStorage<'_>>, pool: &Pool) -> io::Result<Self> {
         let mut exports = Self::new();
         for config in &config.export {
             let located = |error: io::Error| io::Error::new(error.kind(), format!("export '{}': {error}", config.name));
@@ -86,7 +47,7 @@ impl Exports {
 }
 
 impl Export {
-    fn open(config: &ExportConfig, state: Option<&State<'_>>, pool: &Pool) -> io::Result<Self> {
+    fn open(config: &ExportConfig, state: Option<&BackendStorage<'_>>, pool: &Pool) -> io::Result<Self> {
         let name = config.name.as_bytes();
         let (id, vfs): (ExportId, Arc<dyn vfs::Vfs>) = match &config.backend {
             BackendConfig::Memory { size } => {
@@ -104,8 +65,8 @@ impl Export {
     }
 }
 
-fn open_directory(path: &Path, state: Option<&State<'_>>) -> io::Result<Posix> {
-    if let Some(State { dir, .. }) = state.filter(|state| state.dir.path().starts_with(path)) {
+fn open_directory(path: &Path, state: Option<&BackendStorage<'_>>) -> io::Result<Posix> {
+    if let Some(BackendStorage { dir, .. }) = state.filter(|state| state.dir.path().starts_with(path)) {
         return Err(invalid(format!(
             "the state directory {} is inside it, and clients could reach the key of file handles: name another state \
              directory",

@@ -29,7 +29,7 @@
 //! assert!(error.message.contains("unknown field `client`"));
 //! ```
 
-mod backend;
+pub(crate) mod backend;
 
 use std::{
     collections::BTreeMap,

@@ -61,13 +61,18 @@ fn write(cx: &Context<'_>, args: &WriteArgs, out: &mut Encoder) -> Result<Nfssta
         let vfs = file.writable()?.vfs();
         let _changing = cx.before_change(file, None)?;
         let verf = vfs.write_verifier();
-        let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability)?;
+        let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, true)?;
         let committed = match written.stability {
             Stability::Unstable => StableHow::Unstable,
             Stability::DataSync => StableHow::DataSync,
             Stability::FileSync => StableHow::FileSync,
         };
-        Ok(WriteOk { file_wcc: file.wcc(&written.change), count: data.len() as u32, committed, verf })
+        Ok(WriteOk {
+            file_wcc: written.change.map(|change| file.wcc(&change)).unwrap_or_default(),
+            count: data.len() as u32,
+            committed,
+            verf,
+        })
     });
     encode_result(out, result, || post_wcc(&file))
 }

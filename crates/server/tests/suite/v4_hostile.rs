@@ -135,10 +135,22 @@ fn nobody_takes_the_name_of_another() {
     let mut thief = Client4::stranger(&all.server, 1);
     (thief.credential, thief.paper) = (user(666, 666), all.bad.paper.connection(ConnectionId(667)));
     assert_eq!(thief.alone(exchange_id("good")).status(), Nfsstat4::ClidInuse);
-    for sequence in 0..4 {
+    // Who knows the client ID gets a session by the next sequence, but none of the owner's, and no callbacks of it.
+    for (sequence, expected) in
+        [(0, Nfsstat4::SeqMisordered), (1, Nfsstat4::SeqMisordered), (3, Nfsstat4::SeqMisordered)]
+    {
         let create = create_session(all.good.client, Sequenceid4(sequence), channel());
-        assert_eq!(thief.alone(create).status(), Nfsstat4::ClidInuse, "{sequence}");
+        assert_eq!(thief.alone(create).status(), expected, "{sequence}");
     }
+    for sequence in 2..34 {
+        let create = create_session(all.good.client, Sequenceid4(sequence), channel());
+        let Resop4::CreateSession(Res4::Ok(made)) = thief.alone(create) else { panic!("CREATE_SESSION {sequence}") };
+        assert_eq!(made.flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN, 0);
+        assert_ne!(made.sessionid, all.good.session);
+    }
+    let create = |sequence| create_session(all.good.client, Sequenceid4(sequence), channel());
+    assert_eq!(thief.alone(create(34)).status(), Nfsstat4::NoSpc, "half of the sessions are the owner's");
+    assert_eq!(all.good.alone(create(35)).status(), Nfsstat4::Ok);
     let destroy = Argop4::DestroySession(DestroySessionArgs { sessionid: all.good.session });
     assert_eq!(thief.alone(destroy).status(), Nfsstat4::ConnNotBoundToSession);
     let destroy = Argop4::DestroyClientId(ClientIdArgs { clientid: all.good.client });

@@ -1,8 +1,7 @@
 //! `slipway mkdir`: directories on servers.
 
 use bytes::Bytes;
-use client::NfsUrl;
-use nfs::v3::Nfsstat3;
+use client::{NfsUrl, Status};
 
 use crate::{
     copy::{Kind, Remote},
@@ -71,7 +70,7 @@ async fn all(reach: &Reach, url: &NfsUrl, mode: u32) -> Result<(), Failure> {
         let mode = if missing.is_empty() { mode } else { 0o755 };
         match node.make_new_dir(&name, mode).await {
             Ok(()) => {}
-            Err(error) if error.status() == Some(Nfsstat3::Exist) => {}
+            Err(error) if error.status() == Some(Status::AlreadyExists) => {}
             Err(error) => return Err(reach::failure(url, &error)),
         }
         let child = node.child(&name).await.map_err(Failure::failed)?;

@@ -1,8 +1,7 @@
 //! The remote end of a copy: an object of a server, by its handle.
 
 use bytes::Bytes;
-use client::{CreateHow, Device, Dir, File, Handle, Mount, SetAttr, SetTime, Special, StableHow};
-use nfs::v3::Nfsstat3;
+use client::{CreateHow, Device, Dir, File, Handle, Mount, SetAttr, SetTime, Special, StableHow, Status};
 
 use super::{
     Error, Result,
@@ -198,7 +197,7 @@ impl Remote {
     pub async fn symlink(&self, name: &[u8], text: Bytes) -> Result<Self> {
         let make = || self.mount.protocol().symlink(&self.handle, name, text.clone(), SetAttr::default());
         let made = match make().await {
-            Err(error) if error.status() == Some(Nfsstat3::Exist) => {
+            Err(error) if error.status() == Some(Status::AlreadyExists) => {
                 self.remove(name).await?;
                 make().await
             }
@@ -224,7 +223,7 @@ impl Remote {
         };
         let make = || self.mount.protocol().mknod(&self.handle, name, special, set.clone());
         let made = match make().await {
-            Err(error) if error.status() == Some(Nfsstat3::Exist) => {
+            Err(error) if error.status() == Some(Status::AlreadyExists) => {
                 self.remove(name).await?;
                 make().await
             }
@@ -241,7 +240,7 @@ impl Remote {
     pub async fn link(&self, name: &[u8], existing: &Self) -> Result<()> {
         let make = || self.mount.protocol().link(&existing.handle, &self.handle, name);
         let done = match make().await {
-            Err(error) if error.status() == Some(Nfsstat3::Exist) => {
+            Err(error) if error.status() == Some(Status::AlreadyExists) => {
                 self.remove(name).await?;
                 make().await
             }
@@ -292,7 +291,12 @@ impl Remote {
         // Most servers let only root give files away. Who is not the owner's user need not even ask.
         let owned = SetAttr { uid: Some(meta.uid), gid: Some(meta.gid), ..set.clone() };
         match self.file().set_attr(owned).await {
-            Err(error) if matches!(error.status(), Some(Nfsstat3::Perm | Nfsstat3::Acces | Nfsstat3::Inval)) => {
+            Err(error)
+                if matches!(
+                    error.status(),
+                    Some(Status::NotPermitted | Status::AccessDenied | Status::InvalidArgument)
+                ) =>
+            {
                 let mode = set.mode.map(|mode| mode & !0o6000);
                 Ok(self.file().set_attr(SetAttr { mode, ..set }).await?)
             }

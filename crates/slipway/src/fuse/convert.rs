@@ -1,7 +1,6 @@
 //! Attributes, times and errors, from NFS to FUSE and back.
 
-use client::{Attr, Device, Error, ErrorKind, FileKind, SetTime, Time};
-use nfs::{v3::Nfsstat3, v4::Nfsstat4};
+use client::{Attr, Device, Error, ErrorKind, FileKind, SetTime, Status, Time};
 use nix::errno::Errno;
 
 use super::wire::Attributes;
@@ -61,40 +60,33 @@ pub fn set_time(is_set: bool, now: bool, seconds: i64, nseconds: u32) -> SetTime
 /// What a failed operation is to a program.
 pub fn errno(error: &Error) -> Errno {
     match error.kind() {
-        ErrorKind::Nfs(status) => match status {
-            Nfsstat3::Perm => Errno::EPERM,
-            Nfsstat3::NoEnt => Errno::ENOENT,
-            Nfsstat3::NxIo => Errno::ENXIO,
-            Nfsstat3::Acces => Errno::EACCES,
-            Nfsstat3::Exist => Errno::EEXIST,
-            Nfsstat3::XDev => Errno::EXDEV,
-            Nfsstat3::NoDev => Errno::ENODEV,
-            Nfsstat3::NotDir => Errno::ENOTDIR,
-            Nfsstat3::IsDir => Errno::EISDIR,
-            Nfsstat3::Inval | Nfsstat3::BadType => Errno::EINVAL,
-            Nfsstat3::FBig => Errno::EFBIG,
-            Nfsstat3::NoSpc => Errno::ENOSPC,
-            Nfsstat3::RoFs => Errno::EROFS,
-            Nfsstat3::MLink => Errno::EMLINK,
-            Nfsstat3::NameTooLong => Errno::ENAMETOOLONG,
-            Nfsstat3::NotEmpty => Errno::ENOTEMPTY,
-            Nfsstat3::DQuot => Errno::EDQUOT,
-            Nfsstat3::Stale | Nfsstat3::BadHandle => Errno::ESTALE,
-            Nfsstat3::NotSupp => Errno::EOPNOTSUPP,
-            Nfsstat3::Jukebox => Errno::EAGAIN,
-            _ => Errno::EIO,
-        },
-        ErrorKind::Nfs4(status) => match status {
-            Nfsstat4::NoXattr => Errno::ENODATA,
-            Nfsstat4::Xattr2Big => Errno::E2BIG,
-            Nfsstat4::Denied | Nfsstat4::Locked => Errno::EAGAIN,
-            Nfsstat4::Deadlock => Errno::EDEADLK,
-            Nfsstat4::LockRange | Nfsstat4::BadRange => Errno::EINVAL,
-            Nfsstat4::LockNotSupp => Errno::ENOLCK,
-            Nfsstat4::OpenMode => Errno::EBADF,
-            Nfsstat4::ShareDenied => Errno::EBUSY,
-            Nfsstat4::BadName | Nfsstat4::BadChar => Errno::EINVAL,
-            Nfsstat4::WrongSec => Errno::EPERM,
+        ErrorKind::Status(status) => match status {
+            Status::NotPermitted | Status::WrongSecurity => Errno::EPERM,
+            Status::NotFound => Errno::ENOENT,
+            Status::NoDeviceOrAddress => Errno::ENXIO,
+            Status::AccessDenied => Errno::EACCES,
+            Status::AlreadyExists => Errno::EEXIST,
+            Status::CrossDevice => Errno::EXDEV,
+            Status::NoDevice => Errno::ENODEV,
+            Status::NotADirectory => Errno::ENOTDIR,
+            Status::IsADirectory => Errno::EISDIR,
+            Status::InvalidArgument | Status::BadType | Status::InvalidRange | Status::InvalidName => Errno::EINVAL,
+            Status::FileTooLarge => Errno::EFBIG,
+            Status::NoSpace => Errno::ENOSPC,
+            Status::ReadOnly => Errno::EROFS,
+            Status::TooManyLinks => Errno::EMLINK,
+            Status::NameTooLong => Errno::ENAMETOOLONG,
+            Status::NotEmpty => Errno::ENOTEMPTY,
+            Status::QuotaExceeded => Errno::EDQUOT,
+            Status::StaleHandle | Status::BadHandle => Errno::ESTALE,
+            Status::NotSupported => Errno::EOPNOTSUPP,
+            Status::Delayed | Status::LockDenied | Status::FileLocked => Errno::EAGAIN,
+            Status::NoAttribute => Errno::ENODATA,
+            Status::AttributeTooLarge => Errno::E2BIG,
+            Status::Deadlock => Errno::EDEADLK,
+            Status::LocksNotSupported => Errno::ENOLCK,
+            Status::OpenMode => Errno::EBADF,
+            Status::ShareDenied => Errno::EBUSY,
             _ => Errno::EIO,
         },
         ErrorKind::Moved(_) => Errno::ESTALE,

@@ -11,8 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use client::{Attr, Device, Entry, FileKind, Handle, Mount, Object, Time};
-use nfs::v4::Nfsstat4;
+use client::{Attr, Device, Entry, FileKind, Handle, Mount, Object, Status, Time};
 use parking_lot::Mutex;
 
 use super::{
@@ -62,7 +61,7 @@ impl Tree {
         let (handle, attr) = match (&entry.handle, &entry.attr) {
             (Some(handle), Some(attr)) => (handle.clone(), Some(attr.clone())),
             _ => match mount.protocol().lookup(dir.handle(), &entry.name).await {
-                Err(error) if error.status4() == Some(Nfsstat4::Moved) => return Ok(None),
+                Err(error) if error.status() == Some(Status::Absent) => return Ok(None),
                 found => found.answer().map(|found| (found.handle, found.attr))?,
             },
         };

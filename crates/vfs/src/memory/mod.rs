@@ -247,7 +247,15 @@ impl Vfs for Memory {
         Ok(Read { eof: reaches_end(offset, data.len(), size), data, attr })
     }
 
-    fn write(&self, caller: &Caller<'_>, file: &Handle, offset: u64, data: &Rope, _: Stability) -> Result<Written> {
+    fn write(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        data: &Rope,
+        _: Stability,
+        with_change: bool,
+    ) -> Result<Written> {
         let inode = self.find(file)?;
         let mut state = inode.write()?;
         let before = PreAttr::from(&inode.attr(&state));
@@ -264,7 +272,8 @@ impl Vfs for Memory {
             written?;
         }
         // Nothing is more durable here than this.
-        Ok(Written { stability: Stability::FileSync, change: Change { before, after: inode.attr(&state) } })
+        let change = with_change.then(|| Change { before, after: inode.attr(&state) });
+        Ok(Written { stability: Stability::FileSync, change })
     }
 
     fn commit(&self, caller: &Caller<'_>, file: &Handle, _: u64, _: u64) -> Result<Change> {

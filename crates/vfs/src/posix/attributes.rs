@@ -12,7 +12,7 @@ use rustix::{
     path::DecInt,
 };
 
-use super::{Posix, kernel, objects::Object};
+use super::{Posix, changes::Tick, kernel, objects::Object};
 use crate::{
     Attr, Caller, Change, Device, Kind, PreAttr, Result, Rights, SetAttr, SetTime, StatFs, Time, VfsError, permission,
 };
@@ -109,6 +109,30 @@ impl Posix {
         // What fails may have been half done.
         let after = if changes { self.changed(object.fd(), before.change) } else { self.stat(object.fd()) };
         Ok((done?, Change { before: PreAttr::from(&before), after: after? }))
+    }
+
+    /// Changes an object of which the caller wants no attributes.
+    pub(super) fn change_unreported<T>(&self, object: &Object, run: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _changing = object.changing.lock();
+        let begun = Tick::now();
+        let done = run();
+        // An operation that fails may have changed something.
+        self.advance_change(object, begun);
+        done
+    }
+
+    /// Gives an object that was changed since `begun` a new change attribute. This needs no system call if the change took less than a
+    /// tick of the kernel's clock, because then the ctime is known.
+    pub(super) fn advance_change(&self, object: &Object, begun: Tick) {
+        let ctime = if self.exact_times && Tick::now() == begun {
+            begun.time()
+        } else {
+            match stat(object.fd(), self.fsid) {
+                Ok(attr) => attr.ctime,
+                Err(_) => return,
+            }
+        };
+        self.changes.advance(object.fileid, ctime);
     }
 
     pub(super) fn set(

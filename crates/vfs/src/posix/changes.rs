@@ -17,6 +17,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use rustix::time::ClockId;
 
 use crate::{Attr, Time};
 
@@ -24,6 +25,26 @@ use crate::{Attr, Time};
 #[derive(Debug)]
 pub(super) struct Changes {
     shards: [Mutex<Shard>; SHARDS],
+}
+
+/// A tick of the kernel's clock: the ctime of everything that changes in it.
+///
+/// A kernel with multigrain timestamps (Linux 6.13) gives a change a later ctime than the tick's if someone has read the ctime since the
+/// last change. Such a change attribute differs from the earlier one by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tick(Time);
+
+impl Tick {
+    /// Reads the clock, without a system call.
+    pub(super) fn now() -> Self {
+        let now = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
+        Self(Time { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 })
+    }
+
+    /// The ctime of what changes in this tick.
+    pub(super) fn time(self) -> Time {
+        self.0
+    }
 }
 
 #[derive(Debug)]
@@ -54,6 +75,13 @@ impl Changes {
             after.change = before + 1;
             self.shard(after.fileid).lock().raise(after.fileid, after.change, SystemTime::now());
         }
+    }
+
+    /// Gives an object another value than it ever had. It was changed, and its ctime is now `ctime`.
+    pub(super) fn advance(&self, fileid: u64, ctime: Time) {
+        let mut shard = self.shard(fileid).lock();
+        let value = shard.of(fileid, ctime) + 1;
+        shard.raise(fileid, value, SystemTime::now());
     }
 
     fn shard(&self, fileid: u64) -> &Mutex<Shard> {
@@ -111,6 +139,21 @@ mod tests {
         assert_eq!((shard.of(1, ctime), shard.of(2, ctime)), (5_000_001, 5_000_000));
         assert_eq!(shard.of(1, at(9_000_000).0), 9_000_000);
         assert_eq!(shard.of(3, at(999).0), 999 + FORGOTTEN, "nobody knows what it had in another life");
+    }
+
+    #[test]
+    fn a_change_that_did_not_move_the_ctime_gets_a_new_value() {
+        let changes = Changes::new();
+        let tick = Tick::now().time();
+        let mut last = changes.of(7, tick);
+        for change in 0..100 {
+            changes.advance(7, tick);
+            let value = changes.of(7, tick);
+            assert!(value > last, "change {change}: {value} after {last}");
+            last = value;
+        }
+        let (later, _) = at(tick.as_nanoseconds() + 4_000_000);
+        assert_eq!(changes.of(7, later), later.as_nanoseconds(), "a later ctime is the value again");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use rustix::{
 use smallvec::SmallVec;
 
 use super::{Posix, identity::Identity, kernel, objects::Object};
-use crate::{Caller, Change, Kind, ReadInto, Result, Stability, VfsError, Written};
+use crate::{Caller, Change, Kind, ReadInto, Result, Stability, VfsError};
 
 impl Posix {
     /// A descriptor of a file for data, with the caller's rights.
@@ -123,15 +123,15 @@ impl Posix {
         }
     }
 
+    /// Writes data, and returns the change of the file if the caller asked for it.
     pub(super) fn write_file(
         &self,
         caller: &Caller<'_>,
-        object: &Object,
-        file: &File,
+        (object, file): (&Object, &File),
         offset: u64,
         data: &Rope,
-        stability: Stability,
-    ) -> Result<Written> {
+        (stability, with_change): (Stability, bool),
+    ) -> Result<Option<Change>> {
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| end > self.caps.file_size_max) {
             return Err(VfsError::FileTooBig);
@@ -141,13 +141,22 @@ impl Posix {
             Stability::DataSync => ReadWriteFlags::DSYNC,
             Stability::FileSync => ReadWriteFlags::DSYNC | ReadWriteFlags::SYNC,
         };
-        let ((), change) = self.change_if(!data.is_empty(), object, |_| {
+        let write = || {
             // As the caller: set-user-id bits go, and quotas and reserved space are the caller's.
             let _acting = self.identity.assume(caller)?;
             let written = write_all(file, offset, data, flags);
             written.inspect_err(|error| self.note_failure(*error))
-        })?;
-        Ok(Written { stability, change })
+        };
+        if with_change {
+            let ((), change) = self.change_if(!data.is_empty(), object, |_| write())?;
+            return Ok(Some(change));
+        }
+        if data.is_empty() {
+            write()?
+        } else {
+            self.change_unreported(object, write)?
+        }
+        Ok(None)
     }
 
     pub(super) fn sync(&self, object: &Object, file: &File) -> Result<Change> {

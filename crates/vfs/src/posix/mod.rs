@@ -40,7 +40,7 @@ use buf::{FileRange, Pool, Rope};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::{
-    fs::{FallocateFlags, Mode, OFlags},
+    fs::{FallocateFlags, Mode, OFlags, Timespec, Timestamps},
     io::Errno,
 };
 
@@ -98,6 +98,8 @@ pub struct Posix {
     mount: OwnedFd,
     /// `/proc/self/fd`, through which a path descriptor is opened for data.
     descriptors: OwnedFd,
+    /// Whether the file system keeps each ctime as this host's clock gave it, without rounding.
+    exact_times: bool,
     /// Whether even attributes that are at hand may have to be waited for: another host or program is asked for them.
     remote: bool,
     identity: Identity,
@@ -135,11 +137,14 @@ impl Posix {
         let database = database.then(|| open_database(&options, &handle)).transpose()?;
         let objects = Objects::new(options.descriptors.unwrap_or_else(default_descriptors));
         kernel::set_umask(0);
+        let remote = !LOCAL_MAGIC.contains(&(statfs.f_type as u64));
+        let fileid = rustix::fs::fstat(&fd)?.st_ino;
         Ok(Self {
             caps: caps(&mount, statfs.f_type as u64),
-            root: objects.insert(handle, crate::Kind::Dir, fd),
+            root: objects.insert(handle, (Kind::Dir, fileid), fd),
             fsid: attributes::fsid(&mount)?,
-            remote: !LOCAL_MAGIC.contains(&(statfs.f_type as u64)),
+            exact_times: !remote && has_exact_times(&mount),
+            remote,
             mount,
             descriptors,
             identity,
@@ -224,6 +229,19 @@ fn caps(root: &OwnedFd, file_system: u64) -> FsCaps {
         xattrs: xattr::supported(root),
         clone_block: ranges::clone_block(root),
     }
+}
+
+/// Whether times are kept to the nanosecond. No call tells, so it is tried on a nameless file.
+fn has_exact_times(root: &OwnedFd) -> bool {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let exact = || -> rustix::io::Result<bool> {
+        let file = rustix::fs::openat(root, c".", flags, Mode::RUSR | Mode::WUSR)?;
+        let time = Timespec { tv_sec: 1_234_567_891, tv_nsec: 123_456_789 };
+        rustix::fs::futimens(&file, &Timestamps { last_access: time, last_modification: time })?;
+        let kept = rustix::fs::fstat(&file)?;
+        Ok((kept.st_mtime, kept.st_mtime_nsec as i64) == (time.tv_sec, time.tv_nsec))
+    };
+    exact().unwrap_or(false)
 }
 
 /// The largest file: no call tells, so it is tried on a nameless one.
@@ -342,11 +360,13 @@ impl Vfs for Posix {
         offset: u64,
         data: &Rope,
         stability: Stability,
+        with_change: bool,
     ) -> Result<Written> {
         self.may_wait(caller)?;
         let object = self.resolve(caller, file)?;
         let file = self.data(caller, &object, true)?;
-        self.write_file(caller, &object, &file, offset, data, stability)
+        let change = self.write_file(caller, (&object, &file), offset, data, (stability, with_change))?;
+        Ok(Written { stability, change })
     }
 
     fn commit(&self, caller: &Caller<'_>, file: &Handle, _: u64, _: u64) -> Result<Change> {

@@ -12,7 +12,7 @@ use rustix::{
     path::DecInt,
 };
 
-use super::{Posix, objects::Object, resolve::open_beneath};
+use super::{Posix, changes::Tick, objects::Object, resolve::open_beneath};
 use crate::{
     Attr, Caller, Change, CreateMode, Created, DEFAULT_DIR_MODE, DEFAULT_MODE, Device, EXCLUSIVE_MODE, Handle, Kind,
     Name, NodeKind, PreAttr, Result, SetAttr, SetTime, Time, VfsError, permission, types::check_target,
@@ -226,13 +226,11 @@ impl Posix {
         }
         let ((), change) = self.change(dir, |_| {
             let victim = self.peek(dir, name);
-            let at_hand = self.at_hand(victim.as_ref());
-            {
+            self.change_names([victim.as_ref(), None], || {
                 let _acting = self.identity.assume(caller)?;
-                rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags).map_err(not_empty)?;
-            }
+                rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags).map_err(not_empty)
+            })?;
             victim.inspect(|victim| self.gone(victim, dir, name));
-            self.renamed(at_hand);
             Ok(())
         })?;
         Ok(change)
@@ -300,11 +298,9 @@ impl Posix {
         for _ in 0..RACES_MAX {
             let (moved, replaced) = names;
             let one_object = moved.is_some() && moved == replaced;
-            let at_hand = [self.at_hand(moved.as_ref()), self.at_hand(replaced.as_ref())];
             let flags = if one_object { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
-            match rename(flags) {
+            match self.change_names([moved.as_ref(), replaced.as_ref()], || rename(flags)) {
                 Ok(true) => {
-                    at_hand.into_iter().for_each(|object| self.renamed(object));
                     // With NOREPLACE the target had gone.
                     return Ok(Some((moved, replaced.filter(|_| !one_object))));
                 }
@@ -350,19 +346,15 @@ impl Posix {
         Ok((change, self.changed(object.fd(), before.change)?))
     }
 
-    /// An object before its names change, and its change attribute; nothing if it is not at hand, as then nobody has just looked
-    /// at it.
-    fn at_hand(&self, object: Option<&Handle>) -> Option<(Arc<Object>, u64)> {
-        let object = self.objects.find(object?)?;
-        let attr = self.attr(&object).ok()?;
-        Some((object, attr.change))
-    }
-
-    /// Its names have changed, and with them its attributes.
-    fn renamed(&self, at_hand: Option<(Arc<Object>, u64)>) {
-        if let Some((object, before)) = at_hand {
-            let _ = self.changed(object.fd(), before);
-        }
+    /// Runs what changes the names of objects, and with the names the attributes of the objects.
+    ///
+    /// An object that is not in the table needs no new change attribute: nobody was told one in this tick.
+    fn change_names<T>(&self, objects: [Option<&Handle>; 2], run: impl FnOnce() -> Result<T>) -> Result<T> {
+        let objects = objects.map(|object| self.objects.find(object?));
+        let begun = Tick::now();
+        let done = run()?;
+        objects.into_iter().flatten().for_each(|object| self.advance_change(&object, begun));
+        Ok(done)
     }
 
     /// A name of an object is gone, and the object perhaps with it.

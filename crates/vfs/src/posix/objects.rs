@@ -28,6 +28,7 @@ use crate::{Cred, Handle, Kind};
 pub(super) struct Object {
     pub(super) handle: Handle,
     pub(super) kind: Kind,
+    pub(super) fileid: u64,
     fd: OwnedFd,
     /// Held while a change and the attributes before and after it are made one.
     pub(super) changing: Mutex<()>,
@@ -124,7 +125,7 @@ impl Objects {
     }
 
     /// Keeps an object at hand; gives back the one that was, if there was one.
-    pub(super) fn insert(&self, handle: Handle, kind: Kind, fd: OwnedFd) -> Arc<Object> {
+    pub(super) fn insert(&self, handle: Handle, (kind, fileid): (Kind, u64), fd: OwnedFd) -> Arc<Object> {
         let tick = self.0.tick.load(Ordering::Relaxed);
         let mut shard = self.0.shard(&handle).lock();
         if let Some(&index) = shard.index.get(&handle) {
@@ -133,6 +134,7 @@ impl Objects {
         let object = Arc::new(Object {
             handle: handle.clone(),
             kind,
+            fileid,
             fd,
             changing: Mutex::new(()),
             opens: Mutex::default(),
@@ -343,7 +345,7 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_file_that_is_slow_to_close() {
         let objects = Objects::new(64);
-        let object = objects.insert(Handle::new(b"1"), Kind::File, File::open("/dev/null").unwrap().into());
+        let object = objects.insert(Handle::new(b"1"), (Kind::File, 1), File::open("/dev/null").unwrap().into());
         let (file, peer) = slow_to_close();
         objects.keep_open(&object, &Cred::root(), false, Arc::new(file));
         let deadline = Instant::now() + Duration::from_secs(600);

@@ -235,7 +235,7 @@ impl Posix {
         if attr.nlink == 0 {
             return Err(VfsError::Stale);
         }
-        Ok((self.objects.insert(handle, attr.kind, fd), attr))
+        Ok((self.objects.insert(handle, (attr.kind, attr.fileid), fd), attr))
     }
 
     /// The parent of a directory; the root's is the root.

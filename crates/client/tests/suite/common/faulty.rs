@@ -47,7 +47,7 @@ impl Faulty {
     fn to_disk(&self, caller: &Caller<'_>, file: &Handle) -> Result<()> {
         let mut cached = self.cached.lock();
         for (_, offset, data) in cached.iter().filter(|(handle, ..)| handle == file) {
-            self.disk.write(caller, file, *offset, data, Stability::FileSync)?;
+            self.disk.write(caller, file, *offset, data, Stability::FileSync, false)?;
         }
         cached.retain(|(handle, ..)| handle != file);
         Ok(())
@@ -59,7 +59,15 @@ impl Vfs for Faulty {
         self.boots().to_be_bytes()
     }
 
-    fn write(&self, caller: &Caller<'_>, file: &Handle, offset: u64, data: &Rope, how: Stability) -> Result<Written> {
+    fn write(
+        &self,
+        caller: &Caller<'_>,
+        file: &Handle,
+        offset: u64,
+        data: &Rope,
+        how: Stability,
+        with_change: bool,
+    ) -> Result<Written> {
         let number = self.writes.fetch_add(1, Ordering::SeqCst);
         if self.restart_at.contains(&number) {
             self.restart();
@@ -71,7 +79,8 @@ impl Vfs for Faulty {
             self.to_disk(caller, file)?;
         }
         let attr = self.disk.getattr(caller, file)?;
-        Ok(Written { stability: how, change: Change { before: PreAttr::from(&attr), after: attr } })
+        let change = with_change.then(|| Change { before: PreAttr::from(&attr), after: attr });
+        Ok(Written { stability: how, change })
     }
 
     fn commit(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {

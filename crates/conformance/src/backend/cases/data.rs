@@ -95,6 +95,8 @@ pub fn an_empty_write_changes_nothing(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     let before = w.attr(&file);
     assert_eq!(w.write(&file, 100, b"").unwrap(), before);
+    w.fs.write(&w.me(), &file, 100, &rope(b""), Stability::Unstable, false).unwrap();
+    assert_eq!(w.attr(&file), before);
     Ok(())
 }
 
@@ -110,8 +112,8 @@ pub fn ropes_of_many_pieces_are_written_in_order(w: &World) -> Outcome {
         }
     }
     let file = w.file(&w.root(), "f");
-    let written = w.fs.write(&w.me(), &file, 77, &data, Stability::Unstable).unwrap();
-    assert_eq!(written.change.after.size, 77 + data.len() as u64);
+    let written = w.fs.write(&w.me(), &file, 77, &data, Stability::Unstable, true).unwrap();
+    assert_eq!(written.change.unwrap().after.size, 77 + data.len() as u64);
     assert_eq!(w.read(&file, 77, data.len()).unwrap(), data.to_bytes().unwrap());
     Ok(())
 }
@@ -163,7 +165,7 @@ pub fn every_stability_is_honoured(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     let verifier = w.fs.write_verifier();
     for (i, asked) in [Stability::Unstable, Stability::DataSync, Stability::FileSync].into_iter().enumerate() {
-        let written = w.fs.write(&w.me(), &file, 10 * i as u64, &rope(b"0123456789"), asked).unwrap();
+        let written = w.fs.write(&w.me(), &file, 10 * i as u64, &rope(b"0123456789"), asked, true).unwrap();
         assert!(written.stability >= asked);
     }
     for (offset, len) in [(0, 0), (5, 10), (1 << 40, 0), (u64::MAX, 1), (3, u64::MAX)] {
@@ -194,7 +196,7 @@ pub fn random_writes_and_truncations_agree_with_a_model(w: &World) -> Outcome {
                 model.resize(model.len().max(at + page.len()), 0);
                 model[at..at + page.len()].copy_from_slice(&page);
                 let data = Rope::from(page.freeze());
-                w.fs.write(&w.me(), &file, at as u64, &data, Stability::Unstable).unwrap();
+                w.fs.write(&w.me(), &file, at as u64, &data, Stability::Unstable, false).unwrap();
             }
             2..6 => {
                 let len = 1 << rng.random_range(0..18);

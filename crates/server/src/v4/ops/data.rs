@@ -39,7 +39,7 @@ pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<W
     let vfs = file.writable()?.vfs();
     let _changing = cx.before_change(&file, Some(at.lock_client()))?;
     let writeverf = vfs.write_verifier();
-    let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability);
+    let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, false);
     let written = written.map_err(|error| wrong_type(&file, error))?;
     Ok(WriteOk { count: data.len() as u32, committed: stable_how(written.stability), writeverf })
 }

@@ -1,17 +1,20 @@
 //! OPEN, OPEN_DOWNGRADE, CLOSE and DELEGRETURN: RFC 8881 §18.2, §18.6, §18.16, §18.18.
 //!
-//! OPEN does two things that can fail: it finds or makes a file, and it gets the client a share of it. What can be refused
-//! without knowing the file is refused first; a file that is made is nobody else's yet, so its share is to be had; and a
-//! file that is there is shared before it is truncated. So an OPEN that fails leaves nothing behind.
+//! OPEN has three steps, and an OPEN that fails leaves nothing behind:
+//!
+//! 1. [`plan`]: the state refuses what can be refused without the file. A plan reserves nothing.
+//! 2. [`find`]: the file system finds or makes the file. A file that is made is nobody else's yet, so nothing is in the way of its share.
+//! 3. [`commit`]: the state gives the share and the delegation in one entry. A file that exists is shared before it is truncated, and a
+//!    delegation of it comes after that, with the new change attribute.
 
 use bytes::Bytes;
 use nfs::v4::{
     Bitmap4, ChangeInfo4, Clientid4, CloseArgs, Createhow4, DelegReturnArgs, Nfsstat4, OPEN4_RESULT_CONFIRM,
     OPEN4_RESULT_LOCKTYPE_POSIX, OPEN4_RESULT_MAY_NOTIFY_LOCK, OPEN4_SHARE_ACCESS_READ,
-    OPEN4_SHARE_ACCESS_WANT_DELEG_MASK, OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS, OPEN4_SHARE_ACCESS_WANT_NO_DELEG,
-    OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE, OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED,
-    OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL, OPEN4_SHARE_ACCESS_WRITE, OpenArgs, OpenClaim4,
-    OpenDelegation4, OpenDowngradeArgs, OpenNoneDelegation4, OpenOk, Openflag4, Stateid4, WhyNoDelegation4,
+    OPEN4_SHARE_ACCESS_WANT_DELEG_MASK, OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS,
+    OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED, OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL,
+    OPEN4_SHARE_ACCESS_WRITE, OpenArgs, OpenClaim4, OpenDelegation4, OpenDowngradeArgs, OpenOk, OpenReadDelegation4,
+    OpenWriteDelegation4, Openflag4, Stateid4,
     attr::{Attr4, Fattr4},
 };
 use vfs::{CreateMode, Created, Handle, Kind, Name, Rights, SetAttr, VfsError};
@@ -24,12 +27,13 @@ use super::{
 use crate::{
     call::{error::Fault, object::Object},
     clock,
+    sharing::locks::LockClient,
     v4::{
         Context,
         attr::{Wanted, change_info, set_attr},
         compound::Cursor,
         place::{Place, component},
-        state::{delegation::DelegationRequest, open::OpenRequest},
+        state::open::{Claim, OpenPlan, OpenRequest, OpenTarget, Opened},
         status::Fault4,
     },
 };
@@ -39,9 +43,9 @@ struct Target {
     handle: Handle,
     cinfo: ChangeInfo4,
     attrset: Bitmap4,
-    /// What has to be done once it is open.
+    /// Whether to truncate it once it is shared.
     truncate: bool,
-    /// Whoever makes a file may use it as he asks, whatever its mode.
+    /// The client that makes a file may use it as it asks, whatever its mode.
     made: bool,
     kind: Kind,
     /// Its change attribute, if that is known.
@@ -49,100 +53,18 @@ struct Target {
 }
 
 pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result<OpenOk, Fault4> {
-    let want_bits = match at.minor {
-        0 => 0,
-        1 => WANT_BITS,
-        // RFC 9754: a wish as well; what is given is without the times.
-        _ => WANT_BITS | OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS,
-    };
-    let (access, want) = (args.share_access & !want_bits, args.share_access & want_bits);
-    let reclaim = matches!(args.claim, OpenClaim4::Previous(_));
-    let (client, shares) = (at.client(), (access, args.share_deny));
-    // Before anything is made.
-    cx.shared.may_give()?;
-    let now = clock::now();
-    let unremembered = cx.shared.with_locks(|state, locks| {
-        state.may_open(locks, client, shares, reclaim)?;
-        Ok::<_, Nfsstat4>(state.unremembered(client, now))
-    })?;
-    unremembered.map_or(Ok(()), |owner| remember(cx, client, owner))?;
-    let mut target = match &args.claim {
-        OpenClaim4::Null(name) => {
-            // The mandatory check of names comes before that of the directory.
-            let name = component(name)?;
-            let Place::Object(..) = at.current()? else { return Err(pseudo(cx, at, name, args)) };
-            let dir = cx.object4(at.current()?)?;
-            match &args.openhow {
-                Openflag4::NoCreate => existing(&dir, name, None)?,
-                Openflag4::Create(how) => create(cx, at, &dir, name, how)?,
-            }
-        }
-        OpenClaim4::DelegateCur { file, .. } => {
-            let name = component(file)?;
-            let Place::Object(..) = at.current()? else { return Err(pseudo(cx, at, name, args)) };
-            existing(&cx.object4(at.current()?)?, name, None)?
-        }
-        OpenClaim4::Fh | OpenClaim4::Previous(_) | OpenClaim4::DelegCurFh(_) if args.openhow != Openflag4::NoCreate => {
-            return Err(Nfsstat4::Inval.into());
-        }
-        OpenClaim4::Fh | OpenClaim4::Previous(_) | OpenClaim4::DelegCurFh(_) => {
-            let Place::Object(..) = at.current()? else { return Err(Nfsstat4::IsDir.into()) };
-            let file = cx.object4(at.current()?)?;
-            let attr = file.getattr()?;
-            // Nothing is known of a directory.
-            let (cinfo, attrset) = (ChangeInfo4::default(), Bitmap4::new());
-            Target {
-                handle: file.handle,
-                cinfo,
-                attrset,
-                truncate: false,
-                made: false,
-                kind: attr.kind,
-                change: Some(attr.change),
-            }
-        }
-        // §18.16.3: for servers that keep delegations over a client's restart, which have DELEGPURGE.
-        OpenClaim4::DelegatePrev(_) | OpenClaim4::DelegPrevFh => return Err(Nfsstat4::NotSupp.into()),
-    };
+    let plan = plan(cx, at, args)?;
+    let mut target = find(cx, at, args)?;
     let Place::Object(id, _) = at.current()? else { return Err(Nfsstat4::Inval.into()) };
     let file = cx.object4(&Place::Object(*id, target.handle.clone()))?;
     of_kind(target.kind)?;
-    let claims = claimed(&args.claim);
-    if let Some(stateid) = claims {
-        let (name, stateid) = ((file.export.id(), file.handle.clone()), at.stateid(stateid)?);
-        cx.shared.with_state(|state| state.check_delegation(client, &name, &stateid))?;
-    }
     if !target.made {
-        permitted(&file, access, reclaim || claims.is_some())?;
+        permitted(&file, plan.request())?;
     }
-    if target.change.is_none() && is_delegable(cx, &args.claim, want) {
+    if target.change.is_none() && !target.truncate && plan.is_delegable() {
         target.change = Some(file.getattr()?.change);
     }
-    if target.truncate && !cx.may_block {
-        // It is to be shared first, and then nothing may go wrong but for good.
-        return Err(Fault::WouldBlock);
-    }
-    let changing = target.truncate.then(|| cx.before_change(&file, Some(at.lock_client()))).transpose()?;
-    let stateid = share(cx, at, args, &file, access)?;
-    if target.truncate {
-        let set = SetAttr { size: Some(0), ..SetAttr::default() };
-        match file.vfs().setattr(&file.caller(), &file.handle, &set, None) {
-            Ok(changed) => target.change = Some(changed.after.change),
-            Err(error) => {
-                if stateid.seqid == 1 {
-                    let (name, client) = ((file.export.id(), file.handle.clone()), at.client());
-                    let _ = cx.shared.with_locks(|state, locks| state.close(locks, client, &name, &stateid));
-                }
-                return Err(error.into());
-            }
-        }
-    }
-    drop(changing);
-    let owner = &args.owner.owner.0;
-    let confirm = at.minor == 0 && cx.shared.with_state(|state| state.needs_confirmation(client, owner, reclaim));
-    // RFC 7530 §16.16.5: what may have to be undone is not delegated.
-    let delegation =
-        if confirm { OpenDelegation4::None } else { delegation(cx, client, args, (&file, target.change), want) };
+    let Opened { stateid, confirm, delegation } = commit(cx, &plan, &file, &target)?;
     at.current = Some(file.place().into());
     at.set_stateid(stateid);
     let Target { cinfo, attrset, .. } = target;
@@ -154,6 +76,120 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
         rflags |= OPEN4_RESULT_MAY_NOTIFY_LOCK;
     }
     Ok(OpenOk { stateid, cinfo, rflags, attrset, delegation })
+}
+
+/// Has the state accept an OPEN before the file is known. If the client must be stored first (§8.4.2.1), it is when this returns.
+fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Fault4> {
+    let want_bits = match at.minor {
+        0 => 0,
+        1 => WANT_BITS,
+        // RFC 9754: a wish as well; a delegation comes without the times.
+        _ => WANT_BITS | OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS,
+    };
+    let claim = match &args.claim {
+        OpenClaim4::Previous(kind) => Claim::Reclaim(*kind),
+        OpenClaim4::DelegateCur { delegate_stateid: stateid, .. } | OpenClaim4::DelegCurFh(stateid) => {
+            Claim::Delegated(at.stateid(*stateid)?)
+        }
+        _ => Claim::New,
+    };
+    let request = OpenRequest {
+        client: at.client(),
+        owner: args.owner.owner.0.clone(),
+        access: args.share_access & !want_bits,
+        deny: args.share_deny,
+        want: args.share_access & want_bits,
+        claim,
+        can_recall: cx.shared.is_kept_up(),
+    };
+    cx.shared.may_give()?;
+    let plan = cx.shared.with_locks(|state, locks| state.plan_open(locks, request, clock::now()))?;
+    if let Some(owner) = plan.unremembered() {
+        remember(cx, at.client(), owner.clone())?;
+    }
+    Ok(plan)
+}
+
+/// Finds or makes the file.
+fn find(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<Target, Fault4> {
+    match &args.claim {
+        OpenClaim4::Null(name) => {
+            // The mandatory check of names comes before that of the directory.
+            let name = component(name)?;
+            let Place::Object(..) = at.current()? else { return Err(pseudo(cx, at, name, args)) };
+            let dir = cx.object4(at.current()?)?;
+            match &args.openhow {
+                Openflag4::NoCreate => existing(&dir, name, None),
+                Openflag4::Create(how) => create(cx, at, &dir, name, how),
+            }
+        }
+        OpenClaim4::DelegateCur { file, .. } => {
+            let name = component(file)?;
+            let Place::Object(..) = at.current()? else { return Err(pseudo(cx, at, name, args)) };
+            existing(&cx.object4(at.current()?)?, name, None)
+        }
+        OpenClaim4::Fh | OpenClaim4::Previous(_) | OpenClaim4::DelegCurFh(_) if args.openhow != Openflag4::NoCreate => {
+            Err(Nfsstat4::Inval.into())
+        }
+        OpenClaim4::Fh | OpenClaim4::Previous(_) | OpenClaim4::DelegCurFh(_) => {
+            let Place::Object(..) = at.current()? else { return Err(Nfsstat4::IsDir.into()) };
+            let file = cx.object4(at.current()?)?;
+            let attr = file.getattr()?;
+            Ok(Target {
+                handle: file.handle,
+                // Nothing is known of a directory.
+                cinfo: ChangeInfo4::default(),
+                attrset: Bitmap4::new(),
+                truncate: false,
+                made: false,
+                kind: attr.kind,
+                change: Some(attr.change),
+            })
+        }
+        // §18.16.3: for servers that keep delegations over a client's restart, which have DELEGPURGE.
+        OpenClaim4::DelegatePrev(_) | OpenClaim4::DelegPrevFh => Err(Nfsstat4::NotSupp.into()),
+    }
+}
+
+/// Gives the client the file, and truncates it if the client asks for that.
+fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target) -> Result<Opened, Fault4> {
+    if target.truncate && !cx.may_block {
+        // It is shared first, and after that the operation must not be executed again.
+        return Err(Fault::WouldBlock);
+    }
+    let client = plan.request().client;
+    let changing = target.truncate.then(|| cx.before_change(file, Some(LockClient::V4(client.0)))).transpose()?;
+    let name = (file.export.id(), file.handle.clone());
+    let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
+    cx.shared.may_give()?;
+    let mut opened = cx.shared.with_locks(|state, locks| state.commit_open(locks, plan, to, clock::now()))?;
+    if let Err(status) = cx.shared.may_give() {
+        // Storage has failed in the middle. The client opens again and gets the same open, but it would not know of a delegation.
+        if let OpenDelegation4::Read(OpenReadDelegation4 { stateid, .. })
+        | OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = opened.delegation
+        {
+            let _ = cx.shared.with_state(|state| state.delegreturn(client, &name, &stateid));
+        }
+        return Err(status.into());
+    }
+    if target.truncate {
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
+        match file.vfs().setattr(&file.caller(), &file.handle, &set, None) {
+            Ok(changed) => {
+                drop(changing);
+                let to = (&name, Some(changed.after.change));
+                opened.delegation =
+                    cx.shared.with_locks(|state, locks| state.delegate_open(locks, plan, to, clock::now()));
+            }
+            Err(error) => {
+                if opened.stateid.seqid == 1 {
+                    let _ = cx.shared.with_locks(|state, locks| state.close(locks, client, &name, &opened.stateid));
+                }
+                return Err(error.into());
+            }
+        }
+    }
+    Ok(opened)
 }
 
 pub(super) fn open_downgrade(cx: &Context<'_>, at: &mut Cursor, args: &OpenDowngradeArgs) -> Result<Stateid4, Fault4> {
@@ -257,8 +293,9 @@ fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> R
     })
 }
 
-/// Whether the caller may open a file that is there.
-fn permitted(file: &Object<'_>, access: u32, reclaim: bool) -> Result<(), Fault4> {
+/// Whether the caller may open a file that exists.
+fn permitted(file: &Object<'_>, request: &OpenRequest) -> Result<(), Fault4> {
+    let access = request.access;
     let (read, write) = (access & OPEN4_SHARE_ACCESS_READ != 0, access & OPEN4_SHARE_ACCESS_WRITE != 0);
     if write {
         file.writable()?;
@@ -269,23 +306,10 @@ fn permitted(file: &Object<'_>, access: u32, reclaim: bool) -> Result<(), Fault4
     let may_read = !read
         || has(Rights { read: true, ..Rights::default() })?
         || has(Rights { execute: true, ..Rights::default() })?;
-    // Who had it open before the restart had the right then.
-    let may = may_read && may_write || reclaim && file.getattr()?.uid == file.caller().cred.uid;
+    // The owner of the file had the right when the client opened it, or got the delegation.
+    let had = request.claim != Claim::New;
+    let may = may_read && may_write || had && file.getattr()?.uid == file.caller().cred.uid;
     if may { Ok(()) } else { Err(Nfsstat4::Access.into()) }
-}
-
-/// Gets the client its share of the file.
-fn share(cx: &Context<'_>, at: &Cursor, args: &OpenArgs, file: &Object<'_>, access: u32) -> Result<Stateid4, Fault4> {
-    let request = OpenRequest {
-        client: at.client(),
-        owner: args.owner.owner.0.clone(),
-        file: (file.export.id(), file.handle.clone()),
-        access,
-        deny: args.share_deny,
-        reclaim: matches!(args.claim, OpenClaim4::Previous(_)),
-        delegated: claimed(&args.claim).is_some(),
-    };
-    Ok(cx.shared.give(|state, locks| state.open(locks, &request, clock::now()))?)
 }
 
 /// DELEGRETURN (§18.6).
@@ -296,7 +320,7 @@ pub(super) fn delegreturn(cx: &Context<'_>, at: &Cursor, args: &DelegReturnArgs)
     Ok(cx.shared.with_state(|state| state.delegreturn(client, &name, &stateid))?)
 }
 
-/// Sees to it that a client can reclaim after a restart what it gets now (§8.4.2.1).
+/// Stores a client, so that it can reclaim after a restart what it gets now (§8.4.2.1).
 fn remember(cx: &Context<'_>, client: Clientid4, owner: Bytes) -> Result<(), Fault4> {
     let recovery = &cx.core.recovery;
     if !cx.may_block && recovery.is_persistent() {
@@ -308,52 +332,6 @@ fn remember(cx: &Context<'_>, client: Clientid4, owner: Bytes) -> Result<(), Fau
         tracing::debug!(%error, "a client gets nothing because it could not be remembered");
         Nfsstat4::Delay.into()
     })
-}
-
-/// The delegation by whose right a file is opened.
-fn claimed(claim: &OpenClaim4) -> Option<Stateid4> {
-    match claim {
-        OpenClaim4::DelegateCur { delegate_stateid: stateid, .. } | OpenClaim4::DelegCurFh(stateid) => Some(*stateid),
-        _ => None,
-    }
-}
-
-/// Whether a delegation may come with an open, for which the file's change attribute has to be known.
-fn is_delegable(cx: &Context<'_>, claim: &OpenClaim4, want: u32) -> bool {
-    let wanted = want & OPEN4_SHARE_ACCESS_WANT_DELEG_MASK != OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
-    cx.shared.is_kept_up() && claimed(claim).is_none() && (wanted || matches!(claim, OpenClaim4::Previous(_)))
-}
-
-/// The delegation that comes with an open.
-fn delegation(
-    cx: &Context<'_>,
-    client: Clientid4,
-    args: &OpenArgs,
-    (file, change): (&Object<'_>, Option<u64>),
-    want: u32,
-) -> OpenDelegation4 {
-    if cx.shared.is_kept_up() && claimed(&args.claim).is_some() {
-        return OpenDelegation4::None;
-    }
-    let Some(change) = change.filter(|_| is_delegable(cx, &args.claim, want)) else { return no_delegation(want) };
-    let reclaim = match args.claim {
-        OpenClaim4::Previous(kind) => Some(kind),
-        _ => None,
-    };
-    let name = (file.export.id(), file.handle.clone());
-    let request = DelegationRequest { client, file: &name, share_access: args.share_access, change, reclaim };
-    cx.shared.with_locks(|state, locks| state.delegate(locks, &request, clock::now()))
-}
-
-/// §18.16.3: a client that has said which delegation it wants is told why there is none.
-fn no_delegation(want: u32) -> OpenDelegation4 {
-    match want & OPEN4_SHARE_ACCESS_WANT_DELEG_MASK {
-        OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE => OpenDelegation4::None,
-        OPEN4_SHARE_ACCESS_WANT_NO_DELEG => {
-            OpenDelegation4::NoneExt(OpenNoneDelegation4::Other(WhyNoDelegation4::NotWanted))
-        }
-        _ => OpenDelegation4::NoneExt(OpenNoneDelegation4::Resource { server_will_signal_avail: false }),
-    }
 }
 
 const WANT_BITS: u32 = OPEN4_SHARE_ACCESS_WANT_DELEG_MASK

@@ -69,10 +69,19 @@ pub struct Client<R> {
     /// The same as it will be, once that is confirmed.
     update: Option<Legacy>,
     /// The last CREATE_SESSION: a reply cache of one slot.
-    pub(super) created: (Sequenceid4, Result<CreateSessionOk, Nfsstat4>),
+    pub(super) created: Created,
     renewed_at: Instant,
     /// When it was last heard of, which renews no lease that is lost.
     heard_at: Instant,
+}
+
+/// A CREATE_SESSION that was executed.
+#[derive(Clone, Debug)]
+pub(super) struct Created {
+    pub(super) sequence: Sequenceid4,
+    /// The principal that sent it, to which alone a retry repeats the result.
+    pub(super) by: Principal,
+    pub(super) result: Result<CreateSessionOk, Nfsstat4>,
 }
 
 /// All clients.
@@ -167,7 +176,11 @@ impl<R> Client<R> {
             legacy: None,
             update: None,
             // RFC 8881 §18.36.4: the slot begins one before what is told, with a contrived result.
-            created: (Sequenceid4(0), Err(Nfsstat4::SeqMisordered)),
+            created: Created {
+                sequence: Sequenceid4(0),
+                by: origin.principal.clone(),
+                result: Err(Nfsstat4::SeqMisordered),
+            },
             renewed_at: now,
             heard_at: now,
         }
@@ -197,7 +210,7 @@ impl<R> Client<R> {
 
     /// For its next CREATE_SESSION.
     pub fn next_sequence(&self) -> Sequenceid4 {
-        Sequenceid4(self.created.0.0.wrapping_add(1))
+        Sequenceid4(self.created.sequence.0.wrapping_add(1))
     }
 
     /// Whether it is remembered over a restart.

@@ -21,6 +21,7 @@ use nfs::v4::*;
 
 use super::{
     State,
+    open::{Claim, OpenPlan, OpenRequest},
     stateid::{Kind, Other},
 };
 pub use crate::sharing::conflict::Access;
@@ -50,9 +51,9 @@ pub struct Held<F> {
     pub stateid: Stateid4,
 }
 
-/// What OPEN asks for.
+/// A delegation that an open asks for.
 #[derive(Clone, Debug)]
-pub struct DelegationRequest<'a, F> {
+pub(super) struct DelegationRequest<'a, F> {
     /// The session's client.
     pub client: Clientid4,
     /// The file, which is a regular one and has just been opened.
@@ -184,8 +185,31 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         found.is_ok_and(|other| matches!(&self.stateids.entry(&other).kind, Kind::Delegation(held) if held.recalled))
     }
 
+    /// The delegation that comes with an open, or why none does. `change` is the file's change attribute.
+    pub fn delegate_open(
+        &mut self,
+        locks: &LockTable<F>,
+        plan: &OpenPlan,
+        (file, change): (&F, Option<u64>),
+        now: Instant,
+    ) -> OpenDelegation4 {
+        let &OpenRequest { client, access, want, claim, can_recall, .. } = plan.request();
+        let reclaim = match claim {
+            Claim::Reclaim(kind) => Some(kind),
+            _ => None,
+        };
+        match change.filter(|_| plan.is_delegable()) {
+            Some(change) => {
+                let request = DelegationRequest { client, file, share_access: access | want, change, reclaim };
+                self.delegate(locks, &request, now)
+            }
+            None if plan.confirms() || can_recall && matches!(claim, Claim::Delegated(_)) => OpenDelegation4::None,
+            None => no_delegation(want),
+        }
+    }
+
     /// Gives a delegation, or says why not.
-    pub fn delegate(
+    pub(super) fn delegate(
         &mut self,
         locks: &LockTable<F>,
         request: &DelegationRequest<'_, F>,
@@ -248,14 +272,6 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok((stateid, write))
     }
 
-    /// Whether a client has this delegation, also while it is recalled: what CLAIM_DELEGATE_CUR says (§18.16.3).
-    ///
-    /// # Errors
-    /// What is wrong with the stateid.
-    pub fn check_delegation(&self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<(), Nfsstat4> {
-        self.resolve_delegation(client, file, stateid).map(drop)
-    }
-
     /// DELEGRETURN (§18.6).
     ///
     /// # Errors
@@ -307,7 +323,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.delegations.contended.get(file).is_some_and(|until| *until > now)
     }
 
-    fn resolve_delegation(&self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Other, Nfsstat4> {
+    /// The delegation that a client means by a stateid, also while it is recalled (CLAIM_DELEGATE_CUR, §18.16.3).
+    ///
+    /// # Errors
+    /// What is wrong with the stateid.
+    pub(super) fn resolve_delegation(
+        &self,
+        client: Clientid4,
+        file: &F,
+        stateid: &Stateid4,
+    ) -> Result<Other, Nfsstat4> {
         let other = self.stateids.resolve(client, Some(file), stateid)?;
         if self.stateids.is_delegation(&other) { Ok(other) } else { Err(Nfsstat4::BadStateid) }
     }
@@ -339,6 +364,17 @@ fn wanted_kind(
             Err(OpenNoneDelegation4::Other(WhyNoDelegation4::NotSuppUpgrade))
         }
         _ => Ok(opens_to_write),
+    }
+}
+
+/// §18.16.3: a client that has said which delegation it wants is told why there is none.
+fn no_delegation(want: u32) -> OpenDelegation4 {
+    match want & OPEN4_SHARE_ACCESS_WANT_DELEG_MASK {
+        OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE => OpenDelegation4::None,
+        OPEN4_SHARE_ACCESS_WANT_NO_DELEG => {
+            OpenDelegation4::NoneExt(OpenNoneDelegation4::Other(WhyNoDelegation4::NotWanted))
+        }
+        _ => OpenDelegation4::NoneExt(RESOURCE),
     }
 }
 

@@ -9,7 +9,7 @@ use rand::RngCore;
 
 use super::{
     Event, Principal, State,
-    client::{Origin, Outlook, Plan, Then},
+    client::{Created, Origin, Outlook, Plan, Then},
     session::{Connection, Session},
 };
 
@@ -75,8 +75,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// CREATE_SESSION (§18.36).
     ///
+    /// The principal is compared while the client ID is not confirmed (§18.36.4, phase 3). Later any principal that knows the client ID can
+    /// create a session, as it can use any session whose ID it knows (SP4_NONE, §2.10.8.3). Such a session has no backchannel, the result is
+    /// repeated only to the principal that got it, and other principals get at most half of the client's sessions.
+    ///
     /// # Errors
-    /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, INVAL, TOOSMALL, NOSPC; or what the last one with this sequence got.
+    /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, WRONG_CRED, INVAL, TOOSMALL, NOSPC; or the result of the last CREATE_SESSION, if this is a
+    /// retry of it.
     pub fn create_session(
         &mut self,
         now: Instant,
@@ -88,31 +93,40 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.check_stored(args.clientid)?;
         let client = self.clients.find(args.clientid).filter(|client| !client.evicted && client.legacy.is_none());
         let client = client.ok_or(Nfsstat4::StaleClientid)?;
-        if client.principal != *principal {
-            // §18.36.4, phase 3, but before what is cached is told to somebody else.
+        let is_owner = client.principal == *principal;
+        if !is_owner && !client.confirmed {
+            // Before phase 2, which would use up the sequence.
             return Err(Nfsstat4::ClidInuse);
         }
-        // §18.36.4, phase 2. What was refused for its arguments alone is refused again rather than from memory: a retry cannot
-        // tell, and whoever takes the sequence of a refusal for unused, as other servers have it, can send better ones.
-        let (last, made) = &client.created;
-        match (args.sequence == *last, made) {
+        if !is_owner && client.protect != StateProtect4R::None {
+            return Err(Nfsstat4::WrongCred);
+        }
+        // §18.36.4, phase 2. An error of the arguments alone is computed again and not repeated from the cache: a retry cannot
+        // tell the difference, and a client that does not count a refused request can send better arguments with the same sequence.
+        let last = &client.created;
+        match (args.sequence == last.sequence, &last.result) {
+            // A retry is of the same principal. Another one must not learn the session ID, nor take another's session for its own.
+            (true, _) if last.by != *principal => return Err(Nfsstat4::SeqMisordered),
             (true, Err(Nfsstat4::Inval | Nfsstat4::TooSmall)) => {}
-            (true, made) => return made.clone(),
+            (true, result) => return result.clone(),
             (false, _) if args.sequence != client.next_sequence() => return Err(Nfsstat4::SeqMisordered),
             (false, _) => {}
         }
-        let full = client.sessions.len() >= self.sessions_max(client);
+        let max = self.sessions_max(client);
+        let foreign = client.sessions().filter(|session| session.is_foreign).count();
+        let full = client.sessions.len() >= max || !is_owner && foreign >= max / 2;
         let (limits, granted) = self.grant(client, &args.fore_chan_attrs);
         let made = if args.flags & !SESSION_FLAGS != 0 {
             Err(Nfsstat4::Inval)
         } else {
-            Session::new(id, args, (&limits, granted), connection)
+            Session::new(id, args, (&limits, granted), (connection, is_owner))
         };
         let made = made.and_then(|session| if full { Err(Nfsstat4::NoSpc) } else { Ok(session) });
         let result = made.map(|session| self.add_session(now, args, session));
-        // Phase 2 again: the sequence has been used, however it went.
+        // Phase 2 again: the sequence is used up, also by a failure.
         if let Some(client) = self.clients.find_mut(args.clientid) {
-            client.created = (args.sequence, result.clone());
+            let (sequence, by) = (args.sequence, principal.clone());
+            client.created = Created { sequence, by, result: result.clone() };
         }
         result
     }
@@ -129,10 +143,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         for connection in session.connections() {
             self.by_connection.entry(connection).or_default().push(session.id);
         }
+        let is_foreign = session.is_foreign;
         self.clients.add_session(args.clientid, session);
         self.confirm(args.clientid);
         if let Some(client) = self.clients.find_mut(args.clientid) {
-            client.callbacks_fail = false;
+            client.callbacks_fail &= is_foreign;
             client.renew(now);
         }
         result

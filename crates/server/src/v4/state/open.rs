@@ -18,27 +18,103 @@ use super::{
     delegation::Access,
     hosts::Group,
     load::HOST_PART,
+    owner::{OwnerKind, OwnerName},
     stateid::{Kind, Open, Other},
 };
 use crate::sharing::locks::{Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share};
 
-/// What OPEN asks for, once the file is known.
+/// The right by which a client opens a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// A new open (CLAIM_NULL, CLAIM_FH).
+    New,
+    /// The client had the file open before the server's restart, with this delegation (CLAIM_PREVIOUS).
+    Reclaim(OpenDelegationType4),
+    /// The client has this delegation (CLAIM_DELEGATE_CUR, CLAIM_DELEG_CUR_FH).
+    Delegated(Stateid4),
+}
+
+/// The part of OPEN that is known before the file is.
 #[derive(Clone, Debug)]
-pub struct OpenRequest<F> {
+pub struct OpenRequest {
     /// The session's client.
     pub client: Clientid4,
     /// The open-owner.
     pub owner: Bytes,
-    /// The file.
-    pub file: F,
-    /// The `OPEN4_SHARE_ACCESS_` bits, without what is said of delegations.
+    /// The `OPEN4_SHARE_ACCESS_` bits, without those of delegations.
     pub access: u32,
     /// The `OPEN4_SHARE_DENY_` bits.
     pub deny: u32,
-    /// Whether it was open before the server's restart.
-    pub reclaim: bool,
-    /// Whether the client opens by a delegation that it has.
-    pub delegated: bool,
+    /// The `OPEN4_SHARE_ACCESS_WANT_` bits.
+    pub want: u32,
+    /// The client's right.
+    pub claim: Claim,
+    /// Whether this server can recall a delegation.
+    pub can_recall: bool,
+}
+
+/// An OPEN that [`State::plan_open`] has accepted and [`State::commit_open`] completes.
+///
+/// A plan reserves nothing: if the file cannot be found or made, the plan is dropped, and the client holds what it held before. So the
+/// commit checks again what can have changed in between.
+#[derive(Debug)]
+#[must_use = "a plan gives the client nothing until it is committed"]
+pub struct OpenPlan {
+    request: OpenRequest,
+    unremembered: Option<Bytes>,
+    confirm: bool,
+}
+
+impl OpenPlan {
+    /// The request.
+    pub fn request(&self) -> &OpenRequest {
+        &self.request
+    }
+
+    /// The client's name, if it must be stored before the client is given anything; [`State::remembered`] takes the outcome.
+    pub fn unremembered(&self) -> Option<&Bytes> {
+        self.unremembered.as_ref()
+    }
+
+    /// Whether a client of 4.0 must confirm the open.
+    pub(super) fn confirms(&self) -> bool {
+        self.confirm
+    }
+
+    /// Whether a delegation may come with the open, for which the file's change attribute must be known.
+    pub fn is_delegable(&self) -> bool {
+        let OpenRequest { want, claim, can_recall, .. } = self.request;
+        let is_wanted = match claim {
+            Claim::New => want & OPEN4_SHARE_ACCESS_WANT_DELEG_MASK != OPEN4_SHARE_ACCESS_WANT_NO_DELEG,
+            Claim::Reclaim(_) => true,
+            Claim::Delegated(_) => false,
+        };
+        // RFC 7530 §16.16.5: the server may have to undo an open that is not confirmed, so it comes without a delegation.
+        can_recall && is_wanted && !self.confirm
+    }
+}
+
+/// A file that was found or made for an OPEN.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenTarget<'a, F> {
+    /// The file.
+    pub file: &'a F,
+    /// Its change attribute, if a delegation may come with the open.
+    pub change: Option<u64>,
+    /// The file is truncated after the commit. The delegation then comes by [`State::delegate_open`], with the change attribute of
+    /// that time.
+    pub truncates: bool,
+}
+
+/// The result of an OPEN.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Opened {
+    /// The open.
+    pub stateid: Stateid4,
+    /// Whether a client of 4.0 must confirm it.
+    pub confirm: bool,
+    /// The delegation that comes with it, or why none does.
+    pub delegation: OpenDelegation4,
 }
 
 /// Why LOCK or LOCKT fails.
@@ -57,45 +133,75 @@ impl From<Nfsstat4> for LockFailure {
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// Whether OPEN may go on: what can be said before the file is known, and so before one is made.
+    /// The first half of OPEN (§18.16): refuses what can be refused before the file is known, and so before one is made. Changes nothing but
+    /// that the client counts as about to be stored, if it is not; the next plan then says so again.
     ///
     /// # Errors
     /// INVAL, GRACE, NO_GRACE, RECLAIM_BAD; DELAY if the client has as many opens as it may.
-    pub fn may_open(
-        &self,
+    pub fn plan_open(
+        &mut self,
         locks: &LockTable<F>,
-        client: Clientid4,
-        (access, deny): (u32, u32),
-        reclaim: bool,
-    ) -> Result<(), Nfsstat4> {
+        request: OpenRequest,
+        now: Instant,
+    ) -> Result<OpenPlan, Nfsstat4> {
+        let OpenRequest { client, access, deny, claim, .. } = request;
+        let reclaim = matches!(claim, Claim::Reclaim(_));
         check_share(access, deny)?;
         self.check_reclaim(client, reclaim)?;
         if locks.in_grace() && !reclaim {
             return Err(Nfsstat4::Grace);
         }
-        self.check_room(client, None)
+        self.check_room(client, None)?;
+        let unremembered = self.unremembered(client, now);
+        // §9.1.11 of RFC 7530: an open that is reclaimed is not confirmed. Nobody else can have had its owner's name since the restart.
+        let confirm = self.is_legacy(client) && !reclaim && !self.owners.is_confirmed(&open_owner_name(&request));
+        Ok(OpenPlan { request, unremembered, confirm })
     }
 
-    /// OPEN (§18.16), after the file was found or made. An owner that has the file open gets the same stateid, with the
-    /// union of both opens.
+    /// The second half of OPEN (§18.16), after the file was found or made: gives the client its share of the file, and a delegation where that
+    /// is possible. An owner that has the file open gets the same stateid, with the union of both opens.
     ///
     /// # Errors
-    /// INVAL, SHARE_DENIED, GRACE, NO_GRACE; DELAY if there are too many opens, or delegations in the way, which have been
-    /// recalled.
-    pub fn open(
+    /// What is wrong with the stateid of the delegation; SHARE_DENIED, GRACE, NO_GRACE; DELAY if there are too many opens, or delegations in
+    /// the way, which have been recalled.
+    pub fn commit_open(
         &mut self,
         locks: &mut LockTable<F>,
-        request: &OpenRequest<F>,
+        plan: &OpenPlan,
+        target: OpenTarget<'_, F>,
+        now: Instant,
+    ) -> Result<Opened, Nfsstat4> {
+        let request = &plan.request;
+        if let Claim::Delegated(stateid) = &request.claim {
+            self.resolve_delegation(request.client, target.file, stateid)?;
+        }
+        let stateid = self.share_file(locks, request, target.file, now)?;
+        if matches!(request.claim, Claim::Reclaim(_)) && self.is_legacy(request.client) {
+            self.owners.confirm(&open_owner_name(request));
+        }
+        let delegation = match target.truncates {
+            true => OpenDelegation4::None,
+            false => self.delegate_open(locks, plan, (target.file, target.change), now),
+        };
+        Ok(Opened { stateid, confirm: plan.confirm, delegation })
+    }
+
+    /// Gives the client its share of a file.
+    fn share_file(
+        &mut self,
+        locks: &mut LockTable<F>,
+        request: &OpenRequest,
+        file: &F,
         now: Instant,
     ) -> Result<Stateid4, Nfsstat4> {
-        let OpenRequest { client, owner, file, access, deny, reclaim, delegated } = request;
-        check_share(*access, *deny)?;
-        self.check_reclaim(*client, *reclaim)?;
+        let OpenRequest { client, owner, access, deny, claim, .. } = request;
+        let reclaim = matches!(claim, Claim::Reclaim(_));
+        self.check_reclaim(*client, reclaim)?;
         if !reclaim {
             let harmless = access & OPEN4_SHARE_ACCESS_WRITE == 0 && deny & OPEN4_SHARE_DENY_READ == 0;
             let access = if harmless { Access::Read } else { Access::Write };
             self.recall(locks, file, (Some(*client), access), now)?;
-            if !delegated {
+            if *claim == Claim::New {
                 self.recall_own(*client, file, now)?;
             }
         }
@@ -120,7 +226,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         open.accesses |= 1 << access;
         open.denials |= 1 << deny;
         let (owner, share) = (open_owner(*client, owner), share(open.access, open.deny));
-        while let Err(error) = locks.share(file, &owner, share, *reclaim) {
+        while let Err(error) = locks.share(file, &owner, share, reclaim) {
             let LockError::Denied(holder) = error else { return Err(status(&error)) };
             if !self.displace(locks, &holder, *client, now) {
                 return Err(Nfsstat4::ShareDenied);
@@ -461,6 +567,11 @@ fn is_union(seen: u8, wanted: u32) -> bool {
 /// The set of values that have no bits but those of `value`.
 fn subsets(value: u32) -> u8 {
     (0..4).filter(|part| part & !value == 0).fold(0, |set, part| set | 1 << part)
+}
+
+/// The open-owner, by whose sequence the operations of 4.0 are counted.
+fn open_owner_name(request: &OpenRequest) -> OwnerName {
+    OwnerName { client: request.client, kind: OwnerKind::Open, name: request.owner.clone() }
 }
 
 fn share(access: u32, deny: u32) -> Share {

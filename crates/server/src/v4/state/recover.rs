@@ -4,7 +4,7 @@
 //! until it is gone or has lost anything. What it has lost somebody else may have got, so it is forgotten before that is
 //! answered, and remembered again when it has taken note: one that has not, and in another life reclaims all that it believes to
 //! have, would get what it has lost (§8.4.2.1). That it may hold more, and believes to, is not forgotten: after a restart nobody
-//! else may get anything before its lease is over. Where and how is for whoever asks [`State::unremembered`] and
+//! else may get anything before its lease is over. Where and how is for the caller of [`State::plan_open`] and
 //! [`State::poll_record`].
 //!
 //! Grace lasts for those that are remembered, so two kinds of clients are not, outside of grace:
@@ -121,7 +121,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// The owner of a client that is to get something and is not remembered yet, and is to be now.
-    pub fn unremembered(&mut self, id: Clientid4, now: Instant) -> Option<Bytes> {
+    pub(super) fn unremembered(&mut self, id: Clientid4, now: Instant) -> Option<Bytes> {
         let client = self.clients.find_mut(id)?;
         client.wanted_at = client.wanted_at.max(now);
         if !matches!(client.record, Record::None | Record::Pending) {

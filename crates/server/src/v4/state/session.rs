@@ -36,6 +36,8 @@ pub struct Session<R> {
     pub id: Sessionid4,
     /// Bytes of the reply cache that it was granted, but for those that every session is.
     pub(super) granted: usize,
+    /// Another principal than the client's has created it.
+    pub(super) is_foreign: bool,
     /// The limits of calls.
     pub fore: ChannelAttrs4,
     /// The limits of callbacks.
@@ -82,8 +84,8 @@ struct Bound {
 }
 
 impl<R: Clone> Session<R> {
-    /// A session as CREATE_SESSION has asked for it. The connection carries its calls, and its callbacks if the client
-    /// wants that and it can.
+    /// A session as CREATE_SESSION asks for it. The connection carries its calls. It also carries its callbacks if the client wants that,
+    /// the connection can, and the client's own principal creates the session: callbacks must not go to somebody else.
     ///
     /// # Errors
     /// - INVAL: no slots or operations.
@@ -92,10 +94,10 @@ impl<R: Clone> Session<R> {
         id: Sessionid4,
         args: &CreateSessionArgs,
         (limits, granted): (&ChannelLimits, usize),
-        connection: Connection,
+        (connection, is_owner): (Connection, bool),
     ) -> Result<Self, Nfsstat4> {
         let fore = negotiate(&args.fore_chan_attrs, limits)?;
-        let wants_back = wants_back(args);
+        let wants_back = is_owner && wants_back(args);
         // A connection may be bound to the backchannel later, unless the client has left it out altogether.
         if wants_back || args.back_chan_attrs != NO_CHANNEL {
             check_back(&args.back_chan_attrs)?;
@@ -103,6 +105,7 @@ impl<R: Clone> Session<R> {
         let mut session = Self {
             id,
             granted,
+            is_foreign: !is_owner,
             fore,
             back: ChannelAttrs4 { headerpadsize: 0, rdma_ird: None, ..args.back_chan_attrs },
             cb_program: args.cb_program,

@@ -209,16 +209,6 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(self.stateids.change(&other))
     }
 
-    /// Whether OPEN of this owner is to be confirmed. One that reclaims is not (§9.1.11): nobody else can have had its owner's
-    /// name since the restart.
-    pub fn needs_confirmation(&mut self, client: Clientid4, name: &Bytes, reclaims: bool) -> bool {
-        let owner = OwnerName { client, kind: OwnerKind::Open, name: name.clone() };
-        if reclaims {
-            self.owners.confirm(&owner);
-        }
-        !self.owners.is_confirmed(&owner)
-    }
-
     /// RELEASE_LOCKOWNER (§16.37).
     ///
     /// # Errors

@@ -87,14 +87,37 @@ fn a_writer_that_opens_again_without_its_delegation_is_in_its_own_way() {
     let (a, _) = world.ready("a");
     let Got::Write(stateid) = world.open_and_delegate(a, WRITE) else { panic!() };
     let owner = Bytes::from_static(b"again");
-    let mut request =
-        OpenRequest { client: a, owner, file: 'f', access: READ, deny: 0, reclaim: false, delegated: true };
-    world.state.open(&mut world.locks, &request, world.now).unwrap();
-    request.delegated = false;
-    assert_eq!(world.state.open(&mut world.locks, &request, world.now), Err(Nfsstat4::Delay));
+    let request = opening(a, owner);
+    world.open_by(OpenRequest { claim: Claim::Delegated(stateid), ..request.clone() }).unwrap();
+    assert_eq!(world.open_by(request.clone()), Err(Nfsstat4::Delay));
     assert_eq!(world.recalls().len(), 1);
     world.state.delegreturn(a, &'f', &stateid).unwrap();
-    world.state.open(&mut world.locks, &request, world.now).unwrap();
+    let by_delegation = OpenRequest { claim: Claim::Delegated(stateid), ..request.clone() };
+    assert_eq!(world.open_by(by_delegation), Err(Nfsstat4::BadStateid), "it has none any more");
+    world.open_by(request).unwrap();
+}
+
+/// What OPEN gets beside the open, in the same entry into the state.
+#[test]
+fn an_open_comes_with_a_delegation_if_that_is_wanted_and_can_be_recalled() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let wanted = |client, want, can_recall| OpenRequest { want, can_recall, ..opening(client, Bytes::new()) };
+    let mut open = |request| world.open_by(request).unwrap().delegation;
+    let none = |why| OpenDelegation4::NoneExt(OpenNoneDelegation4::Other(why));
+    assert_eq!(open(wanted(a, 0, false)), OpenDelegation4::None);
+    let Got::Why(resource) = RESOURCE else { panic!() };
+    assert_eq!(open(wanted(a, OPEN4_SHARE_ACCESS_WANT_ANY_DELEG, false)), OpenDelegation4::NoneExt(resource));
+    assert_eq!(open(wanted(a, OPEN4_SHARE_ACCESS_WANT_NO_DELEG, true)), none(WhyNoDelegation4::NotWanted));
+    assert!(matches!(open(wanted(a, 0, true)), OpenDelegation4::Read(_)));
+    // A file that is truncated behind the commit is delegated behind that.
+    let plan = world.state.plan_open(&world.locks, wanted(b, 0, true), world.now).unwrap();
+    assert!(plan.is_delegable());
+    let target = OpenTarget { file: &'f', change: None, truncates: true };
+    let opened = world.state.commit_open(&mut world.locks, &plan, target, world.now).unwrap();
+    assert_eq!(opened.delegation, OpenDelegation4::None);
+    let delegation = world.state.delegate_open(&world.locks, &plan, (&'f', Some(8)), world.now);
+    assert!(matches!(delegation, OpenDelegation4::Read(_)));
 }
 
 #[test]
@@ -110,17 +133,19 @@ fn a_writer_is_in_the_way_of_everybody_else() {
     assert_eq!(world.state.recall(&mut world.locks, &'g', (None, Access::Write), world.now), Ok(()), "another file");
     assert_eq!(world.open(b, "o", READ, 0), Err(Nfsstat4::Delay));
     // While it is recalled its holder may still open, write, and tell what it has done (CLAIM_DELEGATE_CUR).
-    assert_eq!(world.state.check_delegation(a, &'f', &stateid), Ok(()));
-    assert_eq!(world.state.check_delegation(b, &'f', &stateid), Err(Nfsstat4::BadStateid));
+    let by = |client, stateid| OpenRequest {
+        access: WRITE,
+        claim: Claim::Delegated(stateid),
+        ..opening(client, Bytes::from_static(b"o"))
+    };
+    assert_eq!(world.open_by(by(b, stateid)), Err(Nfsstat4::BadStateid));
     let io = |world: &mut World, client, write| {
         world.state.check_io(&mut world.locks, client, &'f', &stateid, write, world.now)
     };
     assert_eq!(io(&mut world, a, true), Ok(()));
     assert_eq!(io(&mut world, b, false), Err(Nfsstat4::BadStateid));
-    let owner = Bytes::from_static(b"o");
-    let request = OpenRequest { client: a, owner, file: 'f', access: WRITE, deny: 0, reclaim: false, delegated: true };
-    let open = world.state.open(&mut world.locks, &request, world.now).unwrap();
-    assert_eq!(world.state.check_delegation(a, &'f', &open), Err(Nfsstat4::BadStateid), "an open is none");
+    let open = world.open_by(by(a, stateid)).unwrap().stateid;
+    assert_eq!(world.open_by(by(a, open)), Err(Nfsstat4::BadStateid), "an open is none");
     assert_eq!(world.state.delegreturn(a, &'f', &open), Err(Nfsstat4::BadStateid));
     world.state.delegreturn(a, &'f', &stateid).unwrap();
     assert_eq!(world.state.delegreturn(a, &'f', &stateid), Err(Nfsstat4::BadStateid));
@@ -272,9 +297,7 @@ fn what_was_delegated_before_a_restart_is_delegated_again() {
     let mut world = World::new();
     world.begin_grace(&["a"], &[]);
     let (a, _) = world.client("a", 1);
-    let owner = Bytes::from_static(b"o");
-    let request = OpenRequest { client: a, owner, file: 'f', access: WRITE, deny: 0, reclaim: true, delegated: false };
-    world.state.open(&mut world.locks, &request, world.now).unwrap();
+    world.reclaim(a, "o").unwrap();
     assert_eq!(world.delegation(a, WRITE | OPEN4_SHARE_ACCESS_WANT_ANY_DELEG), RESOURCE, "nothing new is given");
     let reclaim = Some(OpenDelegationType4::Write);
     let request = DelegationRequest { client: a, file: &'f', share_access: WRITE, change: 7, reclaim };

@@ -13,7 +13,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::{
     client::Origin,
-    open::{LockFailure, OpenRequest},
+    open::{Claim, LockFailure, OpenRequest, OpenTarget, Opened},
     slot::Begun,
     *,
 };
@@ -72,6 +72,19 @@ fn create(clientid: Clientid4, sequence: u32) -> CreateSessionArgs {
 
 fn bind(sessid: Sessionid4, dir: ChannelDirFromClient4) -> BindConnToSessionArgs {
     BindConnToSessionArgs { sessid, dir, use_conn_in_rdma_mode: false }
+}
+
+/// OPEN to read by a server that recalls nothing.
+fn opening(client: Clientid4, owner: Bytes) -> OpenRequest {
+    OpenRequest {
+        client,
+        owner,
+        access: OPEN4_SHARE_ACCESS_READ,
+        deny: OPEN4_SHARE_DENY_NONE,
+        want: 0,
+        claim: Claim::New,
+        can_recall: false,
+    }
 }
 
 impl World {
@@ -176,8 +189,20 @@ impl World {
         reclaim: bool,
     ) -> Result<Stateid4, Nfsstat4> {
         let owner = Bytes::from_static(owner.as_bytes());
-        let request = OpenRequest { client, owner, file: 'f', access, deny, reclaim, delegated: false };
-        self.state.open(&mut self.locks, &request, self.now)
+        let claim = if reclaim { Claim::Reclaim(OpenDelegationType4::None) } else { Claim::New };
+        let request = OpenRequest { access, deny, claim, ..opening(client, owner) };
+        self.open_by(request).map(|opened| opened.stateid)
+    }
+
+    /// OPEN, as the service does it. Tests of what is stored store a client themselves.
+    fn open_by(&mut self, request: OpenRequest) -> Result<Opened, Nfsstat4> {
+        let client = request.client;
+        let plan = self.state.plan_open(&self.locks, request, self.now)?;
+        if let Some(owner) = plan.unremembered() {
+            self.state.remembered(client, owner, false);
+        }
+        let target = OpenTarget { file: &'f', change: Some(7), truncates: false };
+        self.state.commit_open(&mut self.locks, &plan, target, self.now)
     }
 
     fn events(&mut self) -> Vec<Event> {

@@ -30,7 +30,7 @@ enum Op {
     Disconnect { connection: u8 },
     ReclaimComplete { client: u8 },
     Remember { client: u8, written: bool },
-    Open { client: u8, owner: u8, file: u8, access: u8, deny: u8, reclaim: bool },
+    Open { client: u8, owner: u8, file: u8, access: u8, deny: u8, reclaim: bool, step: Step },
     Close { stateid: u8 },
     Lock { stateid: u8, owner: u8, write: bool },
     Free { stateid: u8 },
@@ -44,6 +44,31 @@ enum Op {
     Expire,
     EndGrace,
     Pass { quarters: u8 },
+}
+
+/// How an OPEN goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The file cannot be found.
+    Dropped,
+    /// By a delegation, if the stateid is of one.
+    Delegated,
+    /// A delegation may come with it.
+    Delegates,
+    /// A delegation may come with it after the file is truncated.
+    Truncates,
+    Plain,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop::sample::select(vec![
+        Step::Dropped,
+        Step::Delegated,
+        Step::Delegates,
+        Step::Truncates,
+        Step::Plain,
+        Step::Plain,
+    ])
 }
 
 fn ops() -> impl Strategy<Value = Op> {
@@ -64,8 +89,10 @@ fn ops() -> impl Strategy<Value = Op> {
         1 => (0..4u8).prop_map(|connection| Op::Disconnect { connection }),
         2 => n().prop_map(|client| Op::ReclaimComplete { client }),
         2 => (n(), any::<bool>()).prop_map(|(client, written)| Op::Remember { client, written }),
-        6 => (n(), 0..2u8, 0..3u8, 1..4u8, 0..4u8, any::<bool>())
-            .prop_map(|(client, owner, file, access, deny, reclaim)| Op::Open { client, owner, file, access, deny, reclaim }),
+        6 => (n(), n(), 0..3u8, 1..4u8, 0..4u8, any::<bool>(), step())
+            .prop_map(|(client, owner, file, access, deny, reclaim, step)| {
+                Op::Open { client, owner, file, access, deny, reclaim, step }
+            }),
         2 => n().prop_map(|stateid| Op::Close { stateid }),
         3 => (n(), 0..2u8, any::<bool>()).prop_map(|(stateid, owner, write)| Op::Lock { stateid, owner, write }),
         2 => n().prop_map(|stateid| Op::Free { stateid }),
@@ -243,20 +270,42 @@ impl Model {
     fn file(&mut self, op: &Op) -> Option<Nfsstat4> {
         let World { state, locks, now, .. } = &mut self.world;
         match *op {
-            Op::Open { client, owner, file: number, access, deny, reclaim } => {
+            Op::Open { client, owner, file: number, access, deny, reclaim, step } => {
                 let (client, file) = (pick(&self.clients, client)?, file(number));
-                // As the service does.
-                let shares = (u32::from(access), u32::from(deny));
-                state.may_open(locks, client, shares, reclaim).ok()?;
-                if let Some(owner) = state.unremembered(client, *now) {
+                let claim = match pick(&self.stateids, owner) {
+                    _ if reclaim => Claim::Reclaim(OpenDelegationType4::Read),
+                    Some((_, _, stateid)) if step == Step::Delegated => Claim::Delegated(stateid),
+                    _ => Claim::New,
+                };
+                let request = OpenRequest {
+                    access: u32::from(access),
+                    deny: u32::from(deny),
+                    claim,
+                    can_recall: matches!(step, Step::Delegates | Step::Truncates),
+                    ..opening(client, Bytes::copy_from_slice(&[owner % 2]))
+                };
+                let plan = match state.plan_open(locks, request, *now) {
+                    Ok(plan) => plan,
+                    Err(status) => return Some(status),
+                };
+                if let Some(owner) = plan.unremembered() {
                     self.stored.insert(owner.clone());
-                    state.remembered(client, &owner, true);
+                    state.remembered(client, owner, true);
                 }
-                let owner = Bytes::copy_from_slice(&[owner]);
-                let (access, deny) = shares;
-                let request = OpenRequest { client, owner, file, access, deny, reclaim, delegated: false };
-                if let Ok(stateid) = state.open(locks, &request, *now) {
-                    self.stateids.push((client, file, stateid));
+                if step == Step::Dropped {
+                    return None;
+                }
+                let target = OpenTarget { file: &file, change: Some(7), truncates: step == Step::Truncates };
+                let Ok(opened) = state.commit_open(locks, &plan, target, *now) else { return None };
+                self.stateids.push((client, file, opened.stateid));
+                let delegation = match step {
+                    Step::Truncates => state.delegate_open(locks, &plan, (&file, Some(8)), *now),
+                    _ => opened.delegation,
+                };
+                match delegation {
+                    OpenDelegation4::Read(read) => self.stateids.push((client, file, read.stateid)),
+                    OpenDelegation4::Write(write) => self.stateids.push((client, file, write.stateid)),
+                    _ => {}
                 }
             }
             Op::Close { stateid } => {

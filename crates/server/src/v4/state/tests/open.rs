@@ -414,6 +414,35 @@ fn stateids_of_a_client_are_bounded() {
     let (n, lock) = last.unwrap();
     assert_eq!(n, 98);
     assert!(world.relock(a, lock, (0, 1)).is_ok(), "what there is goes on");
-    assert_eq!(world.open(a, "p", READ, 0), Err(Nfsstat4::Delay));
-    assert!(world.open(a, "o", READ, 0).is_ok());
+    for owner in ["p", "o"] {
+        assert_eq!(world.open(a, owner, READ, 0), Err(Nfsstat4::Delay), "the plan does not know the file");
+    }
+}
+
+/// A plan reserves nothing, so what has changed by the time of the commit is checked again.
+#[test]
+fn a_plan_reserves_nothing() {
+    let mut world = World::new();
+    let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
+    let plan = |world: &mut World, client, owner: &'static [u8]| {
+        let request = opening(client, Bytes::from_static(owner));
+        world.state.plan_open(&world.locks, request, world.now).unwrap()
+    };
+    let target = OpenTarget { file: &'f', change: None, truncates: false };
+    let (first, second) = (plan(&mut world, a, b"o"), plan(&mut world, a, b"p"));
+    drop(plan(&mut world, a, b"dropped"));
+    assert_eq!((world.state.stateids.total(), world.locks.units()), (0, 0));
+    // Somebody else denies reading by then.
+    let denies = world.open(b, "o", BOTH, OPEN4_SHARE_DENY_READ).unwrap();
+    let commit = |world: &mut World, plan| {
+        world.state.commit_open(&mut world.locks, plan, target, world.now).map(|opened| opened.stateid)
+    };
+    assert_eq!(commit(&mut world, &first), Err(Nfsstat4::ShareDenied));
+    world.state.close(&mut world.locks, b, &'f', &denies).unwrap();
+    commit(&mut world, &first).unwrap();
+    // By then the client has as many stateids as it may, but for one.
+    world.state.options.client_stateids_max = 1;
+    assert_eq!(commit(&mut world, &second), Err(Nfsstat4::Delay));
+    assert_eq!(commit(&mut world, &first).unwrap().seqid, 2, "an open that it has");
+    assert_eq!(world.state.stateids.total(), 1);
 }

@@ -195,15 +195,41 @@ fn create_session_is_executed_once() {
 }
 
 #[test]
-fn another_principal_cannot_confirm_nor_use_up_the_sequence() {
+fn another_principal_cannot_confirm_a_client() {
     let mut world = World::new();
     let id = world.exchange(&exchange("a", 1, 0), &OWNER).unwrap().clientid;
-    let stolen = world.state.create_session(world.now, &create(id, 1), &OTHER, TCP);
-    assert_eq!(stolen, Err(Nfsstat4::ClidInuse));
+    for sequence in [0, 1, 2] {
+        let stolen = world.state.create_session(world.now, &create(id, sequence), &OTHER, TCP);
+        assert_eq!(stolen, Err(Nfsstat4::ClidInuse), "{sequence}");
+    }
     world.create(&create(id, 1)).unwrap();
-    let stolen = world.state.create_session(world.now, &create(id, 2), &OTHER, TCP);
-    assert_eq!(stolen, Err(Nfsstat4::ClidInuse));
-    world.create(&create(id, 2)).unwrap();
+}
+
+/// RFC 8881 §18.36.4 compares the principal only in phase 3, which is skipped for a confirmed client ID.
+#[test]
+fn another_principal_can_create_a_session_of_a_confirmed_client() {
+    let mut world = World::new();
+    let (id, own) = world.client("a", 1);
+    let by_other = |world: &mut World, sequence| {
+        let connection = Connection { id: ConnectionId(66), duplex: true };
+        world.state.create_session(world.now, &create(id, sequence), &OTHER, connection)
+    };
+    assert_eq!(by_other(&mut world, 1), Err(Nfsstat4::SeqMisordered), "no retry: the session ID is not told");
+    world.state.note_callback(id, true);
+    let made = by_other(&mut world, 2).unwrap();
+    assert_eq!(by_other(&mut world, 2), Ok(made.clone()), "a retry");
+    assert!(!world.state.can_be_called(id), "whether the owner can be called is not for another to say");
+    world.state.note_callback(id, false);
+    assert_eq!(made.flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN, 0, "callbacks stay with the owner");
+    let call = world.state.begin_callback(id, None).unwrap();
+    assert_eq!(call.session, own);
+    assert!(matches!(world.state.begin_callback(id, Some(made.sessionid)), Err(back::NoPath::Down)));
+    world.state.end_callback(own, &call.ticket, back::BackOutcome::NotBegun);
+    // The owner is told that the sequence is used up, and not another's session.
+    assert_eq!(world.create(&create(id, 2)), Err(Nfsstat4::SeqMisordered));
+    assert_eq!(by_other(&mut world, 3), Err(Nfsstat4::NoSpc), "of three sessions others get one");
+    world.create(&create(id, 4)).unwrap();
+    assert_eq!(world.create(&create(id, 5)), Err(Nfsstat4::NoSpc));
 }
 
 #[test]
@@ -274,8 +300,7 @@ fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
         world.state.reclaim_complete(client, &ReclaimCompleteArgs { one_fs: false }).unwrap();
         client
     };
-    let open = OpenRequest { client, owner: name(), file: 'f', access: 3, deny: 0, reclaim: false, delegated: false };
-    let open_stateid = world.state.open(&mut world.locks, &open, world.now).unwrap();
+    let open_stateid = world.open_by(OpenRequest { access: 3, ..opening(client, name()) }).unwrap().stateid;
     let lock_owner = StateOwner4 { clientid: client, owner: name().into() };
     let (open_seqid, lock_seqid) = (Seqid4(0), Seqid4(0));
     let locker = Locker4::New { open_seqid, open_stateid, lock_seqid, lock_owner: lock_owner.clone() };
@@ -296,7 +321,7 @@ fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
     let opener = StateOwner4 { clientid: old, owner: name().into() };
     let entered = world.state.enter(&mut world.locks, world.now, Subject::Opener(&opener, Seqid4(1)));
     assert!(matches!(entered, Ok(Entered::InTurn(_))));
-    drop((open, lock_owner, lock, opener, entered));
+    drop((lock_owner, lock, opener, entered));
     assert!(message.try_into_mut().is_ok(), "nobody else has any of it");
 }
 

@@ -1,0 +1,230 @@
+//! [`Link`] and [`Program`]: RPC calls, with errors that say what was called where.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use buf::{Pool, SharedBuffer};
+use rpc::{
+    Answer, AuthSys, CallFailed, CallOptions, Client, ClientError, ClientOptions, Credential, ReplyPlan, TransportKind,
+};
+use tokio::time::{Instant, timeout, timeout_at};
+use xdr::{Decode, Encode};
+
+use super::{Deadline, backoff::Notice};
+use crate::model::{Error, ErrorKind, MountOptions, Result};
+
+/// A connection to a server, made again when it is lost. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Link {
+    client: Client,
+    /// Of the transport; a connection that is made again has the same.
+    pool: Pool,
+    message_max: usize,
+    /// A connection is being made that nobody waits for.
+    connecting: Arc<AtomicBool>,
+    notice: Arc<Notice>,
+}
+
+impl Link {
+    /// Connects; `callbacks` answers calls of the server.
+    pub async fn connect(
+        kind: Arc<dyn TransportKind>,
+        server: SocketAddr,
+        options: &MountOptions,
+        callbacks: Option<Arc<rpc::Server>>,
+    ) -> Result<Self> {
+        // Program and version are set with each use.
+        let client_options = ClientOptions { credential: credential(options), callbacks, ..ClientOptions::new(0, 0) };
+        let connected = timeout(options.deadline, Client::connect(kind, server, client_options)).await;
+        let failed = |kind| Error::new(kind, "connect").on(&server.to_string().into());
+        let client = match connected {
+            Err(_) => return Err(failed(ErrorKind::Timeout { after: options.deadline, last: None })),
+            Ok(Err(error)) => return Err(failed(ErrorKind::Rpc(error))),
+            Ok(Ok(client)) => client,
+        };
+        let (pool, message_max) = match client.transport() {
+            Some(transport) => (transport.pool().clone(), transport.caps().message_max),
+            None => return Err(failed(ErrorKind::Rpc(ClientError::Transport(lost())))),
+        };
+        Ok(Self { client, pool, message_max, connecting: Arc::default(), notice: Arc::default() })
+    }
+}
+
+fn lost() -> rpc::TransportError {
+    rpc::TransportError::Lost("right after it was made".to_owned())
+}
+
+/// One program of a server, called with a deadline.
+#[derive(Clone)]
+pub(crate) struct Program {
+    link: Link,
+    number: u32,
+    server: Arc<str>,
+    timeout: Duration,
+}
+
+impl Program {
+    pub fn new(link: Link, number: u32, version: u32, server: Arc<str>, timeout: Duration) -> Self {
+        let link = Link { client: link.client.with_program(number, version), ..link };
+        Self { link, number, server, timeout }
+    }
+
+    pub fn with_deadline(&self, timeout: Duration) -> Self {
+        Self { timeout, ..self.clone() }
+    }
+
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// The server's name, for messages.
+    pub fn server(&self) -> &Arc<str> {
+        &self.server
+    }
+
+    pub fn pool(&self) -> &Pool {
+        &self.link.pool
+    }
+
+    pub fn message_max(&self) -> usize {
+        self.link.message_max
+    }
+
+    /// How long the server may be silent.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// The deadline of an operation that begins now.
+    pub fn deadline(&self) -> Deadline {
+        Deadline::after(self.timeout)
+    }
+
+    /// Tells the user that the server asks to wait.
+    pub fn notice(&self) -> &Notice {
+        &self.link.notice
+    }
+
+    /// Calls `procedure`. The sink of `plan` comes back, unless the transport still has it at the deadline.
+    pub async fn call<A: Encode, R: Decode>(
+        &self,
+        procedure: u32,
+        name: &'static str,
+        arguments: &A,
+        plan: ReplyPlan,
+        deadline: &Deadline,
+    ) -> (Result<R>, Option<SharedBuffer>) {
+        self.call_with(procedure, name, arguments, plan, deadline, false).await
+    }
+
+    /// The same, but when the connection is lost that is the error.
+    pub async fn call_once<A: Encode, R: Decode>(
+        &self,
+        procedure: u32,
+        name: &'static str,
+        arguments: &A,
+        plan: ReplyPlan,
+        deadline: &Deadline,
+    ) -> (Result<R>, Option<SharedBuffer>) {
+        self.call_with(procedure, name, arguments, plan, deadline, true).await
+    }
+
+    /// Calls NULL over the connection that has just been made. If the connection is lost, it is made again a few times; then that
+    /// is an error, because what listens at the port does not speak RPC over this transport. Later calls would connect again
+    /// until their deadline.
+    ///
+    /// # Errors
+    /// The connection is lost each time, or nothing answers before the deadline. An answer that refuses the call is none.
+    pub async fn greeted(self) -> Result<Self> {
+        let deadline = self.deadline();
+        let mut attempts = 1;
+        loop {
+            let null = self.call_once::<(), ()>(NULL, "NULL", &(), ReplyPlan::default(), &deadline).await.0;
+            match null {
+                Err(error) if error.is_lost() && attempts < GREETINGS => attempts += 1,
+                Err(error) if error.is_unanswered() => return Err(error),
+                _ => return Ok(self),
+            }
+        }
+    }
+
+    /// Whether there is a connection now.
+    pub fn is_connected(&self) -> bool {
+        self.link.client.transport().is_some()
+    }
+
+    /// Waits until there is a connection.
+    pub async fn connected(&self) {
+        self.link.client.connected().await;
+    }
+
+    /// Makes a connection, for later.
+    pub fn connect_in_background(&self, deadline: Instant) {
+        if !self.link.connecting.swap(true, Relaxed) {
+            let link = self.link.clone();
+            tokio::spawn(async move {
+                let _ = timeout_at(deadline, link.client.connected()).await;
+                link.connecting.store(false, Relaxed);
+            });
+        }
+    }
+
+    /// The error of a call for which there was no connection until its deadline.
+    pub fn late(&self, name: &'static str) -> Error {
+        Error::new(ErrorKind::Timeout { after: self.timeout, last: None }, name).on(&self.server)
+    }
+
+    async fn call_with<A: Encode, R: Decode>(
+        &self,
+        procedure: u32,
+        name: &'static str,
+        arguments: &A,
+        plan: ReplyPlan,
+        deadline: &Deadline,
+        once: bool,
+    ) -> (Result<R>, Option<SharedBuffer>) {
+        let options = CallOptions { deadline: Some(deadline.at().saturating_duration_since(Instant::now())), once };
+        match self.link.client.call(procedure, arguments, plan, options).await {
+            Ok(Answer { results, sink }) => (Ok(results), sink),
+            Err(CallFailed { error, sink }) => (Err(self.error(error, name)), sink.map(SharedBuffer::from)),
+        }
+    }
+
+    fn error(&self, error: ClientError, name: &'static str) -> Error {
+        let kind = match error {
+            ClientError::Deadline(passed) => ErrorKind::Timeout { after: self.timeout, last: passed.last },
+            ClientError::Decode(error) => ErrorKind::Protocol(error.to_string()),
+            error => ErrorKind::Rpc(error),
+        };
+        Error::new(kind, name).on(&self.server)
+    }
+}
+
+impl std::fmt::Debug for Program {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "program {} on {}", self.number, self.server)
+    }
+}
+
+/// RFC 5531 §12.1: every program has it.
+const NULL: u32 = 0;
+/// Connections that are lost at their first call before a mount fails.
+const GREETINGS: u32 = 5;
+
+fn credential(options: &MountOptions) -> Credential {
+    let own = AuthSys::of_process();
+    // Whoever acts as another user has not that user's groups.
+    let other = options.uid.is_some_and(|uid| uid != own.uid);
+    let gids = match &options.gids {
+        Some(gids) => gids.iter().copied().collect(),
+        None if other => Default::default(),
+        None => own.gids,
+    };
+    Credential::Sys(AuthSys { uid: options.uid.unwrap_or(own.uid), gid: options.gid.unwrap_or(own.gid), gids, ..own })
+}

@@ -1,0 +1,216 @@
+//! [`File`]: reading and writing a regular file.
+
+use buf::{Buffer, Rope};
+use bytes::{Bytes, BytesMut};
+use futures_util::future::join_all;
+
+use super::{Mount, Reader, Writer};
+use crate::{
+    call::payload,
+    model::{Attr, Error, Handle, Result, SetAttr, Verifier},
+};
+
+/// A file of a [`Mount`]: a handle, cheap to clone, and there is nothing to close. NFS version 3 has no open files on the
+/// server; where a version has, the mount opens and closes by itself.
+#[derive(Clone, Debug)]
+pub struct File {
+    mount: Mount,
+    handle: Handle,
+    path: Bytes,
+}
+
+impl File {
+    /// The file of this handle; `path` is for messages only.
+    pub fn new(mount: Mount, handle: Handle, path: impl Into<Bytes>) -> Self {
+        Self { mount, handle, path: path.into() }
+    }
+
+    /// Where it is.
+    pub fn mount(&self) -> &Mount {
+        &self.mount
+    }
+
+    /// Its handle.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Bytes {
+        &self.path
+    }
+
+    /// Its attributes.
+    ///
+    /// # Errors
+    /// GETATTR failed.
+    pub async fn stat(&self) -> Result<Attr> {
+        self.mount.protocol().getattr(&self.handle).await.map_err(|error| self.annotate(error))
+    }
+
+    /// Cuts it to `len` bytes, or extends it by a hole.
+    ///
+    /// # Errors
+    /// SETATTR failed.
+    pub async fn set_len(&self, len: u64) -> Result<()> {
+        self.set_attr(SetAttr { size: Some(len), ..SetAttr::default() }).await
+    }
+
+    /// Sets attributes.
+    ///
+    /// # Errors
+    /// SETATTR failed.
+    pub async fn set_attr(&self, set: SetAttr) -> Result<()> {
+        let result = self.mount.protocol().setattr(&self.handle, set).await;
+        result.map(drop).map_err(|error| self.annotate(error))
+    }
+
+    /// Reads into all visible bytes of `buffer`. Fewer bytes than that means that the file ends there. A buffer of that
+    /// visible length comes back whatever happens; it is the same, unless the transport still had it at the deadline.
+    ///
+    /// A buffer of up to [`Mount::read_size`] bytes is given to the transport, which places the data in it; for a larger one
+    /// several READs run at once and their data is copied in.
+    ///
+    /// # Errors
+    /// A READ failed; what the buffer holds is unspecified.
+    pub async fn read_at(&self, offset: u64, buffer: Buffer) -> (Result<usize>, Buffer) {
+        let wanted = buffer.len();
+        if wanted == 0 {
+            return (Ok(0), buffer);
+        }
+        if wanted > self.mount.read_size() {
+            return self.read_rest(offset, buffer, 0).await;
+        }
+        match self.mount.protocol().read_into(&self.handle, offset, buffer).await {
+            (Err(error), buffer) => (Err(self.annotate(error)), buffer),
+            (Ok(info), buffer) if info.len == wanted || info.eof => (Ok(info.len), buffer),
+            (Ok(info), buffer) => self.read_rest(offset, buffer, info.len).await,
+        }
+    }
+
+    /// Fills `buffer` from its byte `done` on.
+    async fn read_rest(&self, offset: u64, mut buffer: Buffer, mut done: usize) -> (Result<usize>, Buffer) {
+        let end = offset.saturating_add(buffer.len() as u64);
+        let mut reader = Reader::new(self.clone(), offset.saturating_add(done as u64), end).eager();
+        loop {
+            match reader.next().await {
+                Err(error) => return (Err(error), buffer),
+                Ok(None) => return (Ok(done), buffer),
+                Ok(Some(bytes)) => {
+                    buffer[done..done + bytes.len()].copy_from_slice(&bytes);
+                    done += bytes.len();
+                }
+            }
+        }
+    }
+
+    /// Reads consecutive bytes into several buffers at once, without a copy if none is larger than
+    /// [`Mount::read_size`]. Returns the bytes read up to the end of the file, and the buffers in their order.
+    ///
+    /// # Errors
+    /// A READ failed; what the buffers hold is unspecified.
+    pub async fn read_many_at(&self, offset: u64, buffers: Vec<Buffer>) -> (Result<usize>, Vec<Buffer>) {
+        let mut at = offset;
+        let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let reads = join_all(buffers.into_iter().map(|buffer| {
+            let start = at;
+            at = at.saturating_add(buffer.len() as u64);
+            self.read_at(start, buffer)
+        }));
+        let (mut total, mut ended) = (Ok(0), false);
+        let mut back = Vec::new();
+        for (result, buffer) in reads.await {
+            match result {
+                Ok(len) if !ended => {
+                    ended = len < buffer.len();
+                    total = total.map(|total| total + len);
+                }
+                Ok(_) => {}
+                Err(error) => total = total.and(Err(error)),
+            }
+            back.push(buffer);
+        }
+        debug_assert!(total.as_ref().is_ok_and(|&total| total <= wanted) || total.is_err());
+        (total, back)
+    }
+
+    /// Reads up to `len` bytes, fewer only at the end of the file. Up to [`Mount::read_size`] they are shown in the
+    /// memory that the transport received them into, of its pool.
+    ///
+    /// # Errors
+    /// A READ failed.
+    pub async fn read_bytes(&self, offset: u64, len: usize) -> Result<Bytes> {
+        if len == 0 {
+            return Ok(Bytes::new());
+        }
+        let (mut start, end) = (offset, offset.saturating_add(len as u64));
+        let mut all = BytesMut::new();
+        if len <= self.mount.read_size() {
+            let result = self.mount.protocol().read(&self.handle, offset, len as u32).await;
+            let ok = result.map_err(|error| self.annotate(error))?;
+            let mut data = payload::pieces(ok.data)?;
+            if data.len() == 1 && (ok.eof || data[0].len() == len) {
+                return Ok(data.remove(0));
+            }
+            data.iter().for_each(|data| all.extend_from_slice(data));
+            if ok.eof {
+                return Ok(all.freeze());
+            }
+            start += all.len() as u64;
+        }
+        let mut reader = self.reader_range(start, end);
+        while let Some(bytes) = reader.next().await? {
+            all.extend_from_slice(&bytes);
+        }
+        Ok(all.freeze())
+    }
+
+    /// Writes `data` at `offset`; when it returns, all of it is on stable storage. Data is not copied.
+    ///
+    /// For writes that need not be durable one by one use a [`writer`](Self::writer), or
+    /// [`Protocol::write`](crate::Protocol::write).
+    ///
+    /// # Errors
+    /// A WRITE or COMMIT failed; some of the data may have been written.
+    pub async fn write_at(&self, offset: u64, data: impl Into<Rope>) -> Result<()> {
+        let mut writer = self.writer_at(offset);
+        writer.write(data).await?;
+        writer.close().await
+    }
+
+    /// Makes all writes to the file durable that the server has answered.
+    ///
+    /// A [`Writer`] does this by itself. Who uses [`Protocol::write`](crate::Protocol::write) must compare the verifiers.
+    ///
+    /// # Errors
+    /// COMMIT failed.
+    pub async fn commit(&self) -> Result<Verifier> {
+        let result = self.mount.protocol().commit(&self.handle).await;
+        result.map_err(|error| self.annotate(error))
+    }
+
+    /// Reads the whole file in order.
+    pub fn reader(&self) -> Reader {
+        self.reader_range(0, u64::MAX)
+    }
+
+    /// Reads the bytes `start .. end` in order, as far as the file has them.
+    pub fn reader_range(&self, start: u64, end: u64) -> Reader {
+        Reader::new(self.clone(), start, end)
+    }
+
+    /// Writes in order from the start of the file. What the file has behind that stays.
+    pub fn writer(&self) -> Writer {
+        self.writer_at(0)
+    }
+
+    /// Writes in order from `offset`.
+    pub fn writer_at(&self, offset: u64) -> Writer {
+        Writer::new(self.clone(), offset)
+    }
+
+    /// Says in an error which file it was.
+    pub(crate) fn annotate(&self, error: Error) -> Error {
+        error.at(&self.path)
+    }
+}

@@ -1,0 +1,152 @@
+//! [`MountClient`]: the MOUNT protocol, version 3 (RFC 1813 appendix I).
+
+use std::{fmt, net::SocketAddr, sync::Arc};
+
+use nfs::{
+    MOUNT_PROGRAM,
+    mount::{Dirpath, ExportEntry, MountEntry, MountOk, MountProc3, MountRes},
+};
+use rpc::{ReplyPlan, TransportKind};
+use xdr::{Decode, Encode, List};
+
+use crate::{
+    call::{Link, Program},
+    model::{Error, MountOptions, Result, Status},
+};
+
+/// A server's MOUNT service: what is exported, who has mounted it, and the handles of exports.
+///
+/// ```no_run
+/// # async fn example(switch: rpc::Switch) -> client::Result<()> {
+/// let mountd = client::MountClient::connect(&"nfs://server".parse()?, &switch).await?;
+/// for export in mountd.exports().await? {
+///     println!("{:?}", export.dir);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct MountClient {
+    program: Program,
+}
+
+impl MountClient {
+    pub(crate) fn new(program: Program) -> Self {
+        assert_eq!(program.number(), MOUNT_PROGRAM);
+        Self { program }
+    }
+
+    /// NULL: asks whether the service answers.
+    ///
+    /// # Errors
+    /// It does not.
+    pub async fn null(&self) -> Result<()> {
+        self.call(MountProc3::Null, &(), 0).await
+    }
+
+    /// MNT: the handle of a path.
+    ///
+    /// # Errors
+    /// The server has no such path, or does not export it to this client.
+    pub async fn mnt(&self, path: &[u8]) -> Result<MountOk> {
+        match self.call(MountProc3::Mnt, &dirpath(path)?, HANDLE_MAX).await? {
+            MountRes::Ok(ok) => Ok(ok),
+            MountRes::Fail(status) => Err(Error::of_status(status, "MNT").on(self.program.server()).at(path)),
+        }
+    }
+
+    /// UMNT: forgets this client's mount of a path.
+    ///
+    /// # Errors
+    /// The server cannot be told.
+    pub async fn umnt(&self, path: &[u8]) -> Result<()> {
+        self.call(MountProc3::Umnt, &dirpath(path)?, 0).await
+    }
+
+    /// UMNTALL: forgets all mounts of this client.
+    ///
+    /// # Errors
+    /// The server cannot be told.
+    pub async fn umnt_all(&self) -> Result<()> {
+        self.call(MountProc3::UmntAll, &(), 0).await
+    }
+
+    /// DUMP: who has mounted what.
+    ///
+    /// # Errors
+    /// The server does not say.
+    pub async fn mounts(&self) -> Result<Vec<MountEntry>> {
+        self.call::<_, List<MountEntry>>(MountProc3::Dump, &(), LIST_MAX).await.map(|list| list.0)
+    }
+
+    /// EXPORT: what is exported, and to whom.
+    ///
+    /// # Errors
+    /// The server does not say.
+    pub async fn exports(&self) -> Result<Vec<ExportEntry>> {
+        self.call::<_, List<ExportEntry>>(MountProc3::Export, &(), LIST_MAX).await.map(|list| list.0)
+    }
+
+    async fn call<A: Encode, R: Decode>(&self, procedure: MountProc3, args: &A, results_max: usize) -> Result<R> {
+        let plan = ReplyPlan { inline_max: HEADER_MAX + results_max, ..ReplyPlan::default() };
+        self.program.call(procedure as u32, procedure.name(), args, plan, &self.program.deadline()).await.0
+    }
+}
+
+/// The place of a MOUNT service: an open connection that it shares with NFS, or the address to connect to.
+pub(crate) enum Mountd {
+    Shared(MountClient),
+    At(Box<MountdAddress>),
+}
+
+/// The address of a MOUNT service, with what a connection to it needs.
+pub(crate) struct MountdAddress {
+    pub kind: Arc<dyn TransportKind>,
+    pub address: SocketAddr,
+    pub options: MountOptions,
+    /// The server's name, for messages.
+    pub server: Arc<str>,
+}
+
+impl Mountd {
+    /// A connection to it.
+    pub async fn client(&self) -> Result<MountClient> {
+        match self {
+            Mountd::Shared(client) => Ok(client.clone()),
+            Mountd::At(at) => {
+                let link = Link::connect(at.kind.clone(), at.address, &at.options, None).await?;
+                Ok(MountClient::new(program(link, at.server.clone(), &at.options).greeted().await?))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Mountd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mountd::Shared(_) => write!(f, "with NFS"),
+            Mountd::At(at) => write!(f, "{} {}", at.kind.name(), at.address),
+        }
+    }
+}
+
+/// The MOUNT program over a connection.
+pub(crate) fn program(link: Link, server: Arc<str>, options: &MountOptions) -> Program {
+    Program::new(link, MOUNT_PROGRAM, nfs::mount::VERSION, server, options.deadline)
+}
+
+fn dirpath(path: &[u8]) -> Result<Dirpath> {
+    let path = bytes::Bytes::copy_from_slice(path);
+    if path.len() > DIRPATH_MAX {
+        return Err(Error::refused(Status::NameTooLong, "MNT").at(path));
+    }
+    Ok(Dirpath::from(path))
+}
+
+/// RFC 1813 appendix I: MNTPATHLEN.
+const DIRPATH_MAX: usize = 1024;
+/// Bytes of a reply's header, with the longest verifier.
+const HEADER_MAX: usize = 24 + 400;
+/// Bytes of a handle and its authentication flavours.
+const HANDLE_MAX: usize = 512;
+/// Bytes of the longest list that is taken.
+const LIST_MAX: usize = 1 << 20;

@@ -1,0 +1,231 @@
+//! The byte-range locks that this client holds (RFC 8881 §9), by file and owner: LOCK, reclaiming, and the ranges.
+//!
+//! Locks are held until they are unlocked or the mount ends. They survive a restart of the server, which checks them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use nfs::v4::*;
+
+use super::{
+    opens::{Locked, OpenFile, Opens},
+    unreclaimed::Unreclaimed,
+};
+use crate::{
+    call::Deadline,
+    model::{Error, ErrorKind, Handle, Result},
+    session::compound::{Compound, Counter, failure},
+};
+
+/// In which way a lock is asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum How {
+    AtOnce,
+    /// By one who wants to be told when it is to be had.
+    Waiting,
+    /// After a restart of the server, and so without recovery.
+    Reclaiming,
+}
+
+/// Bytes of a file that are locked, or to be locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LockRange {
+    /// The first.
+    pub offset: u64,
+    /// How many; [`u64::MAX`] means to the end of the file, wherever that is.
+    pub length: u64,
+    /// Whether nobody else may have a lock there, rather than a shared one.
+    pub exclusive: bool,
+}
+
+/// LOCK: the state of the locks from now on, or what is in the way.
+pub(crate) async fn locking(
+    opens: &Arc<Opens>,
+    handle: &Handle,
+    (range, how): (LockRange, How),
+    (locker, counter): (Locker4, Counter),
+    deadline: &Deadline,
+) -> Result<std::result::Result<Stateid4, LockRange>> {
+    let LockRange { offset, length, exclusive } = range;
+    let reclaim = how == How::Reclaiming;
+    let locktype = match (how, exclusive) {
+        (How::Waiting, true) => NfsLockType4::WriteW,
+        (How::Waiting, false) => NfsLockType4::ReadW,
+        _ => kind(exclusive),
+    };
+    let args = LockArgs { locktype, reclaim, offset, length, locker };
+    let compound = Compound::on("LOCK", handle).op(Argop4::Lock(args), DENIED_MAX).locker(counter).once();
+    if reclaim {
+        let mut results = opens.client.plain(&compound, deadline).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        return match results.next()? {
+            Resop4::Lock(LockRes::Ok(stateid)) => Ok(Ok(stateid)),
+            _ => Err(results.nonsense("a lock without a state")),
+        };
+    }
+    let res = opens.client.execute(&compound, None, deadline).await.0?;
+    match res.resarray.last() {
+        Some(Resop4::Lock(LockRes::Ok(stateid))) => Ok(Ok(*stateid)),
+        Some(Resop4::Lock(LockRes::Denied(denied))) => Ok(Err(range_of(denied))),
+        _ => Err(failure(res.status, "LOCK").on(opens.client.link.trunk.first().server())),
+    }
+}
+
+/// Reclaims the locks of a file that has been reclaimed (RFC 8881 §8.4.2.1).
+pub(crate) async fn reclaim(
+    opens: &Arc<Opens>,
+    file: &Arc<OpenFile>,
+    deadline: &Deadline,
+    unreclaimed: &mut Unreclaimed,
+) {
+    let locks = file.state.lock().locks.clone();
+    for (name, locked) in locks {
+        let mut stateid = None;
+        let mut lost = locked.lost;
+        for &(offset, length, exclusive) in &locked.ranges {
+            let open = file.state.lock().open.map(|(stateid, _)| stateid);
+            let Some(open) = open else {
+                unreclaimed.lock(None);
+                lost = true;
+                break;
+            };
+            let locker = (file.locker(opens, &name, stateid, open), locked.counter.clone());
+            let range = LockRange { offset, length, exclusive };
+            match locking(opens, &file.handle, (range, How::Reclaiming), locker, deadline).await {
+                Ok(Ok(locked)) => {
+                    deadline.heard();
+                    stateid = Some(locked);
+                }
+                denied => {
+                    unreclaimed.lock(denied.err());
+                    lost = true;
+                }
+            }
+        }
+        file.state.lock().locks.insert(name, Locked { stateid, lost, ..locked });
+    }
+}
+
+/// Lets the server forget an owner who has nothing locked in a file any more. If it cannot be told, it keeps that until the
+/// file is closed.
+pub(crate) async fn forget(opens: &Arc<Opens>, file: &OpenFile, name: &[u8], stateid: Stateid4, deadline: &Deadline) {
+    let compound = match opens.client.minor() {
+        // RFC 7530 §16.37: the owner and its number.
+        0 => {
+            let args = ReleaseLockOwnerArgs { lock_owner: owner(opens, file, name) };
+            Compound::new("RELEASE_LOCKOWNER").op(Argop4::ReleaseLockOwner(args), 0)
+        }
+        // RFC 8881 §18.38.3: what has no locks can be freed.
+        _ => Compound::new("FREE_STATEID").op(Argop4::FreeStateid(FreeStateidArgs { stateid }), 0),
+    };
+    if let Err(error) = opens.client.run(&compound.once(), deadline).await {
+        tracing::debug!(%error, "an owner of locks is not forgotten");
+    }
+}
+
+/// An owner of locks in a file. In version 4.0 its operations are counted whichever file they are of (RFC 7530 §9.1.7), so
+/// each file has its own there.
+pub(crate) fn owner(opens: &Opens, file: &OpenFile, name: &[u8]) -> StateOwner4 {
+    match opens.client.minor() {
+        0 => opens.client.state_owner(&[&file.serial.to_be_bytes(), name].concat()),
+        _ => opens.client.state_owner(name),
+    }
+}
+
+impl OpenFile {
+    /// Who locks: an owner who has locked in this file before, or a new one.
+    pub fn locker(&self, opens: &Opens, name: &[u8], locks: Option<Stateid4>, open: Stateid4) -> Locker4 {
+        let (open_seqid, lock_seqid) = (Seqid4(0), Seqid4(0));
+        match locks {
+            Some(stateid) => Locker4::Exist { lock_stateid: opens.client.latest(stateid), lock_seqid },
+            None => Locker4::New { open_seqid, open_stateid: open, lock_seqid, lock_owner: owner(opens, self, name) },
+        }
+    }
+
+    /// What counts the operations of an owner of locks.
+    pub fn counter(&self, name: &[u8]) -> Counter {
+        self.state.lock().locks.entry(Bytes::copy_from_slice(name)).or_default().counter.clone()
+    }
+
+    /// The stateid of an owner's locks; `None` if it has none yet.
+    pub fn locked(&self, name: &[u8]) -> Result<Option<Stateid4>> {
+        match self.state.lock().locks.get(name) {
+            Some(locked) if locked.lost => {
+                let lost = "the server has lost locks of this owner: another may have had them meanwhile";
+                Err(Error::new(ErrorKind::Invalid(lost), "LOCK"))
+            }
+            Some(locked) => Ok(locked.stateid),
+            None => Ok(None),
+        }
+    }
+
+    pub fn hold(&self, name: &[u8], stateid: Stateid4, range: LockRange) {
+        let mut state = self.state.lock();
+        let locked = state.locks.entry(Bytes::copy_from_slice(name)).or_default();
+        locked.stateid = Some(stateid);
+        cut(&mut locked.ranges, range.offset, range.length);
+        locked.ranges.push((range.offset, range.length, range.exclusive));
+    }
+
+    pub fn unhold(&self, name: &[u8], stateid: Stateid4, offset: u64, length: u64) {
+        let mut state = self.state.lock();
+        if let Some(locked) = state.locks.get_mut(name) {
+            locked.stateid = Some(stateid);
+            cut(&mut locked.ranges, offset, length);
+        }
+    }
+}
+
+/// Takes bytes out of ranges.
+fn cut(ranges: &mut Vec<(u64, u64, bool)>, offset: u64, length: u64) {
+    let end = offset.saturating_add(length);
+    let mut left = Vec::new();
+    for (at, len, exclusive) in ranges.drain(..) {
+        let stop = at.saturating_add(len);
+        if at < offset.min(stop) {
+            left.push((at, offset.min(stop) - at, exclusive));
+        }
+        if stop > end.max(at) {
+            let from = end.max(at);
+            // To the end stays to the end.
+            left.push((from, if stop == u64::MAX { u64::MAX } else { stop - from }, exclusive));
+        }
+    }
+    *ranges = left;
+}
+
+pub(crate) fn stateid_of(locker: &Locker4) -> &Stateid4 {
+    match locker {
+        Locker4::Exist { lock_stateid, .. } => lock_stateid,
+        Locker4::New { open_stateid, .. } => open_stateid,
+    }
+}
+
+pub(crate) fn kind(exclusive: bool) -> NfsLockType4 {
+    if exclusive { NfsLockType4::Write } else { NfsLockType4::Read }
+}
+
+pub(crate) fn range_of(denied: &LockDenied4) -> LockRange {
+    LockRange { offset: denied.offset, length: denied.length, exclusive: denied.locktype.is_exclusive() }
+}
+
+/// Bytes of the description of a lock that is in the way.
+pub(crate) const DENIED_MAX: usize = 32 + OPAQUE_LIMIT;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_where_they_are_unlocked() {
+        let after = |offset, length| {
+            let mut ranges = vec![(10, 10, true), (100, u64::MAX, false)];
+            cut(&mut ranges, offset, length);
+            ranges
+        };
+        assert_eq!(after(0, 10), [(10, 10, true), (100, u64::MAX, false)]);
+        assert_eq!(after(12, 3), [(10, 2, true), (15, 5, true), (100, u64::MAX, false)]);
+        assert_eq!(after(0, u64::MAX), []);
+        assert_eq!(after(15, 100), [(10, 5, true), (115, u64::MAX, false)]);
+    }
+}

@@ -1,0 +1,98 @@
+//! The status flags that a server sets in the replies of SEQUENCE (RFC 8881 §18.46.3), and the recovery of state that they ask for.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use nfs::v4::*;
+use rpc::BoxFuture;
+
+use super::server::Server;
+use crate::{
+    call::Deadline,
+    session::{
+        compound::{Compound, value},
+        link::StateHolder,
+        session::{CALLBACK_FLAGS, HANDLED_FLAGS, REVOKED_FLAGS},
+        trunk::BACKGROUND,
+    },
+};
+
+impl StateHolder for Server {
+    fn reclaim<'a>(&'a self, deadline: &'a Deadline) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            self.opens.reclaim(deadline).await;
+            if let Err(error) = self.client.reclaim_complete(None, deadline).await {
+                tracing::warn!(%error, "the server does not take the end of reclaiming");
+            }
+        })
+    }
+
+    fn handle_status_flags(self: Arc<Self>, mut flags: u32) {
+        if self.arriving.load(Relaxed) {
+            // The reclaim is under way.
+            flags &= !SEQ4_STATUS_RESTART_RECLAIM_NEEDED;
+        }
+        if flags & HANDLED_FLAGS == 0 || self.handling_flags.swap(true, Relaxed) {
+            return;
+        }
+        self.client.link.runtime.clone().spawn(async move {
+            self.recover_from(flags).await;
+            // Callbacks may stay impossible: this limits the rate of the attempts.
+            tokio::time::sleep(FLAGS_PAUSE).await;
+            self.handling_flags.store(false, Relaxed);
+        });
+    }
+
+    fn find_moved(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        self.look_for_moves()
+    }
+}
+
+impl Server {
+    async fn recover_from(self: &Arc<Self>, flags: u32) {
+        let deadline = &Deadline::after(BACKGROUND);
+        let link = &self.client.link;
+        if flags & CALLBACK_FLAGS != 0
+            && let Some(session) = self.client.session()
+        {
+            session.bind_all(link, deadline).await;
+        }
+        if flags & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
+            let _one = self.client.recovering.lock().await;
+            // Asked again: another request may have recovered and reclaimed meanwhile.
+            let now = self.client.plain(&Compound::new("SEQUENCE"), deadline).await;
+            if now.is_ok() && link.status_flags() & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
+                self.reclaim(deadline).await;
+            }
+        } else if flags & REVOKED_FLAGS != 0 {
+            self.free_revoked(deadline).await;
+        }
+        if flags & SEQ4_STATUS_LEASE_MOVED != 0 {
+            self.look_for_moves().await;
+        }
+    }
+
+    /// Frees the stateids of revoked state, so that the server resets the flags (RFC 8881 §8.4.2.1, §18.38).
+    async fn free_revoked(&self, deadline: &Deadline) {
+        let mut stateids: VecDeque<Stateid4> = self.opens.stateids().into();
+        while !stateids.is_empty() {
+            let some: Vec<_> = stateids.drain(..stateids.len().min(TEST_MAX)).collect();
+            let args = TestStateidArgs { stateids: some.clone() };
+            let test = Compound::new("TEST_STATEID").op(Argop4::TestStateid(args), 8 + 4 * some.len());
+            let Ok(mut results) = self.client.run(&test, deadline).await else { return };
+            let Ok(statuses) = value!(results, TestStateid) else { return };
+            for (stateid, _) in some.iter().zip(statuses).filter(|(_, status)| *status != Nfsstat4::Ok) {
+                self.opens.lost(stateid);
+                let free = Argop4::FreeStateid(FreeStateidArgs { stateid: *stateid });
+                let _ = self.client.run(&Compound::new("FREE_STATEID").op(free, 0), deadline).await;
+            }
+        }
+    }
+}
+
+const FLAGS_PAUSE: Duration = Duration::from_secs(2);
+/// Stateids that are tested at a time.
+const TEST_MAX: usize = 64;
