@@ -1,6 +1,6 @@
 """Turns compare.sh's results into tables: the median of the rounds, and our rates over theirs.
 
-table.py version3 FILE | version4 FILE
+table.py version3 FILE | version4 FILE | knfsd FILE
 """
 import json
 import statistics
@@ -81,4 +81,23 @@ def version4(path):
     print("alone on Ganesha.")
 
 
-{"version3": version3, "version4": version4}[sys.argv[1]](sys.argv[2])
+def knfsd(path):
+    """Lines of a name, a server, a client and its report, from interop/guest/compare.sh."""
+    rows = {}
+    for line in open(path):
+        name, server, client, report = line.rstrip("\n").split("\t")
+        report = json.loads(report)
+        if client == "fio":
+            job = report["jobs"][0]
+            rate = sum(job[way]["iops"] for way in ["read", "write"])
+        else:
+            rate = report["results"][0]["iops"]["median"]
+        rows.setdefault(name, {}).setdefault(server, []).append(rate)
+    print("| | knfsd | Slipway | Slipway over knfsd |")
+    print("|---|---|---|---|")
+    for name, row in rows.items():
+        theirs, ours = (statistics.median(row[server]) for server in ["knfsd", "slipway"])
+        print(f"| {name} | {theirs:,.0f}/s | {ours:,.0f}/s | **{ours / theirs:.2f}** |")
+
+
+{"version3": version3, "version4": version4, "knfsd": knfsd}[sys.argv[1]](sys.argv[2])

@@ -1,31 +1,38 @@
-//! Speed beside libnfs's client on NFS-Ganesha, in one run on one machine: `bench/compare.sh` does it.
+//! Speed beside other NFS servers, in one run on one machine: libnfs's client on NFS-Ganesha (`bench/compare.sh`), and the kernel's server
+//! (`interop/guest/compare.sh`).
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::report::{Outcome, Report};
-use crate::{debian, shell};
+use crate::{debian, interop, shell};
 
 const PACKAGES: [&str; 6] = ["libnfs-dev", "nfs-ganesha", "nfs-ganesha-vfs", "rpcbind", "build-essential", "python3"];
 
-/// Runs the comparison as `--seconds` (of each measurement) and `--congestion` (one or several) say; false if they cannot
-/// be understood.
+/// What is compared, and how.
+struct Plan<'a> {
+    knfsd: bool,
+    seconds: &'a str,
+    congestion: &'a str,
+}
+
+/// Runs the comparison that `arguments` ask for: `--seconds` (of each measurement), and `--congestion` (one or several) or `--knfsd`.
+/// Returns false if they cannot be understood.
 pub fn run(arguments: &[&str], report: &mut Report) -> bool {
-    let (mut seconds, mut congestion) = ("5", "cubic");
-    for pair in arguments.chunks(2) {
-        match *pair {
-            ["--seconds", value] if value.parse::<u32>().is_ok_and(|value| value > 0) => seconds = value,
-            ["--congestion", value] => congestion = value,
-            _ => return false,
-        }
-    }
+    let Some(plan) = parse(arguments) else { return false };
+    let packages = if plan.knfsd { interop::install() } else { debian::install(&PACKAGES) };
     report.step("compare", || {
-        if let Err(why) = debian::install(&PACKAGES) {
+        if let Err(why) = packages {
             return Outcome::Skipped(why);
         }
         let built = shell::run(&mut shell::cargo(["build", "--release", "--package", "slipway"]));
-        let compared = built.and_then(|()| {
-            let slipway = shell::target_dir().join("release/slipway");
-            shell::run(Command::new("bench/compare.sh").arg(slipway).arg(seconds).env("CONGESTION", congestion))
+        let slipway = shell::target_dir().join("release/slipway");
+        let compared = built.and_then(|()| match plan.knfsd {
+            true => with_knfsd(&slipway, plan.seconds),
+            false => {
+                let mut script = Command::new("bench/compare.sh");
+                shell::run(script.arg(slipway).arg(plan.seconds).env("CONGESTION", plan.congestion))
+            }
         });
         match compared {
             Ok(()) => Outcome::Passed { tests: 1 },
@@ -34,3 +41,47 @@ pub fn run(arguments: &[&str], report: &mut Report) -> bool {
     });
     true
 }
+
+fn parse<'a>(arguments: &[&'a str]) -> Option<Plan<'a>> {
+    let mut plan = Plan { knfsd: false, seconds: "5", congestion: "cubic" };
+    if arguments.contains(&"--knfsd") && arguments.contains(&"--congestion") {
+        return None;
+    }
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match *argument {
+            "--knfsd" => plan.knfsd = true,
+            "--seconds" => {
+                plan.seconds = arguments.next().filter(|value| value.parse().is_ok_and(|value: u32| value > 0))?
+            }
+            "--congestion" => plan.congestion = arguments.next()?,
+            _ => return None,
+        }
+    }
+    Some(plan)
+}
+
+/// Boots a guest in which both servers export one tmpfs, and prints the table. The guest is emulated: only the ratios mean something.
+fn with_knfsd(slipway: &Path, seconds: &str) -> Result<(), String> {
+    let out: PathBuf = shell::target_dir().join("interop/compare-knfsd");
+    if out.exists() {
+        std::fs::remove_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
+    }
+    std::fs::create_dir_all(&out).map_err(|error| format!("{}: {error}", out.display()))?;
+    shell::run(Command::new("cp").args(["-r", "interop/guest"]).arg(&out))?;
+    // Every read of a host's file is slow in the guest, and debugging symbols are most of the program.
+    shell::run(Command::new("strip").arg("-o").arg(out.join("slipway")).arg(slipway))?;
+    let environment = format!("SLIPWAY=/run/out/slipway\nSECONDS_EACH={seconds}\nROUNDS={ROUNDS}\n");
+    std::fs::write(out.join("env"), environment).map_err(|error| error.to_string())?;
+    // Two processors, so that the server and its client need not take turns.
+    let mut guest = Command::new("interop/kernel-lab");
+    guest.env("SMP", "2");
+    shell::run(guest.args(["run", "interop/guest/compare.sh"]).arg(&out).env("TIMEOUT", TIMEOUT_S))
+        .map_err(|why| format!("{why}: see {}", out.display()))?;
+    shell::run(Command::new("python3").args(["bench/table.py", "knfsd"]).arg(out.join("samples")))
+}
+
+/// Each cell of the table is the median of so many runs.
+const ROUNDS: u32 = 3;
+/// Longest that the guest may run.
+const TIMEOUT_S: &str = "7200";

@@ -6,6 +6,7 @@
 //! cargo xtask interop [--only NAME] [--all]    a real Linux kernel, libnfs, fio, tshark and attackers against Slipway; --all runs every
 //!                                              cell of the matrices of which a commit runs some
 //! cargo xtask compare [--seconds N] [--congestion cubic,bbr]   speed beside libnfs's client on NFS-Ganesha, in one run
+//! cargo xtask compare --knfsd [--seconds N]    speed beside Linux's own server, both in one emulated guest
 //! cargo xtask sim --seed N                     replay one seed of the simulated worlds
 //! cargo xtask fuzz TARGET [--minutes M]        fuzz one target on this toolchain
 //! ```
@@ -62,7 +63,7 @@ const USAGE: &str = "\
 usage: cargo xtask test [--all]
        cargo xtask tidy
        cargo xtask interop [--only client|locks|restarts|knfsd|knfsd4|verbs|hostile|libnfs|fio|capture|reference] [--all]
-       cargo xtask compare [--seconds N] [--congestion NAME,...]
+       cargo xtask compare [--seconds N] [--congestion NAME,... | --knfsd]
        cargo xtask sim --seed N
        cargo xtask fuzz TARGET [--minutes M]
 ";

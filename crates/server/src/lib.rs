@@ -7,8 +7,9 @@
 //! Invariants:
 //! - A file handle is only believed with its MAC, and only used after its export has admitted the caller's address,
 //!   port and transport: on every call, not only when mounting.
-//! - A procedure runs in place and never blocks there; one that would have to has done nothing yet and is run again,
-//!   as a whole, on a thread that may wait.
+//! - A procedure runs in place and never blocks there. One that has to wait for storage has had no effect yet, and is run
+//!   again, as a whole, on a thread that may wait. One whose operation is pending is run again, as a whole, when that has
+//!   completed; a journal makes each operation have its effect once.
 //! - File data is not copied: READ attaches what the file system lends or fills, WRITE hands down the call's payload.
 
 pub mod admin;

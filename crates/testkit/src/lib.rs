@@ -1,10 +1,12 @@
 //! What tests of several crates share.
 //!
+//! [`deferred`] is a back end whose operations complete when a test says so.
 //! [`pcap`], [`capture`] and [`exchange`] read what real peers have put on the wire; [`fuzz`] holds the bodies of
 //! the fuzz targets; [`port`] has ports that nobody else gets; [`proxy`] cuts TCP connections in the middle of a message; [`world`] is a server
 //! and its clients in virtual time.
 
 pub mod capture;
+pub mod deferred;
 pub mod exchange;
 pub mod fuzz;
 pub mod paper;

@@ -7,7 +7,10 @@ use client::{FileKind, Mount, OpenOptions, StableHow};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rdma::{registration::Registration, sim::Cut};
 use rpc::DrcOptions;
-use testkit::world::{Setup, seeds};
+use testkit::{
+    deferred::{Deferred, Pace},
+    world::{Setup, seeds},
+};
 
 /// Operations of which none may be executed twice, and data that travels in every way: inline, in read chunks and write
 /// chunks, and in a reply chunk. All of it succeeds, whatever happens to the connection; then what is there comes back.
@@ -79,6 +82,41 @@ fn run_whole() -> (u64, Tree) {
         assert_eq!(tree["/d/b"].4, pattern(0, 30_705));
         (world.sim.messages() - before, tree)
     })
+}
+
+/// The seed over a back end that completes each operation a while later, with a connection cut likewise.
+fn run_cut_deferred(message: Option<(u64, Cut)>) -> (u64, Tree) {
+    let setup = Setup::new(1);
+    let fs = Deferred::new(setup.vfs.clone(), Pace::Told);
+    Setup { vfs: fs.clone(), ..setup }.run(|world| async move {
+        let completing = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                fs.0.complete(usize::MAX);
+            }
+        });
+        let mount = world.client(1, "").await;
+        let before = world.sim.messages();
+        if let Some((message, cut)) = message {
+            world.sim.cut_at(before + message, cut);
+        }
+        let tree = work(&mount).await.expect("all work succeeds");
+        completing.abort();
+        (world.sim.messages() - before, tree)
+    })
+}
+
+#[test]
+fn a_connection_cut_while_operations_are_pending_changes_nothing() {
+    let (_, expected) = run_whole();
+    let (messages, tree) = run_cut_deferred(None);
+    assert_eq!(tree, expected);
+    for message in 0..messages {
+        for cut in [Cut::Before, Cut::After] {
+            let (_, tree) = run_cut_deferred(Some((message, cut)));
+            assert_eq!(tree, expected, "cut {cut:?} message {message}");
+        }
+    }
 }
 
 #[test]

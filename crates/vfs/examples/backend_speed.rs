@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn measure(title: &str, fs: &dyn Vfs) {
     println!("{title}");
     let (cred, pool) = (Cred::root(), Pool::default());
-    let caller = Caller { cred: &cred, may_block: true };
+    let caller = Caller::blocking(&cred);
     let root = fs.root();
     let name = Name::new(b"backend-speed").expect("a good name");
     let mode = CreateMode::Unchecked(SetAttr { size: Some(0), ..SetAttr::default() });

@@ -23,7 +23,7 @@ pub enum AclWho {
 }
 
 /// One entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AclEntry {
     /// Whom it is about.
     pub who: AclWho,
@@ -32,7 +32,7 @@ pub struct AclEntry {
 }
 
 /// Which of a directory's two ACLs is meant; other objects have only the first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AclKind {
     /// Decides who may do what.
     Access,
@@ -57,7 +57,7 @@ pub enum AclKind {
 /// assert_eq!(acl.mode(), 0o640);
 /// # Ok::<(), vfs::VfsError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Acl(Vec<AclEntry>);
 
 impl Acl {

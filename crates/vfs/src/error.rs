@@ -5,8 +5,11 @@ use std::fmt;
 /// Why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VfsError {
-    /// It would have to wait and the caller must not; nothing was done.
+    /// The operation has to wait and the caller must not. It has had no effect; it is called again on a thread that may wait.
     WouldBlock,
+    /// The operation completes later, and may have had its effect already. Its future is in [`Caller::completion`](crate::Caller::completion);
+    /// the [`pending`](crate::pending) module has the protocol.
+    Pending,
     /// Not the owner, or not privileged.
     Perm,
     /// The name does not exist.
@@ -65,6 +68,7 @@ impl fmt::Display for VfsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             VfsError::WouldBlock => "would block",
+            VfsError::Pending => "pending",
             VfsError::Perm => "operation not permitted",
             VfsError::NotFound => "no such file or directory",
             VfsError::Io => "input/output error",

@@ -3,9 +3,12 @@
 //! This crate knows nothing of NFS, RPC or RDMA. A [`Vfs`] is one exported tree; its objects are
 //! named by opaque [`Handle`]s that stay valid as long as the object exists.
 //!
-//! **Operations are synchronous.** Whoever calls says in [`Caller::may_block`] whether the thread
-//! may wait for a disk; where it may not and would have to, the operation has had no effect and
-//! returns [`VfsError::WouldBlock`], and the caller runs it again on a thread that may.
+//! **Operations are plain functions.** [`Caller::may_block`] tells whether the thread may wait for a disk. Where it must
+//! not and has to, the operation returns [`VfsError::WouldBlock`] without an effect, and the caller runs it again on a
+//! thread that may.
+//!
+//! **An operation can complete later.** It then returns [`VfsError::Pending`] and occupies no thread while it waits. The
+//! [`pending`] module has the protocol.
 //!
 //! **Identity.** Every operation runs with the rights of its [`Caller::cred`].
 //!
@@ -13,7 +16,9 @@
 
 mod acl;
 mod error;
+pub mod interpose;
 pub mod memory;
+pub mod pending;
 mod permission;
 pub mod posix;
 pub mod private;
@@ -21,6 +26,7 @@ mod types;
 
 pub use acl::{ACL_ENTRIES_MAX, Acl, AclEntry, AclKind, AclWho};
 pub use error::VfsError;
+pub use pending::{Completion, CompletionFuture, CompletionSlot};
 pub use types::*;
 
 use std::ops::ControlFlow;

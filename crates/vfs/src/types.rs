@@ -3,7 +3,7 @@
 use buf::Rope;
 use smallvec::SmallVec;
 
-use crate::VfsError;
+use crate::{VfsError, pending::CompletionSlot};
 
 /// Names an object of one tree, for as long as the object exists. Opaque above this crate.
 #[derive(Clone, PartialEq, Eq)]
@@ -135,13 +135,28 @@ impl Cred {
     }
 }
 
-/// On whose behalf, and how, an operation runs.
+/// The identity with which an operation runs, and the ways in which it may wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
-    /// Whose rights apply.
+    /// Its rights apply.
     pub cred: &'a Cred,
     /// Whether the thread may wait for storage.
     pub may_block: bool,
+    /// A slot for an operation that completes later. Without one, no operation returns
+    /// [`VfsError::Pending`].
+    pub completion: Option<&'a CompletionSlot>,
+}
+
+impl<'a> Caller<'a> {
+    /// A caller on a thread that may wait for storage.
+    pub fn blocking(cred: &'a Cred) -> Self {
+        Self { cred, may_block: true, completion: None }
+    }
+
+    /// A caller on a thread that must not wait.
+    pub fn nonblocking(cred: &'a Cred) -> Self {
+        Self { cred, may_block: false, completion: None }
+    }
 }
 
 /// Seconds and nanoseconds since 1970, UTC.
@@ -180,7 +195,7 @@ pub enum Kind {
 }
 
 /// A device number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Device {
     /// Major number.
     pub major: u32,
@@ -251,7 +266,7 @@ pub struct Change {
 }
 
 /// A time to be set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetTime {
     /// The server's time of now.
     Now,
@@ -260,7 +275,7 @@ pub enum SetTime {
 }
 
 /// Attributes to be set; what is `None` stays, or is the default of a new object.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SetAttr {
     /// Permission bits.
     pub mode: Option<u32>,
@@ -277,7 +292,7 @@ pub struct SetAttr {
 }
 
 /// Rights to an object, as a set.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rights {
     /// Read a file's data or a directory's entries.
     pub read: bool,
@@ -333,7 +348,7 @@ pub struct Read {
 }
 
 /// How durable a write must be before it is acknowledged; later ones include earlier ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stability {
     /// It may still be lost if the server dies.
     Unstable,
@@ -353,7 +368,7 @@ pub struct Written {
 }
 
 /// What [`Vfs::seek`](crate::Vfs::seek) looks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SeekFor {
     /// Bytes that take storage.
     Data,
@@ -362,7 +377,7 @@ pub enum SeekFor {
 }
 
 /// Whether an extended attribute may, or must, be there when it is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum XattrMode {
     /// It may.
     Either,
@@ -376,7 +391,7 @@ pub enum XattrMode {
 pub const XATTR_MAX: usize = 64 << 10;
 
 /// How a file is created.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CreateMode {
     /// An existing file is opened, its size set if given.
     Unchecked(SetAttr),
@@ -398,7 +413,7 @@ pub struct Created {
 }
 
 /// What [`Vfs::mknod`](crate::Vfs::mknod) makes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NodeKind {
     /// A block device.
     Block(Device),
@@ -474,6 +489,8 @@ pub struct FsCaps {
     pub chown_restricted: bool,
     /// Whether operations can have to wait for storage at all.
     pub blocks: bool,
+    /// Whether operations can return [`VfsError::Pending`].
+    pub completes_later: bool,
     /// Whether objects can have ACLs.
     pub acls: bool,
     /// Whether files and directories can have extended attributes.

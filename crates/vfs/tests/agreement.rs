@@ -111,7 +111,8 @@ impl Side {
 
     fn find(&self, at: Where) -> Result<Handle, VfsError> {
         let (dir, name) = self.dir(at);
-        let root = Caller { cred: &users()[0], may_block: true };
+        let users = users();
+        let root = Caller::blocking(&users[0]);
         self.fs.lookup(&root, dir, name).map(|found| found.0)
     }
 
@@ -121,7 +122,7 @@ impl Side {
 
     fn try_run(&mut self, op: &Op) -> Result<Came, VfsError> {
         let users = users();
-        let by = |who: Who| Caller { cred: &users[who], may_block: true };
+        let by = |who: Who| Caller::blocking(&users[who]);
         let fs = self.fs.clone();
         let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
         let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };

@@ -12,25 +12,29 @@ fn small(capacity: u64) -> Memory {
 }
 
 fn create(fs: &Memory, name: &str) -> vfs::Result<Handle> {
-    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let root = Cred::root();
+    let caller = Caller::nonblocking(&root);
     let name = Name::new(name.as_bytes())?;
     Ok(fs.create(&caller, &fs.root(), name, &CreateMode::Guarded(SetAttr::default()))?.handle)
 }
 
 fn write(fs: &Memory, file: &Handle, offset: u64, data: impl Into<Bytes>) -> vfs::Result<()> {
-    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let root = Cred::root();
+    let caller = Caller::nonblocking(&root);
     fs.write(&caller, file, offset, &Rope::from(data.into()), Stability::FileSync, true).map(drop)
 }
 
 fn free(fs: &Memory) -> u64 {
-    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let root = Cred::root();
+    let caller = Caller::nonblocking(&root);
     fs.statfs(&caller, &fs.root()).unwrap().bytes_free
 }
 
 #[test]
 fn a_full_file_system_says_so_and_loses_nothing() {
     let fs = small(4 << 20);
-    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let root = Cred::root();
+    let caller = Caller::nonblocking(&root);
     let file = create(&fs, "f").unwrap();
     let mut written = 0;
     while write(&fs, &file, written << 17, vec![7; 128 << 10]).is_ok() {
@@ -55,7 +59,8 @@ fn names_and_objects_take_space_too() {
     let made = (0..).take_while(|i| create(&fs, &format!("f{i}")).is_ok()).count();
     assert!((100..2000).contains(&made), "{made} objects in 1 MiB");
     assert_eq!(create(&fs, "one more").unwrap_err(), VfsError::NoSpace);
-    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let root = Cred::root();
+    let caller = Caller::nonblocking(&root);
     for i in 0..made {
         fs.remove(&caller, &fs.root(), Name::new(format!("f{i}").as_bytes()).unwrap()).unwrap();
     }
@@ -66,7 +71,8 @@ fn names_and_objects_take_space_too() {
 fn data_is_lent_from_the_pool_and_not_copied() {
     let pool = Pool::new(PoolOptions::default());
     let fs = Memory::new(MemoryOptions { pool: pool.clone(), ..MemoryOptions::default() });
-    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let root = Cred::root();
+    let caller = Caller::nonblocking(&root);
     let file = create(&fs, "f").unwrap();
     let mut page = pool.take(128 << 10);
     page.fill(3);
@@ -86,7 +92,8 @@ fn data_is_lent_from_the_pool_and_not_copied() {
 #[test]
 fn handles_and_verifiers_are_of_one_instance() {
     let (one, two) = (small(1 << 20), small(1 << 20));
-    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let root = Cred::root();
+    let caller = Caller::nonblocking(&root);
     let file = create(&one, "f").unwrap();
     create(&two, "f").unwrap();
     assert_eq!(two.getattr(&caller, &file).unwrap_err(), VfsError::Stale);
@@ -95,7 +102,8 @@ fn handles_and_verifiers_are_of_one_instance() {
 }
 
 fn remove(fs: &Memory, name: &str) {
-    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let root = Cred::root();
+    let caller = Caller::nonblocking(&root);
     fs.remove(&caller, &fs.root(), Name::new(name.as_bytes()).unwrap()).unwrap();
 }
 
@@ -104,7 +112,8 @@ fn what_files_held_goes_back_to_the_system() {
     const BLOCK: usize = 128 << 10;
     let pool = Pool::new(PoolOptions::default());
     let fs = Memory::new(MemoryOptions { pool: pool.clone(), ..MemoryOptions::default() });
-    let caller = Caller { cred: &Cred::root(), may_block: false };
+    let root = Cred::root();
+    let caller = Caller::nonblocking(&root);
     // Two trims with nothing in between: what is free then was not needed.
     let mapped = || {
         pool.trim();

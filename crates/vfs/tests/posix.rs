@@ -41,7 +41,7 @@ impl Place {
     }
 
     fn caller(&self) -> Caller<'_> {
-        Caller { cred: &self.cred, may_block: true }
+        Caller::blocking(&self.cred)
     }
 
     fn walk(&self, fs: &Posix, path: &str) -> Result<Handle> {
@@ -355,7 +355,7 @@ fn a_thread_that_keeps_its_credentials_does_nothing_as_another_and_all_else() {
     fs::write(place.export.join("f"), "content").unwrap();
     let fs = place.open(Handles::Auto);
     let other = Cred { uid: 4321, gid: 4321, groups: Default::default() };
-    let other = Caller { cred: &other, may_block: true };
+    let other = Caller::blocking(&other);
     let (root, file) = (fs.root(), place.walk(&fs, "f").unwrap());
     let mode = CreateMode::Guarded(SetAttr::default());
     let data = Rope::from(Bytes::from_static(b"x"));

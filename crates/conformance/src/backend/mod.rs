@@ -17,6 +17,9 @@
 //! expands to the tests `mine::what_is_written_is_read`, `mine::names_are_bytes` and so on. Each case runs on a [`World`] of
 //! its own: a new and empty tree whose root directory every caller may write (mode 0777).
 //!
+//! A back end that completes operations later ([`vfs::pending`]) runs the same suite: the world drives each operation to its
+//! completion.
+//!
 //! What a back end may leave out, it says in [`vfs::FsCaps`] or by [`vfs::VfsError::NotSupported`]; the cases ask for it there.
 
 #[doc(hidden)]
@@ -148,6 +151,10 @@ macro_rules! __backend_cases {
                 symlinks_are_never_followed
                 deep_trees_keep_their_handles
                 renames_from_many_threads_lose_nothing
+            }
+            pending {
+                callers_without_a_slot_get_no_pending_operation
+                a_pending_operation_has_its_effect_once
             }
             permissions {
                 search_needs_execute

@@ -5,12 +5,16 @@ use std::{any::Any, ops::ControlFlow, sync::Arc};
 use buf::{Pool, Rope};
 use bytes::Bytes;
 use smallvec::SmallVec;
-use vfs::{Attr, Caller, Change, CreateMode, Created, Cred, Handle, Name, Result, SetAttr, Stability, Vfs};
+use vfs::{
+    Attr, Caller, Change, CreateMode, Created, Cred, Handle, Name, Result, SetAttr, Stability, Vfs, pending::Driven,
+};
 
 /// A file system under test, with the facts that the cases need about it.
 pub struct World {
-    /// The tree: new, empty, with a root directory of mode 0777.
+    /// The tree: new, empty, with a root directory of mode 0777. None of its operations is pending: the world drives them.
     pub fs: Arc<dyn Vfs>,
+    /// The back end itself.
+    pub back_end: Arc<dyn Vfs>,
     /// Buffers for reads.
     pub pool: Pool,
     /// The identity that the cases act with, unless they use another one.
@@ -68,14 +72,16 @@ pub fn clock_moves() {
 
 /// A caller with this identity that may block.
 pub fn caller(cred: &Cred) -> Caller<'_> {
-    Caller { cred, may_block: true }
+    Caller::blocking(cred)
 }
 
 impl World {
     /// A back end that has its own clock and runs each operation with the rights of its caller; the cases act as root.
-    pub fn new(fs: Arc<dyn Vfs>) -> Self {
+    pub fn new(back_end: Arc<dyn Vfs>) -> Self {
         let (pool, cred) = (Pool::default(), Cred::root());
-        Self { fs, pool, cred, identities: true, coarse_times: false, _keep: None }
+        let later = back_end.caps().completes_later;
+        let fs = if later { Arc::new(Driven::new(back_end.clone())) } else { back_end.clone() };
+        Self { fs, back_end, pool, cred, identities: true, coarse_times: false, _keep: None }
     }
 
     /// The same with cases that act as `cred`. `identities`: the back end runs each operation with the rights of its caller.

@@ -192,7 +192,7 @@ impl Admin {
     /// The number of a file. It is not told of the files of an export that has not answered in time.
     fn fileid(&self, export: &Export, handle: &Handle) -> Option<u64> {
         let ask = |vfs: &dyn Vfs, handle: &Handle, may_block| {
-            vfs.getattr(&Caller { cred: &Cred::root(), may_block }, handle).map(|attr| attr.fileid)
+            vfs.getattr(&Caller { cred: &Cred::root(), may_block, completion: None }, handle).map(|attr| attr.fileid)
         };
         match ask(&**export.vfs(), handle, false) {
             Err(VfsError::WouldBlock) => {}

@@ -9,6 +9,7 @@
 //!
 //! On error: a panic in a call ends that call. A call whose future has been dropped runs to its end all the same.
 
+mod in_flight;
 mod queue;
 
 use std::{
@@ -23,10 +24,11 @@ use parking_lot::{Condvar, Mutex};
 use rpc::{Host, PeerUser};
 use tokio::sync::oneshot;
 
+pub(crate) use self::in_flight::{InFlight, Permit};
 use self::queue::{Bounds, FairQueue};
 use crate::{export::Exports, handle::ExportId};
 
-/// Bounds of the threads that may wait, and of the calls that wait for one.
+/// Bounds of the threads that may wait, of the calls that wait for one, and of the calls that wait without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockingOptions {
     /// Most threads of each export, and of what belongs to no export. One host occupies three quarters of them at most.
@@ -34,11 +36,14 @@ pub struct BlockingOptions {
     pub threads: usize,
     /// Most calls of each export that wait for a thread.
     pub queue: usize,
+    /// Most calls in progress of each export whose operations complete later
+    /// ([`completes_later`](vfs::FsCaps::completes_later)). One host holds half of them at most.
+    pub pending: usize,
 }
 
 impl Default for BlockingOptions {
     fn default() -> Self {
-        Self { threads: 32, queue: 4096 }
+        Self { threads: 32, queue: 4096, pending: 32 << 10 }
     }
 }
 
@@ -46,6 +51,8 @@ impl Default for BlockingOptions {
 pub(crate) struct Pools {
     exports: HashMap<ExportId, Pool>,
     common: Pool,
+    /// Of the exports whose operations complete later.
+    in_flight: HashMap<ExportId, Arc<InFlight>>,
 }
 
 impl Pools {
@@ -53,7 +60,14 @@ impl Pools {
     pub(crate) fn new(exports: &Exports, options: BlockingOptions) -> Self {
         let pools =
             exports.iter().enumerate().map(|(at, export)| (export.id(), Pool::new(format!("export-{at}"), options)));
-        Self { exports: pools.collect(), common: Pool::new("blocking".to_owned(), options) }
+        let later = exports.iter().filter(|export| export.vfs().caps().completes_later);
+        let in_flight = later.map(|export| (export.id(), Arc::new(InFlight::new(options.pending)))).collect();
+        Self { exports: pools.collect(), common: Pool::new("blocking".to_owned(), options), in_flight }
+    }
+
+    /// The permits for calls of an export whose operations complete later.
+    pub(crate) fn in_flight(&self, export: ExportId) -> &Arc<InFlight> {
+        &self.in_flight[&export]
     }
 
     /// The pool of an export, or that for what belongs to none.
@@ -292,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_panic_ends_its_call_alone() {
-        let pool = Pool::new("test".to_owned(), BlockingOptions { threads: 1, queue: 1 });
+        let pool = Pool::new("test".to_owned(), BlockingOptions { threads: 1, queue: 1, pending: 1 });
         assert!(matches!(run(&pool, 1, |_| panic!("this is what the test is about")), Outcome::Panicked));
         assert!(matches!(run(&pool, 1, |number| *number += 1), Outcome::Done(2)));
         assert_eq!(pool.ask(Duration::from_secs(600), || 3), Some(3));
@@ -300,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_call_whose_future_is_dropped_runs_to_its_end() {
-        let pool = Pool::new("test".to_owned(), BlockingOptions { threads: 1, queue: 1 });
+        let pool = Pool::new("test".to_owned(), BlockingOptions { threads: 1, queue: 1, pending: 1 });
         let (told, ran) = mpsc::channel();
         let mut future = Box::pin(pool.run(Source::Server, 0, (), move |()| told.send(()).unwrap()));
         let polled = future.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));

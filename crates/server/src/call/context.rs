@@ -3,11 +3,12 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use buf::Pool;
-use rpc::{Call, Credential};
-use vfs::{Handle, VfsError};
+use rpc::{Call, Credential, Transport};
+use vfs::{Handle, VfsError, interpose::Interposed};
 
 use super::{
     core::{Core, ServiceState},
+    journal::Journaled,
     object::Object,
     thread::Thread,
 };
@@ -27,11 +28,19 @@ pub(crate) struct Context<'a, S = Core> {
     pub(crate) credential: &'a Credential,
     pub(crate) peer: SocketAddr,
     pub(crate) transport: TransportLimits,
+    origin: Origin<'a>,
     /// The source of buffers for payloads.
     pub(crate) pool: &'a Pool,
     /// Whether the thread may wait at all.
     pub(crate) may_block: bool,
     pub(crate) thread: &'a Thread,
+}
+
+/// Tells the source of a call.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    Transport(&'a Arc<dyn Transport>),
+    Source(Source),
 }
 
 /// The properties of the transport that delivered a call.
@@ -53,6 +62,7 @@ pub(crate) struct Detached<S = Core> {
     credential: Credential,
     peer: SocketAddr,
     transport: TransportLimits,
+    source: Source,
     pool: Pool,
 }
 
@@ -67,7 +77,16 @@ impl<'a, S: ServiceState> Context<'a, S> {
             lossy: caps.lossy,
         };
         let (credential, peer, pool) = (call.credential, call.peer, call.transport.pool());
-        Self { core: shared.core(), shared, credential, peer, transport, pool, may_block: false, thread }
+        let (core, origin) = (shared.core(), Origin::Transport(call.transport));
+        Self { core, shared, credential, peer, transport, origin, pool, may_block: false, thread }
+    }
+
+    /// The source of the call, for which the blocking pools keep a turn.
+    pub(crate) fn source(&self) -> Source {
+        match self.origin {
+            Origin::Transport(transport) => Source::of(self.peer, transport.peer_user()),
+            Origin::Source(source) => source,
+        }
     }
 
     /// Copies what another thread needs of it.
@@ -77,6 +96,7 @@ impl<'a, S: ServiceState> Context<'a, S> {
             credential: self.credential.clone(),
             peer: self.peer,
             transport: self.transport,
+            source: self.source(),
             pool: self.pool.clone(),
         }
     }
@@ -117,11 +137,26 @@ impl<'a, S: ServiceState> Context<'a, S> {
 
     /// An object of an export that has admitted the caller.
     pub(crate) fn object_of(&self, export: &'a Export, handle: Handle) -> Object<'a> {
+        let caps = export.vfs().caps();
         let may_wait = self.thread.may_wait_for(export.id());
-        let may_block = may_wait || !export.vfs().caps().blocks;
+        let may_block = may_wait || !(caps.blocks || caps.completes_later);
         let identity = export.identity(self.credential);
         let foreign = self.may_block && !may_wait;
-        Object { export, handle, identity, may_block, foreign, key: &self.core.key }
+        let journaled = if caps.completes_later { self.journaled(export) } else { None };
+        Object { export, handle, identity, may_block, foreign, journaled, key: &self.core.key }
+    }
+
+    /// As [`object_of`](Self::object_of), for a procedure that does not wait for the object: operations that have to wait fail
+    /// with `WouldBlock`.
+    pub(crate) fn object_at_once(&self, export: &'a Export, handle: Handle) -> Object<'a> {
+        Object { journaled: None, ..self.object_of(export, handle) }
+    }
+
+    /// The back end with the call's journal, if the call can be run again.
+    fn journaled(&self, export: &Export) -> Option<Box<Interposed<Journaled>>> {
+        let journal = self.thread.journal_for(|| self.source())?.clone();
+        let (vfs, limit) = (export.vfs().clone(), self.core.pools.in_flight(export.id()).clone());
+        Some(Box::new(Interposed(Journaled { vfs, export: export.id(), limit, journal })))
     }
 }
 
@@ -129,6 +164,11 @@ impl<S: ServiceState> Detached<S> {
     /// The service's state.
     pub(crate) fn shared(&self) -> &Arc<S> {
         &self.shared
+    }
+
+    /// The source of the call.
+    pub(crate) fn source(&self) -> Source {
+        self.source
     }
 
     /// The source of the call, if it came from a host.
@@ -144,6 +184,7 @@ impl<S: ServiceState> Detached<S> {
             credential: &self.credential,
             peer: self.peer,
             transport: self.transport,
+            origin: Origin::Source(self.source),
             pool: &self.pool,
             may_block: thread.is_of_pool(),
             thread,

@@ -1,9 +1,15 @@
 //! Runs procedures: in place where that cannot block, on a thread that may wait where it must.
 //!
 //! A procedure is a function of its context and arguments. It first runs at once, on the thread that received the
-//! call, with operations that must not wait. If one would have to, nothing has been done, and the procedure runs again
+//! call, with operations that must not wait. If one has to wait for storage, nothing has been done, and the procedure runs again
 //! from its start on a thread of the export that it needs ([`blocking`](crate::blocking)). If that export's queue is full,
-//! the caller is told to try again later: NFS3ERR_JUKEBOX.
+//! the procedure runs once more on a thread that is [refused](Thread::refused), and the caller gets its protocol's status for "try
+//! again later".
+//!
+//! If an operation is pending, no thread is needed: the call's future awaits the completion on the worker that owns the connection, and
+//! the procedure runs again from its start. What it has done before is in its [`Journal`] and is not done again.
+//!
+//! A call outlives its connection: its reply is for the duplicate request cache. It is dropped only with its worker.
 
 use std::{fmt::Debug, future::ready, marker::PhantomData, sync::Arc};
 
@@ -14,26 +20,25 @@ use super::{
     context::{Context, Detached},
     core::ServiceState,
     error::WouldBlock,
-    thread::Thread,
+    journal::Journal,
+    thread::{Needed, Thread},
 };
-use crate::{
-    blocking::{Outcome, Source},
-    handle::ExportId,
-};
+use crate::blocking::Outcome;
 
 /// A procedure that the server executes.
 pub(crate) trait Answer: 'static {
     /// The state of the service that it belongs to.
     type Shared: ServiceState;
-    /// What it takes.
+    /// The type of its arguments.
     type Args: Decode + Send + 'static;
-    /// How it went, for the log.
+    /// The type of its status, for the log.
     type Status: Debug;
     /// Its name.
     const NAME: &'static str;
 
     /// Executes it and appends the results to `out`, in which the reply's header is. After something has been changed,
-    /// no further operation may end with [`WouldBlock`]: all of it would be done again.
+    /// no further operation may end with [`WouldBlock`] unless it is pending: all of it would be done again. An effect outside of the
+    /// file system that comes before an operation is passed by [`Object::once`](crate::call::object::Object::once).
     fn answer(cx: &Context<'_, Self::Shared>, args: &Self::Args, out: &mut Encoder)
     -> Result<Self::Status, WouldBlock>;
 }
@@ -69,66 +74,81 @@ pub(crate) fn run<'a, P: Answer>(
     let thread = Thread::worker();
     let context = Context::of_call(shared, &call, &thread);
     let mut out = call.encoder();
-    match P::answer(&context, &args, &mut out) {
-        Ok(status) => {
-            log::<P>(&context, &status);
-            Box::pin(ready(Ok(out.finish())))
-        }
-        Err(WouldBlock) => {
-            let source = Source::of(call.peer, call.transport.peer_user());
-            let (detached, out) = (context.detach(), call.encoder());
-            let waiting = Waiting::<P> { detached, args, out, answered: Err(WouldBlock) };
-            Box::pin(wait(waiting, (source, bytes), thread.needed()))
-        }
+    let start = out.stream_len();
+    if let Ok(status) = P::answer(&context, &args, &mut out)
+        && !thread.is_pending()
+    {
+        log::<P>(&context, &status);
+        return Box::pin(ready(Ok(out.finish())));
     }
+    let (detached, needs) = (context.detach(), thread.needs());
+    let journal = thread.journal().cloned();
+    Box::pin(wait(Waiting::<P> { detached, args, out, start, journal, needs, answered: false }, bytes))
 }
 
-/// A procedure that needs a thread which may wait.
+/// A procedure that could not go on where it was run last.
 struct Waiting<P: Answer> {
     detached: Detached<P::Shared>,
     args: P::Args,
     out: Encoder,
-    answered: Result<(), WouldBlock>,
+    /// Where the results begin in `out`.
+    start: usize,
+    journal: Option<Arc<Journal>>,
+    needs: Needed,
+    answered: bool,
 }
 
 impl<P: Answer> Waiting<P> {
     fn answer(&mut self, thread: &Thread) {
         let context = self.detached.context(thread);
+        self.out.truncate(self.start);
         let answered = P::answer(&context, &self.args, &mut self.out);
-        self.answered = answered.map(|status| log::<P>(&context, &status));
-    }
-
-    fn finish(self) -> Result<Message, AcceptError> {
-        match self.answered {
-            Ok(()) => Ok(self.out.finish()),
-            Err(WouldBlock) => {
-                tracing::error!(procedure = P::NAME, "the file system would not wait although it may");
-                Err(AcceptError::SystemErr)
-            }
+        self.answered = answered.is_ok() && !thread.is_pending();
+        if let (Ok(status), true) = (&answered, self.answered) {
+            log::<P>(&context, status);
         }
+        self.needs = thread.needs();
+        self.journal = thread.journal().cloned();
     }
 }
 
-/// Executes a procedure on a thread that may wait for `export`, or, if that is none, for what belongs to no export.
-async fn wait<P: Answer>(
-    waiting: Waiting<P>,
-    (source, bytes): (Source, usize),
-    export: Option<ExportId>,
-) -> Result<Message, AcceptError> {
-    let shared = waiting.detached.shared().clone();
-    let work = move |waiting: &mut Waiting<P>| waiting.answer(&Thread::of_pool(export));
-    match shared.core().pools.of(export).run(source, bytes, waiting, work).await {
-        Outcome::Done(waiting) => waiting.finish(),
-        Outcome::Refused(mut waiting) => {
-            waiting.answer(&Thread::refused());
-            // What needs no export has no status for this: the caller asks again by itself.
-            if waiting.answered.is_ok() { waiting.finish() } else { Err(AcceptError::Drop) }
+/// Runs a procedure again until it is answered: on the worker when the operation that is pending has completed, or on a thread that
+/// may wait for an export, or for what belongs to no export. There it stays.
+async fn wait<P: Answer>(mut waiting: Waiting<P>, bytes: usize) -> Result<Message, AcceptError> {
+    let (shared, source) = (waiting.detached.shared().clone(), waiting.detached.source());
+    let mut pool = None;
+    while !waiting.answered {
+        match (waiting.needs, pool) {
+            (Needed::Completion, _) => {
+                if let Some(journal) = &waiting.journal {
+                    journal.complete().await;
+                }
+            }
+            (Needed::Thread(export), None) => pool = Some(export),
+            (Needed::Thread(_), Some(_)) => {
+                tracing::error!(procedure = P::NAME, "the file system would not wait although it may");
+                return Err(AcceptError::SystemErr);
+            }
         }
-        Outcome::Panicked => {
-            tracing::error!(procedure = P::NAME, "the procedure has panicked");
-            Err(AcceptError::SystemErr)
-        }
+        let work = move |waiting: &mut Waiting<P>| waiting.answer(&Thread::again(pool, waiting.journal.as_ref()));
+        let Some(export) = pool else {
+            work(&mut waiting);
+            continue;
+        };
+        waiting = match shared.core().pools.of(export).run(source, bytes, waiting, work).await {
+            Outcome::Done(waiting) => waiting,
+            Outcome::Refused(mut waiting) => {
+                waiting.answer(&Thread::refused());
+                // What needs no export has no status for this: the caller asks again by itself.
+                return if waiting.answered { Ok(waiting.out.finish()) } else { Err(AcceptError::Drop) };
+            }
+            Outcome::Panicked => {
+                tracing::error!(procedure = P::NAME, "the procedure has panicked");
+                return Err(AcceptError::SystemErr);
+            }
+        };
     }
+    Ok(waiting.out.finish())
 }
 
 fn log<P: Answer>(context: &Context<'_, P::Shared>, status: &P::Status) {

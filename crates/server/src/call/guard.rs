@@ -34,9 +34,22 @@ impl<S: ServiceState> Context<'_, S> {
         by: Option<LockClient>,
     ) -> Result<Option<Changing>, Conflict> {
         // The order is that of `sharing/marks.rs`.
-        let changing = self.core.conflicts.begin_change(&(&object.export.id(), &object.handle));
+        let file = (&object.export.id(), &object.handle);
+        let changing = self.core.conflicts.begin_change(&file);
+        if let Some(journal) = object.journal() {
+            // The change goes on while its operation is pending.
+            journal.hold(("changing", file), self.core.conflicts.begin_change(&file));
+        }
         self.before(object, by, Access::Write)?;
         Ok(changing)
+    }
+
+    /// Ends a change that [`before_change`](Self::before_change) began, before the end of its procedure or operation.
+    pub(crate) fn end_change(&self, object: &Object<'_>, changing: Option<Changing>) {
+        drop(changing);
+        if let Some(journal) = object.journal() {
+            journal.release(("changing", (&object.export.id(), &object.handle)));
+        }
     }
 
     /// Before a name is removed from an object, or given to another one.
@@ -49,7 +62,7 @@ impl<S: ServiceState> Context<'_, S> {
         name: &Name,
         by: Option<LockClient>,
     ) -> Result<(), Conflict> {
-        if !self.core.conflicts.any() {
+        if !dir.once("any delegations", || Ok::<_, Conflict>(self.core.conflicts.any()))? {
             return Ok(());
         }
         match dir.vfs().lookup(&dir.caller(), &dir.handle, name) {
@@ -74,10 +87,12 @@ impl<S: ServiceState> Context<'_, S> {
     }
 
     fn before(&self, object: &Object<'_>, by: Option<LockClient>, access: Access) -> Result<(), Conflict> {
-        let id = object.export.id();
-        if !self.core.conflicts.may_be_delegated(&(&id, &object.handle)) {
-            return Ok(());
-        }
-        self.core.conflicts.recall(&(id, object.handle.clone()), by, access)
+        object.once("before", || {
+            let id = object.export.id();
+            if !self.core.conflicts.may_be_delegated(&(&id, &object.handle)) {
+                return Ok(());
+            }
+            self.core.conflicts.recall(&(id, object.handle.clone()), by, access)
+        })
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod core;
 pub(crate) mod error;
 pub(crate) mod exec;
 mod guard;
+pub(crate) mod journal;
 pub(crate) mod object;
 pub(crate) mod thread;
 pub(crate) mod transfer;

@@ -1,7 +1,9 @@
 //! [`Object`]: an object of an export that a call names, with the identity of the caller.
 
 use smallvec::SmallVec;
-use vfs::{Attr, Caller, Cred, Handle, Vfs, VfsError};
+use vfs::{Attr, Caller, Cred, Handle, Vfs, VfsError, interpose::Interposed};
+
+use super::journal::{Journal, Journaled};
 
 use crate::{
     export::{Access, Export},
@@ -16,12 +18,40 @@ pub(crate) struct Object<'a> {
     pub(super) may_block: bool,
     /// The thread belongs to another export.
     pub(super) foreign: bool,
+    /// The back end with the call's journal, if the export's operations complete later.
+    pub(super) journaled: Option<Box<Interposed<Journaled>>>,
     pub(super) key: &'a HandleKey,
 }
 
-impl<'a> Object<'a> {
-    pub(crate) fn vfs(&self) -> &'a dyn Vfs {
-        &**self.export.vfs()
+impl Object<'_> {
+    pub(crate) fn vfs(&self) -> &dyn Vfs {
+        match &self.journaled {
+            None => &**self.export.vfs(),
+            Some(journaled) => &**journaled,
+        }
+    }
+
+    /// The journal of the call, if operations on this object complete later.
+    pub(crate) fn journal(&self) -> Option<&Journal> {
+        self.journaled.as_ref().map(|journaled| &*journaled.0.journal)
+    }
+
+    /// Whether an operation of the call is pending.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.journal().is_some_and(Journal::is_pending)
+    }
+
+    /// Has an effect outside of the file system, or passes a check, that comes before an operation on this object: once, however
+    /// often the call is run.
+    pub(crate) fn once<T: Clone + Send + 'static, E>(
+        &self,
+        name: &'static str,
+        run: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self.journal() {
+            None => run(),
+            Some(journal) => journal.once((name, self.export.id(), &self.handle), run),
+        }
     }
 
     pub(crate) fn caller(&self) -> Caller<'_> {
@@ -30,7 +60,7 @@ impl<'a> Object<'a> {
 
     /// A caller with another identity.
     pub(crate) fn caller_as<'c>(&self, cred: &'c Cred) -> Caller<'c> {
-        Caller { cred, may_block: self.may_block }
+        Caller { cred, may_block: self.may_block, completion: None }
     }
 
     /// Refuses changes of a read-only export.

@@ -157,7 +157,7 @@ impl ServerConfig {
         if queue == 0 {
             return Err("blocking_queue = 0: it must be 1 at least".to_owned());
         }
-        Ok(BlockingOptions { threads, queue })
+        Ok(BlockingOptions { threads, queue, ..default })
     }
 }
 
@@ -541,7 +541,7 @@ mod tests {
         assert_eq!((server.nlm_port, server.grace_s, server.lease_s), (Some(4045), Some(45), Some(30)));
         let settings = server.settings().unwrap();
         assert_eq!(settings.idmap_domain.as_deref(), Some("example.com"));
-        assert_eq!(settings.blocking, BlockingOptions { threads: 5, queue: 6 });
+        assert_eq!(settings.blocking, BlockingOptions { threads: 5, queue: 6, ..Default::default() });
         assert_eq!(server.log.as_deref(), Some("debug"));
         let listen = &config.listen[0];
         assert_eq!((listen.transport.as_str(), listen.address.port()), ("rdma", 20049));

@@ -26,7 +26,7 @@ pub enum Access {
 /// The reason why a file cannot be used now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Conflict {
-    /// The thread would have to wait to find the file.
+    /// The call has to wait to find the file.
     WouldBlock,
     /// Delegations conflict, and have been recalled. The caller shall try again later.
     Recalled,

@@ -126,7 +126,7 @@ impl Object<'_> {
     pub(crate) fn post_op(&self) -> Result<PostOpAttr, WouldBlock> {
         match self.getattr() {
             Ok(attr) => Ok(Some(self.fattr(&attr))),
-            Err(VfsError::WouldBlock) if self.is_foreign() => Ok(None),
+            Err(VfsError::WouldBlock) if self.is_foreign() && !self.is_pending() => Ok(None),
             Err(VfsError::WouldBlock) => Err(WouldBlock),
             Err(_) => Ok(None),
         }

@@ -15,7 +15,7 @@ pub(crate) type Fault3 = Fault<Nfsstat3>;
 /// The status of RFC 1813 §2.6 for an error of the file system.
 pub(crate) fn nfsstat3(error: VfsError) -> Nfsstat3 {
     match error {
-        VfsError::WouldBlock | VfsError::Delay => Nfsstat3::Jukebox,
+        VfsError::WouldBlock | VfsError::Pending | VfsError::Delay => Nfsstat3::Jukebox,
         VfsError::Perm => Nfsstat3::Perm,
         VfsError::NotFound => Nfsstat3::NoEnt,
         VfsError::Io => Nfsstat3::Io,

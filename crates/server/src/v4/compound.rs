@@ -1,9 +1,12 @@
 //! COMPOUND: its operations, one after the other, exactly once (RFC 8881 §2.10.6, §16.2).
 //!
-//! An operation is read when it is about to be executed, and its result written at once. It first runs in place; if it
-//! would have to wait, *it* has changed nothing, and the compound moves as a whole to a thread of the export that it needs and
+//! An operation is read when it is about to be executed, and its result written at once. It first runs in place. If it
+//! has to wait for storage, *it* has changed nothing, and the compound moves as a whole to a thread of the export that it needs and
 //! goes on with that operation there: what was done before is not done again. It moves on in the same way when a later
 //! operation needs another export, so that no export's threads wait for another export.
+//!
+//! If an operation of the file system is pending, the compound moves nowhere: it awaits the completion and runs the operation
+//! again, which finds in the [`Journal`] what it has done before. Then it goes on with the next one.
 //!
 //! On error the compound ends with the operation's status. A slot is finished however its request ends, so that no
 //! failure of ours costs the client a slot.
@@ -35,8 +38,12 @@ use super::{
     v40::{self, Entry, InTurn},
 };
 use crate::{
-    blocking::{Outcome, Source},
-    call::{error::WouldBlock, thread::Thread},
+    blocking::Outcome,
+    call::{
+        error::WouldBlock,
+        journal::Journal,
+        thread::{Needed, Thread},
+    },
     clock,
     handle::{ExportId, FileId},
     sharing::locks::LockClient,
@@ -150,35 +157,56 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> BoxFuture
             if compound.status == Nfsstat4::Ok { continue } else { break }
         };
         let rest: VecDeque<_> = std::iter::once(operation).chain(operations).collect();
-        let detached = context.detach();
-        let source = Source::of(call.peer, call.transport.peer_user());
-        return Box::pin(wait(Waiting { detached, compound, rest, export: thread.needed(), moves: 0 }, (source, len)));
+        let (detached, journal) = (context.detach(), thread.journal().cloned());
+        let place = match thread.needs() {
+            Needed::Completion => Runs::InPlace,
+            Needed::Thread(export) => Runs::InPool(export),
+        };
+        return Box::pin(wait(Waiting { detached, compound, rest, place, journal, moves: 0 }, len));
     }
     Box::pin(std::future::ready(Ok(compound.finish())))
 }
 
-/// A compound that goes on where waiting is allowed.
+/// A compound that could not go on where it ran last.
 struct Waiting {
     detached: Detached,
     compound: Compound,
     /// The operations that are left; the first is the one that has to wait.
     rest: VecDeque<Operation>,
-    /// The export that it waits for, or none.
-    export: Option<ExportId>,
+    /// Where the first of them runs next.
+    place: Runs,
+    /// What it has done so far, if its file system completes operations later.
+    journal: Option<Arc<Journal>>,
     /// How often the first of the operations that are left has moved.
     moves: usize,
 }
 
-/// Goes on where waiting is allowed: for a client that was asked something here, for storage on a thread of the export that
-/// the next operation needs. An operation for which that export has no room is answered with DELAY, and ends the compound.
-async fn wait(mut waiting: Waiting, (source, bytes): (Source, usize)) -> Result<Message, AcceptError> {
-    let shared = waiting.detached.shared().clone();
-    loop {
+/// Where a compound runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Runs {
+    /// On the worker that owns the connection.
+    InPlace,
+    /// On a thread that may wait for an export, or for what belongs to none.
+    InPool(Option<ExportId>),
+}
+
+/// Goes on where that is possible: for a client that was asked something, and for an operation that is pending, when the answer is
+/// here; for storage on a thread of the export that the next operation needs. An operation for which that export has no room is
+/// answered with DELAY, and ends the compound.
+async fn wait(mut waiting: Waiting, bytes: usize) -> Result<Message, AcceptError> {
+    let (shared, source) = (waiting.detached.shared().clone(), waiting.detached.source());
+    while !waiting.rest.is_empty() {
         if let Some(question) = waiting.compound.cursor.question.take() {
             waiting.compound.cursor.answered = Some(question.answered().await);
         }
-        let pool = shared.core.pools.of(waiting.export);
-        waiting = match pool.run(source, bytes, waiting, Waiting::go_on).await {
+        if let Some(journal) = &waiting.journal {
+            journal.complete().await;
+        }
+        let Runs::InPool(export) = waiting.place else {
+            waiting.go_on();
+            continue;
+        };
+        waiting = match shared.core.pools.of(export).run(source, bytes, waiting, Waiting::go_on).await {
             Outcome::Done(waiting) => waiting,
             Outcome::Refused(mut waiting) => {
                 if let Some(operation) = waiting.rest.pop_front() {
@@ -192,29 +220,34 @@ async fn wait(mut waiting: Waiting, (source, bytes): (Source, usize)) -> Result<
                 return Err(AcceptError::SystemErr);
             }
         };
-        if waiting.rest.is_empty() {
-            return Ok(waiting.compound.finish());
-        }
     }
+    Ok(waiting.compound.finish())
 }
 
 impl Waiting {
-    /// Executes what is left, up to an operation that waits for a client, or for the storage of another export: that one is
-    /// the first of what is left then.
+    /// Executes the operations that are left, up to one that waits for a client, for a completion, or for the storage of another
+    /// export. That one is the first of what is left then.
     fn go_on(&mut self) {
-        let thread = Thread::of_pool(self.export);
+        let pool = match self.place {
+            Runs::InPlace => None,
+            Runs::InPool(export) => Some(export),
+        };
+        let thread = Thread::again(pool, self.journal.as_ref());
         let (cx, compound) = (self.detached.context(&thread), &mut self.compound);
         while let Some(operation) = self.rest.pop_front() {
             compound.cursor.behind = self.rest.len() as u32;
             thread.reset();
             if compound.step(&cx, &operation).is_err() {
-                let elsewhere = thread.needed().filter(|needed| Some(*needed) != self.export);
-                if compound.cursor.question.is_some() {
+                self.journal = thread.journal().cloned();
+                if compound.cursor.question.is_some() || thread.is_pending() {
                     return self.rest.push_front(operation);
                 }
-                if let Some(export) = elsewhere.filter(|_| self.moves < MOVES_MAX) {
-                    self.export = Some(export);
-                    self.moves += 1;
+                let elsewhere = Runs::InPool(thread.needed());
+                let moves = elsewhere != self.place && (pool.is_none() || thread.needed().is_some());
+                if moves && self.moves < MOVES_MAX {
+                    self.place = elsewhere;
+                    // From the worker to a thread that may wait it moves once.
+                    self.moves += usize::from(pool.is_some());
                     return self.rest.push_front(operation);
                 }
                 tracing::error!("the file system would not wait although it may");
@@ -413,7 +446,19 @@ impl Compound {
                 }
             }
         }
-        self.status = ops::execute(cx, &mut self.cursor, arguments, &mut self.out)?;
+        let executed = ops::execute(cx, &mut self.cursor, arguments, &mut self.out);
+        if let Some(journal) = cx.thread.journal() {
+            if journal.is_pending() {
+                // The run is void, whatever it has returned.
+                self.out.truncate(start);
+                return Err(WouldBlock);
+            }
+            if executed.is_ok() {
+                journal.clear();
+            }
+        }
+        self.status = executed?;
+        self.cursor.answered = None;
         tracing::debug!(operation = arguments.opnum().name(), peer = %cx.peer, transport = cx.transport.name, status = ?self.status);
         if self.out.position() - position > self.cursor.room && self.status == Nfsstat4::Ok {
             self.out.truncate(start);

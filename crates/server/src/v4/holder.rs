@@ -64,7 +64,8 @@ pub(super) struct Told {
     size: Option<u64>,
 }
 
-/// What became of a question.
+/// The answer to a question, until the operation that asked it has ended.
+#[derive(Clone)]
 pub(super) struct Answered {
     about: Stateid4,
     answer: Answer,
@@ -86,7 +87,7 @@ impl Context<'_> {
     /// # Errors
     /// `WouldBlock` while the holder is asked: the cursor has the question. DELAY while the delegation is recalled.
     pub(super) fn size_at_holder(&self, at: &mut Cursor, object: &Object<'_>) -> Result<Option<u64>, Fault4> {
-        let (answered, now) = (at.answered.take(), clock::now());
+        let (answered, now) = (at.answered.clone(), clock::now());
         if !self.core.conflicts.may_be_delegated(&(&object.export.id(), &object.handle)) {
             return Ok(None);
         }
@@ -107,7 +108,9 @@ impl Context<'_> {
         };
         let known = object.getattr()?;
         let differs = told.size.is_some_and(|size| size != known.size);
-        if self.shared.with_state(|state| state.is_modified(&holder, told.change, differs)) {
+        let is_modified =
+            || Ok::<_, Fault4>(self.shared.with_state(|state| state.is_modified(&holder, told.change, differs)));
+        if object.once("is modified", is_modified)? {
             // §10.4.3: so that the change attribute does not go back if the holder never writes what it has.
             let set = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
             object.vfs().setattr(&object.caller_as(&Cred::root()), &object.handle, &set, None)?;

@@ -71,6 +71,7 @@ impl Pseudo {
             counts_changes: true,
             chown_restricted: true,
             blocks: false,
+            completes_later: false,
             acls: false,
             xattrs: false,
             clone_block: 0,

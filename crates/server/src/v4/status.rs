@@ -12,7 +12,7 @@ pub(crate) type Fault4 = Fault<Nfsstat4>;
 pub(crate) fn nfsstat4(error: VfsError) -> Nfsstat4 {
     match error {
         // There is no guard in version 4, so NotSync is of nobody who came first either.
-        VfsError::WouldBlock | VfsError::Delay | VfsError::NotSync => Nfsstat4::Delay,
+        VfsError::WouldBlock | VfsError::Pending | VfsError::Delay | VfsError::NotSync => Nfsstat4::Delay,
         VfsError::Perm => Nfsstat4::Perm,
         VfsError::NotFound => Nfsstat4::NoEnt,
         VfsError::Io => Nfsstat4::Io,

@@ -47,7 +47,7 @@ struct Gate {
 
 impl Slow {
     pub fn new(broken: bool) -> Arc<Self> {
-        let tree = memory();
+        let tree = plain_memory();
         let caps = FsCaps { blocks: true, ..tree.caps().clone() };
         let (gate, changed) = Default::default();
         Arc::new(Self { tree, caps, refused: AtomicUsize::new(0), broken, gate, changed })
@@ -200,7 +200,7 @@ fn without_threads_that_may_wait_the_call_waits_in_place() {
     let server = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings);
     let rig = Rig::calling(&server.unwrap());
     let made = slow.tree.create(
-        &Caller { cred: &Cred::root(), may_block: true },
+        &Caller::blocking(&Cred::root()),
         &slow.root(),
         Name::new(b"f").unwrap(),
         &CreateMode::Guarded(SetAttr { mode: Some(0o640), ..Default::default() }),

@@ -44,7 +44,8 @@ impl Server {
             let options = ExportOptions { squash: Squash::None, ..Default::default() };
             exports.add(Export::new(name, ExportId::unique(), slow.clone(), options).unwrap()).unwrap();
         }
-        let settings = Settings { blocking: BlockingOptions { threads, queue }, ..Settings::default() };
+        let settings =
+            Settings { blocking: BlockingOptions { threads, queue, ..Default::default() }, ..Settings::default() };
         let nfs = NfsServer::recovering(exports, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
         Self { nfs, hung, free }
     }
@@ -79,7 +80,8 @@ fn create_args(dir: &NfsFh3, name: &str) -> CreateArgs {
 
 /// Whether a tree has this name in its root.
 fn has(tree: &dyn Vfs, name: &str) -> bool {
-    let caller = Caller { cred: &Cred::root(), may_block: true };
+    let cred = Cred::root();
+    let caller = Caller::blocking(&cred);
     tree.lookup(&caller, &tree.root(), Name::new(name.as_bytes()).unwrap()).is_ok()
 }
 

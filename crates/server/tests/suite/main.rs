@@ -13,6 +13,7 @@ mod locks;
 mod names;
 mod objects;
 mod over_tcp;
+mod pending;
 mod readdir;
 mod restart;
 mod v4_compound;

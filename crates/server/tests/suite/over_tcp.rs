@@ -45,7 +45,8 @@ impl Caller {
 async fn a_megabyte_goes_there_and_back() {
     let export = Export::new("/m", ExportId::unique(), memory(), Default::default()).unwrap();
     assert_eq!(export.identity(&Credential::None).uid, 65534);
-    let root = vfs::Caller { cred: &vfs::Cred::root(), may_block: true };
+    let cred = vfs::Cred::root();
+    let root = vfs::Caller::blocking(&cred);
     let mode = vfs::SetAttr { mode: Some(0o777), ..Default::default() };
     export.vfs().setattr(&root, export.root(), &mode, None).unwrap();
     let nfs = NfsServer::new(export, HandleKey::random());

@@ -95,7 +95,7 @@ struct Ended {
 fn file_system() -> Arc<dyn Vfs> {
     let memory = Memory::new(MemoryOptions { capacity: 1 << 20, mode: 0o777, ..MemoryOptions::default() });
     let (root, cred) = (memory.root(), Cred::root());
-    let caller = Caller { cred: &cred, may_block: true };
+    let caller = Caller::blocking(&cred);
     fn name(name: &str) -> &Name {
         Name::new(name.as_bytes()).expect("a good name")
     }

@@ -65,7 +65,8 @@ impl Default for MemoryOptions {
 /// use vfs::{Caller, CreateMode, Cred, Name, SetAttr, Stability, Vfs, memory::{Memory, MemoryOptions}};
 ///
 /// let fs = Memory::new(MemoryOptions { capacity: 16 << 20, ..Default::default() });
-/// let caller = Caller { cred: &Cred::root(), may_block: false };
+/// let root = Cred::root();
+/// let caller = Caller::nonblocking(&root);
 /// let mode = CreateMode::Guarded(SetAttr::default());
 /// let file = fs.create(&caller, &fs.root(), Name::new(b"greeting")?, &mode)?.handle;
 /// let hello = buf::Rope::from(bytes::Bytes::from_static(b"hello"));
@@ -459,6 +460,7 @@ const CAPS: FsCaps = FsCaps {
     counts_changes: true,
     chown_restricted: true,
     blocks: false,
+    completes_later: false,
     acls: true,
     xattrs: true,
     clone_block: pages::PAGE as u32,

@@ -225,6 +225,7 @@ fn caps(root: &OwnedFd, file_system: u64) -> FsCaps {
         counts_changes: false,
         chown_restricted: true,
         blocks: !matches!(file_system, TMPFS_MAGIC | RAMFS_MAGIC),
+        completes_later: false,
         acls: acl::supported(root),
         xattrs: xattr::supported(root),
         clone_block: ranges::clone_block(root),

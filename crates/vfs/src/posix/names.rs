@@ -412,7 +412,7 @@ mod tests {
         rustix::fs::chmod(dir.path(), Mode::from_raw_mode(mode)).unwrap();
         let options = PosixOptions { handles: Handles::Database, ..PosixOptions::default() };
         let fs = Posix::open(dir.path(), options).unwrap();
-        let by = |cred| Caller { cred, may_block: true };
+        let by = |cred| Caller::blocking(cred);
         let guarded = CreateMode::Guarded(SetAttr::default());
         let made = fs.create(&by(maker), &fs.root(), name(), &guarded).unwrap();
         let object = fs.objects.find(&made.handle).unwrap();

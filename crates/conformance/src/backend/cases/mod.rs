@@ -5,6 +5,7 @@ pub mod attributes;
 pub mod data;
 pub mod listing;
 pub mod making;
+pub mod pending;
 pub mod permissions;
 pub mod ranges;
 pub mod removing;

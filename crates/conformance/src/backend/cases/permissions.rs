@@ -324,7 +324,7 @@ pub fn identities_do_not_leak_between_threads(w: &World) -> Outcome {
                     let at = format!("t{thread}-{i}");
                     let made = w.create(&cred, &w.root(), &at, &mode(0o600)).unwrap();
                     assert_eq!(made.attr.uid, cred.uid);
-                    w.fs.remove(&Caller { cred: &cred, may_block: true }, &w.root(), name(&at)).unwrap();
+                    w.fs.remove(&Caller::blocking(&cred), &w.root(), name(&at)).unwrap();
                 }
             });
         }

@@ -63,7 +63,8 @@ pub(super) fn may_use(
 ) -> Result<(), Fault4> {
     let name = (file.export.id(), file.handle.clone());
     let (client, now) = (at.client(), clock::now());
-    Ok(cx.shared.with_locks(|state, locks| state.check_io(locks, client, &name, &stateid, write, now))?)
+    let check = || cx.shared.with_locks(|state, locks| state.check_io(locks, client, &name, &stateid, write, now));
+    Ok(file.once(if write { "may write" } else { "may read" }, check)?)
 }
 
 /// §18.22.3 and its like: what it means that something is not a regular file.

@@ -1,7 +1,9 @@
 //! The operations, one file for each family of them.
 //!
 //! An operation is a function of the call's [`Context`], the [`Cursor`] of its compound, and its arguments. If it ends with
-//! [`Fault4::WouldBlock`], it has changed nothing.
+//! [`Fault4::WouldBlock`], it has changed nothing, or an operation of the file system is pending; it then runs again from its start. An
+//! effect on the state that comes before an operation of the file system is therefore had by
+//! [`Object::once`](crate::call::context::Object::once), and the cursor is changed last.
 
 mod attributes;
 mod data;

@@ -42,24 +42,31 @@ pub(super) fn create(cx: &Context<'_>, at: &mut Cursor, args: &CreateArgs) -> Re
     };
     let Created { handle, dir: change, .. } = created.map_err(|error| in_dir(&dir, error))?;
     let mut attrset = args.createattrs.attrmask.clone();
-    finish(cx, &dir, &handle, acl.as_deref(), &mut attrset);
+    finish(cx, &dir, &handle, acl.as_deref(), &mut attrset)?;
     at.current = Some(Place::Object(dir.export.id(), handle).into());
     Ok(CreateOk { cinfo: change_info(&change), attrset })
 }
 
-/// Gives a new object the ACL that was asked for. It is there already: the client is told by `attrset` if it has not.
+/// Gives a new object the ACL that was asked for. If that fails, the object stays, and `attrset` tells the client.
+///
+/// # Errors
+/// `WouldBlock` while an operation is pending.
 pub(super) fn finish(
     cx: &Context<'_>,
     dir: &Object<'_>,
     handle: &Handle,
     aces: Option<&[Nfsace4]>,
     attrset: &mut Bitmap4,
-) {
-    let Some(aces) = aces else { return };
+) -> Result<(), Fault4> {
+    let Some(aces) = aces else { return Ok(()) };
     if let Err(fault) = set_acl(&cx.object_of(dir.export, handle.clone()), aces) {
+        if cx.thread.is_pending() {
+            return Err(fault);
+        }
         tracing::debug!(?fault, "a new object does not have the ACL that it was to have");
         attrset.remove(Attr4::Acl as u32);
     }
+    Ok(())
 }
 
 pub(super) fn link(cx: &Context<'_>, at: &Cursor, args: &LinkArgs) -> Result<ChangeInfo4, Fault4> {

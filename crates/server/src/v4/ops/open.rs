@@ -153,8 +153,8 @@ fn find(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<Target, Fault4
 
 /// Gives the client the file, and truncates it if the client asks for that.
 fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target) -> Result<Opened, Fault4> {
-    if target.truncate && !cx.may_block {
-        // It is shared first, and after that the operation must not be executed again.
+    if target.truncate && !cx.may_block && file.journal().is_none() {
+        // It is shared first, and after that the operation must not be executed again without a journal.
         return Err(Fault::WouldBlock);
     }
     let client = plan.request().client;
@@ -162,7 +162,8 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
     let name = (file.export.id(), file.handle.clone());
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
     cx.shared.may_give()?;
-    let mut opened = cx.shared.with_locks(|state, locks| state.commit_open(locks, plan, to, clock::now()))?;
+    let commit = || cx.shared.with_locks(|state, locks| state.commit_open(locks, plan, to, clock::now()));
+    let mut opened = file.once("commit", commit)?;
     if let Err(status) = cx.shared.may_give() {
         // Storage has failed in the middle. The client opens again and gets the same open, but it would not know of a delegation.
         if let OpenDelegation4::Read(OpenReadDelegation4 { stateid, .. })
@@ -176,7 +177,7 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         match file.vfs().setattr(&file.caller(), &file.handle, &set, None) {
             Ok(changed) => {
-                drop(changing);
+                cx.end_change(file, changing.flatten());
                 let to = (&name, Some(changed.after.change));
                 opened.delegation =
                     cx.shared.with_locks(|state, locks| state.delegate_open(locks, plan, to, clock::now()));
@@ -260,7 +261,7 @@ fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Cr
         }
         _ => make(dir, name, &CreateMode::Guarded(set), attrs.attrmask.clone())?,
     };
-    finish(cx, dir, &target.handle, acl.as_deref(), &mut target.attrset);
+    finish(cx, dir, &target.handle, acl.as_deref(), &mut target.attrset)?;
     Ok(target)
 }
 

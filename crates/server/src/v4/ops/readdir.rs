@@ -161,7 +161,7 @@ fn node_entry(
     let root = pseudo
         .export(node)
         .and_then(|id| cx.export(id, Purpose::Files).ok())
-        .map(|export| cx.object_of(export, export.root().clone()));
+        .map(|export| cx.object_at_once(export, export.root().clone()));
     let known = root.map(|root| root.getattr().map(|attr| (root, attr)));
     let told = mask.contains(Attr4::RdattrError as u32);
     if told && let Some(Err(VfsError::WouldBlock)) = known {

@@ -16,8 +16,11 @@ use server::{
     Config, Export, ExportId, ExportOptions, Exports, HandleKey, Mount3, Nfs3, NfsServer, Squash,
     config::{ExportConfig, Settings},
 };
-use testkit::paper::Paper;
 pub use testkit::paper::results;
+use testkit::{
+    deferred::{Deferred, Pace},
+    paper::Paper,
+};
 use vfs::{
     Vfs,
     memory::{Memory, MemoryOptions},
@@ -141,7 +144,17 @@ pub fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
     NfsServer::open_with(&config, &state.join("state"), &buf::Pool::default(), settings).unwrap()
 }
 
+/// A tree in memory. With `SLIPWAY_DEFERRED` set to a seed, two thirds of its operations complete later: all tests hold then as well.
 pub fn memory() -> Arc<dyn Vfs> {
+    let memory = plain_memory();
+    match std::env::var("SLIPWAY_DEFERRED") {
+        Ok(seed) => Deferred::new(memory, Pace::Soon(seed.parse().expect("SLIPWAY_DEFERRED is a number"))),
+        Err(_) => memory,
+    }
+}
+
+/// A tree in memory, none of whose operations completes later.
+pub fn plain_memory() -> Arc<dyn Vfs> {
     Arc::new(Memory::new(MemoryOptions { capacity: 64 << 20, ..Default::default() }))
 }
 

@@ -1,0 +1,72 @@
+# Runs in the guest: the kernel's server and Slipway's on one tmpfs, each with the same clients in turn. The clients are `slipway bench` by
+# version 3, and the kernel's own by version 4.2 with fio and O_DIRECT. SLIPWAY, SECONDS_EACH and ROUNDS are in /run/out/env.
+# Each line of /run/out/samples is a name, "knfsd" or "slipway", the kind of client, and what that reported as JSON.
+. /run/out/guest/lib.sh
+. /run/out/env
+: >"$RESULTS"
+mkdir -p /run/near
+cp "$SLIPWAY" /run/near/slipway
+PATH=/run/near:$PATH
+
+serve() {
+  mkdir -p /run/export /run/state
+  mount -t tmpfs -o size=1g export /run/export
+  knfsd /run/export
+  slipway serve /run/export --name /run/export --squash none --state-dir /run/state --rpcbind off \
+    --listen tcp://127.0.0.1:3049 --ready-file /run/ready >/run/out/logs/serve.log 2>&1 &
+  await test -s /run/ready
+}
+
+url() {
+  case $1 in
+    knfsd) echo "nfs://127.0.0.1:2049/run/export?vers=3&mountport=20048&mountproto=tcp&uid=0&gid=0" ;;
+    slipway) echo "nfs://127.0.0.1:3049/run/export?vers=3&mountport=3049&mountproto=tcp&uid=0&gid=0" ;;
+  esac
+}
+
+lean() {
+  local report
+  report=$(slipway bench ${3:?} --url "$(url "$2")" --seconds "$SECONDS_EACH" --rounds 1 --json)
+  printf '%s\t%s\tbench\t%s\n' "$1" "$2" "$report" >>/run/out/samples
+}
+
+linux() {
+  local at=/run/mnt/$2 report
+  report=$(fio --name=job --directory="$at" --filename=fio --size=64m --direct=1 --time_based --runtime="$SECONDS_EACH" \
+    --output-format=json --ioengine=libaio ${3:?} | tr -d '\n')
+  printf '%s\t%s\tfio\t%s\n' "$1" "$2" "$report" >>/run/out/samples
+}
+
+mounts() {
+  mkdir -p /run/mnt/knfsd /run/mnt/slipway
+  mount -t nfs -o vers=4.2,proto=tcp,port=2049,nosharecache 127.0.0.1:/ /run/mnt/knfsd
+  mount -t nfs -o vers=4.2,proto=tcp,port=3049,nosharecache 127.0.0.1:/run/export /run/mnt/slipway
+  # What fio reads is there, and no first write of a page is measured.
+  dd if=/dev/zero of=/run/export/fio bs=1M count=64 status=none
+}
+
+# Servers take turns within a round, so that what else the machine does meets both.
+measure() {
+  local round name client words side
+  for round in $(seq "$ROUNDS"); do
+    while IFS='|' read -r name client words; do
+      for side in knfsd slipway; do "$client" "$name" "$side" "$words" </dev/null; done
+    done <<'P'
+READ 128 KiB × 8|lean|read --block 128K --in-flight 8
+WRITE 128 KiB × 8|lean|write --block 128K --in-flight 8
+random READ 4 KiB × 16|lean|read --random --block 4K --in-flight 16
+GETATTR × 16|lean|getattr --in-flight 16
+CREATE+REMOVE × 16|lean|create --in-flight 16
+Linux 4.2: READ 128 KiB × 8|linux|--rw=read --bs=128k --iodepth=8
+Linux 4.2: WRITE 128 KiB × 8|linux|--rw=write --bs=128k --iodepth=8
+Linux 4.2: random READ 4 KiB × 1|linux|--rw=randread --bs=4k --iodepth=1
+Linux 4.2: random READ 4 KiB × 16|linux|--rw=randread --bs=4k --iodepth=16
+Linux 4.2: random WRITE 4 KiB × 16|linux|--rw=randwrite --bs=4k --iodepth=16
+P
+  done
+}
+
+check "both servers start" serve || exit 1
+check "the kernel's client mounts both" mounts || exit 1
+check "both servers are measured" measure
+! grep -q ^fail "$RESULTS"
