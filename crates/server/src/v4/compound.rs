@@ -32,6 +32,7 @@ use super::{
         Principal, Request,
         load::REPLY_SMALL,
         session::Connection,
+        shard::Shard,
         slot::{Begun, Fingerprint, Ticket},
         v40::Kept,
     },
@@ -76,7 +77,12 @@ pub(super) struct Cursor {
 pub(super) struct InSession {
     pub(super) client: Clientid4,
     pub(super) id: Sessionid4,
+    /// The shard of its client.
+    pub(super) shard: Option<ClientShard>,
 }
+
+/// What the requests of a client share.
+type ClientShard = Arc<Shard<Message, FileId>>;
 
 impl Cursor {
     /// The current file handle.
@@ -307,6 +313,7 @@ enum Opening {
 /// The slot of a request that is being executed. It is finished at the latest when this is dropped.
 struct Slot {
     shared: Arc<Shared4>,
+    shard: Option<ClientShard>,
     session: Sessionid4,
     ticket: Option<Ticket>,
     keep: bool,
@@ -377,11 +384,16 @@ impl Compound {
     fn sequence(&mut self, shared: &Arc<Shared4>, request: Request<'_>, operations: &mut Incoming<'_>) -> Opening {
         let SequenceArgs { sessionid, cachethis, .. } = *request.args;
         let connection = self.cursor.connection.id;
-        let begin = |request| shared.with_state(|state| state.sequence(clock::now(), request, connection));
-        // What a client that is back had to wait for has been stored by the first attempt.
-        let begun = match begin(request.clone()) {
-            Err(Nfsstat4::Delay) => begin(request),
-            begun => begun,
+        let shard = shared.shards.of_session(&sessionid);
+        let now = clock::now();
+        let begin = |request| shared.with_state(|state| state.sequence(now, request, connection));
+        let begun = match shard.as_ref().and_then(|shard| shard.sequence(now, &request, connection)) {
+            Some(sequenced) => Ok(sequenced),
+            // What a client that is back had to wait for is stored by the first attempt.
+            None => match begin(request.clone()) {
+                Err(Nfsstat4::Delay) => begin(request),
+                begun => begun,
+            },
         };
         let sequenced = match begun {
             Ok(sequenced) => sequenced,
@@ -402,11 +414,12 @@ impl Compound {
             }
             Begun::Execute(ticket) => {
                 let keep = cachethis;
-                self.slot = Some(Slot { shared: shared.clone(), session: sessionid, ticket: Some(ticket), keep });
+                let (shared, shard) = (shared.clone(), shard.clone());
+                self.slot = Some(Slot { shared, shard, session: sessionid, ticket: Some(ticket), keep });
             }
         }
         self.put(Res4::Ok(sequenced.result));
-        self.cursor.session = Some(InSession { client: sequenced.clientid, id: sessionid });
+        self.cursor.session = Some(InSession { client: sequenced.clientid, id: sessionid, shard });
         let channel = sequenced.channel;
         self.limit = channel.maxresponsesize as usize;
         if cachethis && channel.maxresponsesize_cached < channel.maxresponsesize {
@@ -542,8 +555,14 @@ impl Slot {
     }
 
     fn end(&mut self, reply: Message, cheap: bool) {
-        if let Some(ticket) = self.ticket.take() {
-            self.shared.with_state(|state| state.finish(clock::now(), self.session, ticket, reply, cheap));
+        let Some(ticket) = self.ticket.take() else { return };
+        let now = clock::now();
+        let ended = match &self.shard {
+            Some(shard) => shard.finish(now, self.session, (ticket, reply, cheap)),
+            None => Err((ticket, reply)),
+        };
+        if let Err((ticket, reply)) = ended {
+            self.shared.with_state(|state| state.finish(now, self.session, ticket, reply, cheap));
         }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! `compound` executes requests: it reads one operation after the other, and has `ops` execute each on a
 //! cursor, which is all that operations of a compound share. [`state`] is who has what: clients,
-//! sessions, opens and locks, as a pure machine behind one mutex, taken before that of the lock table. `pseudo` is the
+//! sessions, opens and locks, as a pure machine: one shard for each client with what all its requests use, and the rest behind one mutex.
+//! Locks are taken in this order: that mutex, the lock table, a shard. `pseudo` is the
 //! tree that leads from the root to the exports. `guard` is what all versions ask before a file is used that somebody may have
 //! a delegation of; `upkeep` does what nobody has asked for, and calls clients by [`callback`].
 
@@ -59,7 +60,7 @@ use callback::Callbacks;
 use holder::Questions;
 use offload::Offloads;
 use pseudo::Pseudo;
-use state::{Event, State, StateOptions, session::ChannelLimits};
+use state::{Event, State, StateOptions, session::ChannelLimits, shard::Shards};
 use upkeep::BackgroundTask;
 
 /// The NFS program, version 4: its minor versions 1 and 2.
@@ -82,6 +83,8 @@ pub(crate) struct Shared4 {
     lease: Duration,
     callbacks: Callbacks,
     questions: Questions,
+    /// The state that each request of a client uses, without `state`.
+    shards: Shards<Message, FileId>,
     offloads: Offloads,
     /// For [`upkeep`].
     errands: mpsc::UnboundedSender<BackgroundTask>,
@@ -179,6 +182,7 @@ impl Shared4 {
         let (errands, awaited) = mpsc::unbounded_channel();
         let marks = state.marks().clone();
         let shared = Arc::new(Self {
+            shards: state.shards().clone(),
             state: Mutex::new(state),
             pseudo: Pseudo::new(&core.exports, time),
             names: Names::new(settings.idmap_domain),

@@ -127,12 +127,9 @@ impl BackSlots {
     }
 }
 
-impl<R> Session<R> {
+impl Session {
     /// Whether callbacks go by it.
-    fn has_path(&self) -> bool
-    where
-        R: Clone,
-    {
+    fn has_path(&self) -> bool {
         self.backchannel().next().is_some() && !self.back_slots.is_lost()
     }
 }

@@ -12,6 +12,7 @@ mod v40;
 use std::{
     collections::{BTreeSet, HashMap},
     net::IpAddr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -26,12 +27,13 @@ use super::{
     hosts::{Group, Hosts, Position, Rank},
     recover::{Record, Stored},
     session::Session,
+    shard::{Shard, Shards},
 };
 use crate::hash::Map;
 
 /// A client, and its sessions, which are nobody else's and end with it.
 #[derive(Debug)]
-pub struct Client<R> {
+pub struct Client<R, F> {
     /// Its own name, and its incarnation.
     pub owner: ClientOwner4,
     /// Who introduced it.
@@ -49,7 +51,7 @@ pub struct Client<R> {
     /// What software it is, for people to read.
     pub implementation: Option<NfsImplId4>,
     /// Its sessions, in the order in which they were made.
-    pub(super) sessions: Vec<Session<R>>,
+    pub(super) sessions: Vec<Session>,
     /// Whether it has said that all is reclaimed.
     pub reclaim_complete: bool,
     /// The minor version that it spoke when it introduced itself, and is called in.
@@ -70,9 +72,8 @@ pub struct Client<R> {
     update: Option<Legacy>,
     /// The last CREATE_SESSION: a reply cache of one slot.
     pub(super) created: Created,
-    renewed_at: Instant,
-    /// When it was last heard of, which renews no lease that is lost.
-    heard_at: Instant,
+    /// Its slots and its lease.
+    pub(super) shard: Arc<Shard<R, F>>,
 }
 
 /// A CREATE_SESSION that was executed.
@@ -86,8 +87,9 @@ pub(super) struct Created {
 
 /// All clients.
 #[derive(Debug)]
-pub struct Clients<R> {
-    by_id: Map<Clientid4, Client<R>>,
+pub struct Clients<R, F> {
+    by_id: Map<Clientid4, Client<R, F>>,
+    shards: Shards<R, F>,
     by_owner: HashMap<Bytes, Records>,
     hosts: Hosts,
     sessions: usize,
@@ -112,18 +114,18 @@ fn kept(implementation: &NfsImplId4) -> NfsImplId4 {
 
 /// What an introduction comes to, decided before anything is changed.
 #[derive(Debug)]
-pub(super) struct Plan<R> {
+pub(super) struct Plan<R, F> {
     /// Clients that end.
     pub(super) ended: SmallVec<[Clientid4; 3]>,
     /// What becomes of the one that introduces itself.
-    pub(super) then: Then<R>,
+    pub(super) then: Then<R, F>,
 }
 
 /// What becomes of a client that introduces itself.
 #[derive(Debug)]
-pub(super) enum Then<R> {
+pub(super) enum Then<R, F> {
     /// An unconfirmed record is added.
-    Add(Box<Client<R>>),
+    Add(Box<Client<R, F>>),
     /// A record stays as it is.
     Keep(Clientid4),
     /// One is of this software.
@@ -153,7 +155,7 @@ pub(super) struct Outlook<'a> {
     pub(super) random: u64,
 }
 
-impl<R> Client<R> {
+impl<R, F> Client<R, F> {
     /// One that is not confirmed.
     fn new(minorversion: u32, owner: &ClientOwner4, origin: Origin<'_>, now: Instant) -> Self {
         Self {
@@ -181,8 +183,7 @@ impl<R> Client<R> {
                 by: origin.principal.clone(),
                 result: Err(Nfsstat4::SeqMisordered),
             },
-            renewed_at: now,
-            heard_at: now,
+            shard: Arc::new(Shard::new(now)),
         }
     }
 
@@ -199,12 +200,12 @@ impl<R> Client<R> {
     }
 
     /// Its sessions.
-    pub fn sessions(&self) -> impl ExactSizeIterator<Item = &Session<R>> {
+    pub fn sessions(&self) -> impl ExactSizeIterator<Item = &Session> {
         self.sessions.iter()
     }
 
     /// One of its sessions.
-    pub(super) fn session(&self, id: &Sessionid4) -> Option<&Session<R>> {
+    pub(super) fn session(&self, id: &Sessionid4) -> Option<&Session> {
         self.sessions.iter().find(|session| session.id == *id)
     }
 
@@ -218,40 +219,30 @@ impl<R> Client<R> {
         self.record == Record::Written && self.stored == Stored::AsIs
     }
 
-    /// How long ago it has renewed its lease.
+    /// How long ago it has renewed its lease. It cannot renew it before the state lets it.
     pub fn silent(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.renewed_at)
+        self.shard.close().silent(now)
     }
 
     /// How long nothing was heard of it at all.
     pub(super) fn unheard(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.heard_at)
-    }
-
-    /// Renews its lease.
-    pub fn renew(&mut self, now: Instant) {
-        self.renewed_at = self.renewed_at.max(now);
-        self.heard(now);
-    }
-
-    /// Something was heard of it.
-    pub(super) fn heard(&mut self, now: Instant) {
-        self.heard_at = self.heard_at.max(now);
+        self.shard.close().unheard(now)
     }
 }
 
-impl<R: Clone> Client<R> {
-    /// Whether a request of its sessions is being executed.
+impl<R: Clone, F> Client<R, F> {
+    /// Whether a request of its sessions is being executed. If not, none begins before the state lets it.
     pub(super) fn is_busy(&self) -> bool {
-        self.sessions.iter().any(|session| session.slots.is_busy())
+        self.shard.close().is_busy()
     }
 }
 
-impl<R: Clone> Clients<R> {
+impl<R: Clone, F> Clients<R, F> {
     /// No clients, whose leases will last for `lease`.
     pub fn new(lease: Duration, clients_max: usize) -> Self {
         Self {
             by_id: Map::default(),
+            shards: Shards::default(),
             by_owner: HashMap::new(),
             hosts: Hosts::default(),
             sessions: 0,
@@ -262,13 +253,25 @@ impl<R: Clone> Clients<R> {
     }
 
     /// A client, confirmed or not.
-    pub fn find(&self, id: Clientid4) -> Option<&Client<R>> {
+    pub fn find(&self, id: Clientid4) -> Option<&Client<R, F>> {
         self.by_id.get(&id)
     }
 
-    /// A client, confirmed or not.
-    pub(super) fn find_mut(&mut self, id: Clientid4) -> Option<&mut Client<R>> {
+    /// A client, confirmed or not, to be changed: it uses nothing without the state before the state lets it.
+    pub(super) fn find_mut(&mut self, id: Clientid4) -> Option<&mut Client<R, F>> {
+        let client = self.by_id.get_mut(&id)?;
+        drop(client.shard.close());
+        Some(client)
+    }
+
+    /// A client, to change its record: nothing that its shard depends on.
+    pub(super) fn record_mut(&mut self, id: Clientid4) -> Option<&mut Client<R, F>> {
         self.by_id.get_mut(&id)
+    }
+
+    /// The shards, to be used without the state.
+    pub(super) fn shards(&self) -> &Shards<R, F> {
+        &self.shards
     }
 
     /// How many there are, unconfirmed ones included.
@@ -292,17 +295,20 @@ impl<R: Clone> Clients<R> {
     }
 
     /// All clients.
-    pub fn iter(&self) -> impl Iterator<Item = (Clientid4, &Client<R>)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Clientid4, &Client<R, F>)> {
         self.by_id.iter().map(|(id, client)| (*id, client))
     }
 
-    /// All clients.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Clientid4, &mut Client<R>)> {
-        self.by_id.iter_mut().map(|(id, client)| (*id, client))
+    /// All clients, as [`find_mut`](Self::find_mut).
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Clientid4, &mut Client<R, F>)> {
+        self.by_id.iter_mut().map(|(id, client)| {
+            drop(client.shard.close());
+            (*id, client)
+        })
     }
 
     /// Those that have not renewed their lease in time.
-    pub fn expired(&self, now: Instant) -> impl Iterator<Item = (Clientid4, &Client<R>)> {
+    pub fn expired(&self, now: Instant) -> impl Iterator<Item = (Clientid4, &Client<R, F>)> {
         self.iter().filter(move |(_, client)| client.silent(now) > self.lease)
     }
 
@@ -327,7 +333,7 @@ impl<R: Clone> Clients<R> {
         protect: StateProtect4R,
         origin: Origin<'_>,
         outlook: &Outlook<'_>,
-    ) -> Result<Plan<R>, Nfsstat4> {
+    ) -> Result<Plan<R, F>, Nfsstat4> {
         let records = self.by_owner.get(&args.clientowner.ownerid.0).copied().unwrap_or_default();
         if args.flags & EXCHGID4_FLAG_UPD_CONFIRMED_REC_A != 0 {
             return self.plan_update(args, origin.principal, records);
@@ -359,7 +365,12 @@ impl<R: Clone> Clients<R> {
     }
 
     /// Cases 6 to 9: an update of a confirmed record.
-    fn plan_update(&self, args: &ExchangeIdArgs, principal: &Principal, records: Records) -> Result<Plan<R>, Nfsstat4> {
+    fn plan_update(
+        &self,
+        args: &ExchangeIdArgs,
+        principal: &Principal,
+        records: Records,
+    ) -> Result<Plan<R, F>, Nfsstat4> {
         let found = records.confirmed.and_then(|id| Some((id, self.find(id)?)));
         let (id, client) = found.ok_or(Nfsstat4::NoEnt)?;
         if client.owner.verifier != args.clientowner.verifier {
@@ -378,10 +389,10 @@ impl<R: Clone> Clients<R> {
     /// DELAY if there is no room, and nobody who can make some.
     fn plan_new(
         &self,
-        client: Client<R>,
+        client: Client<R, F>,
         replaced: Option<Clientid4>,
         outlook: &Outlook<'_>,
-    ) -> Result<Plan<R>, Nfsstat4> {
+    ) -> Result<Plan<R, F>, Nfsstat4> {
         let records = self.by_owner.get(&client.owner.ownerid.0).copied().unwrap_or_default();
         let mut ended: SmallVec<[Clientid4; 3]> = records.unconfirmed.into_iter().chain(replaced).collect();
         let room = self.room(client.group, &ended, records.confirmed, outlook)?;
@@ -436,7 +447,7 @@ impl<R: Clone> Clients<R> {
         outlook: &Outlook<'_>,
     ) -> Option<Clientid4> {
         let found = |id: Clientid4| self.find(id).map(|client| (id, client)).filter(|(id, _)| !spared(*id));
-        let is_free = |(id, client): &(Clientid4, &Client<R>)| {
+        let is_free = |(id, client): &(Clientid4, &Client<R, F>)| {
             !client.record.is_kept() && !(outlook.holds)(*id) && !client.is_busy()
         };
         let unconfirmed = self.hosts.ranked(group, Rank::Unconfirmed).find(|id| !spared(*id));
@@ -445,7 +456,7 @@ impl<R: Clone> Clients<R> {
         let in_use = || {
             let some: SmallVec<[_; LOOKS]> =
                 self.hosts.in_use(group, outlook.random).filter_map(found).take(LOOKS).collect();
-            let silent = |(_, client): &&(Clientid4, &Client<R>)| client.silent(outlook.now);
+            let silent = |(_, client): &&(Clientid4, &Client<R, F>)| client.silent(outlook.now);
             let free = some.iter().filter(|client| is_free(client)).max_by_key(silent);
             let any = || some.iter().filter(|(_, client)| may_hold && !client.is_busy()).max_by_key(silent);
             free.or_else(any).map(|(id, _)| *id)
@@ -454,12 +465,13 @@ impl<R: Clone> Clients<R> {
     }
 
     /// Adds an unconfirmed record. Its owner's unconfirmed one has ended.
-    pub(super) fn add(&mut self, id: Clientid4, client: Client<R>) {
+    pub(super) fn add(&mut self, id: Clientid4, client: Client<R, F>) {
         let serial = self.next_serial;
         self.next_serial += 1;
         let client = Client { serial, ..client };
         self.by_owner.entry(client.owner.ownerid.0.clone()).or_default().unconfirmed = Some(id);
         self.hosts.insert(client.group, client.position(id));
+        self.shards.insert(id, client.shard.clone());
         self.by_id.insert(id, client);
     }
 
@@ -480,7 +492,7 @@ impl<R: Clone> Clients<R> {
     }
 
     /// Changes what the rank of a client depends on.
-    fn rank(&mut self, id: Clientid4, change: impl FnOnce(&mut Client<R>)) {
+    fn rank(&mut self, id: Clientid4, change: impl FnOnce(&mut Client<R, F>)) {
         let Some(client) = self.by_id.get_mut(&id) else { return };
         self.hosts.remove(client.group, client.position(id));
         change(client);
@@ -488,18 +500,20 @@ impl<R: Clone> Clients<R> {
     }
 
     /// Adds a session to a client.
-    pub(super) fn add_session(&mut self, id: Clientid4, session: Session<R>) {
+    pub(super) fn add_session(&mut self, id: Clientid4, session: Session) {
         let Some(client) = self.by_id.get_mut(&id) else { return };
         self.hosts.grant(client.group, session.granted);
         self.sessions += 1;
+        client.shard.close().add_session(session.id, session.fore);
         client.sessions.push(session);
     }
 
     /// Takes a session from its client.
-    pub(super) fn take_session(&mut self, id: &Sessionid4) -> Option<Session<R>> {
+    pub(super) fn take_session(&mut self, id: &Sessionid4) -> Option<Session> {
         let client = self.by_id.get_mut(&client_of(id))?;
         let at = client.sessions.iter().position(|session| session.id == *id)?;
         let session = client.sessions.remove(at);
+        client.shard.close().remove_session(*id);
         self.hosts.revoke(client.group, session.granted);
         self.sessions -= 1;
         Some(session)
@@ -507,8 +521,11 @@ impl<R: Clone> Clients<R> {
 
     /// Takes a client out, with its sessions. For [`State::end_client`](super::State::end_client) alone, which sees to all else that it
     /// has.
-    pub(super) fn take(&mut self, id: Clientid4) -> Option<Client<R>> {
+    pub(super) fn take(&mut self, id: Clientid4) -> Option<Client<R, F>> {
         let client = self.by_id.remove(&id)?;
+        // A request that has found the shard before finds it closed for ever.
+        drop(client.shard.close());
+        self.shards.remove(id);
         self.sessions -= client.sessions.len();
         self.hosts.revoke(client.group, client.sessions.iter().map(|session| session.granted).sum());
         self.hosts.remove(client.group, client.position(id));
@@ -528,7 +545,7 @@ impl<R: Clone> Clients<R> {
     #[cfg(test)]
     pub(super) fn check(&self) {
         assert!(self.len() <= self.clients_max);
-        let granted = |client: &Client<R>| client.sessions.iter().map(|session| session.granted).sum();
+        let granted = |client: &Client<R, F>| client.sessions.iter().map(|session| session.granted).sum();
         self.hosts.check(self.iter().map(|(id, client)| (client.group, client.position(id), granted(client))));
         assert_eq!(self.sessions, self.iter().map(|(_, client)| client.sessions.len()).sum::<usize>());
         let mut named = 0;

@@ -32,7 +32,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// The sessions of a client.
-    pub fn sessions_of(&self, id: Clientid4) -> impl Iterator<Item = &Session<R>> {
+    pub fn sessions_of(&self, id: Clientid4) -> impl Iterator<Item = &Session> {
         self.clients.find(id).into_iter().flat_map(Client::sessions)
     }
 

@@ -51,7 +51,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// Does what was planned, and says for which client.
-    pub(super) fn carry_out(&mut self, plan: Plan<R>) -> Clientid4 {
+    pub(super) fn carry_out(&mut self, plan: Plan<R, F>) -> Clientid4 {
         for ended in plan.ended {
             self.end_client(ended);
         }
@@ -132,7 +132,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// Adds a session, and confirms its client.
-    fn add_session(&mut self, now: Instant, args: &CreateSessionArgs, session: Session<R>) -> CreateSessionOk {
+    fn add_session(&mut self, now: Instant, args: &CreateSessionArgs, session: Session) -> CreateSessionOk {
         let result = CreateSessionOk {
             sessionid: session.id,
             sequence: args.sequence,
@@ -148,7 +148,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.confirm(args.clientid);
         if let Some(client) = self.clients.find_mut(args.clientid) {
             client.callbacks_fail &= is_foreign;
-            client.renew(now);
+            client.shard.close().renew(now);
         }
         result
     }

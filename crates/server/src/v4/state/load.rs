@@ -64,7 +64,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// How many sessions a client may have now.
-    pub(super) fn sessions_max(&self, client: &Client<R>) -> usize {
+    pub(super) fn sessions_max(&self, client: &Client<R, F>) -> usize {
         let options = &self.options;
         let half = options.sessions_max / 2;
         match client.group {
@@ -75,7 +75,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// The limits of another session of a client, and the bytes of the reply cache that it is granted beyond what every session is.
-    pub(super) fn grant(&self, client: &Client<R>, wanted: &ChannelAttrs4) -> (ChannelLimits, usize) {
+    pub(super) fn grant(&self, client: &Client<R, F>, wanted: &ChannelAttrs4) -> (ChannelLimits, usize) {
         let channel = self.options.channel;
         let floor = self.options.replies_max / 2 / self.options.sessions_max;
         let cached = wanted.maxresponsesize_cached.min(channel.response_cached_max) as usize;
@@ -103,12 +103,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     fn relieve_slots(&mut self) {
         let (max, count) = (self.options.slots_max, self.clients.sessions_count().max(1));
-        let sessions = self.clients.iter().flat_map(|(_, client)| client.sessions());
-        let used: usize = sessions.map(|session| session.slots.in_use()).sum();
+        let used_by =
+            |client: &Client<R, F>| client.shard.close().all_slots().map(|(_, slots)| slots.in_use()).sum::<usize>();
+        let used: usize = self.clients.iter().map(|(_, client)| used_by(client)).sum();
         if self.load.slots_asked && used < max / 2 {
             self.load.slots_asked = false;
-            let sessions = self.clients.iter_mut().flat_map(|(_, client)| &mut client.sessions);
-            sessions.for_each(|session| session.slots.set_target(Slotid4(u32::MAX)));
+            for (_, client) in self.clients.iter() {
+                client.shard.close().all_slots().for_each(|(_, slots)| slots.set_target(Slotid4(u32::MAX)));
+            }
         }
         if used <= max / 4 * 3 {
             return;
@@ -116,11 +118,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.load.slots_asked = true;
         let share = (max / 2 / count).max(1);
         let target = Slotid4(u32::try_from(share - 1).unwrap_or(u32::MAX));
-        for (id, client) in self.clients.iter_mut() {
-            for session in &mut client.sessions {
-                if session.slots.in_use() > share && session.slots.target_highest() > target {
-                    session.slots.set_target(target);
-                    self.load.asks.push_back((id, Ask::Slots(session.id, target)));
+        for (id, client) in self.clients.iter() {
+            for (session, slots) in client.shard.close().all_slots() {
+                if slots.in_use() > share && slots.target_highest() > target {
+                    slots.set_target(target);
+                    self.load.asks.push_back((id, Ask::Slots(session, target)));
                 }
             }
         }

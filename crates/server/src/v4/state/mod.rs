@@ -8,6 +8,8 @@
 //! `R` is what a reply is kept as: the body of a COMPOUND result, so that a retry gets the same bytes again. `F` names a
 //! file. Opens and locks are in [`open`]; what conflicts with what is for [`LockTable`](crate::sharing::locks::LockTable) to say.
 //!
+//! What each request of a client uses is in its [`shard`], which is asked first, without this state.
+//!
 //! On error nothing has changed, except where §18.36.4 says that a failed CREATE_SESSION is remembered too.
 
 pub mod back;
@@ -22,6 +24,7 @@ pub mod open;
 pub mod owner;
 pub mod recover;
 pub mod session;
+pub mod shard;
 pub mod slot;
 pub mod stateid;
 #[cfg(test)]
@@ -45,6 +48,7 @@ use load::Load;
 use owner::{OwnerLimits, Owners};
 use recover::Stored;
 use session::{BoundChange, ChannelLimits, Connection, ConnectionId, Session};
+use shard::{Opening, Shards};
 use slot::{Begun, Fingerprint, Ticket};
 use stateid::Stateids;
 use v40::Kept;
@@ -150,7 +154,7 @@ pub struct Request<'a> {
 #[derive(Debug)]
 pub struct State<R, F> {
     options: StateOptions,
-    clients: Clients<R>,
+    clients: Clients<R, F>,
     /// The sessions of each connection that carries a channel of any.
     by_connection: Map<ConnectionId, Vec<Sessionid4>>,
     stateids: Stateids<F>,
@@ -203,7 +207,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// The clients.
-    pub fn clients(&self) -> &Clients<R> {
+    pub fn clients(&self) -> &Clients<R, F> {
         &self.clients
     }
 
@@ -212,13 +216,18 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.stateids.marks()
     }
 
+    /// The shards of all clients, to be used without this state.
+    pub fn shards(&self) -> &Shards<R, F> {
+        self.clients.shards()
+    }
+
     /// A session.
-    pub fn session(&self, id: Sessionid4) -> Option<&Session<R>> {
+    pub fn session(&self, id: Sessionid4) -> Option<&Session> {
         self.clients.find(client_of(&id))?.session(&id)
     }
 
     /// A session, to be changed.
-    pub(super) fn session_mut(&mut self, id: Sessionid4) -> Option<&mut Session<R>> {
+    pub(super) fn session_mut(&mut self, id: Sessionid4) -> Option<&mut Session> {
         let client = self.clients.find_mut(client_of(&id))?;
         client.sessions.iter_mut().find(|session| session.id == id)
     }
@@ -276,55 +285,62 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if client.protect != StateProtect4R::None && !session.is_bound(connection) {
             return Err(Nfsstat4::ConnNotBoundToSession);
         }
-        if request.len > session.fore.maxrequestsize as usize {
-            return Err(Nfsstat4::ReqTooBig);
-        }
-        if request.operations > session.fore.maxoperations {
-            return Err(Nfsstat4::TooManyOps);
-        }
-        if args.cachethis && session.fore.maxresponsesize_cached < session::RESPONSE_LEN_MIN {
-            return Err(Nfsstat4::RepTooBigToCache);
-        }
+        shard::check_request(&request, &session.fore)?;
         if client.stored != Stored::AsIs {
             self.check_stored(clientid)?;
             return Err(Nfsstat4::Delay);
         }
-        let begun = session.slots.begin(args, request.fingerprint)?;
+        let shard = client.shard.clone();
+        let begun =
+            shard.close().slots(args.sessionid).expect("each session has slots").begin(args, request.fingerprint)?;
         let change = session.imply(connection);
         let channel = session.fore;
-        let (highest_slotid, target_highest_slotid) =
-            (session.slots.enforced_highest(), session.slots.target_highest());
         self.note_bound(connection, args.sessionid, change);
         self.clients.note_use(clientid);
-        let result = SequenceOk {
-            sessionid: args.sessionid,
-            sequenceid: args.sequenceid,
-            slotid: args.slotid,
-            highest_slotid,
-            target_highest_slotid,
-            status_flags: self.status_flags(clientid, args.sessionid),
-        };
+        let status_flags = self.status_flags(clientid, args.sessionid);
+        let result =
+            shard::result(args, shard.close().slots(args.sessionid).expect("each session has slots"), status_flags);
         self.renew(now, clientid);
+        self.open_shard(clientid);
         Ok(Sequenced { clientid, result, begun, channel })
+    }
+
+    /// Lets a client that has just executed SEQUENCE go on without the state, if nothing has to be said or stored first.
+    fn open_shard(&self, id: Clientid4) {
+        let Some(client) = self.clients.find(id) else { return };
+        let is_quiet = !client.evicted
+            && client.stored == Stored::AsIs
+            && client.protect == StateProtect4R::None
+            && !self.stateids.has_revoked(id)
+            && !self.may_reclaim(id);
+        if is_quiet {
+            client.shard.open(client.sessions().map(|session| Opening {
+                session: session.id,
+                connections: session.connections(),
+                status_flags: self.status_flags(id, session.id),
+            }));
+        }
     }
 
     /// Ends a request that [`sequence`](Self::sequence) has begun; as [`slot::SlotTable::finish`]. Its session may be gone.
     pub fn finish(&mut self, now: Instant, session: Sessionid4, ticket: Ticket, reply: R, cheap: bool) {
-        if let Some(session) = self.session_mut(session) {
-            session.slots.finish(ticket, reply, cheap);
+        let id = client_of(&session);
+        let Some(client) = self.clients.find(id) else { return };
+        let mut shard = client.shard.close();
+        if let Some(slots) = shard.slots(session) {
+            slots.finish(ticket, reply, cheap);
+            drop(shard);
             // §8.3: the lease lasts from the end of the compound.
-            let id = client_of(&session.id);
             self.renew(now, id);
         }
     }
 
     /// Renews a lease, unless the client has lost everything and not acknowledged it (§18.46.3).
     fn renew(&mut self, now: Instant, id: Clientid4) {
-        let has_lost_all = self.has_lost_all(id);
-        match self.clients.find_mut(id) {
-            Some(client) if has_lost_all => client.heard(now),
-            Some(client) => client.renew(now),
-            None => {}
+        let Some(client) = self.clients.find(id) else { return };
+        match self.has_lost_all(id) {
+            true => client.shard.close().hear(now),
+            false => client.shard.close().renew(now),
         }
     }
 
@@ -360,7 +376,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if client.principal != *principal {
             return Err(Nfsstat4::WrongCred);
         }
-        if !own && session.slots.is_busy() {
+        if !own && client.shard.close().slots(id).is_some_and(|slots| slots.is_busy()) {
             return Err(Nfsstat4::Delay);
         }
         self.clients.take_session(&id).into_iter().for_each(|session| self.unlink(&session));
@@ -429,7 +445,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// A session is no more.
-    fn unlink(&mut self, session: &Session<R>) {
+    fn unlink(&mut self, session: &Session) {
         session.connections().for_each(|connection| self.unlink_from(connection, session.id));
     }
 

@@ -464,8 +464,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             Kind::Lock { open, .. } => self.stateids.open(open).access & OPEN4_SHARE_ACCESS_WRITE != 0,
             Kind::Delegation(delegation) => delegation.write,
         };
-        // §18.22.3: one who has opened it to write may read, since he may have to for writing part of a page.
-        if write && !may_write { Err(Nfsstat4::OpenMode) } else { Ok(()) }
+        // §18.22.3: a client that has opened it to write may read, since it may have to for writing part of a page.
+        if write && !may_write {
+            return Err(Nfsstat4::OpenMode);
+        }
+        if let Some(client) = self.clients.find(client).filter(|client| client.legacy.is_none()) {
+            self.stateids.note_use(&other, may_write, client.shard.uses());
+        }
+        Ok(())
     }
 
     /// Takes all that a client holds, for `status`: EXPIRED or ADMIN_REVOKED. The client learns it when it uses any.
@@ -495,7 +501,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     fn check_reclaim(&self, client: Clientid4, reclaim: bool) -> Result<(), Nfsstat4> {
         // 4.0 has no way to say so; the grace period keeps it waiting.
         let found = self.clients.find(client).filter(|client| client.confirmed);
-        let client_is = |what: fn(&Client<R>) -> bool| found.is_some_and(what);
+        let client_is = |what: fn(&Client<R, F>) -> bool| found.is_some_and(what);
         let complete = client_is(|client| client.reclaim_complete || client.legacy.is_some());
         if reclaim && client_is(|client| client.legacy.is_some()) {
             let grace = if self.in_grace() { Nfsstat4::ReclaimBad } else { Nfsstat4::NoGrace };

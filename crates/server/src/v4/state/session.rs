@@ -3,7 +3,7 @@
 use nfs::v4::*;
 pub use rpc::ConnectionId;
 
-use super::{back::BackSlots, slot::SlotTable};
+use super::back::BackSlots;
 
 /// What a connection can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +29,9 @@ pub struct ChannelLimits {
     pub slots_max: u32,
 }
 
-/// A session.
+/// A session. Its slots are in its client's [`Shard`](super::shard::Shard).
 #[derive(Debug)]
-pub struct Session<R> {
+pub struct Session {
     /// Its name, which begins with its client's.
     pub id: Sessionid4,
     /// Bytes of the reply cache that it was granted, but for those that every session is.
@@ -46,8 +46,6 @@ pub struct Session<R> {
     pub cb_program: u32,
     /// How callbacks are authenticated.
     pub cb_sec: CallbackSecParms4,
-    /// The slots of calls.
-    pub slots: SlotTable<R>,
     /// The slots of callbacks.
     pub back_slots: BackSlots,
     bound: Vec<Bound>,
@@ -83,7 +81,7 @@ struct Bound {
     implied: bool,
 }
 
-impl<R: Clone> Session<R> {
+impl Session {
     /// A session as CREATE_SESSION asks for it. The connection carries its calls. It also carries its callbacks if the client wants that,
     /// the connection can, and the client's own principal creates the session: callbacks must not go to somebody else.
     ///
@@ -110,7 +108,6 @@ impl<R: Clone> Session<R> {
             back: ChannelAttrs4 { headerpadsize: 0, rdma_ird: None, ..args.back_chan_attrs },
             cb_program: args.cb_program,
             cb_sec: authentication(&args.sec_parms),
-            slots: SlotTable::new(fore.maxrequests),
             back_slots: BackSlots::new(args.back_chan_attrs.maxrequests),
             bound: Vec::new(),
             wants_back,

@@ -7,6 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     hash::{Hash, Hasher},
     ops::Bound,
+    sync::Arc,
 };
 
 use bytes::Bytes;
@@ -14,7 +15,11 @@ use nfs::v4::{Clientid4, Nfsstat4, Stateid4};
 use rand::{RngCore, SeedableRng, rngs::StdRng};
 use smallvec::SmallVec;
 
-use super::{delegation::Delegation, hosts::Group};
+use super::{
+    delegation::Delegation,
+    hosts::Group,
+    shard::{Use, Uses},
+};
 use crate::{
     hash::{Map, digest},
     sharing::marks::Marks,
@@ -84,6 +89,8 @@ pub struct Entry<F> {
     /// EXPIRED, ADMIN_REVOKED or DELEG_REVOKED, if the client has lost it.
     pub revoked: Option<Nfsstat4>,
     seqid: u32,
+    /// Where it is noted as good.
+    noted: Option<Arc<Uses<F>>>,
 }
 
 /// The kinds of state.
@@ -182,7 +189,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             }
         }
         self.by_owner.insert(key(client, &file, &kind), other);
-        self.entries.insert(other, Entry { client, file, kind, revoked: None, seqid: 1 });
+        self.entries.insert(other, Entry { client, file, kind, revoked: None, seqid: 1, noted: None });
         let of_client = self.by_client.entry(client).or_insert_with(|| OfClient { group, others: BTreeSet::new() });
         of_client.others.insert(other);
         *self.by_group.entry(of_client.group).or_default() += 1;
@@ -231,6 +238,12 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     /// # Panics
     /// If there is no such one.
     pub fn open_mut(&mut self, other: &Other) -> &mut Open {
+        self.forget_noted(other);
+        if let Some(Kind::Open(open)) = self.entries.get(other).map(|entry| &entry.kind) {
+            // They are good for what the open is good for.
+            let locks: SmallVec<[Other; 4]> = open.locks.iter().copied().collect();
+            locks.iter().for_each(|lock| self.forget_noted(lock));
+        }
         match self.entries.get_mut(other).map(|entry| &mut entry.kind) {
             Some(Kind::Open(open)) => open,
             _ => panic!("an open that was found"),
@@ -329,15 +342,34 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
     /// # Panics
     /// If there is no such one.
     pub fn change(&mut self, other: &Other) -> Stateid4 {
+        self.forget_noted(other);
         let entry = self.entries.get_mut(other).expect("a stateid that was found");
         // §8.2.2: zero means the most recent, so it is passed over.
         entry.seqid = entry.seqid.checked_add(1).unwrap_or(1);
         Stateid4 { seqid: entry.seqid, other: *other }
     }
 
+    /// Notes that one is good to read by, or to write, until anything about it changes.
+    ///
+    /// # Panics
+    /// If there is no such one.
+    pub(super) fn note_use(&mut self, other: &Other, may_write: bool, uses: &Arc<Uses<F>>) {
+        let entry = self.entries.get_mut(other).expect("a stateid that was found");
+        let found = Use { file: entry.file.clone(), seqid: entry.seqid, may_write };
+        entry.noted = Some(uses.clone());
+        uses.note(*other, found);
+    }
+
+    fn forget_noted(&mut self, other: &Other) {
+        if let Some(uses) = self.entries.get_mut(other).and_then(|entry| entry.noted.take()) {
+            uses.forget(other);
+        }
+    }
+
     /// Takes what one stands for; the client is told so with `status`, until it frees the stateid.
     pub fn revoke(&mut self, other: &Other, status: Nfsstat4) {
         if self.entries.get(other).is_some_and(|entry| entry.revoked.is_none()) {
+            self.forget_noted(other);
             self.disown(other);
             let entry = self.entries.get_mut(other).expect("it is there");
             entry.revoked = Some(status);
@@ -347,6 +379,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
 
     /// Forgets one.
     pub fn remove(&mut self, other: &Other) -> Option<Entry<F>> {
+        self.forget_noted(other);
         let Entry { client, revoked, .. } = self.entries.get(other)?;
         match revoked {
             None => self.disown(other),

@@ -47,7 +47,7 @@ pub(in crate::v4::state) fn listens_at(location: &Netaddr4, peer: IpAddr) -> Opt
     (known && same && address.port() != 0).then_some(address)
 }
 
-impl<R: Clone> Clients<R> {
+impl<R: Clone, F> Clients<R, F> {
     /// What SETCLIENTID comes to. `confirm` has not been used before.
     ///
     /// # Errors
@@ -58,7 +58,7 @@ impl<R: Clone> Clients<R> {
         confirm: Verifier4,
         origin: Origin<'_>,
         outlook: &Outlook<'_>,
-    ) -> Result<Plan<R>, Nfsstat4> {
+    ) -> Result<Plan<R, F>, Nfsstat4> {
         let address = listens_at(&args.callback.cb_location, origin.peer);
         let Netaddr4 { netid, addr } = &args.callback.cb_location;
         let cb_location = Netaddr4 { netid: netid.detached(), addr: addr.detached() };
@@ -117,7 +117,7 @@ impl<R: Clone> Clients<R> {
     }
 }
 
-impl<R> Client<R> {
+impl<R, F> Client<R, F> {
     /// It says where it can be called from the next SETCLIENTID_CONFIRM on.
     pub(in crate::v4::state) fn set_update(&mut self, update: Legacy) {
         self.update = Some(update);

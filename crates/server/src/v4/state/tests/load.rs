@@ -57,7 +57,7 @@ fn who_uses_more_than_its_share_of_slots_is_asked_to_use_fewer_until_there_are_e
     assert_eq!(world.asks(), [], "once is enough");
     assert_eq!((world.in_slot(one, 0, 2, 7), world.in_slot(two, 0, 2, 3)), (1, 1), "each reply says so as well");
     assert_eq!((world.in_slot(one, 0, 3, 1), world.in_slot(two, 0, 3, 1)), (1, 1), "and these have heard it");
-    assert_eq!(world.state.session(one).unwrap().slots.in_use(), 2);
+    assert_eq!(world.state.clients().find(client_of(&one)).unwrap().shard.close().slots(one).unwrap().in_use(), 2);
     assert_eq!(world.asks(), []);
     assert_eq!(world.in_slot(one, 1, 2, 1), 7, "five of sixteen: there are enough again");
 }

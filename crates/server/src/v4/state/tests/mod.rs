@@ -7,9 +7,13 @@ mod model;
 mod open;
 mod recover;
 mod session;
+mod shard;
 mod v40;
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+};
 
 use super::{
     client::Origin,
@@ -156,13 +160,38 @@ impl World {
         };
         let fingerprint = Fingerprint { principal: OWNER, checksum: u64::from(sequence) };
         let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
-        self.state.sequence(self.now, request, ConnectionId(connection))
+        // As the service does.
+        let shard = self.state.shards().of_session(&sessionid);
+        match shard.and_then(|shard| shard.sequence(self.now, &request, ConnectionId(connection))) {
+            Some(sequenced) => Ok(sequenced),
+            None => self.state.sequence(self.now, request, ConnectionId(connection)),
+        }
+    }
+
+    /// Ends a request, as the service does.
+    fn finish(&mut self, session: Sessionid4, ticket: Ticket) {
+        let ended = match self.state.shards().of_session(&session) {
+            Some(shard) => shard.finish(self.now, session, (ticket, "reply", false)),
+            None => Err((ticket, "reply")),
+        };
+        if let Err((ticket, reply)) = ended {
+            self.state.finish(self.now, session, ticket, reply, false);
+        }
+    }
+
+    /// READ or WRITE, as the service does.
+    fn io_of(&mut self, client: Clientid4, file: char, stateid: &Stateid4, write: bool) -> Result<(), Nfsstat4> {
+        let shard = self.state.clients().find(client).map(|client| client.shard.clone());
+        match shard.is_some_and(|shard| shard.may_use(&file, stateid, write)) {
+            true => Ok(()),
+            false => self.state.check_io(&mut self.locks, client, &file, stateid, write, self.now),
+        }
     }
 
     fn call(&mut self, sessionid: Sessionid4, sequence: u32, connection: u64) -> SequenceOk {
         let sequenced = self.sequence(sessionid, sequence, connection).unwrap();
         let Begun::Execute(ticket) = sequenced.begun else { panic!("new") };
-        self.state.finish(self.now, sessionid, ticket, "reply", false);
+        self.finish(sessionid, ticket);
         sequenced.result
     }
 

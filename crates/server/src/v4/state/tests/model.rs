@@ -34,6 +34,7 @@ enum Op {
     Close { stateid: u8 },
     Lock { stateid: u8, owner: u8, write: bool },
     Free { stateid: u8 },
+    Io { stateid: u8, write: bool },
     Delegate { client: u8, file: u8, write: bool },
     Recall { file: u8, write: bool },
     Return { stateid: u8 },
@@ -96,6 +97,7 @@ fn ops() -> impl Strategy<Value = Op> {
         2 => n().prop_map(|stateid| Op::Close { stateid }),
         3 => (n(), 0..2u8, any::<bool>()).prop_map(|(stateid, owner, write)| Op::Lock { stateid, owner, write }),
         2 => n().prop_map(|stateid| Op::Free { stateid }),
+        6 => (n(), any::<bool>()).prop_map(|(stateid, write)| Op::Io { stateid, write }),
         2 => (n(), 0..3u8, any::<bool>()).prop_map(|(client, file, write)| Op::Delegate { client, file, write }),
         2 => (0..3u8, any::<bool>()).prop_map(|(file, write)| Op::Recall { file, write }),
         1 => n().prop_map(|stateid| Op::Return { stateid }),
@@ -178,6 +180,7 @@ impl Model {
             | Op::Close { .. }
             | Op::Lock { .. }
             | Op::Free { .. }
+            | Op::Io { .. }
             | Op::Delegate { .. }
             | Op::Recall { .. }
             | Op::Return { .. } => self.file(op),
@@ -247,7 +250,7 @@ impl Model {
             Op::Finish { which } => {
                 if !self.begun.is_empty() {
                     let (session, ticket) = self.begun.swap_remove(usize::from(which) % self.begun.len());
-                    state.finish(*now, session, ticket, "reply", false);
+                    self.world.finish(session, ticket);
                 }
                 None
             }
@@ -326,6 +329,10 @@ impl Model {
             Op::Free { stateid } => {
                 let (client, _, Stateid4 { other, .. }) = pick(&self.stateids, stateid)?;
                 return state.free_stateid(locks, client, &Stateid4 { seqid: 0, other }).err();
+            }
+            Op::Io { stateid, write } => {
+                let (client, file, Stateid4 { other, .. }) = pick(&self.stateids, stateid)?;
+                let _ = self.world.io_of(client, file, &Stateid4 { seqid: 0, other }, write);
             }
             Op::Delegate { client, file: number, write } => {
                 let (client, file) = (pick(&self.clients, client)?, file(number));
@@ -437,6 +444,32 @@ impl Model {
 }
 
 impl State<&'static str, char> {
+    /// That each open shard answers as the state would.
+    fn check_shards(&self) {
+        for (id, client) in self.clients.iter() {
+            let found = self.shards().of_client(id).expect("each client has a shard");
+            assert!(Arc::ptr_eq(&found, &client.shard));
+            for (other, used) in client.shard.uses().all() {
+                let stateid = Stateid4 { seqid: used.seqid, other };
+                assert_eq!(self.stateids.resolve(id, Some(&used.file), &stateid), Ok(other));
+                let write = OPEN4_SHARE_ACCESS_WRITE;
+                let may_write = match &self.stateids.entry(&other).kind {
+                    stateid::Kind::Open(open) => open.access & write != 0,
+                    stateid::Kind::Lock { open, .. } => self.stateids.open(open).access & write != 0,
+                    stateid::Kind::Delegation(delegation) => delegation.write,
+                };
+                assert_eq!(used.may_write, may_write);
+            }
+            let Some(opened) = client.shard.opened() else { continue };
+            assert!(client.confirmed && !client.evicted && client.stored == Stored::AsIs);
+            assert!(!self.stateids.has_revoked(id), "its lease is renewed whatever it has lost");
+            let sessions = client
+                .sessions()
+                .map(|session| (session.id, session.connections().collect(), self.status_flags(id, session.id)));
+            assert_eq!(opened, sessions.collect::<Vec<(_, Vec<_>, _)>>());
+        }
+    }
+
     /// What clients, and others, can tell of it, as text.
     fn observable(&self) -> String {
         let Self { clients, by_connection, stateids, load, .. } = self;
@@ -447,6 +480,7 @@ impl State<&'static str, char> {
     /// That all tables agree.
     fn check(&self) {
         self.clients.check();
+        self.check_shards();
         let is_client = |id| self.clients.find(id).is_some_and(|client| client.confirmed);
         self.stateids.check(is_client);
         self.owners.check(is_client);

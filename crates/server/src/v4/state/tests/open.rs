@@ -65,7 +65,7 @@ impl World {
     }
 
     fn io(&mut self, client: Clientid4, stateid: Stateid4, write: bool) -> Result<(), Nfsstat4> {
-        self.state.check_io(&mut self.locks, client, &'f', &stateid, write, self.now)
+        self.io_of(client, 'f', &stateid, write)
     }
 
     fn test(&self, client: Clientid4, stateids: &[Stateid4]) -> Vec<Nfsstat4> {
@@ -173,6 +173,23 @@ fn locks_have_a_stateid_of_their_own_and_conflict() {
     assert_eq!(world.unlock(a, lock, (10, 10)).unwrap().seqid, 4);
     world.lock(b, open_b, "l", (15, 10)).unwrap();
     assert_eq!(world.io(a, lock, true), Ok(()), "a lock stateid is as good as its open");
+    assert_eq!(world.io(a, Stateid4 { seqid: 4, ..lock }, true), Ok(()));
+    world.unlock(a, lock, (15, 1)).unwrap();
+    assert_eq!(world.io(a, Stateid4 { seqid: 4, ..lock }, true), Err(Nfsstat4::OldStateid), "although it was good");
+    // Nor is it better than its open.
+    let args = OpenDowngradeArgs { open_stateid: open_a, seqid: Seqid4(0), share_access: READ, share_deny: 0 };
+    assert_eq!(world.io(a, lock, true), Ok(()));
+    world.open(a, "o", READ, 0).unwrap();
+    world
+        .state
+        .open_downgrade(
+            &mut world.locks,
+            a,
+            &'f',
+            &OpenDowngradeArgs { open_stateid: Stateid4 { seqid: 0, ..open_a }, ..args },
+        )
+        .unwrap();
+    assert_eq!(world.io(a, lock, true), Err(Nfsstat4::OpenMode));
 }
 
 #[test]

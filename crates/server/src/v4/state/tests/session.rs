@@ -336,7 +336,16 @@ fn sequence_renews_the_lease_and_reports_slots() {
     world.now += LEASE;
     assert!(!world.state.clients().is_expired(id, world.now));
     assert!(matches!(world.sequence(session, 1, 1).unwrap().begun, Begun::Replay("reply")));
-    world.state.session_mut(session).unwrap().slots.set_target(Slotid4(2));
+    world
+        .state
+        .clients()
+        .find(client_of(&session))
+        .unwrap()
+        .shard
+        .close()
+        .slots(session)
+        .unwrap()
+        .set_target(Slotid4(2));
     assert_eq!(world.call(session, 2, 1).target_highest_slotid, Slotid4(2));
     world.now += LEASE + Duration::from_secs(1);
     assert!(world.state.clients().is_expired(id, world.now));

@@ -1,0 +1,334 @@
+//! [`Shard`]: the part of a client that each of its requests uses: slots, lease, and the stateids that it reads and writes by.
+//!
+//! A request of NFSv4.1 begins with SEQUENCE and ends with the end of its slot. If nothing but that happens, as with GETATTR or with READ by
+//! an open, it locks its client's shard and nothing that other clients use.
+//!
+//! **A shard is open or closed.** While it is open, SEQUENCE is answered from the shard alone. [`State`](super::State) closes it whenever it
+//! looks at the client's slots or lease, or changes the client, so that what it decides by that look stays true: no request begins, and the
+//! lease is not renewed, before the state itself has executed a SEQUENCE of the client. That opens the shard again, with the status flags
+//! and the connections of that time, if nothing has to be said or stored.
+//!
+//! **Lock order**: the state, the lock table, a shard. Nothing else is locked under a shard. [`Shards`] finds a shard without the state; its
+//! locks are held for the lookup alone.
+//!
+//! On error nothing has changed: what a shard cannot answer, the state does.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nfs::v4::*;
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use smallvec::SmallVec;
+
+use super::{
+    Request, Sequenced,
+    client::client_of,
+    session::{self, ConnectionId},
+    slot::{SlotTable, Ticket},
+    stateid::Other,
+};
+use crate::hash::Map;
+
+/// What each request of a client uses. `R` is what a reply is kept as, `F` names a file.
+pub struct Shard<R, F> {
+    inner: Mutex<Inner<R>>,
+    uses: Arc<Uses<F>>,
+}
+
+/// The slots and the lease of a client.
+pub(super) struct Inner<R> {
+    renewed_at: Instant,
+    /// The last time that the client was heard, which renews no lease that is lost.
+    heard_at: Instant,
+    channels: SmallVec<[Channel<R>; 1]>,
+    is_open: bool,
+}
+
+/// The slots of a session.
+struct Channel<R> {
+    session: Sessionid4,
+    slots: SlotTable<R>,
+    fore: ChannelAttrs4,
+    /// As they were when the shard was opened.
+    connections: SmallVec<[ConnectionId; 2]>,
+    status_flags: u32,
+}
+
+/// The stateids by which a client has read or written, until anything about them changes.
+#[derive(Debug)]
+pub struct Uses<F>(Mutex<Map<Other, Use<F>>>);
+
+/// What READ and WRITE ask about a stateid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Use<F> {
+    pub(super) file: F,
+    pub(super) seqid: u32,
+    pub(super) may_write: bool,
+}
+
+/// A session as it is when a shard is opened.
+pub(super) struct Opening<C> {
+    pub(super) session: Sessionid4,
+    pub(super) connections: C,
+    pub(super) status_flags: u32,
+}
+
+/// The shards of all clients, by client ID. Clones share them.
+pub struct Shards<R, F>(Arc<[Part<R, F>; PARTS]>);
+
+type Part<R, F> = RwLock<Map<Clientid4, Arc<Shard<R, F>>>>;
+
+impl<R: Clone, F: Eq> Shard<R, F> {
+    /// SEQUENCE (§18.46), if the shard is open and can answer it.
+    pub fn sequence(&self, now: Instant, request: &Request<'_>, connection: ConnectionId) -> Option<Sequenced<R>> {
+        let args = request.args;
+        let inner = &mut *self.inner.lock();
+        if !inner.is_open {
+            return None;
+        }
+        let channel = inner.channels.iter_mut().find(|channel| channel.session == args.sessionid)?;
+        if !channel.connections.contains(&connection) || check_request(request, &channel.fore).is_err() {
+            return None;
+        }
+        let begun = channel.slots.begin(args, request.fingerprint.clone()).ok()?;
+        let sequenced = Sequenced {
+            clientid: client_of(&args.sessionid),
+            result: result(args, &channel.slots, channel.status_flags),
+            begun,
+            channel: channel.fore,
+        };
+        inner.renew(now);
+        Some(sequenced)
+    }
+
+    /// Ends a request, as [`SlotTable::finish`], if the shard is open.
+    ///
+    /// # Errors
+    /// Gives back what the state must end the request with.
+    pub fn finish(
+        &self,
+        now: Instant,
+        session: Sessionid4,
+        (ticket, reply, cheap): (Ticket, R, bool),
+    ) -> Result<(), (Ticket, R)> {
+        let inner = &mut *self.inner.lock();
+        let channel = inner.channels.iter_mut().find(|channel| channel.session == session);
+        let Some(channel) = channel.filter(|_| inner.is_open) else { return Err((ticket, reply)) };
+        channel.slots.finish(ticket, reply, cheap);
+        // §8.3: the lease lasts from the end of the compound.
+        inner.renew(now);
+        Ok(())
+    }
+
+    /// Whether a stateid certainly lets the client read, or write, a file; if not, the state says why.
+    pub fn may_use(&self, file: &F, stateid: &Stateid4, write: bool) -> bool {
+        let uses = self.uses.0.lock();
+        uses.get(&stateid.other).is_some_and(|found| {
+            (stateid.seqid == 0 || stateid.seqid == found.seqid) && (found.may_write || !write) && found.file == *file
+        })
+    }
+}
+
+impl<R, F> Shard<R, F> {
+    pub(super) fn new(now: Instant) -> Self {
+        let channels = SmallVec::new();
+        let inner = Inner { renewed_at: now, heard_at: now, channels, is_open: false };
+        Self { inner: Mutex::new(inner), uses: Arc::new(Uses(Mutex::default())) }
+    }
+
+    /// Closes the shard, for the state to look at or change.
+    pub(super) fn close(&self) -> MutexGuard<'_, Inner<R>> {
+        let mut inner = self.inner.lock();
+        inner.is_open = false;
+        inner
+    }
+
+    /// Opens the shard, which has exactly these sessions.
+    pub(super) fn open<C: Iterator<Item = ConnectionId>>(&self, sessions: impl Iterator<Item = Opening<C>>) {
+        let mut inner = self.inner.lock();
+        for Opening { session, connections, status_flags } in sessions {
+            let Some(channel) = inner.channels.iter_mut().find(|channel| channel.session == session) else { return };
+            channel.connections.clear();
+            channel.connections.extend(connections);
+            channel.status_flags = status_flags;
+        }
+        inner.is_open = true;
+    }
+
+    /// The sessions, connections and status flags by which SEQUENCE is answered without the state, if it is.
+    #[cfg(test)]
+    pub(super) fn opened(&self) -> Option<Vec<(Sessionid4, Vec<ConnectionId>, u32)>> {
+        let inner = self.inner.lock();
+        let channel = |it: &Channel<R>| (it.session, it.connections.to_vec(), it.status_flags);
+        inner.is_open.then(|| inner.channels.iter().map(channel).collect())
+    }
+
+    /// The stateids that are used without the state.
+    pub(super) fn uses(&self) -> &Arc<Uses<F>> {
+        &self.uses
+    }
+}
+
+impl<R> Inner<R> {
+    pub(super) fn silent(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.renewed_at)
+    }
+
+    pub(super) fn unheard(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.heard_at)
+    }
+
+    /// Renews the lease.
+    pub(super) fn renew(&mut self, now: Instant) {
+        self.renewed_at = self.renewed_at.max(now);
+        self.hear(now);
+    }
+
+    /// Notes that the client was heard.
+    pub(super) fn hear(&mut self, now: Instant) {
+        self.heard_at = self.heard_at.max(now);
+    }
+}
+
+impl<R: Clone> Inner<R> {
+    /// Whether requests of the client are being executed.
+    pub(super) fn is_busy(&self) -> bool {
+        self.channels.iter().any(|channel| channel.slots.is_busy())
+    }
+
+    /// The slots of a session.
+    pub(super) fn slots(&mut self, session: Sessionid4) -> Option<&mut SlotTable<R>> {
+        self.channels.iter_mut().find(|channel| channel.session == session).map(|channel| &mut channel.slots)
+    }
+
+    /// The slots of all sessions.
+    pub(super) fn all_slots(&mut self) -> impl Iterator<Item = (Sessionid4, &mut SlotTable<R>)> {
+        self.channels.iter_mut().map(|channel| (channel.session, &mut channel.slots))
+    }
+
+    /// Adds a session, which has not been used.
+    pub(super) fn add_session(&mut self, session: Sessionid4, fore: ChannelAttrs4) {
+        let slots = SlotTable::new(fore.maxrequests);
+        self.channels.push(Channel { session, slots, fore, connections: SmallVec::new(), status_flags: 0 });
+    }
+
+    /// Forgets a session.
+    pub(super) fn remove_session(&mut self, session: Sessionid4) {
+        self.channels.retain(|channel| channel.session != session);
+    }
+}
+
+// What an observer can tell: not whether the shard is open, nor what only holds then.
+impl<R: fmt::Debug, F> fmt::Debug for Shard<R, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = self.inner.lock();
+        let slots: Vec<_> = inner.channels.iter().map(|channel| (channel.session, &channel.slots)).collect();
+        f.debug_struct("Shard")
+            .field("renewed_at", &inner.renewed_at)
+            .field("heard_at", &inner.heard_at)
+            .field("slots", &slots)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<F> Uses<F> {
+    /// Notes a stateid that the state has found to be good.
+    pub(super) fn note(&self, other: Other, found: Use<F>) {
+        let mut uses = self.0.lock();
+        if uses.len() >= USES_MAX {
+            uses.clear();
+        }
+        uses.insert(other, found);
+    }
+
+    /// Forgets a stateid, because something about it changes.
+    pub(super) fn forget(&self, other: &Other) {
+        self.0.lock().remove(other);
+    }
+
+    #[cfg(test)]
+    pub(super) fn all(&self) -> Vec<(Other, Use<F>)>
+    where
+        F: Clone,
+    {
+        self.0.lock().iter().map(|(other, found)| (*other, found.clone())).collect()
+    }
+}
+
+impl<R, F> Shards<R, F> {
+    /// The shard of the client that a session is of.
+    pub fn of_session(&self, session: &Sessionid4) -> Option<Arc<Shard<R, F>>> {
+        self.of_client(client_of(session))
+    }
+
+    /// The shard of a client.
+    pub fn of_client(&self, client: Clientid4) -> Option<Arc<Shard<R, F>>> {
+        self.part(client).read().get(&client).cloned()
+    }
+
+    pub(super) fn insert(&self, client: Clientid4, shard: Arc<Shard<R, F>>) {
+        self.part(client).write().insert(client, shard);
+    }
+
+    pub(super) fn remove(&self, client: Clientid4) {
+        self.part(client).write().remove(&client);
+    }
+
+    /// Client IDs are random.
+    fn part(&self, Clientid4(client): Clientid4) -> &Part<R, F> {
+        &self.0[client as usize % PARTS]
+    }
+}
+
+impl<R, F> Default for Shards<R, F> {
+    fn default() -> Self {
+        Self(Arc::new(std::array::from_fn(|_| RwLock::default())))
+    }
+}
+
+impl<R, F> Clone for Shards<R, F> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<R, F> fmt::Debug for Shards<R, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shards")
+    }
+}
+
+/// # Errors
+/// REQ_TOO_BIG, TOO_MANY_OPS, REP_TOO_BIG_TO_CACHE.
+pub(super) fn check_request(request: &Request<'_>, fore: &ChannelAttrs4) -> Result<(), Nfsstat4> {
+    if request.len > fore.maxrequestsize as usize {
+        return Err(Nfsstat4::ReqTooBig);
+    }
+    if request.operations > fore.maxoperations {
+        return Err(Nfsstat4::TooManyOps);
+    }
+    if request.args.cachethis && fore.maxresponsesize_cached < session::RESPONSE_LEN_MIN {
+        return Err(Nfsstat4::RepTooBigToCache);
+    }
+    Ok(())
+}
+
+/// The result of SEQUENCE, after the request has begun.
+pub(super) fn result<R: Clone>(args: &SequenceArgs, slots: &SlotTable<R>, status_flags: u32) -> SequenceOk {
+    SequenceOk {
+        sessionid: args.sessionid,
+        sequenceid: args.sequenceid,
+        slotid: args.slotid,
+        highest_slotid: slots.enforced_highest(),
+        target_highest_slotid: slots.target_highest(),
+        status_flags,
+    }
+}
+
+/// So many that two clients seldom share the lock by which their shards are found.
+const PARTS: usize = 64;
+/// Most stateids of a client that are noted. When there are more, all are forgotten and noted again as they are used.
+const USES_MAX: usize = 1024;

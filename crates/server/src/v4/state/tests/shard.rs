@@ -1,0 +1,127 @@
+//! Requests that are answered without the state: when they are, and that nothing is decided while they begin.
+
+use super::{super::shard::Shard, *};
+
+const WRITE: u32 = OPEN4_SHARE_ACCESS_WRITE;
+
+impl World {
+    fn shard(&self, client: Clientid4) -> Arc<Shard<&'static str, char>> {
+        self.state.shards().of_client(client).unwrap()
+    }
+
+    fn is_open(&self, client: Clientid4) -> bool {
+        self.shard(client).opened().is_some()
+    }
+
+    /// SEQUENCE by the shard alone.
+    fn begin(&self, session: Sessionid4, sequence: u32, connection: u64) -> Option<Ticket> {
+        let shard = self.state.shards().of_session(&session)?;
+        let args = SequenceArgs {
+            sessionid: session,
+            sequenceid: Sequenceid4(sequence),
+            slotid: Slotid4(0),
+            highest_slotid: Slotid4(0),
+            cachethis: true,
+        };
+        let fingerprint = Fingerprint { principal: OWNER, checksum: u64::from(sequence) };
+        let request = Request { args: &args, fingerprint, len: 1000, operations: 3 };
+        match shard.sequence(self.now, &request, ConnectionId(connection))?.begun {
+            Begun::Execute(ticket) => Some(ticket),
+            _ => None,
+        }
+    }
+}
+
+#[test]
+fn a_client_goes_on_without_the_state_once_it_has_called() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    assert!(world.begin(session, 1, 1).is_none(), "its first call");
+    world.call(session, 1, 1);
+    let ticket = world.begin(session, 2, 1).unwrap();
+    assert_eq!(world.shard(a).finish(world.now, session, (ticket, "reply", false)), Ok(()));
+    assert!(world.begin(session, 3, 2).is_none(), "by another connection, which the state has to note");
+    world.call(session, 3, 2);
+    let ticket = world.begin(session, 4, 2).unwrap();
+    world.finish(session, ticket);
+    world.state.disconnect(ConnectionId(2));
+    assert!(world.begin(session, 5, 2).is_none());
+    world.call(session, 5, 1);
+    world.open(a, "o", WRITE, 0).unwrap();
+    assert!(world.is_open(a), "an OPEN changes nothing of what SEQUENCE says");
+    world.state.note_callback(a, true);
+    assert!(world.begin(session, 6, 1).is_none(), "it has to be said that callbacks fail");
+    assert_ne!(world.call(session, 6, 1).status_flags & SEQ4_STATUS_CB_PATH_DOWN, 0);
+    assert!(world.is_open(a));
+    assert_ne!(world.call(session, 7, 1).status_flags & SEQ4_STATUS_CB_PATH_DOWN, 0, "also without the state");
+}
+
+#[test]
+fn a_lease_that_was_renewed_without_the_state_lasts() {
+    let mut world = World::new();
+    let ((a, session), (b, _)) = (world.ready("a"), world.ready("b"));
+    world.call(session, 1, 1);
+    world.open(a, "o", WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
+    world.now += LEASE - Duration::from_secs(1);
+    let ticket = world.begin(session, 2, 1).unwrap();
+    world.finish(session, ticket);
+    world.now += LEASE - Duration::from_secs(1);
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied));
+    assert!(!world.is_open(a), "whether the lease is over was asked, so nothing renews it unseen");
+}
+
+#[test]
+fn nothing_is_taken_while_a_request_is_executed_that_began_without_the_state() {
+    let mut world = World::new();
+    let ((a, session), (b, _)) = (world.ready("a"), world.ready("b"));
+    world.call(session, 1, 1);
+    let held = world.open(a, "o", WRITE, OPEN4_SHARE_DENY_BOTH).unwrap();
+    let ticket = world.begin(session, 2, 1).unwrap();
+    world.now += 2 * LEASE;
+    assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "it is busy");
+    assert_eq!(world.state.evict(b), evict::Evicted::Gone);
+    assert_eq!(world.state.destroy_session(session, false, &OWNER, TCP.id), Err(Nfsstat4::Delay));
+    assert_eq!(world.io_of(a, 'f', &held, true), Ok(()));
+    world.finish(session, ticket);
+    world.now += 2 * LEASE;
+    let (b, _) = world.ready("b");
+    world.open(b, "o", WRITE, 0).unwrap();
+    assert!(world.begin(session, 3, 1).is_none(), "what it has lost is for the state to say");
+    assert_eq!(world.io_of(a, 'f', &held, true), Err(Nfsstat4::Expired));
+    assert_ne!(world.call(session, 3, 1).status_flags & SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED, 0);
+    assert!(!world.is_open(a));
+    world.state.free_stateid(&world.locks, a, &held).unwrap();
+    assert_eq!(world.call(session, 4, 1).status_flags, 0);
+    assert!(world.is_open(a));
+}
+
+#[test]
+fn a_stateid_is_used_without_the_state_until_it_changes() {
+    let mut world = World::new();
+    let (a, session) = world.ready("a");
+    world.call(session, 1, 1);
+    let shard = world.shard(a);
+    let first = world.open(a, "o", WRITE, 0).unwrap();
+    assert!(!shard.may_use(&'f', &first, true), "nobody has used it");
+    assert_eq!(world.io_of(a, 'f', &first, true), Ok(()));
+    let any = Stateid4 { seqid: 0, ..first };
+    let other = Stateid4 { seqid: 2, ..first };
+    assert!([first, any].iter().all(|stateid| shard.may_use(&'f', stateid, true)));
+    assert!(!shard.may_use(&'g', &first, false) && !shard.may_use(&'f', &other, false));
+    let second = world.open(a, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
+    assert!(!shard.may_use(&'f', &first, true) && !shard.may_use(&'f', &any, true));
+    assert_eq!(world.io_of(a, 'f', &first, true), Err(Nfsstat4::OldStateid));
+    assert_eq!(world.io_of(a, 'f', &second, true), Ok(()));
+    let args = OpenDowngradeArgs {
+        open_stateid: second,
+        seqid: Seqid4(0),
+        share_access: OPEN4_SHARE_ACCESS_READ,
+        share_deny: 0,
+    };
+    let third = world.state.open_downgrade(&mut world.locks, a, &'f', &args).unwrap();
+    assert_eq!(world.io_of(a, 'f', &third, true), Err(Nfsstat4::OpenMode));
+    assert_eq!(world.io_of(a, 'f', &third, false), Ok(()));
+    assert!(shard.may_use(&'f', &third, false) && !shard.may_use(&'f', &third, true));
+    world.state.close(&mut world.locks, a, &'f', &third).unwrap();
+    assert!(!shard.may_use(&'f', &third, false) && shard.uses().all().is_empty());
+}
