@@ -3,13 +3,15 @@
 use std::path::Path;
 
 use crate::report::{Outcome, Report};
-use crate::shell::{cargo, run as execute, target_dir, tee};
+use crate::shell::{cargo, project_root, run as execute, target_dir, tee};
 
 /// Every check that needs nothing but the toolchain.
 pub fn run(report: &mut Report) {
     report.step("format", || plain(&["fmt", "--all", "--check"]));
     report.step("clippy", || plain(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]));
     tests(report);
+    report.step("features", features);
+    report.step("outside crate", outside);
     report.step("doc tests", || counted(&["test", "--workspace", "--doc"], None));
     report.step("documentation", || {
         let mut command = cargo(["doc", "--workspace", "--no-deps"]);
@@ -67,6 +69,33 @@ fn flaky(line: &str) -> Option<&str> {
     // "       FLAKY 2/2 [   0.012s] ( 9/10) slipway-vfs::conformance posix::name"
     let (_, name) = line.trim_start().strip_prefix("FLAKY ")?.split_once("] ")?;
     Some(name.rsplit_once(") ").map_or(name, |(_, name)| name))
+}
+
+/// The transports build without and with each of their features alone.
+fn features() -> Outcome {
+    let mut built = 0;
+    for feature in ["", "iwarp", "verbs", "shm"] {
+        let mut command = cargo(["check", "--quiet", "--package", "slipway-transports", "--no-default-features"]);
+        if let Err(why) = execute(command.args(["--features", feature])) {
+            return Outcome::Failed(why);
+        }
+        built += 1;
+    }
+    Outcome::Passed { tests: built }
+}
+
+/// A crate outside of the workspace defines a back end, passes the conformance suite with it, and serves it.
+///
+/// It is built with the workspace's versions of other crates, without the network, and into the workspace's target directory.
+fn outside() -> Outcome {
+    let of_crate = |name: &str| project_root().join("examples/outside").join(name);
+    if let Err(error) = std::fs::copy(project_root().join("Cargo.lock"), of_crate("Cargo.lock")) {
+        return Outcome::Failed(format!("{}: {error}", of_crate("Cargo.lock").display()));
+    }
+    let manifest = of_crate("Cargo.toml").display().to_string();
+    let target = target_dir().display().to_string();
+    let arguments = ["test", "--manifest-path", &manifest, "--offline", "--target-dir", &target];
+    counted(&arguments, None)
 }
 
 fn plain(arguments: &[&str]) -> Outcome {

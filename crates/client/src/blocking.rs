@@ -2,7 +2,7 @@
 //!
 //! A [`Runtime`] is a thread that drives the connections of its mounts. The methods of [`Mount`] and [`File`] wait for that
 //! thread; they can be called from any thread and from several at once, also from a thread of another tokio runtime (which
-//! does nothing else meanwhile). Operations that have no method here run by [`Mount::run`].
+//! does nothing else meanwhile), and in the destructors of a thread that ends. All types here can be dropped there, too. Operations that have no method here run by [`Mount::run`].
 //!
 //! Buffers: [`File::read_at`], [`Reader`] and [`Writer`] copy the data once. [`File::read_buffer`] and [`File::write_at`] copy
 //! nothing: a buffer moves into the operation and returns with its result.
@@ -49,9 +49,9 @@ struct Driver {
     id: ThreadId,
 }
 
-/// A value that belongs to a runtime, and is dropped in its context from whichever thread.
+/// A value that belongs to a runtime, and is dropped on its thread.
 #[derive(Clone)]
-struct Owned<T> {
+struct Owned<T: Send + 'static> {
     /// Taken only by `Drop`, and while an operation has it.
     value: Option<T>,
     runtime: Runtime,
@@ -134,17 +134,17 @@ impl Drop for Driver {
     }
 }
 
-impl<T> Owned<T> {
+impl<T: Send + 'static> Owned<T> {
     fn get(&self) -> &T {
         self.value.as_ref().expect("only Drop takes the value, and operations return it")
     }
 
-    fn with<U>(&self, value: U) -> Owned<U> {
+    fn with<U: Send + 'static>(&self, value: U) -> Owned<U> {
         Owned { value: Some(value), runtime: self.runtime.clone() }
     }
 }
 
-impl<T: Clone> Owned<T> {
+impl<T: Clone + Send + 'static> Owned<T> {
     /// Runs an operation on a clone.
     fn run<R, F>(&self, operation: impl FnOnce(T) -> F) -> R
     where
@@ -169,10 +169,12 @@ impl<T: Send + 'static> Owned<T> {
     }
 }
 
-impl<T> Drop for Owned<T> {
+impl<T: Send + 'static> Drop for Owned<T> {
+    /// The value is dropped by a task: a thread that ends and runs its destructors can have no tokio context any more.
     fn drop(&mut self) {
-        let _context = self.runtime.0.handle.enter();
-        drop(self.value.take());
+        if let Some(value) = self.value.take() {
+            self.runtime.0.handle.spawn(async move { drop(value) });
+        }
     }
 }
 

@@ -11,20 +11,32 @@
 //! Only the owner of a queue pair calls it (`&mut self`); a provider may use threads of its own.
 //! A software provider makes progress only inside [`QueuePair::poll_completions`].
 //!
+//! **Providers** are features: `iwarp`, `verbs` and `shm` are on by default; `sim`, the simulated fabric, is for tests.
+//!
 //! On error: a fault of the connection is reported once by `poll_completions`, after every posted
 //! request has completed with [`Status::Flushed`]. Later posts complete as flushed, too.
 
+#![cfg_attr(
+    not(all(feature = "iwarp", feature = "verbs", feature = "shm")),
+    allow(dead_code, reason = "each provider uses a part of what they share")
+)]
+
 mod handshake;
 pub mod hook;
+#[cfg(feature = "iwarp")]
 pub mod iwarp;
 mod memory;
 mod provider;
 mod receives;
 mod regions;
 pub mod registration;
+#[cfg(feature = "shm")]
 mod shares;
+#[cfg(feature = "shm")]
 pub mod shm;
+#[cfg(feature = "sim")]
 pub mod sim;
+#[cfg(feature = "verbs")]
 pub mod verbs;
 mod work;
 

@@ -8,7 +8,7 @@ use rpc::{Service, TransportKind};
 use crate::{
     admin::Admin,
     call::core::Core,
-    config::{BackendConfig, Config, ExportConfig, Settings, backend::BackendStorage},
+    config::{Config, ExportConfig, Settings, backend::open::State},
     export::Exports,
     handle::HandleKey,
     mount::{Mount3, Mounts},
@@ -54,7 +54,8 @@ use crate::{
 /// # assert_ne!(runtime.block_on(serve(dir.path(), state.path(), async {})).unwrap().port(), 0);
 /// ```
 ///
-/// Any other tree is exported by implementing [`vfs::Vfs`] and giving it to [`Export::new`](crate::Export::new).
+/// Another tree is exported by an implementation of [`vfs::Vfs`], either with [`Export::new`](crate::Export::new) or, by a name in
+/// configurations, with [`Backends`](crate::config::Backends).
 pub struct NfsServer {
     core: Arc<Core>,
     mounts: Arc<Mounts>,
@@ -84,27 +85,26 @@ impl NfsServer {
         Self::with_state(exports, key, recovery, settings, None)
     }
 
-    /// A server of what `exports` describe.
+    /// A server of these exports.
     ///
-    /// `state_dir` keeps what must survive a restart: the key of file handles, who holds locks, and for an ordinary user's
-    /// directories a database. It is created if there is need, and locked as long as anything of this server exists. `pool` is where a memory backend's pages come from: give
-    /// the one that the transports use, so that data can be sent from where it is.
+    /// `state_dir` keeps the state that must survive a restart: the key of file handles, the holders of locks, and for an ordinary
+    /// user's directories a database. It is created if it is needed, and locked as long as any part of this server exists. A
+    /// memory back end takes its pages from `pool`: with the pool of the transports, data is sent without a copy.
     ///
     /// # Errors
-    /// A directory cannot be used; two exports are the same; clients could reach the state. The state directory is in use by another
+    /// A tree cannot be opened; two exports are the same; clients could reach the state. The state directory is in use by another
     /// server; a file in it is damaged, missing, or open to others.
     pub fn open(exports: &[ExportConfig], state_dir: &Path, pool: &Pool) -> io::Result<Self> {
         let config = Config { export: exports.to_vec(), ..Config::default() };
         Self::open_with(&config, state_dir, pool, Settings::default())
     }
 
-    /// As [`open`](Self::open), with the exports and referrals of a configuration, and waiting for clients for so long.
+    /// As [`open`](Self::open), with the exports and referrals of a configuration, and with `settings`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(config: &Config, state_dir: &Path, pool: &Pool, settings: Settings) -> io::Result<Self> {
-        let is_posix = |export: &ExportConfig| matches!(export.backend, BackendConfig::Posix { .. });
-        let persistent = config.export.iter().any(is_posix);
+        let persistent = config.export.iter().any(|export| export.backend.is_persistent());
         let named = config.server.state_dir.is_some();
         let state_dir = (persistent || named)
             .then(|| StateDir::open(state_dir))
@@ -119,7 +119,7 @@ impl NfsServer {
         // missing.
         let recovery = Recovery::open(dir, HandleKey::exists_in(dir), settings.on_loss)?;
         let key = HandleKey::load_or_create(dir, recovery.was_used(), settings.on_loss)?;
-        let state = BackendStorage { dir, recovery: &recovery, on_loss: settings.on_loss };
+        let state = State { dir, recovery: &recovery, on_loss: settings.on_loss };
         let exports = Exports::open(config, Some(&state), pool)?;
         Self::with_state(exports, key, recovery, settings, state_dir)
     }

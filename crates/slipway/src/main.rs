@@ -1,7 +1,7 @@
 //! The `slipway` command: serves directories over NFS, reaches NFS servers, and measures both.
 //!
 //! `cli` says what can be asked for, `commands` holds one file for each command, and the rest is what commands
-//! share. Only this crate names providers of RDMA (`switch`).
+//! share.
 
 // The comments on arguments are the text of `--help`, where `[…]` means what can be left out.
 #![allow(rustdoc::broken_intra_doc_links)]
@@ -20,7 +20,6 @@ mod process;
 mod progress;
 mod reach;
 mod show;
-mod switch;
 
 use std::process::ExitCode;
 

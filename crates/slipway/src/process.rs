@@ -1,21 +1,25 @@
-//! What processes cost, and what the host gives them: CPU seconds, congestion control.
+//! CPU time of processes, and the host's default congestion control.
 
 use std::{fs, time::Duration};
 
-use nix::{time::ClockId, unistd::Pid};
+use rustix::time::{ClockId, clock_gettime};
 
 /// CPU time that this process has used, all threads together.
 pub fn cpu_time() -> Duration {
-    ClockId::CLOCK_PROCESS_CPUTIME_ID.now().map(Duration::from).unwrap_or_default()
+    clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap_or_default()
 }
 
-/// CPU time that another process has used, all its threads together; `None` if it is not there.
+/// CPU time that another process has used, all its threads together, also ended ones; `None` if there is no such process. The
+/// kernel counts it in clock ticks, of 10 ms usually.
 pub fn cpu_time_of(pid: u32) -> Option<Duration> {
-    let clock = ClockId::pid_cpu_clock_id(Pid::from_raw(pid.try_into().ok()?)).ok()?;
-    Some(clock.now().ok()?.into())
+    // proc(5): the name, in parentheses, may contain anything; utime and stime are the 12th and 13th fields after it.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let ticks = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
+    Some(Duration::from_secs(ticks) / rustix::param::clock_ticks_per_second() as u32)
 }
 
-/// The congestion control that sockets get which ask for none; empty if it cannot be found out.
+/// The congestion control of sockets that select none; empty if it cannot be found out.
 pub fn congestion_control() -> String {
     fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_default().trim().to_owned()
 }

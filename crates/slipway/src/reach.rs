@@ -11,7 +11,6 @@ use rpc::Switch;
 use crate::{
     copy::{Meta, Remote},
     exit::{Exit, Failure},
-    switch,
 };
 
 /// Where something is.
@@ -73,7 +72,7 @@ pub struct Reach {
 impl Reach {
     /// With all transports.
     pub fn new() -> Self {
-        Self { switch: switch::all() }
+        Self { switch: transports::for_client() }
     }
 
     /// The transports.

@@ -6,7 +6,7 @@ use super::File;
 use crate::shell;
 
 /// Each crate, and the crates of ours that it may depend on. `buf` is below everything and may be used by everybody.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("buf", &[]),
     ("xdr-derive", &[]),
     ("xdr", &["xdr-derive"]),
@@ -18,8 +18,9 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("server", &["rpc", "nfs", "vfs", "xdr"]),
     ("client", &["rpc", "nfs", "xdr"]),
     ("conformance", &["rdma", "vfs"]),
+    ("transports", &["rpc", "rdma", "rpcrdma", "nfs"]),
     ("testkit", &["xdr", "rpc", "rdma", "rpcrdma", "nfs", "vfs", "server", "client"]),
-    ("slipway", &["xdr", "rpc", "rdma", "rpcrdma", "nfs", "vfs", "server", "client"]),
+    ("slipway", &["xdr", "rpc", "rdma", "nfs", "vfs", "server", "client", "transports"]),
     ("hostile", &[]),
     ("xtask", &[]),
 ];

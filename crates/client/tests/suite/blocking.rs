@@ -1,13 +1,20 @@
 //! The blocking client, called from threads of every kind.
 
-use std::io::{Read, Write};
+use std::{
+    cell::RefCell,
+    io::{Read, Write},
+};
 
-use client::{ErrorKind, OpenOptions, blocking::Runtime};
+use client::{
+    ErrorKind, OpenOptions,
+    blocking::{File, Mount, Reader, Runtime, Writer},
+};
+use tokio::runtime::Builder;
 
 use crate::common::{Server, pattern};
 
 /// Uses the API from this thread; whatever it creates begins with `name`.
-fn exercise(mount: &client::blocking::Mount, name: &str) {
+fn exercise(mount: &Mount, name: &str) {
     let path = |what: &str| format!("{name}-{what}");
     let data = pattern(3 << 20);
     mount.write(path("file"), data.clone()).unwrap();
@@ -86,4 +93,105 @@ fn a_panic_in_an_operation_is_raised_in_its_caller_and_the_runtime_goes_on() {
     let message = nested.unwrap_err();
     let message = message.downcast_ref::<&str>().unwrap();
     assert!(message.starts_with("a blocking call on the thread that drives"), "{message}");
+}
+
+/// The address of a server on threads of its own, which no caller can block.
+fn server() -> (String, rpc::Switch) {
+    let (told, heard) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let server = Server::memory().await;
+            told.send((server.address.to_string(), server.switch.clone())).unwrap();
+            std::future::pending::<()>().await;
+        });
+    });
+    heard.recv().unwrap()
+}
+
+fn connect(runtime: &Runtime, (address, switch): &(String, rpc::Switch)) -> Mount {
+    let url = format!("nfs://{address}/m?uid=0&gid=0&vers=4.1").parse().unwrap();
+    runtime.connect(&url, switch).unwrap()
+}
+
+#[test]
+fn a_mount_outlives_the_thread_that_made_it() {
+    let server = server();
+    let mount = std::thread::spawn(move || connect(&Runtime::start().unwrap(), &server)).join().unwrap();
+    exercise(&mount, "after");
+}
+
+/// Uses its mount when it is dropped.
+struct Last(Mount);
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        self.0.write("last", "words").unwrap();
+        assert_eq!(self.0.read("last").unwrap(), "words");
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn a_thread_that_ends_uses_and_drops_the_client_in_its_last_destructors() {
+    let server = server();
+    let other = connect(&Runtime::start().unwrap(), &server);
+    std::thread::spawn(move || {
+        // Destructors run in the reverse order of first use: tokio's thread-local state is gone when this one runs.
+        LAST.with(|last| drop(last.borrow()));
+        let mount = connect(&Runtime::start().unwrap(), &server);
+        exercise(&mount, "thread");
+        LAST.set(Some(Last(mount)));
+    })
+    .join()
+    .unwrap();
+    assert_eq!(other.read("last").unwrap(), "words");
+}
+
+/// One of each type, with requests in flight.
+fn everything(mount: &Mount, name: &str) -> (Mount, File, Reader, Writer) {
+    mount.write(name, pattern(3 << 20)).unwrap();
+    let file = mount.open(name).unwrap();
+    let mut reader = file.reader();
+    reader.read_exact(&mut [0; 10]).unwrap();
+    let mut writer = mount.create(format!("{name}-new"), 0o644).unwrap().writer_at(0);
+    writer.write_all(&pattern(1 << 20)).unwrap();
+    (mount.clone(), file, reader, writer)
+}
+
+#[test]
+fn asynchronous_code_drops_what_is_in_use() {
+    let server = server();
+    for threads in [1, 2] {
+        let mut builder = match threads {
+            1 => Builder::new_current_thread(),
+            _ => Builder::new_multi_thread(),
+        };
+        let runtime = builder.enable_all().build().unwrap();
+        let mount = connect(&Runtime::start().unwrap(), &server);
+        let used = everything(&mount, "of a task");
+        runtime.block_on(async move {
+            // Also a blocking call: nothing else of this runtime runs meanwhile.
+            let name = "of a future";
+            drop(everything(&mount, name));
+            mount.remove(name).unwrap();
+            tokio::spawn(async move { drop((used, mount)) }).await.unwrap();
+        });
+    }
+    // On the thread of the client itself, which cannot wait for its own end.
+    let runtime = Runtime::start().unwrap();
+    let mount = connect(&runtime, &server);
+    let used = everything(&mount, "of the client");
+    runtime.run(async move { drop((used, mount)) });
+    let (done, ended) = std::sync::mpsc::channel();
+    let last = runtime.clone();
+    let task = async move {
+        drop(last);
+        done.send(()).unwrap();
+    };
+    std::thread::spawn(move || runtime.run(task)).join().unwrap();
+    ended.recv().unwrap();
 }

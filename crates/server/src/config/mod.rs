@@ -31,6 +31,8 @@
 
 pub(crate) mod backend;
 
+pub use backend::{BackendConfig, BackendKind, BackendSettings, Backends, Opening, Tree};
+
 use std::{
     collections::BTreeMap,
     fmt,
@@ -204,25 +206,10 @@ pub struct ListenConfig {
 pub struct ExportConfig {
     /// `name`: the path that clients mount; `path` if not given.
     pub name: String,
-    /// What keeps the files.
+    /// `backend`, and the settings that it reads.
     pub backend: BackendConfig,
     /// To whom it is exported, and how.
     pub options: ExportOptions,
-}
-
-/// What keeps an export's files.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BackendConfig {
-    /// `backend = "posix"`, the default: a directory of this host.
-    Posix {
-        /// `path`.
-        path: PathBuf,
-    },
-    /// `backend = "memory"`: an empty tree that is gone with the process.
-    Memory {
-        /// `size`: most bytes that it holds.
-        size: u64,
-    },
 }
 
 impl ExportConfig {
@@ -235,7 +222,7 @@ impl ExportConfig {
         let path = path.canonicalize().map_err(failed)?;
         let not_utf8 = || failed(io::Error::new(io::ErrorKind::InvalidInput, "is not UTF-8: give it a name that is"));
         let name = path.to_str().ok_or_else(not_utf8)?.to_owned();
-        Ok(Self { name, backend: BackendConfig::Posix { path }, options })
+        Ok(Self { name, backend: BackendConfig::directory(path), options })
     }
 }
 
@@ -245,9 +232,10 @@ impl ExportConfig {
 struct RawExport {
     path: Option<PathBuf>,
     name: Option<String>,
-    #[serde(default)]
-    backend: Backend,
+    backend: Option<backend::Kind>,
     size: Option<ByteSize>,
+    #[serde(default, deserialize_with = "options")]
+    options: BTreeMap<String, String>,
     clients: Option<Vec<Client>>,
     #[serde(default)]
     access: Access,
@@ -259,39 +247,13 @@ struct RawExport {
     insecure: Option<bool>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Backend {
-    #[default]
-    Posix,
-    Memory,
-}
-
 impl TryFrom<RawExport> for ExportConfig {
     type Error = String;
 
     fn try_from(raw: RawExport) -> Result<Self, String> {
-        let (name, backend) = match raw.backend {
-            Backend::Posix => {
-                let path = raw.path.ok_or("an export needs `path`, the directory to serve")?;
-                if !path.is_absolute() {
-                    return Err(format!("`path` must be absolute, and '{}' is not", path.display()));
-                }
-                if raw.size.is_some() {
-                    return Err("`size` is for `backend = \"memory\"` alone".to_owned());
-                }
-                let name = raw.name.map_or_else(|| path.to_str().map(str::to_owned), Some);
-                let name = name.ok_or(format!("'{}' is not UTF-8: give a `name`", path.display()))?;
-                (name, BackendConfig::Posix { path })
-            }
-            Backend::Memory => {
-                if raw.path.is_some() {
-                    return Err("a memory export has no `path`; `name` is what clients mount".to_owned());
-                }
-                let name = raw.name.ok_or("a memory export needs `name`, the path that clients mount")?;
-                (name, BackendConfig::Memory { size: raw.size.map_or(MEMORY_DEFAULT, |size| size.0) })
-            }
-        };
+        let size = raw.size.map(|size| size.0);
+        let settings = BackendSettings { path: raw.path, size, options: raw.options };
+        let (name, backend) = BackendConfig::new(raw.backend, raw.name, settings)?;
         let default = ExportOptions::default();
         let options = ExportOptions {
             clients: raw.clients.unwrap_or(default.clients),
@@ -312,9 +274,17 @@ impl Config {
     /// # Errors
     /// It cannot be read, or says something that is not known or not possible.
     pub fn load(path: &Path) -> io::Result<Self> {
+        Self::load_with(path, &Backends::standard())
+    }
+
+    /// As [`load`](Self::load), with these back ends instead of the standard ones.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_with(path: &Path, backends: &Backends) -> io::Result<Self> {
         let located = |what: &dyn fmt::Display| format!("{}:{what}", path.display());
         let text = read(path).map_err(|error| io::Error::new(error.kind(), located(&format_args!(" {error}"))))?;
-        Self::parse(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, located(&error)))
+        Self::parse_with(&text, backends).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, located(&error)))
     }
 
     /// Reads the text of a file.
@@ -322,7 +292,15 @@ impl Config {
     /// # Errors
     /// It says something that is not known or not possible.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
-        toml::from_str(text).map_err(|error| {
+        Self::parse_with(text, &Backends::standard())
+    }
+
+    /// As [`parse`](Self::parse), with these back ends instead of the standard ones.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub fn parse_with(text: &str, backends: &Backends) -> Result<Self, ConfigError> {
+        backends.in_use(|| toml::from_str(text)).map_err(|error: toml::de::Error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
             let before = &text.as_bytes()[..at];
             let line_start = before.iter().rposition(|&byte| byte == b'\n').map_or(0, |newline| newline + 1);
@@ -443,7 +421,6 @@ fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
     table.into_iter().map(text).collect()
 }
 
-const MEMORY_DEFAULT: u64 = 1 << 30;
 /// Bytes of a configuration file.
 const CONFIG_MAX: u64 = 16 << 20;
 const TIME_DEFAULT_S: u64 = 90;
@@ -548,13 +525,42 @@ mod tests {
         let options: Vec<_> = listen.options.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(options, [("crc", "true"), ("credits", "64"), ("provider", "iwarp")]);
         let [a, m] = &config.export[..] else { panic!("two exports") };
-        assert_eq!((a.name.as_str(), &a.backend), ("/a", &BackendConfig::Posix { path: "/srv/a".into() }));
+        let path_of = |path: &str| BackendSettings { path: Some(path.into()), ..Default::default() };
+        assert_eq!((a.backend.name(), m.backend.name()), ("posix", "memory"));
+        assert_eq!((a.name.as_str(), &a.backend.settings), ("/a", &path_of("/srv/a")));
         let options = &a.options;
         assert_eq!((options.access, options.squash), (Access::ReadOnly, Squash::All));
         assert_eq!((options.anon_uid, options.anon_gid, options.insecure), (1000, 100, false));
         assert_eq!(options.transports.as_deref(), Some(&["tcp".to_owned()][..]));
         assert_eq!(options.clients.iter().map(Client::as_str).collect::<Vec<_>>(), ["10.0.0.0/8", "::1"]);
-        assert_eq!((m.name.as_str(), &m.backend), ("/m", &BackendConfig::Memory { size: 64 << 20 }));
+        let size_of = |size| BackendSettings { size: Some(size), ..Default::default() };
+        assert_eq!((m.name.as_str(), &m.backend.settings), ("/m", &size_of(64 << 20)));
+    }
+
+    #[test]
+    fn a_program_adds_back_ends_and_takes_others_away() {
+        struct Volumes;
+        impl BackendKind for Volumes {
+            fn check(&self, settings: &mut BackendSettings) -> Result<(), String> {
+                settings.options.contains_key("volume").then_some(()).ok_or("needs `options.volume`".to_owned())
+            }
+            fn default_name(&self, settings: &BackendSettings) -> Option<String> {
+                settings.options.get("volume").map(|volume| format!("/{volume}"))
+            }
+            fn open(&self, _: &BackendSettings, _: &Opening<'_>) -> io::Result<Tree> {
+                Err(io::ErrorKind::Unsupported.into())
+            }
+        }
+        let mut backends = Backends::empty();
+        backends.register("volumes", Volumes);
+        let parse = |text: &str| Config::parse_with(text, &backends);
+        let config = parse("[[export]]\nbackend = 'volumes'\noptions = { volume = 7 }").unwrap();
+        assert_eq!((config.export[0].name.as_str(), config.export[0].backend.name()), ("/7", "volumes"));
+        assert_eq!(parse("[[export]]\nbackend = 'volumes'").unwrap_err().message, "needs `options.volume`");
+        let error = parse("[[export]]\nbackend = 'posix'\npath = '/a'").unwrap_err();
+        assert_eq!((error.line, &error.message[..]), (2, "there is no back end 'posix'; there are volumes"));
+        assert!(parse("[[export]]\npath = '/a'").unwrap_err().message.contains("no back end 'posix'"));
+        assert!(Config::parse("[[export]]\npath = '/a'").is_ok(), "the standard ones are found again");
     }
 
     #[test]
@@ -586,6 +592,8 @@ mod tests {
             ("[[export]]\npath = 'a'", (1, 1), "must be absolute"),
             ("[[export]]\npath = '/a'\nsize = 5", (1, 1), "for `backend = \"memory\"` alone"),
             ("[[export]]\nbackend = 'memory'", (1, 1), "needs `name`"),
+            ("[[export]]\nname = '/m'\nbackend = 'disk'", (3, 11), "no back end 'disk'; there are memory, posix"),
+            ("[[export]]\npath = '/a'\noptions = { depth = 3 }", (1, 1), "option 'depth'"),
             ("[[export]]\nbackend = 'memory'\nname = '/m'\nsize = '5 x'", (4, 8), "a size is a number and a unit"),
             ("[[export]]\nbackend = 'memory'\nname = '/m'\nsize = -1", (4, 8), "not negative"),
             ("[[listen]]\ntransport = 'tcp'", (1, 1), "missing field `address`"),

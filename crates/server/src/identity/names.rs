@@ -11,7 +11,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use nix::unistd::{Gid, Group, Uid, User};
 use parking_lot::Mutex;
 
 /// The reason why a user or group has no name or number.
@@ -145,15 +144,15 @@ struct System;
 impl Host for System {
     fn name(&self, who: Who, id: u32) -> Option<String> {
         match who {
-            Who::User => User::from_uid(Uid::from_raw(id)).ok().flatten().map(|user| user.name),
-            Who::Group => Group::from_gid(Gid::from_raw(id)).ok().flatten().map(|group| group.name),
+            Who::User => uzers::get_user_by_uid(id)?.name().to_str().map(str::to_owned),
+            Who::Group => uzers::get_group_by_gid(id)?.name().to_str().map(str::to_owned),
         }
     }
 
     fn id(&self, who: Who, name: &str) -> Option<u32> {
         match who {
-            Who::User => User::from_name(name).ok().flatten().map(|user| user.uid.as_raw()),
-            Who::Group => Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw()),
+            Who::User => uzers::get_user_by_name(name).map(|user| user.uid()),
+            Who::Group => uzers::get_group_by_name(name).map(|group| group.gid()),
         }
     }
 }

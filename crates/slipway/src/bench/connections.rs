@@ -19,7 +19,6 @@ use crate::{
     exit::{Failure, Outcome},
     output::{self, Align, Table},
     reach::{self, Reach},
-    switch,
 };
 
 /// What to measure.
@@ -119,7 +118,7 @@ async fn memory(args: &Args, server: &Counted) -> Result<Vec<Resident>, Failure>
 /// Connects until there are `wanted`, each of which has made a call.
 async fn add_idle(idle: &mut Vec<Client>, wanted: usize, url: &NfsUrl) -> Result<(), Failure> {
     let failed = |error: &dyn std::fmt::Display| Failure::failed(format!("a connection to {url}: {error}"));
-    let kind = switch::all().find(&url.options.proto).expect("it was listened with");
+    let kind = transports::for_client().find(&url.options.proto).expect("it was listened with");
     let kind = kind.with_options(&url.options.transport).map_err(|error| failed(&error))?;
     let address = (url.host.parse().ok(), url.port);
     let (Some(host), Some(port)) = address else { return Err(failed(&"no address")) };

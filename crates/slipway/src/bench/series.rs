@@ -215,12 +215,11 @@ impl Subject for NfsSubject<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::switch;
 
     fn names(transports: &[&str], axes: &[&str], backends: &[&str]) -> Result<Vec<String>, String> {
         let own = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
         let axes: Vec<Axis> = axes.iter().map(|axis| axis.parse().unwrap()).collect();
-        cross(&switch::all(), &own(transports), &axes, &own(backends))
+        cross(&transports::for_client(), &own(transports), &axes, &own(backends))
             .map(|series| series.into_iter().map(|series| series.name).collect())
             .map_err(|failure| failure.message)
     }

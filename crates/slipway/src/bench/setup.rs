@@ -31,7 +31,7 @@ use crate::{
     exit::Failure,
     output,
     progress::Steps,
-    reach, switch,
+    reach,
 };
 
 /// What every subcommand takes.
@@ -173,7 +173,7 @@ impl Common {
         let congestion = congestion.map(|name| Axis { key: "congestion".to_owned(), values: vec![name.clone()] });
         let axes: Vec<Axis> = congestion.into_iter().chain(self.axis.iter().cloned()).collect();
         let backends = if self.url.is_some() { vec!["url".to_owned()] } else { self.backend.clone() };
-        cross(&switch::all(), &transports, &axes, &backends)
+        cross(&transports::for_client(), &transports, &axes, &backends)
     }
 
     fn describe(&self) -> String {

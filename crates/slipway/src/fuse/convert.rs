@@ -1,7 +1,7 @@
 //! Attributes, times and errors, from NFS to FUSE and back.
 
 use client::{Attr, Device, Error, ErrorKind, FileKind, SetTime, Status, Time};
-use nix::errno::Errno;
+use rustix::io::Errno;
 
 use super::wire::Attributes;
 
@@ -61,38 +61,38 @@ pub fn set_time(is_set: bool, now: bool, seconds: i64, nseconds: u32) -> SetTime
 pub fn errno(error: &Error) -> Errno {
     match error.kind() {
         ErrorKind::Status(status) => match status {
-            Status::NotPermitted | Status::WrongSecurity => Errno::EPERM,
-            Status::NotFound => Errno::ENOENT,
-            Status::NoDeviceOrAddress => Errno::ENXIO,
-            Status::AccessDenied => Errno::EACCES,
-            Status::AlreadyExists => Errno::EEXIST,
-            Status::CrossDevice => Errno::EXDEV,
-            Status::NoDevice => Errno::ENODEV,
-            Status::NotADirectory => Errno::ENOTDIR,
-            Status::IsADirectory => Errno::EISDIR,
-            Status::InvalidArgument | Status::BadType | Status::InvalidRange | Status::InvalidName => Errno::EINVAL,
-            Status::FileTooLarge => Errno::EFBIG,
-            Status::NoSpace => Errno::ENOSPC,
-            Status::ReadOnly => Errno::EROFS,
-            Status::TooManyLinks => Errno::EMLINK,
-            Status::NameTooLong => Errno::ENAMETOOLONG,
-            Status::NotEmpty => Errno::ENOTEMPTY,
-            Status::QuotaExceeded => Errno::EDQUOT,
-            Status::StaleHandle | Status::BadHandle => Errno::ESTALE,
-            Status::NotSupported => Errno::EOPNOTSUPP,
-            Status::Delayed | Status::LockDenied | Status::FileLocked => Errno::EAGAIN,
-            Status::NoAttribute => Errno::ENODATA,
-            Status::AttributeTooLarge => Errno::E2BIG,
-            Status::Deadlock => Errno::EDEADLK,
-            Status::LocksNotSupported => Errno::ENOLCK,
-            Status::OpenMode => Errno::EBADF,
-            Status::ShareDenied => Errno::EBUSY,
-            _ => Errno::EIO,
+            Status::NotPermitted | Status::WrongSecurity => Errno::PERM,
+            Status::NotFound => Errno::NOENT,
+            Status::NoDeviceOrAddress => Errno::NXIO,
+            Status::AccessDenied => Errno::ACCESS,
+            Status::AlreadyExists => Errno::EXIST,
+            Status::CrossDevice => Errno::XDEV,
+            Status::NoDevice => Errno::NODEV,
+            Status::NotADirectory => Errno::NOTDIR,
+            Status::IsADirectory => Errno::ISDIR,
+            Status::InvalidArgument | Status::BadType | Status::InvalidRange | Status::InvalidName => Errno::INVAL,
+            Status::FileTooLarge => Errno::FBIG,
+            Status::NoSpace => Errno::NOSPC,
+            Status::ReadOnly => Errno::ROFS,
+            Status::TooManyLinks => Errno::MLINK,
+            Status::NameTooLong => Errno::NAMETOOLONG,
+            Status::NotEmpty => Errno::NOTEMPTY,
+            Status::QuotaExceeded => Errno::DQUOT,
+            Status::StaleHandle | Status::BadHandle => Errno::STALE,
+            Status::NotSupported => Errno::OPNOTSUPP,
+            Status::Delayed | Status::LockDenied | Status::FileLocked => Errno::AGAIN,
+            Status::NoAttribute => Errno::NODATA,
+            Status::AttributeTooLarge => Errno::TOOBIG,
+            Status::Deadlock => Errno::DEADLK,
+            Status::LocksNotSupported => Errno::NOLCK,
+            Status::OpenMode => Errno::BADF,
+            Status::ShareDenied => Errno::BUSY,
+            _ => Errno::IO,
         },
-        ErrorKind::Moved(_) => Errno::ESTALE,
-        ErrorKind::Timeout { .. } => Errno::ETIMEDOUT,
-        ErrorKind::Invalid(_) => Errno::EINVAL,
-        _ => Errno::EIO,
+        ErrorKind::Moved(_) => Errno::STALE,
+        ErrorKind::Timeout { .. } => Errno::TIMEDOUT,
+        ErrorKind::Invalid(_) => Errno::INVAL,
+        _ => Errno::IO,
     }
 }
 

@@ -18,7 +18,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use nix::errno::Errno;
+use rustix::io::Errno;
 use rustix::{
     fs::OFlags,
     io::FdFlags,
@@ -80,7 +80,7 @@ impl Device {
 
     /// Replies with an error.
     pub fn reply_error(&self, unique: u64, error: Errno) -> rustix::io::Result<()> {
-        let header = wire::out_header(size_of_val(&wire::out_header(0, 0, 0)), -(error as i32), unique);
+        let header = wire::out_header(size_of_val(&wire::out_header(0, 0, 0)), -error.raw_os_error(), unique);
         self.write(&header)
     }
 }
@@ -150,10 +150,10 @@ pub fn unmount(directory: &Path, detach: bool) -> io::Result<()> {
     }
     let flags = if detach { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     match rustix::mount::unmount(directory, flags) {
-        Err(rustix::io::Errno::PERM) => {
+        Err(Errno::PERM) => {
             let how = if detach { "-uzq" } else { "-uq" };
             let done = Command::new(HELPER).arg(how).arg("--").arg(directory).status()?;
-            if done.success() { Ok(()) } else { Err(rustix::io::Errno::BUSY.into()) }
+            if done.success() { Ok(()) } else { Err(Errno::BUSY.into()) }
         }
         result => Ok(result?),
     }

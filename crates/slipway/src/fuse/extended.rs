@@ -5,7 +5,7 @@
 use bytes::Bytes;
 use client::{Mount, SetXattr, StableHow, V4};
 use nfs::v4::DataContent4;
-use nix::errno::Errno;
+use rustix::io::Errno;
 use xdr::Message;
 
 use super::{
@@ -54,8 +54,8 @@ impl Tree {
         fn of(mount: &Mount, minor: u32) -> Option<&V4> {
             mount.v4().filter(|v4| v4.minor_version() >= minor)
         }
-        of(&self.mount, minor).ok_or(Errno::ENOSYS)?;
-        of(node.mount(), minor).ok_or(Errno::EOPNOTSUPP)
+        of(&self.mount, minor).ok_or(Errno::NOSYS)?;
+        of(node.mount(), minor).ok_or(Errno::OPNOTSUPP)
     }
 
     /// What the server has of such a name: of users' attributes it leaves out that they are those (RFC 8276); nfs4_getfacl(1) and
@@ -65,7 +65,7 @@ impl Tree {
         match name.strip_prefix(USER) {
             Some(name) if !name.is_empty() && minor >= 2 => Ok(Xattr::User(name)),
             None if name == ACL => Ok(Xattr::Acl),
-            _ => Err(Errno::EOPNOTSUPP),
+            _ => Err(Errno::OPNOTSUPP),
         }
     }
 
@@ -85,14 +85,14 @@ impl Tree {
             0 => SetXattr::Either,
             XATTR_CREATE => SetXattr::Create,
             XATTR_REPLACE => SetXattr::Replace,
-            _ => return Err(Errno::EINVAL),
+            _ => return Err(Errno::INVAL),
         };
         let node = self.node(ino)?;
         let v4 = self.v4(&node, 0)?;
         match self.xattr_name(ino, name)? {
             Xattr::User(name) => v4.set_xattr(node.handle(), name, value, how).await.answer(),
             Xattr::Acl => {
-                let acl = Message::from(value).decode().map_err(|_| Errno::EINVAL)?;
+                let acl = Message::from(value).decode().map_err(|_| Errno::INVAL)?;
                 v4.set_acl(node.handle(), acl).await.answer()
             }
         }
@@ -104,7 +104,7 @@ impl Tree {
         match self.xattr_name(ino, name)? {
             Xattr::User(name) => self.v4(&node, 0)?.remove_xattr(node.handle(), name).await.answer(),
             // Every file has one.
-            Xattr::Acl => Err(Errno::EOPNOTSUPP),
+            Xattr::Acl => Err(Errno::OPNOTSUPP),
         }
     }
 
@@ -130,20 +130,20 @@ impl Tree {
     /// SEEK: where data, or a hole, begins.
     pub async fn seek(&self, ino: u64, offset: i64, what: DataContent4) -> Answer<i64> {
         let node = self.node(ino)?;
-        let v4 = self.v4_2(&node).map_err(|_| Errno::ENOSYS)?;
-        let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+        let v4 = self.v4_2(&node).map_err(|_| Errno::NOSYS)?;
+        let offset = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
         let found = v4.seek(node.handle(), offset, what).await.map_err(|error| match errno(&error) {
             // The kernel takes all of the file for data then.
-            Errno::EOPNOTSUPP => Errno::ENOSYS,
+            Errno::OPNOTSUPP => Errno::NOSYS,
             error => error,
         })?;
         let at = match (found, what) {
             (Some(at), _) => at,
-            (None, DataContent4::Data) => return Err(Errno::ENXIO),
+            (None, DataContent4::Data) => return Err(Errno::NXIO),
             // The end of a file is a hole.
             (None, DataContent4::Hole) => node.mount().protocol().getattr(node.handle()).await.answer()?.size,
         };
-        i64::try_from(at).map_err(|_| Errno::EOVERFLOW)
+        i64::try_from(at).map_err(|_| Errno::OVERFLOW)
     }
 
     /// COPY: up to `count` bytes; returns how many, which are on stable storage.
@@ -163,7 +163,7 @@ impl Tree {
             }
             tracing::warn!("the server restarted: copied again");
         }
-        Err(Errno::EIO)
+        Err(Errno::IO)
     }
 }
 

@@ -8,8 +8,8 @@
 //! Who waits for a lock can be interrupted by any signal.
 
 use client::{LockRange, V4};
-use nix::errno::Errno;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 
 use super::{
     nodes::Node,
@@ -58,7 +58,7 @@ impl Owners {
 impl Lock {
     fn range(self) -> Answer<LockRange> {
         if self.end < self.start {
-            return Err(Errno::EINVAL);
+            return Err(Errno::INVAL);
         }
         let length = if self.end >= END { u64::MAX } else { self.end - self.start + 1 };
         Ok(LockRange { offset: self.start, length, exclusive: self.kind == F_WRLCK })
@@ -73,7 +73,7 @@ impl Lock {
 impl Tree {
     fn locking<'a>(&self, node: &'a Node) -> Answer<&'a V4> {
         // The kernel locks by itself where the URL's server has no locks; where another has none, there are none.
-        let none = if self.mount.v4().is_some() { Errno::ENOLCK } else { Errno::ENOSYS };
+        let none = if self.mount.v4().is_some() { Errno::NOLCK } else { Errno::NOSYS };
         node.mount().v4().ok_or(none)
     }
 
@@ -113,12 +113,12 @@ impl Tree {
         match interrupted {
             None => match v4.lock(node.handle(), &name, range).await.answer().map_err(no_lock)? {
                 None => {}
-                Some(_) => return Err(Errno::EAGAIN),
+                Some(_) => return Err(Errno::AGAIN),
             },
             Some(interrupted) => {
                 let waited = v4.lock_until(node.handle(), &name, range, interrupted).await.answer();
                 // Denied is what it was until the signal came.
-                waited.map_err(|error| if error == Errno::EAGAIN { Errno::EINTR } else { no_lock(error) })?;
+                waited.map_err(|error| if error == Errno::AGAIN { Errno::INTR } else { no_lock(error) })?;
             }
         }
         // Should it have let go of the file meanwhile by another thread, it does again with the open file.
@@ -149,7 +149,7 @@ impl Tree {
 
 /// What cannot be, of a lock: the file cannot be locked, or what was locked has been lost.
 fn no_lock(error: Errno) -> Errno {
-    if error == Errno::EINVAL { Errno::ENOLCK } else { error }
+    if error == Errno::INVAL { Errno::NOLCK } else { error }
 }
 
 /// `OFFSET_MAX` of the kernel.

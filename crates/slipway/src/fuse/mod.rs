@@ -27,7 +27,7 @@ use std::{future::Future, os::unix::ffi::OsStrExt, sync::Arc, time::Duration};
 use bytes::Bytes;
 use client::{Object, SetAttr};
 use nfs::v4::DataContent4;
-use nix::errno::Errno;
+use rustix::io::Errno;
 
 use convert::set_time;
 use extended::Allocate;
@@ -72,7 +72,7 @@ impl Recovery {
 
     /// The error that a program gets.
     fn error(self, error: Errno) -> Errno {
-        if error == Errno::ETIMEDOUT && matches!(self, Recovery::Soft(_)) { Errno::EIO } else { error }
+        if error == Errno::TIMEDOUT && matches!(self, Recovery::Soft(_)) { Errno::IO } else { error }
     }
 }
 
@@ -150,7 +150,7 @@ impl Fuse {
             match u32::try_from(bytes.len()) {
                 Ok(len) if room == 0 => Ok(Out::new().u32(len).u32(0)),
                 Ok(len) if len <= room => Ok(Out::new().bytes(&bytes)),
-                _ => Err(Errno::ERANGE),
+                _ => Err(Errno::RANGE),
             }
         };
         self.fields(replier, |_| work, |out| out);
@@ -210,14 +210,14 @@ impl Fuse {
                 }
                 self.forget(header, &mut arguments)
             }
-            op::INIT => self.init(slot.as_ref().ok_or(Errno::EINVAL)?, arguments),
+            op::INIT => self.init(slot.as_ref().ok_or(Errno::INVAL)?, arguments),
             op::DESTROY => {
                 taken(slot)?.reply(Reply::Out(Out::new()));
                 Ok(())
             }
-            op::IOCTL => Err(Errno::ENOTTY),
+            op::IOCTL => Err(Errno::NOTTY),
             // The kernel does not ask again.
-            _ => Err(Errno::ENOSYS),
+            _ => Err(Errno::NOSYS),
         }
     }
 
@@ -282,7 +282,7 @@ impl Fuse {
                     let flags = arguments.u32()?;
                     arguments.skip()?;
                     if flags != 0 {
-                        return Err(Errno::EINVAL); // NFS can neither exchange names nor spare one.
+                        return Err(Errno::INVAL); // NFS can neither exchange names nor spare one.
                     }
                 }
                 let (old, new) = (arguments.name()?.to_owned(), arguments.name()?.to_owned());
@@ -391,7 +391,7 @@ impl Fuse {
                 let _flags_and_owner = (arguments.u32()?, arguments.u64()?);
                 let flags = open_flags(arguments.u32()?);
                 if data.len() != size as usize {
-                    return Err(Errno::EINVAL);
+                    return Err(Errno::INVAL);
                 }
                 let durable = flags.intersects(rustix::fs::OFlags::SYNC | rustix::fs::OFlags::DSYNC);
                 let done = move |()| Out::new().u32(size).u32(0);
@@ -477,7 +477,7 @@ impl Fuse {
         match header.opcode {
             op::FALLOCATE => {
                 let (offset, length, mode) = (arguments.u64()?, arguments.u64()?, arguments.i32()?);
-                let how = Allocate::from_mode(mode).ok_or(Errno::EOPNOTSUPP)?;
+                let how = Allocate::from_mode(mode).ok_or(Errno::OPNOTSUPP)?;
                 self.empty(taken(slot)?, |tree| async move { tree.allocate(ino, offset, length, how).await });
             }
             op::LSEEK => {
@@ -485,7 +485,7 @@ impl Fuse {
                 let what = match whence {
                     SEEK_DATA => DataContent4::Data,
                     SEEK_HOLE => DataContent4::Hole,
-                    _ => return Err(Errno::EINVAL), // The kernel knows the others by itself.
+                    _ => return Err(Errno::INVAL), // The kernel knows the others by itself.
                 };
                 let done = |at: i64| Out::new().u64(at as u64);
                 self.fields(taken(slot)?, |tree| async move { tree.seek(ino, offset, what).await }, done);
@@ -534,7 +534,7 @@ impl Handler for Fuse {
 
 /// What replies: its request has been decoded.
 fn taken(slot: &mut Option<Replier>) -> Result<Replier, Errno> {
-    slot.take().ok_or(Errno::EINVAL)
+    slot.take().ok_or(Errno::INVAL)
 }
 
 fn open_flags(flags: u32) -> rustix::fs::OFlags {

@@ -28,8 +28,8 @@ use std::{
 
 use buf::{Buffer, Pool};
 use bytes::Bytes;
-use nix::errno::Errno;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::Notify,
@@ -175,13 +175,13 @@ impl Session {
                         let (device, underway) = (Arc::downgrade(&device), underway.clone());
                         handler.begin(request, Replier { unique: header.unique, device, underway });
                     }
-                    Err(rustix::io::Errno::AGAIN) => {
+                    Err(Errno::AGAIN) => {
                         guard.clear_ready();
                         break;
                     }
                     // A request that has been aborted before it could be read.
-                    Err(rustix::io::Errno::NOENT | rustix::io::Errno::INTR) => {}
-                    Err(rustix::io::Errno::NODEV) => return Ok(()),
+                    Err(Errno::NOENT | Errno::INTR) => {}
+                    Err(Errno::NODEV) => return Ok(()),
                     Err(error) => return Err(error.into()),
                 }
             }
@@ -277,7 +277,7 @@ impl Replier {
 impl Drop for Replier {
     fn drop(&mut self) {
         // A request that is dropped without a reply would be waited for until the end of the mount.
-        self.refuse(Errno::EINTR);
+        self.refuse(Errno::INTR);
     }
 }
 
@@ -285,7 +285,7 @@ fn heard(written: rustix::io::Result<()>) -> bool {
     match written {
         Ok(()) => true,
         // The caller is gone, or the mount.
-        Err(rustix::io::Errno::NOENT | rustix::io::Errno::NODEV) => false,
+        Err(Errno::NOENT | Errno::NODEV) => false,
         Err(error) => {
             tracing::warn!(%error, "the kernel does not take a reply");
             false
@@ -365,7 +365,7 @@ impl Underway {
         if let Some(abort) = operation.abort {
             abort.abort();
         }
-        heard(device.reply_error(unique, Errno::EINTR));
+        heard(device.reply_error(unique, Errno::INTR));
     }
 
     /// Looks after those whose signals are not told any more, for as long as there is a device.

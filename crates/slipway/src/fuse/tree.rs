@@ -19,9 +19,9 @@ use nfs::{
     v3::{ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ},
     v4::{OPEN4_SHARE_ACCESS_READ, OPEN4_SHARE_ACCESS_WRITE},
 };
-use nix::errno::Errno;
 use parking_lot::Mutex;
 use rustix::fs::{Access, OFlags};
+use rustix::io::Errno;
 
 use super::{
     cache::{Cached, Kernel},
@@ -122,7 +122,7 @@ impl Tree {
     }
 
     pub(super) fn node(&self, ino: u64) -> Answer<Arc<Node>> {
-        self.nodes.lock().find(ino).ok_or(Errno::ESTALE)
+        self.nodes.lock().find(ino).ok_or(Errno::STALE)
     }
 
     /// Tells the kernel of an object.
@@ -183,7 +183,7 @@ impl Tree {
         ];
         let wanted = wanted.iter().filter(|(flag, _)| mask.contains(*flag)).fold(0, |all, (_, bits)| all | bits);
         let granted = node.mount().protocol().access(node.handle(), wanted).await.answer()?;
-        if granted & wanted == wanted { Ok(()) } else { Err(Errno::EACCES) }
+        if granted & wanted == wanted { Ok(()) } else { Err(Errno::ACCESS) }
     }
 
     /// CREATE of a file, which is open then. With `EXCL` one that is there is an error, and with `TRUNC` it is cut.
@@ -404,11 +404,11 @@ impl Tree {
         mut add: impl FnMut(Listed<'_>) -> bool + Send,
     ) -> Answer<()> {
         let node = self.node(ino)?;
-        let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::EBADF)?;
+        let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::BADF)?;
         let mut listing = listing.lock().await;
         while let Some(entry) = listing.next(node.mount(), node.handle(), cookie).await.answer()? {
             if listing.has_moved(node.mount(), node.handle(), cookie) {
-                return Err(Errno::ESTALE);
+                return Err(Errno::STALE);
             }
             let dots = matches!(&entry.name[..], b"." | b"..");
             let told = plus && !dots;
@@ -419,7 +419,7 @@ impl Tree {
                 Ok(Some(Object { mount, attr, .. })) => (of_mount(&mount, attr.fileid.max(1), &attr), self.ttl),
                 Ok(None) => (self.unvisited(&node, &entry, told), Duration::ZERO),
                 // Gone between listing and looking.
-                Err(Errno::ENOENT) => {
+                Err(Errno::NOENT) => {
                     cookie = entry.cookie;
                     continue;
                 }
@@ -469,5 +469,5 @@ pub(super) async fn object(mount: &Mount, handle: Handle, attr: Option<Attr>) ->
 /// # Errors
 /// EXDEV: the two are of different servers.
 pub(super) fn same_mount(one: &Node, other: &Node) -> Answer<()> {
-    if one.mount().number() == other.mount().number() { Ok(()) } else { Err(Errno::EXDEV) }
+    if one.mount().number() == other.mount().number() { Ok(()) } else { Err(Errno::XDEV) }
 }

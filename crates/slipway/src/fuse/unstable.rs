@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use client::{Handle, Mount, Result, StableHow, Verifier};
-use nix::errno::Errno;
 use parking_lot::Mutex;
+use rustix::io::Errno;
 use tokio::sync::RwLock;
 
 use super::convert::errno;
@@ -79,7 +79,7 @@ impl Unstable {
                 again.pieces.pop_front();
             }
         }
-        Err(Errno::EIO)
+        Err(Errno::IO)
     }
 
     async fn commit_once(&self, mount: &Mount, file: &Handle) -> Result<Verifier> {
@@ -95,7 +95,7 @@ impl Unstable {
             let written = written.map_err(|error| errno(&error))?;
             let len = (written.count as usize).min(part.len());
             if len == 0 {
-                return Err(Errno::EIO);
+                return Err(Errno::IO);
             }
             let mut kept = self.kept.lock();
             // What is durable already need not be kept, unless something older could be written over it again.

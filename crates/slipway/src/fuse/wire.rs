@@ -7,7 +7,7 @@
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Duration};
 
 use client::Time;
-use nix::errno::Errno;
+use rustix::io::Errno;
 
 /// What every request begins with (`fuse_in_header`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ impl<'a> Arguments<'a> {
     }
 
     fn take<const N: usize>(&mut self) -> Result<[u8; N], Errno> {
-        let (first, rest) = self.0.split_first_chunk().ok_or(Errno::EINVAL)?;
+        let (first, rest) = self.0.split_first_chunk().ok_or(Errno::INVAL)?;
         self.0 = rest;
         Ok(*first)
     }
@@ -116,7 +116,7 @@ impl<'a> Arguments<'a> {
 
     /// A name, which ends with a zero byte.
     pub fn name(&mut self) -> Result<&'a OsStr, Errno> {
-        let end = self.0.iter().position(|&byte| byte == 0).ok_or(Errno::EINVAL)?;
+        let end = self.0.iter().position(|&byte| byte == 0).ok_or(Errno::INVAL)?;
         let (name, rest) = self.0.split_at(end);
         self.0 = &rest[1..];
         Ok(OsStr::from_bytes(name))
@@ -124,7 +124,7 @@ impl<'a> Arguments<'a> {
 
     /// So many bytes.
     pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Errno> {
-        let (bytes, rest) = self.0.split_at_checked(len).ok_or(Errno::EINVAL)?;
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or(Errno::INVAL)?;
         self.0 = rest;
         Ok(bytes)
     }
@@ -261,10 +261,10 @@ impl Init {
         let [major, minor, max_readahead, flags] =
             [arguments.u32()?, arguments.u32()?, arguments.u32()?, arguments.u32()?];
         if major != MAJOR {
-            return if major > MAJOR { Ok(None) } else { Err(Errno::EPROTO) };
+            return if major > MAJOR { Ok(None) } else { Err(Errno::PROTO) };
         }
         if minor < MINOR_MIN {
-            return Err(Errno::EPROTO);
+            return Err(Errno::PROTO);
         }
         let more = if u64::from(flags) & init::EXT != 0 { arguments.u32()? } else { 0 };
         let offered = u64::from(flags) | u64::from(more) << 32;
@@ -524,7 +524,7 @@ mod tests {
         assert_eq!(arguments.name().unwrap(), "name");
         assert_eq!(
             (arguments.name(), arguments.u32(), arguments.bytes(2)),
-            (Err(Errno::EINVAL), Err(Errno::EINVAL), Err(Errno::EINVAL))
+            (Err(Errno::INVAL), Err(Errno::INVAL), Err(Errno::INVAL))
         );
         assert_eq!(arguments.bytes(1), Ok(&b"x"[..]));
     }
@@ -542,7 +542,7 @@ mod tests {
         assert_eq!(agree(&[7, 31, 1, 2]), Ok(Some(Init { minor: 31, flags: 2, max_readahead: 1 })));
         assert_eq!(
             (agree(&[8, 0, 0, 0]), agree(&[7, 30, 0, 0]), agree(&[7, 36])),
-            (Ok(None), Err(Errno::EPROTO), Err(Errno::EINVAL))
+            (Ok(None), Err(Errno::PROTO), Err(Errno::INVAL))
         );
     }
 }

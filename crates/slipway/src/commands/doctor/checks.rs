@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use super::Finding;
-use crate::{output, switch};
+use crate::output;
 
 /// All findings, in the order a reader wants them: who we are, transports, ports, the kernel's part, limits.
 pub fn all() -> Vec<Finding> {
@@ -66,7 +66,7 @@ fn containment() -> Finding {
 }
 
 fn transports() -> Vec<Finding> {
-    let switch = switch::all();
+    let switch = transports::for_client();
     let names: Vec<_> = switch.names().collect();
     vec![
         Finding::ok("transports", names.join(", ")),
@@ -82,7 +82,8 @@ fn transports() -> Vec<Finding> {
 /// shm needs sealed memfds, and a directory for its sockets.
 fn shared_memory() -> Finding {
     const CHECK: &str = "shared memory";
-    let listening = switch::all().find("shm").expect("it is registered").listen((Ipv4Addr::LOCALHOST, 0).into());
+    let listening =
+        transports::for_client().find("shm").expect("it is registered").listen((Ipv4Addr::LOCALHOST, 0).into());
     match listening {
         Ok(_) => Finding::ok(CHECK, "works: proto=shm reaches servers on this host, with one copy"),
         Err(error) => Finding::note(
@@ -96,7 +97,7 @@ fn shared_memory() -> Finding {
 /// What the kernel has, what the libraries find of it, and what stands between.
 fn adapters(class: &Path, surveyed: Result<Vec<DeviceReport>, Unavailable>) -> Finding {
     const CHECK: &str = "rdma adapters";
-    let packages = switch::VERBS_PACKAGES;
+    let packages = transports::VERBS_PACKAGES;
     let in_kernel: Vec<String> = devices(class).iter().map(|device| ports(class, device)).collect();
     let listed = in_kernel.join(", ");
     match surveyed {

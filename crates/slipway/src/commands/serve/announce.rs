@@ -17,10 +17,7 @@ use std::{
     path::Path,
 };
 
-use server::{
-    Access, Client, Config, Squash,
-    config::{BackendConfig, ExportConfig},
-};
+use server::{Access, Client, Config, Squash, config::ExportConfig};
 
 use crate::{
     child::{Ready, ReadyListen},
@@ -141,10 +138,12 @@ fn describe(export: &ExportConfig) -> String {
     };
     let clients: Vec<_> = options.clients.iter().map(Client::as_str).collect();
     let clients = if options.clients.iter().any(Client::is_any) { "all hosts".to_owned() } else { clients.join(", ") };
-    let what = match &export.backend {
-        BackendConfig::Posix { path } if path.as_os_str() == export.name.as_str() => String::new(),
-        BackendConfig::Posix { path } => format!("directory {}, ", path.display()),
-        BackendConfig::Memory { size } => format!("{} of memory, ", output::size(*size)),
+    let settings = &export.backend.settings;
+    let what = match (export.backend.name(), &settings.path, settings.size) {
+        ("posix", Some(path), _) if path.as_os_str() == export.name.as_str() => String::new(),
+        ("posix", Some(path), _) => format!("directory {}, ", path.display()),
+        ("memory", _, Some(size)) => format!("{} of memory, ", output::size(size)),
+        (backend, ..) => format!("back end {backend}, "),
     };
     format!("{}: {what}{access}, {squash}, for {clients}", export.name)
 }

@@ -18,7 +18,7 @@ use buf::Pool;
 use rpc::{ConnectionLimits, Listener, Server, Switch, WorkerOptions, Workers};
 use server::{
     Client, Config, NfsServer,
-    config::{ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir},
+    config::{Backends, ByteSize, ExportConfig, ListenConfig, LogFormat, RpcbindMode, ServerConfig, default_state_dir},
     recovery::state_dir::OnLoss,
 };
 
@@ -26,7 +26,7 @@ use crate::{
     cli::LogArgs,
     descriptors,
     exit::{Exit, Failure, Outcome},
-    logging, switch,
+    logging,
 };
 use admin::AdminSocket;
 use announce::Announcement;
@@ -137,7 +137,7 @@ pub struct Args {
 /// Serves until told to end.
 pub fn run(args: &Args, log: &LogArgs) -> Outcome {
     let config = match &args.config {
-        Some(path) => Config::load(path).map_err(Failure::usage)?,
+        Some(path) => Config::load_with(path, &Backends::standard()).map_err(Failure::usage)?,
         None => Config::default(),
     };
     logging::start(&LogArgs {
@@ -225,7 +225,7 @@ async fn serve(args: &Args, config: Config) -> Outcome {
     let server = nfs.services().into_iter().fold(builder, rpc::ServerBuilder::shared).build();
 
     let mut signals = Signals::new(args.until_eof).map_err(Failure::failed)?;
-    let switch = switch::with_pool(&pool);
+    let switch = transports::for_server(&pool);
     let listeners = listen_all(&switch, &config.listen)?;
     let mut options = WorkerOptions::default();
     options.threads = config.server.workers.map_or(options.threads, NonZeroUsize::get);

@@ -1,8 +1,8 @@
-//! "auto": the best transport that a server can be reached by from here.
+//! "auto": the best transport that leads to a server.
 //!
 //! Each connection is made by the first of these that can make it: shared memory with a server on this host; RDMA by an
-//! adapter; TCP. What was tried in vain is in the log, and so is what was chosen. A connection that is lost is made again in
-//! the same way, so that a mount goes on by TCP while a server comes back without shared memory.
+//! adapter; TCP. The log has the attempts that failed and the transport selected. A lost connection is made again in the same way:
+//! a mount continues by TCP if its server restarts without shared memory.
 //!
 //! A port other than 2049 is taken to be the server's on every transport. 2049 becomes 20049 for RDMA (RFC 8267 §4.4).
 
@@ -11,8 +11,8 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use nfs::{NFS_PORT, NFS_RDMA_PORT};
 use rpc::{BoxFuture, Listener, OptionError, RawOptions, Switch, Transport, TransportError, TransportKind};
 
-/// The kind of transport that chooses among others.
-pub(super) struct Auto {
+/// A kind of transport that selects another one for each connection.
+pub(crate) struct Auto {
     /// In the order of preference.
     candidates: Vec<Candidate>,
 }
@@ -20,17 +20,17 @@ pub(super) struct Auto {
 /// A transport that may lead to the server.
 #[derive(Clone)]
 struct Candidate {
-    /// As users write it.
+    /// The name in a URL.
     proto: &'static str,
     kind: Arc<dyn TransportKind>,
-    /// How long a server that is not there may be waited for.
+    /// An attempt without an answer is given up after this time; `None`: after the time that the caller allows.
     limit: Option<Duration>,
 }
 
 impl Auto {
-    pub(super) fn new(switch: &Switch) -> Self {
+    pub(crate) fn new(switch: &Switch) -> Self {
         let candidate = |(proto, limit): &(&'static str, Option<Duration>)| {
-            // iWARP in software is slower than TCP: RDMA is chosen only where an adapter does it.
+            // iWARP in software is slower than TCP: RDMA is selected only with an adapter.
             let options = match *proto {
                 ADAPTER => RawOptions::from([("provider".to_owned(), "verbs".to_owned())]),
                 _ => RawOptions::new(),
@@ -101,8 +101,8 @@ impl TransportKind for Auto {
 }
 
 const ADAPTER: &str = rpcrdma::NAME;
-/// The last is waited for as long as the caller waits.
-const PREFERENCE: [(&str, Option<Duration>); 3] = [("shm", None), (ADAPTER, Some(super::ADAPTER_LIMIT)), ("tcp", None)];
+/// In the order of preference.
+const PREFERENCE: [(&str, Option<Duration>); 3] = [("shm", None), (ADAPTER, Some(crate::ADAPTER_LIMIT)), ("tcp", None)];
 
 #[cfg(test)]
 mod tests {
@@ -110,7 +110,7 @@ mod tests {
 
     use super::*;
 
-    /// Notes who is asked for what, and connects nobody.
+    /// Records its name and the port, and fails to connect.
     struct Refusing(&'static str, Arc<Mutex<Vec<(&'static str, u16)>>>);
 
     impl TransportKind for Refusing {
@@ -143,7 +143,7 @@ mod tests {
             switch.register(Arc::new(Refusing(name, Arc::clone(&asked))));
         }
         let mut auto = Auto::new(&switch);
-        // The adapter is given up, however long it is waited for.
+        // An adapter that does not answer is given up.
         auto.candidates.iter_mut().for_each(|candidate| candidate.limit = candidate.limit.map(|_| Duration::ZERO));
         let error = auto.connect("127.0.0.1:2049".parse().unwrap()).await.err().unwrap();
         assert!(error.to_string().contains("tcp"), "{error}");

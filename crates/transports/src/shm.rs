@@ -1,6 +1,4 @@
 //! "shm": RPC-over-RDMA with a server on this host, in shared memory.
-//!
-//! Its options are those of RPC-over-RDMA and, in the same place, those of the provider: `socket`, `spin`.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -9,13 +7,14 @@ use rdma::shm::{Shm, ShmOptions};
 use rpc::{BoxFuture, Listener, OptionError, OptionReader, RawOptions, Transport, TransportError, TransportKind};
 use rpcrdma::RdmaKind;
 
-pub(super) struct SharedMemory {
+/// RPC-over-RDMA on the provider `shm`.
+pub(crate) struct SharedMemory {
     pool: Pool,
     kind: RdmaKind,
 }
 
 impl SharedMemory {
-    pub(super) fn new(options: ShmOptions, pool: &Pool) -> Self {
+    pub(crate) fn new(options: ShmOptions, pool: &Pool) -> Self {
         let kind = RdmaKind::new(Arc::new(Shm::new(options)), Default::default()).with_pool(pool.clone()).named(NAME);
         Self { pool: pool.clone(), kind }
     }

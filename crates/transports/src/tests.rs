@@ -1,0 +1,82 @@
+//! The switch with all features.
+
+use rdma::verbs::{Verbs, VerbsOptions};
+use rpc::{Hosts, OptionError, RawOptions, TransportKind};
+
+use super::*;
+
+fn rdma(options: &[(&str, &str)]) -> Result<Arc<dyn TransportKind>, OptionError> {
+    let raw = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    for_client().find("rdma").unwrap().with_options(&raw)
+}
+
+#[test]
+fn all_transports_are_there() {
+    assert_eq!(for_client().names().collect::<Vec<_>>(), ["auto", "rdma", "shm", "tcp", "udp"]);
+}
+
+#[test]
+fn rdma_takes_its_own_options_and_the_providers() {
+    assert!(rdma(&[("credits", "32"), ("crc", "on"), ("congestion", "cubic"), ("mpa", "1")]).is_ok());
+    let error = rdma(&[("colour", "red")]).err().unwrap().to_string();
+    assert!(error.contains("credits") && error.contains("crc"), "{error}");
+    assert!(rdma(&[("provider", "carrier-pigeon")]).err().unwrap().problem.contains("iwarp"));
+    assert!(rdma(&[("crc", "maybe")]).is_err() && rdma(&[("mpa", "3")]).is_err());
+}
+
+#[test]
+fn shm_takes_its_own_options_and_those_of_the_protocol() {
+    let shm = |name: &str, value: &str| {
+        let raw = RawOptions::from([(name.to_owned(), value.to_owned())]);
+        for_client().find("shm").unwrap().with_options(&raw)
+    };
+    assert!(shm("socket", "/run/x.sock").is_ok() && shm("spin", "0").is_ok() && shm("credits", "4").is_ok());
+    let error = shm("crc", "on").err().unwrap();
+    assert_eq!(error.transport, "shm");
+    assert!(error.problem.contains("credits") && error.problem.contains("socket"), "{error}");
+}
+
+#[test]
+fn an_option_of_iwarp_is_none_of_an_adapter() {
+    assert!(["auto", "iwarp", "verbs"].into_iter().all(|name| rdma(&[("provider", name)]).is_ok()));
+    let error = rdma(&[("provider", "verbs"), ("crc", "on")]).err().unwrap();
+    assert_eq!(error.option, "crc");
+}
+
+#[tokio::test]
+async fn without_adapters_the_default_is_iwarp_and_verbs_names_the_missing_packages() {
+    if Verbs::open(VerbsOptions::default()).is_ok() {
+        println!("SKIPPED transports: behaviour without adapters: this machine has one");
+        return;
+    }
+    let local = "127.0.0.1:0".parse().unwrap();
+    let mut listener = rdma(&[]).unwrap().listen(local).unwrap();
+    let at = listener.local_addr();
+    let kind = rdma(&[]).unwrap();
+    let (connected, accepted) =
+        tokio::join!(kind.connect(at), async { listener.accept().await.unwrap().set_up(Hosts::all()).await });
+    assert!(connected.is_ok() && accepted.is_ok());
+    let verbs = rdma(&[("provider", "verbs")]).unwrap();
+    let error = verbs.listen(local).err().unwrap();
+    assert!(error.to_string().contains("apt install libibverbs1"), "{error}");
+    assert!(verbs.connect(at).await.is_err());
+}
+
+#[tokio::test]
+async fn the_peer_is_known_before_the_connection_is_set_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket").to_str().unwrap().to_owned();
+    let options = RawOptions::from([("socket".to_owned(), socket)]);
+    let shm = for_client().find("shm").unwrap().with_options(&options).unwrap();
+    let user = rustix::process::geteuid().as_raw();
+    for (kind, user) in [(shm, Some(user)), (rdma(&[("provider", "iwarp")]).unwrap(), None)] {
+        let mut listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let at = listener.local_addr();
+        let incoming = tokio::select! {
+            incoming = listener.accept() => incoming.unwrap(),
+            connected = kind.connect(at) => panic!("connected before it was set up: {:?}", connected.map(drop)),
+        };
+        let peer = incoming.peer().unwrap();
+        assert_eq!((peer.user, peer.address.is_loopback()), (user, true));
+    }
+}
