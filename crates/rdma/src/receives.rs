@@ -382,7 +382,8 @@ impl ReceiveQueue {
         }
     }
 
-    /// Puts back what was popped.
+    /// Puts back the receive that was popped last.
+    #[cfg(feature = "sim")]
     pub(crate) fn put_back(&mut self, id: WorkId, buffer: Buffer) {
         match self {
             ReceiveQueue::Own(posted) => posted.push_front((id, buffer)),
