@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use buf::Pool;
-use rpc::{Call, Credential, Transport};
+use rpc::{Call, Identity, Transport};
 use vfs::{Handle, VfsError, interpose::Interposed};
 
 use super::{
@@ -25,7 +25,7 @@ use crate::{
 pub(crate) struct Context<'a, S = Core> {
     pub(crate) core: &'a Core,
     pub(crate) shared: &'a Arc<S>,
-    pub(crate) credential: &'a Credential,
+    pub(crate) identity: &'a Identity,
     pub(crate) peer: SocketAddr,
     pub(crate) transport: TransportLimits,
     origin: Origin<'a>,
@@ -59,7 +59,7 @@ pub(crate) struct TransportLimits {
 /// The parts of a call that it needs on another thread.
 pub(crate) struct Detached<S = Core> {
     shared: Arc<S>,
-    credential: Credential,
+    identity: Identity,
     peer: SocketAddr,
     transport: TransportLimits,
     source: Source,
@@ -73,12 +73,12 @@ impl<'a, S: ServiceState> Context<'a, S> {
         let transport = TransportLimits {
             name: caps.name,
             message_max: caps.message_max,
-            file_ranges: caps.file_ranges,
+            file_ranges: call.takes_file_ranges(),
             lossy: caps.lossy,
         };
-        let (credential, peer, pool) = (call.credential, call.peer, call.transport.pool());
+        let (identity, peer, pool) = (call.caller, call.peer, call.transport.pool());
         let (core, origin) = (shared.core(), Origin::Transport(call.transport));
-        Self { core, shared, credential, peer, transport, origin, pool, may_block: false, thread }
+        Self { core, shared, identity, peer, transport, origin, pool, may_block: false, thread }
     }
 
     /// The source of the call, for which the blocking pools keep a turn.
@@ -93,7 +93,7 @@ impl<'a, S: ServiceState> Context<'a, S> {
     pub(crate) fn detach(&self) -> Detached<S> {
         Detached {
             shared: self.shared.clone(),
-            credential: self.credential.clone(),
+            identity: self.identity.clone(),
             peer: self.peer,
             transport: self.transport,
             source: self.source(),
@@ -140,7 +140,7 @@ impl<'a, S: ServiceState> Context<'a, S> {
         let caps = export.vfs().caps();
         let may_wait = self.thread.may_wait_for(export.id());
         let may_block = may_wait || !(caps.blocks || caps.completes_later);
-        let identity = export.identity(self.credential);
+        let identity = export.identity(self.identity);
         let foreign = self.may_block && !may_wait;
         let journaled = if caps.completes_later { self.journaled(export) } else { None };
         Object { export, handle, identity, may_block, foreign, journaled, key: &self.core.key }
@@ -181,7 +181,7 @@ impl<S: ServiceState> Detached<S> {
         Context {
             core: self.shared.core(),
             shared: &self.shared,
-            credential: &self.credential,
+            identity: &self.identity,
             peer: self.peer,
             transport: self.transport,
             origin: Origin::Source(self.source),

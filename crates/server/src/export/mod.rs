@@ -8,7 +8,7 @@ pub(crate) mod referral;
 use std::{fmt, net::IpAddr, str::FromStr, sync::Arc};
 
 use bytes::Bytes;
-use rpc::Credential;
+use rpc::Identity;
 use serde::Deserialize;
 use vfs::{Cred, Handle, Vfs};
 
@@ -109,9 +109,9 @@ impl Export {
     }
 
     /// The identity with which a caller acts.
-    pub fn identity(&self, credential: &Credential) -> Cred {
+    pub fn identity(&self, caller: &Identity) -> Cred {
         let options = &self.options;
-        options.squash.identity(credential, (options.anon_uid, options.anon_gid))
+        options.squash.identity(caller, (options.anon_uid, options.anon_gid))
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`Squash`]: which callers act as the anonymous user.
 
-use rpc::Credential;
+use rpc::Identity;
 use serde::Deserialize;
 use smallvec::SmallVec;
 use vfs::Cred;
@@ -19,10 +19,14 @@ pub enum Squash {
 }
 
 impl Squash {
-    /// The identity with which the owner of a credential acts. `anonymous` is the user and the group that replace others.
-    pub(crate) fn identity(self, credential: &Credential, (uid, gid): (u32, u32)) -> Cred {
+    /// The identity with which a caller acts. The user and the group replace others, and are those of a caller without numbers.
+    pub(crate) fn identity(self, caller: &Identity, (uid, gid): (u32, u32)) -> Cred {
         let anonymous = || Cred { uid, gid, groups: SmallVec::new() };
-        let Credential::Sys(sys) = credential else { return anonymous() };
+        let sys = match caller {
+            Identity::Sys(sys) => sys,
+            // Names are not mapped to users.
+            Identity::None | Identity::Principal(_) => return anonymous(),
+        };
         match self {
             // `clone` copies them one by one.
             Squash::None => Cred { uid: sys.uid, gid: sys.gid, groups: SmallVec::from_slice(&sys.gids) },

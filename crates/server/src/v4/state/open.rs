@@ -15,10 +15,10 @@ use smallvec::SmallVec;
 use super::{
     Event, State, StateOptions,
     client::Client,
-    delegation::Access,
     hosts::Group,
     load::HOST_PART,
     owner::{OwnerKind, OwnerName},
+    recallable::Access,
     stateid::{Kind, Open, Other},
 };
 use crate::sharing::locks::{Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share};
@@ -49,7 +49,7 @@ pub struct OpenRequest {
     pub want: u32,
     /// The client's right.
     pub claim: Claim,
-    /// Whether this server can recall a delegation.
+    /// True if this server can recall a delegation.
     pub can_recall: bool,
 }
 
@@ -76,12 +76,12 @@ impl OpenPlan {
         self.unremembered.as_ref()
     }
 
-    /// Whether a client of 4.0 must confirm the open.
+    /// Returns true if a client of 4.0 must confirm the open.
     pub(super) fn confirms(&self) -> bool {
         self.confirm
     }
 
-    /// Whether a delegation may come with the open, for which the file's change attribute must be known.
+    /// Returns true if a delegation may come with the open, for which the file's change attribute must be known.
     pub fn is_delegable(&self) -> bool {
         let OpenRequest { want, claim, can_recall, .. } = self.request;
         let is_wanted = match claim {
@@ -111,7 +111,7 @@ pub struct OpenTarget<'a, F> {
 pub struct Opened {
     /// The open.
     pub stateid: Stateid4,
-    /// Whether a client of 4.0 must confirm it.
+    /// True if a client of 4.0 must confirm it.
     pub confirm: bool,
     /// The delegation that comes with it, or why none does.
     pub delegation: OpenDelegation4,
@@ -462,7 +462,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let may_write = match &self.stateids.entry(&other).kind {
             Kind::Open(open) => open.access & OPEN4_SHARE_ACCESS_WRITE != 0,
             Kind::Lock { open, .. } => self.stateids.open(open).access & OPEN4_SHARE_ACCESS_WRITE != 0,
-            Kind::Delegation(delegation) => delegation.write,
+            Kind::Recallable(held) => held.grant.may_write(),
         };
         // §18.22.3: a client that has opened it to write may read, since it may have to for writing part of a page.
         if write && !may_write {
