@@ -10,19 +10,18 @@
 //! | 8–23 | SipHash-2-4-128 of bytes 0–7 and 24–end, little-endian |
 //! | 24–end | the [`vfs::Handle`], 0 to 40 bytes |
 //!
-//! On error: what no server of this layout can have made is `BADHANDLE`; what this server has not made, or made with a
-//! key that it no longer has, is `STALE`, so that a client looks the path up again.
+//! On error: what no server of this layout can have made is `BadHandle`; what this server has not made, or made with a
+//! key that it no longer has, is `Stale`, so that a client looks the path up again.
 
 use std::{
     io::{self, Read},
     path::Path,
 };
 
-use bytes::{BufMut, Bytes};
-use nfs::v3::{FHSIZE3, NfsFh3, Nfsstat3};
+use bytes::BufMut;
 use siphasher::sip128::{Hasher128, SipHasher24};
 use smallvec::SmallVec;
-use vfs::private;
+use vfs::{VfsError, private};
 
 use crate::recovery::state_dir::{OnLoss, StateDir, Unusable, located};
 
@@ -54,6 +53,9 @@ impl ExportId {
         self.0
     }
 }
+
+/// Names a file in all protocols.
+pub(crate) type FileId = (ExportId, vfs::Handle);
 
 /// The secret that authenticates file handles.
 #[derive(Clone)]
@@ -98,14 +100,9 @@ impl HandleKey {
     }
 
     /// The file handle of an object.
-    pub fn seal(&self, export: ExportId, object: &vfs::Handle) -> NfsFh3 {
-        Bytes::copy_from_slice(&self.seal_bytes(export, object)).into()
-    }
-
-    /// As [`seal`](Self::seal), without an allocation.
-    pub(crate) fn seal_bytes(&self, export: ExportId, object: &vfs::Handle) -> SmallVec<[u8; FHSIZE3]> {
+    pub fn seal(&self, export: ExportId, object: &vfs::Handle) -> SmallVec<[u8; SEALED_MAX]> {
         let head = (u64::from(VERSION) << 56) | export.0;
-        let mut bytes = SmallVec::from_buf_and_len([0; FHSIZE3], HEADER_LEN + object.as_bytes().len());
+        let mut bytes = SmallVec::from_buf_and_len([0; SEALED_MAX], HEADER_LEN + object.as_bytes().len());
         let mut header = &mut bytes[..HEADER_LEN];
         header.put_u64(head);
         header.put_u128_le(self.mac(head, object.as_bytes()));
@@ -116,18 +113,18 @@ impl HandleKey {
     /// What a file handle names.
     ///
     /// # Errors
-    /// `BADHANDLE` or `STALE`; see above.
-    pub fn open(&self, handle: &[u8]) -> Result<(ExportId, vfs::Handle), Nfsstat3> {
-        let (header, object) = handle.split_first_chunk::<HEADER_LEN>().ok_or(Nfsstat3::BadHandle)?;
+    /// `BadHandle` or `Stale`; see above.
+    pub fn open(&self, handle: &[u8]) -> Result<(ExportId, vfs::Handle), VfsError> {
+        let (header, object) = handle.split_first_chunk::<HEADER_LEN>().ok_or(VfsError::BadHandle)?;
         let (head, mac) = header.split_first_chunk::<8>().expect("a header has more");
         if head[0] != VERSION || object.len() > vfs::HANDLE_MAX {
-            return Err(Nfsstat3::BadHandle);
+            return Err(VfsError::BadHandle);
         }
         let head = u64::from_be_bytes(*head);
         let mac = u128::from_le_bytes(mac.try_into().expect("the rest of a header is the MAC"));
         // The difference is one number that is compared as a whole: time says nothing of where it is.
         if self.mac(head, object) ^ mac != 0 {
-            return Err(Nfsstat3::Stale);
+            return Err(VfsError::Stale);
         }
         Ok((ExportId(head & ID_MASK), vfs::Handle::new(object)))
     }
@@ -151,6 +148,8 @@ impl std::fmt::Debug for HandleKey {
     }
 }
 
+/// Most bytes of a file handle; every version of NFS can carry that many.
+pub const SEALED_MAX: usize = 64;
 const VERSION: u8 = 1;
 /// In the place of version and export: no file handle has such a version.
 const SERVER_HEAD: u64 = u64::MAX;
@@ -158,7 +157,7 @@ const KEY_LEN: usize = 16;
 const KEY_FILE: &str = "handle.key";
 const HEADER_LEN: usize = 24;
 const ID_MASK: u64 = (1 << 56) - 1;
-const _: () = assert!(HEADER_LEN + vfs::HANDLE_MAX <= FHSIZE3);
+const _: () = assert!(HEADER_LEN + vfs::HANDLE_MAX <= SEALED_MAX);
 
 #[cfg(test)]
 mod tests {
@@ -188,7 +187,7 @@ mod tests {
         for bit in 0..sealed.len() * 8 {
             let mut altered = sealed.to_vec();
             altered[bit / 8] ^= 1 << (bit % 8);
-            let expected = if bit < 8 { Nfsstat3::BadHandle } else { Nfsstat3::Stale };
+            let expected = if bit < 8 { VfsError::BadHandle } else { VfsError::Stale };
             assert_eq!(key.open(&altered), Err(expected), "bit {bit}");
         }
         for len in 0..sealed.len() {
@@ -198,7 +197,7 @@ mod tests {
             let longer = [&sealed[..], &vec![0; extra]].concat();
             assert!(key.open(&longer).is_err(), "{extra} bytes more");
         }
-        assert_eq!(HandleKey::random().open(&sealed), Err(Nfsstat3::Stale), "another server's key");
+        assert_eq!(HandleKey::random().open(&sealed), Err(VfsError::Stale), "another server's key");
     }
 
     #[test]

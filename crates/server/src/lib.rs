@@ -35,10 +35,11 @@ pub mod v4;
 pub use blocking::BlockingOptions;
 pub use config::Config;
 pub use export::{
-    Access, Client, Export, ExportError, ExportOptions, Exports, Squash,
+    Access, Client, Export, ExportError, ExportOptions, Exports,
     referral::{Location, Referral},
 };
 pub use handle::{ExportId, HandleKey};
+pub use identity::squash::Squash;
 pub use mount::Mount3;
 pub use nfsacl::NfsAcl3;
 pub use nlm::{Nlm4, callbacks::CallbackTransports};

@@ -1,6 +1,8 @@
 //! The rules of STYLE.md and ARCHITECTURE.md that a program can check.
 
 mod arrows;
+mod folders;
+mod imports;
 mod links;
 mod text;
 
@@ -24,8 +26,9 @@ pub fn run(report: &mut Report) {
             return;
         }
     };
-    let rules: [(&str, Vec<String>); 8] = [
+    let rules: [(&str, Vec<String>); 9] = [
         ("arrows between crates", arrows::broken()),
+        ("arrows between folders", folders::broken(&files)),
         ("unsafe stays where it may be", text::unsafe_elsewhere(&files)),
         ("files are short", text::too_long(&files)),
         ("nothing is left to do", text::unfinished(&files)),

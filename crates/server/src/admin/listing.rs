@@ -10,8 +10,10 @@ use vfs::{Caller, Cred, Handle, Vfs, VfsError};
 
 use super::{Admin, ClientName, ClientRecord, ConnectionRecord, FileRecord, Record, unknown};
 use crate::{
+    call::core::ServiceState,
     export::Export,
-    nlm::lockd::{self, LockFile},
+    handle::FileId,
+    nlm::lockd,
     sharing::locks::{Held, LockClient, LockKind, Owner, Range},
     v4::state::recallable::{Grant, Recallable},
 };
@@ -53,15 +55,15 @@ impl Admin {
 
     fn clients(&self) -> Vec<LockClient> {
         let mut all: Vec<_> =
-            self.shared.with_state(|state| state.clients().iter().map(|(id, _)| LockClient::V4(id.0)).collect());
-        all.extend(self.shared.lockd.holders().into_iter().map(LockClient::Nlm));
+            self.v4.with_state(|state| state.clients().iter().map(|(id, _)| LockClient::V4(id.0)).collect());
+        all.extend(self.lockd.holders().into_iter().map(LockClient::Nlm));
         all.sort_unstable();
         all
     }
 
     fn v4_client(&self, id: Clientid4) -> Option<ClientRecord> {
         let now = Instant::now();
-        self.shared.with_state(|state| {
+        self.v4.with_state(|state| {
             let expired = state.clients().is_expired(id, now);
             let client = state.clients().find(id)?;
             let minor = if client.legacy.is_some() { 0 } else { client.minorversion };
@@ -82,7 +84,7 @@ impl Admin {
     }
 
     fn nlm_client(&self, id: u32) -> Option<ClientRecord> {
-        let (address, name, remembered) = self.shared.lockd.host(id)?;
+        let (address, name, remembered) = self.lockd.host(id)?;
         Some(ClientRecord {
             client: ClientName(LockClient::Nlm(id)),
             protocol: "nlm4".to_owned(),
@@ -97,7 +99,7 @@ impl Admin {
     }
 
     fn sessions(&self, id: Clientid4) -> Vec<Record> {
-        let sessions: Vec<_> = self.shared.with_state(|state| {
+        let sessions: Vec<_> = self.v4.with_state(|state| {
             let sessions = state.sessions_of(id).map(|session| {
                 let back: Vec<_> = session.backchannel().collect();
                 let bound = session.connections().map(|connection| (connection, back.contains(&connection)));
@@ -107,7 +109,7 @@ impl Admin {
         });
         let record = |(name, slots, bound): (nfs::v4::Sessionid4, u32, Vec<(rpc::ConnectionId, bool)>)| {
             let connection = |(id, callbacks)| {
-                let (transport, address) = self.shared.v4.callbacks().peer(id)?;
+                let (transport, address) = self.v4.callbacks().peer(id)?;
                 Some(ConnectionRecord { transport: transport.to_owned(), address: address.to_string(), callbacks })
             };
             Record::Session {
@@ -124,7 +126,7 @@ impl Admin {
     fn held(&self, client: LockClient, emit: &mut Emit<'_>) -> io::Result<()> {
         let mut end = None;
         loop {
-            let (page, next) = self.shared.lockd.with_table(|table| table.held_by(client, end, PAGE));
+            let (page, next) = self.lockd.core().locks.with_table(|table| table.held_by(client, end, PAGE));
             for held in &page {
                 self.records(client, held).iter().try_for_each(&mut *emit)?;
             }
@@ -135,7 +137,7 @@ impl Admin {
         }
     }
 
-    fn records(&self, client: LockClient, held: &Held<LockFile>) -> Vec<Record> {
+    fn records(&self, client: LockClient, held: &Held<FileId>) -> Vec<Record> {
         let (client, file, owner) = (ClientName(client), self.file(&held.file), owner(&held.owner));
         let open = held.share.map(|share| Record::Open {
             client,
@@ -165,7 +167,7 @@ impl Admin {
     fn delegations(&self, id: Clientid4, emit: &mut Emit<'_>) -> io::Result<()> {
         let mut end = None;
         loop {
-            let (page, next) = self.shared.with_state(|state| state.recallables_of(id, end, STATEIDS));
+            let (page, next) = self.v4.with_state(|state| state.recallables_of(id, end, STATEIDS));
             for (file, Recallable { recalled, grant: Grant::Delegation(delegation) }) in &page {
                 emit(&Record::Delegation {
                     client: ClientName(LockClient::V4(id.0)),
@@ -181,8 +183,8 @@ impl Admin {
         }
     }
 
-    fn file(&self, (export, handle): &LockFile) -> FileRecord {
-        let Some(export) = self.shared.exports.find(*export) else {
+    fn file(&self, (export, handle): &FileId) -> FileRecord {
+        let Some(export) = self.lockd.core().exports.find(*export) else {
             return FileRecord { export: String::new(), fileid: None };
         };
         FileRecord { export: text(export.name()), fileid: self.fileid(export, handle) }
@@ -201,7 +203,7 @@ impl Admin {
             return None;
         }
         let (vfs, handle) = (export.vfs().clone(), handle.clone());
-        let pool = self.shared.pools.of(Some(export.id()));
+        let pool = self.lockd.core().pools.of(Some(export.id()));
         let answer = pool.ask(PATIENCE, move || ask(&*vfs, &handle, true).ok());
         if answer.is_none() {
             self.silent.lock().insert(export.id());

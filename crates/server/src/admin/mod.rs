@@ -25,7 +25,13 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 pub use self::record::{ClientRecord, ConnectionRecord, FileRecord, Record};
-use crate::{call::context::Shared, handle::ExportId, sharing::locks::LockClient, v4::state::evict::Evicted};
+use crate::{
+    call::core::ServiceState,
+    handle::ExportId,
+    nlm::lockd::Lockd,
+    sharing::locks::LockClient,
+    v4::{Shared4, state::evict::Evicted},
+};
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,14 +96,15 @@ impl From<ClientName> for String {
 
 /// Answers administrators.
 pub struct Admin {
-    shared: Arc<Shared>,
+    lockd: Arc<Lockd>,
+    v4: Arc<Shared4>,
     /// The exports that have not answered the last listing in time: it does not ask them again.
     silent: Mutex<HashSet<ExportId>>,
 }
 
 impl Admin {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Self { shared, silent: Mutex::default() }
+    pub(crate) fn new(lockd: Arc<Lockd>, v4: Arc<Shared4>) -> Self {
+        Self { lockd, v4, silent: Mutex::default() }
     }
 
     /// Reads one request and answers it.
@@ -130,16 +137,16 @@ impl Admin {
     fn evict(&self, ClientName(client): ClientName) -> Option<String> {
         let failed = match client {
             LockClient::V4(id) => self.evict_v4(Clientid4(id)),
-            LockClient::Nlm(id) => (!self.shared.lockd.evict(id)).then(|| unknown(client)),
+            LockClient::Nlm(id) => (!self.lockd.evict(id)).then(|| unknown(client)),
         };
-        let unstored = || self.shared.lockd.recovery().is_behind().then(|| UNSTORED.to_owned());
+        let unstored = || self.v4.core().recovery.is_behind().then(|| UNSTORED.to_owned());
         failed.or_else(unstored)
     }
 
     fn evict_v4(&self, id: Clientid4) -> Option<String> {
         let until = Instant::now() + EVICT_MAX;
         loop {
-            match self.shared.with_state(|state| state.evict(id)) {
+            match self.v4.with_state(|state| state.evict(id)) {
                 Evicted::Gone => return None,
                 Evicted::Unknown => return Some(unknown(LockClient::V4(id.0))),
                 Evicted::Busy if Instant::now() < until => sleep(PAUSE),

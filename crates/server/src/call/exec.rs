@@ -3,45 +3,63 @@
 //! A procedure is a function of its context and arguments. It first runs at once, on the thread that received the
 //! call, with operations that must not wait. If one has to wait for storage, nothing has been done, and the procedure runs again
 //! from its start on a thread of the export that it needs ([`blocking`](crate::blocking)). If that export's queue is full,
-//! the caller is told to try again later: NFS3ERR_JUKEBOX.
+//! the procedure runs once more on a thread that is [refused](Thread::refused), and the caller gets its protocol's status for "try
+//! again later".
 //!
 //! If an operation is pending, no thread is needed: the call's future awaits the completion on the worker that owns the connection, and
 //! the procedure runs again from its start. What it has done before is in its [`Journal`] and is not done again.
 //!
 //! A call outlives its connection: its reply is for the duplicate request cache. It is dropped only with its worker.
 
-use std::{fmt::Debug, future::ready, sync::Arc};
+use std::{fmt::Debug, future::ready, marker::PhantomData, sync::Arc};
 
 use rpc::{AcceptError, BoxFuture, Call};
-use xdr::{Decode, Encode, Encoder, Message};
+use xdr::{Decode, Encoder, Message};
 
-use crate::{
-    blocking::Outcome,
-    call::{
-        context::{Context, Detached, Needed, Shared, Thread},
-        error::{Fault, WouldBlock},
-        journal::Journal,
-    },
+use super::{
+    context::{Context, Detached},
+    core::ServiceState,
+    error::WouldBlock,
+    journal::Journal,
+    thread::{Needed, Thread},
 };
+use crate::blocking::Outcome;
 
 /// A procedure that the server executes.
 pub(crate) trait Answer: 'static {
-    /// What it takes.
+    /// The state of the service that it belongs to.
+    type Shared: ServiceState;
+    /// The type of its arguments.
     type Args: Decode + Send + 'static;
-    /// How it went, for the log.
+    /// The type of its status, for the log.
     type Status: Debug;
     /// Its name.
     const NAME: &'static str;
 
     /// Executes it and appends the results to `out`, in which the reply's header is. After something has been changed,
     /// no further operation may end with [`WouldBlock`] unless it is pending: all of it would be done again. An effect outside of the
-    /// file system that comes before an operation is passed by [`Object::once`](crate::call::context::Object::once).
-    fn answer(cx: &Context<'_>, args: &Self::Args, out: &mut Encoder) -> Result<Self::Status, WouldBlock>;
+    /// file system that comes before an operation is passed by [`Object::once`](crate::call::object::Object::once).
+    fn answer(cx: &Context<'_, Self::Shared>, args: &Self::Args, out: &mut Encoder)
+    -> Result<Self::Status, WouldBlock>;
+}
+
+/// The procedure NULL, which every program has.
+pub(crate) struct Null<S>(PhantomData<S>);
+
+impl<S: ServiceState> Answer for Null<S> {
+    type Shared = S;
+    type Args = ();
+    type Status = ();
+    const NAME: &'static str = "NULL";
+
+    fn answer(_: &Context<'_, S>, (): &(), _: &mut Encoder) -> Result<(), WouldBlock> {
+        Ok(())
+    }
 }
 
 /// Executes `P` for a call.
 pub(crate) fn run<'a, P: Answer>(
-    shared: &'a Arc<Shared>,
+    shared: &'a Arc<P::Shared>,
     mut call: Call<'a>,
 ) -> BoxFuture<'a, Result<Message, AcceptError>> {
     let bytes = call.arguments.message_len();
@@ -63,35 +81,14 @@ pub(crate) fn run<'a, P: Answer>(
         log::<P>(&context, &status);
         return Box::pin(ready(Ok(out.finish())));
     }
-    let (detached, needs) = (context.detach(shared), thread.needs());
+    let (detached, needs) = (context.detach(), thread.needs());
     let journal = thread.journal().cloned();
     Box::pin(wait(Waiting::<P> { detached, args, out, start, journal, needs, answered: false }, bytes))
 }
 
-/// Appends a result: OK and `value`, or a status and what `failure` says.
-pub(crate) fn conclude<T: Encode, F: Encode>(
-    out: &mut Encoder,
-    result: Result<T, Fault>,
-    failure: impl FnOnce() -> Result<F, WouldBlock>,
-) -> Result<nfs::v3::Nfsstat3, WouldBlock> {
-    match result {
-        Ok(value) => {
-            nfs::v3::Nfsstat3::Ok.encode(out);
-            value.encode(out);
-            Ok(nfs::v3::Nfsstat3::Ok)
-        }
-        Err(Fault::WouldBlock) => Err(WouldBlock),
-        Err(Fault::Status(status)) => {
-            status.encode(out);
-            failure()?.encode(out);
-            Ok(status)
-        }
-    }
-}
-
 /// A procedure that could not go on where it was run last.
 struct Waiting<P: Answer> {
-    detached: Detached,
+    detached: Detached<P::Shared>,
     args: P::Args,
     out: Encoder,
     /// Where the results begin in `out`.
@@ -138,7 +135,7 @@ async fn wait<P: Answer>(mut waiting: Waiting<P>, bytes: usize) -> Result<Messag
             work(&mut waiting);
             continue;
         };
-        waiting = match shared.pools.of(export).run(source, bytes, waiting, work).await {
+        waiting = match shared.core().pools.of(export).run(source, bytes, waiting, work).await {
             Outcome::Done(waiting) => waiting,
             Outcome::Refused(mut waiting) => {
                 waiting.answer(&Thread::refused());
@@ -154,6 +151,6 @@ async fn wait<P: Answer>(mut waiting: Waiting<P>, bytes: usize) -> Result<Messag
     Ok(waiting.out.finish())
 }
 
-fn log<P: Answer>(context: &Context<'_>, status: &P::Status) {
-    tracing::debug!(procedure = P::NAME, peer = %context.peer, transport = context.carrier.name, ?status);
+fn log<P: Answer>(context: &Context<'_, P::Shared>, status: &P::Status) {
+    tracing::debug!(procedure = P::NAME, peer = %context.peer, transport = context.transport.name, ?status);
 }

@@ -1,44 +1,44 @@
-//! What READ, WRITE and COMMIT move, whatever version of NFS asks for it: how much at most, and which bytes of a file.
+//! Limits of READ, WRITE and COMMIT in every version of NFS: most bytes in one operation, and the range of a file.
 //!
-//! Offsets are 64 bits wide on the wire and 63 below; what lies between is beyond every file.
+//! Offsets have 64 bits on the wire and 63 in the file system. No file reaches an offset that needs the 64th.
 
 use std::borrow::Cow;
 
 use buf::Rope;
 
-use crate::call::context::{Carrier, Object};
+use super::{context::TransportLimits, object::Object};
 
 /// The largest offset that the file systems below can name.
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 
 /// Most bytes of data in one READ or WRITE: 1 MiB, or what fits a message of the transport beside its headers.
-pub(crate) fn transfer_max(carrier: &Carrier) -> u32 {
-    let room = carrier.message_max.saturating_sub(HEADERS_MAX).min(TRANSFER_MAX);
+pub(crate) fn transfer_max(transport: &TransportLimits) -> u32 {
+    let room = transport.message_max.saturating_sub(HEADERS_MAX).min(TRANSFER_MAX);
     (if room >= PAGE { room / PAGE * PAGE } else { room.max(MINIMUM) }) as u32
 }
 
 /// Most bytes of a directory in one reply.
-pub(crate) fn directory_max(carrier: &Carrier) -> u32 {
-    transfer_max(carrier).min(DIRECTORY_MAX)
+pub(crate) fn directory_max(transport: &TransportLimits) -> u32 {
+    transfer_max(transport).min(DIRECTORY_MAX)
 }
 
 /// Offset and bytes of what a READ is answered with: fewer than it asks for if those are too many for one reply (RFC 1813
 /// §3.3.6, RFC 8881 §18.22.3).
-pub(crate) fn read_range(carrier: &Carrier, offset: u64, count: u32) -> (u64, usize) {
+pub(crate) fn read_range(transport: &TransportLimits, offset: u64, count: u32) -> (u64, usize) {
     let offset = offset.min(OFFSET_MAX);
-    let count = count.min(transfer_max(carrier));
+    let count = count.min(transfer_max(transport));
     (offset, u64::from(count).min(OFFSET_MAX - offset) as usize)
 }
 
 /// What a WRITE writes of its data: the first bytes, if all are too many, which it says (RFC 1813 §3.3.7, RFC 8881
 /// §18.32.3). `None` if no file of this file system can be that large.
 pub(crate) fn write_part<'a>(
-    carrier: &Carrier,
+    transport: &TransportLimits,
     file: &Object<'_>,
     offset: u64,
     data: &'a Rope,
 ) -> Option<Cow<'a, Rope>> {
-    let max = transfer_max(carrier) as usize;
+    let max = transfer_max(transport) as usize;
     let part = if data.len() > max { Cow::Owned(data.slice(0, max)) } else { Cow::Borrowed(data) };
     let end = offset.checked_add(part.len() as u64)?;
     (end <= file.vfs().caps().file_size_max.min(OFFSET_MAX)).then_some(part)
@@ -64,13 +64,13 @@ const MINIMUM: usize = 512;
 mod tests {
     use super::*;
 
-    fn carrier(message_max: usize) -> Carrier {
-        Carrier { name: "any", message_max, file_ranges: false }
+    fn limits(message_max: usize) -> TransportLimits {
+        TransportLimits { name: "any", message_max, file_ranges: false, lossy: false }
     }
 
     #[test]
     fn transfers_fit_their_transport() {
-        let max = |message_max| transfer_max(&carrier(message_max));
+        let max = |message_max| transfer_max(&limits(message_max));
         assert_eq!(max(usize::MAX), 1 << 20);
         assert_eq!(max((1 << 20) + 4096), 1 << 20);
         assert_eq!(max(1 << 20), (1 << 20) - 4096);
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn ranges_end_where_files_do() {
-        let read = |offset, count| read_range(&carrier(1 << 20), offset, count);
+        let read = |offset, count| read_range(&limits(1 << 20), offset, count);
         assert_eq!(read(7, 100), (7, 100));
         assert_eq!(read(0, u32::MAX), (0, (1 << 20) - 4096));
         assert_eq!(read(OFFSET_MAX - 1, 100), (OFFSET_MAX - 1, 1));

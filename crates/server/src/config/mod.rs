@@ -29,7 +29,7 @@
 //! assert!(error.message.contains("unknown field `client`"));
 //! ```
 
-mod backend;
+pub(crate) mod backend;
 
 pub use backend::{BackendConfig, BackendKind, BackendSettings, Backends, Opening, Tree};
 
@@ -48,7 +48,8 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::{
     blocking::BlockingOptions,
-    export::{Access, Client, ExportOptions, Squash, referral::Referral},
+    export::{Access, Client, ExportOptions, referral::Referral},
+    identity::squash::Squash,
     recovery::state_dir::OnLoss,
 };
 

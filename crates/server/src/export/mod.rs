@@ -2,22 +2,21 @@
 //!
 //! Every call is checked against its export, not only MNT: a handle that was seen on another host is of no use.
 
+pub(crate) mod policy;
 pub(crate) mod referral;
 
-use std::{
-    fmt,
-    net::{IpAddr, SocketAddr},
-    str::FromStr,
-    sync::Arc,
-};
+use std::{fmt, net::IpAddr, str::FromStr, sync::Arc};
 
 use bytes::Bytes;
 use rpc::Identity;
 use serde::Deserialize;
-use smallvec::SmallVec;
 use vfs::{Cred, Handle, Vfs};
 
-use crate::{export::referral::Referral, handle::ExportId};
+use self::referral::Referral;
+use crate::{
+    handle::ExportId,
+    identity::squash::{NOBODY, Squash},
+};
 
 /// One exported tree.
 pub struct Export {
@@ -74,19 +73,6 @@ pub enum Access {
     ReadOnly,
 }
 
-/// Which callers act as the anonymous user.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Squash {
-    /// User and group 0.
-    #[default]
-    Root,
-    /// Everybody.
-    All,
-    /// Nobody: a client's root is root here.
-    None,
-}
-
 impl Export {
     /// Exports `vfs` under `name`, the path that clients mount. The `id` goes into file handles:
     /// [`ExportId::of`] what is exported if that outlives the process, else [`ExportId::unique`].
@@ -122,39 +108,10 @@ impl Export {
         &self.options
     }
 
-    /// Whether a caller at this address and port may use it over this transport.
-    pub fn admits(&self, peer: SocketAddr, transport: &str) -> bool {
-        let transports = &self.options.transports;
-        self.admits_host(peer) && transports.as_ref().is_none_or(|names| names.iter().any(|name| name == transport))
-    }
-
-    /// Whether a caller at this address and port may use it over some transport. This is what MNT asks: a client that
-    /// will use RDMA gets its first handle over TCP or UDP.
-    pub fn admits_host(&self, peer: SocketAddr) -> bool {
-        let options = &self.options;
-        (options.insecure || peer.port() < PORT_PRIVILEGED)
-            && options.clients.iter().any(|client| client.matches(peer.ip()))
-    }
-
-    /// As whom a caller acts.
+    /// The identity with which a caller acts.
     pub fn identity(&self, caller: &Identity) -> Cred {
         let options = &self.options;
-        let anonymous = || Cred { uid: options.anon_uid, gid: options.anon_gid, groups: SmallVec::new() };
-        let sys = match caller {
-            Identity::Sys(sys) => sys,
-            // Names are not mapped to users.
-            Identity::None | Identity::Principal(_) => return anonymous(),
-        };
-        match options.squash {
-            // Its own `clone` takes them one by one.
-            Squash::None => Cred { uid: sys.uid, gid: sys.gid, groups: SmallVec::from_slice(&sys.gids) },
-            Squash::All => anonymous(),
-            Squash::Root => {
-                let keep = |id: u32, anonymous: u32| if id == 0 { anonymous } else { id };
-                let groups = sys.gids.iter().map(|&gid| keep(gid, options.anon_gid)).collect();
-                Cred { uid: keep(sys.uid, options.anon_uid), gid: keep(sys.gid, options.anon_gid), groups }
-            }
-        }
+        options.squash.identity(caller, (options.anon_uid, options.anon_gid))
     }
 }
 
@@ -393,8 +350,6 @@ pub(crate) fn normalise(name: &str) -> Result<Bytes, ExportError> {
     Ok([b"/", parts.join(&b'/').as_slice()].concat().into())
 }
 
-const NOBODY: u32 = 65534;
-const PORT_PRIVILEGED: u16 = 1024;
 /// The bounds of the MOUNT protocol (RFC 1813 appendix I).
 pub(crate) const NAME_MAX: usize = 1024;
 const CLIENT_MAX: usize = 255;

@@ -1,9 +1,8 @@
-//! [`Names`]: users and groups as version 4 calls them (RFC 8881 §5.9), and the host's own names for them.
+//! [`Names`]: the names of users and groups, in the form that NFSv4 sends (RFC 8881 §5.9), and the host's names for them.
 //!
-//! What goes out is numbers in decimal, as Linux's client and server have it by default with AUTH_SYS; or `name@domain`, if a
-//! domain is configured, and a number for who has no name. What comes in may be either, or a bare name. The host may take its
-//! time to say who is who, over a network: so that is asked only where waiting is allowed, and remembered for a while, also that
-//! nobody is called so.
+//! Numbers are sent in decimal, as Linux's client and server do by default with AUTH_SYS; or `name@domain`, if a domain is
+//! configured, and a number for a user without a name. Either form is accepted, and a bare name. The host may need a network
+//! to find a name, so it is asked only on a thread that may wait. Its answer is cached, also that there is no such name.
 
 use std::{
     collections::HashMap,
@@ -12,10 +11,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use nfs::v4::{Nfsstat4, acl::Nfsace4};
 use parking_lot::Mutex;
 
-use crate::call::error::Fault4;
+/// The reason why a user or group has no name or number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NameError {
+    /// The host would have to be asked, and the thread must not wait.
+    WouldBlock,
+    /// The name is empty, or not UTF-8.
+    Invalid,
+    /// No user or group has this name.
+    Unknown,
+}
 
 /// A user or a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,88 +63,45 @@ impl Names {
         self.domain.is_some()
     }
 
-    /// What a user or group is called.
+    /// The name of a user or group.
     ///
     /// # Errors
-    /// The host would have to be asked, and must not.
-    pub(crate) fn name(&self, who: Who, id: u32, may_block: bool) -> Result<Bytes, Fault4> {
+    /// [`NameError::WouldBlock`].
+    pub(crate) fn name(&self, who: Who, id: u32, may_block: bool) -> Result<Bytes, NameError> {
         let number = || Bytes::from(id.to_string());
         let Some(domain) = &self.domain else { return Ok(number()) };
         let ask = || self.host.name(who, id).filter(|name| is_name(name)).map(|name| format!("{name}@{domain}").into());
         Ok(known(&self.names, (who, id), may_block, ask)?.unwrap_or_else(number))
     }
 
-    /// Who is called so.
+    /// The user or group with a name, or with a number in decimal.
     ///
     /// # Errors
-    /// INVAL: it is empty, or no text. BADOWNER: nobody is, or is in another domain. The host would have to be asked, and must not.
-    pub(crate) fn id(&self, who: Who, text: &[u8], may_block: bool) -> Result<u32, Fault4> {
-        let text = std::str::from_utf8(text).ok().filter(|text| !text.is_empty()).ok_or(Nfsstat4::Inval)?;
+    /// [`NameError`]. A name in another domain is unknown.
+    pub(crate) fn id(&self, who: Who, text: &[u8], may_block: bool) -> Result<u32, NameError> {
+        let text = std::str::from_utf8(text).ok().filter(|text| !text.is_empty()).ok_or(NameError::Invalid)?;
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
-            return number(text).ok_or_else(|| Nfsstat4::BadOwner.into());
+            return number(text).ok_or_else(|| NameError::Unknown);
         }
         let name = match (text.rsplit_once('@'), &self.domain) {
             (None, _) => text,
             (Some((name, domain)), Some(ours)) if domain.eq_ignore_ascii_case(ours) => name,
-            (Some(_), _) => return Err(Nfsstat4::BadOwner.into()),
+            (Some(_), _) => return Err(NameError::Unknown),
         };
         if !is_name(name) {
-            return Err(Nfsstat4::BadOwner.into());
+            return Err(NameError::Unknown);
         }
         let ask = || self.host.id(who, name).filter(|&id| id != u32::MAX);
         let id = known(&self.ids, (who, name.to_owned()), may_block, ask)?;
-        id.ok_or_else(|| Nfsstat4::BadOwner.into())
-    }
-
-    /// Puts names in the place of the numbers of an ACL.
-    ///
-    /// # Errors
-    /// As [`name`](Self::name).
-    pub(crate) fn name_all(&self, aces: &mut [Nfsace4], may_block: bool) -> Result<(), Fault4> {
-        if !self.are_told() {
-            return Ok(());
-        }
-        for ace in aces {
-            let id = std::str::from_utf8(&ace.who).ok().and_then(number);
-            if let Some(id) = id {
-                ace.who = self.name(of(ace), id, may_block)?.into();
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts numbers in the place of the names of an ACL. Those that the protocol itself knows stay.
-    ///
-    /// # Errors
-    /// As [`id`](Self::id).
-    pub(crate) fn number_all(&self, aces: &mut [Nfsace4], may_block: bool) -> Result<(), Fault4> {
-        for ace in aces {
-            // §6.2.1.5: special identifiers end with the at sign.
-            if !ace.who.ends_with(b"@") {
-                ace.who = self.id(of(ace), &ace.who, may_block)?.to_string().as_str().into();
-            }
-        }
-        Ok(())
+        id.ok_or_else(|| NameError::Unknown)
     }
 }
 
-fn of(ace: &Nfsace4) -> Who {
-    if ace.flag & nfs::v4::acl::ACE4_IDENTIFIER_GROUP != 0 { Who::Group } else { Who::User }
-}
-
-/// A number as it goes out: no other form of it means the same.
-fn number(text: &str) -> Option<u32> {
+/// The number that a text is, in the form in which numbers are sent; no other form is a number.
+pub(crate) fn number(text: &str) -> Option<u32> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     // The systems below take the largest number for "leave it".
     text.parse().ok().filter(|&id| plain && id != u32::MAX)
-}
-
-/// A user or group of an ACL in which there are only numbers.
-///
-/// # Errors
-/// BADOWNER: it is none.
-pub(crate) fn number_of(who: &[u8]) -> Result<u32, Nfsstat4> {
-    std::str::from_utf8(who).ok().and_then(number).ok_or(Nfsstat4::BadOwner)
 }
 
 /// Whether something can be a name: not what means something else in this protocol, or would be strange to ask for.
@@ -152,7 +116,7 @@ fn known<K: Eq + Hash, V: Clone>(
     key: K,
     may_block: bool,
     ask: impl FnOnce() -> V,
-) -> Result<V, Fault4> {
+) -> Result<V, NameError> {
     let now = Instant::now();
     if let Some((at, value)) = known.lock().get(&key)
         && now.duration_since(*at) < KEPT
@@ -160,7 +124,7 @@ fn known<K: Eq + Hash, V: Clone>(
         return Ok(value.clone());
     }
     if !may_block {
-        return Err(Fault4::WouldBlock);
+        return Err(NameError::WouldBlock);
     }
     let value = ask();
     let mut known = known.lock();
@@ -206,7 +170,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::call::error::Fault;
 
     /// `venus` is user 7 and `staff` group 7; and how often that was asked.
     #[derive(Clone, Default)]
@@ -243,12 +206,12 @@ mod tests {
     #[test]
     fn the_host_is_asked_where_that_may_be_and_once() {
         let (names, asked) = names(Some("d"));
-        assert_eq!(names.name(Who::User, 7, false), Err(Fault::WouldBlock));
-        assert_eq!(names.id(Who::User, b"mars", false), Err(Fault::WouldBlock));
+        assert_eq!(names.name(Who::User, 7, false), Err(NameError::WouldBlock));
+        assert_eq!(names.id(Who::User, b"mars", false), Err(NameError::WouldBlock));
         assert_eq!(asked.0.load(Relaxed), 0);
         for _ in 0..3 {
             names.name(Who::User, 7, true).unwrap();
-            assert_eq!(names.id(Who::User, b"mars", true), Err(Nfsstat4::BadOwner.into()), "also that there is none");
+            assert_eq!(names.id(Who::User, b"mars", true), Err(NameError::Unknown), "also that there is none");
         }
         assert_eq!(asked.0.load(Relaxed), 2);
         assert_eq!(names.name(Who::User, 7, false), Ok("venus@d".into()));
@@ -268,14 +231,14 @@ mod tests {
             assert_eq!(names.id(Who::User, b"venus", true), Ok(7));
             for bad in [&b"4294967295"[..], b"07", b"99999999999", b"staff", b"venus@elsewhere", b"@", b"a\0b", b"a:b"]
             {
-                assert_eq!(names.id(Who::User, bad, true), Err(Nfsstat4::BadOwner.into()), "{}", bad.escape_ascii());
+                assert_eq!(names.id(Who::User, bad, true), Err(NameError::Unknown), "{}", bad.escape_ascii());
             }
             for bad in [&b""[..], b"\xff"] {
-                assert_eq!(names.id(Who::User, bad, true), Err(Nfsstat4::Inval.into()));
+                assert_eq!(names.id(Who::User, bad, true), Err(NameError::Invalid));
             }
         }
         assert_eq!(named.id(Who::Group, b"staff@EXAMPLE.COM", true), Ok(7));
-        assert_eq!(plain.id(Who::Group, b"staff@example.com", true), Err(Nfsstat4::BadOwner.into()));
+        assert_eq!(plain.id(Who::Group, b"staff@example.com", true), Err(NameError::Unknown));
         let before = asked.0.load(Relaxed);
         assert!(named.id(Who::User, &[b'x'; NAME_MAX + 1], true).is_err() && asked.0.load(Relaxed) == before);
     }

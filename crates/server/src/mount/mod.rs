@@ -14,25 +14,32 @@ use std::{
 use bytes::Bytes;
 use nfs::{
     mount::{Dirpath, ExportEntry, MountEntry, MountOk, MountProc3, MountRes, Mountstat3, VERSION},
-    v3::{NfsFh3, Nfsstat3},
+    v3::NfsFh3,
 };
+use parking_lot::Mutex;
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
-use vfs::Kind;
+use vfs::{Kind, Name, VfsError};
 use xdr::{Encode, Encoder, List, Message};
 
-use crate::call::{
-    context::{Context, Shared, component},
-    error::{Fault, WouldBlock},
-    exec::{self, Answer},
+use crate::{
+    call::{
+        context,
+        core::{Core, ServiceState},
+        error::WouldBlock,
+        exec::{self, Answer, Null},
+    },
+    export::policy::Purpose,
 };
+
+type Context<'a> = context::Context<'a, Mounts>;
 
 /// The MOUNT program, version 3.
 pub struct Mount3 {
-    shared: Arc<Shared>,
+    shared: Arc<Mounts>,
 }
 
 impl Mount3 {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<Mounts>) -> Self {
         Self { shared }
     }
 }
@@ -55,7 +62,7 @@ impl Service for Mount3 {
         let shared = &self.shared;
         match MountProc3::from_number(call.procedure) {
             None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
-            Some(MountProc3::Null) => exec::run::<nfs::v3::Null>(shared, call),
+            Some(MountProc3::Null) => exec::run::<Null<_>>(shared, call),
             Some(MountProc3::Mnt) => exec::run::<Mnt>(shared, call),
             Some(MountProc3::Dump) => exec::run::<Dump>(shared, call),
             Some(MountProc3::Umnt) => exec::run::<Umnt>(shared, call),
@@ -68,6 +75,7 @@ impl Service for Mount3 {
 struct Mnt;
 
 impl Answer for Mnt {
+    type Shared = Mounts;
     type Args = Dirpath;
     type Status = Mountstat3;
     const NAME: &'static str = "MNT";
@@ -75,13 +83,13 @@ impl Answer for Mnt {
     fn answer(cx: &Context<'_>, path: &Dirpath, out: &mut Encoder) -> Result<Mountstat3, WouldBlock> {
         let (result, status) = match resolve(cx, path) {
             Ok(fhandle) => {
-                cx.shared.mounts.lock().add(cx.peer.ip(), path);
+                cx.shared.table.lock().add(cx.peer.ip(), path);
                 (MountRes::Ok(MountOk { fhandle, auth_flavors: vec![AUTH_SYS, AUTH_NONE] }), Mountstat3::Ok)
             }
-            Err(Fault::WouldBlock) => return Err(WouldBlock),
-            Err(Fault::Status(status)) => (MountRes::Fail(mountstat3(status)), mountstat3(status)),
+            Err(VfsError::WouldBlock) => return Err(WouldBlock),
+            Err(error) => (MountRes::Fail(mountstat3(error)), mountstat3(error)),
         };
-        tracing::info!(peer = %cx.peer, transport = cx.carrier.name, path = %path.escape_ascii(), ?status, "mount");
+        tracing::info!(peer = %cx.peer, transport = cx.transport.name, path = %path.escape_ascii(), ?status, "mount");
         result.encode(out);
         Ok(status)
     }
@@ -90,6 +98,7 @@ impl Answer for Mnt {
 struct Dump;
 
 impl Answer for Dump {
+    type Shared = Mounts;
     type Args = ();
     type Status = ();
     const NAME: &'static str = "DUMP";
@@ -99,7 +108,7 @@ impl Answer for Dump {
             hostname: host.to_string().as_str().into(),
             directory: path.clone().into(),
         };
-        List(cx.shared.mounts.lock().order.iter().map(entry).collect()).encode(out);
+        List(cx.shared.table.lock().order.iter().map(entry).collect()).encode(out);
         Ok(())
     }
 }
@@ -107,12 +116,13 @@ impl Answer for Dump {
 struct Umnt;
 
 impl Answer for Umnt {
+    type Shared = Mounts;
     type Args = Dirpath;
     type Status = ();
     const NAME: &'static str = "UMNT";
 
     fn answer(cx: &Context<'_>, path: &Dirpath, _: &mut Encoder) -> Result<(), WouldBlock> {
-        cx.shared.mounts.lock().remove(cx.peer.ip(), Some(path));
+        cx.shared.table.lock().remove(cx.peer.ip(), Some(path));
         tracing::info!(peer = %cx.peer, path = %path.escape_ascii(), "unmount");
         Ok(())
     }
@@ -121,12 +131,13 @@ impl Answer for Umnt {
 struct UmntAll;
 
 impl Answer for UmntAll {
+    type Shared = Mounts;
     type Args = ();
     type Status = ();
     const NAME: &'static str = "UMNTALL";
 
     fn answer(cx: &Context<'_>, (): &(), _: &mut Encoder) -> Result<(), WouldBlock> {
-        cx.shared.mounts.lock().remove(cx.peer.ip(), None);
+        cx.shared.table.lock().remove(cx.peer.ip(), None);
         Ok(())
     }
 }
@@ -134,6 +145,7 @@ impl Answer for UmntAll {
 struct Export;
 
 impl Answer for Export {
+    type Shared = Mounts;
     type Args = ();
     type Status = ();
     const NAME: &'static str = "EXPORT";
@@ -145,53 +157,71 @@ impl Answer for Export {
             let groups = named.iter().map(|client| client.as_str().into()).collect();
             ExportEntry { dir: export.name().clone().into(), groups: List(groups) }
         };
-        List(cx.shared.exports.iter().map(entry).collect()).encode(out);
+        List(cx.core.exports.iter().map(entry).collect()).encode(out);
         Ok(())
     }
 }
 
-/// The file handle of a directory that a client wants to mount.
-fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<NfsFh3, Fault> {
+/// The file handle of a directory that a client mounts.
+fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<NfsFh3, VfsError> {
     cx.thread.admit()?;
-    let (export, below) = cx.shared.exports.resolve(path).ok_or(Nfsstat3::NoEnt)?;
-    if !export.admits_host(cx.peer) {
-        return Err(Nfsstat3::Acces.into());
-    }
+    let (export, below) = cx.core.exports.resolve(path).ok_or(VfsError::NotFound)?;
+    export.decide(&cx.requester(), Purpose::Auxiliary)?;
     let mut object = cx.object_of(export, export.root().clone());
     let mut kind = Kind::Dir;
     for part in below {
         if kind != Kind::Dir {
-            return Err(Nfsstat3::NotDir.into());
+            return Err(VfsError::NotDir);
         }
         if part == b".." {
-            return Err(Nfsstat3::Acces.into());
+            return Err(VfsError::Access);
         }
-        let (handle, attr) = object.vfs().lookup(&object.caller(), &object.handle, component(part)?)?;
+        let (handle, attr) = object.vfs().lookup(&object.caller(), &object.handle, Name::new(part)?)?;
         (object.handle, kind) = (handle, attr.kind);
     }
     if kind != Kind::Dir {
-        return Err(Nfsstat3::NotDir.into());
+        return Err(VfsError::NotDir);
     }
-    Ok(object.seal(&object.handle))
+    Ok(Bytes::copy_from_slice(&object.seal(&object.handle)).into())
 }
 
-fn mountstat3(status: Nfsstat3) -> Mountstat3 {
-    match status {
-        Nfsstat3::Perm => Mountstat3::Perm,
-        Nfsstat3::NoEnt | Nfsstat3::Stale => Mountstat3::NoEnt,
-        Nfsstat3::Acces => Mountstat3::Acces,
-        Nfsstat3::NotDir => Mountstat3::NotDir,
-        Nfsstat3::Inval => Mountstat3::Inval,
-        Nfsstat3::NameTooLong => Mountstat3::NameTooLong,
-        Nfsstat3::NotSupp => Mountstat3::NotSupp,
-        Nfsstat3::Io => Mountstat3::Io,
+/// The status of RFC 1813 appendix I for an error of the file system.
+fn mountstat3(error: VfsError) -> Mountstat3 {
+    match error {
+        VfsError::Perm => Mountstat3::Perm,
+        VfsError::NotFound | VfsError::Stale => Mountstat3::NoEnt,
+        VfsError::Access => Mountstat3::Acces,
+        VfsError::NotDir => Mountstat3::NotDir,
+        VfsError::Invalid | VfsError::NoXattr | VfsError::XattrTooBig => Mountstat3::Inval,
+        VfsError::NameTooLong => Mountstat3::NameTooLong,
+        VfsError::NotSupported => Mountstat3::NotSupp,
+        VfsError::Io => Mountstat3::Io,
         _ => Mountstat3::ServerFault,
     }
 }
 
-/// Who has mounted what, as far as they said so and it was not too long ago.
+/// The state of the MOUNT service.
+pub(crate) struct Mounts {
+    core: Arc<Core>,
+    table: Mutex<MountTable>,
+}
+
+impl Mounts {
+    /// An empty table.
+    pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
+        Arc::new(Self { core, table: Mutex::default() })
+    }
+}
+
+impl ServiceState for Mounts {
+    fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
+/// The mounts that clients have reported, the latest of them.
 #[derive(Default)]
-pub(crate) struct MountTable {
+struct MountTable {
     order: VecDeque<(IpAddr, Bytes)>,
     known: BTreeSet<(IpAddr, Bytes)>,
 }

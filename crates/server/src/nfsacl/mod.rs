@@ -18,20 +18,27 @@ use xdr::{Array, Encoder, Message};
 
 use crate::{
     call::{
-        context::{Context, Object, Shared},
-        error::{Fault, WouldBlock},
-        exec::{self, Answer, conclude},
+        context::Context,
+        core::Core,
+        error::WouldBlock,
+        exec,
+        exec::{Answer, Null},
+        object::Object,
     },
-    v3::{post_op, with},
+    v3::{
+        post_op,
+        status::{Fault3, encode_result},
+        with,
+    },
 };
 
 /// The NFS_ACL program, version 3.
 pub struct NfsAcl3 {
-    shared: Arc<Shared>,
+    shared: Arc<Core>,
 }
 
 impl NfsAcl3 {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<Core>) -> Self {
         Self { shared }
     }
 }
@@ -54,7 +61,7 @@ impl Service for NfsAcl3 {
         let shared = &self.shared;
         match AclProc3::from_number(call.procedure) {
             None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
-            Some(AclProc3::Null) => exec::run::<nfs::v3::Null>(shared, call),
+            Some(AclProc3::Null) => exec::run::<Null<_>>(shared, call),
             Some(AclProc3::GetAcl) => exec::run::<GetAcl>(shared, call),
             Some(AclProc3::SetAcl) => exec::run::<SetAcl>(shared, call),
         }
@@ -64,19 +71,21 @@ impl Service for NfsAcl3 {
 struct GetAcl;
 
 impl Answer for GetAcl {
+    type Shared = Core;
     type Args = GetAclArgs;
     type Status = Nfsstat3;
     const NAME: &'static str = "GETACL";
 
     fn answer(cx: &Context<'_>, args: &GetAclArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
         let object = cx.object(&args.fh);
-        conclude(out, with(&object, |object| get(object, args.mask)), || post_op(&object))
+        encode_result(out, with(&object, |object| get(object, args.mask)), || post_op(&object))
     }
 }
 
 struct SetAcl;
 
 impl Answer for SetAcl {
+    type Shared = Core;
     type Args = SetAclArgs;
     type Status = Nfsstat3;
     const NAME: &'static str = "SETACL";
@@ -85,13 +94,13 @@ impl Answer for SetAcl {
         let object = cx.object(&args.fh);
         let result = with(&object, |object| {
             set(object, &args.acl)?;
-            object.post_op().map_err(|WouldBlock| Fault::WouldBlock)
+            object.post_op().map_err(|WouldBlock| Fault3::WouldBlock)
         });
-        conclude(out, result, || post_op(&object))
+        encode_result(out, result, || post_op(&object))
     }
 }
 
-fn get(object: &Object<'_>, mask: u32) -> Result<GetAclOk, Fault> {
+fn get(object: &Object<'_>, mask: u32) -> Result<GetAclOk, Fault3> {
     if mask & !ALL != 0 {
         return Err(Nfsstat3::Inval.into());
     }
@@ -111,7 +120,7 @@ fn get(object: &Object<'_>, mask: u32) -> Result<GetAclOk, Fault> {
     Ok(GetAclOk { attr: Some(object.fattr(&attr)), acl: lists })
 }
 
-fn set(object: &Object<'_>, lists: &SecAttr) -> Result<(), Fault> {
+fn set(object: &Object<'_>, lists: &SecAttr) -> Result<(), Fault3> {
     if lists.mask & !ALL != 0 {
         return Err(Nfsstat3::Inval.into());
     }
@@ -152,7 +161,7 @@ fn to_wire(acl: &Acl, attr: &Attr, mark: u32, with_entries: bool) -> nfsacl::Acl
 }
 
 /// The ACL; `None` if there are no entries, which removes it.
-fn from_wire(list: &nfsacl::Acl) -> Result<Option<Acl>, Fault> {
+fn from_wire(list: &nfsacl::Acl) -> Result<Option<Acl>, Fault3> {
     if list.count as usize != list.entries.0.len() {
         return Err(Nfsstat3::Inval.into());
     }

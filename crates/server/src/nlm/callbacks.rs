@@ -30,8 +30,8 @@ use tokio::{
 };
 use xdr::{Decode, Encode};
 
-use super::lockd::{Destination, Outgoing};
-use crate::{call::context::Shared, callback_port::unprivileged, sharing::locks::WaiterId};
+use super::lockd::{Destination, Lockd, Outgoing};
+use crate::{call::core::ServiceState, callback_port::unprivileged, sharing::locks::WaiterId};
 
 /// How other hosts are called. Connections from a port below 1024 are made where a peer needs them, if these transports can.
 #[derive(Clone)]
@@ -101,10 +101,10 @@ impl Ways {
 }
 
 /// Says what is to be said, until the server ends.
-pub(crate) async fn run(shared: Arc<Shared>, transports: CallbackTransports) {
-    let Some(mut queue) = shared.lockd.take_queue() else { return };
+pub(crate) async fn run(lockd: Arc<Lockd>, transports: CallbackTransports) {
+    let Some(mut queue) = lockd.take_queue() else { return };
     let callbacks =
-        Arc::new(Callbacks { shared: shared.clone(), ways: Ways::new(transports), clients: Mutex::default() });
+        Arc::new(Callbacks { lockd: lockd.clone(), ways: Ways::new(transports), clients: Mutex::default() });
     let mut tasks = JoinSet::new();
     loop {
         tokio::select! {
@@ -112,13 +112,14 @@ pub(crate) async fn run(shared: Arc<Shared>, transports: CallbackTransports) {
                 Some(said) => drop(tasks.spawn(callbacks.clone().say(said))),
                 None => return,
             },
+            () = lockd.core().locks.granted() => lockd.collect_grants(),
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
         }
     }
 }
 
 struct Callbacks {
-    shared: Arc<Shared>,
+    lockd: Arc<Lockd>,
     ways: Ways,
     /// Connections to lock managers that have lately been called.
     clients: Mutex<HashMap<Destination, Arc<tokio::sync::Mutex<Option<Client>>>>>,
@@ -144,23 +145,23 @@ impl Callbacks {
         let until = Instant::now() + GRANTED_FOR;
         let mut pause = PAUSE_MIN;
         // There is nothing to say any more when the host has asked again meanwhile, or has gone.
-        while let Some((to, args)) = self.shared.lockd.granted(id) {
+        while let Some((to, args)) = self.lockd.granted(id) {
             let said = self.call_nlm::<nlm::Res>(&to, NlmProc4::Granted, &args).await;
             match said {
                 Ok(res) if res.status == Nlm4Stats::Granted => {
                     tracing::debug!(host = %to.address, "a host has the lock that it waited for");
-                    return self.shared.lockd.settle_granted(id, true);
+                    return self.lockd.settle_granted(id, true);
                 }
                 Ok(res) if res.status != Nlm4Stats::DeniedGracePeriod => {
                     tracing::debug!(host = %to.address, status = ?res.status, "a lock that was granted is not wanted any more");
-                    return self.shared.lockd.settle_granted(id, false);
+                    return self.lockd.settle_granted(id, false);
                 }
                 Ok(_) => {}
                 Err(error) => tracing::debug!(host = %to.address, %error, "a host does not learn that it has a lock"),
             }
             if Instant::now() + pause > until {
                 tracing::warn!(host = %to.address, "a host did not learn that it has a lock: the next one gets it");
-                return self.shared.lockd.settle_granted(id, false);
+                return self.lockd.settle_granted(id, false);
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
@@ -169,7 +170,7 @@ impl Callbacks {
 
     /// Tells a host that we have restarted.
     async fn restarted(&self, to: &Destination) {
-        let (name, state) = self.shared.lockd.identity();
+        let (name, state) = self.lockd.identity();
         let args = nsm::StatChge { mon_name: name.clone().into(), state };
         let until = Instant::now() + NOTIFY_FOR;
         let mut pause = PAUSE_MIN;
@@ -267,7 +268,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        nlm::lockd::Lockd,
+        blocking::BlockingOptions,
+        call::core::Core,
+        export::Exports,
+        handle::HandleKey,
         recovery::{MonitoredHost, Recovery},
     };
 
@@ -278,7 +282,9 @@ mod tests {
             let (address, name) = (address.parse().unwrap(), Bytes::from_static(name.as_bytes()));
             recovery.add_host(&MonitoredHost { address, name, state: 1 }, []).unwrap();
         }
-        let lockd = Lockd::start(recovery, Duration::from_secs(90)).unwrap();
+        let options = (BlockingOptions::default(), Duration::from_secs(90));
+        let core = Core::new(Exports::new(), HandleKey::random(), recovery, options, None);
+        let lockd = Lockd::start(core).unwrap();
         let mut queue = lockd.take_queue().unwrap();
         let mut told: Vec<_> = std::iter::from_fn(|| queue.try_recv().ok())
             .map(|said| match said {

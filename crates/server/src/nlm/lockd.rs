@@ -1,17 +1,16 @@
 //! [`Lockd`]: the state behind NLM and NSM.
 //!
-//! One mutex holds the lock table, the hosts, and the requests that wait. It is never held while waiting for storage or a
-//! peer. What is to be told to others is queued for `callbacks.rs`.
+//! One mutex holds the hosts and the requests that wait. It is taken before that of the lock table, and never held while
+//! waiting for storage or a peer. Calls to hosts are queued for `callbacks.rs`.
 
 use std::{
     collections::{HashMap, HashSet},
     io,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicI32, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -25,41 +24,38 @@ use xdr::Message;
 
 use super::hosts::{Host, HostId, Hosts};
 use crate::{
-    call::error::WouldBlock,
-    clock,
-    handle::ExportId,
-    recovery::{Monitor, MonitoredHost, Recovery},
-    sharing::locks::{
-        Grant, Holder, LockClient, LockError, LockKind, LockTable, Locked, Notice, Owner, Range, Request, Share,
-        WaiterId,
+    call::{
+        core::{Core, ServiceState},
+        error::WouldBlock,
+    },
+    handle::FileId,
+    recovery::{Monitor, MonitoredHost},
+    sharing::{
+        grace::Reclaim,
+        locks::{
+            Grant, Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share, WaiterId,
+        },
     },
 };
 
-/// A file, as the lock table knows it.
-pub(crate) type LockFile = (ExportId, vfs::Handle);
-
 /// The state behind NLM and NSM.
 pub(crate) struct Lockd {
+    core: Arc<Core>,
     inner: Mutex<Inner>,
-    recovery: Recovery,
     /// Held while which hosts are remembered is being changed, before `inner`.
     storing: Mutex<()>,
     /// Our NSM state number.
     state: AtomicI32,
     /// Our name for ourselves.
     name: Bytes,
-    grace: Duration,
     outgoing: mpsc::UnboundedSender<Outgoing>,
     queued: Mutex<Option<mpsc::UnboundedReceiver<Outgoing>>>,
-    /// Owners of other protocols that may ask again for a lock, if somebody tells them.
-    notices: OnceLock<mpsc::UnboundedSender<Notice<LockFile>>>,
     /// Results of `_MSG` procedures on their way.
     responses: Arc<Semaphore>,
 }
 
 #[derive(Default)]
 struct Inner {
-    table: LockTable<LockFile>,
     hosts: Hosts,
     /// Requests that wait.
     blocked: HashMap<WaiterId, Blocked>,
@@ -79,7 +75,7 @@ struct Blocked {
 #[derive(Debug)]
 struct Granted {
     blocked: Blocked,
-    grant: Grant<LockFile>,
+    grant: Grant<FileId>,
 }
 
 /// What we say without having been asked.
@@ -121,7 +117,7 @@ enum Known {
 
 /// A LOCK.
 pub(crate) struct Ask<'a> {
-    pub(crate) file: LockFile,
+    pub(crate) file: FileId,
     pub(crate) lock: &'a nlm::Lock,
     pub(crate) range: Range,
     pub(crate) kind: LockKind,
@@ -133,40 +129,30 @@ pub(crate) struct Ask<'a> {
 }
 
 impl Lockd {
-    /// Starts a new life: with grace, if hosts may have held locks in the one before.
+    /// Starts the service: with grace, if hosts may have held locks before.
     ///
     /// # Errors
     /// The storage fails.
-    pub(crate) fn start(recovery: Recovery, grace: Duration) -> io::Result<Self> {
+    pub(crate) fn start(core: Arc<Core>) -> io::Result<Arc<Self>> {
         let (outgoing, queued) = mpsc::unbounded_channel();
-        let state = AtomicI32::new(recovery.next_nsm_state()?);
+        let state = AtomicI32::new(core.recovery.next_nsm_state()?);
         let name = Bytes::copy_from_slice(rustix::system::uname().nodename().to_bytes());
-        let known = recovery.hosts();
         let mut inner = Inner::default();
-        for MonitoredHost { address, name, state } in known {
+        for MonitoredHost { address, name, state } in core.recovery.hosts() {
             let Some(id) = inner.hosts.intern(address, &name, |_, _| false) else { break };
             let host = inner.hosts.get_mut(id).expect("it has just been made");
             (host.state, host.monitored, host.may_reclaim) = (state, true, true);
         }
         let responses = Arc::new(Semaphore::new(RESPONSES_MAX));
-        let (queued, notices) = (Mutex::new(Some(queued)), OnceLock::new());
-        let (inner, storing) = (Mutex::new(inner), Mutex::new(()));
-        let lockd = Self { inner, recovery, storing, state, name, grace, outgoing, queued, notices, responses };
+        let (inner, storing, queued) = (Mutex::new(inner), Mutex::new(()), Mutex::new(Some(queued)));
+        let lockd = Self { core, inner, storing, state, name, outgoing, queued, responses };
         lockd.recover();
-        if lockd.recovery.clients_unknown() {
-            // RFC 8881 §8.4.3: no claim can be verified, so none is accepted, and nothing else given before all leases are over.
-            tracing::warn!(
-                grace_s = lockd.grace.as_secs(),
-                "the recovery database was reset: nobody can reclaim locks, and no new ones can be had for a time"
-            );
-            lockd.begin_grace();
-        }
-        Ok(lockd)
+        Ok(Arc::new(lockd))
     }
 
-    /// Tells the hosts that may have held locks that they may reclaim them now, and lets nothing else through for a time.
+    /// Begins grace and notifies the hosts that may reclaim locks, if there are any.
     fn recover(&self) {
-        let mut inner = self.inner.lock();
+        let inner = self.inner.lock();
         // Once for each address, however many names its programs lock by.
         let told: HashSet<Destination> =
             inner.hosts.iter().filter(|(_, host)| host.may_reclaim).map(|(_, host)| host.into()).collect();
@@ -175,48 +161,20 @@ impl Lockd {
         }
         tracing::info!(
             hosts = told.len(),
-            grace_s = self.grace.as_secs(),
+            grace_s = self.core.locks.grace().as_secs(),
             "locks can be reclaimed, and nothing else locked"
         );
-        inner.table.begin_grace(clock::now() + self.grace);
+        drop(inner);
+        self.core.locks.begin_grace();
         told.into_iter().for_each(|host| self.say(Outgoing::Restarted(host)));
-    }
-
-    /// Who reclaimed nothing in grace has no claim any more; when that is stored, everybody can have what is free. Waits for
-    /// storage.
-    pub(crate) fn end_grace(&self) {
-        let _storing = self.storing.lock();
-        let gone: Vec<Host> = {
-            let Inner { table, hosts, .. } = &mut *self.inner.lock();
-            let without_locks = |id: &HostId| !table.has_client(LockClient::Nlm(*id));
-            let late: Vec<HostId> = hosts.iter().filter(|(_, host)| host.may_reclaim).map(|(id, _)| id).collect();
-            late.iter().for_each(|&id| hosts.get_mut(id).expect("it is there").may_reclaim = false);
-            late.into_iter().filter(without_locks).filter_map(|id| hosts.remove(id)).collect()
-        };
-        self.recovery.end_grace(gone.iter().map(|host| (host.address, &host.name[..])));
-        self.inner.lock().table.end_grace();
-    }
-
-    /// Whether grace has had its time.
-    pub(crate) fn is_grace_over(&self, now: Instant) -> bool {
-        self.inner.lock().table.is_grace_over(now)
-    }
-
-    /// Begins grace on behalf of another protocol.
-    pub(crate) fn begin_grace(&self) {
-        self.inner.lock().table.begin_grace(clock::now() + self.grace);
-    }
-
-    /// Whether there are hosts that may reclaim, or may be some that are not known.
-    pub(crate) fn awaits_reclaims(&self) -> bool {
-        self.recovery.clients_unknown() || self.inner.lock().hosts.iter().any(|(_, host)| host.may_reclaim)
     }
 
     /// The hosts that hold or want something, or may reclaim it.
     pub(crate) fn holders(&self) -> Vec<u32> {
-        let Inner { table, hosts, .. } = &*self.inner.lock();
-        let holds = |id, host: &Host| host.may_reclaim || table.has_client(LockClient::Nlm(id));
-        hosts.iter().filter(|(id, host)| holds(*id, host)).map(|(id, _)| id).collect()
+        self.with(|inner, table| {
+            let holds = |id, host: &Host| host.may_reclaim || table.has_client(LockClient::Nlm(id));
+            inner.hosts.iter().filter(|(id, host)| holds(*id, host)).map(|(id, _)| id).collect()
+        })
     }
 
     /// Where a host is, its name for itself, and whether it can reclaim.
@@ -229,38 +187,31 @@ impl Lockd {
     pub(crate) fn evict(&self, id: HostId) -> bool {
         let _storing = self.storing.lock();
         let Some((address, name, _)) = self.host(id) else { return false };
-        self.recovery.remove_host(address, &name);
-        let mut inner = self.inner.lock();
-        inner.release(id);
-        if let Some(host) = inner.hosts.get_mut(id) {
-            (host.monitored, host.may_reclaim) = (false, false);
-        }
-        self.tell_granted(&mut inner);
+        self.core.recovery.remove_host(address, &name);
+        self.with(|inner, table| {
+            inner.release(table, id);
+            if let Some(host) = inner.hosts.get_mut(id) {
+                (host.monitored, host.may_reclaim) = (false, false);
+            }
+        });
         true
     }
 
-    /// What survives a restart.
-    pub(crate) fn recovery(&self) -> &Recovery {
-        &self.recovery
-    }
-
-    /// Whether only what was held before can be had, by any protocol. When it ends is for [`upkeep`](crate::v4::upkeep) to say.
-    pub(crate) fn in_grace(&self) -> bool {
-        self.inner.lock().table.in_grace()
-    }
-
-    /// Asks or changes the lock table on behalf of another protocol.
-    pub(crate) fn with_table<T>(&self, go: impl FnOnce(&mut LockTable<LockFile>) -> T) -> T {
+    /// Reads or changes the hosts and requests together with the lock table, and takes the grants that result.
+    fn with<T>(&self, go: impl FnOnce(&mut Inner, &mut LockTable<FileId>) -> T) -> T {
         let mut inner = self.inner.lock();
-        let result = go(&mut inner.table);
-        self.tell_granted(&mut inner);
-        result
+        self.core.locks.with_table(|table| {
+            // First those of other protocols' changes: a request that is granted must not be taken for one that waits.
+            self.take_grants(&mut inner, table);
+            let result = go(&mut inner, table);
+            self.take_grants(&mut inner, table);
+            result
+        })
     }
 
-    /// Those of other protocols that may ask again for a lock; for the one that tells them.
-    pub(crate) fn take_notices(&self) -> Option<mpsc::UnboundedReceiver<Notice<LockFile>>> {
-        let (notices, noticed) = mpsc::unbounded_channel();
-        self.notices.set(notices).ok().map(|()| noticed)
+    /// Takes the grants of waiting requests that changes by other protocols have made.
+    pub(crate) fn collect_grants(&self) {
+        self.with(|_, _| ());
     }
 
     /// What is to be said; for the one that says it.
@@ -278,7 +229,7 @@ impl Lockd {
     /// # Errors
     /// It would have to wait for storage, and must not.
     pub(crate) fn lock(&self, from: From<'_>, ask: &Ask<'_>) -> Result<Nlm4Stats, WouldBlock> {
-        if ask.reclaim != self.in_grace() {
+        if ask.reclaim != self.core.locks.in_grace() {
             return Ok(Nlm4Stats::DeniedGracePeriod);
         }
         let host = match self.known_host(from, ask)? {
@@ -286,21 +237,23 @@ impl Lockd {
             Known::Full => return Ok(Nlm4Stats::DeniedNoLocks),
             Known::NotStored => return Ok(Nlm4Stats::DeniedGracePeriod),
         };
-        let mut inner = self.inner.lock();
+        Ok(self.with(|inner, table| self.lock_of(inner, table, host, ask)))
+    }
+
+    fn lock_of(&self, inner: &mut Inner, table: &mut LockTable<FileId>, host: HostId, ask: &Ask<'_>) -> Nlm4Stats {
         if self.must_wait() {
-            return Ok(Nlm4Stats::DeniedGracePeriod);
+            return Nlm4Stats::DeniedGracePeriod;
         }
         if ask.reclaim && !inner.hosts.get(host).is_some_and(|host| host.may_reclaim) {
-            return Ok(Nlm4Stats::Denied);
+            return Nlm4Stats::Denied;
         }
         if ask.monitor.is_some() && !inner.hosts.get(host).is_some_and(|host| host.monitored) {
             // It has been evicted meanwhile, and is not remembered any more.
-            return Ok(Nlm4Stats::DeniedNoLocks);
+            return Nlm4Stats::DeniedNoLocks;
         }
         let owner = lock_owner(host, ask.lock);
         let Ask { range, kind, wait, reclaim, .. } = *ask;
-        let locked = inner.table.lock(&ask.file, &owner, &Request { range, kind, wait, reclaim });
-        let status = match locked {
+        match table.lock(&ask.file, &owner, &Request { range, kind, wait, reclaim }) {
             Ok(Locked::Granted) => {
                 // It may have asked again before GRANTED reached it.
                 inner.forget_granted(&ask.file, &owner, |granted| granted == range);
@@ -316,16 +269,14 @@ impl Lockd {
             Err(LockError::Deadlock) => Nlm4Stats::Deadlck,
             Err(LockError::Grace | LockError::NoGrace) => Nlm4Stats::DeniedGracePeriod,
             Err(LockError::Full) => Nlm4Stats::DeniedNoLocks,
-        };
-        self.tell_granted(&mut inner);
-        Ok(status)
+        }
     }
 
     /// Whether nobody may get anything, as what others have lost is not stored. The client asks again, as in grace.
     fn must_wait(&self) -> bool {
-        let behind = self.recovery.is_behind();
+        let behind = self.core.recovery.is_behind();
         if behind {
-            self.recovery.count_refusal();
+            self.core.recovery.count_refusal();
         }
         behind
     }
@@ -334,9 +285,10 @@ impl Lockd {
     fn known_host(&self, from: From<'_>, ask: &Ask<'_>) -> Result<Known, WouldBlock> {
         let storing = ask.may_block.then(|| self.storing.lock());
         let (id, record, forgotten) = {
+            let Some(id) = self.with(|inner, table| inner.intern(table, from)) else { return Ok(Known::Full) };
             let mut inner = self.inner.lock();
-            let Some(id) = inner.intern(from) else { return Ok(Known::Full) };
-            let host = inner.hosts.get_mut(id).expect("it has just been found");
+            // It may have made room for another meanwhile.
+            let Some(host) = inner.hosts.get_mut(id) else { return Ok(Known::Full) };
             host.lossy = from.lossy;
             let Some(state) = ask.monitor.filter(|_| !host.monitored) else { return Ok(Known::Host(id)) };
             if storing.is_none() {
@@ -347,7 +299,7 @@ impl Lockd {
             (id, record, inner.hosts.take_forgotten())
         };
         let forgotten = forgotten.iter().map(|(address, name)| (*address, &name[..]));
-        if let Err(error) = self.recovery.add_host(&record, forgotten) {
+        if let Err(error) = self.core.recovery.add_host(&record, forgotten) {
             tracing::debug!(%error, "a host gets no locks because it could not be remembered");
             return Ok(Known::NotStored);
         }
@@ -365,98 +317,93 @@ impl Lockd {
         &self,
         from: From<'_>,
         lock: &nlm::Lock,
-        file: &LockFile,
+        file: &FileId,
         range: Range,
         kind: LockKind,
     ) -> Option<Holder> {
-        let inner = self.inner.lock();
-        // Nobody has the number 0.
-        let host = inner.hosts.find(from.peer.ip(), from.name).unwrap_or(0);
-        inner.table.test(file, &lock_owner(host, lock), range, kind)
+        self.with(|inner, table| {
+            // Nobody has the number 0.
+            let host = inner.hosts.find(from.peer.ip(), from.name).unwrap_or(0);
+            table.test(file, &lock_owner(host, lock), range, kind)
+        })
     }
 
     /// CANCEL: whether there was something to cancel.
-    pub(crate) fn cancel(
-        &self,
-        from: From<'_>,
-        lock: &nlm::Lock,
-        file: &LockFile,
-        range: Range,
-        kind: LockKind,
-    ) -> bool {
-        let mut inner = self.inner.lock();
-        let Some(host) = inner.hosts.find(from.peer.ip(), from.name) else { return false };
-        let owner = lock_owner(host, lock);
-        let cancelled = match inner.table.cancel(file, &owner, range, kind) {
-            Some(id) => inner.blocked.remove(&id).is_some(),
-            // GRANTED is on its way, to one who no longer wants it.
-            None => {
-                inner.forget_granted(file, &owner, |granted| granted == range)
-                    && inner.table.unlock(file, &owner, range).is_ok()
+    pub(crate) fn cancel(&self, from: From<'_>, lock: &nlm::Lock, file: &FileId, range: Range, kind: LockKind) -> bool {
+        self.with(|inner, table| {
+            let Some(host) = inner.hosts.find(from.peer.ip(), from.name) else { return false };
+            let owner = lock_owner(host, lock);
+            match table.cancel(file, &owner, range, kind) {
+                Some(id) => inner.blocked.remove(&id).is_some(),
+                // GRANTED is on its way, but the lock is no longer wanted.
+                None => {
+                    inner.forget_granted(file, &owner, |granted| granted == range)
+                        && table.unlock(file, &owner, range).is_ok()
+                }
             }
-        };
-        self.tell_granted(&mut inner);
-        cancelled
+        })
     }
 
     /// UNLOCK.
-    pub(crate) fn unlock(&self, from: From<'_>, lock: &nlm::Lock, file: &LockFile, range: Range) -> Nlm4Stats {
-        let mut inner = self.inner.lock();
-        let Some(host) = inner.hosts.find(from.peer.ip(), from.name) else { return Nlm4Stats::Granted };
-        let owner = lock_owner(host, lock);
-        let unlocked = inner.table.unlock(file, &owner, range);
-        if unlocked.is_ok() {
+    pub(crate) fn unlock(&self, from: From<'_>, lock: &nlm::Lock, file: &FileId, range: Range) -> Nlm4Stats {
+        self.with(|inner, table| {
+            let Some(host) = inner.hosts.find(from.peer.ip(), from.name) else { return Nlm4Stats::Granted };
+            let owner = lock_owner(host, lock);
+            if table.unlock(file, &owner, range).is_err() {
+                return Nlm4Stats::DeniedNoLocks;
+            }
             inner.forget_granted(file, &owner, |granted| granted.overlaps(range));
-        }
-        self.tell_granted(&mut inner);
-        if unlocked.is_ok() { Nlm4Stats::Granted } else { Nlm4Stats::DeniedNoLocks }
+            Nlm4Stats::Granted
+        })
     }
 
     /// SHARE.
-    pub(crate) fn share(&self, from: From<'_>, oh: &[u8], file: &LockFile, share: Share, reclaim: bool) -> Nlm4Stats {
-        let mut inner = self.inner.lock();
-        if self.must_wait() {
-            return Nlm4Stats::DeniedGracePeriod;
-        }
-        let Some(host) = inner.intern(from) else { return Nlm4Stats::DeniedNoLocks };
-        match inner.table.share(file, &share_owner(host, oh), share, reclaim) {
-            Ok(()) => Nlm4Stats::Granted,
-            Err(LockError::Denied(_) | LockError::Deadlock) => Nlm4Stats::Denied,
-            Err(LockError::Grace | LockError::NoGrace) => Nlm4Stats::DeniedGracePeriod,
-            Err(LockError::Full) => Nlm4Stats::DeniedNoLocks,
-        }
+    pub(crate) fn share(&self, from: From<'_>, oh: &[u8], file: &FileId, share: Share, reclaim: bool) -> Nlm4Stats {
+        self.with(|inner, table| {
+            if self.must_wait() {
+                return Nlm4Stats::DeniedGracePeriod;
+            }
+            let Some(host) = inner.intern(table, from) else { return Nlm4Stats::DeniedNoLocks };
+            match table.share(file, &share_owner(host, oh), share, reclaim) {
+                Ok(()) => Nlm4Stats::Granted,
+                Err(LockError::Denied(_) | LockError::Deadlock) => Nlm4Stats::Denied,
+                Err(LockError::Grace | LockError::NoGrace) => Nlm4Stats::DeniedGracePeriod,
+                Err(LockError::Full) => Nlm4Stats::DeniedNoLocks,
+            }
+        })
     }
 
     /// UNSHARE.
-    pub(crate) fn unshare(&self, from: From<'_>, oh: &[u8], file: &LockFile) {
-        let mut inner = self.inner.lock();
-        if let Some(host) = inner.hosts.find(from.peer.ip(), from.name) {
-            inner.table.unshare(file, &share_owner(host, oh));
-        }
+    pub(crate) fn unshare(&self, from: From<'_>, oh: &[u8], file: &FileId) {
+        self.with(|inner, table| {
+            if let Some(host) = inner.hosts.find(from.peer.ip(), from.name) {
+                table.unshare(file, &share_owner(host, oh));
+            }
+        });
     }
 
     /// FREE_ALL: a host says that it holds nothing any more.
     pub(crate) fn free_all(&self, from: From<'_>) {
-        let mut inner = self.inner.lock();
-        if let Some(host) = inner.hosts.find(from.peer.ip(), from.name) {
-            inner.release(host);
-            self.tell_granted(&mut inner);
-        }
+        self.with(|inner, table| {
+            if let Some(host) = inner.hosts.find(from.peer.ip(), from.name) {
+                inner.release(table, host);
+            }
+        });
     }
 
     /// SM_NOTIFY: a host says that it has restarted. Its locks are gone with it.
     pub(crate) fn restarted(&self, peer: SocketAddr, name: &[u8], state: i32) {
-        let mut inner = self.inner.lock();
-        for id in inner.hosts.restarted(peer, name) {
-            let host = inner.hosts.get_mut(id).expect("it has been found");
-            // Said twice, and perhaps after it has locked anew.
-            if host.state != state {
-                host.state = state;
-                inner.release(id);
-                tracing::info!(%peer, name = %name.escape_ascii(), "a host has restarted: its locks are released");
+        self.with(|inner, table| {
+            for id in inner.hosts.restarted(peer, name) {
+                let host = inner.hosts.get_mut(id).expect("it has been found");
+                // The host may notify twice, the second time after it has locked again.
+                if host.state != state {
+                    host.state = state;
+                    inner.release(table, id);
+                    tracing::info!(%peer, name = %name.escape_ascii(), "a host has restarted: its locks are released");
+                }
             }
-        }
-        self.tell_granted(&mut inner);
+        });
     }
 
     /// Who on this host wants to know that `name` has restarted is told. Waits for storage.
@@ -469,7 +416,7 @@ impl Lockd {
     }
 
     fn monitors(&self, wanted: impl Fn(&nsm::MonId) -> bool) -> Vec<(Monitor, nsm::MonId)> {
-        let all = self.recovery.monitors();
+        let all = self.core.recovery.monitors();
         let decoded = all.into_iter().filter_map(|monitor| {
             let mon_id = Message::from(monitor.mon_id.clone()).decode::<nsm::MonId>().ok()?;
             wanted(&mon_id).then_some((monitor, mon_id))
@@ -480,31 +427,29 @@ impl Lockd {
     /// SM_MON: false if it cannot be remembered. Waits for storage.
     pub(crate) fn monitor(&self, args: &nsm::MonArgs) -> bool {
         let monitor = Monitor { mon_id: Message::encode(&args.mon_id).stream, private: args.private };
-        let room = self.recovery.monitors().len() < MONITORS_MAX;
-        room && self.recovery.add_monitor(&monitor).is_ok()
+        let room = self.core.recovery.monitors().len() < MONITORS_MAX;
+        room && self.core.recovery.add_monitor(&monitor).is_ok()
     }
 
     /// SM_UNMON and SM_UNMON_ALL. Waits for storage.
     pub(crate) fn unmonitor(&self, gone: impl Fn(&nsm::MonId) -> bool) {
         let gone: Vec<Bytes> = self.monitors(gone).into_iter().map(|(monitor, _)| monitor.mon_id).collect();
-        if let Err(error) = self.recovery.remove_monitors(|key| gone.iter().any(|id| id == key)) {
+        if let Err(error) = self.core.recovery.remove_monitors(|key| gone.iter().any(|id| id == key)) {
             tracing::warn!(%error, "a host is still monitored");
         }
     }
 
     /// SM_SIMU_CRASH: all locks of hosts are gone, as after a restart, and can be reclaimed. Waits for storage.
     pub(crate) fn simulate_crash(&self) -> io::Result<()> {
-        self.state.store(self.recovery.next_nsm_state()?, Relaxed);
-        {
-            let mut inner = self.inner.lock();
+        self.state.store(self.core.recovery.next_nsm_state()?, Relaxed);
+        self.with(|inner, table| {
             let all: Vec<HostId> = inner.hosts.iter().map(|(id, _)| id).collect();
             for id in all {
-                inner.release(id);
+                inner.release(table, id);
                 let host = inner.hosts.get_mut(id).expect("it is there");
                 host.may_reclaim = host.monitored;
             }
-            self.tell_granted(&mut inner);
-        }
+        });
         self.recover();
         Ok(())
     }
@@ -532,30 +477,27 @@ impl Lockd {
 
     /// A host has taken, or has not taken, what was granted.
     pub(crate) fn settle_granted(&self, id: WaiterId, taken: bool) {
-        let mut inner = self.inner.lock();
-        if let Some(Granted { grant, .. }) = inner.granted.remove(&id)
-            && !taken
-            && inner.table.unlock(&grant.file, &grant.owner, grant.range).is_ok()
-        {
-            self.tell_granted(&mut inner);
-        }
+        self.with(|inner, table| {
+            if let Some(Granted { grant, .. }) = inner.granted.remove(&id)
+                && !taken
+            {
+                let _ = table.unlock(&grant.file, &grant.owner, grant.range);
+            }
+        });
     }
 
-    fn tell_granted(&self, inner: &mut Inner) {
-        if self.recovery.is_behind() {
-            // Whoever had it before could reclaim it after a restart. Upkeep comes back to it.
+    fn take_grants(&self, inner: &mut Inner, table: &mut LockTable<FileId>) {
+        if self.core.recovery.is_behind() {
+            // The client that held a lock before could reclaim it after a restart. The periodic task tries again.
             return;
         }
-        while let Some(grant) = inner.table.poll_grant() {
-            // Owners of other protocols are told by these.
+        while let Some(grant) = table.poll_grant() {
+            // Owners of other protocols get a notice instead.
             if let Some(blocked) = inner.blocked.remove(&grant.id) {
                 let id = grant.id;
                 inner.granted.insert(id, Granted { blocked, grant });
                 self.say(Outgoing::Granted(id));
             }
-        }
-        while let Some(notice) = inner.table.poll_notice() {
-            self.notices.get().map(|notices| notices.send(notice));
         }
     }
 
@@ -565,21 +507,44 @@ impl Lockd {
     }
 }
 
-impl Inner {
-    fn intern(&mut self, from: From<'_>) -> Option<HostId> {
-        let Self { hosts, table, .. } = self;
-        let is_idle = |id, host: &Host| !host.may_reclaim && !table.has_client(LockClient::Nlm(id));
-        hosts.intern(from.peer.ip(), from.name, is_idle)
+impl ServiceState for Lockd {
+    fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Reclaim for Lockd {
+    fn is_awaited(&self) -> bool {
+        self.inner.lock().hosts.iter().any(|(_, host)| host.may_reclaim)
     }
 
-    fn release(&mut self, host: HostId) {
-        self.table.release_client(LockClient::Nlm(host));
+    fn end_claims(&self) {
+        let _storing = self.storing.lock();
+        let gone: Vec<Host> = self.with(|inner, table| {
+            let without_locks = |id: &HostId| !table.has_client(LockClient::Nlm(*id));
+            let hosts = &mut inner.hosts;
+            let late: Vec<HostId> = hosts.iter().filter(|(_, host)| host.may_reclaim).map(|(id, _)| id).collect();
+            late.iter().for_each(|&id| hosts.get_mut(id).expect("it is there").may_reclaim = false);
+            late.into_iter().filter(without_locks).filter_map(|id| hosts.remove(id)).collect()
+        });
+        self.core.recovery.end_grace(gone.iter().map(|host| (host.address, &host.name[..])));
+    }
+}
+
+impl Inner {
+    fn intern(&mut self, table: &LockTable<FileId>, from: From<'_>) -> Option<HostId> {
+        let is_idle = |id, host: &Host| !host.may_reclaim && !table.has_client(LockClient::Nlm(id));
+        self.hosts.intern(from.peer.ip(), from.name, is_idle)
+    }
+
+    fn release(&mut self, table: &mut LockTable<FileId>, host: HostId) {
+        table.release_client(LockClient::Nlm(host));
         self.blocked.retain(|_, blocked| blocked.host != host);
         self.granted.retain(|_, granted| granted.blocked.host != host);
     }
 
     /// Forgets that an owner is to be told of a grant; whether it was to be.
-    fn forget_granted(&mut self, file: &LockFile, owner: &Owner, is: impl Fn(Range) -> bool) -> bool {
+    fn forget_granted(&mut self, file: &FileId, owner: &Owner, is: impl Fn(Range) -> bool) -> bool {
         let before = self.granted.len();
         self.granted
             .retain(|_, Granted { grant, .. }| !(is(grant.range) && *grant.owner == *owner && grant.file == *file));

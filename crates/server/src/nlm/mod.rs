@@ -15,15 +15,16 @@ use nfs::nlm::{NLM_PROGRAM, NlmProc4, VERSION};
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use xdr::Message;
 
-use crate::call::{context::Shared, exec};
+use self::lockd::Lockd;
+use crate::call::exec::{self, Null};
 
 /// The NLM program, version 4.
 pub struct Nlm4 {
-    shared: Arc<Shared>,
+    shared: Arc<Lockd>,
 }
 
 impl Nlm4 {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<Lockd>) -> Self {
         Self { shared }
     }
 }
@@ -48,7 +49,7 @@ impl Service for Nlm4 {
         let shared = &self.shared;
         match NlmProc4::from_number(call.procedure) {
             None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
-            Some(NlmProc4::Null) => exec::run::<nfs::v3::Null>(shared, call),
+            Some(NlmProc4::Null) => exec::run::<Null<_>>(shared, call),
             Some(NlmProc4::Test) => exec::run::<procedures::Test>(shared, call),
             Some(NlmProc4::Lock) => exec::run::<procedures::Lock>(shared, call),
             Some(NlmProc4::Cancel) => exec::run::<procedures::Cancel>(shared, call),

@@ -5,26 +5,25 @@
 
 use std::marker::PhantomData;
 
-use nfs::{
-    nlm::{
-        self, CancelArgs, LockArgs, Nlm4Stats, NlmProc4, Res, ShareAccess, ShareMode, TestArgs, TestReply, TestRes,
-        UnlockArgs,
-    },
-    v3::Nfsstat3,
+use nfs::nlm::{
+    self, CancelArgs, LockArgs, Nlm4Stats, NlmProc4, Res, ShareAccess, ShareMode, TestArgs, TestReply, TestRes,
+    UnlockArgs,
 };
-use vfs::{Kind, Rights};
+use vfs::{Kind, Rights, VfsError};
 use xdr::{Decode, Encode, Encoder, Message};
 
-use super::lockd::{Ask, From, LockFile, svid_and_oh};
+use super::lockd::{Ask, From, Lockd, svid_and_oh};
 use crate::{
-    call::{
-        context::{Context, Object},
-        error::{Fault, WouldBlock},
-        exec::Answer,
+    call::{context, error::WouldBlock, exec::Answer},
+    export::policy::Purpose,
+    handle::FileId,
+    sharing::{
+        conflict::Conflict,
+        locks::{LockKind, Range, Share as ShareReservation},
     },
-    sharing::locks::{LockKind, Range, Share as ShareReservation},
-    v4::guard::Held,
 };
+
+type Context<'a> = context::Context<'a, Lockd>;
 
 /// Implements [`Answer`] for a procedure, and for the one that is called and answered without a reply, if there is one.
 macro_rules! answers {
@@ -32,6 +31,7 @@ macro_rules! answers {
         pub(super) struct $name;
 
         impl Answer for $name {
+            type Shared = Lockd;
             type Args = $args;
             type Status = Nlm4Stats;
             const NAME: &'static str = $text;
@@ -46,6 +46,7 @@ macro_rules! answers {
         $(pub(super) struct $msg;
 
         impl Answer for $msg {
+            type Shared = Lockd;
             type Args = $args;
             type Status = Nlm4Stats;
             const NAME: &'static str = $msg_text;
@@ -53,7 +54,7 @@ macro_rules! answers {
             fn answer(cx: &Context<'_>, args: &$args, _: &mut Encoder) -> Result<Nlm4Stats, WouldBlock> {
                 let (status, results) = $function(cx, args)?;
                 let results = Message::encode(&results).stream;
-                cx.shared.lockd.respond(from(cx, b""), NlmProc4::$response, results);
+                cx.shared.respond(from(cx, b""), NlmProc4::$response, results);
                 Ok(status)
             }
         })?
@@ -75,6 +76,7 @@ answers! {
 pub(super) struct Unexpected<A>(PhantomData<A>);
 
 impl<A: Decode + Send + 'static> Answer for Unexpected<A> {
+    type Shared = Lockd;
     type Args = A;
     type Status = ();
     const NAME: &'static str = "a result";
@@ -87,12 +89,13 @@ impl<A: Decode + Send + 'static> Answer for Unexpected<A> {
 pub(super) struct FreeAll;
 
 impl Answer for FreeAll {
+    type Shared = Lockd;
     type Args = nlm::FreeAllArgs;
     type Status = ();
     const NAME: &'static str = "FREE_ALL";
 
     fn answer(cx: &Context<'_>, args: &nlm::FreeAllArgs, _: &mut Encoder) -> Result<(), WouldBlock> {
-        cx.shared.lockd.free_all(from(cx, &args.name));
+        cx.shared.free_all(from(cx, &args.name));
         Ok(())
     }
 }
@@ -102,11 +105,11 @@ type Results<R> = Result<(Nlm4Stats, R), WouldBlock>;
 fn test(cx: &Context<'_>, args: &TestArgs) -> Results<TestRes> {
     let reply = (|| {
         let (file, range) = (lockable(cx, &args.lock.fh, args.exclusive)?, range(&args.lock)?);
-        if cx.shared.lockd.in_grace() {
+        if cx.core.locks.in_grace() {
             return Err(Refused::Status(Nlm4Stats::DeniedGracePeriod));
         }
         let from = from(cx, &args.lock.caller_name);
-        let Some(holder) = cx.shared.lockd.test(from, &args.lock, &file, range, kind(args.exclusive)) else {
+        let Some(holder) = cx.shared.test(from, &args.lock, &file, range, kind(args.exclusive)) else {
             return Ok(TestReply::Granted);
         };
         let (svid, oh) = svid_and_oh(&holder.owner);
@@ -122,12 +125,12 @@ fn test(cx: &Context<'_>, args: &TestArgs) -> Results<TestRes> {
 }
 
 fn lock(cx: &Context<'_>, args: &LockArgs) -> Results<Res> {
-    conclude(&args.cookie, lock_monitored(cx, args, Some(args.state)))
+    result(&args.cookie, lock_monitored(cx, args, Some(args.state)))
 }
 
 /// From a host that cannot be told of a restart: what it held is lost then.
 fn nm_lock(cx: &Context<'_>, args: &LockArgs) -> Results<Res> {
-    conclude(&args.cookie, lock_monitored(cx, args, None))
+    result(&args.cookie, lock_monitored(cx, args, None))
 }
 
 fn lock_monitored(cx: &Context<'_>, args: &LockArgs, monitor: Option<i32>) -> Result<Nlm4Stats, Refused> {
@@ -143,30 +146,30 @@ fn lock_monitored(cx: &Context<'_>, args: &LockArgs, monitor: Option<i32>) -> Re
         monitor,
         may_block: cx.may_block,
     };
-    cx.shared.lockd.lock(from(cx, &args.lock.caller_name), &ask).map_err(|WouldBlock| Refused::WouldBlock)
+    cx.shared.lock(from(cx, &args.lock.caller_name), &ask).map_err(|WouldBlock| Refused::WouldBlock)
 }
 
 fn cancel(cx: &Context<'_>, args: &CancelArgs) -> Results<Res> {
     let status = (|| {
         let (file, range) = (file(cx, &args.lock.fh)?, range(&args.lock)?);
         let from = from(cx, &args.lock.caller_name);
-        let cancelled = cx.shared.lockd.cancel(from, &args.lock, &file, range, kind(args.exclusive));
+        let cancelled = cx.shared.cancel(from, &args.lock, &file, range, kind(args.exclusive));
         Ok(if cancelled { Nlm4Stats::Granted } else { Nlm4Stats::Denied })
     })();
-    conclude(&args.cookie, status)
+    result(&args.cookie, status)
 }
 
 fn unlock(cx: &Context<'_>, args: &UnlockArgs) -> Results<Res> {
     let status = (|| {
         let (file, range) = (file(cx, &args.lock.fh)?, range(&args.lock)?);
-        Ok(cx.shared.lockd.unlock(from(cx, &args.lock.caller_name), &args.lock, &file, range))
+        Ok(cx.shared.unlock(from(cx, &args.lock.caller_name), &args.lock, &file, range))
     })();
-    conclude(&args.cookie, status)
+    result(&args.cookie, status)
 }
 
 /// We wait for no lock of anybody's.
 fn granted(_: &Context<'_>, args: &TestArgs) -> Results<Res> {
-    conclude(&args.cookie, Ok(Nlm4Stats::Denied))
+    result(&args.cookie, Ok(Nlm4Stats::Denied))
 }
 
 fn share(cx: &Context<'_>, args: &nlm::ShareArgs) -> Results<nlm::ShareRes> {
@@ -175,17 +178,17 @@ fn share(cx: &Context<'_>, args: &nlm::ShareArgs) -> Results<nlm::ShareRes> {
         let file = lockable(cx, &share.fh, matches!(share.access, ShareAccess::Write))?;
         let from = from(cx, &share.caller_name);
         let _undelegated = cx.before_lock(&file, true)?;
-        Ok(cx.shared.lockd.share(from, &share.oh, &file, reservation(share.mode, share.access), args.reclaim))
+        Ok(cx.shared.share(from, &share.oh, &file, reservation(share.mode, share.access), args.reclaim))
     })();
-    conclude_share(args, status)
+    share_result(args, status)
 }
 
 fn unshare(cx: &Context<'_>, args: &nlm::ShareArgs) -> Results<nlm::ShareRes> {
     let status = file(cx, &args.share.fh).map(|file| {
-        cx.shared.lockd.unshare(from(cx, &args.share.caller_name), &args.share.oh, &file);
+        cx.shared.unshare(from(cx, &args.share.caller_name), &args.share.oh, &file);
         Nlm4Stats::Granted
     });
-    conclude_share(args, status)
+    share_result(args, status)
 }
 
 /// Why there is nothing to ask.
@@ -194,32 +197,30 @@ enum Refused {
     Status(Nlm4Stats),
 }
 
-impl std::convert::From<Fault> for Refused {
-    fn from(fault: Fault) -> Self {
-        match fault {
-            Fault::WouldBlock => Refused::WouldBlock,
-            Fault::Status(status) => Refused::Status(match status {
-                Nfsstat3::Stale | Nfsstat3::BadHandle | Nfsstat3::NoEnt => Nlm4Stats::StaleFh,
-                Nfsstat3::RoFs => Nlm4Stats::RoFs,
-                Nfsstat3::Acces | Nfsstat3::Perm => Nlm4Stats::Denied,
-                Nfsstat3::Jukebox => Nlm4Stats::DeniedNoLocks,
-                _ => Nlm4Stats::Failed,
-            }),
+impl std::convert::From<VfsError> for Refused {
+    fn from(error: VfsError) -> Self {
+        Refused::Status(match error {
+            VfsError::WouldBlock => return Refused::WouldBlock,
+            VfsError::Stale | VfsError::BadHandle | VfsError::NotFound => Nlm4Stats::StaleFh,
+            VfsError::ReadOnly => Nlm4Stats::RoFs,
+            VfsError::Access | VfsError::Perm => Nlm4Stats::Denied,
+            VfsError::Delay => Nlm4Stats::DeniedNoLocks,
+            _ => Nlm4Stats::Failed,
+        })
+    }
+}
+
+impl std::convert::From<Conflict> for Refused {
+    fn from(conflict: Conflict) -> Self {
+        match conflict {
+            Conflict::WouldBlock => Refused::WouldBlock,
+            // The only status upon which a client asks again by itself, after a while.
+            Conflict::Recalled => Refused::Status(Nlm4Stats::DeniedGracePeriod),
         }
     }
 }
 
-impl std::convert::From<Held> for Refused {
-    fn from(held: Held) -> Self {
-        match held {
-            Held::WouldBlock => Refused::WouldBlock,
-            // The one status upon which a client asks again by itself, after a while.
-            Held::Delegated => Refused::Status(Nlm4Stats::DeniedGracePeriod),
-        }
-    }
-}
-
-fn conclude(cookie: &nlm::Netobj, status: Result<Nlm4Stats, Refused>) -> Results<Res> {
+fn result(cookie: &nlm::Netobj, status: Result<Nlm4Stats, Refused>) -> Results<Res> {
     let status = match status {
         Ok(status) | Err(Refused::Status(status)) => status,
         Err(Refused::WouldBlock) => return Err(WouldBlock),
@@ -227,13 +228,13 @@ fn conclude(cookie: &nlm::Netobj, status: Result<Nlm4Stats, Refused>) -> Results
     Ok((status, Res { cookie: cookie.clone(), status }))
 }
 
-fn conclude_share(args: &nlm::ShareArgs, status: Result<Nlm4Stats, Refused>) -> Results<nlm::ShareRes> {
-    let (status, Res { cookie, .. }) = conclude(&args.cookie, status)?;
+fn share_result(args: &nlm::ShareArgs, status: Result<Nlm4Stats, Refused>) -> Results<nlm::ShareRes> {
+    let (status, Res { cookie, .. }) = result(&args.cookie, status)?;
     Ok((status, nlm::ShareRes { cookie, status, sequence: 0 }))
 }
 
 fn from<'a>(cx: &Context<'_>, name: &'a [u8]) -> From<'a> {
-    From { peer: cx.peer, lossy: cx.carrier.name == "udp", name }
+    From { peer: cx.peer, lossy: cx.transport.lossy, name }
 }
 
 fn kind(exclusive: bool) -> LockKind {
@@ -257,27 +258,16 @@ fn range(lock: &nlm::Lock) -> Result<Range, Refused> {
     }
 }
 
-/// The file of a handle, if the caller may use its export at all. NLM goes by TCP or UDP whatever NFS goes by.
-fn object<'a>(cx: &Context<'a>, fh: &[u8]) -> Result<Object<'a>, Fault> {
-    cx.thread.admit()?;
-    let (id, handle) = cx.shared.key.open(fh)?;
-    let export = cx.shared.exports.find(id).ok_or(Nfsstat3::Stale)?;
-    if !export.admits_host(cx.peer) {
-        return Err(Nfsstat3::Acces.into());
-    }
-    Ok(cx.object_of(export, handle))
-}
-
-fn file(cx: &Context<'_>, fh: &[u8]) -> Result<LockFile, Refused> {
-    let object = object(cx, fh)?;
+fn file(cx: &Context<'_>, fh: &[u8]) -> Result<FileId, Refused> {
+    let object = cx.object_for(fh, Purpose::Auxiliary)?;
     Ok((object.export.id(), object.handle))
 }
 
 /// The file of a handle, if the caller may lock it.
-fn lockable(cx: &Context<'_>, fh: &[u8], exclusive: bool) -> Result<LockFile, Refused> {
-    let object = object(cx, fh)?;
+fn lockable(cx: &Context<'_>, fh: &[u8], exclusive: bool) -> Result<FileId, Refused> {
+    let object = cx.object_for(fh, Purpose::Auxiliary)?;
     let wanted = Rights { read: true, modify: exclusive, ..Rights::default() };
-    let (rights, attr) = object.vfs().access(&object.caller(), &object.handle, wanted).map_err(Fault::from)?;
+    let (rights, attr) = object.vfs().access(&object.caller(), &object.handle, wanted)?;
     if attr.kind != Kind::File {
         return Err(Refused::Status(Nlm4Stats::Failed));
     }

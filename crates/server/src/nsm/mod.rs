@@ -9,19 +9,24 @@ use nfs::nsm::{self, SM_PROGRAM, SmProc, SmRes, SmStat, SmStatRes, VERSION};
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
 use xdr::{Encode, Encoder, Message};
 
-use crate::call::{
-    context::{Context, Shared},
-    error::WouldBlock,
-    exec::{self, Answer},
+use crate::{
+    call::{
+        context,
+        error::WouldBlock,
+        exec::{self, Answer, Null},
+    },
+    nlm::lockd::Lockd,
 };
+
+type Context<'a> = context::Context<'a, Lockd>;
 
 /// The NSM program, version 1.
 pub struct Nsm1 {
-    shared: Arc<Shared>,
+    shared: Arc<Lockd>,
 }
 
 impl Nsm1 {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<Lockd>) -> Self {
         Self { shared }
     }
 }
@@ -44,7 +49,7 @@ impl Service for Nsm1 {
         let shared = &self.shared;
         match SmProc::from_number(call.procedure) {
             None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
-            Some(SmProc::Null) => exec::run::<nfs::v3::Null>(shared, call),
+            Some(SmProc::Null) => exec::run::<Null<_>>(shared, call),
             Some(SmProc::Stat) => exec::run::<Stat>(shared, call),
             Some(SmProc::Mon) => exec::run::<Mon>(shared, call),
             Some(SmProc::Unmon) => exec::run::<Unmon>(shared, call),
@@ -58,6 +63,7 @@ impl Service for Nsm1 {
 struct Stat;
 
 impl Answer for Stat {
+    type Shared = Lockd;
     type Args = nsm::SmName;
     type Status = ();
     const NAME: &'static str = "STAT";
@@ -71,6 +77,7 @@ impl Answer for Stat {
 struct Mon;
 
 impl Answer for Mon {
+    type Shared = Lockd;
     type Args = nsm::MonArgs;
     type Status = SmRes;
     const NAME: &'static str = "MON";
@@ -78,7 +85,7 @@ impl Answer for Mon {
     fn answer(cx: &Context<'_>, args: &nsm::MonArgs, out: &mut Encoder) -> Result<SmRes, WouldBlock> {
         let may = is_local(cx);
         wait_for_storage(cx, may)?;
-        let res = if may && cx.shared.lockd.monitor(args) { SmRes::Succ } else { SmRes::Fail };
+        let res = if may && cx.shared.monitor(args) { SmRes::Succ } else { SmRes::Fail };
         SmStatRes { res, state: state(cx) }.encode(out);
         Ok(res)
     }
@@ -87,6 +94,7 @@ impl Answer for Mon {
 struct Unmon;
 
 impl Answer for Unmon {
+    type Shared = Lockd;
     type Args = nsm::MonId;
     type Status = ();
     const NAME: &'static str = "UNMON";
@@ -95,7 +103,7 @@ impl Answer for Unmon {
         let may = is_local(cx);
         wait_for_storage(cx, may)?;
         if may {
-            cx.shared.lockd.unmonitor(|mon_id| mon_id == args);
+            cx.shared.unmonitor(|mon_id| mon_id == args);
         }
         SmStat { state: state(cx) }.encode(out);
         Ok(())
@@ -105,6 +113,7 @@ impl Answer for Unmon {
 struct UnmonAll;
 
 impl Answer for UnmonAll {
+    type Shared = Lockd;
     type Args = nsm::MyId;
     type Status = ();
     const NAME: &'static str = "UNMON_ALL";
@@ -113,7 +122,7 @@ impl Answer for UnmonAll {
         let may = is_local(cx);
         wait_for_storage(cx, may)?;
         if may {
-            cx.shared.lockd.unmonitor(|mon_id| mon_id.my_id == *args);
+            cx.shared.unmonitor(|mon_id| mon_id.my_id == *args);
         }
         SmStat { state: state(cx) }.encode(out);
         Ok(())
@@ -123,6 +132,7 @@ impl Answer for UnmonAll {
 struct SimuCrash;
 
 impl Answer for SimuCrash {
+    type Shared = Lockd;
     type Args = ();
     type Status = ();
     const NAME: &'static str = "SIMU_CRASH";
@@ -131,7 +141,7 @@ impl Answer for SimuCrash {
         // It takes everybody's locks away for a time: root alone may say so.
         let may = is_local(cx) && cx.peer.port() < PORT_PRIVILEGED;
         wait_for_storage(cx, may)?;
-        if may && let Err(error) = cx.shared.lockd.simulate_crash() {
+        if may && let Err(error) = cx.shared.simulate_crash() {
             tracing::warn!(%error, "no crash was simulated");
         }
         Ok(())
@@ -141,20 +151,21 @@ impl Answer for SimuCrash {
 struct Notify;
 
 impl Answer for Notify {
+    type Shared = Lockd;
     type Args = nsm::StatChge;
     type Status = ();
     const NAME: &'static str = "NOTIFY";
 
     fn answer(cx: &Context<'_>, args: &nsm::StatChge, _: &mut Encoder) -> Result<(), WouldBlock> {
         wait_for_storage(cx, true)?;
-        cx.shared.lockd.restarted(cx.peer, &args.mon_name, args.state);
-        cx.shared.lockd.pass_on(&args.mon_name, args.state);
+        cx.shared.restarted(cx.peer, &args.mon_name, args.state);
+        cx.shared.pass_on(&args.mon_name, args.state);
         Ok(())
     }
 }
 
 fn state(cx: &Context<'_>) -> i32 {
-    cx.shared.lockd.identity().1
+    cx.shared.identity().1
 }
 
 fn is_local(cx: &Context<'_>) -> bool {

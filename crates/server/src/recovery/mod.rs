@@ -17,7 +17,7 @@
 //! # When storage fails
 //!
 //! An error, such as a full disk, closes the database. The next change writes a new one from memory, no more often than once in
-//! [`RETRY_INTERVAL`]; [`upkeep`](crate::v4::upkeep) does so as well. Meanwhile
+//! [`RETRY_INTERVAL`]; the server's periodic task does so as well. Meanwhile
 //!
 //! - a change that may be refused, such as a client's first record, is refused, and nothing has changed;
 //! - a change that has happened already, such as that a client has lost its locks, is made in memory, and

@@ -11,10 +11,12 @@ use super::{
     answers, attr,
     object::{post_op, post_wcc, with},
 };
-use crate::call::{
-    context::{Context, Object, component},
-    error::{Fault, WouldBlock},
-    exec::conclude,
+use crate::{
+    call::{context::Context, error::WouldBlock, object::Object},
+    v3::{
+        object::component,
+        status::{Fault3, encode_result},
+    },
 };
 
 answers! {
@@ -43,7 +45,7 @@ fn create(cx: &Context<'_>, args: &CreateArgs, out: &mut Encoder) -> Result<Nfss
         let created = dir.writable()?.vfs().create(&dir.caller(), &dir.handle, name, &mode)?;
         Ok(new_object(dir, &created))
     });
-    conclude(out, result, || post_wcc(&dir))
+    encode_result(out, result, || post_wcc(&dir))
 }
 
 fn mkdir(cx: &Context<'_>, args: &MkDirArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -54,7 +56,7 @@ fn mkdir(cx: &Context<'_>, args: &MkDirArgs, out: &mut Encoder) -> Result<Nfssta
         let created = dir.writable()?.vfs().mkdir(&dir.caller(), &dir.handle, name, &set)?;
         Ok(new_object(dir, &created))
     });
-    conclude(out, result, || post_wcc(&dir))
+    encode_result(out, result, || post_wcc(&dir))
 }
 
 fn symlink(cx: &Context<'_>, args: &SymLinkArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -69,7 +71,7 @@ fn symlink(cx: &Context<'_>, args: &SymLinkArgs, out: &mut Encoder) -> Result<Nf
         let created = dir.writable()?.vfs().symlink(&dir.caller(), &dir.handle, name, &target, &set)?;
         Ok(new_object(dir, &created))
     });
-    conclude(out, result, || post_wcc(&dir))
+    encode_result(out, result, || post_wcc(&dir))
 }
 
 fn mknod(cx: &Context<'_>, args: &MkNodArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -88,7 +90,7 @@ fn mknod(cx: &Context<'_>, args: &MkNodArgs, out: &mut Encoder) -> Result<Nfssta
         let created = dir.writable()?.vfs().mknod(&dir.caller(), &dir.handle, name, node, &set)?;
         Ok(new_object(dir, &created))
     });
-    conclude(out, result, || post_wcc(&dir))
+    encode_result(out, result, || post_wcc(&dir))
 }
 
 fn remove(cx: &Context<'_>, args: &RemoveArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -99,7 +101,7 @@ fn remove(cx: &Context<'_>, args: &RemoveArgs, out: &mut Encoder) -> Result<Nfss
         let change = dir.vfs().remove(&dir.caller(), &dir.handle, name)?;
         Ok(dir.wcc(&change))
     });
-    conclude(out, result, || post_wcc(&dir))
+    encode_result(out, result, || post_wcc(&dir))
 }
 
 fn rmdir(cx: &Context<'_>, args: &RemoveArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -114,7 +116,7 @@ fn rmdir(cx: &Context<'_>, args: &RemoveArgs, out: &mut Encoder) -> Result<Nfsst
         let change = dir.writable()?.vfs().rmdir(&dir.caller(), &dir.handle, name)?;
         Ok(dir.wcc(&change))
     });
-    conclude(out, result, || post_wcc(&dir))
+    encode_result(out, result, || post_wcc(&dir))
 }
 
 fn rename(cx: &Context<'_>, args: &RenameArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -132,7 +134,7 @@ fn rename(cx: &Context<'_>, args: &RenameArgs, out: &mut Encoder) -> Result<Nfss
             Ok(RenameWcc { fromdir_wcc: from.wcc(&left), todir_wcc: to.wcc(&joined) })
         })
     });
-    conclude(out, result, || Ok(RenameWcc { fromdir_wcc: post_wcc(&from)?, todir_wcc: post_wcc(&to)? }))
+    encode_result(out, result, || Ok(RenameWcc { fromdir_wcc: post_wcc(&from)?, todir_wcc: post_wcc(&to)? }))
 }
 
 fn link(cx: &Context<'_>, args: &LinkArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -148,24 +150,24 @@ fn link(cx: &Context<'_>, args: &LinkArgs, out: &mut Encoder) -> Result<Nfsstat3
             Ok(LinkWcc { file_attributes: Some(object.fattr(&attr)), linkdir_wcc: dir.wcc(&change) })
         })
     });
-    conclude(out, result, || Ok(LinkWcc { file_attributes: post_op(&object)?, linkdir_wcc: post_wcc(&dir)? }))
+    encode_result(out, result, || Ok(LinkWcc { file_attributes: post_op(&object)?, linkdir_wcc: post_wcc(&dir)? }))
 }
 
 fn new_object(dir: &Object<'_>, created: &Created) -> NewObjectOk {
     NewObjectOk {
-        obj: Some(dir.seal(&created.handle)),
+        obj: Some(dir.fh3(&created.handle)),
         obj_attributes: Some(dir.fattr(&created.attr)),
         dir_wcc: dir.wcc(&created.dir),
     }
 }
 
 /// A name to be made: `.` and `..` are there already (RFC 1813 §3.3.9).
-fn new_name(name: &[u8]) -> Result<&Name, Fault> {
+fn new_name(name: &[u8]) -> Result<&Name, Fault3> {
     component(name).and_then(|name| if name.is_dots() { Err(Nfsstat3::Exist.into()) } else { Ok(name) })
 }
 
 /// A name to be taken away or moved: `.` and `..` cannot be.
-fn plain_name(name: &[u8]) -> Result<&Name, Fault> {
+fn plain_name(name: &[u8]) -> Result<&Name, Fault3> {
     component(name).and_then(|name| if name.is_dots() { Err(Nfsstat3::Inval.into()) } else { Ok(name) })
 }
 

@@ -10,11 +10,13 @@ use super::{
     answers,
     object::{post_op, with},
 };
-use crate::call::{
-    context::Context,
-    error::WouldBlock,
-    exec::conclude,
-    transfer::{OFFSET_MAX, directory_max, transfer_max},
+use crate::{
+    call::{
+        context::Context,
+        error::WouldBlock,
+        transfer::{OFFSET_MAX, directory_max, transfer_max},
+    },
+    v3::status::encode_result,
 };
 
 answers! {
@@ -38,14 +40,14 @@ fn fsstat(cx: &Context<'_>, args: &FsStatArgs, out: &mut Encoder) -> Result<Nfss
             invarsec: 0,
         })
     });
-    conclude(out, result, || post_op(&object))
+    encode_result(out, result, || post_op(&object))
 }
 
 fn fsinfo(cx: &Context<'_>, args: &FsInfoArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
     let object = cx.object(&args.fsroot);
     let result = with(&object, |object| {
         let caps = object.vfs().caps();
-        let max = transfer_max(&cx.carrier);
+        let max = transfer_max(&cx.transport);
         let preferred = 1 << max.ilog2();
         let resolution = caps.time_resolution_ns;
         let flag = |has, flag| if has { flag } else { 0 };
@@ -57,7 +59,7 @@ fn fsinfo(cx: &Context<'_>, args: &FsInfoArgs, out: &mut Encoder) -> Result<Nfss
             wtmax: max,
             wtpref: preferred,
             wtmult: PAGE,
-            dtpref: directory_max(&cx.carrier).min(DIRECTORY_PREFERRED),
+            dtpref: directory_max(&cx.transport).min(DIRECTORY_PREFERRED),
             maxfilesize: caps.file_size_max.min(OFFSET_MAX),
             time_delta: Nfstime3 { seconds: resolution / 1_000_000_000, nseconds: resolution % 1_000_000_000 },
             properties: flag(caps.links, FSF3_LINK)
@@ -66,7 +68,7 @@ fn fsinfo(cx: &Context<'_>, args: &FsInfoArgs, out: &mut Encoder) -> Result<Nfss
                 | FSF3_CANSETTIME,
         })
     });
-    conclude(out, result, || post_op(&object))
+    encode_result(out, result, || post_op(&object))
 }
 
 fn pathconf(cx: &Context<'_>, args: &PathConfArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -83,7 +85,7 @@ fn pathconf(cx: &Context<'_>, args: &PathConfArgs, out: &mut Encoder) -> Result<
             case_preserving: true,
         })
     });
-    conclude(out, result, || post_op(&object))
+    encode_result(out, result, || post_op(&object))
 }
 
 const DIRECTORY_PREFERRED: u32 = 64 << 10;

@@ -10,11 +10,13 @@ use super::{
     answers,
     object::{post_op, post_wcc, with},
 };
-use crate::call::{
-    context::Context,
-    error::WouldBlock,
-    exec::conclude,
-    transfer::{commit_range, read_range, write_part},
+use crate::{
+    call::{
+        context::Context,
+        error::WouldBlock,
+        transfer::{commit_range, read_range, write_part},
+    },
+    v3::status::encode_result,
 };
 
 answers! {
@@ -26,9 +28,9 @@ answers! {
 fn read(cx: &Context<'_>, args: &ReadArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
     let file = cx.object(&args.file);
     let result = with(&file, |file| {
-        let (offset, len) = read_range(&cx.carrier, args.offset, args.count);
+        let (offset, len) = read_range(&cx.transport, args.offset, args.count);
         cx.before_read(file, None)?;
-        Ok(file.vfs().read(&file.caller(), &file.handle, offset, len, cx.pool, cx.carrier.file_ranges)?)
+        Ok(file.vfs().read(&file.caller(), &file.handle, offset, len, cx.pool, cx.transport.file_ranges)?)
     });
     match (result, &file) {
         (Ok(read), Ok(file)) => {
@@ -39,7 +41,7 @@ fn read(cx: &Context<'_>, args: &ReadArgs, out: &mut Encoder) -> Result<Nfsstat3
             out.payload(read.data);
             Ok(Nfsstat3::Ok)
         }
-        (result, file) => conclude(out, result.map(|_| ()), || post_op(file)),
+        (result, file) => encode_result(out, result.map(|_| ()), || post_op(file)),
     }
 }
 
@@ -50,7 +52,7 @@ fn write(cx: &Context<'_>, args: &WriteArgs, out: &mut Encoder) -> Result<Nfssta
         if data.len() != args.count as usize {
             return Err(Nfsstat3::Inval.into());
         }
-        let data = write_part(&cx.carrier, file, args.offset, data).ok_or(Nfsstat3::FBig)?;
+        let data = write_part(&cx.transport, file, args.offset, data).ok_or(Nfsstat3::FBig)?;
         let stability = match args.stable {
             StableHow::Unstable => Stability::Unstable,
             StableHow::DataSync => Stability::DataSync,
@@ -72,7 +74,7 @@ fn write(cx: &Context<'_>, args: &WriteArgs, out: &mut Encoder) -> Result<Nfssta
             verf,
         })
     });
-    conclude(out, result, || post_wcc(&file))
+    encode_result(out, result, || post_wcc(&file))
 }
 
 fn commit(cx: &Context<'_>, args: &CommitArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -84,5 +86,5 @@ fn commit(cx: &Context<'_>, args: &CommitArgs, out: &mut Encoder) -> Result<Nfss
         // Asked for behind the commit: if that had lost writes, the verifier has changed.
         Ok(CommitOk { file_wcc: file.wcc(&change), verf: vfs.write_verifier() })
     });
-    conclude(out, result, || post_wcc(&file))
+    encode_result(out, result, || post_wcc(&file))
 }

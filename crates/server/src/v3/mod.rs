@@ -6,6 +6,7 @@ mod fsinfo;
 mod io;
 mod object;
 mod readdir;
+pub(crate) mod status;
 
 pub(crate) use object::{post_op, with};
 
@@ -13,21 +14,20 @@ use std::{ops::RangeInclusive, sync::Arc};
 
 use nfs::v3::{self, Proc3, Procedure3};
 use rpc::{AcceptError, BoxFuture, Call, Procedure, Service};
-use xdr::{Encoder, Message};
+use xdr::Message;
 
 use crate::call::{
-    context::{Context, Shared},
-    error::WouldBlock,
-    exec::{self, Answer},
+    core::Core,
+    exec::{self, Null},
 };
 
 /// The NFS program, version 3.
 pub struct Nfs3 {
-    shared: Arc<Shared>,
+    shared: Arc<Core>,
 }
 
 impl Nfs3 {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<Core>) -> Self {
         Self { shared }
     }
 }
@@ -50,7 +50,7 @@ impl Service for Nfs3 {
         let shared = &self.shared;
         match Proc3::from_number(call.procedure) {
             None => Box::pin(std::future::ready(Err(AcceptError::SystemErr))),
-            Some(Proc3::Null) => exec::run::<v3::Null>(shared, call),
+            Some(Proc3::Null) => exec::run::<Null<_>>(shared, call),
             Some(Proc3::GetAttr) => exec::run::<v3::GetAttr>(shared, call),
             Some(Proc3::SetAttr) => exec::run::<v3::SetAttr>(shared, call),
             Some(Proc3::Lookup) => exec::run::<v3::Lookup>(shared, call),
@@ -76,20 +76,11 @@ impl Service for Nfs3 {
     }
 }
 
-impl Answer for v3::Null {
-    type Args = ();
-    type Status = ();
-    const NAME: &'static str = "NULL";
-
-    fn answer(_: &Context<'_>, (): &(), _: &mut Encoder) -> Result<(), WouldBlock> {
-        Ok(())
-    }
-}
-
 /// Implements [`Answer`] for a procedure by a function of that procedure's arguments.
 macro_rules! answers {
     ($($procedure:ident => $function:ident),* $(,)?) => {$(
         impl $crate::call::exec::Answer for nfs::v3::$procedure {
+            type Shared = $crate::call::core::Core;
             type Args = <nfs::v3::$procedure as nfs::v3::Procedure3>::Args;
             type Status = nfs::v3::Nfsstat3;
             const NAME: &'static str = $crate::v3::name_of::<nfs::v3::$procedure>();

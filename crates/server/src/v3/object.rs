@@ -1,16 +1,18 @@
 //! GETATTR, SETATTR, LOOKUP, ACCESS and READLINK: RFC 1813 §3.3.1–3.3.5.
 
 use buf::Rope;
+use bytes::Bytes;
 use nfs::v3::{
-    AccessArgs, AccessOk, Fattr3, GetAttrArgs, LookupArgs, LookupOk, Nfsstat3, ReadLinkArgs, SetAttrArgs, WccData,
+    AccessArgs, AccessOk, Fattr3, GetAttrArgs, LookupArgs, LookupOk, NfsFh3, Nfsstat3, PostOpAttr, ReadLinkArgs,
+    SetAttrArgs, WccData,
 };
+use vfs::{Attr, Change, Handle, Name, VfsError};
 use xdr::{Encode, Encoder};
 
 use super::{answers, attr};
-use crate::call::{
-    context::{Context, Object, component},
-    error::{Fault, WouldBlock},
-    exec::conclude,
+use crate::{
+    call::{context::Context, error::WouldBlock, object::Object},
+    v3::status::{Fault3, encode_result},
 };
 
 answers! {
@@ -24,9 +26,9 @@ answers! {
 fn getattr(cx: &Context<'_>, args: &GetAttrArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
     let result = (|| {
         let object = cx.object(&args.object)?;
-        Ok::<Fattr3, Fault>(object.fattr(&object.getattr()?))
+        Ok::<Fattr3, Fault3>(object.fattr(&object.getattr()?))
     })();
-    conclude(out, result, || Ok(()))
+    encode_result(out, result, || Ok(()))
 }
 
 fn setattr(cx: &Context<'_>, args: &SetAttrArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -38,17 +40,17 @@ fn setattr(cx: &Context<'_>, args: &SetAttrArgs, out: &mut Encoder) -> Result<Nf
         let change = object.vfs().setattr(&object.caller(), &object.handle, &set, guard)?;
         Ok(object.wcc(&change))
     });
-    conclude(out, result, || post_wcc(&object))
+    encode_result(out, result, || post_wcc(&object))
 }
 
 fn lookup(cx: &Context<'_>, args: &LookupArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
     let dir = cx.object(&args.what.dir);
     let result = with(&dir, |dir| {
         let (handle, attr) = dir.vfs().lookup(&dir.caller(), &dir.handle, component(&args.what.name)?)?;
-        let dir_attributes = dir.post_op().map_err(|WouldBlock| Fault::WouldBlock)?;
-        Ok(LookupOk { object: dir.seal(&handle), obj_attributes: Some(dir.fattr(&attr)), dir_attributes })
+        let dir_attributes = dir.post_op().map_err(|WouldBlock| Fault3::WouldBlock)?;
+        Ok(LookupOk { object: dir.fh3(&handle), obj_attributes: Some(dir.fattr(&attr)), dir_attributes })
     });
-    conclude(out, result, || post_op(&dir))
+    encode_result(out, result, || post_op(&dir))
 }
 
 fn access(cx: &Context<'_>, args: &AccessArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -62,7 +64,7 @@ fn access(cx: &Context<'_>, args: &AccessArgs, out: &mut Encoder) -> Result<Nfss
         let access = attr::access_bits(granted, attr.kind) & attr::access_bits(wanted, attr.kind);
         Ok(AccessOk { obj_attributes: Some(object.fattr(&attr)), access })
     });
-    conclude(out, result, || post_op(&object))
+    encode_result(out, result, || post_op(&object))
 }
 
 fn readlink(cx: &Context<'_>, args: &ReadLinkArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
@@ -78,27 +80,66 @@ fn readlink(cx: &Context<'_>, args: &ReadLinkArgs, out: &mut Encoder) -> Result<
             out.payload(Rope::from(text));
             Ok(Nfsstat3::Ok)
         }
-        Err(fault) => conclude(out, Err::<(), _>(fault), || post_op(&link)),
+        Err(fault) => encode_result(out, Err::<(), _>(fault), || post_op(&link)),
     }
 }
 
 /// Goes on with an object if there is one.
 pub(crate) fn with<'o, 'a, T>(
-    object: &'o Result<Object<'a>, Nfsstat3>,
-    go_on: impl FnOnce(&'o Object<'a>) -> Result<T, Fault>,
-) -> Result<T, Fault> {
+    object: &'o Result<Object<'a>, VfsError>,
+    go_on: impl FnOnce(&'o Object<'a>) -> Result<T, Fault3>,
+) -> Result<T, Fault3> {
     match object {
         Ok(object) => go_on(object),
-        Err(status) => Err(Fault::Status(*status)),
+        Err(error) => Err((*error).into()),
     }
 }
 
 /// The attributes that a failure reports.
-pub(crate) fn post_op(object: &Result<Object<'_>, Nfsstat3>) -> Result<nfs::v3::PostOpAttr, WouldBlock> {
+pub(crate) fn post_op(object: &Result<Object<'_>, VfsError>) -> Result<PostOpAttr, WouldBlock> {
     object.as_ref().map_or(Ok(None), Object::post_op)
 }
 
 /// The weak cache consistency data that a failure reports.
-pub(super) fn post_wcc(object: &Result<Object<'_>, Nfsstat3>) -> Result<WccData, WouldBlock> {
+pub(super) fn post_wcc(object: &Result<Object<'_>, VfsError>) -> Result<WccData, WouldBlock> {
     object.as_ref().map_or(Ok(WccData::default()), Object::post_wcc)
+}
+
+impl Object<'_> {
+    /// An object's attributes as NFSv3 sends them.
+    pub(crate) fn fattr(&self, attr: &Attr) -> Fattr3 {
+        attr::fattr3(attr, self.export)
+    }
+
+    /// A change as NFSv3 sends it.
+    pub(crate) fn wcc(&self, change: &Change) -> WccData {
+        WccData { before: Some(attr::wcc_attr(&change.before)), after: Some(self.fattr(&change.after)) }
+    }
+
+    /// The file handle of another object of the same export, as NFSv3 sends it.
+    pub(crate) fn fh3(&self, handle: &Handle) -> NfsFh3 {
+        Bytes::copy_from_slice(&self.seal(handle)).into()
+    }
+
+    /// Its attributes now, which a failed procedure reports. A thread of another export does not wait for them: a procedure
+    /// that names two exports would need both at once.
+    pub(crate) fn post_op(&self) -> Result<PostOpAttr, WouldBlock> {
+        match self.getattr() {
+            Ok(attr) => Ok(Some(self.fattr(&attr))),
+            Err(VfsError::WouldBlock) if self.is_foreign() && !self.is_pending() => Ok(None),
+            Err(VfsError::WouldBlock) => Err(WouldBlock),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// As [`post_op`](Self::post_op), for a procedure that would have changed the object. The attributes before are not known
+    /// for the same instant, so they are not reported (RFC 1813 §2.6, `wcc_data`).
+    fn post_wcc(&self) -> Result<WccData, WouldBlock> {
+        Ok(WccData { before: None, after: self.post_op()? })
+    }
+}
+
+/// A component that a client sent.
+pub(super) fn component(name: &[u8]) -> Result<&Name, Fault3> {
+    Ok(Name::new(name)?)
 }

@@ -16,18 +16,16 @@
 use std::ops::ControlFlow;
 
 use nfs::v3::{Nfsstat3, ReadDirArgs, ReadDirPlusArgs};
-use vfs::DirEntry;
+use vfs::{DirEntry, VfsError};
 use xdr::{Encode, Encoder};
 
 use super::{
     answers,
     object::{post_op, with},
 };
-use crate::call::{
-    context::{Context, Object},
-    error::{Fault, WouldBlock},
-    exec::conclude,
-    transfer::directory_max,
+use crate::{
+    call::{context::Context, error::WouldBlock, object::Object, transfer::directory_max},
+    v3::status::{Fault3, encode_result},
 };
 
 answers! {
@@ -38,7 +36,7 @@ answers! {
 fn readdir(cx: &Context<'_>, args: &ReadDirArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
     let dir = cx.object(&args.dir);
     let result = with(&dir, |dir| {
-        let max = args.count.min(directory_max(&cx.carrier)) as usize;
+        let max = args.count.min(directory_max(&cx.transport)) as usize;
         list(dir, (args.cookie, args.cookieverf), Listing::new(dir, out, max, usize::MAX, false))
     });
     finish(out, result, &dir)
@@ -47,7 +45,7 @@ fn readdir(cx: &Context<'_>, args: &ReadDirArgs, out: &mut Encoder) -> Result<Nf
 fn readdirplus(cx: &Context<'_>, args: &ReadDirPlusArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
     let dir = cx.object(&args.dir);
     let result = with(&dir, |dir| {
-        let max = args.maxcount.min(directory_max(&cx.carrier)) as usize;
+        let max = args.maxcount.min(directory_max(&cx.transport)) as usize;
         list(dir, (args.cookie, args.cookieverf), Listing::new(dir, out, max, args.dircount as usize, true))
     });
     finish(out, result, &dir)
@@ -55,17 +53,17 @@ fn readdirplus(cx: &Context<'_>, args: &ReadDirPlusArgs, out: &mut Encoder) -> R
 
 fn finish(
     out: &mut Encoder,
-    result: Result<(), Fault>,
-    dir: &Result<Object<'_>, Nfsstat3>,
+    result: Result<(), Fault3>,
+    dir: &Result<Object<'_>, VfsError>,
 ) -> Result<Nfsstat3, WouldBlock> {
     match result {
         Ok(()) => Ok(Nfsstat3::Ok),
-        fault => conclude(out, fault, || post_op(dir)),
+        fault => encode_result(out, fault, || post_op(dir)),
     }
 }
 
 /// Encodes a successful result, status included; on a fault, nothing.
-fn list(dir: &Object<'_>, (cookie, verifier): (u64, [u8; 8]), mut listing: Listing<'_, '_>) -> Result<(), Fault> {
+fn list(dir: &Object<'_>, (cookie, verifier): (u64, [u8; 8]), mut listing: Listing<'_, '_>) -> Result<(), Fault3> {
     let result = listing.list(dir, cookie, verifier);
     if result.is_err() {
         listing.out.truncate(listing.start);
@@ -95,7 +93,7 @@ impl<'o, 'd> Listing<'o, 'd> {
         Self { dir, out, start, room: max, dir_room: dir_max, plus, entries: 0, full: false }
     }
 
-    fn list(&mut self, dir: &Object<'_>, cookie: u64, verifier: [u8; 8]) -> Result<(), Fault> {
+    fn list(&mut self, dir: &Object<'_>, cookie: u64, verifier: [u8; 8]) -> Result<(), Fault3> {
         self.room = self.room.checked_sub(ATTRIBUTES + VERIFIER + END).ok_or(Nfsstat3::TooSmall)?;
         Nfsstat3::Ok.encode(self.out);
         // The attributes are known when the entries are.
@@ -119,7 +117,7 @@ impl<'o, 'd> Listing<'o, 'd> {
 
     fn entry(&mut self, entry: &DirEntry<'_>) -> ControlFlow<()> {
         let base = 4 + 8 + 4 + entry.name.len().next_multiple_of(4) + 8;
-        let handle = entry.object.as_ref().filter(|_| self.plus).map(|(handle, _)| self.dir.seal_bytes(handle));
+        let handle = entry.object.as_ref().filter(|_| self.plus).map(|(handle, _)| self.dir.seal(handle));
         let object = match &handle {
             _ if !self.plus => 0,
             None => 4 + 4,

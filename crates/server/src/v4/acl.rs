@@ -7,6 +7,9 @@
 use nfs::v4::{Nfsstat4, acl::*};
 use vfs::{Acl, AclEntry, AclWho};
 
+use super::status::{Fault4, nfsstat4};
+use crate::identity::names::{Names, Who, number};
+
 /// What an object's ACLs say, for a client.
 pub(super) fn to_nfs4(access: &Acl, default: Option<&Acl>, dir: bool) -> Vec<Nfsace4> {
     let mut aces = Vec::new();
@@ -159,7 +162,7 @@ impl Builder {
             }
             who => {
                 let group = ace.flag & ACE4_IDENTIFIER_GROUP != 0;
-                let id = crate::identity::names::number_of(who)?;
+                let id = number_of(who)?;
                 let who = if group { AclWho::Group(id) } else { AclWho::User(id) };
                 let at = self.place(who)?;
                 self.named[at].1.decide(allow, rights);
@@ -210,7 +213,7 @@ impl Builder {
             entries.push(AclEntry { who: AclWho::Mask, perm: all });
             entries.extend(self.named.iter().map(|&(who, decided)| entry(who, decided)));
         }
-        Acl::new(entries).map_err(crate::call::error::nfsstat4)
+        Acl::new(entries).map_err(nfsstat4)
     }
 }
 
@@ -226,6 +229,49 @@ const ANYONE: u32 = ACE4_READ_ATTRIBUTES | ACE4_READ_ACL | ACE4_SYNCHRONIZE;
 const OWNERS: u32 = ACE4_WRITE_ATTRIBUTES | ACE4_WRITE_ACL;
 const INHERITED_ONLY: u32 = ACE4_FILE_INHERIT_ACE | ACE4_DIRECTORY_INHERIT_ACE | ACE4_INHERIT_ONLY_ACE;
 const FLAGS_KNOWN: u32 = INHERITED_ONLY | ACE4_IDENTIFIER_GROUP;
+
+/// Replaces the numbers of an ACL by names.
+///
+/// # Errors
+/// As [`Names::name`].
+pub(super) fn name_all(names: &Names, aces: &mut [Nfsace4], may_block: bool) -> Result<(), Fault4> {
+    if !names.are_told() {
+        return Ok(());
+    }
+    for ace in aces {
+        let id = std::str::from_utf8(&ace.who).ok().and_then(number);
+        if let Some(id) = id {
+            ace.who = names.name(kind_of(ace), id, may_block)?.into();
+        }
+    }
+    Ok(())
+}
+
+/// Replaces the names of an ACL by numbers. The protocol's special identifiers stay.
+///
+/// # Errors
+/// As [`Names::id`].
+pub(super) fn number_all(names: &Names, aces: &mut [Nfsace4], may_block: bool) -> Result<(), Fault4> {
+    for ace in aces {
+        // §6.2.1.5: special identifiers end with the at sign.
+        if !ace.who.ends_with(b"@") {
+            ace.who = names.id(kind_of(ace), &ace.who, may_block)?.to_string().as_str().into();
+        }
+    }
+    Ok(())
+}
+
+fn kind_of(ace: &Nfsace4) -> Who {
+    if ace.flag & nfs::v4::acl::ACE4_IDENTIFIER_GROUP != 0 { Who::Group } else { Who::User }
+}
+
+/// A user or group of an ACL that has only numbers.
+///
+/// # Errors
+/// BADOWNER: it is not a number.
+fn number_of(who: &[u8]) -> Result<u32, Nfsstat4> {
+    std::str::from_utf8(who).ok().and_then(number).ok_or(Nfsstat4::BadOwner)
+}
 
 #[cfg(test)]
 mod tests {

@@ -21,11 +21,10 @@ use vfs::{Attr, FsCaps, Kind, SetAttr, SetTime, StatFs, Time};
 use xdr::{Encode, Encoder};
 
 use crate::{
-    call::{context::Context, error::Fault4},
+    call::transfer::OFFSET_MAX,
     identity::names::Who,
+    v4::{Context, acl, status::Fault4},
 };
-
-use crate::call::transfer::OFFSET_MAX;
 
 /// All that is known of an object.
 pub(super) struct Subject<'a> {
@@ -105,7 +104,7 @@ pub(super) fn owners(cx: &Context<'_>, attr: &Attr, mask: &Bitmap4) -> Result<(B
     if !needs_owners(mask) {
         return Ok(Default::default());
     }
-    let names = &cx.shared.v4.names;
+    let names = &cx.shared.names;
     Ok((names.name(Who::User, attr.uid, cx.may_block)?, names.name(Who::Group, attr.gid, cx.may_block)?))
 }
 
@@ -237,7 +236,7 @@ pub(super) struct Wanted {
 /// ATTRNOTSUPP, INVAL, BADOWNER, BADXDR, FBIG. The host would have to be asked who somebody is, and must not.
 pub(super) fn set_attr(cx: &Context<'_>, fattr: &Fattr4, minor: u32, caps: &FsCaps) -> Result<Wanted, Fault4> {
     let mut attrs = decode(fattr, minor, caps, Purpose::Set)?;
-    let (names, may_block) = (&cx.shared.v4.names, cx.may_block);
+    let (names, may_block) = (&cx.shared.names, cx.may_block);
     let mode = match (attrs.mode, attrs.mode_umask) {
         // RFC 8275 §4: one or the other.
         (Some(_), Some(_)) => return Err(Nfsstat4::Inval.into()),
@@ -250,7 +249,7 @@ pub(super) fn set_attr(cx: &Context<'_>, fattr: &Fattr4, minor: u32, caps: &FsCa
         return Err(if attrs.size.is_some() { Nfsstat4::FBig } else { Nfsstat4::Inval }.into());
     }
     if let Some(aces) = &mut attrs.acl {
-        names.number_all(aces, may_block)?;
+        acl::number_all(names, aces, may_block)?;
     }
     let id = |who| move |text: Utf8str| names.id(who, &text, may_block);
     let set = SetAttr {

@@ -42,12 +42,11 @@ use super::{
     v40::{self, Entry, InTurn},
 };
 use crate::{
-    call::{
-        context::{Context, Shared, Thread},
-        error::WouldBlock,
-    },
+    call::{error::WouldBlock, thread::Thread},
     clock,
-    nlm::lockd::LockFile,
+    handle::FileId,
+    sharing::locks::LockClient,
+    v4::{Context, Shared4},
 };
 
 /// What the operations of a compound share.
@@ -81,7 +80,7 @@ pub(super) struct InSession {
 }
 
 /// What the requests of a client share.
-type ClientShard = Arc<Shard<Message, LockFile>>;
+type ClientShard = Arc<Shard<Message, FileId>>;
 
 impl Cursor {
     /// The current file handle.
@@ -98,6 +97,11 @@ impl Cursor {
     pub(super) fn client(&self) -> Clientid4 {
         let client = self.session.as_ref().map(|session| session.client).or(self.client);
         client.unwrap_or(Clientid4(0))
+    }
+
+    /// The client, as the lock table names it.
+    pub(super) fn lock_client(&self) -> LockClient {
+        LockClient::V4(self.client().0)
     }
 
     /// What a client means by a stateid: the current one's place is taken by it (RFC 8881 §16.2.3.1.2).
@@ -135,7 +139,7 @@ pub(super) fn is_idempotent(mut arguments: Decoder<'_>) -> bool {
 }
 
 /// Executes COMPOUND.
-pub(super) fn run<'a>(shared: &'a Arc<Shared>, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
+pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
     let len = call.arguments.message_len();
     let whole = call.arguments.clone();
     let Ok(head) = CompoundHead::decode(&mut call.arguments) else {
@@ -157,7 +161,7 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared>, mut call: Call<'a>) -> BoxFuture<
             if compound.status == Nfsstat4::Ok { continue } else { break }
         };
         let rest = std::iter::once(operation).chain(operations).collect();
-        return Box::pin(waiting::wait(Waiting::new(compound, rest, context.detach(shared), &thread), len));
+        return Box::pin(waiting::wait(Waiting::new(compound, rest, context.detach(), &thread), len));
     }
     Box::pin(std::future::ready(Ok(compound.finish())))
 }
@@ -207,7 +211,7 @@ enum Opening {
 
 /// The slot of a request that is being executed. It is finished at the latest when this is dropped.
 struct Slot {
-    shared: Arc<Shared>,
+    shared: Arc<Shared4>,
     shard: Option<ClientShard>,
     session: Sessionid4,
     ticket: Option<Ticket>,
@@ -233,14 +237,14 @@ impl Compound {
             question: None,
             answered: None,
         };
-        let limit = cx.carrier.message_max;
+        let limit = cx.transport.message_max;
         Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None, turn: None }
     }
 
     /// Sees to the first operation, which is SEQUENCE, or one of those that need none and are alone (§2.10.6.1.1).
     fn begin_session(
         &mut self,
-        shared: &Arc<Shared>,
+        shared: &Arc<Shared4>,
         cx: &Context<'_>,
         operations: &mut Incoming<'_>,
         (whole, len): (Decoder<'_>, usize),
@@ -276,10 +280,10 @@ impl Compound {
         Opening::End
     }
 
-    fn sequence(&mut self, shared: &Arc<Shared>, request: Request<'_>, operations: &mut Incoming<'_>) -> Opening {
+    fn sequence(&mut self, shared: &Arc<Shared4>, request: Request<'_>, operations: &mut Incoming<'_>) -> Opening {
         let SequenceArgs { sessionid, cachethis, .. } = *request.args;
         let connection = self.cursor.connection.id;
-        let shard = shared.v4.shards.of_session(&sessionid);
+        let shard = shared.shards.of_session(&sessionid);
         let now = clock::now();
         let begin = |request| shared.with_state(|state| state.sequence(now, request, connection));
         let begun = match shard.as_ref().and_then(|shard| shard.sequence(now, &request, connection)) {
@@ -367,7 +371,7 @@ impl Compound {
         }
         self.status = executed?;
         self.cursor.answered = None;
-        tracing::debug!(operation = arguments.opnum().name(), peer = %cx.peer, transport = cx.carrier.name, status = ?self.status);
+        tracing::debug!(operation = arguments.opnum().name(), peer = %cx.peer, transport = cx.transport.name, status = ?self.status);
         if self.out.position() - position > self.cursor.room && self.status == Nfsstat4::Ok {
             self.out.truncate(start);
             self.fail(operation, self.cursor.too_big);
@@ -393,7 +397,7 @@ impl Compound {
     }
 
     /// Adds the result that an operation of 4.0 got when it was executed.
-    fn replay_one(&mut self, kept: &Kept<LockFile>) {
+    fn replay_one(&mut self, kept: &Kept<FileId>) {
         self.out.raw(&kept.result);
         self.results.push(&mut self.out, &());
         self.status = kept.status;

@@ -16,14 +16,12 @@ use parking_lot::Mutex;
 use tokio::{sync::watch, time::timeout};
 use vfs::{Cred, SetAttr, SetTime};
 
-use super::{compound::Cursor, state::recallable::Held, upkeep::Errand};
+use super::{compound::Cursor, state::recallable::Held, upkeep::BackgroundTask};
 use crate::{
-    call::{
-        context::{Context, Object, Shared},
-        error::{Fault, Fault4},
-    },
+    call::{error::Fault, object::Object},
     clock,
-    nlm::lockd::LockFile,
+    handle::FileId,
+    v4::{Context, Shared4, status::Fault4},
 };
 
 /// The questions under way, by the delegations that they are about.
@@ -39,7 +37,7 @@ pub(super) struct Question {
 
 /// A question that is to be asked.
 pub(super) struct Asking {
-    holder: Held<LockFile>,
+    holder: Held<FileId>,
     said: watch::Sender<Option<Answer>>,
 }
 
@@ -51,7 +49,7 @@ impl Asking {
 }
 
 /// Asks it.
-pub(super) async fn ask(shared: Arc<Shared>, Asking { holder, said }: Asking) {
+pub(super) async fn ask(shared: Arc<Shared4>, Asking { holder, said }: Asking) {
     let answer = shared.getattr_of(&holder).await;
     shared.answer(&holder, &said, answer);
 }
@@ -90,7 +88,7 @@ impl Context<'_> {
     /// `WouldBlock` while the holder is asked: the cursor has the question. DELAY while the delegation is recalled.
     pub(super) fn size_at_holder(&self, at: &mut Cursor, object: &Object<'_>) -> Result<Option<u64>, Fault4> {
         let (answered, now) = (at.answered.clone(), clock::now());
-        if !self.shared.v4.marks().may_be_delegated(&(&object.export.id(), &object.handle)) {
+        if !self.core.conflicts.may_be_delegated(&(&object.export.id(), &object.handle)) {
             return Ok(None);
         }
         let (file, by) = ((object.export.id(), object.handle.clone()), Some(at.client()));
@@ -99,7 +97,7 @@ impl Context<'_> {
         let told = match answered.filter(|answered| answered.about == holder.stateid) {
             Some(Answered { answer: Some(told), .. }) => told,
             Some(Answered { answer: None, .. }) => {
-                self.before_read(object, by)?;
+                self.before_read(object, Some(at.lock_client()))?;
                 // It has been given back in the meantime.
                 return Ok(None);
             }
@@ -121,18 +119,18 @@ impl Context<'_> {
     }
 }
 
-impl Shared {
+impl Shared4 {
     /// Asks a holder, unless that is being done.
-    fn ask(&self, holder: Held<LockFile>) -> Question {
-        let (about, patience) = (holder.stateid, (self.v4.lease / LEASE_PARTS).max(PATIENCE_MIN));
-        let mut questions = self.v4.questions.0.lock();
+    fn ask(&self, holder: Held<FileId>) -> Question {
+        let (about, patience) = (holder.stateid, (self.lease / LEASE_PARTS).max(PATIENCE_MIN));
+        let mut questions = self.questions.0.lock();
         if let Some(answer) = questions.get(&about) {
             return Question { about, answer: answer.clone(), patience };
         }
         let (said, answer) = watch::channel(None);
         questions.insert(about, answer.clone());
         drop(questions);
-        self.v4.run(Errand::GetAttr(Asking { holder, said }));
+        self.run(BackgroundTask::GetAttr(Asking { holder, said }));
         Question { about, answer, patience }
     }
 
@@ -141,16 +139,16 @@ impl Shared {
         self.answer(&holder, &said, None);
     }
 
-    fn answer(&self, holder: &Held<LockFile>, said: &watch::Sender<Option<Answer>>, answer: Answer) {
-        self.v4.questions.0.lock().remove(&holder.stateid);
+    fn answer(&self, holder: &Held<FileId>, said: &watch::Sender<Option<Answer>>, answer: Answer) {
+        self.questions.0.lock().remove(&holder.stateid);
         said.send_replace(Some(answer));
     }
 
-    async fn getattr_of(&self, holder: &Held<LockFile>) -> Answer {
+    async fn getattr_of(&self, holder: &Held<FileId>) -> Answer {
         let fh = self.callback_fh(&holder.file);
         let wanted = [Attr4::Change, Attr4::Size].into_iter().map(|attr| attr as u32).collect();
         let operation = CbArgop4::GetAttr(CbGetAttrArgs { fh, attr_request: wanted });
-        let called = self.v4.callbacks.call(&self.v4.state, holder.client, &operation).await;
+        let called = self.callbacks.call(&self.state, holder.client, &operation).await;
         let fattr = match called {
             Ok(CbResop4::GetAttr(Res4::Ok(fattr))) => fattr,
             Ok(result) => {

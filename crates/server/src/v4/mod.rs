@@ -11,20 +11,21 @@ mod acl;
 mod attr;
 pub mod callback;
 mod compound;
-pub(crate) mod guard;
+mod guard;
 mod holder;
 mod offload;
 mod ops;
 mod place;
 mod pseudo;
 pub mod state;
+mod status;
 mod turns;
 pub(crate) mod upkeep;
 mod v40;
 
 use std::{
     future::ready,
-    io, iter,
+    iter,
     ops::RangeInclusive,
     sync::{
         Arc,
@@ -41,29 +42,40 @@ use tokio::sync::mpsc;
 use xdr::{Decoder, Message};
 
 use crate::{
-    call::context::Shared,
+    call::{
+        self,
+        core::{Core, ServiceState},
+    },
     config::Settings,
-    export::Exports,
-    handle::HandleKey,
+    handle::FileId,
     identity::names::Names,
-    nlm::lockd::{LockFile, Lockd},
     recovery::V4Clients,
-    sharing::locks::{LockClient, LockTable},
+    sharing::{
+        conflict::Recall,
+        grace::Reclaim,
+        locks::{LockClient, LockTable},
+    },
 };
 use callback::Callbacks;
 use holder::Questions;
 use offload::Offloads;
 use pseudo::Pseudo;
-use state::{Event, State, StateOptions, marks::Marks, session::ChannelLimits, shard::Shards};
-use upkeep::Errand;
+use state::{Event, State, StateOptions, session::ChannelLimits, shard::Shards};
+use upkeep::BackgroundTask;
 
 /// The NFS program, version 4: its minor versions 1 and 2.
 pub struct Nfs4 {
-    shared: Arc<Shared>,
+    shared: Arc<Shared4>,
 }
 
-/// What version 4 keeps beside the exports.
+/// The call context of an operation.
+type Context<'a> = call::context::Context<'a, Shared4>;
+/// The parts of a call that it needs on another thread.
+type Detached = call::context::Detached<Shared4>;
+
+/// The state of the NFSv4 service.
 pub(crate) struct Shared4 {
+    core: Arc<Core>,
     state: Mutex<ServerState>,
     pseudo: Pseudo,
     names: Names,
@@ -71,23 +83,21 @@ pub(crate) struct Shared4 {
     lease: Duration,
     callbacks: Callbacks,
     questions: Questions,
-    /// The files that may be delegated, which are asked for without `state`.
-    marks: Marks,
-    /// What each request of a client uses, without `state`.
-    shards: Shards<Message, LockFile>,
+    /// The state that each request of a client uses, without `state`.
+    shards: Shards<Message, FileId>,
     offloads: Offloads,
     /// For [`upkeep`].
-    errands: mpsc::UnboundedSender<Errand>,
-    awaited: Mutex<Option<mpsc::UnboundedReceiver<Errand>>>,
+    errands: mpsc::UnboundedSender<BackgroundTask>,
+    awaited: Mutex<Option<mpsc::UnboundedReceiver<BackgroundTask>>>,
     /// Whether somebody runs them.
     kept_up: AtomicBool,
 }
 
 /// Replies are kept as messages, files named as the lock table names them.
-type ServerState = State<Message, LockFile>;
+type ServerState = State<Message, FileId>;
 
 impl Nfs4 {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared4>) -> Self {
         Self { shared }
     }
 }
@@ -123,25 +133,23 @@ impl Service for Nfs4 {
     }
 
     fn connected(&self, peer: &Reverse) {
-        self.shared.v4.callbacks.connected(peer);
+        self.shared.callbacks.connected(peer);
     }
 
     fn disconnected(&self, connection: ConnectionId) {
-        self.shared.v4.callbacks.disconnected(connection);
+        self.shared.callbacks.disconnected(connection);
         self.shared.with_state(|state| state.disconnect(connection));
     }
 }
 
 impl Shared4 {
-    /// A new life, in which what clients held in the one before can be reclaimed, and nothing else had, for a time.
-    ///
-    /// # Errors
-    /// The storage fails.
-    pub(crate) fn new(exports: &Exports, key: &HandleKey, lockd: &Lockd, settings: Settings) -> io::Result<Self> {
+    /// The state after a start. What clients held before can be reclaimed, and nothing else is granted, for a time. No other
+    /// start of a server whose clients may still be there had the number `instance`.
+    pub(crate) fn new(core: Arc<Core>, settings: Settings, instance: u32) -> Arc<Self> {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = vfs::Time { seconds: started.as_secs() as i64, nanoseconds: started.subsec_nanos() };
         // The same key, the same file handles: the same server.
-        let name = Bytes::from(format!("slipway {:032x}", key.server_id()));
+        let name = Bytes::from(format!("slipway {:032x}", core.key.server_id()));
         let options = StateOptions {
             server_owner: ServerOwner4 { minor_id: 0, major_id: name.clone().into() },
             server_scope: name,
@@ -163,23 +171,20 @@ impl Shared4 {
             delegations_max: DELEGATIONS_MAX,
             slots_max: SLOTS_MAX,
         };
-        // Names that we give out are of this life alone. Where lives are counted none has the number of another, however soon
-        // it comes after that.
-        let instance = if lockd.recovery().is_persistent() { lockd.identity().1 as u32 } else { rand::random() };
         let mut state = State::new(options, instance, rand::random());
-        let V4Clients { reclaiming, forfeited } = lockd.recovery().v4_clients();
-        if !reclaiming.is_empty() || !forfeited.is_empty() || lockd.recovery().clients_unknown() {
+        let V4Clients { reclaiming, forfeited } = core.recovery.v4_clients();
+        if !reclaiming.is_empty() || !forfeited.is_empty() || core.recovery.clients_unknown() {
             let (clients, forfeited_by) = (reclaiming.len(), forfeited.len());
             tracing::info!(clients, forfeited_by, "clients of version 4 can reclaim what they held");
             state.begin_grace(V4Clients { reclaiming, forfeited });
-            lockd.begin_grace();
+            core.locks.begin_grace();
         }
         let (errands, awaited) = mpsc::unbounded_channel();
-        Ok(Self {
-            marks: state.marks().clone(),
+        let marks = state.marks().clone();
+        let shared = Arc::new(Self {
             shards: state.shards().clone(),
             state: Mutex::new(state),
-            pseudo: Pseudo::new(exports, time),
+            pseudo: Pseudo::new(&core.exports, time),
             names: Names::new(settings.idmap_domain),
             lease: settings.lease,
             callbacks: Callbacks::default(),
@@ -188,12 +193,11 @@ impl Shared4 {
             errands,
             awaited: Mutex::new(Some(awaited)),
             kept_up: AtomicBool::new(false),
-        })
-    }
-
-    /// The files that may be delegated.
-    pub(crate) fn marks(&self) -> &Marks {
-        &self.marks
+            core: core.clone(),
+        });
+        let protocol: Arc<dyn Recall> = shared.clone();
+        core.conflicts.attach(marks, Arc::downgrade(&protocol));
+        shared
     }
 
     /// The connections of clients.
@@ -202,7 +206,7 @@ impl Shared4 {
     }
 
     /// What is to be done; for the one that does it.
-    fn begin_upkeep(&self) -> Option<mpsc::UnboundedReceiver<Errand>> {
+    fn begin_upkeep(&self) -> Option<mpsc::UnboundedReceiver<BackgroundTask>> {
         let awaited = self.awaited.lock().take();
         self.kept_up.store(awaited.is_some() || self.is_kept_up(), Relaxed);
         awaited
@@ -214,7 +218,7 @@ impl Shared4 {
     }
 
     /// Has something done.
-    fn run(&self, errand: Errand) {
+    fn run(&self, errand: BackgroundTask) {
         // It fails only when the server ends.
         let _ = self.errands.send(errand);
     }
@@ -225,19 +229,36 @@ impl Shared4 {
     }
 }
 
-impl Shared {
+impl ServiceState for Shared4 {
+    fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Reclaim for Shared4 {
+    fn is_awaited(&self) -> bool {
+        !self.with_state(|state| state.may_end_grace())
+    }
+
+    fn end_claims(&self) {
+        let clients = self.with_state(|state| state.end_grace());
+        tracing::info!(clients, "the claims of these clients have ended");
+    }
+}
+
+impl Shared4 {
     /// Asks or changes the state.
     pub(crate) fn with_state<T>(&self, go: impl FnOnce(&mut ServerState) -> T) -> T {
-        let mut state = self.v4.state.lock();
+        let mut state = self.state.lock();
         let result = go(&mut state);
         self.settle(&mut state, None);
         result
     }
 
     /// Asks or changes the state and the locks of all protocols.
-    fn with_locks<T>(&self, go: impl FnOnce(&mut ServerState, &mut LockTable<LockFile>) -> T) -> T {
-        let mut state = self.v4.state.lock();
-        self.lockd.with_table(|table| {
+    fn with_locks<T>(&self, go: impl FnOnce(&mut ServerState, &mut LockTable<FileId>) -> T) -> T {
+        let mut state = self.state.lock();
+        self.core.locks.with_table(|table| {
             let result = go(&mut state, table);
             self.settle(&mut state, Some(table));
             result
@@ -247,10 +268,10 @@ impl Shared {
     /// Refuses for now whatever gives a client something, as long as what another has lost is not stored: the other could reclaim
     /// that after a restart.
     fn may_give(&self) -> Result<(), Nfsstat4> {
-        if !self.lockd.recovery().is_behind() {
+        if !self.core.recovery.is_behind() {
             return Ok(());
         }
-        self.lockd.recovery().count_refusal();
+        self.core.recovery.count_refusal();
         Err(Nfsstat4::Delay)
     }
 
@@ -258,7 +279,7 @@ impl Shared {
     /// was to get is its own, and it is told so when it asks again.
     fn give<T, E: From<Nfsstat4>>(
         &self,
-        go: impl FnOnce(&mut ServerState, &mut LockTable<LockFile>) -> Result<T, E>,
+        go: impl FnOnce(&mut ServerState, &mut LockTable<FileId>) -> Result<T, E>,
     ) -> Result<T, E> {
         self.may_give()?;
         let given = self.with_locks(go)?;
@@ -268,37 +289,37 @@ impl Shared {
 
     /// Does what follows from a change. Waits for storage where a client has lost what it held: that is rare, and nobody else
     /// may get it before.
-    fn settle(&self, state: &mut ServerState, mut table: Option<&mut LockTable<LockFile>>) {
+    fn settle(&self, state: &mut ServerState, mut table: Option<&mut LockTable<FileId>>) {
         if state.is_settled() {
             return;
         }
         let changes: Vec<_> = iter::from_fn(|| state.poll_record()).collect();
         if !changes.is_empty() {
-            let recovery = self.lockd.recovery();
+            let recovery = &self.core.recovery;
             let stored = recovery.note_v4_clients(changes.iter().cloned());
             state.records_stored(&changes, stored);
             // Clients that were to be stored again, and are not.
             recovery.note_v4_clients(iter::from_fn(|| state.poll_record()));
         }
         while let Some(recall) = state.poll_recall() {
-            self.v4.run(Errand::Recall(recall));
+            self.run(BackgroundTask::Recall(recall));
         }
         while let Some((client, ask)) = state.poll_ask() {
-            self.v4.run(Errand::Ask(client, ask));
+            self.run(BackgroundTask::Ask(client, ask));
         }
         while let Some(event) = state.poll_event() {
             if let Event::Gone(client) | Event::Revoked(client) = event {
-                self.v4.offloads.cancel_all(client);
+                self.offloads.cancel_all(client);
             }
             if let Event::Listens(client) = event {
-                self.v4.run(Errand::Try(client));
+                self.run(BackgroundTask::Try(client));
             }
             let Event::Gone(client) = event else { continue };
-            self.v4.callbacks.outgoing.forget(client);
+            self.callbacks.outgoing.forget(client);
             let client = LockClient::V4(client.0);
             match &mut table {
                 Some(table) => table.release_client(client),
-                None => self.lockd.with_table(|table| table.release_client(client)),
+                None => self.core.locks.with_table(|table| table.release_client(client)),
             }
         }
     }

@@ -26,16 +26,15 @@ use parking_lot::Mutex;
 use tokio::{sync::Semaphore, time::sleep};
 use vfs::Handle;
 
-use super::{state::marks::Changing, upkeep::Errand};
+use super::upkeep::BackgroundTask;
 use crate::{
     blocking::Outcome,
-    call::{
-        context::{Context, Detached, Shared, Thread},
-        error::nfsstat4,
-    },
+    call::thread::Thread,
     clock,
-    handle::ExportId,
-    nlm::lockd::LockFile,
+    export::policy::Purpose,
+    handle::{ExportId, FileId},
+    sharing::marks::Changing,
+    v4::{Context, Detached, Shared4, status::nfsstat4},
 };
 
 /// The copies whose clients do not know yet how they ended.
@@ -51,7 +50,7 @@ struct Offload {
     client: Clientid4,
     name: Stateid4,
     /// What is written.
-    file: LockFile,
+    file: FileId,
     copied: AtomicU64,
     ended: OnceLock<Nfsstat4>,
     cancelled: AtomicBool,
@@ -65,7 +64,7 @@ pub(super) struct Copying {
     detached: Box<Detached>,
     ranges: Ranges,
     verifier: Verifier4,
-    _changing: Changing,
+    _changing: Option<Changing>,
 }
 
 /// What a copy is of: both files are of one export.
@@ -79,7 +78,7 @@ pub(super) struct Ranges {
 
 impl Offloads {
     /// A copy of a client's that has been begun and goes on, or has ended.
-    fn find(&self, client: Clientid4, file: &LockFile, name: &Stateid4) -> Result<Arc<Offload>, Nfsstat4> {
+    fn find(&self, client: Clientid4, file: &FileId, name: &Stateid4) -> Result<Arc<Offload>, Nfsstat4> {
         let found = self.by_name.lock().get(name).cloned();
         found.filter(|offload| offload.client == client && offload.file == *file).ok_or(Nfsstat4::BadStateid)
     }
@@ -91,7 +90,7 @@ impl Offloads {
     pub(super) fn status(
         &self,
         client: Clientid4,
-        file: &LockFile,
+        file: &FileId,
         name: &Stateid4,
     ) -> Result<OffloadStatusOk, Nfsstat4> {
         let offload = self.find(client, file, name)?;
@@ -104,7 +103,7 @@ impl Offloads {
     ///
     /// # Errors
     /// BAD_STATEID; DELAY while a piece is still being copied: the client may write there as soon as this succeeds.
-    pub(super) fn cancel(&self, client: Clientid4, file: &LockFile, name: &Stateid4) -> Result<(), Nfsstat4> {
+    pub(super) fn cancel(&self, client: Clientid4, file: &FileId, name: &Stateid4) -> Result<(), Nfsstat4> {
         let offload = self.find(client, file, name)?;
         offload.cancelled.store(true, SeqCst);
         if offload.copying.try_lock().is_none() {
@@ -124,7 +123,7 @@ impl Offloads {
     }
 
     /// Adds one, unless there are too many.
-    fn add(&self, client: Clientid4, file: LockFile) -> Option<Arc<Offload>> {
+    fn add(&self, client: Clientid4, file: FileId) -> Option<Arc<Offload>> {
         let mut by_name = self.by_name.lock();
         let own = by_name.values().filter(|offload| offload.client == client).count();
         if by_name.len() >= OFFLOADS_MAX || own >= CLIENT_OFFLOADS_MAX {
@@ -157,9 +156,9 @@ impl Context<'_> {
         client: Clientid4,
         ranges: Ranges,
         verifier: Verifier4,
-        changing: Changing,
-    ) -> Result<CopyOk, Changing> {
-        let v4 = &self.shared.v4;
+        changing: Option<Changing>,
+    ) -> Result<CopyOk, Option<Changing>> {
+        let v4 = self.shared;
         if ranges.len < OFFLOAD_MIN || !v4.is_kept_up() || !self.shared.with_state(|state| state.can_be_called(client))
         {
             return Err(changing);
@@ -171,15 +170,15 @@ impl Context<'_> {
             committed: StableHow4::Unstable,
             writeverf: verifier,
         };
-        let detached = Box::new(self.detach(self.shared));
+        let detached = Box::new(self.detach());
         let copying = Copying { offload, detached, ranges, verifier, _changing: changing };
-        v4.run(Errand::Copy(Box::new(copying)));
+        v4.run(BackgroundTask::Copy(Box::new(copying)));
         Ok(CopyOk { response, requirements: CopyRequirements4 { consecutive: true, synchronous: false } })
     }
 }
 
 /// Makes a copy, and tells its client.
-pub(super) async fn run(shared: Arc<Shared>, copying: Copying) {
+pub(super) async fn run(shared: Arc<Shared4>, copying: Copying) {
     let (offload, verifier) = (copying.offload.clone(), copying.verifier);
     let status = copy(&shared, copying).await;
     let _ = offload.ended.set(status);
@@ -192,15 +191,15 @@ pub(super) async fn run(shared: Arc<Shared>, copying: Copying) {
     };
     let fh = shared.callback_fh(&offload.file);
     let operation = CbArgop4::Offload(CbOffloadArgs { fh, stateid: offload.name, offload_info });
-    let is_known = || shared.v4.offloads.is_known(&offload.name) && offload.has_lease(&shared);
+    let is_known = || shared.offloads.is_known(&offload.name) && offload.has_lease(&shared);
     shared.call_until_heard(offload.client, &operation, is_known).await;
-    shared.v4.offloads.by_name.lock().remove(&offload.name);
+    shared.offloads.by_name.lock().remove(&offload.name);
 }
 
 /// Makes a copy: how it ended. One that was cancelled ends well, wherever it is.
-async fn copy(shared: &Arc<Shared>, copying: Copying) -> Nfsstat4 {
+async fn copy(shared: &Arc<Shared4>, copying: Copying) -> Nfsstat4 {
     let (offload, export) = (copying.offload.clone(), copying.ranges.export);
-    let (pool, pieces) = (shared.pools.of(Some(export)), shared.v4.offloads.pieces_of(export));
+    let (pool, pieces) = (shared.core.pools.of(Some(export)), shared.offloads.pieces_of(export));
     let source = copying.detached.host();
     let mut state = (copying, Ok(true));
     while offload.has_lease(shared) {
@@ -228,7 +227,7 @@ async fn copy(shared: &Arc<Shared>, copying: Copying) -> Nfsstat4 {
 
 impl Offload {
     /// Whether its client has not been silent for too long.
-    fn has_lease(&self, shared: &Shared) -> bool {
+    fn has_lease(&self, shared: &Shared4) -> bool {
         let now = clock::now();
         shared.with_state(|state| !state.clients().is_expired(self.client, now))
     }
@@ -244,7 +243,7 @@ impl Copying {
         let Ranges { export, from, to, len } = &self.ranges;
         let thread = Thread::of_pool(Some(*export));
         let cx = self.detached.context(&thread);
-        let file = cx.object_of(cx.export(*export)?, to.0.clone());
+        let file = cx.object_of(cx.export(*export, Purpose::Files).map_err(nfsstat4)?, to.0.clone());
         let done = self.offload.copied.load(Relaxed);
         let (from, to) = ((&from.0, from.1 + done), (&to.0, to.1 + done));
         let copied = file.vfs().copy(&file.caller(), from, to, (len - done).min(PIECE));

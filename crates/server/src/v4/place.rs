@@ -6,12 +6,13 @@ use vfs::Handle;
 
 use super::pseudo::NodeId;
 use crate::{
-    call::{
-        context::{Context, Object},
-        error::{Fault4, nfsstat4},
-    },
-    export::{Access, Export},
+    call::object::Object,
+    export::policy::Purpose,
     handle::ExportId,
+    v4::{
+        Context,
+        status::{Fault4, nfsstat4},
+    },
 };
 
 /// What a file handle names.
@@ -42,15 +43,12 @@ impl From<Place> for Filehandle {
 impl<'a> Context<'a> {
     /// What a file handle that a client sent names, if it may use it at all.
     pub(super) fn place(&self, bytes: &[u8]) -> Result<Place, Nfsstat4> {
-        let (id, handle) = self.shared.key.open(bytes).map_err(|status| match status {
-            nfs::v3::Nfsstat3::BadHandle => Nfsstat4::BadHandle,
-            _ => Nfsstat4::Stale,
-        })?;
-        if id == self.shared.v4.pseudo.id() {
-            let node = self.shared.v4.pseudo.find(handle.as_bytes()).ok_or(Nfsstat4::Stale)?;
+        let (id, handle) = self.core.key.open(bytes).map_err(nfsstat4)?;
+        if id == self.shared.pseudo.id() {
+            let node = self.shared.pseudo.find(handle.as_bytes()).ok_or(Nfsstat4::Stale)?;
             return Ok(Place::Pseudo(node));
         }
-        self.export(id)?;
+        self.export(id, Purpose::Files).map_err(nfsstat4)?;
         Ok(Place::Object(id, handle))
     }
 
@@ -58,23 +56,17 @@ impl<'a> Context<'a> {
     pub(super) fn seal(&self, place: &Place) -> FhBytes {
         let sealed = match place {
             Place::Pseudo(node) => {
-                let pseudo = &self.shared.v4.pseudo;
-                self.shared.key.seal_bytes(pseudo.id(), &pseudo.handle(*node))
+                let pseudo = &self.shared.pseudo;
+                self.core.key.seal(pseudo.id(), &pseudo.handle(*node))
             }
-            Place::Object(id, handle) => self.shared.key.seal_bytes(*id, handle),
+            Place::Object(id, handle) => self.core.key.seal(*id, handle),
         };
         SmallVec::from_slice(&sealed)
     }
 
-    /// An export that the caller may use.
-    pub(super) fn export(&self, id: ExportId) -> Result<&'a Export, Nfsstat4> {
-        let export = self.shared.exports.find(id).ok_or(Nfsstat4::Stale)?;
-        if export.admits(self.peer, self.carrier.name) { Ok(export) } else { Err(Nfsstat4::Access) }
-    }
-
     /// Whether a place is the root of a file system that is on another server.
     pub(super) fn is_absent(&self, place: &Place) -> bool {
-        matches!(place, Place::Pseudo(node) if self.shared.v4.pseudo.referral(*node).is_some())
+        matches!(place, Place::Pseudo(node) if self.shared.pseudo.referral(*node).is_some())
     }
 
     /// The object of an export that a place is.
@@ -84,20 +76,12 @@ impl<'a> Context<'a> {
     pub(super) fn object4(&self, place: &Place) -> Result<Object<'a>, Fault4> {
         match place {
             Place::Pseudo(_) => Err(Nfsstat4::RoFs.into()),
-            Place::Object(id, handle) => Ok(self.object_of(self.export(*id)?, handle.clone())),
+            Place::Object(id, handle) => Ok(self.object_of(self.export(*id, Purpose::Files)?, handle.clone())),
         }
     }
 }
 
 impl Object<'_> {
-    /// Refuses changes of a read-only export.
-    pub(super) fn writable4(&self) -> Result<&Self, Fault4> {
-        match self.export.options().access {
-            Access::ReadWrite => Ok(self),
-            Access::ReadOnly => Err(Nfsstat4::RoFs.into()),
-        }
-    }
-
     /// The place that it is.
     pub(super) fn place(&self) -> Place {
         Place::Object(self.export.id(), self.handle.clone())

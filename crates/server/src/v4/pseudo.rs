@@ -8,12 +8,10 @@ use nfs::v4::{Component4, Fsid4};
 use vfs::{Attr, Device, FsCaps, Handle, Kind, Time};
 
 use crate::{
-    call::{
-        context::{Context, Object},
-        error::Fault4,
-    },
-    export::{Exports, referral::Referral},
+    call::object::Object,
+    export::{Exports, policy::Purpose, referral::Referral},
     handle::ExportId,
+    v4::{Context, status::Fault4},
 };
 
 /// The directories from the root to the exports and referrals, and these.
@@ -184,7 +182,7 @@ impl Pseudo {
 
     pub(super) fn leads_somewhere(&self, cx: &Context<'_>, node: NodeId) -> bool {
         let node = &self.nodes[node.0];
-        node.export.is_some_and(|id| cx.export(id).is_ok())
+        node.export.is_some_and(|id| cx.export(id, Purpose::Files).is_ok())
             || node.referral.as_ref().is_some_and(|referral| referral.admits(cx.peer))
             || node.children.iter().any(|child| self.leads_somewhere(cx, *child))
     }

@@ -6,10 +6,7 @@
 //! Grace ends when its time has passed, or when all have reclaimed who had anything: the clients of version 4 say so, by
 //! RECLAIM_COMPLETE; hosts that lock by NLM cannot, so where there are any the time must pass. It ends here and nowhere else.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use nfs::v4::{
     Clientid4, NfsFh4, Nfsstat4, StateOwner4,
@@ -31,16 +28,16 @@ use super::{
 };
 use crate::{
     blocking::{Outcome, Source},
-    call::context::Shared,
     clock,
-    nlm::lockd::LockFile,
-    sharing::locks::Notice,
+    handle::FileId,
+    sharing::{grace::Reclaim, locks::Notice},
+    v4::Shared4,
 };
 
 /// What upkeep is asked to do.
-pub(super) enum Errand {
+pub(super) enum BackgroundTask {
     /// A delegation is to be recalled.
-    Recall(Held<LockFile>),
+    Recall(Held<FileId>),
     /// A holder is to be asked about its file.
     GetAttr(Asking),
     /// A client is to be asked for what there is too much of.
@@ -52,9 +49,9 @@ pub(super) enum Errand {
 }
 
 /// Does it until the server ends. Once for a server.
-pub(crate) async fn run(shared: Arc<Shared>) {
-    let Some(mut errands) = shared.v4.begin_upkeep() else { return };
-    let Some(mut notices) = shared.lockd.take_notices() else { return };
+pub(crate) async fn run(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
+    let Some(mut errands) = shared.begin_upkeep() else { return };
+    let Some(mut notices) = shared.core.locks.take_notices() else { return };
     let mut tasks = JoinSet::new();
     let mut calls = Calls { shared: shared.clone(), tasks: JoinSet::new(), turns: Turns::default() };
     let mut tick = interval(TICK);
@@ -62,11 +59,11 @@ pub(crate) async fn run(shared: Arc<Shared>) {
     loop {
         tokio::select! {
             errand = errands.recv() => match errand {
-                Some(Errand::Recall(held)) => calls.recall(held),
-                Some(Errand::Ask(client, ask)) => drop(tasks.spawn(ask_back(shared.clone(), client, ask))),
-                Some(Errand::GetAttr(asking)) => calls.ask(asking),
-                Some(Errand::Try(client)) => drop(tasks.spawn(try_listener(shared.clone(), client))),
-                Some(Errand::Copy(copying)) => drop(tasks.spawn(offload::run(shared.clone(), *copying))),
+                Some(BackgroundTask::Recall(held)) => calls.recall(held),
+                Some(BackgroundTask::Ask(client, ask)) => drop(tasks.spawn(ask_back(shared.clone(), client, ask))),
+                Some(BackgroundTask::GetAttr(asking)) => calls.ask(asking),
+                Some(BackgroundTask::Try(client)) => drop(tasks.spawn(try_listener(shared.clone(), client))),
+                Some(BackgroundTask::Copy(copying)) => drop(tasks.spawn(offload::run(shared.clone(), *copying))),
                 None => return,
             },
             noticed = notices.recv() => match noticed {
@@ -76,29 +73,31 @@ pub(crate) async fn run(shared: Arc<Shared>) {
             Some(ended) = calls.tasks.join_next(), if !calls.tasks.is_empty() => calls.ended(ended.ok()),
             Some(_) = tasks.join_next(), if !tasks.is_empty() => {}
             _ = tick.tick() => {
-                drop(tasks.spawn(look_around(shared.clone())));
+                drop(tasks.spawn(run_periodic(shared.clone(), others.clone())));
             }
         }
     }
 }
 
-/// Ends what has had its time, on a thread that may wait.
-async fn look_around(shared: Arc<Shared>) {
-    let pool = shared.pools.of(None);
-    if let Outcome::Panicked = pool.run(Source::Server, 0, shared.clone(), |shared| shared.look_around()).await {
+/// Runs [`Shared4::run_periodic`] on a thread that may wait.
+async fn run_periodic(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
+    let pool = shared.core.pools.of(None);
+    if let Outcome::Panicked =
+        pool.run(Source::Server, 0, (shared.clone(), others), |(shared, others)| shared.run_periodic(&**others)).await
+    {
         tracing::error!("what has had its time could not be ended");
     }
 }
 
 /// Tells a client to give a delegation back, until it has heard.
-async fn recall(shared: Arc<Shared>, recall: Held<LockFile>) {
+async fn recall(shared: Arc<Shared4>, recall: Held<FileId>) {
     let fh = shared.callback_fh(&recall.file);
     let operation = CbArgop4::Recall(CbRecallArgs { stateid: recall.stateid, truncate: false, fh });
     shared.call_until_heard(recall.client, &operation, || shared.with_state(|state| state.is_recalling(&recall))).await;
 }
 
 /// Asks a client for what there is too much of, once: if it does not hear or heed it, it will be asked again.
-async fn ask_back(shared: Arc<Shared>, client: Clientid4, ask: Ask) {
+async fn ask_back(shared: Arc<Shared4>, client: Clientid4, ask: Ask) {
     let (session, operation) = match ask {
         Ask::Slots(session, target_highest_slotid) => {
             (Some(session), CbArgop4::RecallSlot(CbRecallSlotArgs { target_highest_slotid }))
@@ -108,14 +107,14 @@ async fn ask_back(shared: Arc<Shared>, client: Clientid4, ask: Ask) {
             (None, CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep, type_mask }))
         }
     };
-    let asked = shared.v4.callbacks.call_by(&shared.v4.state, client, session, &operation).await;
+    let asked = shared.callbacks.call_by(&shared.state, client, session, &operation).await;
     tracing::debug!(client = client.0, ?ask, ?asked, "a client was asked for what there is too much of");
 }
 
 /// Finds whether a client of 4.0 answers where it says that it can be called.
-async fn try_listener(shared: Arc<Shared>, client: Clientid4) {
+async fn try_listener(shared: Arc<Shared4>, client: Clientid4) {
     while let Some(listener) = shared.with_state(|state| state.listener40(client)) {
-        let answers = shared.v4.callbacks.outgoing.probe(client, &listener).await;
+        let answers = shared.callbacks.outgoing.probe(client, &listener).await;
         if !shared.with_state(|state| state.tried(client, &listener, answers)) {
             return;
         }
@@ -123,24 +122,24 @@ async fn try_listener(shared: Arc<Shared>, client: Clientid4) {
 }
 
 /// Tells a client, once, that it may ask again for a lock: who does not hear it asks again all the same (§20.11.4).
-async fn tell(shared: Arc<Shared>, file: LockFile, lock_owner: StateOwner4) {
+async fn tell(shared: Arc<Shared4>, file: FileId, lock_owner: StateOwner4) {
     let (client, fh) = (lock_owner.clientid, shared.callback_fh(&file));
     let operation = CbArgop4::NotifyLock(CbNotifyLockArgs { fh, lock_owner });
-    if let Err(error) = shared.v4.callbacks.call(&shared.v4.state, client, &operation).await {
+    if let Err(error) = shared.callbacks.call(&shared.state, client, &operation).await {
         tracing::debug!(client = client.0, %error, "a client does not hear that it may ask again for a lock");
     }
 }
 
 /// The callbacks that are being made.
 struct Calls {
-    shared: Arc<Shared>,
+    shared: Arc<Shared4>,
     tasks: JoinSet<Clientid4>,
-    turns: Turns<Held<LockFile>>,
+    turns: Turns<Held<FileId>>,
 }
 
 impl Calls {
     /// Recalls a delegation, now or in its turn.
-    fn recall(&mut self, held: Held<LockFile>) {
+    fn recall(&mut self, held: Held<FileId>) {
         if let Some(held) = self.turns.queue(held.client, held) {
             self.spawn(held.client, recall(self.shared.clone(), held));
         }
@@ -157,7 +156,7 @@ impl Calls {
     }
 
     /// Tells who waits for a lock that it may ask again, unless it is called too much.
-    fn tell(&mut self, notice: Notice<LockFile>) {
+    fn tell(&mut self, notice: Notice<FileId>) {
         let Some(lock_owner) = name_of_lock_owner(&notice.owner) else { return };
         let client = lock_owner.clientid;
         if self.turns.begin(client) {
@@ -182,17 +181,17 @@ impl Calls {
     }
 }
 
-impl Shared {
+impl Shared4 {
     /// A file as callbacks name it.
-    pub(super) fn callback_fh(&self, (export, handle): &LockFile) -> NfsFh4 {
-        bytes::Bytes::copy_from_slice(&self.key.seal_bytes(*export, handle)).into()
+    pub(super) fn callback_fh(&self, (export, handle): &FileId) -> NfsFh4 {
+        bytes::Bytes::copy_from_slice(&self.core.key.seal(*export, handle)).into()
     }
 
     /// Calls a client until it has heard, as long as there is something to be heard.
     pub(super) async fn call_until_heard(&self, client: Clientid4, operation: &CbArgop4, is_of_use: impl Fn() -> bool) {
         let mut pause = PAUSE_MIN;
         while is_of_use() {
-            match self.v4.callbacks.call(&self.v4.state, client, operation).await {
+            match self.callbacks.call(&self.state, client, operation).await {
                 Ok(result) if result.status() == Nfsstat4::Ok => return,
                 // The reply with what it is about may still be on its way.
                 Ok(result) => tracing::debug!(client = client.0, ?result, "a client does not take what it is told"),
@@ -206,34 +205,19 @@ impl Shared {
         }
     }
 
-    /// Ends what has had its time. Waits for storage.
-    fn look_around(&self) {
+    /// Expires clients, revokes their state, and ends grace when it is due. `others` are the other protocols' clients that may
+    /// reclaim. Waits for storage.
+    fn run_periodic(&self, others: &dyn Reclaim) {
         let now = clock::now();
-        let works = self.lockd.recovery().retry();
+        let works = self.core.recovery.retry();
         self.with_locks(|state, locks| {
             state.set_storage_works(works);
             state.expire(now);
             state.forget_records(now);
             state.relieve(now);
-            now.checked_sub(self.v4.lease).into_iter().for_each(|then| locks.forget_watches(then));
+            now.checked_sub(self.lease).into_iter().for_each(|then| locks.forget_watches(then));
         });
-        self.end_grace_in_time(now);
-    }
-
-    /// Ends grace if it is time. First nobody can reclaim any more, and who has not done so is crossed out, as others may get
-    /// now what it had, and in another life it could reclaim that; and only then can they.
-    fn end_grace_in_time(&self, now: Instant) {
-        // Reclaims are refused while storage is behind: they have their time when it is not any more.
-        if !self.lockd.in_grace() || self.lockd.recovery().is_behind() {
-            return;
-        }
-        let early = !self.lockd.awaits_reclaims() && self.with_state(|state| state.may_end_grace());
-        if !early && !self.lockd.is_grace_over(now) {
-            return;
-        }
-        let crossed_out = self.with_state(|state| state.end_grace());
-        self.lockd.end_grace();
-        tracing::info!(early, crossed_out, "new locks can be had again");
+        self.core.locks.end_grace_when_due(now, &[self, others]);
     }
 }
 

@@ -14,11 +14,11 @@ use super::{
         v40::{Entered, Kept, Subject},
     },
 };
-use crate::{call::context::Shared, clock, nlm::lockd::LockFile};
+use crate::{clock, handle::FileId, v4::Shared4};
 
 /// An operation's turn in the sequence of its owner. It is ended at the latest when this is dropped.
 pub(super) struct InTurn {
-    shared: Arc<Shared>,
+    shared: Arc<Shared4>,
     operation: Argop4,
     owner: Option<OwnerName>,
 }
@@ -30,11 +30,11 @@ pub(super) enum Entry {
     /// As that, and this is to be ended.
     InTurn(InTurn),
     /// It was executed.
-    Replay(Kept<LockFile>),
+    Replay(Kept<FileId>),
 }
 
 /// Finds for whom an operation is, and whether it is its turn.
-pub(super) fn enter(shared: &Arc<Shared>, at: &mut Cursor, operation: &Argop4) -> Result<Entry, Nfsstat4> {
+pub(super) fn enter(shared: &Arc<Shared4>, at: &mut Cursor, operation: &Argop4) -> Result<Entry, Nfsstat4> {
     at.client = None;
     let Some(subject) = Subject::of(operation) else { return Ok(Entry::Free) };
     let now = clock::now();
@@ -82,7 +82,7 @@ impl InTurn {
         self.leave(Kept { status, result: Bytes::copy_from_slice(result), file });
     }
 
-    fn leave(&mut self, kept: Kept<LockFile>) {
+    fn leave(&mut self, kept: Kept<FileId>) {
         if let Some(owner) = self.owner.take() {
             self.shared.with_state(|state| state.leave(&owner, &self.operation, kept));
         }

@@ -1,6 +1,6 @@
 //! From an export's configuration to the tree that it serves.
 
-mod open;
+pub(crate) mod open;
 mod registry;
 mod standard;
 
@@ -54,7 +54,7 @@ impl BackendConfig {
         &self.kind.name
     }
 
-    fn is_persistent(&self) -> bool {
+    pub(crate) fn is_persistent(&self) -> bool {
         self.kind.kind.is_persistent()
     }
 }

@@ -320,6 +320,11 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         self.owners.has_client(client)
     }
 
+    /// Whether there are grants to poll.
+    pub fn has_grants(&self) -> bool {
+        !self.grants.is_empty()
+    }
+
     /// The next request that has been granted after it waited. Fetch all after whatever may have freed something.
     pub fn poll_grant(&mut self) -> Option<Grant<F>> {
         self.grants.pop_front()

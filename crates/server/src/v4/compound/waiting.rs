@@ -10,10 +10,11 @@ use super::{Compound, Operation};
 use crate::{
     blocking::Outcome,
     call::{
-        context::{Detached, Needed, Thread},
         journal::Journal,
+        thread::{Needed, Thread},
     },
     handle::ExportId,
+    v4::Detached,
 };
 
 /// A compound that could not go on where it ran last.
@@ -55,7 +56,7 @@ pub(super) async fn wait(mut waiting: Waiting, bytes: usize) -> Result<Message, 
             waiting.go_on();
             continue;
         };
-        waiting = match shared.pools.of(export).run(source, bytes, waiting, Waiting::go_on).await {
+        waiting = match shared.core.pools.of(export).run(source, bytes, waiting, Waiting::go_on).await {
             Outcome::Done(waiting) => waiting,
             Outcome::Refused(mut waiting) => {
                 if let Some(operation) = waiting.rest.pop_front() {

@@ -13,18 +13,8 @@ use xdr::Encoder;
 
 use super::data::may_use;
 use crate::{
-    call::{
-        context::{Context, Object},
-        error::{Fault, Fault4},
-        transfer::transfer_max,
-    },
-    v4::{
-        acl,
-        attr::{self, Subject},
-        compound::Cursor,
-        place::Place,
-        pseudo::NodeId,
-    },
+    call::{error::Fault, object::Object, transfer::transfer_max},
+    v4::{Context, acl, attr, attr::Subject, compound::Cursor, place::Place, pseudo::NodeId, status::Fault4},
 };
 
 pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result<AccessOk, Fault4> {
@@ -33,7 +23,7 @@ pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result
         place => {
             let object = cx.object4(place)?;
             let mut wanted = rights(args.access);
-            if object.writable4().is_err() {
+            if object.writable().is_err() {
                 (wanted.modify, wanted.extend, wanted.delete) = (false, false, false);
             }
             let (granted, attr) = object.vfs().access(&object.caller(), &object.handle, wanted)?;
@@ -50,7 +40,7 @@ pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs, out
     let place = at.current()?.clone();
     attr::check_readable(&args.attr_request)?;
     let mut size = None;
-    if matches!(place, Place::Object(..)) && cx.shared.v4.marks().any() && tells_of_data(&args.attr_request) {
+    if matches!(place, Place::Object(..)) && cx.core.conflicts.any() && tells_of_data(&args.attr_request) {
         // §10.4.3: who may write it may have written more than the server knows.
         size = cx.size_at_holder(at, &cx.object4(&place)?)?;
     }
@@ -67,7 +57,7 @@ pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: boo
     let current = at.current()?;
     let fattr = &args.obj_attributes;
     let caps = match current {
-        Place::Pseudo(_) => cx.shared.v4.pseudo.caps(),
+        Place::Pseudo(_) => cx.shared.pseudo.caps(),
         place => cx.object4(place)?.export.vfs().caps(),
     };
     attr::decode(fattr, at.minor, caps, Purpose::Verify)?;
@@ -88,12 +78,12 @@ pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: boo
 pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Result<(Nfsstat4, SetAttrRes), Fault4> {
     let object = cx.object4(at.current()?)?;
     let wanted = attr::set_attr(cx, &args.obj_attributes, at.minor, object.vfs().caps())?;
-    object.writable4()?;
+    object.writable()?;
     if wanted.set.size.is_some() {
         // §18.30.3: a stateid that is not special must allow writing.
         may_use(cx, at, &object, at.stateid(args.stateid)?, true)?;
     }
-    let _changing = cx.before_change(&object, Some(at.client()))?;
+    let _changing = cx.before_change(&object, Some(at.lock_client()))?;
     let mut attrsset = args.obj_attributes.attrmask.clone();
     attrsset.remove(Attr4::Acl as u32);
     let mut status = Nfsstat4::Ok;
@@ -153,7 +143,7 @@ pub(super) fn aces(
     let access = kept(AclKind::Access)?.unwrap_or_else(|| Acl::from_mode(attr.mode));
     let default = if dir { kept(AclKind::Default)? } else { None };
     let mut aces = acl::to_nfs4(&access, default.as_ref(), dir);
-    cx.shared.v4.names.name_all(&mut aces, cx.may_block)?;
+    acl::name_all(&cx.shared.names, &mut aces, cx.may_block)?;
     Ok(aces)
 }
 
@@ -202,7 +192,7 @@ pub(super) fn with_node<T>(
     filehandle: &[u8],
     go: impl FnOnce(&Subject<'_>) -> T,
 ) -> Result<T, Fault4> {
-    let pseudo = &cx.shared.v4.pseudo;
+    let pseudo = &cx.shared.pseudo;
     let (attr, referral, asked) = (pseudo.attr(node), pseudo.referral(node), attr::needs_locations(mask));
     if referral.is_some() && !asked {
         return Err(Nfsstat4::Moved.into());
@@ -225,7 +215,7 @@ pub(super) fn with_node<T>(
 
 /// Where the file system of an object is, if any of `mask` is about that: nowhere else but here.
 pub(super) fn locations(cx: &Context<'_>, object: &Object<'_>, mask: &Bitmap4) -> Option<FsLocations4> {
-    let pseudo = &cx.shared.v4.pseudo;
+    let pseudo = &cx.shared.pseudo;
     let node = pseudo.node_of(object.export.id()).filter(|_| attr::needs_locations(mask))?;
     Some(FsLocations4 { fs_root: pseudo.path(node), locations: Vec::new() })
 }
@@ -249,8 +239,8 @@ pub(super) fn general<'a>(
         locations: None,
         owners: Default::default(),
         absent: false,
-        transfer_max: transfer_max(&cx.carrier),
-        lease_s: cx.shared.v4.lease.as_secs() as u32,
+        transfer_max: transfer_max(&cx.transport),
+        lease_s: cx.shared.lease.as_secs() as u32,
         minor: at.minor,
         rdattr_error: Nfsstat4::Ok,
     }
@@ -271,7 +261,7 @@ pub(super) fn fsid(object: &Object<'_>, attr: &Attr) -> Fsid4 {
 
 /// §5.8.2.23: of a root, the number of the directory on which it is mounted.
 fn mounted_on(cx: &Context<'_>, object: &Object<'_>, attr: &Attr) -> u64 {
-    let pseudo = &cx.shared.v4.pseudo;
+    let pseudo = &cx.shared.pseudo;
     let node = (object.export.root() == &object.handle).then(|| pseudo.node_of(object.export.id())).flatten();
     node.map_or(attr.fileid, |node| pseudo.fileid(node))
 }

@@ -8,19 +8,18 @@ use vfs::{Kind, Stability, VfsError};
 
 use crate::{
     call::{
-        context::{Context, Object},
-        error::Fault4,
+        object::Object,
         transfer::{commit_range, read_range, write_part},
     },
     clock,
-    v4::compound::Cursor,
+    v4::{Context, compound::Cursor, status::Fault4},
 };
 
 pub(super) fn read(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Result<ReadOk, Fault4> {
     let file = cx.object4(at.current()?)?;
     may_use(cx, at, &file, at.stateid(args.stateid)?, false)?;
-    let (offset, len) = read_range(&cx.carrier, args.offset, args.count);
-    let read = file.vfs().read(&file.caller(), &file.handle, offset, len, cx.pool, cx.carrier.file_ranges);
+    let (offset, len) = read_range(&cx.transport, args.offset, args.count);
+    let read = file.vfs().read(&file.caller(), &file.handle, offset, len, cx.pool, cx.transport.file_ranges);
     let read = read.map_err(|error| wrong_type(&file, error))?;
     if read.data.len().next_multiple_of(4) + READ_HEAD > at.room {
         return Err(at.too_big.into());
@@ -31,14 +30,14 @@ pub(super) fn read(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Result<Rea
 pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<WriteOk, Fault4> {
     let file = cx.object4(at.current()?)?;
     may_use(cx, at, &file, at.stateid(args.stateid)?, true)?;
-    let data = write_part(&cx.carrier, &file, args.offset, &args.data.0).ok_or(Nfsstat4::FBig)?;
+    let data = write_part(&cx.transport, &file, args.offset, &args.data.0).ok_or(Nfsstat4::FBig)?;
     let stability = match args.stable {
         StableHow4::Unstable => Stability::Unstable,
         StableHow4::DataSync => Stability::DataSync,
         StableHow4::FileSync => Stability::FileSync,
     };
-    let vfs = file.writable4()?.vfs();
-    let _changing = cx.before_change(&file, Some(at.client()))?;
+    let vfs = file.writable()?.vfs();
+    let _changing = cx.before_change(&file, Some(at.lock_client()))?;
     let writeverf = vfs.write_verifier();
     let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, false);
     let written = written.map_err(|error| wrong_type(&file, error))?;

@@ -6,14 +6,14 @@ use vfs::{Handle, Kind, Name, VfsError};
 use xdr::{Encode, Encoder};
 
 use crate::{
-    call::{
-        context::{Context, Object},
-        error::Fault4,
-    },
+    call::object::Object,
+    export::policy::Purpose,
     v4::{
+        Context,
         compound::Cursor,
         place::{FhBytes, Place, component},
         pseudo::NodeId,
+        status::Fault4,
     },
 };
 
@@ -90,12 +90,12 @@ fn find(cx: &Context<'_>, dir: &Place, name: &[u8]) -> Result<Place, Fault4> {
     let name = component(name)?;
     match dir {
         Place::Pseudo(node) => {
-            let child = cx.shared.v4.pseudo.child(*node, name.as_bytes()).ok_or(Nfsstat4::NoEnt)?;
+            let child = cx.shared.pseudo.child(*node, name.as_bytes()).ok_or(Nfsstat4::NoEnt)?;
             arrive(cx, child)
         }
         Place::Object(..) => {
             let dir = cx.object4(dir)?;
-            if let Some(node) = cx.shared.v4.pseudo.junction(&dir, name.as_bytes())? {
+            if let Some(node) = cx.shared.pseudo.junction(&dir, name.as_bytes())? {
                 return arrive(cx, node);
             }
             let (handle, _) = look(&dir, name)?;
@@ -123,7 +123,7 @@ pub(super) fn not_a_directory(object: &Object<'_>) -> Fault4 {
 
 /// The directory that holds a directory.
 fn parent(cx: &Context<'_>, of: &Place) -> Result<Place, Fault4> {
-    let pseudo = &cx.shared.v4.pseudo;
+    let pseudo = &cx.shared.pseudo;
     let node = match of {
         Place::Pseudo(node) => *node,
         Place::Object(id, handle) => {
@@ -138,7 +138,7 @@ fn parent(cx: &Context<'_>, of: &Place) -> Result<Place, Fault4> {
     };
     let above = pseudo.parent(node).ok_or(Nfsstat4::NoEnt)?;
     if let Some((top, export)) = pseudo.enclosing(node) {
-        let export = cx.export(export)?;
+        let export = cx.export(export, Purpose::Files)?;
         let object = cx.object_of(export, export.root().clone());
         let handle = pseudo.mount_point(&object, top, node)?.ok_or(Nfsstat4::NoEnt)?;
         return Ok(Place::Object(export.id(), handle));
@@ -151,11 +151,11 @@ fn parent(cx: &Context<'_>, of: &Place) -> Result<Place, Fault4> {
 /// # Errors
 /// NOENT for what the caller is not to know of; the root alone is there for everybody.
 fn arrive(cx: &Context<'_>, node: NodeId) -> Result<Place, Fault4> {
-    let pseudo = &cx.shared.v4.pseudo;
+    let pseudo = &cx.shared.pseudo;
     if node != NodeId::ROOT && !pseudo.leads_somewhere(cx, node) {
         return Err(Nfsstat4::NoEnt.into());
     }
-    match pseudo.export(node).map(|id| cx.export(id)) {
+    match pseudo.export(node).map(|id| cx.export(id, Purpose::Files)) {
         Some(Ok(export)) => Ok(Place::Object(export.id(), export.root().clone())),
         _ => Ok(Place::Pseudo(node)),
     }

@@ -7,9 +7,8 @@ use nfs::v4::{
 
 use super::{data::of_kind, session::origin};
 use crate::{
-    call::{context::Context, error::Fault4},
     clock,
-    v4::compound::Cursor,
+    v4::{Context, compound::Cursor, status::Fault4},
 };
 
 pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs) -> SetClientIdRes {

@@ -9,10 +9,9 @@ use nfs::v4::{
 
 use super::data::of_kind;
 use crate::{
-    call::{context::Context, error::Fault4},
     clock,
-    nlm::lockd::LockFile,
-    v4::{compound::Cursor, place::Place, state::open::LockFailure},
+    handle::FileId,
+    v4::{Context, compound::Cursor, place::Place, state::open::LockFailure, status::Fault4},
 };
 
 pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result<LockRes, Fault4> {
@@ -68,7 +67,7 @@ pub(super) fn test_stateid(cx: &Context<'_>, at: &Cursor, args: &TestStateidArgs
 }
 
 /// The regular file that is to be locked.
-fn file(cx: &Context<'_>, at: &Cursor) -> Result<LockFile, Fault4> {
+fn file(cx: &Context<'_>, at: &Cursor) -> Result<FileId, Fault4> {
     let Place::Object(..) = at.current()? else { return Err(Nfsstat4::IsDir.into()) };
     let object = cx.object4(at.current()?)?;
     of_kind(object.getattr()?.kind)?;

@@ -21,9 +21,9 @@ use nfs::v4::{Argop4, GetDirDelegationNonFatal, Nfsstat4, OpResult, Opnum4, Reso
 use xdr::{Encode, Encoder};
 
 use super::compound::Cursor;
-use crate::call::{
-    context::Context,
-    error::{Fault, Fault4, WouldBlock},
+use crate::{
+    call::error::{Fault, WouldBlock},
+    v4::{Context, status::Fault4},
 };
 
 /// Most bytes of the result of an operation that changes something.

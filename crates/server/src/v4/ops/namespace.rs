@@ -11,14 +11,13 @@ use super::{
     filehandle::{look, not_a_directory},
 };
 use crate::{
-    call::{
-        context::{Context, Object},
-        error::Fault4,
-    },
+    call::object::Object,
     v4::{
+        Context,
         attr::{Wanted, change_info, set_attr},
         compound::Cursor,
         place::{Place, component},
+        status::Fault4,
     },
 };
 
@@ -26,7 +25,7 @@ pub(super) fn create(cx: &Context<'_>, at: &mut Cursor, args: &CreateArgs) -> Re
     let dir = cx.object4(at.current()?)?;
     let Wanted { set, acl } = set_attr(cx, &args.createattrs, at.minor, dir.vfs().caps())?;
     let name = component(&args.objname)?;
-    let (vfs, caller) = (dir.writable4()?.vfs(), dir.caller());
+    let (vfs, caller) = (dir.writable()?.vfs(), dir.caller());
     let node = |kind| vfs.mknod(&caller, &dir.handle, name, kind, &set);
     let device = |Specdata4 { specdata1, specdata2 }: &Specdata4| Device { major: *specdata1, minor: *specdata2 };
     let created = match &args.objtype {
@@ -73,8 +72,8 @@ pub(super) fn finish(
 pub(super) fn link(cx: &Context<'_>, at: &Cursor, args: &LinkArgs) -> Result<ChangeInfo4, Fault4> {
     let (object, dir) = same_export(cx, at)?;
     let name = component(&args.newname)?;
-    let vfs = dir.writable4()?.vfs();
-    let _changing = cx.before_change(&object, Some(at.client()))?;
+    let vfs = dir.writable()?.vfs();
+    let _changing = cx.before_change(&object, Some(at.lock_client()))?;
     let linked = vfs.link(&dir.caller(), &object.handle, &dir.handle, name);
     let (change, _) = linked.map_err(|error| in_dir(&dir, error))?;
     Ok(change_info(&change))
@@ -97,11 +96,11 @@ pub(super) fn readlink(cx: &Context<'_>, at: &Cursor) -> Result<ReadLinkOk, Faul
 pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result<ChangeInfo4, Fault4> {
     let dir = cx.object4(at.current()?)?;
     let name = component(&args.target)?;
-    let vfs = dir.writable4()?.vfs();
+    let vfs = dir.writable()?.vfs();
     not_mounted_on(cx, &dir, name)?;
     // One operation removes whatever there is; the file system has one for each kind.
     let (_, kind) = look(&dir, name)?;
-    cx.before_change_of(&dir, name, Some(at.client()))?;
+    cx.before_change_of(&dir, name, Some(at.lock_client()))?;
     let caller = dir.caller();
     let remove = |kind| match kind {
         Kind::Dir => vfs.rmdir(&caller, &dir.handle, name),
@@ -119,11 +118,11 @@ pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result
 pub(super) fn rename(cx: &Context<'_>, at: &Cursor, args: &RenameArgs) -> Result<RenameOk, Fault4> {
     let (from_dir, to_dir) = same_export(cx, at)?;
     let (from, to) = (component(&args.oldname)?, component(&args.newname)?);
-    let vfs = to_dir.writable4()?.vfs();
+    let vfs = to_dir.writable()?.vfs();
     not_mounted_on(cx, &from_dir, from)?;
     not_mounted_on(cx, &to_dir, to)?;
-    cx.before_change_of(&from_dir, from, Some(at.client()))?;
-    cx.before_change_of(&to_dir, to, Some(at.client()))?;
+    cx.before_change_of(&from_dir, from, Some(at.lock_client()))?;
+    cx.before_change_of(&to_dir, to, Some(at.lock_client()))?;
     let renamed = vfs.rename(&to_dir.caller(), &from_dir.handle, from, &to_dir.handle, to);
     let (source, target) = match renamed {
         Ok(changes) => changes,
@@ -137,7 +136,7 @@ pub(super) fn rename(cx: &Context<'_>, at: &Cursor, args: &RenameArgs) -> Result
 
 /// What another export, or a referral, hides would be lost unseen. As with what is mounted on a Linux server, the name is busy.
 fn not_mounted_on(cx: &Context<'_>, dir: &Object<'_>, name: &Name) -> Result<(), Fault4> {
-    match cx.shared.v4.pseudo.junction(dir, name.as_bytes())? {
+    match cx.shared.pseudo.junction(dir, name.as_bytes())? {
         Some(_) => Err(Nfsstat4::FileOpen.into()),
         None => Ok(()),
     }

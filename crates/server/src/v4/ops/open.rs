@@ -25,16 +25,16 @@ use super::{
     namespace::{finish, unchanged},
 };
 use crate::{
-    call::{
-        context::{Context, Object},
-        error::{Fault, Fault4},
-    },
+    call::{error::Fault, object::Object},
     clock,
+    sharing::locks::LockClient,
     v4::{
+        Context,
         attr::{Wanted, change_info, set_attr},
         compound::Cursor,
         place::{Place, component},
         state::open::{Claim, OpenPlan, OpenRequest, OpenTarget, Opened},
+        status::Fault4,
     },
 };
 
@@ -72,7 +72,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     if confirm {
         rflags |= OPEN4_RESULT_CONFIRM;
     }
-    if at.minor > 0 && cx.shared.v4.is_kept_up() {
+    if at.minor > 0 && cx.shared.is_kept_up() {
         rflags |= OPEN4_RESULT_MAY_NOTIFY_LOCK;
     }
     Ok(OpenOk { stateid, cinfo, rflags, attrset, delegation })
@@ -100,7 +100,7 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         deny: args.share_deny,
         want: args.share_access & want_bits,
         claim,
-        can_recall: cx.shared.v4.is_kept_up(),
+        can_recall: cx.shared.is_kept_up(),
     };
     cx.shared.may_give()?;
     let plan = cx.shared.with_locks(|state, locks| state.plan_open(locks, request, clock::now()))?;
@@ -158,7 +158,7 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
         return Err(Fault::WouldBlock);
     }
     let client = plan.request().client;
-    let changing = target.truncate.then(|| cx.before_change(file, Some(client))).transpose()?;
+    let changing = target.truncate.then(|| cx.before_change(file, Some(LockClient::V4(client.0)))).transpose()?;
     let name = (file.export.id(), file.handle.clone());
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
     cx.shared.may_give()?;
@@ -177,7 +177,7 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
         let set = SetAttr { size: Some(0), ..SetAttr::default() };
         match file.vfs().setattr(&file.caller(), &file.handle, &set, None) {
             Ok(changed) => {
-                cx.end_change(file, changing);
+                cx.end_change(file, changing.flatten());
                 let to = (&name, Some(changed.after.change));
                 opened.delegation =
                     cx.shared.with_locks(|state, locks| state.delegate_open(locks, plan, to, clock::now()));
@@ -214,7 +214,7 @@ pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Resu
 /// In a directory on the way to exports there are only directories, and nothing can be made.
 fn pseudo(cx: &Context<'_>, at: &Cursor, name: &Name, args: &OpenArgs) -> Fault4 {
     let Ok(Place::Pseudo(node)) = at.current() else { return Nfsstat4::NoFileHandle.into() };
-    let there = cx.shared.v4.pseudo.child(*node, name.as_bytes()).is_some();
+    let there = cx.shared.pseudo.child(*node, name.as_bytes()).is_some();
     match &args.openhow {
         _ if there => Nfsstat4::IsDir.into(),
         Openflag4::NoCreate => Nfsstat4::NoEnt.into(),
@@ -278,7 +278,7 @@ fn exclusively(dir: &Object<'_>, name: &Name, verf: [u8; 8], set: SetAttr, mask:
 }
 
 fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> Result<Target, Fault4> {
-    let created = dir.writable4()?.vfs().create(&dir.caller(), &dir.handle, name, mode);
+    let created = dir.writable()?.vfs().create(&dir.caller(), &dir.handle, name, mode);
     let Created { handle, attr, dir: parent } = created.map_err(|error| match error {
         VfsError::NotDir => not_a_directory(dir),
         error => error.into(),
@@ -299,7 +299,7 @@ fn permitted(file: &Object<'_>, request: &OpenRequest) -> Result<(), Fault4> {
     let access = request.access;
     let (read, write) = (access & OPEN4_SHARE_ACCESS_READ != 0, access & OPEN4_SHARE_ACCESS_WRITE != 0);
     if write {
-        file.writable4()?;
+        file.writable()?;
     }
     let has = |wanted| file.vfs().permits(&file.caller(), &file.handle, wanted).map(|granted| granted == wanted);
     let may_write = !write || has(Rights { modify: true, ..Rights::default() })?;
@@ -323,7 +323,7 @@ pub(super) fn delegreturn(cx: &Context<'_>, at: &Cursor, args: &DelegReturnArgs)
 
 /// Stores a client, so that it can reclaim after a restart what it gets now (§8.4.2.1).
 fn remember(cx: &Context<'_>, client: Clientid4, owner: Bytes) -> Result<(), Fault4> {
-    let recovery = cx.shared.lockd.recovery();
+    let recovery = &cx.core.recovery;
     if !cx.may_block && recovery.is_persistent() {
         return Err(Fault::WouldBlock);
     }

@@ -15,16 +15,15 @@ use vfs::{SeekFor, VfsError};
 use super::data::{may_use, of_kind, wrong_type};
 use crate::{
     call::{
-        context::{Context, Object},
-        error::Fault4,
+        object::Object,
         transfer::{OFFSET_MAX, transfer_max},
     },
-    v4::{compound::Cursor, offload::Ranges},
+    v4::{Context, compound::Cursor, offload::Ranges, status::Fault4},
 };
 
 pub(super) fn allocate(cx: &Context<'_>, at: &Cursor, args: &AllocateArgs) -> Result<(), Fault4> {
     let file = range_of(cx, at, args)?;
-    let _changing = cx.before_change(&file, Some(at.client()))?;
+    let _changing = cx.before_change(&file, Some(at.lock_client()))?;
     let done = file.vfs().allocate(&file.caller(), &file.handle, args.offset, args.length);
     done.map_err(|error| wrong_type(&file, error))?;
     Ok(())
@@ -32,7 +31,7 @@ pub(super) fn allocate(cx: &Context<'_>, at: &Cursor, args: &AllocateArgs) -> Re
 
 pub(super) fn deallocate(cx: &Context<'_>, at: &Cursor, args: &AllocateArgs) -> Result<(), Fault4> {
     let file = range_of(cx, at, args)?;
-    let _changing = cx.before_change(&file, Some(at.client()))?;
+    let _changing = cx.before_change(&file, Some(at.lock_client()))?;
     let done = file.vfs().deallocate(&file.caller(), &file.handle, args.offset, args.length);
     done.map_err(|error| wrong_type(&file, error))?;
     Ok(())
@@ -57,7 +56,7 @@ pub(super) fn read_plus(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Resul
     let size = file.getattr()?.size;
     // Holes take no room in the reply, so both the range and what is told of it have a bound.
     let end = args.offset.saturating_add(args.count.into()).min(size);
-    let mut room = (transfer_max(&cx.carrier) as usize).min(at.room.saturating_sub(READ_PLUS_HEAD)) as u64;
+    let mut room = (transfer_max(&cx.transport) as usize).min(at.room.saturating_sub(READ_PLUS_HEAD)) as u64;
     let (mut offset, mut contents) = (args.offset, Vec::new());
     while offset < end && room > SEGMENT_HEAD && contents.len() < SEGMENTS_MAX {
         let segment = segment(cx, &file, (offset, end), room - SEGMENT_HEAD)?;
@@ -121,7 +120,7 @@ pub(super) fn copy(cx: &Context<'_>, at: &Cursor, args: &CopyArgs) -> Result<Cop
     let len = len.ok_or(Nfsstat4::Inval)?;
     let vfs = target.vfs();
     let writeverf = vfs.write_verifier();
-    let changing = cx.before_change(&target, Some(at.client()))?;
+    let changing = cx.before_change(&target, Some(at.lock_client()))?;
     let apart = args.src_offset.abs_diff(args.dst_offset) >= len;
     let _changing = if args.synchronous || !(apart || source.handle != target.handle) {
         changing
@@ -140,18 +139,18 @@ pub(super) fn copy(cx: &Context<'_>, at: &Cursor, args: &CopyArgs) -> Result<Cop
 
 pub(super) fn offload_status(cx: &Context<'_>, at: &Cursor, args: &OffloadArgs) -> Result<OffloadStatusOk, Fault4> {
     let file = cx.object4(at.current()?)?;
-    Ok(cx.shared.v4.offloads.status(at.client(), &(file.export.id(), file.handle), &args.stateid)?)
+    Ok(cx.shared.offloads.status(at.client(), &(file.export.id(), file.handle), &args.stateid)?)
 }
 
 pub(super) fn offload_cancel(cx: &Context<'_>, at: &Cursor, args: &OffloadArgs) -> Result<(), Fault4> {
     let file = cx.object4(at.current()?)?;
-    Ok(cx.shared.v4.offloads.cancel(at.client(), &(file.export.id(), file.handle), &args.stateid)?)
+    Ok(cx.shared.offloads.cancel(at.client(), &(file.export.id(), file.handle), &args.stateid)?)
 }
 
 pub(super) fn clone(cx: &Context<'_>, at: &Cursor, args: &CloneArgs) -> Result<(), Fault4> {
     let (source, target) = both(cx, at, args.src_stateid, args.dst_stateid)?;
     let (from, to) = ((&source.handle, args.src_offset), (&target.handle, args.dst_offset));
-    let _changing = cx.before_change(&target, Some(at.client()))?;
+    let _changing = cx.before_change(&target, Some(at.lock_client()))?;
     let vfs = target.vfs();
     let cloned = vfs.clone_range(&target.caller(), from, to, args.count);
     cloned.map_err(|error| wrong_type(&target, error))?;
@@ -170,7 +169,7 @@ pub(super) fn io_advise(cx: &Context<'_>, at: &Cursor, args: &IoAdviseArgs) -> R
 fn range_of<'a>(cx: &Context<'a>, at: &Cursor, args: &AllocateArgs) -> Result<Object<'a>, Fault4> {
     let file = cx.object4(at.current()?)?;
     may_use(cx, at, &file, at.stateid(args.stateid)?, true)?;
-    file.writable4()?;
+    file.writable()?;
     if args.length == 0 {
         return Err(Nfsstat4::Inval.into());
     }
@@ -201,7 +200,7 @@ fn both<'a>(
     }
     may_use(cx, at, &from, at.saved_stateid(source)?, false)?;
     may_use(cx, at, &to, at.stateid(target)?, true)?;
-    to.writable4()?;
+    to.writable()?;
     for object in [&from, &to] {
         of_kind(object.getattr()?.kind)?;
     }

@@ -16,27 +16,26 @@ use super::{
     filehandle::not_a_directory,
 };
 use crate::{
-    call::{
-        context::{Context, Object},
-        error::Fault4,
-        transfer::directory_max,
-    },
+    call::{object::Object, transfer::directory_max},
+    export::policy::Purpose,
     v4::{
-        attr::{self, Subject, needs_acl, needs_locations, needs_owners, owners},
+        Context, attr,
+        attr::{Subject, needs_acl, needs_locations, needs_owners, owners},
         compound::Cursor,
         place::{FhBytes, Place},
         pseudo::NodeId,
+        status::Fault4,
     },
 };
 
 pub(super) fn readdir(cx: &Context<'_>, at: &Cursor, args: &ReadDirArgs) -> Result<Raw, Fault4> {
     attr::check_readable(&args.attr_request)?;
     let names_somebody = needs_owners(&args.attr_request) || needs_acl(&args.attr_request);
-    if names_somebody && cx.shared.v4.names.are_told() && !cx.may_block {
+    if names_somebody && cx.shared.names.are_told() && !cx.may_block {
         // Not one entry after the other.
         return Err(Fault4::WouldBlock);
     }
-    let max = args.maxcount.min(directory_max(&cx.carrier)) as usize;
+    let max = args.maxcount.min(directory_max(&cx.transport)) as usize;
     let room = max.min(at.room.saturating_sub(RESULT_HEAD)).checked_sub(VERIFIER + END).ok_or(Nfsstat4::TooSmall)?;
     // §18.23.3: zero is no hint.
     let dir_room = if args.dircount == 0 { usize::MAX } else { args.dircount as usize };
@@ -92,15 +91,15 @@ fn entry_of(
     list: &mut List,
 ) -> Result<ControlFlow<()>, Nfsstat4> {
     let caps = dir.vfs().caps();
-    let mounted = cx.shared.v4.pseudo.has_junctions(dir.export.id());
-    if mounted && let Ok(Some(node)) = cx.shared.v4.pseudo.junction(dir, entry.name) {
+    let mounted = cx.shared.pseudo.has_junctions(dir.export.id());
+    if mounted && let Ok(Some(node)) = cx.shared.pseudo.junction(dir, entry.name) {
         return node_entry(cx, at, node, entry.cookie, mask, list);
     }
     let Some((handle, attr)) = &entry.object else {
         return without_attributes(mask, entry, list);
     };
     let wants_fh = mask.contains(Attr4::Filehandle as u32);
-    let filehandle: FhBytes = if wants_fh { FhBytes::from_slice(&dir.seal_bytes(handle)) } else { FhBytes::new() };
+    let filehandle: FhBytes = if wants_fh { FhBytes::from_slice(&dir.seal(handle)) } else { FhBytes::new() };
     let Ok(aces) = aces(cx, dir, handle, attr, mask) else { return without_attributes(mask, entry, list) };
     let (fsid, acl) = (fsid(dir, attr), Some(&aces[..]));
     let locations = locations(cx, dir, mask);
@@ -128,7 +127,7 @@ fn only_error(why: Nfsstat4, out: &mut Encoder) {
 }
 
 fn pseudo(cx: &Context<'_>, at: &Cursor, dir: NodeId, args: &ReadDirArgs, mut list: List) -> Result<Raw, Fault4> {
-    let pseudo = &cx.shared.v4.pseudo;
+    let pseudo = &cx.shared.pseudo;
     VERIFIER_PSEUDO.encode(&mut list.out);
     let first = match args.cookie {
         0 => 0,
@@ -157,11 +156,11 @@ fn node_entry(
     mask: &Bitmap4,
     list: &mut List,
 ) -> Result<ControlFlow<()>, Nfsstat4> {
-    let pseudo = &cx.shared.v4.pseudo;
+    let pseudo = &cx.shared.pseudo;
     let name = pseudo.name(node).clone();
     let root = pseudo
         .export(node)
-        .and_then(|id| cx.export(id).ok())
+        .and_then(|id| cx.export(id, Purpose::Files).ok())
         .map(|export| cx.object_at_once(export, export.root().clone()));
     let known = root.map(|root| root.getattr().map(|attr| (root, attr)));
     let told = mask.contains(Attr4::RdattrError as u32);

@@ -8,9 +8,8 @@ use nfs::v4::{
 };
 
 use crate::{
-    call::{context::Context, error::Fault4},
     clock,
-    v4::{compound::Cursor, state::client::Origin},
+    v4::{Context, compound::Cursor, state::client::Origin, status::Fault4},
 };
 
 pub(super) fn exchange_id(cx: &Context<'_>, at: &Cursor, args: &ExchangeIdArgs) -> Result<ExchangeIdOk, Fault4> {
@@ -24,7 +23,7 @@ pub(super) fn exchange_id(cx: &Context<'_>, at: &Cursor, args: &ExchangeIdArgs) 
 /// Who introduces a client, and from where.
 pub(super) fn origin<'a>(cx: &Context<'_>, at: &'a Cursor) -> Origin<'a> {
     let peer = cx.peer.ip();
-    Origin { principal: &at.principal, peer, admitted: cx.shared.exports.admit(peer) }
+    Origin { principal: &at.principal, peer, admitted: cx.core.exports.admit(peer) }
 }
 
 pub(super) fn create_session(
@@ -34,7 +33,7 @@ pub(super) fn create_session(
 ) -> Result<CreateSessionOk, Fault4> {
     let mut args = args.clone();
     // Neither can a message be longer than the transport carries.
-    let most = u32::try_from(cx.carrier.message_max).unwrap_or(u32::MAX);
+    let most = u32::try_from(cx.transport.message_max).unwrap_or(u32::MAX);
     let fore = &mut args.fore_chan_attrs;
     (fore.maxrequestsize, fore.maxresponsesize) = (fore.maxrequestsize.min(most), fore.maxresponsesize.min(most));
     let now = clock::now();

@@ -7,12 +7,12 @@ use nfs::v4::{
 };
 use vfs::{Name, VfsError, XattrMode};
 
-use crate::{
-    call::{
-        context::Context,
-        error::{Fault4, nfsstat4},
-    },
-    v4::{attr::change_info, compound::Cursor, place::Place},
+use crate::v4::{
+    Context,
+    attr::change_info,
+    compound::Cursor,
+    place::Place,
+    status::{Fault4, nfsstat4},
 };
 
 pub(super) fn getxattr(cx: &Context<'_>, at: &Cursor, args: &XattrArgs) -> Result<GetXattrOk, Fault4> {
@@ -32,16 +32,16 @@ pub(super) fn setxattr(cx: &Context<'_>, at: &Cursor, args: &SetXattrArgs) -> Re
         SetxattrOption4::Create => XattrMode::Create,
         SetxattrOption4::Replace => XattrMode::Replace,
     };
-    let vfs = object.writable4()?.vfs();
-    let _changing = cx.before_change(&object, Some(at.client()))?;
+    let vfs = object.writable()?.vfs();
+    let _changing = cx.before_change(&object, Some(at.lock_client()))?;
     let set = vfs.set_xattr(&object.caller(), &object.handle, name(&args.key)?, &args.value, how);
     Ok(change_info(&set.map_err(refused)?))
 }
 
 pub(super) fn removexattr(cx: &Context<'_>, at: &Cursor, args: &XattrArgs) -> Result<ChangeInfo4, Fault4> {
     let object = cx.object4(at.current()?)?;
-    let vfs = object.writable4()?.vfs();
-    let _changing = cx.before_change(&object, Some(at.client()))?;
+    let vfs = object.writable()?.vfs();
+    let _changing = cx.before_change(&object, Some(at.lock_client()))?;
     let removed = vfs.remove_xattr(&object.caller(), &object.handle, name(&args.name)?);
     Ok(change_info(&removed.map_err(refused)?))
 }

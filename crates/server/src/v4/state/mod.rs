@@ -20,7 +20,6 @@ pub mod evict;
 mod hosts;
 mod introduce;
 pub mod load;
-pub mod marks;
 pub mod open;
 pub mod owner;
 pub mod recallable;
@@ -43,9 +42,9 @@ use bytes::Bytes;
 use nfs::v4::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
+use crate::sharing::marks::Marks;
 use client::{Client, Clients, client_of};
 use load::Load;
-use marks::Marks;
 use owner::{OwnerLimits, Owners};
 use recallable::Recalls;
 use recover::Stored;

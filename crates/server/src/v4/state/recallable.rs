@@ -23,16 +23,8 @@ use super::{
     delegation::Delegation,
     stateid::{Kind, Other},
 };
+pub use crate::sharing::conflict::Access;
 use crate::sharing::locks::LockTable;
-
-/// An access to a file, as far as recallable state is concerned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Its data or attributes are read.
-    Read,
-    /// Its data, attributes or names are changed, or others are kept from reading it.
-    Write,
-}
 
 /// Recallable state.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,11 +18,13 @@ use smallvec::SmallVec;
 use super::{
     delegation::Delegation,
     hosts::Group,
-    marks::Marks,
     recallable::{Grant, Recallable, RecallableKind},
     shard::{Use, Uses},
 };
-use crate::hash::{Map, digest};
+use crate::{
+    hash::{Map, digest},
+    sharing::marks::Marks,
+};
 
 /// The part of a stateid that never changes.
 pub type Other = [u8; 12];

@@ -68,16 +68,16 @@ impl Marks {
     }
 
     /// Whether a file may be being changed now.
-    pub(super) fn may_be_changing(&self, file: &impl Hash) -> bool {
+    pub(crate) fn may_be_changing(&self, file: &impl Hash) -> bool {
         self.0.buckets[self.at(file)].changes.load(SeqCst) > 0
     }
 
-    pub(super) fn add(&self, file: &impl Hash) {
+    pub(crate) fn add(&self, file: &impl Hash) {
         self.0.total.fetch_add(1, SeqCst);
         self.0.buckets[self.at(file)].delegations.fetch_add(1, SeqCst);
     }
 
-    pub(super) fn remove(&self, file: &impl Hash) {
+    pub(crate) fn remove(&self, file: &impl Hash) {
         self.0.buckets[self.at(file)].delegations.fetch_sub(1, SeqCst);
         self.0.total.fetch_sub(1, SeqCst);
     }

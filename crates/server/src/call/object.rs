@@ -1,0 +1,90 @@
+//! [`Object`]: an object of an export that a call names, with the identity of the caller.
+
+use smallvec::SmallVec;
+use vfs::{Attr, Caller, Cred, Handle, Vfs, VfsError, interpose::Interposed};
+
+use super::journal::{Journal, Journaled};
+
+use crate::{
+    export::{Access, Export},
+    handle::{HandleKey, SEALED_MAX},
+};
+
+/// An object that a call names, and the identity with which the caller acts on it.
+pub(crate) struct Object<'a> {
+    pub(crate) export: &'a Export,
+    pub(crate) handle: Handle,
+    pub(super) identity: Cred,
+    pub(super) may_block: bool,
+    /// The thread belongs to another export.
+    pub(super) foreign: bool,
+    /// The back end with the call's journal, if the export's operations complete later.
+    pub(super) journaled: Option<Box<Interposed<Journaled>>>,
+    pub(super) key: &'a HandleKey,
+}
+
+impl Object<'_> {
+    pub(crate) fn vfs(&self) -> &dyn Vfs {
+        match &self.journaled {
+            None => &**self.export.vfs(),
+            Some(journaled) => &**journaled,
+        }
+    }
+
+    /// The journal of the call, if operations on this object complete later.
+    pub(crate) fn journal(&self) -> Option<&Journal> {
+        self.journaled.as_ref().map(|journaled| &*journaled.0.journal)
+    }
+
+    /// Whether an operation of the call is pending.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.journal().is_some_and(Journal::is_pending)
+    }
+
+    /// Has an effect outside of the file system, or passes a check, that comes before an operation on this object: once, however
+    /// often the call is run.
+    pub(crate) fn once<T: Clone + Send + 'static, E>(
+        &self,
+        name: &'static str,
+        run: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self.journal() {
+            None => run(),
+            Some(journal) => journal.once((name, self.export.id(), &self.handle), run),
+        }
+    }
+
+    pub(crate) fn caller(&self) -> Caller<'_> {
+        self.caller_as(&self.identity)
+    }
+
+    /// A caller with another identity.
+    pub(crate) fn caller_as<'c>(&self, cred: &'c Cred) -> Caller<'c> {
+        Caller { cred, may_block: self.may_block, completion: None }
+    }
+
+    /// Refuses changes of a read-only export.
+    ///
+    /// # Errors
+    /// `ReadOnly`.
+    pub(crate) fn writable(&self) -> Result<&Self, VfsError> {
+        match self.export.options().access {
+            Access::ReadWrite => Ok(self),
+            Access::ReadOnly => Err(VfsError::ReadOnly),
+        }
+    }
+
+    pub(crate) fn getattr(&self) -> Result<Attr, VfsError> {
+        self.vfs().getattr(&self.caller(), &self.handle)
+    }
+
+    /// Whether the thread belongs to another export, so that it does not wait for this object.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.foreign
+    }
+
+    /// The file handle of another object of the same export.
+    pub(crate) fn seal(&self, handle: &Handle) -> SmallVec<[u8; SEALED_MAX]> {
+        self.key.seal(self.export.id(), handle)
+    }
+}

@@ -1,0 +1,178 @@
+//! The folders of a crate and the folders that each may use (ARCHITECTURE.md), and circles of files inside a folder.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{File, imports};
+
+/// A folder or a file directly below `src`, and the others that it may use. `*` is all.
+type Folders = &'static [(&'static str, &'static [&'static str])];
+
+/// The crates whose folders are checked. From the bottom up.
+const CRATES: [(&str, Folders); 1] = [("crates/server/src/", SERVER)];
+
+/// The core, and then the protocols on top of it.
+const SERVER: Folders = &[
+    ("callback_port", &[]),
+    ("clock", &[]),
+    ("hash", &[]),
+    ("identity", &[]),
+    ("recovery", &["clock"]),
+    ("handle", &["recovery"]),
+    ("export", &["handle", "identity"]),
+    ("blocking", &["export", "handle"]),
+    ("sharing", &["clock", "handle", "hash", "recovery"]),
+    ("call", &["blocking", "export", "handle", "recovery", "sharing"]),
+    ("config", &["blocking", "export", "handle", "identity", "recovery"]),
+    ("v3", &["call", "export", "sharing"]),
+    ("nfsacl", &["call", "v3"]),
+    ("mount", &["call", "export"]),
+    ("nlm", &["call", "callback_port", "export", "handle", "recovery", "sharing"]),
+    ("nsm", &["call", "nlm"]),
+    (
+        "v4",
+        &[
+            "blocking",
+            "call",
+            "callback_port",
+            "clock",
+            "config",
+            "export",
+            "handle",
+            "hash",
+            "identity",
+            "recovery",
+            "sharing",
+        ],
+    ),
+    ("admin", &["call", "export", "handle", "nlm", "sharing", "v4"]),
+    ("server", &["*"]),
+    ("lib", &["*"]),
+];
+
+/// Most files of one folder that import each other in a circle.
+const CIRCLE_MAX: usize = 6;
+
+/// The imports that no folder's line allows, and the circles of files that are too large.
+pub fn broken(files: &[File]) -> Vec<String> {
+    CRATES.iter().flat_map(|(src, folders)| of_crate(files, src, folders)).collect()
+}
+
+fn of_crate(files: &[File], src: &str, folders: Folders) -> Vec<String> {
+    let modules: BTreeMap<Vec<String>, &File> = files
+        .iter()
+        .filter_map(|file| Some((module_of(file.path.strip_prefix(src)?.strip_suffix(".rs")?), file)))
+        .filter(|(module, _)| !module.iter().any(|name| name == "tests"))
+        .collect();
+    let mut complaints = BTreeSet::new();
+    let mut uses: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (module, file) in &modules {
+        let paths = match imports::of(&file.text, module) {
+            Ok(paths) => paths,
+            Err(why) => {
+                complaints.insert(format!("{}: {why}", file.path));
+                continue;
+            }
+        };
+        let folder = folder_of(module);
+        let Some((_, allowed)) = folders.iter().find(|(of, _)| *of == folder) else {
+            complaints.insert(format!("{src}{folder} has no line in xtask/src/tidy/folders.rs"));
+            continue;
+        };
+        for path in paths {
+            let Some(used) = file_of(&modules, &path) else { continue };
+            let on = folder_of(used);
+            if on == folder {
+                let used = modules[used].path.as_str();
+                if used != file.path {
+                    uses.entry(&file.path).or_default().insert(used);
+                }
+            } else if !allowed.contains(&on) && !allowed.contains(&"*") {
+                complaints.insert(format!("{}: {folder} -> {on}: there is no such arrow", file.path));
+            }
+        }
+    }
+    complaints.into_iter().chain(circles(&uses)).collect()
+}
+
+/// `a/b` and `a/b/mod` are `a::b`; `lib` is the root.
+fn module_of(path: &str) -> Vec<String> {
+    let path = path.strip_suffix("/mod").unwrap_or(path);
+    if path == "lib" { Vec::new() } else { path.split('/').map(str::to_owned).collect() }
+}
+
+fn folder_of(module: &[String]) -> &str {
+    module.first().map_or("lib", String::as_str)
+}
+
+/// The module, with a file of its own, in which a path ends.
+fn file_of<'m>(modules: &'m BTreeMap<Vec<String>, &File>, path: &[String]) -> Option<&'m Vec<String>> {
+    (0..=path.len()).rev().find_map(|len| modules.get_key_value(&path[..len])).map(|(module, _)| module)
+}
+
+/// Groups of files, each of which can be reached from each by imports, that are larger than [`CIRCLE_MAX`].
+fn circles(uses: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<String> {
+    let reached: BTreeMap<&str, BTreeSet<&str>> = uses.keys().map(|file| (*file, reachable(uses, file))).collect();
+    let mut circles = BTreeSet::new();
+    for (file, all) in &reached {
+        let circle: BTreeSet<&str> = all.iter().copied().filter(|other| reached[other].contains(file)).collect();
+        if circle.len() > CIRCLE_MAX {
+            circles.insert(circle);
+        }
+    }
+    let complaint = |circle: BTreeSet<&str>| {
+        let names: Vec<&str> = circle.into_iter().collect();
+        format!("{} files import each other in a circle, at most {CIRCLE_MAX}: {}", names.len(), names.join(" "))
+    };
+    circles.into_iter().map(complaint).collect()
+}
+
+fn reachable<'f>(uses: &BTreeMap<&'f str, BTreeSet<&'f str>>, from: &str) -> BTreeSet<&'f str> {
+    let mut found = BTreeSet::new();
+    let mut open: Vec<&str> = uses.get(from).into_iter().flatten().copied().collect();
+    while let Some(file) = open.pop() {
+        if found.insert(file) {
+            open.extend(uses.get(file).into_iter().flatten());
+        }
+    }
+    // A file that uses nothing is in no circle.
+    found.retain(|file| uses.contains_key(file));
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> File {
+        File { path: format!("src/{path}"), text: text.to_owned() }
+    }
+
+    const FOLDERS: Folders = &[("low", &[]), ("high", &["low"]), ("lib", &["*"])];
+
+    #[test]
+    fn an_import_that_is_not_in_the_table_is_found() {
+        let files = [
+            file("lib.rs", "mod low; mod high; pub use high::A;"),
+            file("low/mod.rs", "mod inner;"),
+            file("low/inner.rs", "use crate::high::A;"),
+            file("high.rs", "use crate::low::inner::B; pub struct A;"),
+        ];
+        assert_eq!(of_crate(&files, "src/", FOLDERS), ["src/low/inner.rs: low -> high: there is no such arrow"]);
+        let files = [file("low.rs", "use super::Public;"), file("lib.rs", "")];
+        assert_eq!(of_crate(&files, "src/", FOLDERS), ["src/low.rs: low -> lib: there is no such arrow"]);
+        let files = [file("new.rs", "")];
+        assert!(of_crate(&files, "src/", FOLDERS)[0].contains("src/new has no line"));
+    }
+
+    #[test]
+    fn a_circle_of_seven_files_is_found_and_one_of_six_is_not() {
+        let ring = |len: usize| -> Vec<File> {
+            (0..len)
+                .map(|i| file(&format!("low/f{i}.rs"), &format!("use super::f{}::X;", (i + 1) % len)))
+                .chain([file("low/mod.rs", "use self::f0::X;")])
+                .collect()
+        };
+        assert_eq!(of_crate(&ring(6), "src/", FOLDERS), Vec::<String>::new());
+        assert!(of_crate(&ring(7), "src/", FOLDERS)[0].starts_with("7 files import each other"));
+    }
+}
