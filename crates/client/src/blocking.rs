@@ -35,7 +35,10 @@ use futures_util::FutureExt;
 use rpc::Switch;
 use tokio::{runtime, sync::oneshot};
 
-use crate::{Attr, DirEntry, NfsUrl, OpenOptions, Result};
+use crate::{
+    model::{Attr, NfsUrl, Result},
+    mount::{self, DirEntry, OpenOptions},
+};
 
 /// A thread that drives connections. It ends when the last clone, [`Mount`] and [`File`] is dropped.
 #[derive(Clone)]
@@ -59,22 +62,22 @@ struct Owned<T: Send + 'static> {
 
 /// A [`Mount`](crate::Mount) whose operations block the caller. Clones share its connections.
 #[derive(Clone)]
-pub struct Mount(Owned<crate::Mount>);
+pub struct Mount(Owned<mount::Mount>);
 
 /// A [`File`](crate::File) whose operations block the caller.
 #[derive(Clone)]
-pub struct File(Owned<crate::File>);
+pub struct File(Owned<mount::File>);
 
 /// Reads a file in order, with read-ahead.
 pub struct Reader {
-    reader: Owned<crate::Reader>,
+    reader: Owned<mount::Reader>,
     /// Data that has been read and not handed out.
     chunk: Bytes,
 }
 
 /// Writes a file in order, with write-behind. Small writes are best made through a [`std::io::BufWriter`]. Data is on stable
 /// storage after [`flush`](io::Write::flush); what is not flushed may be lost.
-pub struct Writer(Owned<crate::Writer>);
+pub struct Writer(Owned<mount::Writer>);
 
 impl Runtime {
     /// Starts the thread.
@@ -99,7 +102,7 @@ impl Runtime {
     /// The host or transport is not known, no server answers, or it does not export the path to this client.
     pub fn connect(&self, url: &NfsUrl, switch: &Switch) -> Result<Mount> {
         let (url, switch) = (url.clone(), switch.clone());
-        let mount = self.run(async move { crate::Mount::connect(&url, &switch).await })?;
+        let mount = self.run(async move { mount::Mount::connect(&url, &switch).await })?;
         Ok(Mount(Owned { value: Some(mount), runtime: self.clone() }))
     }
 
@@ -180,7 +183,7 @@ impl<T: Send + 'static> Drop for Owned<T> {
 
 impl Mount {
     /// Runs operations of the asynchronous [`Mount`](crate::Mount) and waits for their result.
-    pub fn run<T, F>(&self, operations: impl FnOnce(crate::Mount) -> F) -> T
+    pub fn run<T, F>(&self, operations: impl FnOnce(mount::Mount) -> F) -> T
     where
         T: Send + 'static,
         F: Future<Output = T> + Send + 'static,
@@ -189,7 +192,7 @@ impl Mount {
     }
 
     /// The asynchronous mount.
-    pub fn as_async(&self) -> &crate::Mount {
+    pub fn as_async(&self) -> &mount::Mount {
         self.0.get()
     }
 
@@ -300,14 +303,14 @@ impl Mount {
         self.0.run(|mount| async move { mount.unmount().await })
     }
 
-    fn file(&self, opened: Result<crate::File>) -> Result<File> {
+    fn file(&self, opened: Result<mount::File>) -> Result<File> {
         Ok(File(self.0.with(opened?)))
     }
 }
 
 impl File {
     /// The asynchronous file.
-    pub fn as_async(&self) -> &crate::File {
+    pub fn as_async(&self) -> &mount::File {
         self.0.get()
     }
 

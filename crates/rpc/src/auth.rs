@@ -1,8 +1,7 @@
-//! Credentials and verifiers: the flavours that are understood, and why a caller is refused.
+//! Credentials and verifiers on the wire, AUTH_NONE and AUTH_SYS, and the reasons to refuse a caller.
 //!
-//! Read RFC 5531 §8.2, §9 (`auth_stat`) and appendix A. AUTH_NONE and AUTH_SYS are spoken; every
-//! other flavour is refused with AUTH_REJECTEDCRED, and what is malformed with AUTH_BADCRED or
-//! AUTH_BADVERF.
+//! Read RFC 5531 §8.2, §9 (`auth_stat`) and appendix A. A malformed credential is refused with AUTH_BADCRED, a malformed
+//! verifier with AUTH_BADVERF. Other flavours: see [`security`](crate::security).
 
 use std::fmt;
 
@@ -10,7 +9,7 @@ use bytes::Bytes;
 use smallvec::SmallVec;
 use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
 
-use crate::{AuthSys, Credential, PeerUser};
+use crate::{Identity, PeerUser};
 
 /// A flavour and its body, not yet interpreted (RFC 5531 §8.2, `opaque_auth`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -116,25 +115,39 @@ impl fmt::Display for AuthStat {
     }
 }
 
-impl Credential {
-    /// As it stands in a call header, flavour and length included.
-    pub fn to_opaque(&self) -> OpaqueAuth {
-        match self {
-            Credential::None => OpaqueAuth::NONE,
-            Credential::Sys(sys) => OpaqueAuth { flavor: AUTH_SYS, body: Message::encode(sys).stream },
-        }
-    }
+/// AUTH_SYS parameters (RFC 5531 appendix A).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuthSys {
+    /// Any number of the caller's choice.
+    pub stamp: u32,
+    /// The caller's host name.
+    pub machine: Bytes,
+    /// Effective user.
+    pub uid: u32,
+    /// Effective group.
+    pub gid: u32,
+    /// Further groups; at most 16.
+    pub gids: SmallVec<[u32; 16]>,
+}
 
-    /// The caller that a credential and its verifier stand for.
+impl AuthSys {
+    /// A credential as it stands in a call header.
+    pub fn to_opaque(&self) -> OpaqueAuth {
+        OpaqueAuth { flavor: AUTH_SYS, body: Message::encode(self).stream }
+    }
+}
+
+impl Identity {
+    /// The caller that a credential of AUTH_NONE or AUTH_SYS and its verifier stand for.
     ///
     /// # Errors
-    /// The flavour is not spoken, or the bytes are not of its form: what to tell the caller.
-    pub fn authenticate(credential: &OpaqueAuth, verifier: &OpaqueAuth) -> Result<Self, AuthStat> {
+    /// It is of another flavour, or the bytes are not of its form: what to tell the caller.
+    pub fn plain(credential: &OpaqueAuth, verifier: &OpaqueAuth) -> Result<Self, AuthStat> {
         let caller = match credential.flavor {
-            AUTH_NONE => Credential::None,
+            AUTH_NONE => Identity::None,
             AUTH_SYS => {
                 let body = Message::from(credential.body.clone());
-                Credential::Sys(body.decode().map_err(|_| AuthStat::BadCred)?)
+                Identity::Sys(body.decode().map_err(|_| AuthStat::BadCred)?)
             }
             _ => return Err(AuthStat::RejectedCred),
         };
@@ -147,24 +160,23 @@ impl Credential {
 }
 
 impl PeerUser {
-    /// What of a credential this user may claim. AUTH_SYS is the caller's word; where the kernel knows the caller, only
-    /// root may speak for others. A claim to be another user is taken as none; of the groups, those remain that the user
-    /// is in.
-    pub fn confine(&self, credential: Credential) -> Credential {
-        let Credential::Sys(mut sys) = credential else { return credential };
+    /// Reduces AUTH_SYS to what this user may claim. AUTH_SYS proves nothing; where the kernel knows the caller, only root may
+    /// act for others. A claim to be another user becomes AUTH_NONE; groups that the user is not in are removed.
+    pub fn confine(&self, caller: Identity) -> Identity {
+        let Identity::Sys(mut sys) = caller else { return caller };
         if self.uid == 0 {
-            return Credential::Sys(sys);
+            return Identity::Sys(sys);
         }
         if sys.uid != self.uid {
-            tracing::debug!(claimed = sys.uid, user = self.uid, "a claim to be another user is not believed");
-            return Credential::None;
+            tracing::debug!(claimed = sys.uid, user = self.uid, "AUTH_SYS claims another user");
+            return Identity::None;
         }
         let is_member = |gid: u32| gid == self.gid || self.groups.contains(&gid);
         if !is_member(sys.gid) {
             sys.gid = self.gid;
         }
         sys.gids.retain(|gid| is_member(*gid));
-        Credential::Sys(sys)
+        Identity::Sys(sys)
     }
 }
 
@@ -225,35 +237,34 @@ mod tests {
 
     #[test]
     fn auth_sys_survives_the_wire() {
-        let caller = Credential::Sys(sys());
-        assert_eq!(Credential::authenticate(&caller.to_opaque(), &OpaqueAuth::NONE), Ok(caller));
-        assert_eq!(Credential::authenticate(&OpaqueAuth::NONE, &OpaqueAuth::NONE), Ok(Credential::None));
+        assert_eq!(Identity::plain(&sys().to_opaque(), &OpaqueAuth::NONE), Ok(Identity::Sys(sys())));
+        assert_eq!(Identity::plain(&OpaqueAuth::NONE, &OpaqueAuth::NONE), Ok(Identity::None));
     }
 
     #[test]
     fn who_is_known_to_the_kernel_speaks_only_for_itself_unless_root() {
         let user = |uid| PeerUser { uid, gid: 100, groups: vec![3, 200] };
-        let claim = Credential::Sys(sys());
+        let claim = Identity::Sys(sys());
         assert_eq!(user(0).confine(claim.clone()), claim);
-        assert_eq!(user(1001).confine(claim.clone()), Credential::None);
-        assert_eq!(user(1000).confine(Credential::None), Credential::None);
-        let Credential::Sys(own) = user(1000).confine(claim) else { panic!("its own claim stands") };
+        assert_eq!(user(1001).confine(claim.clone()), Identity::None);
+        assert_eq!(user(1000).confine(Identity::None), Identity::None);
+        let Identity::Sys(own) = user(1000).confine(claim) else { panic!("its own claim stands") };
         assert_eq!((own.uid, own.gid, &own.gids[..]), (1000, 100, &[3][..]));
-        let Credential::Sys(other) = user(1000).confine(Credential::Sys(AuthSys { gid: 0, ..sys() })) else { panic!() };
+        let Identity::Sys(other) = user(1000).confine(Identity::Sys(AuthSys { gid: 0, ..sys() })) else { panic!() };
         assert_eq!(other.gid, 100, "not a group that it is in");
     }
 
     #[test]
     fn a_malformed_or_unknown_credential_is_refused_with_its_reason() {
-        let good = Credential::Sys(sys()).to_opaque();
+        let good = sys().to_opaque();
         for len in 0..good.body.len() {
             let cut = OpaqueAuth { flavor: AUTH_SYS, body: good.body.slice(..len) };
-            assert_eq!(Credential::authenticate(&cut, &OpaqueAuth::NONE), Err(AuthStat::BadCred), "{len} bytes");
+            assert_eq!(Identity::plain(&cut, &OpaqueAuth::NONE), Err(AuthStat::BadCred), "{len} bytes");
         }
         let gss = OpaqueAuth { flavor: 6, body: Bytes::new() };
-        assert_eq!(Credential::authenticate(&gss, &OpaqueAuth::NONE), Err(AuthStat::RejectedCred));
+        assert_eq!(Identity::plain(&gss, &OpaqueAuth::NONE), Err(AuthStat::RejectedCred));
         let verifier = OpaqueAuth { flavor: AUTH_NONE, body: Bytes::from_static(&[0; 4]) };
-        assert_eq!(Credential::authenticate(&good, &verifier), Err(AuthStat::BadVerf));
+        assert_eq!(Identity::plain(&good, &verifier), Err(AuthStat::BadVerf));
     }
 
     #[test]
@@ -261,13 +272,13 @@ mod tests {
         let mut encoder = Encoder::default();
         [0, 0, 0, 0, 17].into_iter().chain(0..17).for_each(|word| encoder.u32(word));
         let groups = OpaqueAuth { flavor: AUTH_SYS, body: encoder.finish().stream };
-        assert_eq!(Credential::authenticate(&groups, &OpaqueAuth::NONE), Err(AuthStat::BadCred));
+        assert_eq!(Identity::plain(&groups, &OpaqueAuth::NONE), Err(AuthStat::BadCred));
         let mut encoder = Encoder::default();
         encoder.u32(0);
         encoder.opaque(&[b'm'; 256]);
         [0, 0, 0].into_iter().for_each(|word| encoder.u32(word));
         let name = OpaqueAuth { flavor: AUTH_SYS, body: encoder.finish().stream };
-        assert_eq!(Credential::authenticate(&name, &OpaqueAuth::NONE), Err(AuthStat::BadCred));
+        assert_eq!(Identity::plain(&name, &OpaqueAuth::NONE), Err(AuthStat::BadCred));
     }
 
     #[test]

@@ -5,6 +5,9 @@
 //! duplicate request cache knows it. Over a transport that loses messages, it is also sent again by a timer. Whoever
 //! calls sees none of this: a result, or an error at the call's deadline.
 //!
+//! A call with AUTH_NONE or AUTH_SYS is encoded once. With another flavour each transmission is protected by itself: see
+//! [`security`](crate::security).
+//!
 //! Who owns the bytes: the encoded call is kept (its pieces are shared, not copied) until the answer
 //! is there; the caller's sink comes back with the answer or the error. Only if the deadline passes
 //! while the transport holds the sink, it does not come back, but goes to where it came from.
@@ -32,7 +35,7 @@ use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
 use crate::{
     AcceptStat, Credential, Drain, OpaqueAuth, RejectStat, Reply, ReplyBody, ReplyHeader, ReplyPlan, Server, Transport,
     TransportError, TransportKind, Xid,
-    msg::{CALL, RPC_VERSION},
+    security::{Channel, ClientFlavor, Genuine, ProtectedCall, encode_start},
     server::Observers,
 };
 
@@ -123,6 +126,8 @@ pub enum ClientError {
     NotExecuted(AcceptStat),
     /// The server's answer makes no sense.
     Decode(DecodeError),
+    /// The call could not be protected, or its reply did not verify.
+    Security(String),
 }
 
 /// Which call was not answered in time.
@@ -154,6 +159,7 @@ impl fmt::Display for ClientError {
             ClientError::Denied(stat) => write!(f, "the server denied the call: {stat}"),
             ClientError::NotExecuted(stat) => write!(f, "the server did not execute the call: {stat}"),
             ClientError::Decode(error) => write!(f, "the server's answer makes no sense: {error}"),
+            ClientError::Security(problem) => write!(f, "security: {problem}"),
         }
     }
 }
@@ -181,8 +187,7 @@ pub struct Client {
     link: Arc<Link>,
     program: u32,
     version: u32,
-    /// Credential and verifier as they stand in a call.
-    auth: Bytes,
+    auth: Auth,
     _stop: Arc<StopOnDrop>,
 }
 
@@ -244,7 +249,7 @@ impl Client {
         transport: Option<Arc<dyn Transport>>,
     ) -> Self {
         let (program, version) = (options.program, options.version);
-        let auth = encode_auth(&options.credential);
+        let auth = Auth::new(&options.credential);
         let current = Current { generation: u64::from(transport.is_some()), transport };
         let link = Arc::new(Link {
             kind,
@@ -272,7 +277,7 @@ impl Client {
 
     /// The same connection for another caller.
     pub fn with_credential(&self, credential: &Credential) -> Self {
-        Self { auth: encode_auth(credential), ..self.clone() }
+        Self { auth: Auth::new(credential), ..self.clone() }
     }
 
     /// The server.
@@ -304,9 +309,11 @@ impl Client {
         plan: ReplyPlan,
         options: CallOptions,
     ) -> Result<Answer<R>, CallFailed> {
-        let message = self.encode(procedure, arguments);
-        let Reply { message, sink } = self.exchange(procedure, message, plan, options).await?;
-        let decoded = decode(&message);
+        let xid = self.link.next_xid();
+        let request = Request::new(xid, (self.program, self.version, procedure), &self.auth, arguments);
+        let Genuine { reply, is_bare } = self.exchange(procedure, request, plan, options).await?;
+        let Reply { message, sink } = reply;
+        let decoded = decode(&message, is_bare);
         drop(message);
         match decoded {
             Ok(results) => Ok(Answer { results, sink }),
@@ -314,25 +321,20 @@ impl Client {
         }
     }
 
-    fn encode(&self, procedure: u32, arguments: &impl Encode) -> Message {
-        let xid = Xid(self.link.next_xid.fetch_add(1, Relaxed));
-        encode_call(xid, (self.program, self.version, procedure), &self.auth, arguments)
-    }
-
     /// Sends a call until it is answered, or its deadline has passed.
     async fn exchange(
         &self,
         procedure: u32,
-        message: Message,
+        request: Request<'_>,
         mut plan: ReplyPlan,
         options: CallOptions,
-    ) -> Result<Reply, CallFailed> {
+    ) -> Result<Genuine, CallFailed> {
         let after = options.deadline.unwrap_or(self.link.options.deadline);
         let mut last = None;
-        let exchange = self.link.exchange(message, &mut plan, &mut last, options.once);
+        let exchange = self.link.exchange(request, &mut plan, &mut last, options.once);
         let error = match timeout_at(Instant::now() + after, exchange).await {
             Ok(Ok(reply)) => return Ok(reply),
-            Ok(Err(error)) => ClientError::Transport(error),
+            Ok(Err(error)) => error,
             Err(_) => ClientError::Deadline(Box::new(DeadlinePassed {
                 server: self.link.server,
                 transport: self.link.kind.name(),
@@ -345,36 +347,64 @@ impl Client {
     }
 }
 
-/// A call; `auth` is credential and verifier.
-pub(crate) fn encode_call(
-    xid: Xid,
-    (program, version, procedure): (u32, u32, u32),
-    auth: &Bytes,
-    arguments: &impl Encode,
-) -> Message {
-    let mut encoder = Encoder::with_capacity(256);
-    [xid.0, CALL, RPC_VERSION, program, version, procedure].into_iter().for_each(|word| encoder.u32(word));
-    encoder.raw(auth);
-    arguments.encode(&mut encoder);
-    encoder.finish()
+/// A [`Credential`] as calls need it.
+#[derive(Clone)]
+pub(crate) enum Auth {
+    /// Credential and verifier as they stand in every call.
+    Plain(Bytes),
+    Flavor(Arc<dyn ClientFlavor>),
 }
 
-/// A credential and its verifier as they stand in a call.
-pub(crate) fn encode_auth(credential: &Credential) -> Bytes {
-    let mut encoder = Encoder::default();
-    credential.to_opaque().encode(&mut encoder);
-    OpaqueAuth::NONE.encode(&mut encoder);
-    encoder.finish().stream
+impl Auth {
+    pub(crate) fn new(credential: &Credential) -> Self {
+        let plain = |credential: OpaqueAuth| {
+            let mut encoder = Encoder::default();
+            credential.encode(&mut encoder);
+            OpaqueAuth::NONE.encode(&mut encoder);
+            Auth::Plain(encoder.finish().stream)
+        };
+        match credential {
+            Credential::None => plain(OpaqueAuth::NONE),
+            Credential::Sys(sys) => plain(sys.to_opaque()),
+            Credential::Flavor(flavor) => Auth::Flavor(flavor.clone()),
+        }
+    }
 }
 
-/// The results in a reply.
-pub(crate) fn decode<R: Decode>(message: &Message) -> Result<R, ClientError> {
+/// A call that is to be sent.
+pub(crate) enum Request<'a> {
+    /// The same message in each transmission.
+    Plain(Message),
+    Protected(ProtectedCall<'a>),
+}
+
+impl<'a> Request<'a> {
+    /// A call of this program, version and procedure.
+    pub(crate) fn new(xid: Xid, target: (u32, u32, u32), auth: &'a Auth, arguments: &impl Encode) -> Self {
+        match auth {
+            Auth::Plain(auth) => {
+                let mut encoder = encode_start(xid, target, 256);
+                encoder.raw(auth);
+                arguments.encode(&mut encoder);
+                Request::Plain(encoder.finish())
+            }
+            Auth::Flavor(flavor) => {
+                let arguments = Message::encode(arguments);
+                Request::Protected(ProtectedCall { flavor: &**flavor, xid, target, arguments })
+            }
+        }
+    }
+}
+
+/// The results in a reply, or the results if they are bare.
+pub(crate) fn decode<R: Decode>(message: &Message, is_bare: bool) -> Result<R, ClientError> {
     let mut decoder = Decoder::new(message);
-    let header = ReplyHeader::decode(&mut decoder).map_err(ClientError::Decode)?;
-    match header.body {
-        ReplyBody::Accepted { stat: AcceptStat::Success, .. } => {}
-        ReplyBody::Accepted { stat, .. } => return Err(ClientError::NotExecuted(stat)),
-        ReplyBody::Denied(stat) => return Err(ClientError::Denied(stat)),
+    if !is_bare {
+        match ReplyHeader::decode(&mut decoder).map_err(ClientError::Decode)?.body {
+            ReplyBody::Accepted { stat: AcceptStat::Success, .. } => {}
+            ReplyBody::Accepted { stat, .. } => return Err(ClientError::NotExecuted(stat)),
+            ReplyBody::Denied(stat) => return Err(ClientError::Denied(stat)),
+        }
     }
     let results = R::decode(&mut decoder).map_err(ClientError::Decode)?;
     decoder.finish().map_err(ClientError::Decode)?;
@@ -385,11 +415,11 @@ impl Link {
     /// Sends a call on one connection after the other. The plan's sink is there whenever no transport has it.
     async fn exchange(
         &self,
-        message: Message,
+        request: Request<'_>,
         plan: &mut ReplyPlan,
         last: &mut Option<TransportError>,
         once: bool,
-    ) -> Result<Reply, TransportError> {
+    ) -> Result<Genuine, ClientError> {
         let _permit = match &self.permits {
             Some(permits) => Some(permits.acquire().await.expect("never closed")),
             None => None,
@@ -397,23 +427,47 @@ impl Link {
         let mut failed = 0;
         loop {
             let (generation, transport) = self.connected(failed).await;
-            let outcome = match transport.caps().lossy {
-                true => self.call_until_answered(&*transport, &message, plan).await,
-                false => call(&*transport, message.clone(), plan).await,
+            let outcome = match &request {
+                Request::Plain(message) => {
+                    let reply = match transport.caps().lossy {
+                        true => self.call_until_answered(&*transport, message, plan).await,
+                        false => attempt(&*transport, message.clone(), plan).await,
+                    };
+                    reply.map(|reply| Genuine { reply, is_bare: false }).map_err(ClientError::Transport)
+                }
+                Request::Protected(call) => Box::pin(self.exchange_protected(&*transport, call, plan)).await,
             };
             match outcome {
                 Ok(reply) => {
                     self.answered.store(true, Relaxed);
                     return Ok(reply);
                 }
-                Err(error @ (TransportError::TooLong { .. } | TransportError::Refused(_))) => return Err(error),
-                Err(error) if once => return Err(error),
-                Err(error) => {
+                Err(ClientError::Transport(error)) if !once && error.is_of_connection() => {
                     *last = Some(error);
                     failed = generation;
                 }
+                Err(error) => return Err(error),
             }
         }
+    }
+
+    async fn exchange_protected(
+        &self,
+        transport: &dyn Transport,
+        call: &ProtectedCall<'_>,
+        plan: &mut ReplyPlan,
+    ) -> Result<Genuine, ClientError> {
+        let _permit = match transport.caps().lossy {
+            true => Some(self.lossy_permits.acquire().await.expect("never closed")),
+            false => None,
+        };
+        let (program, version, _) = call.target;
+        let (next_xid, retransmit) = (&|| self.next_xid(), self.options.retransmit);
+        call.exchange(Channel { transport, next_xid, program: (program, version), retransmit }, plan).await
+    }
+
+    fn next_xid(&self) -> Xid {
+        Xid(self.next_xid.fetch_add(1, Relaxed))
     }
 
     /// A connection that is later than the one that `failed`.
@@ -450,7 +504,7 @@ impl Link {
         loop {
             // Giving up a call gives up its sink, so the sink stays here; the results share what was received.
             let sink = plan.sink.take();
-            let outcome = timeout(pause, call(transport, message.clone(), plan)).await;
+            let outcome = timeout(pause, attempt(transport, message.clone(), plan)).await;
             plan.sink = sink;
             match outcome {
                 Ok(Ok(reply)) => return Ok(Reply { sink: plan.sink.take().map(SharedBuffer::from), ..reply }),
@@ -511,10 +565,15 @@ impl Link {
     }
 }
 
-async fn call(transport: &dyn Transport, message: Message, plan: &mut ReplyPlan) -> Result<Reply, TransportError> {
+/// Calls once. The plan's sink is there again if that fails.
+pub(crate) async fn attempt(
+    transport: &dyn Transport,
+    message: Message,
+    plan: &mut ReplyPlan,
+) -> Result<Reply, TransportError> {
     let ReplyPlan { inline_max, payload_max, locate, .. } = *plan;
-    let attempt = ReplyPlan { inline_max, payload_max, locate, sink: plan.sink.take() };
-    transport.call(message, attempt).await.map_err(|failed| {
+    let own = ReplyPlan { inline_max, payload_max, locate, sink: plan.sink.take() };
+    transport.call(message, own).await.map_err(|failed| {
         plan.sink = failed.sink;
         failed.error
     })
@@ -545,7 +604,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-const RETRANSMIT_MAX: Duration = Duration::from_secs(10);
+pub(crate) const RETRANSMIT_MAX: Duration = Duration::from_secs(10);
 /// Calls under way at a time over a transport that loses messages: what the receive buffer of the other side holds with
 /// room for others.
 const LOSSY_CALLS_MAX: usize = 16;

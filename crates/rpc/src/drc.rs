@@ -4,9 +4,13 @@
 //! procedure that must not be executed twice is looked up here first: while the first copy is
 //! being executed, later ones wait for its reply; afterwards they get the reply that was kept.
 //!
+//! The cache keeps results, not messages: each transmission of a reply has a verifier, and may have a wrapped body, of its
+//! own ([`security`](crate::security)).
+//!
 //! A call is known by its XID, the caller's address (not its port, which changes when it
-//! reconnects), program, version and procedure, and a checksum of its credential, its arguments and their
-//! length: the same XID with another body, or by another user, is another call.
+//! reconnects), program, version and procedure, and a checksum of its caller, its arguments and their
+//! length: the same XID with another body, or by another user, is another call. A caller with a name is known by that,
+//! because its credential is another one in each transmission.
 //!
 //! The cache belongs to the server, so it survives connections. It is bounded by entries, bytes
 //! and age, oldest first; calls in progress are never pushed out.
@@ -21,9 +25,8 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::{sync::oneshot, time::Instant};
-use xdr::Message;
 
-use crate::{CallHeader, Xid};
+use crate::{CallHeader, Executed, Identity, Xid};
 
 /// Bounds of a [`Drc`].
 #[derive(Clone, Debug)]
@@ -66,12 +69,12 @@ pub struct DrcKey {
 /// What to do with a call.
 #[derive(Debug)]
 pub enum Admission {
-    /// Execute it, and give its reply to the [`Execution`].
+    /// Execute it, and give the outcome to the [`Execution`].
     Execute(Execution),
-    /// It has been executed: this is the reply.
-    Replay(Message),
-    /// It is being executed: the reply comes here, or nothing if it is dropped.
-    Wait(oneshot::Receiver<Message>),
+    /// It has been executed, with this outcome.
+    Replay(Executed),
+    /// It is being executed: the outcome comes here, or nothing if the call is dropped.
+    Wait(oneshot::Receiver<Executed>),
     /// It is being executed, and enough copies of it wait already: drop this one.
     Drop,
 }
@@ -95,8 +98,8 @@ struct Shard {
 
 #[derive(Debug)]
 enum Entry {
-    InProgress(Vec<oneshot::Sender<Message>>),
-    Done { reply: Message, cost: usize, serial: u64, since: Instant },
+    InProgress(Vec<oneshot::Sender<Executed>>),
+    Done { executed: Executed, cost: usize, serial: u64, since: Instant },
 }
 
 impl Drc {
@@ -105,10 +108,20 @@ impl Drc {
         Arc::new(Self { options, hasher: RandomState::new(), shards: Default::default() })
     }
 
-    /// The key of a call. `arguments` are those in the stream, `len` is the length of the whole message.
-    pub fn key(&self, header: &CallHeader, peer: SocketAddr, arguments: &[u8], len: usize) -> DrcKey {
+    /// The key of a call. `arguments` are those in the stream, in clear; `len` is their length with payloads.
+    pub fn key(
+        &self,
+        header: &CallHeader,
+        (caller, peer): (&Identity, SocketAddr),
+        arguments: &[u8],
+        len: usize,
+    ) -> DrcKey {
         let mut hasher = self.hasher.build_hasher();
-        (header.credential.flavor, &header.credential.body).hash(&mut hasher);
+        header.credential.flavor.hash(&mut hasher);
+        match caller {
+            Identity::None | Identity::Sys(_) => header.credential.body.hash(&mut hasher),
+            Identity::Principal(principal) => principal.name.hash(&mut hasher),
+        }
         arguments[..arguments.len().min(CHECKSUM_BYTES)].hash(&mut hasher);
         len.hash(&mut hasher);
         let CallHeader { xid, program, version, procedure, .. } = *header;
@@ -132,13 +145,13 @@ impl Drc {
                 Admission::Wait(receiver)
             }
             Some(Entry::InProgress(_)) => Admission::Drop,
-            Some(Entry::Done { reply, serial, .. }) => {
-                let reply = reply.clone();
+            Some(Entry::Done { executed, serial, .. }) => {
+                let executed = executed.clone();
                 shard.serial += 1;
                 *serial = shard.serial;
                 shard.order.push_back((key, shard.serial));
                 shard.compact();
-                Admission::Replay(reply)
+                Admission::Replay(executed)
             }
         }
     }
@@ -157,28 +170,28 @@ impl Drc {
         &self.shards[(self.hasher.hash_one(key) as usize) % SHARDS]
     }
 
-    fn finish(&self, key: &DrcKey, reply: Option<&Message>) {
+    fn finish(&self, key: &DrcKey, executed: Option<&Executed>) {
         let mut shard = self.shard(key).lock();
         let Some(Entry::InProgress(waiters)) = shard.entries.remove(key) else {
             unreachable!("an execution has its entry")
         };
-        let Some(reply) = reply else { return };
+        let Some(executed) = executed else { return };
         for waiter in waiters {
-            let _ = waiter.send(reply.clone());
+            let _ = waiter.send(executed.clone());
         }
-        let len = reply.len();
+        let len = executed.len();
         if len <= self.options.reply_max {
-            shard.keep(*key, reply.clone(), len + ENTRY_COST);
+            shard.keep(*key, executed.clone(), len + ENTRY_COST);
             shard.shrink(self.options.entries_max / SHARDS, self.options.bytes_max / SHARDS);
         }
     }
 }
 
 impl Execution {
-    /// The call has been executed; `None` if there is no reply, and a copy of the call shall be executed.
-    pub fn finish(mut self, reply: Option<&Message>) {
+    /// The call has been executed; `None` if there is no reply, and a copy of the call is to be executed.
+    pub fn finish(mut self, executed: Option<&Executed>) {
         self.finished = true;
-        self.drc.finish(&self.key, reply);
+        self.drc.finish(&self.key, executed);
     }
 }
 
@@ -191,10 +204,10 @@ impl Drop for Execution {
 }
 
 impl Shard {
-    fn keep(&mut self, key: DrcKey, reply: Message, cost: usize) {
+    fn keep(&mut self, key: DrcKey, executed: Executed, cost: usize) {
         self.serial += 1;
         self.bytes += cost;
-        self.entries.insert(key, Entry::Done { reply, cost, serial: self.serial, since: Instant::now() });
+        self.entries.insert(key, Entry::Done { executed, cost, serial: self.serial, since: Instant::now() });
         self.order.push_back((key, self.serial));
     }
 
@@ -257,16 +270,16 @@ mod tests {
     fn key(drc: &Drc, xid: u32, port: u16, body: &[u8]) -> DrcKey {
         let (credential, verifier) = (OpaqueAuth::NONE, OpaqueAuth::NONE);
         let header = CallHeader { xid: Xid(xid), program: 1, version: 1, procedure: 1, credential, verifier };
-        drc.key(&header, SocketAddr::from(([127, 0, 0, 1], port)), body, body.len())
+        drc.key(&header, (&Identity::None, ([127, 0, 0, 1], port).into()), body, body.len())
     }
 
-    fn reply(len: usize) -> Message {
-        Bytes::from(vec![0; len]).into()
+    fn results(len: usize) -> Executed {
+        Executed::Results(Bytes::from(vec![0; len]).into())
     }
 
     fn execute(drc: &Arc<Drc>, key: DrcKey, len: usize) {
         match drc.admit(key) {
-            Admission::Execute(execution) => execution.finish(Some(&reply(len))),
+            Admission::Execute(execution) => execution.finish(Some(&results(len))),
             other => panic!("{other:?}"),
         }
     }
@@ -277,7 +290,7 @@ mod tests {
         let key = |port| key(&drc, 1, port, b"body");
         let Admission::Execute(execution) = drc.admit(key(700)) else { panic!() };
         let Admission::Wait(waiting) = drc.admit(key(701)) else { panic!("another port is the same caller") };
-        execution.finish(Some(&reply(20)));
+        execution.finish(Some(&results(20)));
         assert_eq!(waiting.await.unwrap().len(), 20);
         let Admission::Replay(replayed) = drc.admit(key(702)) else { panic!() };
         assert_eq!(replayed.len(), 20);
@@ -304,7 +317,7 @@ mod tests {
             let credential = OpaqueAuth { flavor: 1, body: Bytes::from_static(user) };
             let verifier = OpaqueAuth::NONE;
             let header = CallHeader { xid: Xid(1), program: 1, version: 1, procedure: 1, credential, verifier };
-            execute(&drc, drc.key(&header, ([127, 0, 0, 1], 1).into(), b"", 0), 4);
+            execute(&drc, drc.key(&header, (&Identity::None, ([127, 0, 0, 1], 1).into()), b"", 0), 4);
         }
     }
 

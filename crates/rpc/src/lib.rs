@@ -5,6 +5,7 @@
 //!   [`UdpKind`]; the crate `rpcrdma` has RDMA.
 //! - [`Service`]: an RPC program on the serving side; [`Server`] and [`Workers`] serve any number of them.
 //! - [`Client`]: calls on the other side, through lost connections, until their deadlines.
+//! - [`security`]: flavours, which authenticate callers and protect bodies.
 //! - Calls go both ways: a service calls back by [`Reverse`], and [`ClientOptions::callbacks`] answers.
 //!
 //! # How to write your own RPC program
@@ -87,6 +88,7 @@ mod programs;
 pub mod record;
 mod reverse;
 pub mod rpcbind;
+pub mod security;
 mod server;
 mod service;
 mod tcp;
@@ -95,7 +97,7 @@ mod turns;
 mod udp;
 mod workers;
 
-pub use auth::{AuthStat, OpaqueAuth};
+pub use auth::{AuthStat, AuthSys, OpaqueAuth};
 pub use client::{Answer, CallFailed, CallOptions, Client, ClientError, ClientOptions, DeadlinePassed};
 pub use connections::ConnectionLimits;
 pub use counters::ProcedureStats;
@@ -103,9 +105,10 @@ pub use drc::{Admission, Drc, DrcKey, DrcOptions, Execution};
 pub use host::Host;
 pub use hosts::Hosts;
 pub use idle::accepting_idle;
-pub use msg::{AcceptStat, CallHeader, CallHeaderError, RejectStat, ReplyBody, ReplyHeader};
+pub use msg::{AcceptStat, CallHeader, CallHeaderError, REPLY_HEADER_LEN, RejectStat, ReplyBody, ReplyHeader};
 pub use options::OptionReader;
 pub use reverse::{Reverse, ReverseTarget};
+pub use security::{Credential, Executed, Identity};
 pub use server::{Drain, Limits, Server, ServerBuilder};
 pub use service::*;
 pub use tcp::{TcpKind, TcpOptions, TcpTransport};

@@ -40,6 +40,12 @@ pub enum CallHeaderError {
 }
 
 impl CallHeader {
+    /// Bytes from the XID to the end of the credential, which a verifier can cover (RFC 2203 §5.3.1).
+    pub fn signed_len(&self) -> usize {
+        // Six words, then the credential's flavour and length.
+        8 * 4 + self.credential.body.len().next_multiple_of(4)
+    }
+
     /// Reads a header; `decoder` then stands at the arguments.
     ///
     /// # Errors
@@ -236,6 +242,9 @@ pub(crate) fn peek(start: &[u8]) -> Option<(Xid, u32)> {
     Some((Xid(u32::from_be_bytes(*xid)), u32::from_be_bytes(*direction)))
 }
 
+/// Bytes of the header of an accepted reply with the AUTH_NONE verifier (RFC 5531 §9).
+pub const REPLY_HEADER_LEN: usize = 24;
+
 pub(crate) const CALL: u32 = 0;
 pub(crate) const REPLY: u32 = 1;
 pub(crate) const RPC_VERSION: u32 = 2;
@@ -245,16 +254,15 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::Credential;
 
     fn header() -> CallHeader {
-        let credential = Credential::Sys(crate::AuthSys {
+        let credential = crate::AuthSys {
             stamp: 1,
             machine: Bytes::from_static(b"venus"),
             uid: 0,
             gid: 0,
             gids: Default::default(),
-        });
+        };
         let (credential, verifier) = (credential.to_opaque(), OpaqueAuth::NONE);
         CallHeader { xid: Xid(0x1234), program: 100_003, version: 3, procedure: 1, credential, verifier }
     }

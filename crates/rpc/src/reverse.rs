@@ -12,14 +12,14 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use tokio::time::timeout;
 use xdr::{Decode, Encode};
 
 use crate::{
     Answer, CallFailed, ClientError, ConnectionId, Credential, DeadlinePassed, ReplyPlan, Transport, TransportError,
     Xid,
-    client::{decode, encode_auth, encode_call},
+    client::{Auth, RETRANSMIT_MAX, Request, attempt, decode},
+    security::{Channel, Genuine},
 };
 
 /// The other end of a connection, as one to call. It does not keep the connection: when that is over, calls fail.
@@ -30,20 +30,19 @@ pub struct Reverse {
 }
 
 /// What is called, and by whom.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ReverseTarget {
     /// The program.
     pub program: u32,
     /// Its version.
     pub version: u32,
-    /// Credential and verifier as they stand in a call.
-    auth: Bytes,
+    auth: Auth,
 }
 
 impl ReverseTarget {
     /// A program of the peer, for a caller of this credential.
     pub fn new(program: u32, version: u32, credential: &Credential) -> Self {
-        Self { program, version, auth: encode_auth(credential) }
+        Self { program, version, auth: Auth::new(credential) }
     }
 }
 
@@ -72,20 +71,20 @@ impl Reverse {
         target: &ReverseTarget,
         procedure: u32,
         arguments: &impl Encode,
-        (plan, deadline): (ReplyPlan, Duration),
+        (mut plan, deadline): (ReplyPlan, Duration),
     ) -> Result<Answer<R>, CallFailed> {
         let Some(transport) = self.transport.upgrade() else {
             let error = ClientError::Transport(TransportError::Lost("it is over".to_owned()));
             return Err(CallFailed { error, sink: plan.sink });
         };
         let procedure = (target.program, target.version, procedure);
-        let message = encode_call(next_xid(), procedure, &target.auth, arguments);
-        match timeout(deadline, transport.call(message, plan)).await {
-            Ok(Ok(reply)) => match decode(&reply.message) {
+        let request = Request::new(next_xid(), procedure, &target.auth, arguments);
+        match timeout(deadline, exchange(&*transport, &request, &mut plan)).await {
+            Ok(Ok(Genuine { reply, is_bare })) => match decode(&reply.message, is_bare) {
                 Ok(results) => Ok(Answer { results, sink: reply.sink }),
                 Err(error) => Err(CallFailed { error, sink: None }),
             },
-            Ok(Err(failed)) => Err(CallFailed { error: ClientError::Transport(failed.error), sink: failed.sink }),
+            Ok(Err(error)) => Err(CallFailed { error, sink: plan.sink }),
             Err(_) => {
                 let passed = DeadlinePassed {
                     server: transport.peer(),
@@ -96,6 +95,25 @@ impl Reverse {
                 };
                 Err(CallFailed { error: ClientError::Deadline(Box::new(passed)), sink: None })
             }
+        }
+    }
+}
+
+async fn exchange(
+    transport: &dyn Transport,
+    request: &Request<'_>,
+    plan: &mut ReplyPlan,
+) -> Result<Genuine, ClientError> {
+    match request {
+        Request::Plain(message) => {
+            let reply = attempt(transport, message.clone(), plan).await.map_err(ClientError::Transport)?;
+            Ok(Genuine { reply, is_bare: false })
+        }
+        Request::Protected(call) => {
+            let (program, version, _) = call.target;
+            let channel =
+                Channel { transport, next_xid: &next_xid, program: (program, version), retransmit: RETRANSMIT_MAX };
+            Box::pin(call.exchange(channel, plan)).await
         }
     }
 }

@@ -24,16 +24,20 @@ use std::{
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use tokio::sync::{oneshot, watch};
-use xdr::{Decoder, Message};
+use xdr::{Decoder, Encode, Encoder, Message};
 
 use crate::{
-    AcceptError, AcceptStat, BoxFuture, Call, CallHeader, ConnectionId, Credential, Hosts, IncomingCall, RejectStat,
-    ReplyBody, ReplyHeader, ReplyToken, Reverse, Service, Transport, TransportError, Xid,
+    AcceptError, AcceptStat, BoxFuture, Call, CallHeader, ConnectionId, Hosts, IncomingCall, RejectStat, ReplyBody,
+    ReplyHeader, ReplyToken, Reverse, Service, Transport, TransportError, Xid,
     connections::Place,
     counters::ProcedureStats,
     drc::{Admission, Drc, DrcOptions, Execution},
     idle::Idle,
-    programs::{Programs, Target},
+    programs::Programs,
+    security::{
+        Accepted, Authentication, Claim, ConnectionIdentity, Executed, Flavors, Reply, ServerFlavor, Tampered, Verdict,
+        unwrap_arguments,
+    },
     turns::Turn,
 };
 
@@ -47,6 +51,7 @@ use crate::{
 /// ```
 pub struct Server {
     programs: Programs,
+    flavors: Flavors,
     drc: Arc<Drc>,
     limits: Limits,
     hosts: Hosts,
@@ -71,6 +76,7 @@ impl Default for Limits {
 #[derive(Default)]
 pub struct ServerBuilder {
     services: Vec<Arc<dyn Service>>,
+    flavors: Vec<Arc<dyn ServerFlavor>>,
     drc: DrcOptions,
     limits: Limits,
     hosts: Hosts,
@@ -85,6 +91,12 @@ impl ServerBuilder {
     /// Adds a program that others hold, too.
     pub fn shared(mut self, service: Arc<dyn Service>) -> Self {
         self.services.push(service);
+        self
+    }
+
+    /// Adds a security flavour to AUTH_NONE and AUTH_SYS. Other callers are refused with AUTH_REJECTEDCRED.
+    pub fn flavor(mut self, flavor: Arc<dyn ServerFlavor>) -> Self {
+        self.flavors.push(flavor);
         self
     }
 
@@ -107,9 +119,13 @@ impl ServerBuilder {
     }
 
     /// The server.
+    ///
+    /// # Panics
+    /// If two flavours have the same number, or one has that of AUTH_NONE or AUTH_SYS.
     pub fn build(self) -> Arc<Server> {
-        let Self { services, drc, limits, hosts } = self;
-        Arc::new(Server { programs: Programs::new(services), drc: Drc::new(drc), limits, hosts })
+        let Self { services, flavors, drc, limits, hosts } = self;
+        let (programs, flavors) = (Programs::new(services), Flavors::new(flavors));
+        Arc::new(Server { programs, flavors, drc: Drc::new(drc), limits, hosts })
     }
 }
 
@@ -189,53 +205,77 @@ impl Server {
     }
 
     /// Executes one call, from its header to its reply.
-    async fn execute(&self, connection: &Served<'_>, carrier: &Arc<dyn Transport>, incoming: IncomingCall) {
+    async fn execute(&self, connection: &Served<'_>, transport: &Arc<dyn Transport>, incoming: IncomingCall) {
         let started = Instant::now();
-        let transport = &**carrier;
         let IncomingCall { message, token, peer } = incoming;
         let mut arguments = Decoder::new(&message);
         let header = match CallHeader::decode(&mut arguments) {
             Ok(header) => header,
             Err(error) => {
                 tracing::debug!(%peer, ?error, "a call header that is not understood");
-                return send(transport, token, error.reply());
+                return send(&**transport, token, error.reply());
             }
         };
-        let (credential, (service, target)) = match self.admit(&header) {
-            Ok((credential, target)) => match transport.peer_user() {
-                Some(user) => (user.confine(credential), target),
-                None => (credential, target),
-            },
-            Err(body) => {
+        let identity = ConnectionIdentity::new(connection.id, &**transport);
+        let signed = &message.stream[..header.signed_len()];
+        let claim = Claim { header: &header, signed, arguments: arguments.clone(), peer, connection: identity };
+        let verdict = match self.flavors.authenticate(claim) {
+            Authentication::Ready(verdict) => verdict,
+            Authentication::Pending(verdict) => verdict.await,
+        };
+        let Accepted { caller, protection } = match verdict {
+            Verdict::Accepted(accepted) => accepted,
+            refused => return send(&**transport, token, reply_to_refused(&header, peer, refused)),
+        };
+        let protection = protection.as_deref();
+        let reply = Reply { xid: header.xid, protection, message_max: transport.caps().message_max };
+        let send = |token, executed: Option<Executed>| {
+            send(&**transport, token, executed.and_then(|executed| reply.transmission(executed)));
+        };
+        let wrapping = protection.filter(|protection| protection.wraps());
+        let clear;
+        if let Some(protection) = wrapping {
+            match unwrap_arguments(protection, &message, &arguments) {
+                Ok(unwrapped) => clear = unwrapped,
+                Err(Tampered) => {
+                    tracing::debug!(%peer, "arguments that do not verify");
+                    return send(token, Some(Executed::Failed(AcceptStat::GarbageArgs)));
+                }
+            }
+            arguments = Decoder::new(&clear);
+        }
+        let (service, target) = match self.programs.find(&header) {
+            Ok(found) => found,
+            Err(stat) => {
                 tracing::debug!(%peer, program = header.program, version = header.version, procedure = header.procedure,
-                    ?body, "a call that is not executed");
-                return send(transport, token, Some(ReplyHeader { xid: header.xid, body }.to_message()));
+                    ?stat, "a call that is not executed");
+                return send(token, Some(not_found(&header, stat)));
             }
         };
         let mut execution = None;
         if !service.is_idempotent(&target.procedure, &arguments) && self.remembers(connection, peer) {
-            let stream = &message.stream[message.stream.len() - arguments.remaining()..];
-            let key = self.drc.key(&header, peer, stream, message.len());
+            let len = arguments.message_len() - arguments.position();
+            let key = self.drc.key(&header, (&caller, peer), &arguments.clone().take_rest(), len);
             execution = match self.drc.admit(key) {
                 Admission::Execute(execution) => Some(execution),
-                Admission::Replay(reply) => return send(transport, token, Some(reply)),
-                Admission::Wait(reply) => return send(transport, token, reply.await.ok()),
+                Admission::Replay(executed) => return send(token, Some(executed)),
+                Admission::Wait(executed) => return send(token, executed.await.ok()),
                 Admission::Drop => return transport.forget(token),
             };
         }
         let CallHeader { xid, version, procedure, .. } = header;
-        let (credential, connection) = (&credential, connection.id);
-        let call = Call { xid, version, procedure, credential, peer, connection, transport: carrier, arguments };
+        let (caller, is_wrapped, connection) = (&caller, wrapping.is_some(), connection.id);
+        let call = Call { xid, version, procedure, caller, is_wrapped, peer, connection, transport, arguments };
         let result = Guarded::new(service, call).await.unwrap_or_else(|panic| {
             tracing::error!(%peer, procedure = target.procedure.name, panic, "a service has panicked");
             Err(AcceptError::SystemErr)
         });
         self.programs.count(target, started.elapsed(), result.is_ok());
-        let reply = result.map_or_else(|error| ReplyHeader::of_error(xid, error), Some);
+        let executed = Executed::of(result);
         if let Some(execution) = execution {
-            Execution::finish(execution, reply.as_ref());
+            Execution::finish(execution, executed.as_ref());
         }
-        send(transport, token, reply);
+        send(token, executed);
     }
 
     /// Whether the duplicate request cache remembers calls of this peer: hosts that are not served in full must not push out
@@ -243,17 +283,38 @@ impl Server {
     fn remembers(&self, connection: &Served<'_>, peer: SocketAddr) -> bool {
         connection.admitted.unwrap_or_else(|| self.hosts.admit(peer.ip()))
     }
+}
 
-    /// Who calls, and what; or what to tell the caller.
-    fn admit(&self, header: &CallHeader) -> Result<(Credential, (&dyn Service, Target)), ReplyBody> {
-        let credential = Credential::authenticate(&header.credential, &header.verifier)
-            .map_err(|stat| ReplyBody::Denied(RejectStat::AuthError(stat)))?;
-        let found = self.programs.find(header).map_err(|stat| match stat {
-            // RFC 5531 §12.1: by convention, procedure 0 of every version exists and does nothing.
-            AcceptStat::ProcUnavail if header.procedure == 0 => ReplyBody::accepted(AcceptStat::Success),
-            stat => ReplyBody::accepted(stat),
-        })?;
-        Ok((credential, found))
+/// The reply to a transmission that is not executed, if there is one.
+fn reply_to_refused(header: &CallHeader, peer: SocketAddr, verdict: Verdict) -> Option<Message> {
+    match verdict {
+        Verdict::Accepted(_) => unreachable!("it is executed"),
+        Verdict::Answered { verifier, results } => {
+            let body = ReplyBody::Accepted { verifier, stat: AcceptStat::Success };
+            let mut encoder = Encoder::with_capacity(512 + results.len());
+            ReplyHeader { xid: header.xid, body }.encode(&mut encoder);
+            encoder.raw(&results);
+            Some(encoder.finish())
+        }
+        Verdict::Denied(stat) => {
+            tracing::debug!(%peer, program = header.program, version = header.version, procedure = header.procedure,
+                flavor = header.credential.flavor, %stat, "a caller is refused");
+            let body = ReplyBody::Denied(RejectStat::AuthError(stat));
+            Some(ReplyHeader { xid: header.xid, body }.to_message())
+        }
+        Verdict::Dropped => None,
+    }
+}
+
+/// The outcome of a call for which there is no procedure.
+fn not_found(header: &CallHeader, stat: AcceptStat) -> Executed {
+    match stat {
+        // RFC 5531 §12.1: by convention, procedure 0 of every version exists and does nothing.
+        AcceptStat::ProcUnavail if header.procedure == 0 => {
+            let body = ReplyBody::accepted(AcceptStat::Success);
+            Executed::Results(ReplyHeader { xid: header.xid, body }.to_message())
+        }
+        stat => Executed::Failed(stat),
     }
 }
 

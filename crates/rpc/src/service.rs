@@ -2,10 +2,9 @@
 
 use std::{net::SocketAddr, ops::RangeInclusive, sync::Arc};
 
-use bytes::Bytes;
 use xdr::{Decoder, Encoder, Message};
 
-use crate::{BoxFuture, Reverse, Transport, Xid};
+use crate::{BoxFuture, Identity, REPLY_HEADER_LEN, Reverse, Transport, Xid};
 
 /// An RPC program: some versions of it, each with procedures.
 ///
@@ -26,8 +25,9 @@ pub trait Service: Send + Sync + 'static {
         procedure.idempotent
     }
 
-    /// Executes a call. The results are the body of the reply, encoded by [`Call::reply`] or otherwise *behind
-    /// the header that [`Call::encoder`] has begun*, so that payload positions count from the XID.
+    /// Executes a call. The results are encoded by [`Call::reply`], or otherwise *behind the [`REPLY_HEADER_LEN`] bytes that
+    /// [`Call::encoder`] has begun with*, so that payload positions count from the XID. A reply with another verifier gets
+    /// another header when it is sent; the positions are moved then.
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>>;
 
     /// A connection begins. Every service of its server hears of it, once, before any call; `peer` is for calling the
@@ -56,30 +56,6 @@ pub struct Procedure {
     pub idempotent: bool,
 }
 
-/// Who calls: the flavours of RFC 5531 §8.2 and appendix A that are understood.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Credential {
-    /// AUTH_NONE.
-    None,
-    /// AUTH_SYS.
-    Sys(AuthSys),
-}
-
-/// AUTH_SYS parameters (RFC 5531 appendix A).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AuthSys {
-    /// Any number of the caller's choice.
-    pub stamp: u32,
-    /// The caller's host name.
-    pub machine: Bytes,
-    /// Effective user.
-    pub uid: u32,
-    /// Effective group.
-    pub gid: u32,
-    /// Further groups; at most 16.
-    pub gids: smallvec::SmallVec<[u32; 16]>,
-}
-
 /// A call whose header has been read.
 pub struct Call<'a> {
     /// Its XID.
@@ -89,7 +65,9 @@ pub struct Call<'a> {
     /// Procedure; one that [`Service::procedure`] knows.
     pub procedure: u32,
     /// Who calls.
-    pub credential: &'a Credential,
+    pub caller: &'a Identity,
+    /// Whether arguments and results are wrapped on their way. No payload of them is placed then, and none is sent from a file.
+    pub is_wrapped: bool,
     /// From where.
     pub peer: SocketAddr,
     /// The connection it came by; for a datagram socket that serves many, that socket.
@@ -119,12 +97,19 @@ impl From<xdr::DecodeError> for AcceptError {
 }
 
 impl Call<'_> {
-    /// An encoder in which the header of a successful reply has been written.
+    /// An encoder in which the header of a successful reply with the AUTH_NONE verifier has been written: most replies are sent
+    /// with it.
     pub fn encoder(&self) -> Encoder {
         let mut encoder = Encoder::with_capacity(256);
         // RFC 5531 §9: xid, REPLY, MSG_ACCEPTED, verifier AUTH_NONE of no bytes, SUCCESS.
         [self.xid.0, 1, 0, 0, 0, 0].into_iter().for_each(|word| encoder.u32(word));
+        debug_assert_eq!(encoder.stream_len(), REPLY_HEADER_LEN);
         encoder
+    }
+
+    /// Whether a payload of the results may be a range of a file.
+    pub fn takes_file_ranges(&self) -> bool {
+        self.transport.caps().file_ranges && !self.is_wrapped
     }
 
     /// A successful reply with these results.

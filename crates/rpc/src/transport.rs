@@ -73,6 +73,15 @@ pub struct ReplyPlan {
     pub locate: Option<fn(&Bytes) -> Option<Located>>,
 }
 
+impl ReplyPlan {
+    /// The plan for the same reply if no payload of it may be placed, and it can be `growth` bytes longer: all of it is in
+    /// the stream. The sink stays here.
+    pub fn without_placement(&self, growth: usize) -> Self {
+        let inline_max = self.inline_max + self.payload_max.next_multiple_of(4) + growth;
+        Self { inline_max, ..Self::default() }
+    }
+}
+
 /// A reply, and the caller's buffer back.
 #[derive(Debug)]
 pub struct Reply {
@@ -128,6 +137,13 @@ impl fmt::Display for TransportError {
 }
 
 impl std::error::Error for TransportError {}
+
+impl TransportError {
+    /// Whether the connection is over, so that the call may succeed over another one.
+    pub fn is_of_connection(&self) -> bool {
+        !matches!(self, TransportError::TooLong { .. } | TransportError::Refused(_))
+    }
+}
 
 /// Which call a reply answers; made by the transport that received the call. It goes back there, by
 /// [`Transport::reply`] or [`Transport::forget`].

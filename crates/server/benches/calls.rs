@@ -49,7 +49,7 @@ fn measure(rig: &Rig, name: &str, procedure: Proc3, arguments: &Message) {
 }
 
 fn call(rig: &Rig, procedure: Proc3, arguments: &Message) -> Message {
-    let mut future = pin!(rig.paper.call(&*rig.nfs, procedure as u32, (rig.peer, &rig.credential), arguments));
+    let mut future = pin!(rig.paper.call(&*rig.nfs, procedure as u32, (rig.peer, &rig.caller), arguments));
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(reply) => reply.expect("accepted"),
         Poll::Pending => unreachable!("nothing blocks"),

@@ -8,7 +8,7 @@ use std::{
 
 use buf::Pool;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallError, CallsMade, ConnectionId, Credential, IncomingCall, Reply, ReplyPlan,
+    AcceptError, BoxFuture, Call, CallError, CallsMade, ConnectionId, Identity, IncomingCall, Reply, ReplyPlan,
     ReplyToken, Service, Transport, TransportCaps, TransportError, Xid,
 };
 use xdr::{Decode, Decoder, Message};
@@ -41,14 +41,15 @@ impl Paper {
         &'a self,
         service: &'a dyn Service,
         procedure: u32,
-        (peer, credential): (SocketAddr, &'a Credential),
+        (peer, caller): (SocketAddr, &'a Identity),
         arguments: &'a Message,
     ) -> BoxFuture<'a, Result<Message, AcceptError>> {
         service.call(Call {
             xid: Xid(7),
             version: *service.versions().end(),
             procedure,
-            credential,
+            caller,
+            is_wrapped: false,
             peer,
             connection: self.connection,
             transport: &self.transport,

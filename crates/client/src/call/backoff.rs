@@ -1,4 +1,4 @@
-//! [`Backoff`]: waits longer each time that a server says "later"; [`Notice`] tells the user about it.
+//! [`Backoff`]: pauses between attempts, each longer than the last; [`Notice`] warns the user about a server that asks to wait.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use super::{Deadline, Program};
 use crate::model::{Error, Status};
 
-/// Waits longer each time that a server says "later": JUKEBOX, or DELAY and GRACE.
+/// The pauses of one operation.
 pub(crate) struct Backoff {
     delay: Duration,
-    /// When the server first said "later".
+    /// When the server first asked to retry later.
     since: Option<Instant>,
 }
 
@@ -20,7 +20,7 @@ impl Backoff {
         Self { delay: FIRST, since: None }
     }
 
-    /// Whether to call again after this error: waits and says yes if the server has said "later".
+    /// Pauses if this error asks to retry later. Returns whether to retry.
     pub async fn later(&mut self, program: &Program, error: &Error, deadline: &Deadline) -> bool {
         if !error.is_later() {
             return false;
@@ -28,8 +28,8 @@ impl Backoff {
         self.put_off(program, error.operation(), error.status() == Some(Status::Grace), deadline).await
     }
 
-    /// The server has said "later" to this operation: waits, which does not count against the deadline. Says no only if that
-    /// is strict and would pass.
+    /// Pauses because the server asks to retry this operation later. The pause does not count against the deadline. Returns false
+    /// only if the deadline is strict and would pass.
     pub async fn put_off(
         &mut self,
         program: &Program,
@@ -45,12 +45,12 @@ impl Backoff {
         waited
     }
 
-    /// Waits as long as it ever does from now on: who asks will be told otherwise.
+    /// Makes all further pauses the longest: the server will notify the client.
     pub fn slow_down(&mut self) {
         self.delay = MOST;
     }
 
-    /// Waits, unless that would be too long.
+    /// Pauses, and returns true; but not beyond the deadline.
     pub async fn waits(&mut self, deadline: &Deadline) -> bool {
         let at = Instant::now() + self.delay;
         if at >= deadline.at() {
@@ -60,14 +60,14 @@ impl Backoff {
         true
     }
 
-    /// Waits: at least half of the present delay, so that not all clients of a server come again at once.
+    /// Pauses for a random part, at least half, of the present delay, so that the clients of a server do not all retry at once.
     pub async fn pause(&mut self) {
         tokio::time::sleep(self.delay.mul_f64(rand::random_range(0.5..=1.0))).await;
         self.delay = (self.delay * 2).min(MOST);
     }
 }
 
-/// Tells the user once, for each time that it happens, that a server asks to wait. The users of a connection share it.
+/// Warns the user once about a server that asks to wait. The users of a connection share it.
 #[derive(Debug, Default)]
 pub(crate) struct Notice {
     /// When a server last put off an operation that had waited for long.
@@ -76,12 +76,12 @@ pub(crate) struct Notice {
 
 impl Notice {
     fn put_off(&self, server: &Arc<str>, operation: &'static str, is_grace: bool, waited: Duration) {
-        if waited < TOLD_AFTER {
+        if waited < WARN_AFTER {
             return;
         }
         let now = Instant::now();
         let before = self.last.lock().replace(now);
-        if before.is_some_and(|before| now - before < TOLD_AGAIN) {
+        if before.is_some_and(|before| now - before < WARN_AGAIN) {
             tracing::debug!(%server, operation, ?waited, is_grace, "the server still asks to wait");
         } else if is_grace {
             tracing::warn!(%server, operation, ?waited, "the server is in its grace period; waiting");
@@ -93,7 +93,7 @@ impl Notice {
 
 const FIRST: Duration = Duration::from_millis(100);
 const MOST: Duration = Duration::from_secs(5);
-/// How long an operation waits before the user is told.
-const TOLD_AFTER: Duration = Duration::from_secs(2);
-/// For how long nothing may be put off before the user is told again.
-const TOLD_AGAIN: Duration = Duration::from_secs(60);
+/// The time for which an operation waits before the user is warned.
+const WARN_AFTER: Duration = Duration::from_secs(2);
+/// The time without a pause after which the user is warned again.
+const WARN_AGAIN: Duration = Duration::from_secs(60);

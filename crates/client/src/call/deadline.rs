@@ -1,8 +1,8 @@
-//! [`Deadline`]: how long a server may be silent while an operation waits for it.
+//! [`Deadline`]: the time for which a server may be silent while an operation waits for it.
 //!
-//! A server that answers "later" (NFS3ERR_JUKEBOX, NFS4ERR_DELAY, NFS4ERR_GRACE) is there. Each such answer starts the time
-//! anew, as it does for Linux's hard mounts: an operation ends when the server has not answered for the whole timeout, when it
-//! has answered, or when its caller drops it.
+//! A server that asks to retry later (NFS3ERR_JUKEBOX, NFS4ERR_DELAY, NFS4ERR_GRACE) is not silent. Each such answer restarts the
+//! time, as on a hard mount of Linux: an operation ends when the server has answered, when it has not answered for the whole timeout, or
+//! when the caller drops the future.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -44,7 +44,7 @@ impl Deadline {
         }
     }
 
-    /// The server has answered: it may be silent for the whole timeout again.
+    /// Restarts the time: the server has answered.
     pub fn heard(&self) {
         self.not_before(self.start.elapsed().saturating_add(self.timeout));
     }

@@ -219,7 +219,7 @@ const GREETINGS: u32 = 5;
 
 fn credential(options: &MountOptions) -> Credential {
     let own = AuthSys::of_process();
-    // Whoever acts as another user has not that user's groups.
+    // A caller that acts as another user does not know that user's groups.
     let other = options.uid.is_some_and(|uid| uid != own.uid);
     let gids = match &options.gids {
         Some(gids) => gids.iter().copied().collect(),

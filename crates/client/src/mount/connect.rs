@@ -36,7 +36,7 @@ use crate::{
     v4::{
         V4,
         connect::{Callbacks, is_another_version},
-        locations::Location,
+        location::Location,
         migration::{Dialed, Dialer, MigrationIdentity},
     },
 };

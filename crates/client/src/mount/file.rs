@@ -180,7 +180,7 @@ impl File {
 
     /// Makes all writes to the file durable that the server has answered.
     ///
-    /// A [`Writer`] does this by itself. Who uses [`Protocol::write`](crate::Protocol::write) must compare the verifiers.
+    /// A [`Writer`] does this by itself. A caller of [`Protocol::write`](crate::Protocol::write) must compare the verifiers.
     ///
     /// # Errors
     /// COMMIT failed.

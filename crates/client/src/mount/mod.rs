@@ -2,7 +2,7 @@
 //!
 //! A path is bytes with slashes between names. It starts at what the URL names, whether it begins with a slash or not.
 //! Symbolic links are followed here, not by the server, and lead nowhere but into the mount: `..` stays at its root and an
-//! absolute link starts there. Whoever has handles uses [`Mount::protocol`] and saves the walking.
+//! absolute link starts there. A caller that has handles uses [`Mount::protocol`] and saves the lookups.
 //!
 //! A path may lead to other servers, by referrals of version 4. What is there is of a mount of its own, which is made on the way;
 //! an [`Object`], [`File`] or [`Dir`] says of which mount it is, and a handle means nothing to any other.

@@ -15,7 +15,7 @@ use crate::{
         Special, StableHow, Verifier, Written, operations,
     },
     v3::V3,
-    v4::{V4, router::MigrationRouter},
+    v4::V4,
 };
 
 /// A version of NFS on one server, by file handles. Cheap to clone; usable from any task.
@@ -36,7 +36,7 @@ macro_rules! define_dispatch {
             $($(#[$doc])* pub async fn $name(&self, $($argument: $type),*) -> $result {
                 match self {
                     Protocol::V3(v3) => Operations::$name(v3, $($argument),*).await,
-                    Protocol::V4(v4) => Operations::$name(&MigrationRouter(v4), $($argument),*).await,
+                    Protocol::V4(v4) => Operations::$name(v4, $($argument),*).await,
                 }
             })*
         }
@@ -103,7 +103,7 @@ impl Protocol {
         }
     }
 
-    /// Whoever used a file is done with it for now.
+    /// A user of a file has finished.
     pub(crate) fn done(&self, file: &Handle) {
         match self {
             Protocol::V3(_) => {}

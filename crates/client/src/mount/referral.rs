@@ -26,7 +26,7 @@ use tokio::time::{Instant, timeout};
 use super::{Mount, Object};
 use crate::{
     model::{Error, ErrorKind, Handle, NfsUrl, Result},
-    v4::locations::Location,
+    v4::location::Location,
 };
 
 /// Mounts what a URL names, one referral further.
@@ -46,7 +46,7 @@ struct Site {
     mount: OnceLock<Mount>,
     /// Attempts to mount it that have failed.
     failures: AtomicU64,
-    /// The last failure. Who makes an attempt has it.
+    /// The last failure. It is locked while an attempt is made.
     failure: tokio::sync::Mutex<Option<Failure>>,
 }
 
@@ -87,8 +87,8 @@ impl Referred {
 }
 
 impl Site {
-    /// The mount of it, made by `attempt` if there is none. Who comes while an attempt is being made waits for it, and shares its
-    /// failure; who comes later makes another. One that has taken long is shared for as long again, up to [`PAUSE_MAX`]: the kernel lets
+    /// The mount of it, made by `attempt` if there is none. A caller that comes while an attempt is made waits for it, and shares its
+    /// failure; a later one makes another. One that has taken long is shared for as long again, up to [`PAUSE_MAX`]: the kernel lets
     /// the programs that look up a name through one after the other, and each would wait as long.
     async fn mount(&self, attempt: impl Future<Output = Result<Mount>>) -> Result<Mount> {
         let before = self.failures.load(Acquire);

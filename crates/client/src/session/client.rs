@@ -6,16 +6,15 @@
 
 use std::sync::Arc;
 
-use buf::{Buffer, SharedBuffer};
 use bytes::Bytes;
-use nfs::v4::{compound::*, *};
+use nfs::v4::*;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use xdr::Opaque;
 
 use super::{
     backchannel::Backchannel,
-    compound::{Compound, Results, Sent, failure},
+    compound::Compound,
     identity,
     link::ServerLink,
     session::Session,
@@ -24,7 +23,7 @@ use super::{
 };
 use crate::{
     call::{Backoff, Deadline},
-    model::{Error, Handle, Result},
+    model::{Handle, Result},
 };
 
 /// A client with its server.
@@ -40,7 +39,7 @@ pub(crate) struct Client4 {
 
 /// The name by which the server knows the client, and the way in which requests are made.
 #[derive(Clone, Debug)]
-enum ClientState {
+pub(crate) enum ClientState {
     /// From version 4.1 on.
     Session(Arc<Session>),
     /// Version 4.0.
@@ -48,19 +47,6 @@ enum ClientState {
 }
 
 impl ClientState {
-    async fn send(
-        &self,
-        link: &Arc<ServerLink>,
-        compound: &Compound,
-        sink: Option<Buffer>,
-        deadline: &Deadline,
-    ) -> Sent {
-        match self {
-            ClientState::Session(session) => session.send(link, compound, sink, deadline).await,
-            ClientState::V40(client) => client.send(link, compound, sink, deadline).await,
-        }
-    }
-
     fn is(&self, other: &ClientState) -> bool {
         match (self, other) {
             (ClientState::Session(one), ClientState::Session(other)) => Arc::ptr_eq(one, other),
@@ -128,122 +114,16 @@ impl Client4 {
         if self.minor() == 0 { stateid } else { Stateid4 { seqid: 0, ..stateid } }
     }
 
-    /// Executes a compound; asks again while the server says "later". Results are those of success.
-    ///
-    /// # Errors
-    /// That of the operation that failed, or what can fail with any call.
-    pub async fn run(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<Results> {
-        let mut backoff = Backoff::new();
-        loop {
-            match self.run_once(compound, None, deadline).await.0 {
-                Err(error) if backoff.later(self.link.trunk.first(), &error, deadline).await => {}
-                result => return result,
-            }
-        }
-    }
-
-    /// Executes a compound with the caller's buffer for its data. The buffer comes back with the results, or beside the
-    /// error unless a transport still had it at the deadline.
-    pub async fn run_once(
-        self: &Arc<Self>,
-        compound: &Compound,
-        sink: Option<Buffer>,
-        deadline: &Deadline,
-    ) -> (Result<Results>, Option<SharedBuffer>) {
-        match self.execute(compound, sink, deadline).await {
-            (Ok(res), sink) if res.status == Nfsstat4::Ok => {
-                (Ok(Results::new(res.resarray.into_iter(), compound.name, sink)), None)
-            }
-            (Ok(res), sink) => (Err(self.failed(compound, &res)), sink),
-            (Err(error), sink) => (Err(error), sink),
-        }
-    }
-
-    /// Executes a compound, whatever comes of it.
-    ///
-    /// # Errors
-    /// It was not answered, or not in a way that makes sense.
-    pub async fn execute(
-        self: &Arc<Self>,
-        compound: &Compound,
-        mut sink: Option<Buffer>,
-        deadline: &Deadline,
-    ) -> (Result<CompoundRes>, Option<SharedBuffer>) {
-        let mut backoff = Backoff::new();
-        let mut lost_before = false;
-        loop {
-            let state = self.state.lock().clone();
-            let (back, answer) = match state.send(&self.link, compound, sink, deadline).await {
-                // RFC 7530 §13.1.5: of whatever it is, the server says it until it has been asked where that is.
-                Sent::Answered(Ok(res), back) if res.status == Nfsstat4::LeaseMoved => {
-                    if let Some(holder) = self.link.holder() {
-                        self.link.runtime.spawn(holder.find_moved());
-                    }
-                    if !backoff.waits(deadline).await {
-                        return (Err(self.link.trunk.first().late(compound.name)), back);
-                    }
-                    sink = back.and_then(|back| back.into_buffer().ok());
-                    continue;
-                }
-                Sent::Answered(result, sink) => return (result, sink),
-                Sent::Lost(back) => (back.map(SharedBuffer::from), None),
-                Sent::Outdated(res, back) => (back, Some(res)),
-            };
-            match (self.recover(&state, deadline).await, answer) {
-                (Err(error), _) => return (Err(error), back),
-                (Ok(()), Some(res)) => return (Ok(res), back),
-                (Ok(()), None) => {}
-            }
-            if lost_before && !backoff.waits(deadline).await {
-                return (Err(self.link.trunk.first().late(compound.name)), back);
-            }
-            lost_before = true;
-            sink = back.and_then(|back| back.into_buffer().ok());
-        }
-    }
-
-    /// Executes a compound without recovery, for recovery's own.
-    ///
-    /// # Errors
-    /// As of [`run`](Self::run); and whatever would have to be recovered from.
-    pub async fn plain(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<Results> {
-        let mut backoff = Backoff::new();
-        loop {
-            let res = self.ask(compound, deadline).await?;
-            if res.status == Nfsstat4::Ok {
-                return Ok(Results::new(res.resarray.into_iter(), compound.name, None));
-            }
-            let error = self.failed(compound, &res);
-            if !(backoff.later(self.link.trunk.first(), &error, deadline).await) {
-                return Err(error);
-            }
-        }
-    }
-
-    /// The same once, whatever comes of it.
-    ///
-    /// # Errors
-    /// It was not answered, or the server has forgotten this client.
-    pub async fn ask(self: &Arc<Self>, compound: &Compound, deadline: &Deadline) -> Result<CompoundRes> {
-        let state = self.state.lock().clone();
-        match state.send(&self.link, compound, None, deadline).await {
-            Sent::Answered(result, _) => result,
-            Sent::Outdated(res, _) => Ok(res),
-            Sent::Lost(_) => Err(failure(Nfsstat4::StaleClientid, compound.name)),
-        }
-    }
-
-    /// The error of a compound that has failed: of its last operation.
-    fn failed(&self, compound: &Compound, res: &CompoundRes) -> Error {
-        let operation = res.resarray.last().map_or(compound.name, |last| last.opnum().name());
-        failure(res.status, operation).on(self.link.trunk.first().server())
+    /// The session, or the client of version 4.0, by which requests are made now.
+    pub fn state(&self) -> ClientState {
+        self.state.lock().clone()
     }
 
     /// Introduces this client again, unless somebody has since it was `lost`.
     ///
     /// # Errors
     /// The server does not want this client any more.
-    async fn recover(self: &Arc<Self>, lost: &ClientState, deadline: &Deadline) -> Result<()> {
+    pub async fn recover(&self, lost: &ClientState, deadline: &Deadline) -> Result<()> {
         let began = Instant::now();
         let _one = self.recovering.lock().await;
         if !self.state.lock().is(lost) {

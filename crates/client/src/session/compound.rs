@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use buf::{Buffer, SharedBuffer};
 use bytes::Bytes;
 use nfs::v4::{
     Argop4, Bitmap4, Component4, GetAttrArgs, LookupArgs, Nfsstat4, Opnum4, PutFhArgs, Resop4,
@@ -134,13 +133,11 @@ pub(crate) fn component(name: &[u8]) -> Result<Component4> {
 pub(crate) struct Results {
     results: std::vec::IntoIter<Resop4>,
     name: &'static str,
-    /// The caller's buffer.
-    pub sink: Option<SharedBuffer>,
 }
 
 impl Results {
-    pub fn new(results: std::vec::IntoIter<Resop4>, name: &'static str, sink: Option<SharedBuffer>) -> Self {
-        Self { results, name, sink }
+    pub fn new(results: std::vec::IntoIter<Resop4>, name: &'static str) -> Self {
+        Self { results, name }
     }
 
     /// The next result.
@@ -190,15 +187,28 @@ pub(crate) fn failure(status: Nfsstat4, operation: &'static str) -> Error {
 /// The number of an owner's next operation in version 4.0; locked while one is outstanding.
 pub(crate) type Counter = Arc<tokio::sync::Mutex<u32>>;
 
-/// The outcome of a request that was sent.
-pub(crate) enum Sent {
-    /// Results, or the reason for which there are none and will be none; and the caller's buffer, unless a transport still held it at
-    /// the deadline.
-    Answered(Result<CompoundRes>, Option<SharedBuffer>),
-    /// The server has forgotten this client or its session: the request is to be sent again after recovery.
-    Lost(Option<Buffer>),
+/// The outcome of one attempt at a request.
+pub(crate) enum Outcome {
+    /// The server has executed the request, or kept its reply.
+    Answered(CompoundRes),
+    /// The request cannot be attempted again.
+    Failed(Error),
+    /// The connection was lost.
+    Disconnected(Error),
+    /// There was no connection until the deadline.
+    NoConnection,
+    /// There was no slot until the deadline.
+    NoSlot,
+    /// The server is executing the request, or is busy.
+    SlotBusy,
+    /// The connection is not bound to the session.
+    Unbound,
+    /// The server has executed the request, and has not kept its reply.
+    Uncached,
+    /// The server has forgotten this client or its session: the request is to be made again after recovery.
+    Lost,
     /// The server has forgotten this client, and the request names state that is lost: this is the answer, after recovery.
-    Outdated(CompoundRes, Option<SharedBuffer>),
+    Outdated(CompoundRes),
 }
 
 /// Bytes of a reply's RPC header with the longest verifier, the compound's head and SEQUENCE.

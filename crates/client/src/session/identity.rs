@@ -1,4 +1,4 @@
-//! Who this client is, and the operations outside of sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION,
+//! The client's name, and the operations outside of sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION,
 //! DESTROY_SESSION and DESTROY_CLIENTID (RFC 8881 §18.34–18.37, §18.50), and SETCLIENTID and SETCLIENTID_CONFIRM of version
 //! 4.0 (RFC 7530 §16.33, §16.34). Each goes by one connection, alone.
 
@@ -174,7 +174,7 @@ async fn alone(program: &Program, minor: u32, op: Argop4, name: &'static str, de
         let plan = ReplyPlan { inline_max: REPLY_MAX, ..ReplyPlan::default() };
         let res = program.call::<_, CompoundRes>(PROC_COMPOUND, name, &args, plan, deadline).await.0?;
         if res.status == Nfsstat4::Ok {
-            return Ok(Results::new(res.resarray.into_iter(), name, None));
+            return Ok(Results::new(res.resarray.into_iter(), name));
         }
         let error = failure(res.status, name).on(program.server());
         if !(backoff.later(program, &error, deadline).await) {

@@ -5,8 +5,8 @@
 //! - [`slots`] is the arithmetic of a session's slots, and [`session`] sends requests by them; [`v40`] sends the requests of version
 //!   4.0, which has no sessions;
 //! - [`identity`] introduces the client to the server;
-//! - [`client`] is the client with its server: it makes requests, and makes a new session when the server has forgotten the
-//!   old one;
+//! - [`client`] is the client with its server: it makes a new session when the server has forgotten the old one; [`drive`] is the loop
+//!   that executes every operation;
 //! - [`backchannel`] receives the server's callbacks.
 //!
 //! This folder knows no files. State that the server keeps for the client is reclaimed by a [`link::StateHolder`], which the version
@@ -15,6 +15,7 @@
 pub(crate) mod backchannel;
 pub(crate) mod client;
 pub(crate) mod compound;
+pub(crate) mod drive;
 pub(crate) mod identity;
 pub(crate) mod link;
 pub(crate) mod session;

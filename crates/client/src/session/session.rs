@@ -1,12 +1,13 @@
 //! [`Session`]: requests by slots, exactly once each.
 //!
-//! Read RFC 8881 §2.10.6 (slots) first. A request is sent until SEQUENCE answers it, by whichever connection; the answer
-//! decides: it has been executed, it is to be sent again, or the session is gone.
+//! Read RFC 8881 §2.10.6 (slots) first. Each attempt at a request returns an [`Outcome`]; the loop of [`drive`](super::drive) decides
+//! what follows.
 //!
-//! Who finds no slot free stands in a line: a slot that is given back goes to whoever has waited longest, also if the one who
-//! gives it back has another request at once.
+//! Requests that find no free slot wait in a queue. A slot that is released goes to the request that has waited longest, also if the
+//! task that releases it has another request at once.
 //!
-//! A caller who gives up a request leaves a slot in doubt: a task sends something in its place until that is answered.
+//! A request that is given up before it was answered leaves its slot in doubt: a background task sends SEQUENCE in its place until the
+//! server answers.
 
 use std::{
     collections::VecDeque,
@@ -27,7 +28,7 @@ use tokio::{
 
 use super::{
     backchannel::Backchannel,
-    compound::{Compound, Request, Sent, failure},
+    compound::{Compound, Outcome, Request, failure},
     identity,
     link::ServerLink,
     slots::{SlotUse, Slots},
@@ -35,7 +36,7 @@ use super::{
 };
 use crate::{
     call::{Backoff, Deadline, Program},
-    model::{ErrorKind, Result},
+    model::Result,
 };
 
 /// A session as CREATE_SESSION made it.
@@ -52,7 +53,7 @@ pub(crate) struct Session {
     gone: AtomicBool,
 }
 
-/// The slots, and who waits for one.
+/// The slots, and the requests that wait for one.
 #[derive(Debug)]
 struct Line {
     slots: Slots,
@@ -66,12 +67,12 @@ impl Line {
         if self.waiting.is_empty() { self.slots.take() } else { None }
     }
 
-    /// Gives what is free to those who wait.
+    /// Gives free slots to the requests that wait.
     fn serve(&mut self) {
         while !self.waiting.is_empty()
             && let Some(place) = self.slots.take()
         {
-            let first = self.waiting.pop_front().expect("somebody waits");
+            let first = self.waiting.pop_front().expect("a request waits");
             if first.send(place).is_err() {
                 // Not any more.
                 self.slots.release(place, false);
@@ -80,7 +81,7 @@ impl Line {
     }
 }
 
-/// Somebody who waits for a slot. Dropped, it gives back what it was given meanwhile.
+/// A request that waits for a slot. When it is dropped, it releases a slot that it was given meanwhile.
 struct Turn<'a> {
     session: &'a Session,
     given: oneshot::Receiver<SlotUse>,
@@ -95,37 +96,25 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What SEQUENCE's answer means for a request.
-enum Verdict {
-    /// It has been executed, or the server has its reply.
-    Done,
-    /// It is to be sent again: in the same place, or in the next.
-    Again { used: bool },
-    /// The connection must be bound first.
-    Bind,
-    /// The session is of no more use.
-    Gone,
-    /// It cannot be.
-    Failed,
-}
-
-/// A slot that a request has. Dropped before the request was answered, the slot is in doubt.
-struct Taken {
+/// A slot that a request holds. If it is dropped before the request was answered, the slot is in doubt.
+pub(crate) struct TakenSlot {
     link: Arc<ServerLink>,
     session: Arc<Session>,
     place: SlotUse,
+    /// SEQUENCE, the same in each transmission: a server takes a request that differs in any byte for another one (§2.10.6.1.3.1).
+    sequence: Argop4,
     sent: bool,
     settled: bool,
 }
 
-impl Taken {
+impl TakenSlot {
     fn settle(mut self, used: bool) {
         self.settled = true;
         self.session.release(self.place, used);
     }
 }
 
-impl Drop for Taken {
+impl Drop for TakenSlot {
     fn drop(&mut self) {
         if self.settled {
             return;
@@ -162,7 +151,7 @@ impl Session {
         }))
     }
 
-    /// How many requests can be under way.
+    /// The number of requests that can be outstanding.
     pub fn slots(&self) -> u32 {
         self.line.lock().slots.len()
     }
@@ -174,85 +163,52 @@ impl Session {
         line.serve();
     }
 
-    /// It is not used any more; who waits for a slot of it hears that.
+    /// Ends the use of the session. Requests that wait for a slot fail.
     pub fn over(&self) {
         self.gone.store(true, Relaxed);
         self.line.lock().waiting.clear();
     }
 
-    /// Executes a compound once. The results are those behind SEQUENCE's.
-    pub async fn send(
+    /// Attempts a request: in the slot that an earlier attempt has left, or else in a free one. If the request is to be sent again
+    /// unchanged, it leaves its slot. The results are those behind SEQUENCE's.
+    pub async fn attempt(
         self: &Arc<Self>,
         link: &Arc<ServerLink>,
         compound: &Compound,
-        mut sink: Option<Buffer>,
+        slot: &mut Option<TakenSlot>,
+        sink: Option<Buffer>,
         deadline: &Deadline,
-    ) -> Sent {
-        let wanted = sink.as_ref().map(|sink| sink.len());
-        let late = || link.trunk.first().late(compound.name);
-        let mut backoff = Backoff::new();
-        let mut taken = None;
-        loop {
-            let mut place = match taken.take() {
-                Some(taken) => taken,
-                None => match self.place(deadline).await {
-                    Ok(Some(place)) => {
-                        let (link, session) = (link.clone(), self.clone());
-                        Taken { link, session, place, sent: false, settled: false }
-                    }
-                    Ok(None) => return Sent::Lost(sink),
-                    Err(_) => return Sent::Answered(Err(late()), sink.map(SharedBuffer::from)),
-                },
-            };
-            let sequence = self.sequence(place.place, compound.cache);
-            let request = Request { minor: link.minor, first: Some(&sequence), ops: &compound.ops };
-            let plan = ReplyPlan { sink: sink.take(), ..compound.plan() };
-            place.sent = true;
-            let (result, back) = link.trunk.call(&request, plan, compound.name, deadline).await;
-            let mut res = match result {
-                Ok(res) => res,
-                Err(error) => return Sent::Answered(Err(error), back),
-            };
-            let verdict = self.judge(link, &res);
-            if matches!(verdict, Verdict::Done) {
-                place.settle(true);
-                res.resarray.remove(0);
-                return Sent::Answered(Ok(res), back);
-            }
-            sink = match (back.map(SharedBuffer::into_buffer), wanted) {
-                (Some(Ok(buffer)), _) => Some(buffer),
-                (_, Some(len)) => Some(link.trunk.pool().take(len)),
-                (_, None) => None,
-            };
-            tracing::debug!(status = res.status.name(), "SEQUENCE has failed");
-            match verdict {
-                Verdict::Again { used: false } | Verdict::Bind => {
-                    if matches!(verdict, Verdict::Bind) {
-                        // What is rare is not to make every request's future larger.
-                        Box::pin(self.bind_all(link, deadline)).await;
-                    }
-                    let goes_on = match verdict {
-                        Verdict::Bind => backoff.waits(deadline).await,
-                        _ => backoff.put_off(link.trunk.first(), compound.name, false, deadline).await,
-                    };
-                    if !goes_on {
-                        return Sent::Answered(Err(late()), sink.map(SharedBuffer::from));
-                    }
-                    taken = Some(place);
+    ) -> (Outcome, Option<SharedBuffer>) {
+        let mut taken = match slot.take() {
+            Some(taken) => taken,
+            None => match self.place(deadline).await {
+                Ok(Some(place)) => {
+                    let (link, session, sequence) = (link.clone(), self.clone(), self.sequence(place, compound.cache));
+                    TakenSlot { link, session, place, sequence, sent: false, settled: false }
                 }
-                Verdict::Again { used: true } => place.settle(true),
-                Verdict::Gone => {
-                    self.over();
-                    return Sent::Lost(sink);
-                }
-                Verdict::Failed => {
-                    place.settle(false);
-                    let error = failure(res.status, "SEQUENCE").on(link.trunk.first().server());
-                    return Sent::Answered(Err(error), sink.map(SharedBuffer::from));
-                }
-                Verdict::Done => unreachable!("it was looked at above"),
-            }
+                Ok(None) => return (Outcome::Lost, sink.map(SharedBuffer::from)),
+                Err(_) => return (Outcome::NoSlot, sink.map(SharedBuffer::from)),
+            },
+        };
+        let plan = ReplyPlan { sink, ..compound.plan() };
+        // Even if it is dropped while it is sent.
+        taken.sent = true;
+        let request = Request { minor: link.minor, first: Some(&taken.sequence), ops: &compound.ops };
+        let (outcome, back) = link.trunk.call_once(&request, plan, compound.name, deadline).await;
+        let outcome = match outcome {
+            Outcome::Answered(res) => self.classify(link, res),
+            outcome => outcome,
+        };
+        match &outcome {
+            Outcome::Answered(_) | Outcome::Uncached => taken.settle(true),
+            Outcome::Disconnected(_) | Outcome::SlotBusy | Outcome::Unbound => *slot = Some(taken),
+            Outcome::Lost => self.over(),
+            // SEQUENCE was refused.
+            Outcome::Failed(error) if error.status4().is_some() => taken.settle(false),
+            // Dropped, it is in doubt.
+            _ => {}
         }
+        (outcome, back)
     }
 
     /// A slot, when it is this caller's turn; none if the session is over.
@@ -308,8 +264,8 @@ impl Session {
         }
     }
 
-    /// What the answer of SEQUENCE says: of the request, and of everything else.
-    fn judge(self: &Arc<Self>, link: &Arc<ServerLink>, res: &CompoundRes) -> Verdict {
+    /// Classifies an answer by the result of SEQUENCE, which it takes out; and keeps what SEQUENCE says of the session.
+    fn classify(&self, link: &ServerLink, mut res: CompoundRes) -> Outcome {
         if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first() {
             {
                 let mut line = self.line.lock();
@@ -323,25 +279,27 @@ impl Session {
             {
                 holder.handle_status_flags(ok.status_flags);
             }
+            res.resarray.remove(0);
             // RFC 8881 §2.10.6.1.3: a retry whose reply was not kept says so in the operation behind SEQUENCE.
             return match res.status {
-                Nfsstat4::RetryUncachedRep => Verdict::Again { used: true },
-                _ => Verdict::Done,
+                Nfsstat4::RetryUncachedRep => Outcome::Uncached,
+                _ => Outcome::Answered(res),
             };
         }
+        tracing::debug!(status = res.status.name(), "SEQUENCE has failed");
         match res.status {
             // §18.46.3: the request is in progress, or the server is busy.
-            Nfsstat4::Delay => Verdict::Again { used: false },
-            Nfsstat4::RetryUncachedRep | Nfsstat4::SeqFalseRetry => Verdict::Again { used: true },
-            Nfsstat4::ConnNotBoundToSession => Verdict::Bind,
+            Nfsstat4::Delay => Outcome::SlotBusy,
+            Nfsstat4::RetryUncachedRep | Nfsstat4::SeqFalseRetry => Outcome::Uncached,
+            Nfsstat4::ConnNotBoundToSession => Outcome::Unbound,
             Nfsstat4::BadSession
             | Nfsstat4::DeadSession
             | Nfsstat4::BadSlot
             | Nfsstat4::BadHighSlot
             | Nfsstat4::SeqMisordered
             | Nfsstat4::StaleClientid
-            | Nfsstat4::Expired => Verdict::Gone,
-            _ => Verdict::Failed,
+            | Nfsstat4::Expired => Outcome::Lost,
+            status => Outcome::Failed(failure(status, "SEQUENCE").on(link.trunk.first().server())),
         }
     }
 
@@ -353,21 +311,21 @@ impl Session {
             let sequence = self.sequence(place, false);
             let request = Request { minor: link.minor, first: Some(&sequence), ops: &[] };
             let plan = ReplyPlan { inline_max: DOUBT_REPLY_MAX, ..ReplyPlan::default() };
-            let (result, _) = link.trunk.call(&request, plan, "SEQUENCE", deadline).await;
+            let (outcome, _) = link.trunk.call_once(&request, plan, "SEQUENCE", deadline).await;
             let gone = self.gone.load(Relaxed);
-            match result {
-                // An answer that cannot be read is one: that of the request itself.
-                Err(error) if matches!(error.kind(), ErrorKind::Protocol(_)) => return self.release(place, true),
-                Err(_) if gone => return self.release(place, false),
-                Err(_) => {}
-                Ok(res) => match self.judge(link, &res) {
-                    Verdict::Done | Verdict::Again { used: true } => return self.release(place, true),
-                    Verdict::Again { used: false } | Verdict::Bind => {}
-                    Verdict::Gone | Verdict::Failed => {
-                        // The session is found to be gone by the next request.
-                        return self.release(place, false);
-                    }
-                },
+            let outcome = match outcome {
+                Outcome::Answered(res) => self.classify(link, res),
+                // An answer that cannot be decoded is one: that of the request itself.
+                Outcome::Failed(error) if error.is_unreadable() => return self.release(place, true),
+                // The next request finds that the session is gone.
+                _ if gone => return self.release(place, false),
+                outcome => outcome,
+            };
+            match outcome {
+                Outcome::Answered(_) | Outcome::Uncached => return self.release(place, true),
+                Outcome::Lost => return self.release(place, false),
+                Outcome::Failed(error) if error.status4().is_some() => return self.release(place, false),
+                _ => {}
             }
             backoff.waits(deadline).await;
         }

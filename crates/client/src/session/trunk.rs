@@ -16,7 +16,7 @@ use parking_lot::RwLock;
 use rpc::ReplyPlan;
 use tokio::time::timeout_at;
 
-use super::compound::Request;
+use super::compound::{Outcome, Request};
 use crate::{
     call::{Deadline, Program},
     model::{Error, ErrorKind, Result},
@@ -59,38 +59,23 @@ impl Trunk {
         self.all.read().iter().map(Program::message_max).min().expect("a trunk has a connection")
     }
 
-    /// Sends a compound until it is answered. The sink of `plan` comes back, unless a transport still has it at the
-    /// deadline.
-    pub async fn call(
+    /// Sends a compound by one connection, once. The sink of `plan` comes back with the outcome, unless a transport still holds it at
+    /// the deadline.
+    pub async fn call_once(
         &self,
         request: &Request<'_>,
-        mut plan: ReplyPlan,
+        plan: ReplyPlan,
         name: &'static str,
         deadline: &Deadline,
-    ) -> (Result<CompoundRes>, Option<SharedBuffer>) {
-        let wanted = plan.sink.is_some().then_some(plan.payload_max);
-        let mut last = None;
-        loop {
-            let Some(program) = self.pick(deadline).await else {
-                let error = last.unwrap_or_else(|| self.first.late(name));
-                return (Err(error), plan.sink.map(SharedBuffer::from));
-            };
-            let again = ReplyPlan { sink: plan.sink.take(), ..plan };
-            let (result, sink) = program.call_once(PROC_COMPOUND, name, request, again, deadline).await;
-            match result {
-                Err(error) if is_lost(&error) => {
-                    tracing::debug!(%error, "the request goes by another connection");
-                    // What it had of a lost connection the caller gets back only by the next answer.
-                    plan.sink = sink.and_then(|sink| sink.into_buffer().ok());
-                    if let (None, Some(len)) = (&plan.sink, wanted) {
-                        plan.sink = Some(self.pool().take(len));
-                    }
-                    last = Some(error);
-                    // Whoever drives the connection is to find out, too: until then it seems to be there.
-                    tokio::task::yield_now().await;
-                }
-                result => return (result, sink),
-            }
+    ) -> (Outcome, Option<SharedBuffer>) {
+        let Some(program) = self.pick(deadline).await else {
+            return (Outcome::NoConnection, plan.sink.map(SharedBuffer::from));
+        };
+        let (result, sink) = program.call_once(PROC_COMPOUND, name, request, plan, deadline).await;
+        match result {
+            Ok(res) => (Outcome::Answered(res), sink),
+            Err(error) if is_lost(&error) => (Outcome::Disconnected(error), sink),
+            Err(error) => (Outcome::Failed(error), sink),
         }
     }
 

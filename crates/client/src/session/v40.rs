@@ -1,11 +1,11 @@
-//! [`Client40`]: requests of version 4.0, which has no sessions: a client by its name, and owners whose operations are counted.
+//! [`Client40`]: requests of version 4.0, which has no sessions. It has a client by its name, and owners whose operations are numbered.
 //!
-//! Read RFC 7530 §9.1 first. What an owner of opens or locks does, it does one after the other, each with the next number:
-//! the server knows by that what it has executed, and tells its answer again (§9.1.7). So such an operation is sent until it
-//! is answered, by a task of its own if its caller gives up. Everything else is sent with the same XID again after its
-//! connection is lost, for the server's duplicate request cache (§3.1.1), so it goes by one connection from begin to end.
+//! Read RFC 7530 §9.1 first. An owner of opens or locks executes its operations one after the other, each with the next number: by that
+//! the server knows which it has executed, and returns its answer again (§9.1.7). So such an operation is sent until it is
+//! answered, by a task of its own in case that its caller gives up. Every other request is sent again with the same XID after its
+//! connection was lost, for the server's duplicate request cache (§3.1.1), so it goes by one connection from begin to end.
 //!
-//! All files of a mount are opened by one owner. It has no address for callbacks: the server delegates nothing (§10.2).
+//! All files of a mount are opened by one owner. It has no address for callbacks: the server grants no delegations (§10.2).
 
 use std::{
     borrow::Cow,
@@ -23,7 +23,7 @@ use tokio::{sync::OwnedMutexGuard, time::timeout_at};
 use xdr::Opaque;
 
 use super::{
-    compound::{Compound, Counter, Request, Sent},
+    compound::{Compound, Counter, Outcome, Request},
     identity,
     link::ServerLink,
     trunk::BACKGROUND,
@@ -94,14 +94,14 @@ impl Client40 {
         Self::introduce(program, owner, inherited, deadline).await
     }
 
-    /// Executes a compound once.
-    pub async fn send(
+    /// Attempts a request. A connection that is lost is made again below, and the request is sent again with the same XID.
+    pub async fn attempt(
         self: &Arc<Self>,
         link: &Arc<ServerLink>,
         compound: &Compound,
         sink: Option<Buffer>,
         deadline: &Deadline,
-    ) -> Sent {
+    ) -> (Outcome, Option<SharedBuffer>) {
         let (result, sink) = match compound.ops.iter().position(is_counted) {
             Some(at) => {
                 let sent = timeout_at(deadline.at(), self.send_in_turn(link, compound, at)).await;
@@ -115,26 +115,26 @@ impl Client40 {
             }
         };
         match result {
-            Ok(res) => self.judge(link, compound, res, sink),
-            Err(error) => Sent::Answered(Err(error), sink),
+            Ok(res) => (self.classify(link, compound, res), sink),
+            Err(error) => (Outcome::Failed(error), sink),
         }
     }
 
-    /// What an answer says of the client.
-    fn judge(&self, link: &ServerLink, compound: &Compound, res: CompoundRes, sink: Option<SharedBuffer>) -> Sent {
+    /// Classifies an answer by what it says of the client.
+    fn classify(&self, link: &ServerLink, compound: &Compound, res: CompoundRes) -> Outcome {
         match res.status {
             // RFC 7530 §16.28: with either, the lease is renewed.
             Nfsstat4::Ok | Nfsstat4::CbPathDown if matches!(compound.ops[..], [Argop4::Renew(_)]) => link.renewed(),
             // §9.6.2: the server has restarted.
-            Nfsstat4::StaleClientid | Nfsstat4::StaleStateid => return lost(res, sink),
+            Nfsstat4::StaleClientid | Nfsstat4::StaleStateid => return lost(res),
             // §9.6.3: it has not heard of this client for too long.
             Nfsstat4::Expired | Nfsstat4::BadSeqid => {
                 self.over.store(true, Relaxed);
-                return lost(res, sink);
+                return lost(res);
             }
             _ => {}
         }
-        Sent::Answered(Ok(res), sink)
+        Outcome::Answered(res)
     }
 
     /// Operations with this client's name where they have one. Few do, and none that carries data.
@@ -262,14 +262,12 @@ impl Turn {
     }
 }
 
-/// The server has forgotten the client. What names the client alone can be sent anew, and is the first of its compound that
-/// could have changed anything; who has a stateid must see to another first.
-fn lost(res: CompoundRes, sink: Option<SharedBuffer>) -> Sent {
+/// The server has forgotten the client. A request that names the client alone can be sent again, and is the first of its compound that
+/// could have changed anything; one that names a stateid needs another first.
+fn lost(res: CompoundRes) -> Outcome {
     match res.resarray.last().map(Resop4::opnum) {
-        Some(Opnum4::Open | Opnum4::LockT | Opnum4::Renew | Opnum4::ReleaseLockOwner) => {
-            Sent::Lost(sink.and_then(|sink| sink.into_buffer().ok()))
-        }
-        _ => Sent::Outdated(res, sink),
+        Some(Opnum4::Open | Opnum4::LockT | Opnum4::Renew | Opnum4::ReleaseLockOwner) => Outcome::Lost,
+        _ => Outcome::Outdated(res),
     }
 }
 

@@ -126,7 +126,7 @@ impl V3 {
             let plan = ReplyPlan { sink: Some(buffer), ..plan::<Read>(0, wanted) };
             let (result, sink) =
                 self.program.call::<_, ReadRes>(Proc3::Read as u32, "READ", &args, plan, deadline).await;
-            // At a deadline the transport may still have it; it goes home from there.
+            // At a deadline the transport may still hold the buffer, and returns it to its pool later.
             let sink = sink.unwrap_or_else(|| self.program.pool().take(wanted).into());
             let result = result.and_then(|res| self.status::<Read, _, _>(res));
             let result = result.and_then(|ok| check_read(&ok, wanted).map(|()| ok));

@@ -9,7 +9,7 @@ use nfs::v4::{callback::*, *};
 use parking_lot::Mutex;
 use xdr::Opaque;
 
-use super::{Server, offload::Offloads};
+use super::{offloads::Offloads, server::Server};
 use crate::{
     call::Deadline,
     model::Handle,

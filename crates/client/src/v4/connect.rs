@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use nfs::v4::{ClientOwner4, ExchangeIdOk, Nfsstat4, attr::Attr4};
 
-use super::{Server, V4, attr, callbacks, migration::Dialer};
+use super::{attr, callbacks, migration::Dialer, protocol::V4, server::Server};
 use crate::{
     call::Program,
     model::{Attr, Error, ErrorKind, FileKind, Handle, Result, Status},

@@ -6,10 +6,12 @@ use std::{sync::Arc, time::Duration};
 use nfs::v4::*;
 
 use super::{
-    V4, attr,
+    attr,
     delegation::{Delegation, Mark, Watcher},
     opens::{InUse, wanted},
     place::Place,
+    protocol::V4,
+    request::Target,
 };
 use crate::{
     model::{Handle, Result},
@@ -50,18 +52,14 @@ impl V4 {
     /// # Errors
     /// `Acces`, `RoFs`, `Stale`, …
     pub async fn open(&self, handle: &Handle, access: u32) -> Result<DataVersion> {
-        let opened = self
-            .on(handle, |at| async move { at.v4.open_here(&at.handle, access).await.map(|version| version.of(&at)) });
-        opened.await
-    }
-
-    async fn open_here(&self, handle: &Handle, access: u32) -> Result<DataVersion> {
-        let file = self.server.opens.file(handle);
-        file.0.take_opened();
-        file.0.stateid(&self.server.opens, access, &self.deadline()).await?;
-        match (self.promised_version(handle), file.0.take_opened()) {
+        let place = self.place(handle).await?;
+        place.v4.server.opens.file(&place.handle).0.take_opened();
+        let target = self.request("OPEN", handle).open_for(access).open(&self.deadline()).await?;
+        match (promised_version(&target.place), target.file().0.take_opened()) {
             (Some(promised), _) => Ok(promised),
-            (None, Some(change)) => Ok(DataVersion { change: Some(change), ..DataVersion::default() }),
+            (None, Some(change)) => {
+                Ok(DataVersion { change: Some(change), ..DataVersion::default() }.of(&target.place))
+            }
             (None, None) => self.ask_version(handle).await,
         }
     }
@@ -77,35 +75,24 @@ impl V4 {
     /// # Errors
     /// `Stale`, …
     pub async fn data_version(&self, handle: &Handle) -> Result<DataVersion> {
-        let version = self
-            .on(handle, |at| async move { at.v4.data_version_here(&at.handle).await.map(|version| version.of(&at)) });
-        version.await
-    }
-
-    async fn data_version_here(&self, handle: &Handle) -> Result<DataVersion> {
-        match self.promised_version(handle) {
+        match promised_version(&self.place(handle).await?) {
             Some(version) => Ok(version),
             None => self.ask_version(handle).await,
         }
     }
 
-    fn promised_version(&self, handle: &Handle) -> Option<DataVersion> {
-        let of = |delegation: &Delegation| DataVersion {
-            change: delegation.change,
-            delegated: Some(delegation.since),
-            ..DataVersion::default()
-        };
-        self.server.opens.promised(handle, |delegation| Some(of(delegation)))
-    }
-
     async fn ask_version(&self, handle: &Handle) -> Result<DataVersion> {
-        let asked = self.server.opens.delegations.now();
-        let mut results = self.run(&Compound::on("GETATTR", handle).get_attr(&wanted())).await?;
+        let mut asked = 0;
+        let make = |target: &mut Target| {
+            asked = target.opens().delegations.now();
+            Ok(Compound::on("GETATTR", target.handle()).get_attr(&wanted()))
+        };
+        let (target, mut results) = self.request("GETATTR", handle).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;
         let attr = attr::from_values(&attrs).ok_or_else(|| results.nonsense("an object without type or size"))?;
-        self.server.opens.seen(handle, &attr, asked);
-        Ok(DataVersion { change: attrs.change, ..DataVersion::default() })
+        target.opens().seen(target.handle(), &attr, asked);
+        Ok(DataVersion { change: attrs.change, ..DataVersion::default() }.of(&target.place))
     }
 
     /// From now on this is told of delegations that end. There can be one.
@@ -127,4 +114,14 @@ impl V4 {
         opens.delegated_attr(&at.handle)?;
         opens.client.link.lease_left()
     }
+}
+
+/// The version of a file's data that a delegation promises.
+fn promised_version(place: &Place) -> Option<DataVersion> {
+    let of = |delegation: &Delegation| DataVersion {
+        change: delegation.change,
+        delegated: Some(delegation.since),
+        ..DataVersion::default()
+    };
+    place.v4.server.opens.promised(&place.handle, |delegation| Some(of(delegation).of(place)))
 }

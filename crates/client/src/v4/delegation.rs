@@ -2,7 +2,8 @@
 //!
 //! Read RFC 8881 §10.4 first. While a file is delegated nobody else changes it, or gives its name to another: its
 //! attributes, and where it was found, are known here. A delegation is trusted as long as the lease is known to be kept.
-//! Whoever keeps more by it (the kernel its pages, for `slipway mount`) is told before it is given back, by a [`Watcher`].
+//! A [`Watcher`] is notified before a delegation is returned, so that a cache that depends on it (the kernel's pages, for `slipway mount`)
+//! can be dropped.
 //!
 //! What was learned is dated by a clock of events, not of time: what an answer says holds only if nothing has happened since
 //! its call was made that could have made it untrue.
@@ -52,9 +53,9 @@ pub(crate) struct Delegation {
 /// A moment, by the clock of events.
 pub(crate) type Mark = u64;
 
-/// Whoever keeps what holds only while a file is delegated, beside this client.
+/// A cache beside this client whose entries are valid only while a file is delegated.
 pub trait Watcher: Send + Sync + fmt::Debug {
-    /// The delegation of a file is about to be given back, or has been lost. Ready when nothing is kept any more.
+    /// The delegation of a file is about to be returned, or was lost. The future is ready when nothing of the file is cached any more.
     fn ends(&self, file: Handle) -> BoxFuture<'static, ()>;
 }
 

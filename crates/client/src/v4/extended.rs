@@ -10,12 +10,14 @@ use nfs::v4::{
 use xdr::Opaque;
 
 use super::{
-    V4, attr, offload,
+    attr, offload,
     opens::{OPEN_MAX, open_once},
+    protocol::V4,
+    request::{Request, Target},
 };
 use crate::{
-    model::{Attr, Handle, Operations, ReadData, Result, Written},
-    session::compound::{Compound, Results, component, failure, value},
+    model::{Attr, Error, Handle, Operations, ReadData, Result, Status, Written},
+    session::compound::{Compound, Results, component, value},
 };
 
 /// Whether an extended attribute is made or replaced.
@@ -36,20 +38,18 @@ impl V4 {
     /// # Errors
     /// `Acces`, `IsDir`, …
     pub async fn read_small(&self, file: &Handle, count: u32) -> Result<ReadData> {
-        self.on(file, |at| async move { at.v4.read_small_here(&at.handle, at.read_size(count)).await }).await
-    }
-
-    async fn read_small_here(&self, file: &Handle, count: u32) -> Result<ReadData> {
-        let open_now = self.server.opens.known(file).is_some_and(|file| file.state.lock().open.is_some());
+        let place = self.place(file).await?;
+        let server = &place.v4.server;
+        let is_open = server.opens.known(&place.handle).is_some_and(|file| file.state.lock().open.is_some());
         // Version 4.0 cannot use in a compound what that opens.
-        if open_now || self.server.client.minor() == 0 {
-            return Operations::read(self, file, 0, count).await;
+        if is_open || server.client.minor() == 0 {
+            return self.read(file, 0, count).await;
         }
-        let opening = Compound::on("OPEN", file).op(open_once(&self.server.opens, OpenClaim4::Fh), OPEN_MAX);
-        let mut results = match self.read_and_close(opening, count).await {
-            Err(error) if error.is_unreadable() => {
-                return Operations::read(self, file, 0, count).await;
-            }
+        let opening = |target: &Target| {
+            Ok(Compound::on("OPEN", target.handle()).op(open_once(target.opens(), OpenClaim4::Fh), OPEN_MAX))
+        };
+        let (_, mut results) = match self.read_and_close(self.request("OPEN", file), opening, count).await {
+            Err(error) if error.is_unreadable() => return self.read(file, 0, count).await,
             results => results?,
         };
         results.skip(&[Opnum4::PutFh])?;
@@ -63,51 +63,59 @@ impl V4 {
     /// # Errors
     /// `NoEnt`, `NotDir`, NFS4ERR_SYMLINK, `IsDir`, `Acces`, …; `NotSupp` over version 4.0.
     pub async fn read_path(&self, dir: &Handle, names: &[&[u8]], count: u32) -> Result<(Handle, ReadData)> {
-        let at = self.place(dir).await?;
-        let (handle, data) = at.v4.read_path_here(&at.handle, names, at.read_size(count)).await?;
-        Ok((at.name(handle, None), data))
-    }
-
-    async fn read_path_here(&self, dir: &Handle, names: &[&[u8]], count: u32) -> Result<(Handle, ReadData)> {
         // It has no current stateid, by which READ and CLOSE could name what the compound opens.
-        if self.server.client.minor() == 0 {
-            return Err(failure(Nfsstat4::NotSupp, "OPEN"));
+        if self.minor_version() == 0 {
+            return Err(Error::refused(Status::NotSupported, "OPEN"));
         }
         let (file, dirs) = names.split_last().expect("a file has a name");
-        let mut compound = Compound::on("OPEN", dir);
-        for dir in dirs {
-            compound = compound.lookup(component(dir)?);
-        }
-        let claim = OpenClaim4::Null(component(file)?);
-        let opening = compound.op(open_once(&self.server.opens, claim), OPEN_MAX).get_fh();
-        let mut results = self.read_and_close(opening, count).await?;
+        let opening = |target: &Target| {
+            let mut compound = Compound::on("OPEN", target.handle());
+            for dir in dirs {
+                compound = compound.lookup(component(dir)?);
+            }
+            let claim = OpenClaim4::Null(component(file)?);
+            Ok(compound.op(open_once(target.opens(), claim), OPEN_MAX).get_fh())
+        };
+        let (target, mut results) = self.read_and_close(self.request("OPEN", dir).crosses(), opening, count).await?;
         results.skip(&[Opnum4::PutFh])?;
         results.skip(&vec![Opnum4::Lookup; dirs.len()])?;
         value!(results, Open)?;
-        let handle = value!(results, GetFh)?;
+        let handle: Handle = Opaque(value!(results, GetFh)?.0);
         let data = data_read(results, count)?;
         if !data.eof
-            && let Ok(attr) = self.getattr(&handle).await
+            && let Ok(attr) = target.place.v4.getattr(&handle).await
         {
-            // It is gone on with by its handle, which means nothing elsewhere.
-            self.server.opens.found(dir, &names.join(&b'/'), &handle, Some(&attr));
+            // The caller continues by its handle, which means nothing to another server.
+            target.opens().found(target.handle(), &names.join(&b'/'), &handle, Some(&attr));
         }
-        Ok((handle, data))
+        Ok((target.place.name(handle, None), data))
     }
 
     /// READ and CLOSE by the stateid of the OPEN before them, which is the current one (RFC 8881 §16.2.3.1.2).
-    async fn read_and_close(&self, opening: Compound, count: u32) -> Result<Results> {
-        let read = ReadArgs { stateid: Stateid4::CURRENT, offset: 0, count };
+    async fn read_and_close(
+        &self,
+        request: Request<'_>,
+        opening: impl Fn(&Target) -> Result<Compound> + Send + Sync,
+        count: u32,
+    ) -> Result<(Target, Results)> {
         let close = |compound: Compound| {
             compound.op(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid: Stateid4::CURRENT }), 16)
         };
-        let reading = close(opening.clone().op(Argop4::Read(read), 8)).payload(count as usize, false);
-        let result = self.run(&reading).await;
+        let mut opened = None;
+        let make = |target: &mut Target| {
+            let opening = opening(target)?;
+            let count = target.place.read_size(count);
+            let read = ReadArgs { stateid: Stateid4::CURRENT, offset: 0, count };
+            opened = Some((target.server().client.clone(), opening.clone()));
+            Ok(close(opening.op(Argop4::Read(read), 8)).payload(count as usize, false))
+        };
+        let result = request.run(make).await;
         if let Err(error) = &result
             && (error.is_unreadable() || error.operation() == Opnum4::Read.name())
+            && let Some((client, opening)) = opened
         {
             // It may have stayed open. Its owner can open it again, which makes it one open, and close that.
-            if let Err(error) = self.run(&close(opening)).await {
+            if let Err(error) = client.run(&close(opening), &self.deadline()).await {
                 tracing::debug!(%error, "what could not be read cannot be closed");
             }
         }
@@ -119,18 +127,14 @@ impl V4 {
     /// # Errors
     /// `NXIO` behind the end, `NotSupp`, …
     pub async fn seek(&self, file: &Handle, offset: u64, what: DataContent4) -> Result<Option<u64>> {
-        self.on(file, |at| async move { at.v4.seek_here(&at.handle, offset, what).await }).await
-    }
-
-    async fn seek_here(&self, file: &Handle, offset: u64, what: DataContent4) -> Result<Option<u64>> {
-        self.with_stateid(file, OPEN4_SHARE_ACCESS_READ, |stateid| async move {
-            let compound = Compound::on("SEEK", file).op(Argop4::Seek(SeekArgs { stateid, offset, what }), 12);
-            let mut results = self.run(&compound).await?;
-            results.skip(&[Opnum4::PutFh])?;
-            let ok = value!(results, Seek)?;
-            Ok((!ok.eof).then_some(ok.offset))
-        })
-        .await
+        let make = |target: &mut Target| {
+            let args = SeekArgs { stateid: target.stateids[0], offset, what };
+            Ok(Compound::on("SEEK", target.handle()).op(Argop4::Seek(args), 12))
+        };
+        let (_, mut results) = self.request("SEEK", file).open_for(OPEN4_SHARE_ACCESS_READ).run(make).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        let ok = value!(results, Seek)?;
+        Ok((!ok.eof).then_some(ok.offset))
     }
 
     /// ALLOCATE: reserves space.
@@ -138,7 +142,7 @@ impl V4 {
     /// # Errors
     /// `NoSpc`, `NotSupp`, …
     pub async fn allocate(&self, file: &Handle, offset: u64, length: u64) -> Result<()> {
-        self.on(file, |at| async move { at.v4.reserve(&at.handle, offset, length, Argop4::Allocate).await }).await
+        self.reserve(file, offset, length, Argop4::Allocate).await
     }
 
     /// DEALLOCATE: makes a hole.
@@ -146,19 +150,23 @@ impl V4 {
     /// # Errors
     /// `NotSupp`, …
     pub async fn deallocate(&self, file: &Handle, offset: u64, length: u64) -> Result<()> {
-        self.on(file, |at| async move { at.v4.reserve(&at.handle, offset, length, Argop4::Deallocate).await }).await
+        self.reserve(file, offset, length, Argop4::Deallocate).await
     }
 
     async fn reserve(&self, file: &Handle, offset: u64, length: u64, op: fn(AllocateArgs) -> Argop4) -> Result<()> {
-        let done = self
-            .with_stateid(file, OPEN4_SHARE_ACCESS_WRITE, |stateid| async move {
-                let compound =
-                    Compound::on("ALLOCATE", file).op(op(AllocateArgs { stateid, offset, length }), 0).once();
-                self.run(&compound).await.map(drop)
-            })
-            .await;
-        self.server.opens.changed(file);
-        done
+        let make = |target: &mut Target| {
+            let args = AllocateArgs { stateid: target.stateids[0], offset, length };
+            Ok(Compound::on("ALLOCATE", target.handle()).op(op(args), 0).once())
+        };
+        let done = self.request("ALLOCATE", file).open_for(OPEN4_SHARE_ACCESS_WRITE).run(make).await;
+        self.forget_attributes(file);
+        done.map(drop)
+    }
+
+    /// The attributes of an object that this client has changed are not known any more.
+    fn forget_attributes(&self, object: &Handle) {
+        let place = self.place_now(object);
+        place.v4.server.opens.changed(&place.handle);
     }
 
     /// COPY within the server: bytes of one file into another. The server may copy less, and may go on behind its reply; this waits for
@@ -167,50 +175,36 @@ impl V4 {
     /// # Errors
     /// `NotSupp`, `XDev`, `NoSpc`, …
     pub async fn copy(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<(u64, Written)> {
-        let copied = self.on_both("COPY", from.0, to.0, |at, there| async move {
-            let (copied, written) = at.v4.copy_here((&at.handle, from.1), (&there, to.1), count).await?;
-            Ok((copied, Written { verf: at.verifier(written.verf), ..written }))
-        });
-        copied.await
-    }
-
-    async fn copy_here(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<(u64, Written)> {
-        let ok = self
-            .with_stateid(from.0, OPEN4_SHARE_ACCESS_READ, |src_stateid| async move {
-                self.with_stateid(to.0, OPEN4_SHARE_ACCESS_WRITE, move |dst_stateid| async move {
-                    let args = CopyArgs {
-                        src_stateid,
-                        dst_stateid,
-                        src_offset: from.1,
-                        dst_offset: to.1,
-                        count,
-                        consecutive: true,
-                        synchronous: false,
-                        source_server: Default::default(),
-                    };
-                    let compound = Compound::on("COPY", from.0)
-                        .op(Argop4::SaveFh, 0)
-                        .put_fh(to.0)
-                        .op(Argop4::Copy(args), 64)
-                        .once();
-                    let mut results = self.run(&compound).await?;
-                    results.skip(&[Opnum4::PutFh, Opnum4::SaveFh, Opnum4::PutFh])?;
-                    match results.next()? {
-                        Resop4::Copy(CopyRes::Ok(ok)) => Ok(ok.response),
-                        _ => Err(results.nonsense("a copy without an end")),
-                    }
-                })
-                .await
-            })
-            .await;
-        self.server.opens.changed(to.0);
-        let response = ok?;
+        let make = |target: &mut Target| {
+            let args = CopyArgs {
+                src_stateid: target.stateids[0],
+                dst_stateid: target.stateids[1],
+                src_offset: from.1,
+                dst_offset: to.1,
+                count,
+                consecutive: true,
+                synchronous: false,
+                source_server: Default::default(),
+            };
+            let compound = Compound::on("COPY", target.handle()).op(Argop4::SaveFh, 0).put_fh(target.other());
+            Ok(compound.op(Argop4::Copy(args), 64).once())
+        };
+        let request = self.request("COPY", from.0).and(to.0).open_for(OPEN4_SHARE_ACCESS_READ);
+        let copied = request.other_open_for(OPEN4_SHARE_ACCESS_WRITE).run(make).await;
+        self.forget_attributes(to.0);
+        let (target, mut results) = copied?;
+        results.skip(&[Opnum4::PutFh, Opnum4::SaveFh, Opnum4::PutFh])?;
+        let Resop4::Copy(CopyRes::Ok(ok)) = results.next()? else {
+            return Err(results.nonsense("a copy without an end"));
+        };
+        let response = ok.response;
         let copied = match response.callback_id {
             None => Ok(offload::written(&response)),
-            Some(name) => self.copied(to.0, name, response.writeverf).await,
+            Some(name) => target.place.v4.copied(target.other(), name, response.writeverf).await,
         };
-        self.server.opens.changed(to.0);
-        copied
+        self.forget_attributes(to.0);
+        let (copied, written) = copied?;
+        Ok((copied, Written { verf: target.place.verifier(written.verf), ..written }))
     }
 
     /// CLONE: the other file shares the data of this one from then on. A `count` of 0 means to the end.
@@ -218,30 +212,16 @@ impl V4 {
     /// # Errors
     /// `NotSupp`, `Inval`, `XDev`, …
     pub async fn clone_range(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<()> {
-        let cloned = self.on_both("CLONE", from.0, to.0, |at, there| async move {
-            at.v4.clone_range_here((&at.handle, from.1), (&there, to.1), count).await
-        });
-        cloned.await
-    }
-
-    async fn clone_range_here(&self, from: (&Handle, u64), to: (&Handle, u64), count: u64) -> Result<()> {
-        let done = self
-            .with_stateid(from.0, OPEN4_SHARE_ACCESS_READ, |src_stateid| async move {
-                self.with_stateid(to.0, OPEN4_SHARE_ACCESS_WRITE, move |dst_stateid| async move {
-                    let (src_offset, dst_offset) = (from.1, to.1);
-                    let args = CloneArgs { src_stateid, dst_stateid, src_offset, dst_offset, count };
-                    let compound = Compound::on("CLONE", from.0)
-                        .op(Argop4::SaveFh, 0)
-                        .put_fh(to.0)
-                        .op(Argop4::Clone(args), 0)
-                        .once();
-                    self.run(&compound).await.map(drop)
-                })
-                .await
-            })
-            .await;
-        self.server.opens.changed(to.0);
-        done
+        let make = |target: &mut Target| {
+            let [src_stateid, dst_stateid] = target.stateids;
+            let args = CloneArgs { src_stateid, dst_stateid, src_offset: from.1, dst_offset: to.1, count };
+            let compound = Compound::on("CLONE", target.handle()).op(Argop4::SaveFh, 0).put_fh(target.other());
+            Ok(compound.op(Argop4::Clone(args), 0).once())
+        };
+        let request = self.request("CLONE", from.0).and(to.0).open_for(OPEN4_SHARE_ACCESS_READ);
+        let done = request.other_open_for(OPEN4_SHARE_ACCESS_WRITE).run(make).await;
+        self.forget_attributes(to.0);
+        done.map(drop)
     }
 
     /// The access control list of an object (RFC 8881 §6.2.1).
@@ -249,16 +229,15 @@ impl V4 {
     /// # Errors
     /// `NotSupp` where the server has none, …
     pub async fn acl(&self, object: &Handle) -> Result<Vec<Nfsace4>> {
-        self.on(object, |at| async move { at.v4.acl_here(&at.handle).await }).await
-    }
-
-    async fn acl_here(&self, object: &Handle) -> Result<Vec<Nfsace4>> {
-        let attr_request = [Attr4::Acl as u32].into_iter().collect();
-        let compound = Compound::on("GETATTR", object).op(Argop4::GetAttr(GetAttrArgs { attr_request }), ACL_MAX);
-        let mut results = self.run(&compound).await?;
+        let attr_request: Bitmap4 = [Attr4::Acl as u32].into_iter().collect();
+        let make = |target: &mut Target| {
+            let args = GetAttrArgs { attr_request: attr_request.clone() };
+            Ok(Compound::on("GETATTR", target.handle()).op(Argop4::GetAttr(args), ACL_MAX))
+        };
+        let (_, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         // RFC 8881 §18.7.3: what a server does not have is left out.
-        attr::values(&value!(results, GetAttr)?)?.acl.ok_or_else(|| failure(Nfsstat4::NotSupp, "GETATTR"))
+        attr::values(&value!(results, GetAttr)?)?.acl.ok_or_else(|| Error::refused(Status::NotSupported, "GETATTR"))
     }
 
     /// Gives an object another access control list. Servers make their own of it: what they cannot keep they refuse, or say stricter.
@@ -266,14 +245,9 @@ impl V4 {
     /// # Errors
     /// `Perm`, `Inval`, `BADOWNER`, `NotSupp`, …
     pub async fn set_acl(&self, object: &Handle, acl: Vec<Nfsace4>) -> Result<()> {
-        let acl = &acl;
-        self.on(object, |at| async move { at.v4.set_acl_here(&at.handle, acl.clone()).await }).await
-    }
-
-    async fn set_acl_here(&self, object: &Handle, acl: Vec<Nfsace4>) -> Result<()> {
         let obj_attributes = Fattr4::from(&Attrs { acl: Some(acl), ..Attrs::default() });
         let args = SetAttrArgs { stateid: Stateid4::ANONYMOUS, obj_attributes };
-        self.changing(object, Compound::on("SETATTR", object).op(Argop4::SetAttr(args), 16).once()).await
+        self.changing("SETATTR", object, Argop4::SetAttr(args), 16).await
     }
 
     /// GETXATTR: the value of an extended attribute; its name is without `user.`
@@ -281,13 +255,12 @@ impl V4 {
     /// # Errors
     /// `NOXATTR`, `NotSupp`, …
     pub async fn xattr(&self, object: &Handle, name: &[u8]) -> Result<Bytes> {
-        self.on(object, |at| async move { at.v4.xattr_here(&at.handle, name).await }).await
-    }
-
-    async fn xattr_here(&self, object: &Handle, name: &[u8]) -> Result<Bytes> {
         let args = XattrArgs { name: component(name)? };
-        let compound = Compound::on("GETXATTR", object).op(Argop4::GetXattr(args), 4 + XATTR_BOUND);
-        let mut results = self.run(&compound).await?;
+        let make = |target: &mut Target| {
+            let get = Argop4::GetXattr(args.clone());
+            Ok(Compound::on("GETXATTR", target.handle()).op(get, 4 + XATTR_BOUND))
+        };
+        let (_, mut results) = self.request("GETXATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         Ok(value!(results, GetXattr)?.0.0)
     }
@@ -297,13 +270,8 @@ impl V4 {
     /// # Errors
     /// `Exist`, `NOXATTR`, `XATTR2BIG`, `NotSupp`, …
     pub async fn set_xattr(&self, object: &Handle, name: &[u8], value: Bytes, how: SetXattr) -> Result<()> {
-        let value = &value;
-        self.on(object, |at| async move { at.v4.set_xattr_here(&at.handle, name, value.clone(), how).await }).await
-    }
-
-    async fn set_xattr_here(&self, object: &Handle, name: &[u8], value: Bytes, how: SetXattr) -> Result<()> {
         if value.len() > XATTR_BOUND {
-            return Err(failure(Nfsstat4::Xattr2Big, "SETXATTR"));
+            return Err(Error::refused(Status::AttributeTooLarge, "SETXATTR"));
         }
         let option = match how {
             SetXattr::Either => SetxattrOption4::Either,
@@ -311,7 +279,7 @@ impl V4 {
             SetXattr::Replace => SetxattrOption4::Replace,
         };
         let args = SetXattrArgs { option, key: component(name)?, value: Opaque(value) };
-        self.changing(object, Compound::on("SETXATTR", object).op(Argop4::SetXattr(args), 20).once()).await
+        self.changing("SETXATTR", object, Argop4::SetXattr(args), 20).await
     }
 
     /// REMOVEXATTR: removes an extended attribute.
@@ -319,18 +287,15 @@ impl V4 {
     /// # Errors
     /// `NOXATTR`, `NotSupp`, …
     pub async fn remove_xattr(&self, object: &Handle, name: &[u8]) -> Result<()> {
-        self.on(object, |at| async move { at.v4.remove_xattr_here(&at.handle, name).await }).await
-    }
-
-    async fn remove_xattr_here(&self, object: &Handle, name: &[u8]) -> Result<()> {
         let args = XattrArgs { name: component(name)? };
-        self.changing(object, Compound::on("REMOVEXATTR", object).op(Argop4::RemoveXattr(args), 20).once()).await
+        self.changing("REMOVEXATTR", object, Argop4::RemoveXattr(args), 20).await
     }
 
-    async fn changing(&self, object: &Handle, compound: Compound) -> Result<()> {
-        let done = self.run(&compound).await.map(drop);
-        self.server.opens.changed(object);
-        done
+    async fn changing(&self, name: &'static str, object: &Handle, change: Argop4, result_max: usize) -> Result<()> {
+        let make = |target: &mut Target| Ok(Compound::on(name, target.handle()).op(change.clone(), result_max).once());
+        let done = self.request(name, object).run(make).await;
+        self.forget_attributes(object);
+        done.map(drop)
     }
 
     /// LISTXATTRS: the names of all extended attributes.
@@ -338,15 +303,14 @@ impl V4 {
     /// # Errors
     /// `NotSupp`, …
     pub async fn xattrs(&self, object: &Handle) -> Result<Vec<Bytes>> {
-        self.on(object, |at| async move { at.v4.xattrs_here(&at.handle).await }).await
-    }
-
-    async fn xattrs_here(&self, object: &Handle) -> Result<Vec<Bytes>> {
         let (mut names, mut cookie) = (Vec::new(), 0);
         loop {
-            let args = ListXattrsArgs { cookie, maxcount: XATTR_PAGE };
-            let compound = Compound::on("LISTXATTRS", object).op(Argop4::ListXattrs(args), XATTR_PAGE as usize);
-            let mut results = self.run(&compound).await?;
+            let make = |target: &mut Target| {
+                let args = ListXattrsArgs { cookie, maxcount: XATTR_PAGE };
+                let list = Argop4::ListXattrs(args);
+                Ok(Compound::on("LISTXATTRS", target.handle()).op(list, XATTR_PAGE as usize))
+            };
+            let (_, mut results) = self.request("LISTXATTRS", object).run(make).await?;
             results.skip(&[Opnum4::PutFh])?;
             let ok = value!(results, ListXattrs)?;
             let circles = ok.names.is_empty() || ok.cookie == cookie;
@@ -355,7 +319,7 @@ impl V4 {
                 return Ok(names);
             }
             if circles {
-                return Err(results.nonsense("a list of names that goes in circles"));
+                return Err(results.nonsense("a list of names that repeats"));
             }
             cookie = ok.cookie;
         }

@@ -1,4 +1,4 @@
-//! [`Left`]: what is held of a file goes with it to another server (RFC 8881 §11.11).
+//! [`HeldState`]: the open and the locks of a file whose file system moves to another server (RFC 8881 §11.11).
 
 use std::{collections::HashMap, mem, sync::Arc};
 
@@ -11,44 +11,44 @@ use super::{
 };
 use crate::{call::Deadline, session::compound::Counter};
 
-/// What was held at a server that does not have the file any more.
+/// The open and the locks that were held at a server that does not have the file any more.
 #[derive(Debug)]
-pub(crate) struct Left {
-    /// For what it was open.
+pub(crate) struct HeldState {
+    /// The access for which it was open.
     access: Option<u32>,
     locks: HashMap<Bytes, Locked>,
 }
 
 impl OpenFile {
-    /// The server does not have the file any more: takes what was held there.
-    pub fn leave(&self, opens: &Opens) -> Left {
+    /// Takes what was held of the file at a server that does not have it any more.
+    pub fn take_held(&self, opens: &Opens) -> HeldState {
         let mut state = self.state.lock();
         let (open, locks, delegation) = (state.open.take(), mem::take(&mut state.locks), state.delegation.take());
         drop(state);
         if delegation.is_some() {
             opens.delegations.lost(&self.handle);
         }
-        Left { access: open.map(|(_, access)| access), locks }
+        HeldState { access: open.map(|(_, access)| access), locks }
     }
 
-    /// What was held at another server is held at this one, as far as it can be reclaimed. Locks that cannot are lost.
-    pub async fn arrive(
+    /// Reclaims at this server what was held at another. Locks that cannot be reclaimed are lost.
+    pub async fn reclaim_held(
         self: &Arc<Self>,
         opens: &Arc<Opens>,
-        left: Left,
+        held: HeldState,
         deadline: &Deadline,
         unreclaimed: &mut Unreclaimed,
     ) {
-        if left.access.is_none() && left.locks.is_empty() {
+        if held.access.is_none() && held.locks.is_empty() {
             return;
         }
         let _alone = self.changing().await;
-        for (name, locked) in left.locks {
+        for (name, locked) in held.locks {
             // Its operations are counted anew.
             let locked = Locked { stateid: None, counter: Counter::default(), ..locked };
             self.state.lock().locks.insert(name, locked);
         }
-        if let Some(access) = left.access
+        if let Some(access) = held.access
             && let Err(error) = self.reclaim(opens, access, None, deadline).await
         {
             unreclaimed.file(error);

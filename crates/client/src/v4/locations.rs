@@ -1,7 +1,5 @@
 //! Where a file system is that a server names and does not have (RFC 8881 §11.4, §11.16; RFC 7530 §8).
 
-use std::fmt;
-
 use bytes::Bytes;
 use nfs::v4::{
     Argop4, ClientIdArgs, Clientid4, GetAttrArgs, Nfsstat4, Opnum4, Res4, Resop4,
@@ -9,31 +7,17 @@ use nfs::v4::{
     location::FsLocations4,
 };
 
-use super::{V4, attr};
+use super::{
+    attr,
+    location::{AbsentFs, Location},
+    protocol::V4,
+    request::Target,
+};
 use crate::{
     call::Deadline,
     model::{Handle, Result},
     session::compound::{Compound, component, failure, value},
 };
-
-/// A place where a file system is.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Location {
-    /// As the server calls it: a name, an address, or nothing for itself.
-    pub server: Bytes,
-    /// The file system's root there.
-    pub path: Bytes,
-}
-
-/// A file system that the server does not have any more.
-#[derive(Clone, Debug)]
-pub(crate) struct Gone {
-    pub fsid: u64,
-    /// The path of its root here.
-    pub root: Vec<Bytes>,
-    /// Where it is now.
-    pub places: Vec<Location>,
-}
 
 impl V4 {
     /// The places of the file system that a name stands for, in the server's order.
@@ -41,15 +25,14 @@ impl V4 {
     /// # Errors
     /// The server does not say.
     pub(crate) async fn locations(&self, dir: &Handle, name: &[u8]) -> Result<Vec<Location>> {
-        // Here as well, what is not found is no sign that the directory has moved.
-        let at = self.place(dir).await?;
-        at.v4.locations_here(&at.handle, name).await
-    }
-
-    async fn locations_here(&self, dir: &Handle, name: &[u8]) -> Result<Vec<Location>> {
-        // Of what is not here, this alone is to be had.
-        let compound = asking(Compound::on("LOOKUP", dir).lookup(component(name)?), &[Attr4::FsLocations]);
-        let mut results = self.run(&compound).await?;
+        // Of an absent file system, this attribute alone can be asked for.
+        let make = |target: &mut Target| {
+            Ok(locations_request(
+                Compound::on("LOOKUP", target.handle()).lookup(component(name)?),
+                &[Attr4::FsLocations],
+            ))
+        };
+        let (_, mut results) = self.request("LOOKUP", dir).crosses().run(make).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Lookup])?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;
         Ok(places(&attrs.fs_locations.unwrap_or_default()))
@@ -59,11 +42,11 @@ impl V4 {
     ///
     /// # Errors
     /// `MOVED`, as everything else there, if the server does not even answer this; and what can fail with any call.
-    pub(super) async fn gone(&self, object: &Handle, deadline: &Deadline) -> Result<Option<Gone>> {
+    pub(super) async fn gone(&self, object: &Handle, deadline: &Deadline) -> Result<Option<AbsentFs>> {
         // RFC 8881 §11.4.1: of what is absent there is no type.
-        let attrs = match self.told_of(object, &[Attr4::Type, Attr4::Fsid, Attr4::FsLocations], deadline).await {
+        let attrs = match self.attributes_of(object, &[Attr4::Type, Attr4::Fsid, Attr4::FsLocations], deadline).await {
             Err(error) if error.status4() == Some(Nfsstat4::Moved) => {
-                self.told_of(object, &[Attr4::Fsid, Attr4::FsLocations], deadline).await?
+                self.attributes_of(object, &[Attr4::Fsid, Attr4::FsLocations], deadline).await?
             }
             result => result?,
         };
@@ -73,11 +56,11 @@ impl V4 {
         };
         let told = attrs.fs_locations.unwrap_or_default();
         let root = told.fs_root.iter().map(|name| Bytes::copy_from_slice(name)).collect();
-        Ok(Some(Gone { fsid, root, places: places(&told) }))
+        Ok(Some(AbsentFs { fsid, root, places: places(&told) }))
     }
 
-    async fn told_of(&self, object: &Handle, attributes: &[Attr4], deadline: &Deadline) -> Result<Attrs> {
-        let mut compound = asking(Compound::on("GETATTR", object), attributes);
+    async fn attributes_of(&self, object: &Handle, attributes: &[Attr4], deadline: &Deadline) -> Result<Attrs> {
+        let mut compound = locations_request(Compound::on("GETATTR", object), attributes);
         if self.server.client.minor() == 0 {
             // So that the server knows which client has been told (RFC 7931).
             compound = compound.op(Argop4::Renew(ClientIdArgs { clientid: Clientid4(0) }), 0);
@@ -94,7 +77,7 @@ impl V4 {
     }
 }
 
-fn asking(compound: Compound, attributes: &[Attr4]) -> Compound {
+fn locations_request(compound: Compound, attributes: &[Attr4]) -> Compound {
     let attr_request = attributes.iter().map(|&attribute| attribute as u32).collect();
     compound.op(Argop4::GetAttr(GetAttrArgs { attr_request }), LOCATIONS_MAX)
 }
@@ -106,12 +89,6 @@ fn places(told: &FsLocations4) -> Vec<Location> {
         location.server.iter().map(move |server| Location { server: server.0.clone(), path: path.clone() })
     });
     places.take(PLACES_MAX).collect()
-}
-
-impl fmt::Display for Location {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.server.escape_ascii(), self.path.escape_ascii())
-    }
 }
 
 /// Bytes of an answer that names places.

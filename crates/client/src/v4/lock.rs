@@ -1,21 +1,23 @@
 //! LOCK, LOCKU and LOCKT by file handle (RFC 8881 §18.10–18.12). A request that waits for a lock is retried when the server notifies
 //! the client (CB_NOTIFY_LOCK, §20.11), and every few seconds in case that it does not.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
 use nfs::v4::*;
 use tokio::sync::Notify;
 
 use super::{
-    V4,
-    lock_state::{DENIED_MAX, How, LockRange, forget, kind, locking, owner, range_of, stateid_of},
+    lock_state::{DENIED_MAX, How, LockRange, forget, kind, lock_request, owner, range_of, stateid_of},
     opens::{InUse, Locked},
+    place::Place,
+    protocol::V4,
+    request::Target,
 };
 use crate::{
     call::{Backoff, Deadline},
-    model::{Error, ErrorKind, Handle, Result},
-    session::compound::{Compound, failure, value},
+    model::{Error, ErrorKind, Handle, Result, Status},
+    session::compound::{Compound, value},
 };
 
 impl V4 {
@@ -25,19 +27,7 @@ impl V4 {
     /// # Errors
     /// `Inval`, `BADRANGE`, …; or locks of this owner have been lost.
     pub async fn lock(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<Option<LockRange>> {
-        self.on(file, |at| async move { at.v4.lock_here(&at.handle, owner, range).await }).await
-    }
-
-    async fn lock_here(&self, file: &Handle, owner: &[u8], range: LockRange) -> Result<Option<LockRange>> {
-        let deadline = &self.deadline();
-        let mut backoff = Backoff::new();
-        loop {
-            let done = self.lock_once(file, owner, (range, How::AtOnce), deadline).await;
-            match done {
-                Err(error) if backoff.later(self.program(), &error, deadline).await => {}
-                done => return done,
-            }
-        }
+        self.lock_once(file, owner, (range, How::AtOnce), &self.deadline()).await
     }
 
     /// The same, but waits until the lock is to be had, or the deadline has passed since the server last asked to wait.
@@ -72,31 +62,16 @@ impl V4 {
         deadline: &Deadline,
         given_up: impl Future<Output = ()> + Send,
     ) -> Result<()> {
-        let given_up = tokio::sync::Mutex::new(Box::pin(given_up));
-        let given_up = &given_up;
-        let locked = self.on(file, |at| async move {
-            // It is the same whose waiting it is, wherever the file is.
-            let mut given_up = given_up.lock().await;
-            at.v4.lock_within_here(&at.handle, owner, range, deadline, given_up.as_mut()).await
-        });
-        locked.await
-    }
-
-    async fn lock_within_here(
-        &self,
-        file: &Handle,
-        owner: &[u8],
-        range: LockRange,
-        deadline: &Deadline,
-        mut given_up: Pin<&mut (impl Future<Output = ()> + Send)>,
-    ) -> Result<()> {
-        let waiting = Waiting::new(self.server.opens.file(file), owner);
+        let mut given_up = std::pin::pin!(given_up);
         let mut backoff = Backoff::new();
         loop {
-            let told = waiting.told.notified();
-            let mut told = std::pin::pin!(told);
-            // Before asking, so that a notice is heard that overtakes the refusal.
-            told.as_mut().enable();
+            // The file can move while the lock is waited for.
+            let place = self.place(file).await?;
+            let waiting = Waiting::new(place.v4.server.opens.file(&place.handle), owner);
+            let retry = waiting.retry.notified();
+            let mut retry = std::pin::pin!(retry);
+            // Before the request, so that a notification is not missed that overtakes the refusal.
+            retry.as_mut().enable();
             match self.lock_once(file, owner, (range, How::Waiting), &self.deadline()).await {
                 Ok(None) => return Ok(()),
                 Ok(Some(_)) if waiting.file.0.state.lock().may_notify => backoff.slow_down(),
@@ -104,14 +79,14 @@ impl V4 {
                 Err(error) if error.is_later() => {
                     tokio::select! {
                         _ = backoff.later(self.program(), &error, deadline) => continue,
-                        () = &mut given_up => return Err(failure(Nfsstat4::Denied, "LOCK")),
+                        () = &mut given_up => return Err(Error::refused(Status::LockDenied, "LOCK")),
                     }
                 }
                 Err(error) => return Err(error),
             }
             tokio::select! {
-                () = told => {}
-                () = &mut given_up => return Err(failure(Nfsstat4::Denied, "LOCK")),
+                () = retry => {}
+                () = &mut given_up => return Err(Error::refused(Status::LockDenied, "LOCK")),
                 () = backoff.pause() => {}
             }
         }
@@ -125,29 +100,35 @@ impl V4 {
         deadline: &Deadline,
     ) -> Result<Option<LockRange>> {
         check(name, "LOCK")?;
-        let file = self.server.opens.file(handle);
         let access = if range.exclusive { OPEN4_SHARE_ACCESS_WRITE } else { OPEN4_SHARE_ACCESS_READ };
-        for _ in 0..super::STATE_TRIES {
-            let open_stateid = file.0.stateid(&self.server.opens, access, deadline).await?;
-            if open_stateid == Stateid4::ANONYMOUS {
-                let nowhere = "a file is locked in version 4.0 when it is known by its name";
-                return Err(Error::new(ErrorKind::Invalid(nowhere), "LOCK"));
+        let make = |target: &mut Target| {
+            if target.stateids[0] == Stateid4::ANONYMOUS {
+                let problem = "a file is locked in version 4.0 when it is known by its name";
+                return Err(Error::new(ErrorKind::Invalid(problem), "LOCK"));
             }
-            let _alone = file.0.changing().await;
-            let locker = file.0.locker(&self.server.opens, name, file.0.locked(name)?, open_stateid);
-            let used = *stateid_of(&locker);
-            let counter = file.0.counter(name);
-            match locking(&self.server.opens, handle, (range, how), (locker, counter), deadline).await {
-                Ok(Ok(stateid)) => {
-                    file.0.hold(name, stateid, range);
-                    return Ok(None);
-                }
-                Ok(Err(denied)) => return Ok(Some(denied)),
-                Err(error) if file.0.state_failed(&used, &error) => {}
-                Err(error) => return Err(error),
-            }
+            let file = &target.file().0;
+            let locker = file.locker(target.opens(), name, file.locked(name)?, target.stateids[0]);
+            let (used, counter) = (*stateid_of(&locker), file.counter(name));
+            let compound = lock_request(target.handle(), (range, how), (locker, counter));
+            target.stateids[0] = used;
+            Ok(compound)
+        };
+        let mut request = self.request("LOCK", handle).open_for(access).alone();
+        if how == How::Waiting {
+            request = request.delays_are_final();
         }
-        Err(failure(Nfsstat4::BadStateid, "LOCK"))
+        let (target, compound, res) = request.answer(make, deadline).await?;
+        match res.resarray.last() {
+            Some(Resop4::Lock(LockRes::Ok(stateid))) => {
+                target.file().0.hold(name, *stateid, range);
+                Ok(None)
+            }
+            Some(Resop4::Lock(LockRes::Denied(denied))) => Ok(Some(range_of(denied))),
+            _ => match target.server().client.results(&compound, res) {
+                Ok(results) => Err(results.nonsense("a lock without a state")),
+                Err(error) => Err(error),
+            },
+        }
     }
 
     /// LOCKU: unlocks bytes, whichever of them were locked by `owner`.
@@ -155,28 +136,27 @@ impl V4 {
     /// # Errors
     /// Locks of this owner have been lost; or what can fail with any call.
     pub async fn unlock(&self, handle: &Handle, owner: &[u8], offset: u64, length: u64) -> Result<()> {
-        self.on(handle, |at| async move { at.v4.unlock_here(&at.handle, owner, offset, length).await }).await
-    }
-
-    async fn unlock_here(&self, handle: &Handle, owner: &[u8], offset: u64, length: u64) -> Result<()> {
-        let file = self.server.opens.file(handle);
-        let _alone = file.0.changing().await;
-        for _ in 0..super::STATE_TRIES {
-            let Some(lock_stateid) = file.0.locked(owner)? else { return Ok(()) };
-            let lock_stateid = self.server.client.latest(lock_stateid);
-            let args = LockUArgs { locktype: NfsLockType4::Write, seqid: Seqid4(0), lock_stateid, offset, length };
-            let compound = Compound::on("LOCKU", handle).op(Argop4::LockU(args), 16).once();
-            match self.run(&compound.locker(file.0.counter(owner))).await {
-                Ok(mut results) => {
-                    results.skip(&[Opnum4::PutFh])?;
-                    file.0.unhold(owner, value!(results, LockU)?, offset, length);
-                    return Ok(());
-                }
-                Err(error) if file.0.state_failed(&lock_stateid, &error) => {}
-                Err(error) => return Err(error),
-            }
+        let place = self.place(handle).await?;
+        let locked = |place: &Place| place.v4.server.opens.file(&place.handle).0.locked(owner);
+        if locked(&place)?.is_none() {
+            return Ok(());
         }
-        Err(failure(Nfsstat4::BadStateid, "LOCKU"))
+        let make = |target: &mut Target| {
+            let file = &target.file().0;
+            let stateid = file.locked(owner)?.ok_or_else(|| Error::refused(Status::InvalidArgument, "LOCKU"))?;
+            let (lock_stateid, counter) = (target.server().client.latest(stateid), file.counter(owner));
+            target.stateids[0] = lock_stateid;
+            let args = LockUArgs { locktype: NfsLockType4::Write, seqid: Seqid4(0), lock_stateid, offset, length };
+            Ok(Compound::on("LOCKU", target.handle()).op(Argop4::LockU(args), 16).once().locker(counter))
+        };
+        let (target, mut results) = match self.request("LOCKU", handle).alone().run(make).await {
+            // Released meanwhile.
+            Err(_) if matches!(locked(&self.place_now(handle)), Ok(None)) => return Ok(()),
+            result => result?,
+        };
+        results.skip(&[Opnum4::PutFh])?;
+        target.file().0.unhold(owner, value!(results, LockU)?, offset, length);
+        Ok(())
     }
 
     /// The owner is done with the file: what it has locked there is unlocked, and the server forgets it. Locks that the server has
@@ -185,30 +165,30 @@ impl V4 {
     /// # Errors
     /// The server was not reached, or does not unlock: then the locks are held until the file is closed.
     pub async fn release_locks(&self, handle: &Handle, owner: &[u8]) -> Result<()> {
-        self.on(handle, |at| async move { at.v4.release_locks_here(&at.handle, owner).await }).await
-    }
-
-    async fn release_locks_here(&self, handle: &Handle, owner: &[u8]) -> Result<()> {
-        if self.server.opens.known(handle).is_none() {
+        let place = self.place(handle).await?;
+        if place.v4.server.opens.known(&place.handle).is_none() {
             return Ok(());
         }
-        let file = self.server.opens.file(handle);
-        let lost = file.0.state.lock().locks.get(owner).is_none_or(|locked| locked.lost);
-        let unlocked = if lost { Ok(()) } else { self.unlock_here(handle, owner, 0, u64::MAX).await };
+        let lost = {
+            let file = place.v4.server.opens.file(&place.handle);
+            file.0.state.lock().locks.get(owner).is_none_or(|locked| locked.lost)
+        };
+        let unlocked = if lost { Ok(()) } else { self.unlock(handle, owner, 0, u64::MAX).await };
+        let place = self.place(handle).await?;
+        let (server, file) = (&place.v4.server, place.v4.server.opens.file(&place.handle));
         let _alone = file.0.changing().await;
         let released = {
             let mut state = file.0.state.lock();
-            // Somebody may be locking by this owner again; and what counts an owner of version 4.0 who was refused goes on.
-            let done = |locked: &Locked| {
-                locked.ranges.is_empty() && (locked.stateid.is_some() || self.server.client.minor() > 0)
-            };
+            // Another task may be locking by this owner again; and the counter of an owner of version 4.0 that was refused goes on.
+            let done =
+                |locked: &Locked| locked.ranges.is_empty() && (locked.stateid.is_some() || server.client.minor() > 0);
             match state.locks.get(owner).is_some_and(|locked| locked.lost || done(locked)) {
                 true => state.locks.remove(owner),
                 false => None,
             }
         };
         if let Some(stateid) = released.and_then(|locked| locked.stateid) {
-            forget(&self.server.opens, &file.0, owner, stateid, &self.deadline()).await;
+            forget(&server.opens, &file.0, owner, stateid, &self.deadline()).await;
         }
         unlocked
     }
@@ -218,36 +198,21 @@ impl V4 {
     /// # Errors
     /// `Inval`, …
     pub async fn test_lock(&self, handle: &Handle, name: &[u8], range: LockRange) -> Result<Option<LockRange>> {
-        self.on(handle, |at| async move { at.v4.test_lock_here(&at.handle, name, range).await }).await
-    }
-
-    async fn test_lock_here(&self, handle: &Handle, name: &[u8], range: LockRange) -> Result<Option<LockRange>> {
         check(name, "LOCKT")?;
-        let args = LockTArgs {
-            locktype: kind(range.exclusive),
-            offset: range.offset,
-            length: range.length,
-            owner: owner(&self.server.opens, &self.server.opens.file(handle).0, name),
+        let make = |target: &mut Target| {
+            let args = LockTArgs {
+                locktype: kind(range.exclusive),
+                offset: range.offset,
+                length: range.length,
+                owner: owner(target.opens(), &target.opens().file(target.handle()).0, name),
+            };
+            Ok(Compound::on("LOCKT", target.handle()).op(Argop4::LockT(args), DENIED_MAX))
         };
-        let compound = Compound::on("LOCKT", handle).op(Argop4::LockT(args), DENIED_MAX);
-        let deadline = &self.deadline();
-        let mut backoff = Backoff::new();
-        loop {
-            let (res, _) = self.server.client.execute(&compound, None, deadline).await;
-            let res = res?;
-            if let Some(Resop4::LockT(LockTRes::Denied(denied))) = res.resarray.last() {
-                return Ok(Some(range_of(denied)));
-            }
-            match res.status {
-                Nfsstat4::Ok => return Ok(None),
-                status => {
-                    let error = failure(status, "LOCKT");
-                    if !(backoff.later(self.program(), &error, deadline).await) {
-                        return Err(error);
-                    }
-                }
-            }
+        let (target, compound, res) = self.request("LOCKT", handle).answer(make, &self.deadline()).await?;
+        if let Some(Resop4::LockT(LockTRes::Denied(denied))) = res.resarray.last() {
+            return Ok(Some(range_of(denied)));
         }
+        target.server().client.results(&compound, res).map(|_| None)
     }
 }
 
@@ -255,14 +220,14 @@ impl V4 {
 struct Waiting {
     file: InUse,
     name: Bytes,
-    told: Arc<Notify>,
+    retry: Arc<Notify>,
 }
 
 impl Waiting {
     fn new(file: InUse, name: &[u8]) -> Self {
         let name = Bytes::copy_from_slice(name);
-        let told = file.0.state.lock().waiting.entry(name.clone()).or_default().clone();
-        Self { file, name, told }
+        let retry = file.0.state.lock().waiting.entry(name.clone()).or_default().clone();
+        Self { file, name, retry }
     }
 }
 
@@ -270,7 +235,7 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         let mut state = self.file.0.state.lock();
         // The list's and this one.
-        if Arc::strong_count(&self.told) <= 2 {
+        if Arc::strong_count(&self.retry) <= 2 {
             state.waiting.remove(&self.name);
         }
     }

@@ -14,16 +14,16 @@ use super::{
 use crate::{
     call::Deadline,
     model::{Error, ErrorKind, Handle, Result},
-    session::compound::{Compound, Counter, failure},
+    session::compound::{Compound, Counter},
 };
 
-/// In which way a lock is asked for.
+/// The way of a lock request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum How {
     AtOnce,
-    /// By one who wants to be told when it is to be had.
+    /// The owner wants a notification when the lock is free.
     Waiting,
-    /// After a restart of the server, and so without recovery.
+    /// The server was restarted; the request is a part of recovery.
     Reclaiming,
 }
 
@@ -38,36 +38,35 @@ pub struct LockRange {
     pub exclusive: bool,
 }
 
-/// LOCK: the state of the locks from now on, or what is in the way.
-pub(crate) async fn locking(
-    opens: &Arc<Opens>,
+/// A request to lock bytes of a file.
+pub(crate) fn lock_request(
     handle: &Handle,
     (range, how): (LockRange, How),
     (locker, counter): (Locker4, Counter),
-    deadline: &Deadline,
-) -> Result<std::result::Result<Stateid4, LockRange>> {
+) -> Compound {
     let LockRange { offset, length, exclusive } = range;
-    let reclaim = how == How::Reclaiming;
     let locktype = match (how, exclusive) {
         (How::Waiting, true) => NfsLockType4::WriteW,
         (How::Waiting, false) => NfsLockType4::ReadW,
         _ => kind(exclusive),
     };
-    let args = LockArgs { locktype, reclaim, offset, length, locker };
-    let compound = Compound::on("LOCK", handle).op(Argop4::Lock(args), DENIED_MAX).locker(counter).once();
-    if reclaim {
-        let mut results = opens.client.plain(&compound, deadline).await?;
-        results.skip(&[Opnum4::PutFh])?;
-        return match results.next()? {
-            Resop4::Lock(LockRes::Ok(stateid)) => Ok(Ok(stateid)),
-            _ => Err(results.nonsense("a lock without a state")),
-        };
-    }
-    let res = opens.client.execute(&compound, None, deadline).await.0?;
-    match res.resarray.last() {
-        Some(Resop4::Lock(LockRes::Ok(stateid))) => Ok(Ok(*stateid)),
-        Some(Resop4::Lock(LockRes::Denied(denied))) => Ok(Err(range_of(denied))),
-        _ => Err(failure(res.status, "LOCK").on(opens.client.link.trunk.first().server())),
+    let args = LockArgs { locktype, reclaim: how == How::Reclaiming, offset, length, locker };
+    Compound::on("LOCK", handle).op(Argop4::Lock(args), DENIED_MAX).locker(counter).once()
+}
+
+async fn reclaim_lock(
+    opens: &Opens,
+    handle: &Handle,
+    range: LockRange,
+    locker: (Locker4, Counter),
+    deadline: &Deadline,
+) -> Result<Stateid4> {
+    let compound = lock_request(handle, (range, How::Reclaiming), locker);
+    let mut results = opens.client.plain(&compound, deadline).await?;
+    results.skip(&[Opnum4::PutFh])?;
+    match results.next()? {
+        Resop4::Lock(LockRes::Ok(stateid)) => Ok(stateid),
+        _ => Err(results.nonsense("a lock without a state")),
     }
 }
 
@@ -91,13 +90,13 @@ pub(crate) async fn reclaim(
             };
             let locker = (file.locker(opens, &name, stateid, open), locked.counter.clone());
             let range = LockRange { offset, length, exclusive };
-            match locking(opens, &file.handle, (range, How::Reclaiming), locker, deadline).await {
-                Ok(Ok(locked)) => {
+            match reclaim_lock(opens, &file.handle, range, locker, deadline).await {
+                Ok(locked) => {
                     deadline.heard();
                     stateid = Some(locked);
                 }
-                denied => {
-                    unreclaimed.lock(denied.err());
+                Err(error) => {
+                    unreclaimed.lock(Some(error));
                     lost = true;
                 }
             }
@@ -133,7 +132,7 @@ pub(crate) fn owner(opens: &Opens, file: &OpenFile, name: &[u8]) -> StateOwner4 
 }
 
 impl OpenFile {
-    /// Who locks: an owner who has locked in this file before, or a new one.
+    /// The owner of a lock request: one that has locked in this file before, or a new one.
     pub fn locker(&self, opens: &Opens, name: &[u8], locks: Option<Stateid4>, open: Stateid4) -> Locker4 {
         let (open_seqid, lock_seqid) = (Seqid4(0), Seqid4(0));
         match locks {

@@ -3,66 +3,17 @@
 //! The server tells the end of a copy by CB_OFFLOAD, which can come before the reply that the copy has its name from. In case that
 //! it never comes, the server is asked now and then (OFFLOAD_STATUS). A copy that nobody waits for any more is cancelled.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use nfs::v4::{callback::*, *};
-use parking_lot::Mutex;
-use tokio::{sync::oneshot, time::Instant};
+use tokio::time::Instant;
 
-use super::{Server, V4};
+use super::{protocol::V4, server::Server};
 use crate::{
     call::Deadline,
     model::{Handle, Result, StableHow, Written},
     session::compound::{Compound, failure, value},
 };
-
-/// The copies that are waited for, and those that have ended before.
-#[derive(Debug, Default)]
-pub(crate) struct Offloads(Mutex<Inner>);
-
-#[derive(Debug, Default)]
-struct Inner {
-    awaited: HashMap<Stateid4, oneshot::Sender<OffloadInfo4>>,
-    early: VecDeque<(Stateid4, OffloadInfo4)>,
-}
-
-impl Offloads {
-    /// CB_OFFLOAD.
-    pub fn ended(&self, name: Stateid4, info: OffloadInfo4) {
-        let mut inner = self.0.lock();
-        match inner.awaited.remove(&name) {
-            // It fails if nobody waits any more.
-            Some(waiting) => drop(waiting.send(info)),
-            None => {
-                if inner.early.len() >= EARLY_MAX {
-                    inner.early.pop_front();
-                }
-                inner.early.push_back((name, info));
-            }
-        }
-    }
-
-    fn wait(&self, name: Stateid4) -> oneshot::Receiver<OffloadInfo4> {
-        let (ended, waiting) = oneshot::channel();
-        let mut inner = self.0.lock();
-        match inner.early.iter().position(|(early, _)| *early == name) {
-            Some(at) => {
-                let (_, info) = inner.early.remove(at).expect("it was found there");
-                ended.send(info).expect("the receiver is here");
-            }
-            None => drop(inner.awaited.insert(name, ended)),
-        }
-        waiting
-    }
-
-    fn forget(&self, name: &Stateid4) {
-        self.0.lock().awaited.remove(name);
-    }
-}
 
 /// A copy that is waited for. It is cancelled if this is dropped before it has ended.
 struct Waiting {
@@ -146,5 +97,3 @@ pub(super) fn written(response: &WriteResponse4) -> (u64, Written) {
 
 /// Between questions about a copy that the server has not told the end of.
 const STATUS_EVERY: Duration = Duration::from_secs(5);
-/// Ends that are remembered until the replies to COPY have come.
-const EARLY_MAX: usize = 64;

@@ -21,22 +21,26 @@ use std::{
 use bytes::Bytes;
 use nfs::v4::{attr::Attr4, *};
 use parking_lot::Mutex;
-use tokio::{sync::Notify, time::Instant};
-use xdr::Opaque;
+use tokio::{
+    sync::{Notify, OwnedMutexGuard},
+    time::Instant,
+};
 
 use super::{
     attr,
     delegation::{Delegation, Delegations, Mark},
     lock_state,
     names::Names,
+    opening::Closing,
     unreclaimed::Unreclaimed,
 };
 use crate::{
-    call::{Backoff, Deadline},
-    model::{Attr, Error, Handle, Result, Status},
+    call::Deadline,
+    model::{Attr, Handle, Result},
     session::{
         client::Client4,
-        compound::{Compound, Counter, Results, component, value},
+        compound::{Compound, Counter, Results, value},
+        drive::drive,
     },
 };
 
@@ -60,7 +64,7 @@ pub(crate) struct OpenFile {
     /// In version 4.0 it has owners of locks of its own, told apart by this.
     pub serial: u64,
     /// Changes one at a time; what is there can be looked at.
-    changing: tokio::sync::Mutex<()>,
+    changing: Arc<tokio::sync::Mutex<()>>,
     pub state: Mutex<State>,
     /// Requests under way.
     uses: AtomicUsize,
@@ -78,7 +82,7 @@ pub(crate) struct State {
     /// When this client has changed it last.
     pub changed: Mark,
     /// The change attribute that came with the last OPEN, for who has asked for that.
-    opened: Option<u64>,
+    pub(super) opened: Option<u64>,
     /// By owner.
     pub locks: HashMap<Bytes, Locked>,
     /// Owners that wait for a lock, and are told when to ask again.
@@ -87,7 +91,7 @@ pub(crate) struct State {
     pub may_notify: bool,
 }
 
-/// What the server has said of a file with an OPEN.
+/// The attributes of a file that came with an OPEN.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub attr: Option<Attr>,
@@ -142,7 +146,7 @@ impl Opens {
         let file = Arc::new(OpenFile {
             handle: handle.detached(),
             serial: self.serial.fetch_add(1, Relaxed),
-            changing: tokio::sync::Mutex::default(),
+            changing: Arc::default(),
             state: Mutex::default(),
             uses: AtomicUsize::new(1),
             used: Mutex::new(Instant::now()),
@@ -161,17 +165,17 @@ impl Opens {
         self.names.lock().found(object, (dir, name), attr, |object| self.known(object).is_some());
     }
 
-    /// All of which anything is known.
+    /// All known files.
     pub fn all(&self) -> Vec<Arc<OpenFile>> {
         self.files.lock().values().cloned().collect()
     }
 
-    /// How many those are.
+    /// The number of known files.
     pub fn len(&self) -> usize {
         self.files.lock().len()
     }
 
-    /// All that the server has named.
+    /// The stateids of all opens, delegations and locks.
     pub fn stateids(&self) -> Vec<Stateid4> {
         let files = self.all();
         let of = |file: Arc<OpenFile>| {
@@ -183,7 +187,7 @@ impl Opens {
         files.into_iter().flat_map(of).collect()
     }
 
-    /// The server has revoked this.
+    /// Forgets a stateid that the server has revoked.
     pub fn lost(&self, stateid: &Stateid4) {
         for file in self.all() {
             let mut state = file.state.lock();
@@ -202,7 +206,7 @@ impl Opens {
         file
     }
 
-    /// Closes what has not been used for a moment, or what is too much.
+    /// Closes the files that have been idle for a moment, and the least recently used ones if too many are idle.
     pub async fn close_idle(self: &Arc<Self>, deadline: &Deadline) {
         let mut idle: Vec<_> = {
             let files = self.files.lock();
@@ -219,7 +223,7 @@ impl Opens {
         }
     }
 
-    /// Whoever used this file is done with it: it is closed now unless somebody else is using it.
+    /// A user of this file has finished: the file is closed now if it is idle.
     pub fn done(self: &Arc<Self>, handle: &Handle) {
         let Some(file) = self.known(handle).filter(|file| file.is_idle()) else { return };
         if file.state.lock().delegation.is_none() {
@@ -238,8 +242,8 @@ impl Opens {
         }
     }
 
-    /// Closes a file and returns its delegation, unless it is in use. Who comes meanwhile finds it here, and opens it when it
-    /// is closed: the server has one open of it, so that a CLOSE would be of a new one as well.
+    /// Closes a file and returns its delegation, unless it is in use. A request that needs the file meanwhile opens it again after that:
+    /// the server has one open of it, so that a CLOSE would close a new one as well.
     async fn close(self: &Arc<Self>, file: &Arc<OpenFile>, deadline: &Deadline) {
         self.ending(file).await;
         let _alone = file.changing.lock().await;
@@ -255,25 +259,15 @@ impl Opens {
                 state.locks.drain().filter_map(|(name, locked)| Some((name, locked.stateid?))).collect();
             (state.open.take(), state.delegation.take(), lockers)
         };
-        let mut open = open.map(|(stateid, _)| self.client.latest(stateid));
-        let mut delegation = delegation.map(|delegation| delegation.stateid);
-        for _ in 0..super::STATE_TRIES {
-            if open.is_none() && delegation.is_none() {
-                break;
-            }
-            let mut compound = Compound::on("CLOSE", &file.handle).once();
-            if let Some(deleg_stateid) = delegation.take() {
-                compound = compound.op(Argop4::DelegReturn(DelegReturnArgs { deleg_stateid }), 0);
-            }
-            if let Some(open_stateid) = open {
-                compound = compound.op(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid }), 16);
-            }
-            let result = self.client.run(&compound, deadline).await;
-            // As in `advance`.
-            let old = |error: &Error| error.status4() == Some(Nfsstat4::OldStateid);
-            open = open.filter(|_| result.as_ref().is_err_and(old));
-            open.iter_mut().for_each(|open| open.seqid = open.seqid.wrapping_add(1));
-            if let Err(error) = result {
+        let open = open.map(|(stateid, _)| self.client.latest(stateid));
+        let delegation = delegation.map(|delegation| delegation.stateid);
+        if open.is_some() || delegation.is_some() {
+            let compound = Compound::new("CLOSE");
+            let mut closing =
+                Closing { client: &self.client, handle: &file.handle, open, delegation, compound, old: 0 };
+            let (res, _) = drive(&mut closing, None, deadline).await;
+            let res = res.map(|res| res.expect("it is always sent"));
+            if let Err(error) = res.and_then(|res| self.client.results(&closing.compound, res)) {
                 tracing::debug!(%error, "a file cannot be closed");
             }
         }
@@ -287,7 +281,7 @@ impl Opens {
         }
     }
 
-    /// After the server has forgotten this client: opens and locks as they were (RFC 8881 §8.4.2.1).
+    /// Reclaims opens and locks after the server has forgotten this client (RFC 8881 §8.4.2.1).
     pub async fn reclaim(self: &Arc<Self>, deadline: &Deadline) {
         let mut unreclaimed = Unreclaimed::default();
         for file in self.all() {
@@ -351,8 +345,8 @@ impl State {
 
 impl OpenFile {
     /// Keeps others from opening, closing and locking it meanwhile.
-    pub async fn changing(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.changing.lock().await
+    pub async fn changing(&self) -> OwnedMutexGuard<()> {
+        self.changing.clone().lock_owned().await
     }
 
     /// Waits until what is changing has changed.
@@ -379,142 +373,21 @@ impl OpenFile {
         *self.used.lock()
     }
 
-    /// The stateid for READ or WRITE, opening the file if it is not open for that.
-    ///
-    /// # Errors
-    /// OPEN failed.
-    pub async fn stateid(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
-        let mut backoff = Backoff::new();
-        loop {
-            if let Some(stateid) = self.ready(opens, access) {
-                return Ok(stateid);
-            }
-            let alone = self.changing.lock().await;
-            if let Some(stateid) = self.ready(opens, access) {
-                return Ok(stateid);
-            }
-            let delegation = self.state.lock().delegation.clone();
-            let by = delegation.filter(|delegation| delegation.write || access & OPEN4_SHARE_ACCESS_WRITE == 0);
-            let done = self.open(opens, access, by.as_ref(), deadline).await;
-            let Err(error) = done else { return done };
-            let by_lost = by.is_some_and(|by| self.state_failed(&by.stateid, &error));
-            // What others wait for may be a delegation of this file, which must not wait for this.
-            drop(alone);
-            let again = match by_lost {
-                true => backoff.waits(deadline).await,
-                false => backoff.later(opens.client.link.trunk.first(), &error, deadline).await,
-            };
-            if !again {
-                return Err(error);
-            }
-        }
-    }
-
-    /// Opens it, by a delegation if there is one: then it is not another open, in whose way that could be (RFC 8881 §10.4.1).
-    async fn open(
-        &self,
-        opens: &Arc<Opens>,
-        access: u32,
-        by: Option<&Delegation>,
-        deadline: &Deadline,
-    ) -> Result<Stateid4> {
-        if opens.client.minor() == 0 {
-            return self.open_by_name(opens, access, deadline).await;
-        }
-        let claim = by.map_or(OpenClaim4::Fh, |delegation| OpenClaim4::DelegCurFh(delegation.stateid));
-        let compound = Compound::on("OPEN", &self.handle)
-            .op(open(opens, access, Openflag4::NoCreate, claim), OPEN_MAX)
-            .get_attr(&wanted())
-            .once();
-        let asked = opens.delegations.now();
-        let mut results = opens.client.run_once(&compound, None, deadline).await.0?;
-        results.skip(&[Opnum4::PutFh])?;
-        let ok = value!(results, Open)?;
-        self.take_in(opens, ok, access, seen(&mut results, asked)?);
-        self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"))
-    }
-
-    /// Opens it in version 4.0, if it is still found by its name; else what it has is the anonymous stateid.
-    async fn open_by_name(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
-        let Some((dir, name)) = opens.names.lock().of(&self.handle) else { return Ok(Stateid4::ANONYMOUS) };
-        let compound = Compound::on("OPEN", &dir)
-            .op(open(opens, access, Openflag4::NoCreate, OpenClaim4::Null(component(&name)?)), OPEN_MAX)
-            .get_fh()
-            .get_attr(&wanted());
-        let asked = opens.delegations.now();
-        match opens.client.run_once(&compound, None, deadline).await.0 {
-            Ok(mut results) => {
-                results.skip(&[Opnum4::PutFh])?;
-                let ok = value!(results, Open)?;
-                let handle: Handle = Opaque(value!(results, GetFh)?.0);
-                let seen = seen(&mut results, asked)?;
-                if handle == self.handle {
-                    self.take_in(opens, ok, access, seen);
-                    return self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"));
-                }
-                // What has taken its name is closed when nobody has used it for a moment.
-                opens.opened(&handle, ok, access, seen);
-            }
-            Err(error) if is_elsewhere(&error) => {}
-            Err(error) => return Err(error),
-        }
-        opens.names.lock().forget(&self.handle);
-        Ok(Stateid4::ANONYMOUS)
-    }
-
-    fn ready(&self, opens: &Opens, access: u32) -> Option<Stateid4> {
-        let state = self.state.lock();
-        let (stateid, have) = state.open?;
-        (have & access == access).then_some(opens.client.latest(stateid))
-    }
-
-    /// What OPEN has returned.
-    fn take_in(&self, opens: &Arc<Opens>, ok: OpenOk, access: u32, seen: Seen) {
-        let mut state = self.state.lock();
-        let before = state.open.filter(|(stateid, _)| stateid.other == ok.stateid.other).map_or(0, |(_, had)| had);
-        state.open = Some((ok.stateid, before | access));
-        state.may_notify = ok.rflags & OPEN4_RESULT_MAY_NOTIFY_LOCK != 0;
-        // What this client is changing at the same time may, or may not, be in it.
-        let attr = seen.attr.filter(|_| state.is_settled(seen.asked));
-        state.opened = seen.change;
-        let (stateid, write, recall) = match ok.delegation {
-            OpenDelegation4::Read(read) => (read.stateid, false, read.recall),
-            OpenDelegation4::Write(write) => (write.stateid, true, write.recall),
-            OpenDelegation4::None | OpenDelegation4::NoneExt(_) => return,
-        };
-        let same = state.delegation.take().filter(|had| had.stateid.other == stateid.other);
-        let mut delegation = same.unwrap_or_else(|| {
-            let since = opens.delegations.event();
-            Delegation::new(stateid, write, since)
-        });
-        (delegation.stateid, delegation.write, delegation.asked) = (stateid, write, seen.asked);
-        delegation.size = attr.as_ref().map(|attr| attr.size);
-        (delegation.attr, delegation.change) = (attr, seen.change);
-        state.delegation = Some(delegation);
-        drop(state);
-        // RFC 8881 §20.2.3: a recall can overtake the OPEN that it is about.
-        if recall || opens.delegations.was_recalled(&stateid) {
-            opens.recall(stateid);
-        }
-    }
-
-    /// What to do about an error of an operation with this stateid: whether it can be tried again.
-    pub fn state_failed(&self, stateid: &Stateid4, error: &Error) -> bool {
-        match error.status4() {
-            Some(Nfsstat4::OldStateid) => {
+    /// Forgets a stateid that the server has refused with this status. Returns whether the operation can be retried.
+    pub fn state_failed(&self, stateid: &Stateid4, status: Nfsstat4) -> bool {
+        match status {
+            Nfsstat4::OldStateid => {
                 self.state.lock().advance(stateid);
                 true
             }
-            Some(
-                Nfsstat4::BadStateid
-                | Nfsstat4::BadSeqid
-                | Nfsstat4::StaleClientid
-                | Nfsstat4::StaleStateid
-                | Nfsstat4::Expired
-                | Nfsstat4::AdminRevoked
-                | Nfsstat4::DelegRevoked,
-            ) => {
-                // If it is not there any more, somebody has already seen to it.
+            Nfsstat4::BadStateid
+            | Nfsstat4::BadSeqid
+            | Nfsstat4::StaleClientid
+            | Nfsstat4::StaleStateid
+            | Nfsstat4::Expired
+            | Nfsstat4::AdminRevoked
+            | Nfsstat4::DelegRevoked => {
+                // If it is not there any more, another operation has already forgotten it.
                 self.state.lock().forget(stateid);
                 true
             }
@@ -554,7 +427,7 @@ impl OpenFile {
 }
 
 /// The result of GETATTR behind an OPEN.
-fn seen(results: &mut Results, asked: Mark) -> Result<Seen> {
+pub(super) fn seen(results: &mut Results, asked: Mark) -> Result<Seen> {
     let attrs = attr::values(&value!(*results, GetAttr)?)?;
     Ok(Seen { attr: attr::from_values(&attrs), change: attrs.change, asked })
 }
@@ -588,15 +461,8 @@ pub(crate) fn open_once(opens: &Opens, claim: OpenClaim4) -> Argop4 {
     open_by(opens.client.state_owner(format!("once {turn}").as_bytes()), access, Openflag4::NoCreate, claim)
 }
 
-/// Whether an error of OPEN by name says that the file is not there.
-fn is_elsewhere(error: &Error) -> bool {
-    use Status as S;
-    matches!(
-        error.status(),
-        Some(S::NotFound | S::NotADirectory | S::IsADirectory | S::StaleHandle | S::InvalidArgument | S::SymbolicLink)
-    )
-}
-
+/// Stateids of one operation that the server may refuse before it is taken to be broken.
+pub(super) const STATE_TRIES: u32 = 4;
 /// Bytes of the result of OPEN: the longest is a delegation to write.
 pub(crate) const OPEN_MAX: usize = 1024;
 /// More than requests under way at a time.

@@ -6,8 +6,11 @@ use nfs::v4::{attr::Attr4, *};
 use xdr::{Opaque, Payload};
 
 use super::{
-    V4, attr,
-    opens::{OPEN_MAX, Seen, open},
+    attr,
+    delegation::Writing,
+    opens::{OPEN_MAX, Opens, Seen, open},
+    protocol::V4,
+    request::Target,
 };
 use crate::{
     call::payload,
@@ -15,7 +18,7 @@ use crate::{
         Attr, CreateHow, Entry, Error, ErrorKind, FsStat, Handle, Node, Operations, Page, PathConf, ReadData, ReadInfo,
         Result, SetAttr, SetTime, Special, StableHow, Status, Verifier, Written,
     },
-    session::compound::{Compound, Results, component, failure, value},
+    session::compound::{Compound, Results, component, value},
 };
 
 impl Operations for V4 {
@@ -24,63 +27,69 @@ impl Operations for V4 {
     }
 
     async fn getattr(&self, object: &Handle) -> Result<Attr> {
-        if let Some(attr) = self.server.opens.delegated_attr(object) {
+        let place = self.place(object).await?;
+        if let Some(attr) = place.v4.server.opens.delegated_attr(&place.handle) {
             return Ok(attr);
         }
-        let asked = self.server.opens.delegations.now();
-        let mut results = self.run(&Compound::on("GETATTR", object).get_attr(attr::WANTED)).await?;
+        let mut asked = 0;
+        let make = |target: &mut Target| {
+            asked = target.opens().delegations.now();
+            Ok(Compound::on("GETATTR", target.handle()).get_attr(attr::WANTED))
+        };
+        let (target, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let attr = attr::of(&value!(results, GetAttr)?)?;
-        self.server.opens.seen(object, &attr, asked);
+        target.opens().seen(target.handle(), &attr, asked);
         Ok(attr)
     }
 
     async fn setattr(&self, object: &Handle, set: SetAttr) -> Result<Option<Attr>> {
-        let known = self.server.opens.known(object);
-        let open = known.as_ref().and_then(|file| file.state.lock().open);
-        // RFC 8881 §18.30.3: the stateid matters to the size alone.
-        let stateid = match open {
-            Some((stateid, access)) if set.size.is_some() && access & OPEN4_SHARE_ACCESS_WRITE != 0 => {
-                self.server.client.latest(stateid)
-            }
-            _ => Stateid4::ANONYMOUS,
-        };
-        let compound = |stateid| {
-            let args = SetAttrArgs { stateid, obj_attributes: attr::to_set(&set) };
-            Compound::on("SETATTR", object).op(Argop4::SetAttr(args), 16).get_attr(attr::WANTED).once()
-        };
-        let mut result = self.run(&compound(stateid)).await;
-        if let (Err(error), Some(file)) = (&result, &known)
-            && file.state_failed(&stateid, error)
-        {
-            result = self.run(&compound(Stateid4::ANONYMOUS)).await;
+        let mut request = self.request("SETATTR", object);
+        let place = self.place_now(object);
+        if set.size.is_some() && place.v4.server.opens.known(&place.handle).is_some() {
+            // RFC 8881 §18.30.3: the stateid matters to the size alone.
+            request = request.if_open_for(OPEN4_SHARE_ACCESS_WRITE);
         }
-        self.server.opens.changed(object);
-        let mut results = result?;
+        let make = |target: &mut Target| {
+            let args = SetAttrArgs { stateid: target.stateids[0], obj_attributes: attr::to_set(&set) };
+            Ok(Compound::on("SETATTR", target.handle()).op(Argop4::SetAttr(args), 16).get_attr(attr::WANTED).once())
+        };
+        let done = request.run(make).await;
+        let place = self.place_now(object);
+        place.v4.server.opens.changed(&place.handle);
+        let (target, mut results) = done?;
         results.skip(&[Opnum4::PutFh, Opnum4::SetAttr])?;
         let attr = attr::of(&value!(results, GetAttr)?)?;
-        self.server.opens.resized(object, attr.size);
+        target.opens().resized(target.handle(), attr.size);
         Ok(Some(attr))
     }
 
     async fn lookup(&self, dir: &Handle, name: &[u8]) -> Result<Node> {
-        if let Some(node) = self.server.opens.delegated_name(dir, name) {
-            return Ok(node);
+        let place = self.place(dir).await?;
+        if let Some(node) = place.v4.server.opens.delegated_name(&place.handle, name) {
+            return Ok(place.node(name, node));
         }
-        let asked = self.server.opens.delegations.now();
-        let compound = Compound::on("LOOKUP", dir).lookup(component(name)?).get_fh().get_attr(attr::WANTED);
-        let mut results = self.run(&compound).await?;
+        let mut asked = 0;
+        let make = |target: &mut Target| {
+            asked = target.opens().delegations.now();
+            let compound = Compound::on("LOOKUP", target.handle()).lookup(component(name)?);
+            Ok(compound.get_fh().get_attr(attr::WANTED))
+        };
+        let (target, mut results) = self.request("LOOKUP", dir).crosses().run(make).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Lookup])?;
         let node = node(&mut results)?;
-        self.server.opens.found(dir, name, &node.handle, node.attr.as_ref());
-        self.server.opens.name_found(dir, name, &node.handle, asked);
-        node.attr.iter().for_each(|attr| self.server.opens.seen(&node.handle, attr, asked));
-        Ok(node)
+        let (opens, dir) = (target.opens(), target.handle());
+        opens.found(dir, name, &node.handle, node.attr.as_ref());
+        opens.name_found(dir, name, &node.handle, asked);
+        node.attr.iter().for_each(|attr| opens.seen(&node.handle, attr, asked));
+        Ok(target.place.node(name, node))
     }
 
     async fn access(&self, object: &Handle, wanted: u32) -> Result<u32> {
         let args = AccessArgs { access: wanted };
-        let mut results = self.run(&Compound::on("ACCESS", object).op(Argop4::Access(args), 8)).await?;
+        let make =
+            |target: &mut Target| Ok(Compound::on("ACCESS", target.handle()).op(Argop4::Access(args.clone()), 8));
+        let (_, mut results) = self.request("ACCESS", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         Ok(value!(results, Access)?.access)
     }
@@ -88,8 +97,9 @@ impl Operations for V4 {
     async fn readlink(&self, link: &Handle) -> Result<Bytes> {
         // No payload to be placed, although it could be one: Linux's server (6.1) then places its length with it, and leaves
         // that out of the reply. Its own client never asks for that.
-        let compound = Compound::on("READLINK", link).op(Argop4::ReadLink, 4 + NAME_BOUND);
-        let mut results = self.run(&compound).await?;
+        let make =
+            |target: &mut Target| Ok(Compound::on("READLINK", target.handle()).op(Argop4::ReadLink, 4 + NAME_BOUND));
+        let (_, mut results) = self.request("READLINK", link).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let text = value!(results, ReadLink)?.link.0;
         text.to_bytes().map_err(|_| payload::unreadable("READLINK"))
@@ -106,8 +116,8 @@ impl Operations for V4 {
             return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), buffer);
         };
         let (result, sink) = self.reading(file, offset, count, Some(buffer)).await;
-        // At a deadline the transport may still have it; it goes home from there.
-        let sink = sink.unwrap_or_else(|| self.server.client.link.trunk.pool().take(wanted).into());
+        // At a deadline the transport may still hold the buffer, and returns it to its pool later.
+        let sink = sink.unwrap_or_else(|| self.program().pool().take(wanted).into());
         match result {
             Err(error) => (Err(error), payload::reclaim(sink, wanted)),
             Ok(ok) => {
@@ -129,69 +139,66 @@ impl Operations for V4 {
             StableHow::DataSync => StableHow4::DataSync,
             StableHow::FileSync => StableHow4::FileSync,
         };
-        let end = offset.saturating_add(data.len() as u64);
-        let ok = self
-            .with_stateid(handle, OPEN4_SHARE_ACCESS_WRITE, |stateid| {
-                let args = WriteArgs { stateid, offset, stable, data: Payload(data.clone()) };
-                async move {
-                    // Opened for it by now, and delegated perhaps.
-                    let writing = self.server.opens.file(handle).0.writing(&self.server.opens, end);
-                    let compound = Compound::on("WRITE", handle).op(Argop4::Write(args), 16);
-                    let mut results = self.run(&compound).await?;
-                    results.skip(&[Opnum4::PutFh])?;
-                    let ok = value!(results, Write)?;
-                    if offset.saturating_add(ok.count.into()) == end {
-                        writing.done();
-                    }
-                    Ok(ok)
-                }
-            })
-            .await?;
+        let mut writing = None;
+        let mut end = 0;
+        let make = |target: &mut Target| {
+            let len = target.place.write_size(data.len());
+            let data = if len < data.len() { data.slice(0, len) } else { data.clone() };
+            end = offset.saturating_add(len as u64);
+            // The file is open for it by now, and delegated perhaps.
+            writing = Some(target.file().0.writing(target.opens(), end));
+            let args = WriteArgs { stateid: target.stateids[0], offset, stable, data: Payload(data) };
+            Ok(Compound::on("WRITE", target.handle()).op(Argop4::Write(args), 16))
+        };
+        let request = self.request("WRITE", handle).open_for(OPEN4_SHARE_ACCESS_WRITE);
+        let (target, mut results) = request.run(make).await?;
+        results.skip(&[Opnum4::PutFh])?;
+        let ok = value!(results, Write)?;
+        if offset.saturating_add(ok.count.into()) == end {
+            writing.into_iter().for_each(Writing::done);
+        }
         let committed = match ok.committed {
             StableHow4::Unstable => StableHow::Unstable,
             StableHow4::DataSync => StableHow::DataSync,
             StableHow4::FileSync => StableHow::FileSync,
         };
-        Ok(Written { count: ok.count, committed, verf: ok.writeverf })
+        Ok(Written { count: ok.count, committed, verf: target.place.verifier(ok.writeverf) })
     }
 
     async fn commit(&self, file: &Handle) -> Result<Verifier> {
-        let args = CommitArgs { offset: 0, count: 0 };
-        let mut results = self.run(&Compound::on("COMMIT", file).op(Argop4::Commit(args), 8)).await?;
+        let make = |target: &mut Target| {
+            let args = CommitArgs { offset: 0, count: 0 };
+            Ok(Compound::on("COMMIT", target.handle()).op(Argop4::Commit(args), 8))
+        };
+        let (target, mut results) = self.request("COMMIT", file).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
-        value!(results, Commit)
+        Ok(target.place.verifier(value!(results, Commit)?))
     }
 
-    async fn create(&self, dir: &Handle, name: &[u8], how: CreateHow) -> Result<Node> {
-        let (how, set_after) = match how {
-            CreateHow::Unchecked(set) => (Createhow4::Unchecked(attr::to_set(&set)), None),
-            CreateHow::Guarded(set) => (Createhow4::Guarded(attr::to_set(&set)), None),
-            // RFC 7530 §16.16.5: no attributes are set, and the verifier may be in the place of some.
-            CreateHow::Exclusive(verf, set) if self.server.client.minor() == 0 => {
-                (Createhow4::Exclusive(verf), Some(set.with_times()))
-            }
-            // RFC 8881 §18.16.3: the server may keep the verifier in the times, which are then not to be set here.
-            CreateHow::Exclusive(verf, set) => {
-                let dont = SetTime::DontChange;
-                let attrs = attr::to_set(&SetAttr { atime: dont, mtime: dont, ..set });
-                (Createhow4::Exclusive41 { verf, attrs }, None)
-            }
+    async fn create(&self, dir: &Handle, name: &[u8], how_wanted: CreateHow) -> Result<Node> {
+        let (mut asked, mut set_after) = (0, None);
+        let make = |target: &mut Target| {
+            let how;
+            (how, set_after) = creation(&how_wanted, target.server().client.minor());
+            let access = OPEN4_SHARE_ACCESS_WRITE | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
+            let claim = OpenClaim4::Null(component(name)?);
+            asked = target.opens().delegations.now();
+            Ok(Compound::on("OPEN", target.handle())
+                .op(open(target.opens(), access, Openflag4::Create(how), claim), OPEN_MAX)
+                .get_fh()
+                .get_attr(attr::WANTED)
+                .once())
         };
-        let access = OPEN4_SHARE_ACCESS_WRITE | OPEN4_SHARE_ACCESS_WANT_NO_DELEG;
-        let compound = Compound::on("OPEN", dir)
-            .op(open(&self.server.opens, access, Openflag4::Create(how), OpenClaim4::Null(component(name)?)), OPEN_MAX)
-            .get_fh()
-            .get_attr(attr::WANTED)
-            .once();
-        let asked = self.server.opens.delegations.now();
-        let mut results = self.run(&compound).await?;
+        let (target, mut results) = self.request("OPEN", dir).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
         let node = node(&mut results)?;
         let seen = Seen { attr: node.attr.clone(), change: None, asked };
-        self.server.opens.opened(&node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, seen);
-        self.server.opens.changed(&node.handle);
-        self.server.opens.found(dir, name, &node.handle, node.attr.as_ref());
+        let opens = target.opens();
+        opens.opened(&node.handle, ok, OPEN4_SHARE_ACCESS_WRITE, seen);
+        opens.changed(&node.handle);
+        opens.found(target.handle(), name, &node.handle, node.attr.as_ref());
+        let node = target.place.node(name, node);
         match set_after {
             Some(set) => Ok(Node { attr: self.setattr(&node.handle, set).await?, ..node }),
             None => Ok(node),
@@ -229,29 +236,33 @@ impl Operations for V4 {
 
     async fn rename(&self, from_dir: &Handle, from: &[u8], to_dir: &Handle, to: &[u8]) -> Result<()> {
         let args = RenameArgs { oldname: component(from)?, newname: component(to)? };
-        let compound =
-            Compound::on("RENAME", from_dir).op(Argop4::SaveFh, 0).put_fh(to_dir).op(Argop4::Rename(args), 40).once();
-        let names_change = || [(from_dir, from), (to_dir, to)].map(|(dir, name)| self.server.opens.renamed(dir, name));
-        names_change();
-        let renamed = self.run(&compound).await.map(drop);
-        names_change();
-        if renamed.is_ok() {
-            self.server.opens.names.lock().renamed((from_dir, from), (to_dir, to));
-        }
-        renamed
+        let make = |target: &mut Target| {
+            names_change(target.opens(), [(target.handle(), from), (target.other(), to)]);
+            let compound = Compound::on("RENAME", target.handle()).op(Argop4::SaveFh, 0).put_fh(target.other());
+            Ok(compound.op(Argop4::Rename(args.clone()), 40).once())
+        };
+        let renamed = self.request("RENAME", from_dir).and(to_dir).run(make).await;
+        let (from_place, to_place) = (self.place_now(from_dir), self.place_now(to_dir));
+        names_change(&from_place.v4.server.opens, [(&from_place.handle, from), (&to_place.handle, to)]);
+        let (target, _) = renamed?;
+        target.opens().names.lock().renamed((target.handle(), from), (target.other(), to));
+        self.renamed_anywhere((from_dir, from), (to_dir, to));
+        Ok(())
     }
 
     async fn link(&self, object: &Handle, dir: &Handle, name: &[u8]) -> Result<Option<Attr>> {
         let args = LinkArgs { newname: component(name)? };
-        let compound = Compound::on("LINK", object)
-            .op(Argop4::SaveFh, 0)
-            .put_fh(dir)
-            .op(Argop4::Link(args), 20)
-            .op(Argop4::RestoreFh, 0)
-            .get_attr(attr::WANTED)
-            .once();
-        let mut results = self.run(&compound).await?;
-        self.server.opens.changed(object);
+        let make = |target: &mut Target| {
+            Ok(Compound::on("LINK", target.handle())
+                .op(Argop4::SaveFh, 0)
+                .put_fh(target.other())
+                .op(Argop4::Link(args.clone()), 20)
+                .op(Argop4::RestoreFh, 0)
+                .get_attr(attr::WANTED)
+                .once())
+        };
+        let (target, mut results) = self.request("LINK", object).and(dir).run(make).await?;
+        target.opens().changed(target.handle());
         results.skip(&[Opnum4::PutFh, Opnum4::SaveFh, Opnum4::PutFh, Opnum4::Link, Opnum4::RestoreFh])?;
         attr::of(&value!(results, GetAttr)?).map(Some)
     }
@@ -260,10 +271,13 @@ impl Operations for V4 {
         let wanted: &[Attr4] = if plus { attr::WANTED } else { &[Attr4::Fileid] };
         let extra = [Attr4::RdattrError, Attr4::MountedOnFileid, Attr4::Filehandle];
         let extra = &extra[..if plus { 3 } else { 2 }];
-        let attr_request = wanted.iter().chain(extra).map(|&attribute| attribute as u32).collect();
-        let args = ReadDirArgs { cookie, cookieverf: verifier, dircount: count, maxcount: count, attr_request };
-        let compound = Compound::on("READDIR", dir).op(Argop4::ReadDir(args), count as usize);
-        let mut results = self.run(&compound).await?;
+        let attr_request: Bitmap4 = wanted.iter().chain(extra).map(|&attribute| attribute as u32).collect();
+        let make = |target: &mut Target| {
+            let attr_request = attr_request.clone();
+            let args = ReadDirArgs { cookie, cookieverf: verifier, dircount: count, maxcount: count, attr_request };
+            Ok(Compound::on("READDIR", target.handle()).op(Argop4::ReadDir(args), count as usize))
+        };
+        let (target, mut results) = self.request("READDIR", dir).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, ReadDir)?;
         let mut entries = Vec::with_capacity(ok.reply.entries.len());
@@ -272,9 +286,10 @@ impl Operations for V4 {
             let readable = plus && attrs.rdattr_error.is_none_or(|status| status == Nfsstat4::Ok);
             let attr = readable.then(|| attr::from_values(&attrs)).flatten();
             let handle = attrs.filehandle.filter(|_| readable);
-            if let Some(handle) = &handle {
-                self.server.opens.found(dir, &entry.name.0, handle, attr.as_ref());
-            }
+            let handle = handle.map(|handle| {
+                target.opens().found(target.handle(), &entry.name.0, &handle, attr.as_ref());
+                target.place.name(handle, Some((&entry.name.0, attr.as_ref())))
+            });
             entries.push(Entry {
                 fileid: attrs.fileid.or(attrs.mounted_on_fileid).unwrap_or(0),
                 name: entry.name.0,
@@ -295,7 +310,8 @@ impl Operations for V4 {
             Attr4::SpaceFree,
             Attr4::SpaceTotal,
         ];
-        let mut results = self.run(&Compound::on("GETATTR", object).get_attr(&wanted)).await?;
+        let make = |target: &mut Target| Ok(Compound::on("GETATTR", target.handle()).get_attr(&wanted));
+        let (_, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;
         Ok(FsStat {
@@ -317,7 +333,8 @@ impl Operations for V4 {
             Attr4::Maxname,
             Attr4::NoTrunc,
         ];
-        let mut results = self.run(&Compound::on("GETATTR", object).get_attr(&wanted)).await?;
+        let make = |target: &mut Target| Ok(Compound::on("GETATTR", target.handle()).get_attr(&wanted));
+        let (_, mut results) = self.request("GETATTR", object).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;
         Ok(PathConf {
@@ -332,67 +349,44 @@ impl Operations for V4 {
 }
 
 impl V4 {
-    /// READ, with the caller's buffer if there is one; it comes back unless a transport still had it at the deadline.
+    /// READ, with the caller's buffer if there is one. The buffer returns unless a transport still held it at the deadline.
     async fn reading(
         &self,
         handle: &Handle,
         offset: u64,
         count: u32,
-        mut buffer: Option<Buffer>,
+        buffer: Option<Buffer>,
     ) -> (Result<ReadOk>, Option<SharedBuffer>) {
-        let file = self.server.opens.file(handle);
-        let deadline = &self.deadline();
-        let wanted = buffer.as_ref().map(|buffer| buffer.len());
-        let mut backoff = crate::call::Backoff::new();
-        for _ in 0..super::STATE_TRIES {
-            let stateid = match file.0.stateid(&self.server.opens, OPEN4_SHARE_ACCESS_READ, deadline).await {
-                Ok(stateid) => stateid,
-                Err(error) => return (Err(error), buffer.map(SharedBuffer::from)),
-            };
-            let args = ReadArgs { stateid, offset, count };
-            let compound = Compound::on("READ", handle).op(Argop4::Read(args), 8).payload(count as usize, true);
-            loop {
-                let (result, sink) = self.server.client.run_once(&compound, buffer.take(), deadline).await;
-                let error = match result {
-                    Ok(mut results) => {
-                        let sink = results.sink.take();
-                        let ok = results.skip(&[Opnum4::PutFh]).and_then(|()| value!(results, Read));
-                        let ok = ok.and_then(|ok| match ok.data.0.len() <= count as usize {
-                            true => Ok(ok),
-                            false => Err(results.nonsense("more data than was asked for")),
-                        });
-                        return (ok, sink);
-                    }
-                    Err(error) => error,
-                };
-                let later = error.is_later();
-                if !later && !file.0.state_failed(&stateid, &error) {
-                    return (Err(error), sink);
-                }
-                buffer = wanted.map(|len| match sink {
-                    Some(sink) => payload::reclaim(sink, len),
-                    None => self.server.client.link.trunk.pool().take(len),
-                });
-                if !later {
-                    file.0.settled().await;
-                    break;
-                }
-                if !backoff.later(self.program(), &error, deadline).await {
-                    return (Err(error), buffer.map(SharedBuffer::from));
-                }
+        let mut asked = 0;
+        let make = |target: &mut Target| {
+            asked = target.place.read_size(count);
+            let args = ReadArgs { stateid: target.stateids[0], offset, count: asked };
+            Ok(Compound::on("READ", target.handle()).op(Argop4::Read(args), 8).payload(asked as usize, true))
+        };
+        let request = self.request("READ", handle).open_for(OPEN4_SHARE_ACCESS_READ);
+        let (result, sink) = request.run_with_buffer(make, buffer).await;
+        let ok = result.and_then(|mut results| {
+            results.skip(&[Opnum4::PutFh])?;
+            let ok = value!(results, Read)?;
+            match ok.data.0.len() <= asked as usize {
+                true => Ok(ok),
+                false => Err(results.nonsense("more data than was asked for")),
             }
-        }
-        (Err(failure(Nfsstat4::BadStateid, "READ")), buffer.map(SharedBuffer::from))
+        });
+        (ok, sink)
     }
 
     async fn make(&self, dir: &Handle, name: &[u8], what: Createtype4, set: &SetAttr) -> Result<Node> {
         let args = CreateArgs { objtype: what, objname: component(name)?, createattrs: attr::to_set(set) };
-        let compound = Compound::on("CREATE", dir).op(Argop4::Create(args), 40).get_fh().get_attr(attr::WANTED).once();
-        let mut results = self.run(&compound).await?;
+        let make = |target: &mut Target| {
+            let compound = Compound::on("CREATE", target.handle()).op(Argop4::Create(args.clone()), 40);
+            Ok(compound.get_fh().get_attr(attr::WANTED).once())
+        };
+        let (target, mut results) = self.request("CREATE", dir).run(make).await?;
         results.skip(&[Opnum4::PutFh, Opnum4::Create])?;
         let made = node(&mut results)?;
-        self.server.opens.found(dir, name, &made.handle, made.attr.as_ref());
-        Ok(made)
+        target.opens().found(target.handle(), name, &made.handle, made.attr.as_ref());
+        Ok(target.place.node(name, made))
     }
 
     /// REMOVE takes directories and everything else (RFC 8881 §18.25): what it is to be is compared first.
@@ -400,17 +394,20 @@ impl V4 {
         let of_type = nfs::v4::attr::Attrs { object_type: Some(Ftype4::Dir), ..Default::default() };
         let args = VerifyArgs { obj_attributes: of_type.into() };
         let compare = if directory { Argop4::Verify(args) } else { Argop4::NVerify(args) };
-        let target = component(name)?;
-        let compound = Compound::on("REMOVE", dir)
-            .op(Argop4::SaveFh, 0)
-            .lookup(target.clone())
-            .op(compare, 0)
-            .op(Argop4::RestoreFh, 0)
-            .op(Argop4::Remove(RemoveArgs { target }), 20)
-            .once();
-        self.server.opens.renamed(dir, name);
-        let removed = self.run(&compound).await.map(drop);
-        self.server.opens.renamed(dir, name);
+        let name_of = component(name)?;
+        let make = |target: &mut Target| {
+            target.opens().renamed(target.handle(), name);
+            Ok(Compound::on("REMOVE", target.handle())
+                .op(Argop4::SaveFh, 0)
+                .lookup(name_of.clone())
+                .op(compare.clone(), 0)
+                .op(Argop4::RestoreFh, 0)
+                .op(Argop4::Remove(RemoveArgs { target: name_of.clone() }), 20)
+                .once())
+        };
+        let removed = self.request("REMOVE", dir).run(make).await.map(drop);
+        let place = self.place_now(dir);
+        place.v4.server.opens.renamed(&place.handle, name);
         match removed {
             Err(error) if error.status4() == Some(Nfsstat4::NotSame) => {
                 Err(Error::refused(Status::NotADirectory, "REMOVE"))
@@ -421,6 +418,27 @@ impl V4 {
             result => result,
         }
     }
+}
+
+/// The way to create a file, and the attributes that are set after that.
+fn creation(how: &CreateHow, minor: u32) -> (Createhow4, Option<SetAttr>) {
+    match how.clone() {
+        CreateHow::Unchecked(set) => (Createhow4::Unchecked(attr::to_set(&set)), None),
+        CreateHow::Guarded(set) => (Createhow4::Guarded(attr::to_set(&set)), None),
+        // RFC 7530 §16.16.5: no attributes are set, and the verifier may be in the place of some.
+        CreateHow::Exclusive(verf, set) if minor == 0 => (Createhow4::Exclusive(verf), Some(set.with_times())),
+        // RFC 8881 §18.16.3: the server may keep the verifier in the times, which are then not to be set here.
+        CreateHow::Exclusive(verf, set) => {
+            let dont = SetTime::DontChange;
+            let attrs = attr::to_set(&SetAttr { atime: dont, mtime: dont, ..set });
+            (Createhow4::Exclusive41 { verf, attrs }, None)
+        }
+    }
+}
+
+/// Names change their objects: delegated names and attributes are not known any more.
+fn names_change(opens: &Opens, names: [(&Handle, &[u8]); 2]) {
+    names.into_iter().for_each(|(dir, name)| opens.renamed(dir, name));
 }
 
 /// The results of GETFH and GETATTR.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use nfs::v4::{FHSIZE4, Nfsstat4};
 
-use super::{V4, migration::Peer, server::Server};
+use super::{migration::Peer, protocol::V4, server::Server};
 use crate::{
     model::{Attr, Handle, Node, Result, Verifier},
     session::compound::failure,
@@ -28,6 +28,11 @@ struct Step {
 }
 
 impl Place {
+    /// Whether the object is at another server than the one of its handle.
+    pub fn is_elsewhere(&self) -> bool {
+        !self.way.is_empty()
+    }
+
     /// A number that no other server's place has.
     pub fn number(&self) -> u64 {
         self.way.last().map_or(0, |step| step.peer.number)
@@ -88,49 +93,6 @@ impl Step {
 }
 
 impl V4 {
-    /// Does something where an object is, wherever that is by now.
-    pub(crate) async fn on<T, F: Future<Output = Result<T>> + Send>(
-        &self,
-        object: &Handle,
-        operation: impl Fn(Place) -> F,
-    ) -> Result<T> {
-        self.on_both("", object, object, |at, _| operation(at)).await
-    }
-
-    /// The same, where two objects are.
-    ///
-    /// # Errors
-    /// XDEV: they are on different servers; and those of the operation.
-    pub(crate) async fn on_both<T, F: Future<Output = Result<T>> + Send>(
-        &self,
-        name: &'static str,
-        one: &Handle,
-        other: &Handle,
-        operation: impl Fn(Place, Handle) -> F,
-    ) -> Result<T> {
-        let deadline = &self.deadline();
-        let mut moves = 0;
-        loop {
-            let at = self.place(one).await?;
-            let apart = if std::ptr::eq(one, other) { None } else { Some(self.place(other).await?) };
-            let there = apart.as_ref().unwrap_or(&at);
-            if !Arc::ptr_eq(&at.v4.server, &there.v4.server) {
-                return Err(failure(Nfsstat4::XDev, name).on(self.program().server()));
-            }
-            let error = match operation(at.clone(), there.handle.clone()).await {
-                Err(error) if error.status4() == Some(Nfsstat4::Moved) && moves < MOVES_MAX => error,
-                result => return result,
-            };
-            moves += 1;
-            // If neither is gone, what has moved is something else: a name stands for another server's file system.
-            let gone = Box::pin(at.v4.moved(&at.handle, deadline)).await?
-                || (there.handle != at.handle && Box::pin(at.v4.moved(&there.handle, deadline)).await?);
-            if !gone {
-                return Err(error);
-            }
-        }
-    }
-
     /// Where an object is.
     ///
     /// # Errors
@@ -175,6 +137,3 @@ impl V4 {
         }
     }
 }
-
-/// Moves of one file system; more of them are taken for a circle.
-pub(super) const MOVES_MAX: u32 = 32;

@@ -13,6 +13,7 @@ use crate::{
     export::Export,
     nlm::lockd::{self, LockFile},
     sharing::locks::{Held, LockClient, LockKind, Owner, Range},
+    v4::state::recallable::{Grant, Recallable},
 };
 
 /// Takes records to whoever has asked.
@@ -164,13 +165,13 @@ impl Admin {
     fn delegations(&self, id: Clientid4, emit: &mut Emit<'_>) -> io::Result<()> {
         let mut end = None;
         loop {
-            let (page, next) = self.shared.with_state(|state| state.delegations_of(id, end, STATEIDS));
-            for (file, delegation) in &page {
+            let (page, next) = self.shared.with_state(|state| state.recallables_of(id, end, STATEIDS));
+            for (file, Recallable { recalled, grant: Grant::Delegation(delegation) }) in &page {
                 emit(&Record::Delegation {
                     client: ClientName(LockClient::V4(id.0)),
                     file: self.file(file),
                     write: delegation.write,
-                    recalled: delegation.recalled,
+                    recalled: *recalled,
                 })?;
             }
             match next {

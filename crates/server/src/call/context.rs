@@ -9,7 +9,7 @@ use std::{
 use buf::Pool;
 use nfs::v3::{Fattr3, NfsFh3, Nfsstat3, PostOpAttr, WccData};
 use parking_lot::Mutex;
-use rpc::{Call, Credential, Transport};
+use rpc::{Call, Identity, Transport};
 use vfs::{Attr, Caller, Change, Cred, Handle, Name, Vfs, VfsError, interpose::Interposed};
 
 use crate::{
@@ -43,7 +43,7 @@ pub(crate) struct Shared {
 #[derive(Clone, Copy)]
 pub(crate) struct Context<'a> {
     pub(crate) shared: &'a Arc<Shared>,
-    pub(crate) credential: &'a Credential,
+    pub(crate) identity: &'a Identity,
     pub(crate) peer: SocketAddr,
     pub(crate) carrier: Carrier,
     origin: Origin<'a>,
@@ -175,7 +175,7 @@ pub(crate) struct Carrier {
 /// What a call needs to run on another thread.
 pub(crate) struct Detached {
     shared: Arc<Shared>,
-    credential: Credential,
+    identity: Identity,
     peer: SocketAddr,
     carrier: Carrier,
     source: Source,
@@ -186,10 +186,10 @@ impl<'a> Context<'a> {
     /// The context of a call on the thread that has received it.
     pub(crate) fn of_call(shared: &'a Arc<Shared>, call: &Call<'a>, thread: &'a Thread) -> Self {
         let caps = call.transport.caps();
-        let carrier = Carrier { name: caps.name, message_max: caps.message_max, file_ranges: caps.file_ranges };
-        let (credential, peer, pool) = (call.credential, call.peer, call.transport.pool());
+        let carrier = Carrier { name: caps.name, message_max: caps.message_max, file_ranges: call.takes_file_ranges() };
+        let (identity, peer, pool) = (call.caller, call.peer, call.transport.pool());
         let origin = Origin::Transport(call.transport);
-        Self { shared, credential, peer, carrier, origin, pool, may_block: false, thread }
+        Self { shared, identity, peer, carrier, origin, pool, may_block: false, thread }
     }
 
     /// On whose behalf the call runs.
@@ -204,7 +204,7 @@ impl<'a> Context<'a> {
     pub(crate) fn detach(&self, shared: &Arc<Shared>) -> Detached {
         Detached {
             shared: shared.clone(),
-            credential: self.credential.clone(),
+            identity: self.identity.clone(),
             peer: self.peer,
             carrier: self.carrier,
             source: self.source(),
@@ -233,7 +233,7 @@ impl Detached {
     pub(crate) fn context<'a>(&'a self, thread: &'a Thread) -> Context<'a> {
         Context {
             shared: &self.shared,
-            credential: &self.credential,
+            identity: &self.identity,
             peer: self.peer,
             carrier: self.carrier,
             origin: Origin::Source(self.source),
@@ -261,7 +261,7 @@ impl<'a> Context<'a> {
         let caps = export.vfs().caps();
         let may_wait = self.thread.may_wait_for(export.id());
         let may_block = may_wait || !(caps.blocks || caps.completes_later);
-        let identity = export.identity(self.credential);
+        let identity = export.identity(self.identity);
         let foreign = self.may_block && !may_wait;
         let journaled = if caps.completes_later { self.journaled(export) } else { None };
         Object { export, handle, identity, may_block, foreign, journaled, key: &self.shared.key }

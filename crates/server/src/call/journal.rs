@@ -231,3 +231,121 @@ impl Interpose for Journaled {
 }
 
 const KEYS: FixedState = FixedState::with_seed(1);
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Poll, Waker};
+
+    use testkit::deferred::{Deferred, DeferredFs, Pace};
+    use vfs::{
+        Cred, Name, SetAttr,
+        interpose::Interposed,
+        memory::{Memory, MemoryOptions},
+    };
+
+    use super::*;
+
+    struct World {
+        fs: Arc<DeferredFs>,
+        limit: Arc<InFlight>,
+        journal: Arc<Journal>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let fs = Deferred::new(Arc::new(Memory::new(MemoryOptions::default())), Pace::Told);
+            let (limit, journal) = (Arc::new(InFlight::new(2)), Arc::new(Journal::new(Source::Server)));
+            Self { fs, limit, journal }
+        }
+
+        fn vfs(&self) -> Interposed<Journaled> {
+            let (limit, journal) = (self.limit.clone(), self.journal.clone());
+            Interposed(Journaled { vfs: self.fs.clone(), export: ExportId::of(&[b"m"]), limit, journal })
+        }
+
+        /// Completes the operation that is pending, and begins another run.
+        fn next_run(&self) {
+            assert!(self.journal.is_pending());
+            assert_eq!(self.fs.0.complete(1), 1);
+            let mut completing = std::pin::pin!(self.journal.complete());
+            let polled = completing.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert_eq!(polled, Poll::Ready(()));
+            self.journal.rewind();
+        }
+    }
+
+    const WOULD_BLOCK: VfsError = VfsError::WouldBlock;
+
+    #[test]
+    fn while_an_operation_is_pending_no_other_one_is_executed() {
+        let (world, cred) = (World::new(), Cred::root());
+        let (fs, caller) = (world.vfs(), Caller::nonblocking(&cred));
+        let (root, name) = (fs.root(), Name::new(b"d").unwrap());
+        let mkdir = || fs.mkdir(&caller, &root, name, &SetAttr::default());
+        assert_eq!(fs.getattr(&caller, &root).unwrap_err(), WOULD_BLOCK);
+        // Code that does not look at the error goes on.
+        assert_eq!(mkdir().unwrap_err(), WOULD_BLOCK);
+        assert_eq!(world.fs.0.executed("mkdir"), 0);
+        world.next_run();
+        fs.getattr(&caller, &root).unwrap();
+        assert_eq!(mkdir().unwrap_err(), WOULD_BLOCK);
+        world.next_run();
+        let before = fs.getattr(&caller, &root).unwrap();
+        mkdir().unwrap();
+        assert_eq!(before.nlink, 2, "the result of the first run");
+        assert_eq!(["getattr", "mkdir"].map(|operation| world.fs.0.executed(operation)), [1, 1]);
+    }
+
+    #[test]
+    fn a_run_that_takes_another_way_gets_no_result_of_another_operation() {
+        let (world, cred) = (World::new(), Cred::root());
+        let (fs, caller) = (world.vfs(), Caller::nonblocking(&cred));
+        let root = fs.root();
+        let mkdir = |name: &[u8]| fs.mkdir(&caller, &root, Name::new(name).unwrap(), &SetAttr::default());
+        assert_eq!(mkdir(b"a").unwrap_err(), WOULD_BLOCK);
+        world.next_run();
+        assert_eq!(mkdir(b"b").unwrap_err(), WOULD_BLOCK);
+        world.next_run();
+        let made = mkdir(b"b").unwrap();
+        let tree = world.fs.0.tree();
+        let found = |name: &[u8]| tree.lookup(&caller, &root, Name::new(name).unwrap()).unwrap().0;
+        assert_eq!(made.handle, found(b"b"));
+        assert_ne!(made.handle, found(b"a"), "its effect stays");
+    }
+
+    #[test]
+    fn equal_operations_have_a_result_each_in_their_order() {
+        let (world, cred) = (World::new(), Cred::root());
+        let (fs, caller) = (world.vfs(), Caller::nonblocking(&cred));
+        let root = fs.root();
+        world.fs.0.hold(false);
+        let first = fs.getattr(&caller, &root).unwrap().nlink;
+        fs.mkdir(&caller, &root, Name::new(b"d").unwrap(), &SetAttr::default()).unwrap();
+        let second = fs.getattr(&caller, &root).unwrap().nlink;
+        assert_ne!(first, second);
+        world.journal.rewind();
+        assert_eq!([(); 2].map(|()| fs.getattr(&caller, &root).unwrap().nlink), [first, second]);
+        assert_eq!(world.fs.0.executed("getattr"), 2);
+        world.journal.clear();
+        assert_eq!(fs.getattr(&caller, &root).unwrap().nlink, second);
+        assert_eq!(world.fs.0.executed("getattr"), 3, "the next operation of the compound asks anew");
+    }
+
+    #[test]
+    fn a_held_value_and_a_permit_end_with_what_they_are_for() {
+        let (world, cred) = (World::new(), Cred::root());
+        let held = Arc::new(());
+        (0..3).for_each(|_| world.journal.hold("change", held.clone()));
+        assert_eq!(Arc::strong_count(&held), 2, "one for each key");
+        world.journal.rewind();
+        assert_eq!(Arc::strong_count(&held), 2);
+        world.journal.clear();
+        assert_eq!(Arc::strong_count(&held), 1);
+        let fs = world.vfs();
+        assert_eq!(fs.getattr(&Caller::nonblocking(&cred), &fs.root()).unwrap_err(), WOULD_BLOCK);
+        assert!(world.limit.admit(Source::Server).is_none(), "one host has half of two");
+        let limit = world.limit.clone();
+        drop((fs, world));
+        assert!(limit.admit(Source::Server).is_some());
+    }
+}

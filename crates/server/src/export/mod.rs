@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use rpc::Credential;
+use rpc::Identity;
 use serde::Deserialize;
 use smallvec::SmallVec;
 use vfs::{Cred, Handle, Vfs};
@@ -137,10 +137,14 @@ impl Export {
     }
 
     /// As whom a caller acts.
-    pub fn identity(&self, credential: &Credential) -> Cred {
+    pub fn identity(&self, caller: &Identity) -> Cred {
         let options = &self.options;
         let anonymous = || Cred { uid: options.anon_uid, gid: options.anon_gid, groups: SmallVec::new() };
-        let Credential::Sys(sys) = credential else { return anonymous() };
+        let sys = match caller {
+            Identity::Sys(sys) => sys,
+            // Names are not mapped to users.
+            Identity::None | Identity::Principal(_) => return anonymous(),
+        };
         match options.squash {
             // Its own `clone` takes them one by one.
             Squash::None => Cred { uid: sys.uid, gid: sys.gid, groups: SmallVec::from_slice(&sys.gids) },

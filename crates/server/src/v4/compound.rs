@@ -6,12 +6,14 @@
 //! operation needs another export, so that no export's threads wait for another export.
 //!
 //! If an operation of the file system is pending, the compound moves nowhere: it awaits the completion and runs the operation
-//! again, which finds in the [`Journal`] what it has done before. Then it goes on with the next one.
+//! again, which finds in the [`Journal`](crate::call::journal::Journal) what it has done before. Then it goes on with the next one.
 //!
 //! On error the compound ends with the operation's status. A slot is finished however its request ends, so that no
 //! failure of ours costs the client a slot.
 
-use std::{collections::VecDeque, hash::BuildHasher, sync::Arc};
+mod waiting;
+
+use std::{hash::BuildHasher, sync::Arc};
 
 use buf::Rope;
 use bytes::Bytes;
@@ -20,9 +22,10 @@ use nfs::v4::{
     SequenceRes, Sessionid4, Stateid4,
     compound::{CompoundHead, ResultsWriter, Tag},
 };
-use rpc::{AcceptError, BoxFuture, Call, Credential};
+use rpc::{AcceptError, BoxFuture, Call, Identity, REPLY_HEADER_LEN};
 use xdr::{Decode, Decoder, Encoder, Message, PlacedPayload};
 
+use self::waiting::Waiting;
 use super::{
     CHANNEL,
     holder::{Answered, Question},
@@ -39,14 +42,11 @@ use super::{
     v40::{self, Entry, InTurn},
 };
 use crate::{
-    blocking::Outcome,
     call::{
-        context::{Context, Detached, Needed, Shared, Thread},
+        context::{Context, Shared, Thread},
         error::WouldBlock,
-        journal::Journal,
     },
     clock,
-    handle::ExportId,
     nlm::lockd::LockFile,
 };
 
@@ -156,109 +156,10 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared>, mut call: Call<'a>) -> BoxFuture<
         let Err(WouldBlock) = compound.step(&context, &operation) else {
             if compound.status == Nfsstat4::Ok { continue } else { break }
         };
-        let rest: VecDeque<_> = std::iter::once(operation).chain(operations).collect();
-        let (detached, journal) = (context.detach(shared), thread.journal().cloned());
-        let place = match thread.needs() {
-            Needed::Completion => Runs::InPlace,
-            Needed::Thread(export) => Runs::InPool(export),
-        };
-        return Box::pin(wait(Waiting { detached, compound, rest, place, journal, moves: 0 }, len));
+        let rest = std::iter::once(operation).chain(operations).collect();
+        return Box::pin(waiting::wait(Waiting::new(compound, rest, context.detach(shared), &thread), len));
     }
     Box::pin(std::future::ready(Ok(compound.finish())))
-}
-
-/// A compound that could not go on where it ran last.
-struct Waiting {
-    detached: Detached,
-    compound: Compound,
-    /// The operations that are left; the first is the one that has to wait.
-    rest: VecDeque<Operation>,
-    /// Where the first of them runs next.
-    place: Runs,
-    /// What it has done so far, if its file system completes operations later.
-    journal: Option<Arc<Journal>>,
-    /// How often the first of the operations that are left has moved.
-    moves: usize,
-}
-
-/// Where a compound runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Runs {
-    /// On the worker that owns the connection.
-    InPlace,
-    /// On a thread that may wait for an export, or for what belongs to none.
-    InPool(Option<ExportId>),
-}
-
-/// Goes on where that is possible: for a client that was asked something, and for an operation that is pending, when the answer is
-/// here; for storage on a thread of the export that the next operation needs. An operation for which that export has no room is
-/// answered with DELAY, and ends the compound.
-async fn wait(mut waiting: Waiting, bytes: usize) -> Result<Message, AcceptError> {
-    let (shared, source) = (waiting.detached.shared().clone(), waiting.detached.source());
-    while !waiting.rest.is_empty() {
-        if let Some(question) = waiting.compound.cursor.question.take() {
-            waiting.compound.cursor.answered = Some(question.answered().await);
-        }
-        if let Some(journal) = &waiting.journal {
-            journal.complete().await;
-        }
-        let Runs::InPool(export) = waiting.place else {
-            waiting.go_on();
-            continue;
-        };
-        waiting = match shared.pools.of(export).run(source, bytes, waiting, Waiting::go_on).await {
-            Outcome::Done(waiting) => waiting,
-            Outcome::Refused(mut waiting) => {
-                if let Some(operation) = waiting.rest.pop_front() {
-                    waiting.compound.give_up(&operation, Nfsstat4::Delay);
-                }
-                waiting.rest.clear();
-                waiting
-            }
-            Outcome::Panicked => {
-                tracing::error!("a compound has panicked");
-                return Err(AcceptError::SystemErr);
-            }
-        };
-    }
-    Ok(waiting.compound.finish())
-}
-
-impl Waiting {
-    /// Executes the operations that are left, up to one that waits for a client, for a completion, or for the storage of another
-    /// export. That one is the first of what is left then.
-    fn go_on(&mut self) {
-        let pool = match self.place {
-            Runs::InPlace => None,
-            Runs::InPool(export) => Some(export),
-        };
-        let thread = Thread::again(pool, self.journal.as_ref());
-        let (cx, compound) = (self.detached.context(&thread), &mut self.compound);
-        while let Some(operation) = self.rest.pop_front() {
-            compound.cursor.behind = self.rest.len() as u32;
-            thread.reset();
-            if compound.step(&cx, &operation).is_err() {
-                self.journal = thread.journal().cloned();
-                if compound.cursor.question.is_some() || thread.is_pending() {
-                    return self.rest.push_front(operation);
-                }
-                let elsewhere = Runs::InPool(thread.needed());
-                let moves = elsewhere != self.place && (pool.is_none() || thread.needed().is_some());
-                if moves && self.moves < MOVES_MAX {
-                    self.place = elsewhere;
-                    // From the worker to a thread that may wait it moves once.
-                    self.moves += usize::from(pool.is_some());
-                    return self.rest.push_front(operation);
-                }
-                tracing::error!("the file system would not wait although it may");
-                compound.give_up(&operation, Nfsstat4::ServerFault);
-            }
-            self.moves = 0;
-            if compound.status != Nfsstat4::Ok {
-                return self.rest.clear();
-            }
-        }
-    }
 }
 
 type Operation = Result<Argop4, BadOperation<Opnum4>>;
@@ -318,7 +219,7 @@ impl Compound {
         let results = ResultsWriter::begin(&mut out, &head.tag);
         let cursor = Cursor {
             minor: head.minorversion,
-            principal: principal(cx.credential),
+            principal: principal(cx.identity),
             // Calls go both ways by whatever keeps a connection.
             connection: Connection { id: call.connection, duplex: !call.transport.caps().lossy },
             current: None,
@@ -523,8 +424,8 @@ impl Compound {
 
     /// The reply that was kept, bit for bit, behind the header of this one.
     fn replay(mut self, kept: &Message) -> Message {
-        self.out.truncate(HEADER_LEN);
-        self.out.raw(&kept.stream[HEADER_LEN..]);
+        self.out.truncate(REPLY_HEADER_LEN);
+        self.out.raw(&kept.stream[REPLY_HEADER_LEN..]);
         Message { payloads: kept.payloads.clone(), ..self.out.finish() }
     }
 
@@ -567,7 +468,7 @@ impl Drop for Slot {
             return;
         }
         let mut out = Encoder::default();
-        out.raw(&[0; HEADER_LEN]);
+        out.raw(&[0; REPLY_HEADER_LEN]);
         ResultsWriter::begin(&mut out, &Tag::default()).finish(&mut out, Nfsstat4::ServerFault);
         self.end(out.finish(), true);
     }
@@ -588,10 +489,11 @@ fn needs_no_session(opnum: Opnum4) -> bool {
     matches!(opnum, ExchangeId | CreateSession | BindConnToSession | DestroySession | DestroyClientId)
 }
 
-fn principal(credential: &Credential) -> Principal {
-    match credential {
-        Credential::None => Principal::None,
-        Credential::Sys(sys) => Principal::Sys { uid: sys.uid, gid: sys.gid },
+fn principal(caller: &Identity) -> Principal {
+    match caller {
+        Identity::None => Principal::None,
+        Identity::Sys(sys) => Principal::Sys { uid: sys.uid, gid: sys.gid },
+        Identity::Principal(principal) => Principal::Gss(principal.name.clone()),
     }
 }
 
@@ -602,9 +504,5 @@ fn checksum(mut arguments: Decoder<'_>, len: usize) -> u64 {
     CHECKSUM.hash_one((&stream[..stream.len().min(CHECKSUM_LEN)], len))
 }
 
-/// Threads to which one operation can move, one after the other: it names two exports at most, and waits for one at a time.
-const MOVES_MAX: usize = 2;
-/// The header of an accepted reply without a verifier (RFC 5531 §9).
-const HEADER_LEN: usize = 24;
 const CHECKSUM_LEN: usize = 1024;
 const CHECKSUM: foldhash::quality::FixedState = foldhash::quality::FixedState::with_seed(0);

@@ -9,7 +9,7 @@ use nfs::{
 };
 use vfs::{Name, VfsError};
 
-use super::state::{delegation::Access, marks::Changing};
+use super::state::{marks::Changing, recallable::Access};
 use crate::{
     call::{
         context::{Context, Object},

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::{sync::watch, time::timeout};
 use vfs::{Cred, SetAttr, SetTime};
 
-use super::{compound::Cursor, state::delegation::Held, upkeep::Errand};
+use super::{compound::Cursor, state::recallable::Held, upkeep::Errand};
 use crate::{
     call::{
         context::{Context, Object, Shared},

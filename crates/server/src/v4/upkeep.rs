@@ -26,7 +26,7 @@ use tokio::{
 use super::{
     holder::{self, Asking},
     offload::{self, Copying},
-    state::{delegation::Held, load::Ask, open::name_of_lock_owner},
+    state::{load::Ask, open::name_of_lock_owner, recallable::Held},
     turns::Turns,
 };
 use crate::{

@@ -116,7 +116,7 @@ fn what_is_no_acl_is_refused_and_changes_nothing() {
     }
     let short = Acl { count: 4, ..entries(&base) };
     assert_eq!(status(acls.set(&acls.rig, &acls.file, access(short))), Nfsstat3::Inval);
-    let other = Rig { credential: user(1000, 1000), ..acls.rig.clone() };
+    let other = Rig { caller: user(1000, 1000), ..acls.rig.clone() };
     assert_eq!(status(acls.set(&other, &acls.file, access(entries(&base)))), Nfsstat3::Perm);
     assert_eq!(acls.rig.attr(&acls.file).mode, 0o644);
 

@@ -6,7 +6,7 @@ use nfs::{
     mount::{Dirpath, ExportEntry, MountEntry, MountOk, MountProc3, MountRes, Mountstat3},
     v3::*,
 };
-use rpc::Credential;
+use rpc::{Identity, security::Principal};
 use server::{Access as Rights, Client, Export, ExportId, ExportOptions, Exports, Squash};
 use xdr::List;
 
@@ -219,10 +219,10 @@ fn a_read_only_export_changes_in_no_way() {
 
 #[test]
 fn squashed_callers_act_as_the_anonymous_user() {
-    let owner = |squash, credential: Credential| {
+    let owner = |squash, caller: Identity| {
         let options = ExportOptions { squash, anon_uid: 77, anon_gid: 88, ..Default::default() };
         let (rig, dir, _) = prepared(options);
-        let rig = Rig { credential, ..rig };
+        let rig = Rig { caller, ..rig };
         let attr = rig.attr(&rig.file(&dir, "mine", b""));
         (attr.uid, attr.gid)
     };
@@ -231,5 +231,7 @@ fn squashed_callers_act_as_the_anonymous_user() {
     assert_eq!(owner(Squash::Root, user(5, 6)), (5, 6));
     assert_eq!(owner(Squash::All, user(5, 6)), (77, 88));
     assert_eq!(owner(Squash::None, user(0, 0)), (0, 0));
-    assert_eq!(owner(Squash::None, Credential::None), (77, 88));
+    assert_eq!(owner(Squash::None, Identity::None), (77, 88));
+    let name = Principal { name: "root".into(), pseudo_flavor: 390_003 };
+    assert_eq!(owner(Squash::None, Identity::Principal(name)), (77, 88), "no name is mapped to a user");
 }

@@ -207,7 +207,7 @@ fn without_threads_that_may_wait_the_call_waits_in_place() {
     );
     made.unwrap();
     let args = Message::encode(&LookupArgs { what: name_in(&rig.root(), "f") });
-    let caller = (rig.peer, &rig.credential);
+    let caller = (rig.peer, &rig.caller);
     let future = pin!(rig.paper.call(&*rig.nfs, Proc3::Lookup as u32, caller, &args));
     let Poll::Ready(reply) = { future }.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("there is nothing to wait for");

@@ -14,8 +14,8 @@ use nfs::v4::{
 };
 use parking_lot::Mutex;
 use rpc::{
-    AcceptError, AuthSys, BoxFuture, Call, Client, ConnectionId, Credential, Procedure, Reverse, Server, Service,
-    TcpKind, TransportKind, WorkerOptions, Workers,
+    AcceptError, AuthSys, BoxFuture, Call, Client, ConnectionId, Credential, Identity, Procedure, Reverse, Server,
+    Service, TcpKind, TransportKind, WorkerOptions, Workers,
 };
 use server::v4::{
     callback::{CallbackError, Callbacks},
@@ -173,9 +173,9 @@ async fn a_client_is_called_by_its_session_and_as_it_has_asked_to_be() {
         assert_eq!(world.recall().await.unwrap(), CbResop4::Recall(Res4::Ok(())));
     }
     assert_eq!(world.heard(), [(0, 1), (0, 2), (0, 3)]);
-    let Heard { sequence, operation, minor, credential, .. } = world.back.heard.lock().unwrap()[0].clone();
+    let Heard { sequence, operation, minor, caller, .. } = world.back.heard.lock().unwrap()[0].clone();
     assert_eq!((sequence.unwrap().sessionid, operation, minor), (world.session, recall(), 2));
-    let Credential::Sys(AuthSys { stamp: 5, uid: 1001, gid: 1002, .. }) = credential else { panic!("{credential:?}") };
+    let Identity::Sys(AuthSys { stamp: 5, uid: 1001, gid: 1002, .. }) = caller else { panic!("{caller:?}") };
     let (one, other) = tokio::join!(world.recall(), world.recall());
     assert!(one.is_ok() && other.is_ok());
     let mut both = world.heard()[3..].to_vec();

@@ -116,7 +116,7 @@ fn calls_of_version_3_beyond_the_queue_are_told_to_come_again_and_other_exports_
     server.hung.hang();
     let name = |number: usize| format!("f{number}");
     let args: Vec<_> = (0..CALLS).map(|number| Message::encode(&create_args(&root, &name(number)))).collect();
-    let caller = (rig.peer, &rig.credential);
+    let caller = (rig.peer, &rig.caller);
     let calls = args.iter().map(|args| rig.paper.call(&*rig.nfs, Proc3::Create as u32, caller, args)).collect();
     let (going_on, refused) = fill(&server.hung, RUNNING, calls);
     assert_eq!((going_on.len(), refused.len()), (ROOM, CALLS - ROOM));
@@ -201,7 +201,7 @@ fn compounds_beyond_the_queue_are_told_to_come_again_and_other_exports_are_serve
 }
 
 fn compound_call<'a>((client, args): (&'a Client4, &'a Message)) -> Called<'a> {
-    client.paper.call(&*client.nfs, v4::PROC_COMPOUND, (client.peer, &client.credential), args)
+    client.paper.call(&*client.nfs, v4::PROC_COMPOUND, (client.peer, &client.caller), args)
 }
 
 fn v4_channel() -> v4::ChannelAttrs4 {
@@ -295,9 +295,7 @@ fn a_host_with_one_call_is_served_in_its_turn() {
     let args = Message::encode(&GetAttrArgs { object: root });
     let call = |rig: &Rig| -> Called<'static> {
         let (rig, args) = (rig.clone(), args.clone());
-        Box::pin(
-            async move { rig.paper.call(&*rig.nfs, Proc3::GetAttr as u32, (rig.peer, &rig.credential), &args).await },
-        )
+        Box::pin(async move { rig.paper.call(&*rig.nfs, Proc3::GetAttr as u32, (rig.peer, &rig.caller), &args).await })
     };
     let mut calls: Vec<_> = (0..200).map(|_| call(&heavy)).collect();
     assert!(calls.iter_mut().all(|call| begin(call).is_none()));

@@ -232,7 +232,7 @@ fn after_a_restart_who_held_locks_reclaims_them_and_nobody_else() {
     let me = rustix::process::geteuid().as_raw();
     let host = |server: &NfsServer, peer, name| {
         let mut host = Host::new(server, peer, name);
-        host.rig.credential = user(me, me);
+        host.rig.caller = user(me, me);
         host
     };
     let file = {

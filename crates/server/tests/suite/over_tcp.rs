@@ -8,7 +8,7 @@ use nfs::{
     mount::{Dirpath, MountProc3, MountRes},
     v3::*,
 };
-use rpc::{CallHeader, Credential, OpaqueAuth, ReplyPlan, TcpKind, Transport, TransportKind, Workers, Xid};
+use rpc::{CallHeader, Identity, OpaqueAuth, ReplyPlan, TcpKind, Transport, TransportKind, Workers, Xid};
 use server::{Export, ExportId, HandleKey, NfsServer};
 use xdr::{Decode, Decoder, Encode, Encoder};
 
@@ -44,7 +44,7 @@ impl Caller {
 #[tokio::test]
 async fn a_megabyte_goes_there_and_back() {
     let export = Export::new("/m", ExportId::unique(), memory(), Default::default()).unwrap();
-    assert_eq!(export.identity(&Credential::None).uid, 65534);
+    assert_eq!(export.identity(&Identity::None).uid, 65534);
     let cred = vfs::Cred::root();
     let root = vfs::Caller::blocking(&cred);
     let mode = vfs::SetAttr { mode: Some(0o777), ..Default::default() };

@@ -109,7 +109,7 @@ fn ten_thousand_calls_of_version_3_wait_on_one_thread() {
             _ => (Proc3::Lookup, Message::encode(&LookupArgs { what: name_in(&root, ".") })),
         })
         .collect();
-    let caller = (rig.peer, &rig.credential);
+    let caller = (rig.peer, &rig.caller);
     let mut calls: Vec<_> =
         args.iter().map(|(procedure, args)| rig.paper.call(&*rig.nfs, *procedure as u32, caller, args)).collect();
     assert!(calls.iter_mut().all(|call| begin(call).is_none()));
@@ -139,7 +139,7 @@ fn ten_thousand_compounds_of_version_4_1_wait_on_one_thread() {
         .map(|number| {
             let mut client = Client4::stranger(&world.nfs, 1);
             client.peer = format!("192.0.2.{}:700", number % 250 + 1).parse().unwrap();
-            client.introduce(&format!("client {number}"), fore.clone());
+            client.introduce(&format!("client {number}"), fore);
             client
         })
         .collect();
@@ -175,7 +175,7 @@ fn ten_thousand_compounds_of_version_4_1_wait_on_one_thread() {
 }
 
 fn compound_call<'a>(client: &'a Client4, args: &'a Message) -> Called<'a> {
-    client.paper.call(&*client.nfs, v4::PROC_COMPOUND, (client.peer, &client.credential), args)
+    client.paper.call(&*client.nfs, v4::PROC_COMPOUND, (client.peer, &client.caller), args)
 }
 
 /// A compound whose operations are pending one after the other.
@@ -234,7 +234,7 @@ fn calls_beyond_the_bound_are_told_to_come_again_and_hosts_share_it() {
         .collect();
     let start = |rig: usize| {
         let from = [&one, &other][rig];
-        let call = |args| from.paper.call(&*from.nfs, Proc3::Create as u32, (from.peer, &from.credential), args);
+        let call = |args| from.paper.call(&*from.nfs, Proc3::Create as u32, (from.peer, &from.caller), args);
         let (mut going_on, mut refused) = (Vec::new(), 0);
         for args in &args[rig] {
             let mut call = call(args);
@@ -278,7 +278,7 @@ fn mount_and_acls_wait_like_all_others() {
     let root = rig.root();
     rig.dir(&root, "d");
     world.fs.0.hold(true);
-    let caller = (rig.peer, &rig.credential);
+    let caller = (rig.peer, &rig.caller);
     let path = Message::encode(&Dirpath::from("/m/d"));
     let mount = rig.paper.call(&*rig.mount, MountProc3::Mnt as u32, caller, &path);
     let acls = world.nfs.nfsacl3();

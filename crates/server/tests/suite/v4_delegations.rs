@@ -2,7 +2,7 @@
 //! meanwhile.
 
 use crate::common::remote;
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, task::Poll, time::Duration};
 
 use crate::common::remote::Served;
 use crate::common::v4::*;
@@ -12,9 +12,10 @@ use nfs::{
     v3::{Nfsstat3, Read, ReadArgs},
     v4::{attr::Attr4, *},
 };
-use rpc::Credential;
+use rpc::Identity;
 use server::NfsServer;
 use tempfile::TempDir;
+use testkit::deferred::{Deferred, Pace};
 use tokio::runtime::Runtime;
 use xdr::Message;
 
@@ -101,6 +102,32 @@ async fn a_delegation_is_given_and_recalled_for_others_of_any_protocol() {
     assert_eq!(b.call(at("/m").into_iter().chain([remove("h")])).await.0, Nfsstat4::Ok);
 }
 
+/// A change is in progress until its operation has completed.
+#[tokio::test]
+async fn no_delegation_is_given_while_a_change_is_pending() {
+    let fs = Deferred::new(plain_memory(), Pace::Told);
+    fs.0.hold(false);
+    let served = Served::serving(fs.clone()).await;
+    let rig = Rig::calling(&served.nfs);
+    let mut a = served.client("a").await;
+    let (open, delegation, handle) = a.delegated("f").await;
+    assert_eq!(a.give_back(&handle, delegation).await, Nfsstat4::Ok);
+    a.call([putfh(&handle), close(open)]).await;
+    fs.0.hold(true);
+    let args = Message::encode(&write_args(&handle.0.clone().into(), 0, b"data"));
+    let mut writing = rig.paper.call(&*rig.nfs, nfs::v3::Proc3::Write as u32, (rig.peer, &rig.caller), &args);
+    let polled = std::future::poll_fn(|cx| Poll::Ready(writing.as_mut().poll(cx))).await;
+    assert!(polled.is_pending() && fs.0.in_flight() == 1);
+    fs.0.hold(false);
+    let (open, delegation, _) = a.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap();
+    assert_eq!(delegation, OpenDelegation4::None, "the file is being changed");
+    a.call([putfh(&handle), close(open)]).await;
+    assert_eq!(fs.0.complete(1), 1);
+    writing.await.expect("accepted");
+    assert_eq!(fs.0.executed("write"), 1);
+    a.delegated("f").await;
+}
+
 /// Whatever changes a file of which somebody has a delegation to read waits until that is back.
 #[tokio::test]
 async fn all_that_changes_a_file_recalls_its_delegations() {
@@ -152,9 +179,9 @@ async fn all_that_changes_a_file_recalls_its_delegations() {
 }
 
 /// A client that was there before the restart, with a new session.
-fn back_again(server: &NfsServer, name: &str, credential: &Credential) -> Client4 {
+fn back_again(server: &NfsServer, name: &str, caller: &Identity) -> Client4 {
     let mut client = Client4::stranger(server, 1);
-    client.credential = credential.clone();
+    client.caller = caller.clone();
     let Resop4::ExchangeId(Res4::Ok(exchanged)) = client.alone(exchange_id(name)) else { panic!("EXCHANGE_ID") };
     let create = create_session(exchanged.clientid, exchanged.sequenceid, channel());
     let Resop4::CreateSession(Res4::Ok(created)) = client.alone(create) else { panic!("CREATE_SESSION") };
@@ -167,7 +194,7 @@ struct Lives {
     dir: TempDir,
     state: TempDir,
     path: String,
-    me: Credential,
+    me: Identity,
 }
 
 impl Lives {

@@ -3,7 +3,7 @@
 use crate::common::v4::*;
 use crate::common::*;
 use nfs::v4::*;
-use rpc::ConnectionId;
+use rpc::{ConnectionId, Identity, security::Principal};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash};
 use testkit::paper::Paper;
 
@@ -133,7 +133,7 @@ fn who_does_nothing_but_introduce_itself_keeps_nobody_out() {
 fn nobody_takes_the_name_of_another() {
     let all = Neighbours::new();
     let mut thief = Client4::stranger(&all.server, 1);
-    (thief.credential, thief.paper) = (user(666, 666), all.bad.paper.connection(ConnectionId(667)));
+    (thief.caller, thief.paper) = (user(666, 666), all.bad.paper.connection(ConnectionId(667)));
     assert_eq!(thief.alone(exchange_id("good")).status(), Nfsstat4::ClidInuse);
     // Who knows the client ID gets a session by the next sequence, but none of the owner's, and no callbacks of it.
     for (sequence, expected) in
@@ -209,4 +209,27 @@ fn hosts_that_no_export_admits_are_granted_little() {
     let honest = Client4::new(&server, "honest", 1);
     assert_eq!(honest.compound(vec![honest.sequence_op(63, 1)]).status, Nfsstat4::BadSlot);
     assert_eq!(honest.compound(vec![honest.sequence_op(channel().maxrequests - 1, 1)]).status, Nfsstat4::Ok);
+}
+
+#[test]
+fn state_belongs_to_the_name_of_its_principal() {
+    let server = NfsServer::new(
+        Export::new("/m", ExportId::unique(), memory(), Default::default()).unwrap(),
+        HandleKey::random(),
+    );
+    let name = |name: &'static str, pseudo_flavor| Identity::Principal(Principal { name: name.into(), pseudo_flavor });
+    let mut alice = Client4::stranger(&server, 1);
+    alice.caller = name("alice@REALM", 390_004);
+    alice.introduce("alice's", channel());
+    for (caller, status) in [
+        (name("mallory@REALM", 390_004), Nfsstat4::WrongCred),
+        (user(0, 0), Nfsstat4::WrongCred),
+        (Identity::None, Nfsstat4::WrongCred),
+        // It has a session.
+        (name("alice@REALM", 390_003), Nfsstat4::ClientidBusy),
+    ] {
+        let other = Client4 { caller, ..Client4::stranger(&server, 1) };
+        let destroy = Argop4::DestroyClientId(ClientIdArgs { clientid: alice.client });
+        assert_eq!(other.alone(destroy).status(), status, "{:?}", other.caller);
+    }
 }

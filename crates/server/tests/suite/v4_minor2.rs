@@ -197,8 +197,8 @@ fn acls_are_set_and_read_and_show_in_the_mode() {
     assert_eq!(allowed("OWNER@"), Some(ACE4_READ_DATA | write));
     assert_eq!(allowed("EVERYONE@"), Some(0));
     // It decides.
-    client.credential = user(1234, 1234);
+    client.caller = user(1234, 1234);
     client.ok([at("m/f"), vec![read(Stateid4::ANONYMOUS, 0, 1)]].concat());
-    client.credential = user(1235, 1235);
+    client.caller = user(1235, 1235);
     assert_eq!(client.status([at("m/f"), vec![read(Stateid4::ANONYMOUS, 0, 1)]].concat()), Nfsstat4::Access);
 }

@@ -139,7 +139,7 @@ fn a_client_is_confirmed_and_may_move_its_callbacks() {
     assert_ne!(moved.setclientid_confirm, again.setclientid_confirm);
     assert_eq!(confirm(&on, &moved), Nfsstat4::Ok);
     assert_eq!(confirm(&on, &again), Nfsstat4::StaleClientid);
-    let stranger = Client4 { credential: user(7, 7), ..Client4::stranger(&server, 0) };
+    let stranger = Client4 { caller: user(7, 7), ..Client4::stranger(&server, 0) };
     let other = introduce(&stranger, "a", 1);
     assert_ne!(other.clientid, again.clientid, "who has no state can lose the name");
     assert_eq!(confirm(&on, &other), Nfsstat4::ClidInuse);
@@ -300,7 +300,7 @@ fn who_has_state_keeps_its_name() {
     let server = serving();
     let mut one = Zero::new(&server, "a");
     one.open_first("f");
-    let stranger = Client4 { credential: user(7, 7), ..Client4::stranger(&server, 0) };
+    let stranger = Client4 { caller: user(7, 7), ..Client4::stranger(&server, 0) };
     let result = stranger.alone(set_clientid("a", 1));
     let Resop4::SetClientId(SetClientIdRes::ClidInuse(address)) = result else { panic!("{result:?}") };
     assert_eq!(address, Netaddr4 { netid: "tcp".into(), addr: "192.0.2.1.2.1".into() }, "whose it is");

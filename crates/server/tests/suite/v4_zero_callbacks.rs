@@ -3,9 +3,9 @@
 use crate::common::v4;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use crate::common::auth_sys;
 use crate::common::back::{Back, CB_PROGRAM};
 use crate::common::remote::Served;
-use crate::common::user;
 use crate::common::v4::*;
 use nfs::v4::{
     callback::{CbArgop4, CbOpnum4, CbRecallArgs},
@@ -36,7 +36,10 @@ impl Zero {
         let listener = TcpKind::default().listen(port.address()).unwrap();
         let said = SocketAddr::new(host.parse().unwrap(), port.number());
         workers.listen(Server::builder().shared(back.clone()).build(), listener);
-        let options = ClientOptions { credential: user(0, 0), ..ClientOptions::new(nfs::NFS_PROGRAM, VERSION) };
+        let options = ClientOptions {
+            credential: rpc::Credential::Sys(auth_sys(0, 0)),
+            ..ClientOptions::new(nfs::NFS_PROGRAM, VERSION)
+        };
         let rpc = Client::connect(served.kind.clone(), served.address, options).await.unwrap();
         let mut zero = Self { rpc, back, listening: Some(workers), _port: port, id: Clientid4(0), seqid: 0 };
         let introduce = Argop4::SetClientId(SetClientIdArgs {
@@ -137,7 +140,7 @@ async fn a_delegation_is_given_and_recalled_where_the_client_listens() {
     let recall = CbArgop4::Recall(CbRecallArgs { stateid, truncate: false, fh: handle.clone() });
     let heard = a.back.hears(CbOpnum4::Recall).await;
     assert_eq!((heard.operation, heard.minor, heard.ident), (recall, 0, IDENT));
-    assert!(heard.sequence.is_none() && heard.credential != rpc::Credential::None, "as Linux wants it");
+    assert!(heard.sequence.is_none() && heard.caller != rpc::Identity::None, "as Linux wants it");
     assert!(heard.from.port() >= 1024, "the client has chosen the port that is called: {}", heard.from);
     // It opens by what it has, also while that is recalled.
     let claim = OpenClaim4::DelegateCur { delegate_stateid: stateid, file: "f".into() };

@@ -9,7 +9,7 @@ use std::{
 
 use client::harness::callback_service;
 use nfs::v4::{callback::*, compound::CbCompoundRes, *};
-use rpc::{Credential, Service};
+use rpc::{Identity, Service};
 use xdr::{Encode, Encoder, Message};
 
 use crate::paper::{Paper, results};
@@ -94,7 +94,7 @@ impl Server {
 
     fn raw(&self, message: &Message) -> Option<Message> {
         let peer = SocketAddr::from(([192, 0, 2, 1], 2049));
-        let future = self.paper.call(&*self.client, PROC_COMPOUND, (peer, &Credential::None), message);
+        let future = self.paper.call(&*self.client, PROC_COMPOUND, (peer, &Identity::None), message);
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => result.ok(),
             Poll::Pending => panic!("a client that holds nothing waits for nothing"),

@@ -12,7 +12,7 @@ use nfs::{
     mount::{Dirpath, ExportEntry, MountEntry, MountProc3, MountRes},
     v3::*,
 };
-use rpc::{AcceptError, AuthSys, Credential, Service};
+use rpc::{AcceptError, AuthSys, Identity, Service};
 use server::{Export, ExportId, ExportOptions, HandleKey, Mount3, Nfs3, NfsServer, Squash};
 use vfs::memory::{Memory, MemoryOptions};
 use xdr::{Decode, Decoder, Encode, List, Message};
@@ -64,7 +64,7 @@ struct Fixture {
     nfs: Nfs3,
     mount: Mount3,
     paper: Paper,
-    credential: Credential,
+    caller: Identity,
     handles: Vec<NfsFh3>,
 }
 
@@ -79,7 +79,7 @@ impl Fixture {
             nfs: server.nfs3(),
             mount: server.mount3(),
             paper: Paper::new("tcp", 2 << 20),
-            credential: Credential::Sys(sys),
+            caller: Identity::Sys(sys),
             handles: Vec::new(),
         };
         fixture.populate();
@@ -166,7 +166,7 @@ impl Fixture {
 
     fn run(&self, service: &dyn Service, procedure: u32, args: &Message) -> Result<Message, AcceptError> {
         let peer = SocketAddr::from(([192, 0, 2, 1], 700));
-        let future = pin!(self.paper.call(service, procedure, (peer, &self.credential), args));
+        let future = pin!(self.paper.call(service, procedure, (peer, &self.caller), args));
         match { future }.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(reply) => reply,
             Poll::Pending => panic!("memory does not block"),

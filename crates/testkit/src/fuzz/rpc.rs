@@ -12,7 +12,7 @@ use buf::{Buffer, Pool};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rpc::{
-    AcceptError, BoxFuture, Call, CallError, CallHeader, CallsMade, Credential, Drain, IncomingCall, Procedure, Reply,
+    AcceptError, BoxFuture, Call, CallError, CallHeader, CallsMade, Drain, Identity, IncomingCall, Procedure, Reply,
     ReplyHeader, ReplyPlan, ReplyToken, Server, Service, Transport, TransportCaps, TransportError, Xid,
     record::{Place, Placement, RecordReader, STAGE_BYTES},
     rpcbind::{Registry, Rpcbind},
@@ -28,10 +28,9 @@ pub fn rpc_message(data: &[u8]) {
     if let Ok(header) = &header {
         let len = data.len() - decoder.remaining();
         assert_eq!(Message::encode(header).stream, data[..len], "the encoding is canonical");
-        if let Ok(caller) = Credential::authenticate(&header.credential, &header.verifier)
-            && caller != Credential::None
-        {
-            assert_eq!(caller.to_opaque(), header.credential);
+        assert_eq!(data[..header.signed_len()], Message::encode(header).stream[..header.signed_len()]);
+        if let Ok(Identity::Sys(sys)) = Identity::plain(&header.credential, &header.verifier) {
+            assert_eq!(sys.to_opaque(), header.credential);
         }
     }
     let mut decoder = Decoder::new(&message);

@@ -11,7 +11,7 @@ use nfs::v4::{
     compound::{CompoundArgs, CompoundRes},
     *,
 };
-use rpc::{AcceptError, AuthSys, Credential};
+use rpc::{AcceptError, AuthSys, Identity};
 use server::{Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash};
 use vfs::memory::{Memory, MemoryOptions};
 use xdr::{Encode, Encoder, Message};
@@ -51,7 +51,7 @@ struct World {
 
 struct Peer {
     nfs: Nfs4,
-    credential: Credential,
+    caller: Identity,
     session: Sessionid4,
     sequence: u32,
     minor: u32,
@@ -109,8 +109,8 @@ impl World {
 impl Peer {
     fn new(server: &NfsServer, paper: &Paper, name: &str, minor: u32) -> Self {
         let sys = AuthSys { stamp: 0, machine: Bytes::new(), uid: 0, gid: 0, gids: Default::default() };
-        let (nfs, credential) = (server.nfs4(), Credential::Sys(sys));
-        let mut peer = Self { nfs, credential, session: Sessionid4::default(), sequence: 1, minor };
+        let (nfs, caller) = (server.nfs4(), Identity::Sys(sys));
+        let mut peer = Self { nfs, caller, session: Sessionid4::default(), sequence: 1, minor };
         let exchange = ExchangeIdArgs {
             clientowner: ClientOwner4 { verifier: [1; 8], ownerid: name.into() },
             flags: 0,
@@ -174,7 +174,7 @@ impl Peer {
 
     fn raw(&self, paper: &Paper, message: &Message) -> Result<Message, AcceptError> {
         let peer = SocketAddr::from(([192, 0, 2, 1], 700));
-        let future = paper.call(&self.nfs, PROC_COMPOUND, (peer, &self.credential), message);
+        let future = paper.call(&self.nfs, PROC_COMPOUND, (peer, &self.caller), message);
         match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => result,
             Poll::Pending => panic!("memory waits for nothing"),

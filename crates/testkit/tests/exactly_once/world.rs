@@ -17,7 +17,7 @@ use std::{
 use nfs::v4::{Argop4, PROC_COMPOUND, Res4, Resop4, Sequenceid4, Sessionid4, Slotid4, compound::*};
 use parking_lot::Mutex;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use rpc::{AuthSys, ConnectionId, Credential, Service};
+use rpc::{AuthSys, ConnectionId, Identity, Service};
 use server::{
     BlockingOptions, Export, ExportId, ExportOptions, HandleKey, Nfs4, NfsServer, Squash, config::Settings,
     recovery::Recovery,
@@ -283,9 +283,9 @@ impl World {
 
     fn call(&self, nfs: &Nfs4, connection: ConnectionId, args: &CompoundArgs) -> CompoundRes {
         let sys = AuthSys { stamp: 0, machine: "m".into(), uid: 0, gid: 0, gids: Default::default() };
-        let (credential, message) = (Credential::Sys(sys), Message::encode(args));
+        let (caller, message) = (Identity::Sys(sys), Message::encode(args));
         let paper = self.paper.connection(connection);
-        let reply = finish(paper.call(nfs, PROC_COMPOUND, (PEER, &credential), &message));
+        let reply = finish(paper.call(nfs, PROC_COMPOUND, (PEER, &caller), &message));
         results(&reply.expect("a good call is accepted"))
     }
 

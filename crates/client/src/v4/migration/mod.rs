@@ -1,19 +1,19 @@
 //! [`Moves`]: file systems that move to other servers while they are used.
 //!
-//! Read RFC 8881 §11.10 and §11.11 first (RFC 7530 §8, RFC 7931 of version 4.0). The server says so when something there is asked for
-//! (`NFS4ERR_MOVED`), or that it has happened somewhere (`SEQ4_STATUS_LEASE_MOVED`, `NFS4ERR_LEASE_MOVED`), and `fs_locations` says
-//! where it is now. That place is mounted by the same client name, so that it may reclaim what it had. Handles are not the same
-//! there: what was found before is found again by its path, and must have the fileid that it had. What was open is opened there, as
-//! a reclaim while that server is in grace, and locks with it; those that cannot be reclaimed are lost.
+//! Read RFC 8881 §11.10 and §11.11 first (RFC 7530 §8, RFC 7931 for version 4.0). A server answers a request there with `NFS4ERR_MOVED`,
+//! or reports that some file system has moved (`SEQ4_STATUS_LEASE_MOVED`, `NFS4ERR_LEASE_MOVED`); `fs_locations` has its
+//! new location. The [`Dialer`] mounts that by the same client name, so that the client may reclaim its state. Handles differ
+//! there: an object that was found before is found again by its path, and must have the same fileid. A file that was open
+//! is opened there, as a reclaim while that server is in grace, and its locks with it; locks that cannot be reclaimed are lost.
 //!
-//! Whoever is above goes on with the handles it has. What is found there after that gets handles of which the first bytes, a tag,
-//! say of which server they are: they are never sent with it, and nothing is kept of them.
+//! Callers continue with the handles that they have. Objects that are found there later get handles of which the first bytes, a tag,
+//! name the server. The tag is not sent, and nothing is stored for such a handle.
 //!
-//! **What is kept.** For each file system that has moved, as many objects that are found again as can have been known of it: more are
-//! found only if the former server goes on to show objects of what it has said is not there. Those used least are forgotten
-//! then, and found again as before when they are used; what is open or locked is not.
+//! **Bounds.** For each file system that has moved, the table holds as many found objects as can have been known of it: more are
+//! found only if the former server continues to list objects of a file system that it does not have. The least recently used are
+//! evicted then, and found again when they are used; objects that are open or locked are not evicted.
 //!
-//! **Errors.** Requests wait for one attempt to find the new place, and share its failure; the next one tries again.
+//! **Errors.** Requests wait for one attempt to find the new place, and share its failure; the next request starts another attempt.
 
 use std::{
     collections::HashMap,
@@ -32,12 +32,12 @@ use rpc::BoxFuture;
 use tokio::time::timeout_at;
 
 use super::{
-    V4, Watcher, attr,
+    attr,
+    delegation::Watcher,
     links::{Link, Links},
-    locations::{Gone, Location},
+    location::{AbsentFs, Location},
     names::{Id, KNOWN_MAX},
-    place::MOVES_MAX,
-    router::MigrationRouter,
+    protocol::V4,
     server::Server,
     unreclaimed::Unreclaimed,
 };
@@ -47,15 +47,15 @@ use crate::{
     session::compound::Compound,
 };
 
-/// What has moved away from a server.
+/// The file systems that have moved away from a server.
 #[derive(Default)]
 pub(crate) struct Moves {
     /// The dialer, and the number of moves that have led to this server.
     dialer: OnceLock<(Arc<dyn Dialer>, u32)>,
-    /// Anything has.
+    /// At least one has.
     anything: AtomicBool,
     table: Mutex<Table>,
-    /// By file system, those that are being looked for.
+    /// The attempts to find file systems, by fsid.
     attempts: Mutex<HashMap<u64, Attempt>>,
     looking: AtomicBool,
 }
@@ -88,7 +88,7 @@ pub(crate) struct MigrationIdentity {
     pub moves: u32,
 }
 
-/// Looking for a file system, for all who wait for that.
+/// An attempt to find a file system, which all requests for it share.
 type Attempt = future::Shared<BoxFuture<'static, Result<Arc<Moved>>>>;
 
 #[derive(Default)]
@@ -186,7 +186,7 @@ impl Moves {
         })
     }
 
-    /// What this server's users call an object of another.
+    /// The handle by which callers know an object of another server.
     pub fn name(&self, peer: &Peer, there: &Handle) -> Handle {
         let here = self.table.lock().links.here(peer.number, there);
         here.unwrap_or_else(|| Bytes::from([&peer.tag[..], there].concat()).into())
@@ -207,7 +207,7 @@ impl V4 {
     }
 
     /// The attempt to find where a file system has gone: the one that is being made, or another.
-    fn attempt(&self, gone: Gone) -> Attempt {
+    fn attempt(&self, gone: AbsentFs) -> Attempt {
         let fsid = gone.fsid;
         let mut attempts = self.server.moves.attempts.lock();
         if let Some(attempt) = attempts.get(&fsid) {
@@ -224,12 +224,12 @@ impl V4 {
         });
         let attempt = attempt.shared();
         attempts.insert(fsid, attempt.clone());
-        // It goes on though nobody waits any more.
+        // It continues if no request waits any more.
         self.server.client.link.runtime.spawn(attempt.clone());
         attempt
     }
 
-    async fn migrate(&self, gone: &Gone) -> Result<Arc<Moved>> {
+    async fn migrate(&self, gone: &AbsentFs) -> Result<Arc<Moved>> {
         tracing::info!(server = %self.program().server(), fsid = gone.fsid, "a file system has moved");
         let mut failures = Vec::new();
         for place in &gone.places {
@@ -242,8 +242,8 @@ impl V4 {
         Err(Error::new(ErrorKind::Referral(why), "fs_locations").on(self.program().server()))
     }
 
-    /// Goes on with a file system at its new place.
-    async fn settle(&self, gone: &Gone, place: &Location) -> Result<Arc<Moved>> {
+    /// Continues with a file system at its new place.
+    async fn settle(&self, gone: &AbsentFs, place: &Location) -> Result<Arc<Moved>> {
         let moves = &self.server.moves;
         let known = moves.table.lock().servers.iter().find(|(server, _)| *server == place.server).cloned();
         let is_new = known.is_none();
@@ -289,7 +289,7 @@ impl V4 {
         let peer = Arc::new(Peer { v4, number, read_size, write_size, tag, bringing });
         if let Some(watcher) = self.server.opens.delegations.watcher() {
             let (from, to) = (Arc::downgrade(&self.server), Arc::downgrade(&peer));
-            peer.v4.watch(Arc::new(Elsewhere { from, peer: to, watcher }));
+            peer.v4.watch(Arc::new(ForwardingWatcher { from, peer: to, watcher }));
         }
         Ok((peer, root))
     }
@@ -309,18 +309,16 @@ impl V4 {
             return Ok(());
         }
         let there = self.find_again(moved, object).await?;
-        if let Some(file) = self.server.opens.known(object) {
-            // What is being asked of the former server has come to its end then.
-            let _alone = file.changing().await;
-            let left = file.leave(&self.server.opens);
+        let file = self.server.opens.known(object);
+        // Until the link is there, no request takes the file for one of this server.
+        let mut _alone = None;
+        if let Some(file) = file {
+            // Requests to the former server have ended then.
+            _alone = Some(file.changing().await);
+            let held = file.take_held(&self.server.opens);
             let at = peer.v4().place_now(&there);
-            at.v4
-                .server
-                .opens
-                .file(&at.handle)
-                .0
-                .arrive(&at.v4.server.opens, left, &self.deadline(), unreclaimed)
-                .await;
+            let (opens, deadline) = (&at.v4.server.opens, &self.deadline());
+            opens.file(&at.handle).0.reclaim_held(opens, held, deadline, unreclaimed).await;
         }
         moves.link(object, peer, &there);
         moves.anything.store(true, Relaxed);
@@ -402,15 +400,15 @@ impl Server {
     }
 }
 
-/// Tells of delegations of the server to which something has moved, by the handles that are known.
+/// Forwards the ends of delegations at the server to which a file system has moved, by the handles that callers know.
 #[derive(Debug)]
-struct Elsewhere {
+struct ForwardingWatcher {
     from: Weak<Server>,
     peer: Weak<Peer>,
     watcher: Arc<dyn Watcher>,
 }
 
-impl Watcher for Elsewhere {
+impl Watcher for ForwardingWatcher {
     fn ends(&self, file: Handle) -> BoxFuture<'static, ()> {
         match (self.from.upgrade(), self.peer.upgrade()) {
             (Some(from), Some(peer)) => self.watcher.ends(from.moves.name(&peer, &file)),
@@ -419,13 +417,13 @@ impl Watcher for Elsewhere {
     }
 }
 
-/// LOOKUP of a server from which it can have moved on.
+/// LOOKUP at a server from which the object can have moved on.
 fn look_up<'a>(v4: &'a V4, dir: &'a Handle, name: &'a [u8]) -> BoxFuture<'a, Result<Node>> {
-    Box::pin(async move { MigrationRouter(v4).lookup(dir, name).await })
+    Box::pin(v4.lookup(dir, name))
 }
 
 fn look_at<'a>(v4: &'a V4, object: &'a Handle) -> BoxFuture<'a, Result<Attr>> {
-    Box::pin(async move { MigrationRouter(v4).getattr(object).await })
+    Box::pin(v4.getattr(object))
 }
 
 fn names_of(path: &Bytes) -> impl Iterator<Item = Bytes> {
@@ -449,3 +447,5 @@ impl fmt::Debug for Peer {
 mod tests;
 
 const TAG: usize = 16;
+/// Moves of one file system; more of them are taken for a loop.
+pub(super) const MOVES_MAX: u32 = 32;

@@ -64,11 +64,13 @@ pub(super) fn may_use(
 ) -> Result<(), Fault4> {
     let name = (file.export.id(), file.handle.clone());
     let shard = at.session.as_ref().and_then(|session| session.shard.as_ref());
-    if shard.is_some_and(|shard| shard.may_use(&name, &stateid, write)) {
-        return Ok(());
-    }
-    let (client, now) = (at.client(), clock::now());
-    let check = || cx.shared.with_locks(|state, locks| state.check_io(locks, client, &name, &stateid, write, now));
+    let check = || {
+        if shard.is_some_and(|shard| shard.may_use(&name, &stateid, write)) {
+            return Ok(());
+        }
+        let (client, now) = (at.client(), clock::now());
+        cx.shared.with_locks(|state, locks| state.check_io(locks, client, &name, &stateid, write, now))
+    };
     Ok(file.once(if write { "may write" } else { "may read" }, check)?)
 }
 

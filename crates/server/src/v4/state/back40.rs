@@ -61,7 +61,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// CB_PATH_DOWN if the client has delegations and cannot be called.
     pub fn check_path40(&self, id: Clientid4) -> Result<(), Nfsstat4> {
         let fails = self.clients.find(id).is_some_and(|client| client.callbacks_fail);
-        let holds = || self.stateids.of_client(id).iter().any(|other| self.stateids.is_delegation(other));
+        let holds = || self.stateids.of_client(id).iter().any(|other| self.stateids.delegation(other).is_some());
         if fails && holds() { Err(Nfsstat4::CbPathDown) } else { Ok(()) }
     }
 

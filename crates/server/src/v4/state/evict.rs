@@ -4,7 +4,7 @@ use std::hash::Hash;
 
 use nfs::v4::Clientid4;
 
-use super::{State, client::Client, delegation::Delegation, session::Session, stateid::Other};
+use super::{State, client::Client, recallable::Recallable, session::Session, stateid::Other};
 
 /// What became of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,13 +36,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.clients.find(id).into_iter().flat_map(Client::sessions)
     }
 
-    /// The delegations of a client, in pages: those among its next `max` stateids behind `after`, and where to go on.
-    pub fn delegations_of(
+    /// The recallable state of a client, in pages: those among its next `max` stateids behind `after`, and where to go on.
+    pub fn recallables_of(
         &self,
         id: Clientid4,
         after: Option<Other>,
         max: usize,
-    ) -> (Vec<(F, Delegation)>, Option<Other>) {
-        self.stateids.delegations_of(id, after, max)
+    ) -> (Vec<(F, Recallable)>, Option<Other>) {
+        self.stateids.recallables_of(id, after, max)
     }
 }

@@ -18,7 +18,7 @@ use std::{
 
 use nfs::v4::{ChannelAttrs4, Clientid4, Sessionid4, Slotid4};
 
-use super::{State, client::Client, hosts::Group, session::ChannelLimits};
+use super::{State, client::Client, hosts::Group, recallable::RecallableKind, session::ChannelLimits};
 
 /// What a client is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Asks for what there is too much of. To be called now and then.
     pub fn relieve(&mut self, now: Instant) {
         self.relieve_slots();
-        let full = self.stateids.delegations_count() > self.options.delegations_max / 4 * 3;
+        let full = self.stateids.recallable_count(RecallableKind::Delegation) > self.options.delegations_max / 4 * 3;
         let asked = self.load.delegations_asked.is_some_and(|asked| now < asked + ASK_EVERY);
         if full && !asked {
             self.load.delegations_asked = Some(now);
@@ -130,7 +130,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     fn relieve_delegations(&mut self, now: Instant) {
         let mut holders = BTreeMap::<Clientid4, Vec<_>>::new();
-        self.stateids.all_delegations().for_each(|(client, other)| holders.entry(client).or_default().push(other));
+        let all = self.stateids.all_recallables(RecallableKind::Delegation);
+        all.for_each(|(client, other)| holders.entry(client).or_default().push(other));
         let share = (self.options.delegations_max / 2 / holders.len().max(1)).max(1);
         for (client, held) in holders.into_iter().filter(|(_, held)| held.len() > share) {
             if self.is_legacy(client) {

@@ -23,6 +23,7 @@ pub mod load;
 pub mod marks;
 pub mod open;
 pub mod owner;
+pub mod recallable;
 pub mod recover;
 pub mod session;
 pub mod shard;
@@ -43,10 +44,10 @@ use nfs::v4::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use client::{Client, Clients, client_of};
-use delegation::Delegations;
 use load::Load;
 use marks::Marks;
 use owner::{OwnerLimits, Owners};
+use recallable::Recalls;
 use recover::Stored;
 use session::{BoundChange, ChannelLimits, Connection, ConnectionId, Session};
 use shard::{Opening, Shards};
@@ -159,7 +160,7 @@ pub struct State<R, F> {
     /// The sessions of each connection that carries a channel of any.
     by_connection: Map<ConnectionId, Vec<Sessionid4>>,
     stateids: Stateids<F>,
-    delegations: Delegations<F>,
+    recalls: Recalls<F>,
     load: Load,
     /// Of 4.0.
     owners: Owners<Kept<F>>,
@@ -194,7 +195,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             clients,
             by_connection: Map::default(),
             stateids,
-            delegations: Delegations::default(),
+            recalls: Recalls::default(),
             load: Load::default(),
             owners,
             events: VecDeque::new(),
@@ -235,7 +236,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// Whether nothing has to be done as a consequence: no event, recall, or record is to be had, and nobody is to be asked.
     pub fn is_settled(&self) -> bool {
-        self.events.is_empty() && self.records.is_empty() && self.delegations.is_settled() && self.load.is_settled()
+        self.events.is_empty() && self.records.is_empty() && self.recalls.is_settled() && self.load.is_settled()
     }
 
     /// The next consequence.

@@ -15,10 +15,10 @@ use smallvec::SmallVec;
 use super::{
     Event, State, StateOptions,
     client::Client,
-    delegation::Access,
     hosts::Group,
     load::HOST_PART,
     owner::{OwnerKind, OwnerName},
+    recallable::Access,
     stateid::{Kind, Open, Other},
 };
 use crate::sharing::locks::{Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share};
@@ -462,7 +462,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let may_write = match &self.stateids.entry(&other).kind {
             Kind::Open(open) => open.access & OPEN4_SHARE_ACCESS_WRITE != 0,
             Kind::Lock { open, .. } => self.stateids.open(open).access & OPEN4_SHARE_ACCESS_WRITE != 0,
-            Kind::Delegation(delegation) => delegation.write,
+            Kind::Recallable(held) => held.grant.may_write(),
         };
         // §18.22.3: a client that has opened it to write may read, since it may have to for writing part of a page.
         if write && !may_write {

@@ -19,6 +19,7 @@ use super::{
     delegation::Delegation,
     hosts::Group,
     marks::Marks,
+    recallable::{Grant, Recallable, RecallableKind},
     shard::{Use, Uses},
 };
 use crate::hash::{Map, digest};
@@ -36,9 +37,9 @@ pub struct Stateids<F> {
     by_owner: Map<Key<F>, Other>,
     /// Under how many opens a lock-owner has locks in a file.
     lock_owners: HashMap<(Clientid4, Bytes, F), u32>,
-    /// The delegations of a file, but those that were revoked.
-    delegations: Map<F, SmallVec<[Other; 1]>>,
-    delegations_count: usize,
+    /// The recallable state of a file, but what was revoked.
+    recallables: Map<F, SmallVec<[Other; 1]>>,
+    recallable_counts: Map<RecallableKind, usize>,
     marks: Marks,
     /// How many clients have lost and not freed.
     revoked: Map<(Clientid4, Nfsstat4), usize>,
@@ -61,7 +62,7 @@ enum Key<F> {
     Open(Clientid4, Bytes, F),
     /// Under an open.
     Lock(Other, Bytes),
-    Delegation(Clientid4, F),
+    Recallable(RecallableKind, Clientid4, F),
 }
 
 // By what a client chooses only through its digest.
@@ -70,7 +71,7 @@ impl<F: Hash> Hash for Key<F> {
         match self {
             Self::Open(client, owner, file) => (0, client, digest(owner), file).hash(state),
             Self::Lock(open, owner) => (1, open, digest(owner)).hash(state),
-            Self::Delegation(client, file) => (2, client, file).hash(state),
+            Self::Recallable(kind, client, file) => (2, kind, client, file).hash(state),
         }
     }
 }
@@ -103,8 +104,8 @@ pub enum Kind {
         /// The open.
         open: Other,
     },
-    /// A delegation.
-    Delegation(Delegation),
+    /// What the server can recall.
+    Recallable(Recallable),
 }
 
 /// An open of one owner, which may have opened the file more than once.
@@ -133,8 +134,8 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             by_group: BTreeMap::new(),
             by_owner: Map::default(),
             lock_owners: HashMap::new(),
-            delegations: Map::default(),
-            delegations_count: 0,
+            recallables: Map::default(),
+            recallable_counts: Map::default(),
             marks: Marks::new(),
             revoked: Map::default(),
             instance,
@@ -180,9 +181,9 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
                 self.open_mut(open).locks.push(other);
                 *self.lock_owners.entry((client, owner.clone(), file.clone())).or_default() += 1;
             }
-            Kind::Delegation(_) => {
-                self.delegations.entry(file.clone()).or_default().push(other);
-                self.delegations_count += 1;
+            Kind::Recallable(held) => {
+                self.recallables.entry(file.clone()).or_default().push(other);
+                *self.recallable_counts.entry(held.grant.kind()).or_default() += 1;
                 self.marks.add(&file);
             }
         }
@@ -269,19 +270,21 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         self.by_owner.get(&Key::Lock(*open, owner.clone())).copied()
     }
 
-    /// The delegations of a file.
-    pub fn delegations(&self, file: &F) -> SmallVec<[Other; 1]> {
-        self.delegations.get(file).cloned().unwrap_or_default()
+    /// The recallable state of a file.
+    pub fn recallables(&self, file: &F) -> SmallVec<[Other; 1]> {
+        self.recallables.get(file).cloned().unwrap_or_default()
     }
 
-    /// All delegations.
-    pub fn delegations_count(&self) -> usize {
-        self.delegations_count
+    /// How much there is of a kind.
+    pub fn recallable_count(&self, kind: RecallableKind) -> usize {
+        self.recallable_counts.get(&kind).copied().unwrap_or(0)
     }
 
-    /// The delegations that clients have, and whose they are.
-    pub fn all_delegations(&self) -> impl Iterator<Item = (Clientid4, Other)> {
-        self.delegations.values().flatten().map(|other| (self.entries[other].client, *other))
+    /// The recallable state of a kind that clients have, and whose it is.
+    pub fn all_recallables(&self, kind: RecallableKind) -> impl Iterator<Item = (Clientid4, Other)> {
+        let is_of_kind = move |other: &&Other| self.recallable(other).is_some_and(|held| held.grant.kind() == kind);
+        let all = self.recallables.values().flatten().filter(is_of_kind);
+        all.map(|other| (self.entries[other].client, *other))
     }
 
     /// The files that may have delegations, for asking without this table.
@@ -289,37 +292,35 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         &self.marks
     }
 
-    /// The delegation of a file that a client has.
-    pub fn find_delegation(&self, client: Clientid4, file: &F) -> Option<Other> {
-        self.by_owner.get(&Key::Delegation(client, file.clone())).copied()
+    /// What a client has of a file, of a kind.
+    pub fn find_recallable(&self, client: Clientid4, kind: RecallableKind, file: &F) -> Option<Other> {
+        self.by_owner.get(&Key::Recallable(kind, client, file.clone())).copied()
     }
 
-    /// Whether one stands for a delegation that its client has.
-    pub fn is_delegation(&self, other: &Other) -> bool {
-        let entry = self.entries.get(other).filter(|entry| entry.revoked.is_none());
-        entry.is_some_and(|entry| matches!(entry.kind, Kind::Delegation(_)))
-    }
-
-    /// The delegation that a stateid stands for.
-    ///
-    /// # Panics
-    /// If there is no such one.
-    pub fn delegation(&self, other: &Other) -> &Delegation {
-        match &self.entries[other].kind {
-            Kind::Delegation(delegation) => delegation,
-            _ => panic!("a delegation that was found"),
+    /// The recallable state that one stands for, if its client has it still.
+    pub fn recallable(&self, other: &Other) -> Option<&Recallable> {
+        match self.entries.get(other).filter(|entry| entry.revoked.is_none()).map(|entry| &entry.kind) {
+            Some(Kind::Recallable(held)) => Some(held),
+            _ => None,
         }
     }
 
-    /// The delegation that a stateid stands for, to be changed.
-    ///
-    /// # Panics
-    /// If there is no such one.
-    pub fn delegation_mut(&mut self, other: &Other) -> &mut Delegation {
-        match self.entries.get_mut(other).map(|entry| &mut entry.kind) {
-            Some(Kind::Delegation(delegation)) => delegation,
-            _ => panic!("a delegation that was found"),
+    /// The recallable state that one stands for, if its client has it still, to be changed.
+    pub fn recallable_mut(&mut self, other: &Other) -> Option<&mut Recallable> {
+        match self.entries.get_mut(other).filter(|entry| entry.revoked.is_none()).map(|entry| &mut entry.kind) {
+            Some(Kind::Recallable(held)) => Some(held),
+            _ => None,
         }
+    }
+
+    /// The delegation that one stands for, if its client has it still.
+    pub fn delegation(&self, other: &Other) -> Option<&Delegation> {
+        self.recallable(other).map(|Recallable { grant: Grant::Delegation(delegation), .. }| delegation)
+    }
+
+    /// The delegation that one stands for, if its client has it still, to be changed.
+    pub fn delegation_mut(&mut self, other: &Other) -> Option<&mut Delegation> {
+        self.recallable_mut(other).map(|Recallable { grant: Grant::Delegation(delegation), .. }| delegation)
     }
 
     /// A stateid as it is now.
@@ -413,7 +414,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             *by_group.entry(*group).or_insert(0) += others.len();
         }
         assert_eq!(self.by_group, by_group);
-        let (mut revoked, mut lock_owners, mut delegations, mut owned) = (HashMap::new(), HashMap::new(), 0, 0);
+        let (mut revoked, mut lock_owners, mut recallables, mut owned) = (HashMap::new(), HashMap::new(), 0, 0);
         for (other, entry) in &self.entries {
             assert!(is_client(entry.client), "a client for each stateid");
             assert!(self.by_client[&entry.client].others.contains(other));
@@ -429,15 +430,15 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
                     assert!(self.open(open).locks.contains(other), "locks are under an open");
                     *lock_owners.entry((entry.client, owner.clone(), entry.file.clone())).or_insert(0) += 1;
                 }
-                Kind::Delegation(_) => {
-                    assert!(self.delegations[&entry.file].contains(other));
-                    delegations += 1;
+                Kind::Recallable(_) => {
+                    assert!(self.recallables[&entry.file].contains(other));
+                    recallables += 1;
                 }
             }
         }
-        assert_eq!((self.by_owner.len(), self.delegations_count), (owned, delegations));
-        assert_eq!(self.delegations.values().map(SmallVec::len).sum::<usize>(), delegations);
-        assert_eq!(self.marks.any(), delegations > 0);
+        assert_eq!((self.by_owner.len(), self.recallable_counts.values().sum()), (owned, recallables));
+        assert_eq!(self.recallables.values().map(SmallVec::len).sum::<usize>(), recallables);
+        assert_eq!(self.marks.any(), recallables > 0);
         assert!(self.lock_owners == lock_owners, "owners of locks are counted");
         assert_eq!(self.revoked.iter().map(|(of, count)| (*of, *count)).collect::<HashMap<_, _>>(), revoked);
     }
@@ -449,13 +450,13 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         let (owner, open) = match kind {
             Kind::Open(_) => return,
             Kind::Lock { owner, open } => (owner, open),
-            Kind::Delegation(_) => {
-                let of_file = self.delegations.get_mut(file).expect("it is listed");
+            Kind::Recallable(held) => {
+                let of_file = self.recallables.get_mut(file).expect("it is listed");
                 of_file.retain(|delegation| delegation != other);
                 if of_file.is_empty() {
-                    self.delegations.remove(file);
+                    self.recallables.remove(file);
                 }
-                self.delegations_count -= 1;
+                *self.recallable_counts.get_mut(&held.grant.kind()).expect("it was counted") -= 1;
                 return self.marks.remove(file);
             }
         };
@@ -476,20 +477,20 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         self.by_client.get(&client).map_or_else(Vec::new, |of_client| of_client.others.iter().copied().collect())
     }
 
-    /// The delegations of a client that are among its next `max` stateids behind `after`, and where to go on, if there may be
+    /// The recallable state of a client that is among its next `max` stateids behind `after`, and where to go on, if there may be
     /// more.
-    pub fn delegations_of(
+    pub fn recallables_of(
         &self,
         client: Clientid4,
         after: Option<Other>,
         max: usize,
-    ) -> (Vec<(F, Delegation)>, Option<Other>) {
+    ) -> (Vec<(F, Recallable)>, Option<Other>) {
         let Some(of_client) = self.by_client.get(&client) else { return (Vec::new(), None) };
         let behind = after.map_or(Bound::Unbounded, Bound::Excluded);
         let page: Vec<Other> = of_client.others.range((behind, Bound::Unbounded)).take(max).copied().collect();
         let entries = page.iter().map(|other| &self.entries[other]).filter(|entry| entry.revoked.is_none());
         let found = entries.filter_map(|entry| match &entry.kind {
-            Kind::Delegation(delegation) => Some((entry.file.clone(), delegation.clone())),
+            Kind::Recallable(held) => Some((entry.file.clone(), held.clone())),
             _ => None,
         });
         (found.collect(), page.last().copied().filter(|_| page.len() == max))
@@ -521,7 +522,7 @@ fn key<F: Clone>(client: Clientid4, file: &F, kind: &Kind) -> Key<F> {
     match kind {
         Kind::Open(open) => Key::Open(client, open.owner.clone(), file.clone()),
         Kind::Lock { owner, open } => Key::Lock(*open, owner.clone()),
-        Kind::Delegation(_) => Key::Delegation(client, file.clone()),
+        Kind::Recallable(held) => Key::Recallable(held.grant.kind(), client, file.clone()),
     }
 }
 

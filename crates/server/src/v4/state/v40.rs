@@ -281,7 +281,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let (kind, name) = match &entry.kind {
             Kind::Open(open) => (OwnerKind::Open, open.owner.clone()),
             Kind::Lock { owner, .. } => (OwnerKind::Lock, owner.clone()),
-            Kind::Delegation(_) => return None,
+            Kind::Recallable(_) => return None,
         };
         Some(OwnerName { client: entry.client, kind, name })
     }

@@ -15,7 +15,10 @@ use nfs::v4::{
     compound::{CbCompoundArgs, CbCompoundRes},
     *,
 };
-use rpc::{AcceptError, BoxFuture, Call, Client, ClientOptions, Credential, Procedure, Server, Service, TransportKind};
+use rpc::{
+    AcceptError, BoxFuture, Call, Client, ClientOptions, Credential, Identity, Procedure, Server, Service,
+    TransportKind,
+};
 use xdr::{Decode, Message};
 
 pub const CB_PROGRAM: u32 = 0x4000_0001;
@@ -28,7 +31,7 @@ pub struct Heard {
     pub operation: CbArgop4,
     pub minor: u32,
     pub ident: u32,
-    pub credential: Credential,
+    pub caller: Identity,
     /// The server's end of the connection.
     pub from: std::net::SocketAddr,
 }
@@ -128,8 +131,8 @@ impl Service for Back {
                 _ => panic!("{minor} {argarray:?}"),
             };
             let (result, opnum) = (self.result(&operation), operation.opnum());
-            let (credential, from) = (call.credential.clone(), call.peer);
-            let heard = Heard { sequence: sequence.clone(), operation, minor, ident, credential, from };
+            let (caller, from) = (call.caller.clone(), call.peer);
+            let heard = Heard { sequence: sequence.clone(), operation, minor, ident, caller, from };
             self.heard.lock().unwrap().push(heard);
             if self.silent.lock().unwrap().contains(&opnum) {
                 std::future::pending::<()>().await;

@@ -11,7 +11,7 @@ use nfs::{
     mount::{MountOk, MountRes},
     v3::*,
 };
-use rpc::{AcceptError, AuthSys, Credential, Service};
+use rpc::{AcceptError, AuthSys, Identity, Service};
 use server::{
     Config, Export, ExportId, ExportOptions, Exports, HandleKey, Mount3, Nfs3, NfsServer, Squash,
     config::{ExportConfig, Settings},
@@ -34,7 +34,7 @@ pub struct Rig {
     pub mount: Arc<Mount3>,
     pub paper: Arc<Paper>,
     pub peer: SocketAddr,
-    pub credential: Credential,
+    pub caller: Identity,
 }
 
 impl Rig {
@@ -57,13 +57,13 @@ impl Rig {
             mount: Arc::new(server.mount3()),
             paper: Arc::new(Paper::new("tcp", 4 << 20)),
             peer: "192.0.2.1:700".parse().unwrap(),
-            credential: user(0, 0),
+            caller: user(0, 0),
         }
     }
 
     /// The same server, called by another user.
     pub fn as_user(&self, uid: u32, gid: u32) -> Self {
-        Self { credential: user(uid, gid), ..self.clone() }
+        Self { caller: user(uid, gid), ..self.clone() }
     }
 
     /// The same server, called from elsewhere.
@@ -78,7 +78,7 @@ impl Rig {
 
     /// Calls with arguments as they are in `message`; gives the results' message, header included.
     pub fn raw(&self, service: &dyn Service, procedure: u32, message: &Message) -> Result<Message, AcceptError> {
-        let future = self.paper.call(service, procedure, (self.peer, &self.credential), message);
+        let future = self.paper.call(service, procedure, (self.peer, &self.caller), message);
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
     }
 
@@ -158,8 +158,12 @@ pub fn plain_memory() -> Arc<dyn Vfs> {
     Arc::new(Memory::new(MemoryOptions { capacity: 64 << 20, ..Default::default() }))
 }
 
-pub fn user(uid: u32, gid: u32) -> Credential {
-    Credential::Sys(AuthSys { stamp: 0, machine: "test".into(), uid, gid, gids: Default::default() })
+pub fn user(uid: u32, gid: u32) -> Identity {
+    Identity::Sys(auth_sys(uid, gid))
+}
+
+pub fn auth_sys(uid: u32, gid: u32) -> AuthSys {
+    AuthSys { stamp: 0, machine: "test".into(), uid, gid, gids: Default::default() }
 }
 
 pub fn name_in(dir: &NfsFh3, name: &str) -> Diropargs3 {

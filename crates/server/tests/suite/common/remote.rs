@@ -10,11 +10,13 @@ use nfs::v4::{
 };
 use rpc::{Client, ReplyPlan, Server, TcpKind, TransportKind, WorkerOptions, Workers};
 use server::{Export, ExportId, ExportOptions, HandleKey, NfsServer, Squash, config::Settings, recovery::Recovery};
+use vfs::Vfs;
 use xdr::Array;
 
 use super::{
+    auth_sys,
     back::{Back, CB_PROGRAM},
-    memory, user,
+    memory,
     v4::*,
 };
 
@@ -37,8 +39,17 @@ impl Served {
     }
 
     fn with(settings: Settings) -> Self {
+        Self::of(memory(), settings)
+    }
+
+    /// One of this tree that does what has to be done unasked.
+    pub async fn serving(fs: Arc<dyn Vfs>) -> Self {
+        Self::of(fs, Settings::default()).keep_up().await
+    }
+
+    fn of(fs: Arc<dyn Vfs>, settings: Settings) -> Self {
         let options = ExportOptions { squash: Squash::None, ..Default::default() };
-        let export = Export::new("/m", ExportId::unique(), memory(), options).unwrap();
+        let export = Export::new("/m", ExportId::unique(), fs, options).unwrap();
         let nfs = NfsServer::recovering(export, HandleKey::random(), Recovery::in_memory(), settings).unwrap();
         let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
         let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).unwrap();
@@ -79,7 +90,7 @@ pub struct Remote {
 impl Remote {
     pub async fn new(served: &Served, name: &str, minor: u32) -> Self {
         let back = Arc::new(Back::default());
-        let rpc = back.connect(&served.kind, served.address, user(0, 0)).await;
+        let rpc = back.connect(&served.kind, served.address, rpc::Credential::Sys(auth_sys(0, 0))).await;
         let (client, session) = (Clientid4(0), Sessionid4::default());
         let mut remote = Self { rpc, back, minor, client, session, sequence: 0 };
         let (_, exchanged) = remote.compound(vec![exchange_id(name)]).await;

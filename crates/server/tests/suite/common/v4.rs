@@ -8,7 +8,7 @@ use nfs::v4::{
     compound::{CompoundArgs, CompoundRes},
     *,
 };
-use rpc::{AcceptError, Credential};
+use rpc::{AcceptError, Identity};
 use server::{Nfs4, NfsServer};
 use testkit::paper::Paper;
 use xdr::Message;
@@ -20,7 +20,7 @@ pub struct Client4 {
     pub nfs: Arc<Nfs4>,
     pub paper: Paper,
     pub peer: SocketAddr,
-    pub credential: Credential,
+    pub caller: Identity,
     pub minor: u32,
     pub client: Clientid4,
     pub session: Sessionid4,
@@ -89,7 +89,7 @@ impl Client4 {
             nfs: Arc::new(server.nfs4()),
             paper: Paper::new("tcp", 4 << 20),
             peer: "192.0.2.1:700".parse().unwrap(),
-            credential: user(0, 0),
+            caller: user(0, 0),
             minor,
             client: Clientid4::default(),
             session: Sessionid4::default(),
@@ -100,7 +100,7 @@ impl Client4 {
 
     /// The bytes of the results of a call.
     pub fn raw(&self, message: &Message) -> Result<Message, AcceptError> {
-        let future = self.paper.call(&*self.nfs, PROC_COMPOUND, (self.peer, &self.credential), message);
+        let future = self.paper.call(&*self.nfs, PROC_COMPOUND, (self.peer, &self.caller), message);
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
     }
 

@@ -5,7 +5,8 @@ use crate::{
     sharing::locks::{LockClient, LockKind, Owner, Range},
     v4::state::{
         back::{BackOutcome, NoPath},
-        delegation::{Access, DelegationRequest, Held},
+        delegation::DelegationRequest,
+        recallable::{Access, Held},
     },
 };
 

@@ -7,7 +7,8 @@ use proptest::prelude::*;
 
 use super::{
     super::{
-        delegation::{Access, DelegationRequest},
+        delegation::DelegationRequest,
+        recallable::Access,
         recover::Record,
         slot::Ticket,
         v40::{Entered, Subject},
@@ -456,7 +457,7 @@ impl State<&'static str, char> {
                 let may_write = match &self.stateids.entry(&other).kind {
                     stateid::Kind::Open(open) => open.access & write != 0,
                     stateid::Kind::Lock { open, .. } => self.stateids.open(open).access & write != 0,
-                    stateid::Kind::Delegation(delegation) => delegation.write,
+                    stateid::Kind::Recallable(held) => held.grant.may_write(),
                 };
                 assert_eq!(used.may_write, may_write);
             }

@@ -1,0 +1,54 @@
+//! [`Offloads`]: the ends of copies that a server completes after its reply (RFC 7862 §16.1), for those that wait for them.
+
+use std::collections::{HashMap, VecDeque};
+
+use nfs::v4::{Stateid4, callback::OffloadInfo4};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+/// The copies that are waited for, and those that have ended before.
+#[derive(Debug, Default)]
+pub(crate) struct Offloads(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    awaited: HashMap<Stateid4, oneshot::Sender<OffloadInfo4>>,
+    early: VecDeque<(Stateid4, OffloadInfo4)>,
+}
+
+impl Offloads {
+    /// CB_OFFLOAD.
+    pub fn ended(&self, name: Stateid4, info: OffloadInfo4) {
+        let mut inner = self.0.lock();
+        match inner.awaited.remove(&name) {
+            // It fails if nobody waits any more.
+            Some(waiting) => drop(waiting.send(info)),
+            None => {
+                if inner.early.len() >= EARLY_MAX {
+                    inner.early.pop_front();
+                }
+                inner.early.push_back((name, info));
+            }
+        }
+    }
+
+    pub fn wait(&self, name: Stateid4) -> oneshot::Receiver<OffloadInfo4> {
+        let (ended, waiting) = oneshot::channel();
+        let mut inner = self.0.lock();
+        match inner.early.iter().position(|(early, _)| *early == name) {
+            Some(at) => {
+                let (_, info) = inner.early.remove(at).expect("it was found there");
+                ended.send(info).expect("the receiver is here");
+            }
+            None => drop(inner.awaited.insert(name, ended)),
+        }
+        waiting
+    }
+
+    pub fn forget(&self, name: &Stateid4) {
+        self.0.lock().awaited.remove(name);
+    }
+}
+
+/// Ends that are remembered until the replies to COPY have come.
+const EARLY_MAX: usize = 64;

@@ -1,0 +1,257 @@
+//! OPEN and CLOSE as operations of the loop in [`drive`], and the results of an OPEN.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use nfs::v4::{compound::CompoundRes, *};
+use tokio::sync::OwnedMutexGuard;
+use xdr::Opaque;
+
+use super::{
+    delegation::{Delegation, Mark},
+    opens::{OPEN_MAX, OpenFile, Opens, STATE_TRIES, Seen, open, seen, wanted},
+};
+use crate::{
+    call::Deadline,
+    model::{Error, Handle, Result, Status},
+    session::{
+        client::Client4,
+        compound::{Compound, Results, component, value},
+        drive::{Next, Operation, Retry, drive},
+    },
+};
+
+impl OpenFile {
+    /// The stateid for READ or WRITE. Opens the file if it is not open for that.
+    ///
+    /// # Errors
+    /// OPEN failed.
+    pub async fn stateid(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
+        match self.ready(opens, access) {
+            Some(stateid) => Ok(stateid),
+            // Boxed: what is rare is not to make the future of every operation larger.
+            None => Box::pin(self.open(opens, access, deadline)).await,
+        }
+    }
+
+    async fn open(&self, opens: &Arc<Opens>, access: u32, deadline: &Deadline) -> Result<Stateid4> {
+        let asked = opens.delegations.now();
+        let mut opening =
+            Opening { opens, file: self, access, alone: None, by: None, ready: None, compound: None, asked };
+        let res = match drive(&mut opening, None, deadline).await.0? {
+            Some(res) => res,
+            None => return Ok(opening.ready.expect("there was no need to open it")),
+        };
+        let (compound, asked) = (opening.compound.as_ref().expect("it was sent"), opening.asked);
+        let results = opens.client.results(compound, res);
+        match opens.client.minor() {
+            0 => self.opened_by_name(opens, access, results, asked),
+            _ => {
+                let mut results = results?;
+                results.skip(&[Opnum4::PutFh])?;
+                let ok = value!(results, Open)?;
+                self.take_in(opens, ok, access, seen(&mut results, asked)?);
+                self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"))
+            }
+        }
+    }
+
+    /// Takes the results of an OPEN by name. If the name is another file's now, this one has the anonymous stateid.
+    fn opened_by_name(
+        &self,
+        opens: &Arc<Opens>,
+        access: u32,
+        results: Result<Results>,
+        asked: Mark,
+    ) -> Result<Stateid4> {
+        match results {
+            Ok(mut results) => {
+                results.skip(&[Opnum4::PutFh])?;
+                let ok = value!(results, Open)?;
+                let handle: Handle = Opaque(value!(results, GetFh)?.0);
+                let seen = seen(&mut results, asked)?;
+                if handle == self.handle {
+                    self.take_in(opens, ok, access, seen);
+                    return self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"));
+                }
+                // The file that has taken its name is closed when it was idle for a moment.
+                opens.opened(&handle, ok, access, seen);
+            }
+            Err(error) if is_elsewhere(&error) => {}
+            Err(error) => return Err(error),
+        }
+        opens.names.lock().forget(&self.handle);
+        Ok(Stateid4::ANONYMOUS)
+    }
+
+    /// The stateid of the open, if it is for this access.
+    pub fn ready(&self, opens: &Opens, access: u32) -> Option<Stateid4> {
+        let state = self.state.lock();
+        let (stateid, have) = state.open?;
+        (have & access == access).then_some(opens.client.latest(stateid))
+    }
+
+    /// What OPEN has returned.
+    pub fn take_in(&self, opens: &Arc<Opens>, ok: OpenOk, access: u32, seen: Seen) {
+        let mut state = self.state.lock();
+        let before = state.open.filter(|(stateid, _)| stateid.other == ok.stateid.other).map_or(0, |(_, had)| had);
+        state.open = Some((ok.stateid, before | access));
+        state.may_notify = ok.rflags & OPEN4_RESULT_MAY_NOTIFY_LOCK != 0;
+        // What this client is changing at the same time may, or may not, be in it.
+        let attr = seen.attr.filter(|_| state.is_settled(seen.asked));
+        state.opened = seen.change;
+        let (stateid, write, recall) = match ok.delegation {
+            OpenDelegation4::Read(read) => (read.stateid, false, read.recall),
+            OpenDelegation4::Write(write) => (write.stateid, true, write.recall),
+            OpenDelegation4::None | OpenDelegation4::NoneExt(_) => return,
+        };
+        let same = state.delegation.take().filter(|had| had.stateid.other == stateid.other);
+        let mut delegation = same.unwrap_or_else(|| {
+            let since = opens.delegations.event();
+            Delegation::new(stateid, write, since)
+        });
+        (delegation.stateid, delegation.write, delegation.asked) = (stateid, write, seen.asked);
+        delegation.size = attr.as_ref().map(|attr| attr.size);
+        (delegation.attr, delegation.change) = (attr, seen.change);
+        state.delegation = Some(delegation);
+        drop(state);
+        // RFC 8881 §20.2.3: a recall can overtake the OPEN that it is about.
+        if recall || opens.delegations.was_recalled(&stateid) {
+            opens.recall(stateid);
+        }
+    }
+}
+
+/// OPEN of a file by its handle, or in version 4.0 by its name. Nothing else opens or closes the file meanwhile, but for pauses.
+struct Opening<'a> {
+    opens: &'a Arc<Opens>,
+    file: &'a OpenFile,
+    access: u32,
+    alone: Option<OwnedMutexGuard<()>>,
+    /// The delegation by which it is opened.
+    by: Option<Stateid4>,
+    /// The stateid, if no request is needed.
+    ready: Option<Stateid4>,
+    compound: Option<Compound>,
+    /// When the last attempt was made.
+    asked: Mark,
+}
+
+impl Opening<'_> {
+    /// By a delegation if there is one: then it is not another open, which could be in its way (RFC 8881 §10.4.1).
+    fn by_handle(&mut self) -> Compound {
+        let writes = self.access & OPEN4_SHARE_ACCESS_WRITE != 0;
+        self.by = {
+            let state = self.file.state.lock();
+            state.delegation.as_ref().filter(|delegation| delegation.write || !writes).map(|by| by.stateid)
+        };
+        let claim = self.by.map_or(OpenClaim4::Fh, OpenClaim4::DelegCurFh);
+        Compound::on("OPEN", &self.file.handle)
+            .op(open(self.opens, self.access, Openflag4::NoCreate, claim), OPEN_MAX)
+            .get_attr(&wanted())
+            .once()
+    }
+
+    fn by_name(&self, (dir, name): (Handle, Bytes)) -> Result<Compound> {
+        let claim = OpenClaim4::Null(component(&name)?);
+        let opening = open(self.opens, self.access, Openflag4::NoCreate, claim);
+        Ok(Compound::on("OPEN", &dir).op(opening, OPEN_MAX).get_fh().get_attr(&wanted()))
+    }
+}
+
+impl Operation for Opening<'_> {
+    async fn prepare(&mut self, _: &Deadline) -> Result<Next> {
+        if self.alone.is_none() {
+            self.alone = Some(self.file.changing().await);
+        }
+        self.ready = self.file.ready(self.opens, self.access);
+        if self.ready.is_some() {
+            return Ok(Next::Done);
+        }
+        self.asked = self.opens.delegations.now();
+        self.compound = Some(if self.opens.client.minor() == 0 {
+            let name = self.opens.names.lock().of(&self.file.handle);
+            let Some(name) = name else {
+                self.ready = Some(Stateid4::ANONYMOUS);
+                return Ok(Next::Done);
+            };
+            self.by_name(name)?
+        } else {
+            self.by_handle()
+        });
+        Ok(Next::Send)
+    }
+
+    fn client(&self) -> &Arc<Client4> {
+        &self.opens.client
+    }
+
+    fn compound(&self) -> &Compound {
+        self.compound.as_ref().expect("it was prepared")
+    }
+
+    async fn recover(&mut self, res: &CompoundRes, _: &Deadline) -> Result<Retry> {
+        let lost = self.by.is_some_and(|by| self.file.state_failed(&by, res.status));
+        Ok(if lost { Retry::AfterPause } else { Retry::No })
+    }
+
+    fn before_pause(&mut self) {
+        // Others may wait to return a delegation of this file, for which this operation waits.
+        self.alone = None;
+    }
+}
+
+/// CLOSE of a file, and DELEGRETURN of its delegation.
+pub(super) struct Closing<'a> {
+    pub client: &'a Arc<Client4>,
+    pub handle: &'a Handle,
+    pub open: Option<Stateid4>,
+    pub delegation: Option<Stateid4>,
+    pub compound: Compound,
+    /// Stateids that were older than the server's.
+    pub old: u32,
+}
+
+impl Operation for Closing<'_> {
+    async fn prepare(&mut self, _: &Deadline) -> Result<Next> {
+        let mut compound = Compound::on("CLOSE", self.handle).once();
+        if let Some(deleg_stateid) = self.delegation {
+            compound = compound.op(Argop4::DelegReturn(DelegReturnArgs { deleg_stateid }), 0);
+        }
+        if let Some(open_stateid) = self.open {
+            compound = compound.op(Argop4::Close(CloseArgs { seqid: Seqid4(0), open_stateid }), 16);
+        }
+        self.compound = compound;
+        Ok(Next::Send)
+    }
+
+    fn client(&self) -> &Arc<Client4> {
+        self.client
+    }
+
+    fn compound(&self) -> &Compound {
+        &self.compound
+    }
+
+    async fn recover(&mut self, res: &CompoundRes, _: &Deadline) -> Result<Retry> {
+        self.old += 1;
+        match &mut self.open {
+            // As in `State::advance`. The delegation was returned before.
+            Some(open) if res.status == Nfsstat4::OldStateid && self.old < STATE_TRIES => {
+                open.seqid = open.seqid.wrapping_add(1);
+                self.delegation = None;
+                Ok(Retry::Now)
+            }
+            _ => Ok(Retry::No),
+        }
+    }
+}
+
+/// Whether an error of OPEN by name says that the file is not there.
+fn is_elsewhere(error: &Error) -> bool {
+    use Status as S;
+    matches!(
+        error.status(),
+        Some(S::NotFound | S::NotADirectory | S::IsADirectory | S::StaleHandle | S::InvalidArgument | S::SymbolicLink)
+    )
+}

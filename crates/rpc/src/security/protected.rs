@@ -1,0 +1,192 @@
+//! [`ProtectedCall`]: a call of a [`ClientFlavor`], through all of its transmissions.
+
+use std::time::Duration;
+
+use buf::SharedBuffer;
+use smallvec::SmallVec;
+use tokio::time::timeout;
+use xdr::{Decode, Decoder, Message};
+
+use super::{Channel, ClientFlavor, NotReady, Tampered, Transmission, client::encode_start, server::gather};
+use crate::{
+    AcceptStat, ClientError, RejectStat, Reply, ReplyBody, ReplyHeader, ReplyPlan, Xid,
+    client::{RETRANSMIT_MAX, attempt},
+};
+
+/// A call with all that its transmissions have in common.
+pub(crate) struct ProtectedCall<'a> {
+    pub flavor: &'a dyn ClientFlavor,
+    pub xid: Xid,
+    /// Program, version and procedure.
+    pub target: (u32, u32, u32),
+    pub arguments: Message,
+}
+
+/// Transmissions over one connection, the latest last.
+type Sent = SmallVec<[Box<dyn Transmission>; 1]>;
+
+/// A reply whose verifier is right.
+pub(crate) struct Genuine {
+    pub reply: Reply,
+    /// Whether its message is the results alone, which were unwrapped.
+    pub is_bare: bool,
+}
+
+/// What a reply comes to.
+enum Judged {
+    Genuine(Genuine),
+    /// The call is to be sent once more, if not so for the last time.
+    Again(ClientError, Option<SharedBuffer>),
+    Failed(ClientError, Option<SharedBuffer>),
+}
+
+impl ProtectedCall<'_> {
+    /// Calls over one connection until there is a genuine reply. The plan's sink is there whenever no transport has it.
+    pub async fn exchange(&self, channel: Channel<'_>, plan: &mut ReplyPlan) -> Result<Genuine, ClientError> {
+        let mut sent = Sent::new();
+        let mut pause = channel.retransmit;
+        let (mut refused, mut refreshed) = (0, 0);
+        loop {
+            let message = match self.next_transmission(&mut sent) {
+                Ok(Ok(message)) => message,
+                Ok(Err(NotReady)) if refreshed < REFRESHED_MAX => {
+                    self.flavor.refresh(channel).await?;
+                    refreshed += 1;
+                    // A late reply to what was sent in another context is not used.
+                    sent.clear();
+                    continue;
+                }
+                Ok(Err(NotReady)) => return Err(ClientError::Security("no context lasts".to_owned())),
+                Err(Tampered) => return Err(ClientError::Security("the call cannot be protected".to_owned())),
+            };
+            let reply = match self.attempt(channel, message, plan, pause).await {
+                None => {
+                    pause = (pause * 2).min(RETRANSMIT_MAX);
+                    continue;
+                }
+                Some(reply) => reply?,
+            };
+            let (error, sink) = match self.judge(reply, &sent, plan) {
+                Judged::Genuine(genuine) => return Ok(genuine),
+                Judged::Again(error, sink) if refused < REFUSED_MAX => {
+                    refused += 1;
+                    tracing::debug!(xid = self.xid.0, %error, "a call is sent again");
+                    (None, sink)
+                }
+                Judged::Again(error, sink) | Judged::Failed(error, sink) => (Some(error), sink),
+            };
+            plan.sink = plan.sink.take().or_else(|| sink.and_then(|sink| sink.into_buffer().ok()));
+            if let Some(error) = error {
+                return Err(error);
+            }
+        }
+    }
+
+    /// One transmission's message.
+    fn next_transmission(&self, sent: &mut Sent) -> Result<Result<Message, NotReady>, Tampered> {
+        let wraps = self.flavor.wraps();
+        let room = 512 + if wraps { self.arguments.len() } else { self.arguments.stream.len() };
+        let mut encoder = encode_start(self.xid, self.target, room);
+        let transmission = match self.flavor.begin(&mut encoder) {
+            Ok(transmission) => transmission,
+            Err(NotReady) => return Ok(Err(NotReady)),
+        };
+        let header = encoder.stream_len() as u32;
+        let mut payloads = SmallVec::new();
+        match wraps {
+            true => transmission.wrap(gather(&self.arguments, 0)?, &mut encoder)?,
+            false => {
+                encoder.raw(&self.arguments.stream);
+                payloads.clone_from(&self.arguments.payloads);
+            }
+        }
+        payloads.iter_mut().filter_map(|payload| payload.position.as_mut()).for_each(|at| *at += header);
+        if sent.len() == SENT_MAX {
+            sent.remove(0);
+        }
+        sent.push(transmission);
+        Ok(Ok(Message { payloads, ..encoder.finish() }))
+    }
+
+    /// Sends a message; none if it is to be sent again, over a transport that loses messages.
+    async fn attempt(
+        &self,
+        channel: Channel<'_>,
+        message: Message,
+        plan: &mut ReplyPlan,
+        pause: Duration,
+    ) -> Option<Result<Reply, ClientError>> {
+        let growth = self.flavor.reply_growth();
+        let mut own = match self.flavor.wraps() {
+            true => plan.without_placement(growth),
+            false => ReplyPlan {
+                inline_max: plan.inline_max + growth,
+                payload_max: plan.payload_max,
+                locate: plan.locate,
+                // Giving up a call gives up its sink.
+                sink: if channel.transport.caps().lossy { None } else { plan.sink.take() },
+            },
+        };
+        let call = attempt(channel.transport, message, &mut own);
+        let outcome = match channel.transport.caps().lossy {
+            true => timeout(pause, call).await.ok()?,
+            false => call.await,
+        };
+        if let Some(sink) = own.sink.take() {
+            plan.sink = Some(sink);
+        }
+        Some(outcome.map_err(ClientError::Transport))
+    }
+
+    fn judge(&self, reply: Reply, sent: &Sent, plan: &mut ReplyPlan) -> Judged {
+        let Reply { message, sink } = reply;
+        let mut decoder = Decoder::new(&message);
+        let header = match ReplyHeader::decode(&mut decoder) {
+            Ok(header) => header,
+            Err(error) => return Judged::Again(ClientError::Decode(error), sink),
+        };
+        let (verifier, stat) = match header.body {
+            ReplyBody::Accepted { verifier, stat } => (verifier, stat),
+            ReplyBody::Denied(stat) => {
+                let last = sent.last().expect("what is answered was sent");
+                let again = matches!(stat, RejectStat::AuthError(stat) if self.flavor.denied(&**last, stat));
+                let error = ClientError::Denied(stat);
+                return if again { Judged::Again(error, sink) } else { Judged::Failed(error, sink) };
+            }
+        };
+        // RFC 2203 §5.3.3.2: the reply may be to any of the transmissions.
+        let Some(answered) = sent.iter().rev().find(|sent| sent.verifies(&verifier)) else {
+            return Judged::Again(ClientError::Security("a reply with a false verifier".to_owned()), sink);
+        };
+        if !self.flavor.wraps() {
+            let sink = sink.or_else(|| plan.sink.take().map(SharedBuffer::from));
+            return Judged::Genuine(Genuine { reply: Reply { sink, message }, is_bare: false });
+        }
+        if stat != AcceptStat::Success {
+            // Arguments that were changed on their way are garbage, too.
+            let error = ClientError::NotExecuted(stat);
+            return match stat {
+                AcceptStat::GarbageArgs => Judged::Again(error, sink),
+                _ => Judged::Failed(error, sink),
+            };
+        }
+        if !message.payloads.is_empty() {
+            return Judged::Again(ClientError::Security("wrapped results that were placed".to_owned()), sink);
+        }
+        let at = message.stream.len() - decoder.remaining();
+        match answered.unwrap(message.stream.slice(at..)) {
+            Ok(results) => {
+                let sink = plan.sink.take().map(SharedBuffer::from);
+                Judged::Genuine(Genuine { reply: Reply { message: results.into(), sink }, is_bare: true })
+            }
+            Err(Tampered) => Judged::Again(ClientError::Security("results that do not verify".to_owned()), sink),
+        }
+    }
+}
+
+/// Transmissions whose replies are known.
+const SENT_MAX: usize = 8;
+/// How often a call is sent again because it, or its reply, was refused.
+const REFUSED_MAX: u32 = 3;
+/// How often a call negotiates: once for each transmission, and some more if other calls end the context meanwhile.
+const REFRESHED_MAX: u32 = 8;
