@@ -43,7 +43,7 @@ struct Target {
     handle: Handle,
     cinfo: ChangeInfo4,
     attrset: Bitmap4,
-    /// Whether to truncate it once it is shared.
+    /// True if it is to be truncated once it is shared.
     truncate: bool,
     /// The client that makes a file may use it as it asks, whatever its mode.
     made: bool,
@@ -294,7 +294,7 @@ fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> R
     })
 }
 
-/// Whether the caller may open a file that exists.
+/// Checks that the caller may open a file that exists.
 fn permitted(file: &Object<'_>, request: &OpenRequest) -> Result<(), Fault4> {
     let access = request.access;
     let (read, write) = (access & OPEN4_SHARE_ACCESS_READ != 0, access & OPEN4_SHARE_ACCESS_WRITE != 0);

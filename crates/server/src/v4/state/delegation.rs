@@ -25,11 +25,11 @@ use crate::sharing::locks::{LockClient, LockTable};
 /// A delegation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delegation {
-    /// Whether it is to write.
+    /// True if it is to write.
     pub write: bool,
     /// The change attribute when it was given, for one to write.
     pub change: u64,
-    /// Whether the holder has said that it has changed the file.
+    /// True if the holder has said that it has changed the file.
     pub modified: bool,
 }
 
@@ -44,12 +44,12 @@ pub(super) struct DelegationRequest<'a, F> {
     pub share_access: u32,
     /// The file's change attribute.
     pub change: u64,
-    /// What the client says that it had before the restart (CLAIM_PREVIOUS).
+    /// The delegation that the client claims to have had before the restart (CLAIM_PREVIOUS).
     pub reclaim: Option<OpenDelegationType4>,
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// Who has a delegation to write a file, and is to be asked about it before anybody else hears of its size or changes.
+    /// Finds the holder of a delegation to write a file. Ask it about the file before another client is told its size or change attribute.
     ///
     /// # Errors
     /// DELAY: it is being recalled, also because its holder cannot be asked.
@@ -209,7 +209,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 }
 
-/// Whether a delegation to write is wanted, or one to read.
+/// Returns true if a delegation to write is wanted, and false if one to read is.
 ///
 /// # Errors
 /// None is.

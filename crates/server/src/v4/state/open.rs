@@ -49,7 +49,7 @@ pub struct OpenRequest {
     pub want: u32,
     /// The client's right.
     pub claim: Claim,
-    /// Whether this server can recall a delegation.
+    /// True if this server can recall a delegation.
     pub can_recall: bool,
 }
 
@@ -76,12 +76,12 @@ impl OpenPlan {
         self.unremembered.as_ref()
     }
 
-    /// Whether a client of 4.0 must confirm the open.
+    /// Returns true if a client of 4.0 must confirm the open.
     pub(super) fn confirms(&self) -> bool {
         self.confirm
     }
 
-    /// Whether a delegation may come with the open, for which the file's change attribute must be known.
+    /// Returns true if a delegation may come with the open, for which the file's change attribute must be known.
     pub fn is_delegable(&self) -> bool {
         let OpenRequest { want, claim, can_recall, .. } = self.request;
         let is_wanted = match claim {
@@ -111,7 +111,7 @@ pub struct OpenTarget<'a, F> {
 pub struct Opened {
     /// The open.
     pub stateid: Stateid4,
-    /// Whether a client of 4.0 must confirm it.
+    /// True if a client of 4.0 must confirm it.
     pub confirm: bool,
     /// The delegation that comes with it, or why none does.
     pub delegation: OpenDelegation4,

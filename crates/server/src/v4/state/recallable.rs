@@ -37,13 +37,13 @@ pub enum Access {
 /// Recallable state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recallable {
-    /// Whether it is being recalled.
+    /// True while it is being recalled.
     pub recalled: bool,
-    /// What was granted.
+    /// The delegation, or other state.
     pub grant: Grant,
 }
 
-/// What was granted.
+/// State of one of the kinds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grant {
     /// A delegation.
@@ -85,14 +85,14 @@ impl Grant {
         }
     }
 
-    /// Whether it lets its holder write.
+    /// Returns true if it lets its holder write.
     pub(super) fn may_write(&self) -> bool {
         match self {
             Self::Delegation(delegation) => delegation.write,
         }
     }
 
-    /// Whether an access by somebody else breaks what its holder was promised.
+    /// Returns true if an access by another client, or another protocol, breaks the promise to the holder.
     fn conflicts(&self, access: Access) -> bool {
         match self {
             Self::Delegation(delegation) => delegation.write || access == Access::Write,
@@ -114,14 +114,14 @@ impl<F> Default for Recalls<F> {
 }
 
 impl<F> Recalls<F> {
-    /// Whether no holder is to be called.
+    /// Returns true if no recall is queued.
     pub(super) fn is_settled(&self) -> bool {
         self.queue.is_empty()
     }
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// Asks before a file is used by a client of this protocol, or by anybody else.
+    /// Recalls state that conflicts with an access. To be called before a file is used, by this protocol or any other.
     ///
     /// # Errors
     /// DELAY: state of others is in the way, and has been recalled.
@@ -143,7 +143,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 continue;
             }
             if self.clients.is_expired(client, now) && !self.is_busy(client) {
-                // §8.4.3: it had its time, and now somebody wants what it has.
+                // §8.4.3: it had its time, and now another client wants the file.
                 self.revoke_all(locks, client, Nfsstat4::Expired);
                 continue;
             }
@@ -153,7 +153,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if in_the_way { Err(Nfsstat4::Delay) } else { Ok(()) }
     }
 
-    /// Grants a client state of a file, unless somebody is changing the file at the moment.
+    /// Grants a client state of a file, unless the file is being changed.
     pub(super) fn grant_recallable(&mut self, client: Clientid4, file: &F, grant: Grant) -> Option<Stateid4> {
         // The order is what `marks.rs` says.
         let (group, kind) = (self.group_of(client), Kind::Recallable(Recallable { recalled: false, grant }));
@@ -165,7 +165,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Some(stateid)
     }
 
-    /// Whether there is as much of a kind as there may be.
+    /// Returns true if the limit of a kind is reached.
     pub(super) fn is_full_of(&self, kind: RecallableKind) -> bool {
         let max = match kind {
             RecallableKind::Delegation => self.options.delegations_max,
@@ -178,7 +178,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.recalls.queue.pop_front()
     }
 
-    /// Whether a client still has what is being recalled.
+    /// Returns true while a client holds state that is being recalled.
     pub fn is_recalling(&self, recall: &Held<F>) -> bool {
         let found = self.stateids.resolve(recall.client, Some(&recall.file), &recall.stateid);
         found.is_ok_and(|other| self.stateids.recallable(&other).is_some_and(|held| held.recalled))
@@ -221,12 +221,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// Whether anything of a file was recalled lately, so that it is not worth granting again.
+    /// Returns true if state of a file was recalled lately, so that a new grant would soon be recalled as well.
     pub(super) fn is_contended(&self, file: &F, now: Instant) -> bool {
         self.recalls.contended.get(file).is_some_and(|until| *until > now)
     }
 }
 
 const CONTENDED_MAX: usize = 1 << 16;
-/// How long nothing of a file is granted after it was recalled.
+/// The time after a recall in which nothing is granted on the file.
 const CONTENDED: Duration = Duration::from_secs(30);

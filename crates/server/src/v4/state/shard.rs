@@ -32,7 +32,7 @@ use super::{
 };
 use crate::hash::Map;
 
-/// What each request of a client uses. `R` is what a reply is kept as, `F` names a file.
+/// The data of a client that each of its requests uses. `R` is the form in which a reply is kept, `F` names a file.
 pub struct Shard<R, F> {
     inner: Mutex<Inner<R>>,
     uses: Arc<Uses<F>>,
@@ -61,7 +61,7 @@ struct Channel<R> {
 #[derive(Debug)]
 pub struct Uses<F>(Mutex<Map<Other, Use<F>>>);
 
-/// What READ and WRITE ask about a stateid.
+/// The facts about a stateid that READ and WRITE check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Use<F> {
     pub(super) file: F,
@@ -123,7 +123,7 @@ impl<R: Clone, F: Eq> Shard<R, F> {
         Ok(())
     }
 
-    /// Whether a stateid certainly lets the client read, or write, a file; if not, the state says why.
+    /// Returns true if a stateid lets the client read, or write, a file. If false, ask the state, which also has the error.
     pub fn may_use(&self, file: &F, stateid: &Stateid4, write: bool) -> bool {
         let uses = self.uses.0.lock();
         uses.get(&stateid.other).is_some_and(|found| {
@@ -194,7 +194,7 @@ impl<R> Inner<R> {
 }
 
 impl<R: Clone> Inner<R> {
-    /// Whether requests of the client are being executed.
+    /// Returns true while requests of the client are being executed.
     pub(super) fn is_busy(&self) -> bool {
         self.channels.iter().any(|channel| channel.slots.is_busy())
     }
