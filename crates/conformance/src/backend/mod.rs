@@ -20,7 +20,8 @@
 //! A back end that completes operations later ([`vfs::pending`]) runs the same suite: the world drives each operation to its
 //! completion.
 //!
-//! What a back end may leave out, it says in [`vfs::FsCaps`] or by [`vfs::VfsError::NotSupported`]; the cases ask for it there.
+//! A back end announces optional operations in [`vfs::FsCaps`], or refuses them with [`vfs::VfsError::NotSupported`]; their cases are
+//! then skipped.
 
 #[doc(hidden)]
 pub mod cases;
@@ -56,7 +57,7 @@ macro_rules! __backend_cases {
         $crate::__backend_tests! { $backend = $world;
             acls {
                 acls_are_kept_and_show_in_the_mode
-                acls_decide_who_may
+                acls_decide_access
                 default_acls_are_inherited
                 only_owners_set_acls_and_only_where_there_are_any
             }
@@ -162,7 +163,7 @@ macro_rules! __backend_cases {
                 owners_read_and_write_whatever_the_mode
                 executable_files_can_be_read
                 groups_count
-                the_superuser_may_everything
+                the_superuser_may_do_everything
                 access_tells_what_is_allowed
                 directories_need_write_for_names
                 sticky_directories_protect_names

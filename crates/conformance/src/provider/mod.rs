@@ -55,7 +55,7 @@ macro_rules! provider_suite {
                 more_reads_than_may_be_outstanding
                 reads_that_were_not_agreed_on_fail_alone
                 the_send_queue_has_an_end
-                a_disconnect_brings_every_buffer_home
+                a_disconnect_returns_every_buffer
                 a_dropped_end_is_noticed
                 what_was_posted_before_a_disconnect_arrives
                 an_abort_is_seen_as_a_cut

@@ -42,7 +42,7 @@ pub fn acls_are_kept_and_show_in_the_mode(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn acls_decide_who_may(w: &World) -> Outcome {
+pub fn acls_decide_access(w: &World) -> Outcome {
     need_acls(w)?;
     w.need_identities()?;
     let (owner, named, member, other) =

@@ -111,7 +111,7 @@ pub fn groups_count(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn the_superuser_may_everything(w: &World) -> Outcome {
+pub fn the_superuser_may_do_everything(w: &World) -> Outcome {
     w.need_identities()?;
     let root = Cred::root();
     let (file, dir) = (owned(w, "f", 0), owned_dir(w, "d", 0));

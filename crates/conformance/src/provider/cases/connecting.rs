@@ -40,7 +40,7 @@ pub async fn a_dropped_request_rejects_the_peer(fabric: Fabric) {
         })
         .await;
     assert_eq!(connected.err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
-    // Dropped without a look, the reason is not always known.
+    // A request dropped before its private data is read: the peer does not always learn the reason.
     let (connected, ()) = fabric.attempt(b"", |request| async move { drop(request) }).await;
     assert!(connected.is_err());
 }

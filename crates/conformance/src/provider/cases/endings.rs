@@ -8,7 +8,7 @@ use rdma::{CompletionKind, Memory, QpError, QpOptions, Stag, Status};
 use super::greeted;
 use crate::provider::{Fabric, Pair, Side, pattern};
 
-pub async fn a_disconnect_brings_every_buffer_home(fabric: Fabric) {
+pub async fn a_disconnect_returns_every_buffer(fabric: Fabric) {
     let options = QpOptions { outbound_reads: 2, ..QpOptions::default() };
     let mut pair = fabric.pair_with(&options, &options, 3).await;
     let exposed = pair.client.expose_for_write(77);
@@ -40,7 +40,7 @@ pub async fn a_disconnect_brings_every_buffer_home(fabric: Fabric) {
     assert_eq!(recvs, [1000, 1001, 1002]);
     assert!(reads.is_empty());
     assert!(matches!(pair.client.qp.reclaim(exposed.stag), Some(Memory::Write(buffer)) if buffer.len() == 77));
-    assert!(pair.client.qp.reclaim(also.stag).is_none(), "it came home with its completion");
+    assert!(pair.client.qp.reclaim(also.stag).is_none(), "it returned with its completion");
 }
 
 pub async fn a_dropped_end_is_noticed(fabric: Fabric) {
@@ -80,7 +80,7 @@ pub async fn an_abort_is_seen_as_a_cut(fabric: Fabric) {
     let (client, server) = pair.until_ended().await;
     let reset = QpError::Io(io::ErrorKind::ConnectionReset);
     assert_eq!(server, reset);
-    // A connection manager closes for whoever does not.
+    // A connection manager closes the connection of an end that does not.
     assert!(client == reset || pair.adapter, "{client:?}");
     assert_eq!(pair.client.find(recv).unwrap().status, Status::Flushed);
     assert_eq!(pair.server.find(send).unwrap().status, Status::Flushed);

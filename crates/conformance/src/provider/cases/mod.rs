@@ -38,7 +38,7 @@ async fn expect_fault(pair: &mut Pair, side: Side) {
         Side::Server => (server, client),
     };
     if pair.adapter {
-        // What either hears of it is the fabric's affair; Linux's siw keeps it to itself.
+        // The fabric decides what each end learns; Linux's siw reports nothing.
         return;
     }
     assert!(matches!(finder, QpError::Protocol(_)), "{finder:?}");

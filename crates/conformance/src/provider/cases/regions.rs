@@ -22,7 +22,7 @@ pub async fn invalidation_gives_the_memory_back(fabric: Fabric) {
         assert_eq!(gone.status, Status::LocalAccess);
         assert!(matches!(gone.kind, CompletionKind::Invalidate(None)));
     }
-    // The connection is still well, but not for who uses a stale tag.
+    // The connection goes on until the peer uses a stale tag.
     pair.server.write(Bytes::from_static(b"late"), region.stag, region.offset);
     expect_fault(&mut pair, Side::Client).await;
 }

@@ -118,7 +118,7 @@ pub async fn file_pieces_arrive_whole(fabric: Fabric) {
     let mut rope = Rope::new();
     rope.push(Piece::File(FileRange { file: file.clone(), offset: 1000, len: 200_000 }));
     rope.push(Piece::Memory(Bytes::from_static(b"between")));
-    // What a file no longer has is zeros.
+    // A range beyond the end of the file is zeros.
     rope.push(Piece::File(FileRange { file, offset: 299_000, len: 1500 }));
     let expected = [&content[1000..201_000], b"between", &content[299_000..], &[0; 500]].concat();
     let region = pair.client.expose_for_write(rope.len());
