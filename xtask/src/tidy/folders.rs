@@ -8,7 +8,7 @@ use super::{File, imports};
 type Folders = &'static [(&'static str, &'static [&'static str])];
 
 /// The crates whose folders are checked. From the bottom up.
-const CRATES: [(&str, Folders); 1] = [("crates/server/src/", SERVER)];
+const CRATES: [(&str, Folders); 2] = [("crates/server/src/", SERVER), ("crates/client/src/", CLIENT)];
 
 /// The core, and then the protocols on top of it.
 const SERVER: Folders = &[
@@ -49,8 +49,24 @@ const SERVER: Folders = &[
     ("lib", &["*"]),
 ];
 
+/// The session core, the versions above it, and mounts on top.
+const CLIENT: Folders = &[
+    ("model", &[]),
+    ("call", &["model"]),
+    ("session", &["call", "model"]),
+    ("v3", &["call", "model"]),
+    ("v4", &["call", "model", "session"]),
+    ("mount", &["call", "model", "v3", "v4"]),
+    ("blocking", &["model", "mount"]),
+    ("harness", &["session", "v4"]),
+    ("lib", &["*"]),
+];
+
 /// Most files of one folder that import each other in a circle.
 const CIRCLE_MAX: usize = 6;
+/// Circles that are larger still: a file of each, and its most files. They must not grow.
+const LARGE_CIRCLES: [(&str, usize); 2] =
+    [("crates/server/src/v4/compound.rs", 22), ("crates/server/src/v4/state/stateid.rs", 15)];
 
 /// The imports that no folder's line allows, and the circles of files that are too large.
 pub fn broken(files: &[File]) -> Vec<String> {
@@ -115,7 +131,8 @@ fn circles(uses: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<String> {
     let mut circles = BTreeSet::new();
     for (file, all) in &reached {
         let circle: BTreeSet<&str> = all.iter().copied().filter(|other| reached[other].contains(file)).collect();
-        if circle.len() > CIRCLE_MAX {
+        let large = LARGE_CIRCLES.iter().find(|(member, _)| circle.contains(member));
+        if circle.len() > large.map_or(CIRCLE_MAX, |(_, most)| *most) {
             circles.insert(circle);
         }
     }

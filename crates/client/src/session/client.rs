@@ -17,7 +17,7 @@ use super::{
     compound::Compound,
     identity,
     link::ServerLink,
-    session::Session,
+    requests::Session,
     trunk::{BACKGROUND, Trunk},
     v40::Client40,
 };

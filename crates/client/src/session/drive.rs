@@ -44,7 +44,7 @@ use nfs::v4::{compound::*, *};
 use super::{
     client::{Client4, ClientState},
     compound::{Compound, Outcome, Results, failure},
-    session::TakenSlot,
+    requests::TakenSlot,
 };
 use crate::{
     call::{Backoff, Deadline},

@@ -36,7 +36,7 @@ pub(crate) trait StateHolder: Send + Sync {
     fn reclaim<'a>(&'a self, deadline: &'a Deadline) -> BoxFuture<'a, ()>;
 
     /// Handles the flags of SEQUENCE (RFC 8881 §18.46.3). The caller passes them on with each reply that has one of
-    /// [`HANDLED_FLAGS`](super::session::HANDLED_FLAGS).
+    /// [`HANDLED_FLAGS`](super::requests::HANDLED_FLAGS).
     fn handle_status_flags(self: Arc<Self>, flags: u32);
 
     /// Looks for file systems that the server does not have any more (`NFS4ERR_LEASE_MOVED`).

@@ -2,7 +2,7 @@
 //!
 //! - [`compound`] is a request and its results;
 //! - [`trunk`] is the connections to one server; [`link`] adds the lease and the handler of the server's notices;
-//! - [`slots`] is the arithmetic of a session's slots, and [`session`] sends requests by them; [`v40`] sends the requests of version
+//! - [`slots`] is the arithmetic of a session's slots, and [`requests`] sends requests by them; [`v40`] sends the requests of version
 //!   4.0, which has no sessions;
 //! - [`identity`] introduces the client to the server;
 //! - [`client`] is the client with its server: it makes a new session when the server has forgotten the old one; [`drive`] is the loop
@@ -18,7 +18,7 @@ pub(crate) mod compound;
 pub(crate) mod drive;
 pub(crate) mod identity;
 pub(crate) mod link;
-pub(crate) mod session;
+pub(crate) mod requests;
 pub(crate) mod slots;
 pub(crate) mod trunk;
 pub(crate) mod v40;

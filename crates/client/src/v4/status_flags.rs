@@ -15,7 +15,7 @@ use crate::{
     session::{
         compound::{Compound, value},
         link::StateHolder,
-        session::{CALLBACK_FLAGS, HANDLED_FLAGS, REVOKED_FLAGS},
+        requests::{CALLBACK_FLAGS, HANDLED_FLAGS, REVOKED_FLAGS},
         trunk::BACKGROUND,
     },
 };

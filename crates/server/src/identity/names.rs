@@ -81,7 +81,7 @@ impl Names {
     pub(crate) fn id(&self, who: Who, text: &[u8], may_block: bool) -> Result<u32, NameError> {
         let text = std::str::from_utf8(text).ok().filter(|text| !text.is_empty()).ok_or(NameError::Invalid)?;
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
-            return number(text).ok_or_else(|| NameError::Unknown);
+            return number(text).ok_or(NameError::Unknown);
         }
         let name = match (text.rsplit_once('@'), &self.domain) {
             (None, _) => text,
@@ -93,7 +93,7 @@ impl Names {
         }
         let ask = || self.host.id(who, name).filter(|&id| id != u32::MAX);
         let id = known(&self.ids, (who, name.to_owned()), may_block, ask)?;
-        id.ok_or_else(|| NameError::Unknown)
+        id.ok_or(NameError::Unknown)
     }
 }
 
