@@ -151,9 +151,9 @@ impl Answer for Export {
     const NAME: &'static str = "EXPORT";
 
     fn answer(cx: &Context<'_>, (): &(), out: &mut Encoder) -> Result<(), WouldBlock> {
-        let entry = |export: &crate::Export| {
+        let entry = |export: &crate::export::Export| {
             let clients = &export.options().clients;
-            let named = if clients.iter().any(crate::Client::is_any) { &[][..] } else { clients };
+            let named = if clients.iter().any(crate::export::Client::is_any) { &[][..] } else { clients };
             let groups = named.iter().map(|client| client.as_str().into()).collect();
             ExportEntry { dir: export.name().clone().into(), groups: List(groups) }
         };

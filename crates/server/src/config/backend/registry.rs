@@ -14,7 +14,7 @@ use super::{
     open::State,
     standard::{MemoryKind, PosixKind},
 };
-use crate::ExportId;
+use crate::handle::ExportId;
 
 /// A kind of back end: opens the tree of an export from the export's settings.
 ///
