@@ -70,7 +70,7 @@ impl Default for MemoryOptions {
 /// let mode = CreateMode::Guarded(SetAttr::default());
 /// let file = fs.create(&caller, &fs.root(), Name::new(b"greeting")?, &mode)?.handle;
 /// let hello = buf::Rope::from(bytes::Bytes::from_static(b"hello"));
-/// fs.write(&caller, &file, 0, &hello, Stability::FileSync)?;
+/// fs.write(&caller, &file, 0, &hello, Stability::FileSync, false)?;
 /// let read = fs.read(&caller, &file, 1, 100, &buf::Pool::default(), false)?;
 /// assert_eq!(&read.data.to_bytes().unwrap()[..], b"ello");
 /// assert!(read.eof);
