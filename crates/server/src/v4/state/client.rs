@@ -80,7 +80,7 @@ pub struct Client<R, F> {
 #[derive(Clone, Debug)]
 pub(super) struct Created {
     pub(super) sequence: Sequenceid4,
-    /// The principal that sent it, to which alone a retry repeats the result.
+    /// The principal that sent it.
     pub(super) by: Principal,
     pub(super) result: Result<CreateSessionOk, Nfsstat4>,
 }

@@ -76,8 +76,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// CREATE_SESSION (§18.36).
     ///
     /// The principal is compared while the client ID is not confirmed (§18.36.4, phase 3). Later any principal that knows the client ID can
-    /// create a session, as it can use any session whose ID it knows (SP4_NONE, §2.10.8.3). Such a session has no backchannel, the result is
-    /// repeated only to the principal that got it, and other principals get at most half of the client's sessions.
+    /// create a session, as it can use any session whose ID it knows (SP4_NONE, §2.10.8.3), and a retry by any principal gets the cached
+    /// result: whoever has seen the client ID on the network has seen the session ID, too. A session of another principal has no
+    /// backchannel, its result is repeated to that principal only, and other principals get at most half of the client's sessions.
     ///
     /// # Errors
     /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, WRONG_CRED, INVAL, TOOSMALL, NOSPC; or the result of the last CREATE_SESSION, if this is a
@@ -105,8 +106,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         // tell the difference, and a client that does not count a refused request can send better arguments with the same sequence.
         let last = &client.created;
         match (args.sequence == last.sequence, &last.result) {
-            // A retry is of the same principal. Another one must not learn the session ID, nor take another's session for its own.
-            (true, _) if last.by != *principal => return Err(Nfsstat4::SeqMisordered),
+            // Nobody takes the session of a principal that is not the client's for its own.
+            (true, _) if last.by != client.principal && last.by != *principal => return Err(Nfsstat4::SeqMisordered),
             (true, Err(Nfsstat4::Inval | Nfsstat4::TooSmall)) => {}
             (true, result) => return result.clone(),
             (false, _) if args.sequence != client.next_sequence() => return Err(Nfsstat4::SeqMisordered),
