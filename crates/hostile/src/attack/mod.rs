@@ -4,6 +4,7 @@ mod clients;
 mod hung;
 mod kill;
 mod malformed;
+mod monitor;
 mod rdma;
 mod shm;
 mod state;
@@ -68,7 +69,7 @@ impl Stop {
 }
 
 /// All attacks, in the order in which they run.
-pub const ALL: [Attack; 23] = [
+pub const ALL: [Attack; 24] = [
     Attack::new("half-sent", "400 connections send 2 MiB less a word of a record of 2 MiB", tcp::half_sent),
     Attack::new("half-sent-others", "a host that no export admits does the same", tcp::half_sent_by_others)
         .unadmitted(),
@@ -121,6 +122,11 @@ pub const ALL: [Attack; 23] = [
     )
     .unadmitted(),
     Attack::new("stolen-ids", "a stranger destroys clients and sessions by ids near its own", state::stolen),
+    Attack::new(
+        "restarts",
+        "100 programs that do not exist monitor a host, which says again and again that it has restarted",
+        monitor::restarts,
+    ),
     Attack::new("amplified", "small calls over UDP ask for long replies", udp::amplified),
     Attack::new("killed", "clients of every transport are killed while they work", kill::clients),
 ];

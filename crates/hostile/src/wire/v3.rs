@@ -131,6 +131,17 @@ pub fn locking(file: &[u8]) -> Vec<Xdr> {
     calls
 }
 
+/// MON: `program` wants to know when the host `name` restarts.
+pub fn monitor(xid: u32, name: &str, program: u32) -> Xdr {
+    let who = call(xid, NSM, 1, 2).opaque(name.as_bytes()).opaque(b"me");
+    who.u32(program).u32(1).u32(1).fixed(&[0; 16])
+}
+
+/// NOTIFY: the host `name` has restarted.
+pub fn notify(xid: u32, name: &str, state: u32) -> Xdr {
+    call(xid, NSM, 1, 6).opaque(name.as_bytes()).u32(state)
+}
+
 /// rpcbind of versions 2 to 4 (RFC 1833).
 pub fn rpcbind() -> Vec<Xdr> {
     let mut calls =

@@ -6,6 +6,9 @@
 //! server. GRANTED is said until the host confirms it, and then the lock is the
 //! host's for good; who does not answer for [`GRANTED_FOR`] loses it to the next. A host is told for [`NOTIFY_FOR`] that
 //! we have restarted.
+//!
+//! Any host can make the server call: what is on its way is bounded, and sockets with it. See [`NEWS_AT_ONCE`],
+//! [`NOTIFY_AT_ONCE`] and [`Responses`](super::responses::Responses).
 
 use std::{
     collections::HashMap,
@@ -25,6 +28,7 @@ use rpc::{
     rpcbind::{self, LookupError, Netid},
 };
 use tokio::{
+    sync::Semaphore,
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -103,9 +107,10 @@ impl Ways {
 /// Says what is to be said, until the server ends.
 pub(crate) async fn run(lockd: Arc<Lockd>, transports: CallbackTransports) {
     let Some(mut queue) = lockd.take_queue() else { return };
-    let callbacks =
-        Arc::new(Callbacks { lockd: lockd.clone(), ways: Ways::new(transports), clients: Mutex::default() });
+    let (ways, notify) = (Ways::new(transports), Semaphore::new(NOTIFY_AT_ONCE));
+    let callbacks = Arc::new(Callbacks { lockd: lockd.clone(), ways, clients: Mutex::default(), notify });
     let mut tasks = JoinSet::new();
+    tasks.spawn(callbacks.clone().pass_on());
     loop {
         tokio::select! {
             said = queue.recv() => match said {
@@ -123,6 +128,8 @@ struct Callbacks {
     ways: Ways,
     /// Connections to lock managers that have lately been called.
     clients: Mutex<HashMap<Destination, Arc<tokio::sync::Mutex<Option<Client>>>>>,
+    /// Taken while a status monitor is called.
+    notify: Semaphore,
 }
 
 impl Callbacks {
@@ -136,7 +143,6 @@ impl Callbacks {
                 }
             }
             Outgoing::Restarted(to) => self.restarted(&to).await,
-            Outgoing::News { my_id, status } => self.news(&my_id, &status).await,
         }
     }
 
@@ -168,6 +174,21 @@ impl Callbacks {
         }
     }
 
+    /// Tells programs on this host that others have restarted, until the server ends.
+    async fn pass_on(self: Arc<Self>) {
+        let mut tasks = JoinSet::new();
+        loop {
+            let (my_id, status) = self.lockd.news.next().await;
+            let callbacks = self.clone();
+            tasks.spawn(async move { callbacks.news(&my_id, &status).await });
+            sleep(NEWS_PAUSE).await;
+            while tasks.try_join_next().is_some() {}
+            while tasks.len() >= NEWS_AT_ONCE {
+                tasks.join_next().await;
+            }
+        }
+    }
+
     /// Tells a host that we have restarted.
     async fn restarted(&self, to: &Destination) {
         let (name, state) = self.lockd.identity();
@@ -176,6 +197,7 @@ impl Callbacks {
         let mut pause = PAUSE_MIN;
         loop {
             let mut failed = None;
+            let calling = self.notify.acquire().await.expect("it is never closed");
             // Every status monitor has UDP; a firewall may let only TCP through.
             for is_udp in [true, false] {
                 let (way, program) = ((From::PrivilegedPort, is_udp), (nsm::SM_PROGRAM, nsm::VERSION));
@@ -184,6 +206,7 @@ impl Callbacks {
                     Err(error) => failed = Some(error),
                 }
             }
+            drop(calling);
             let error = failed.expect("both have failed");
             if Instant::now() + pause > until {
                 return tracing::warn!(host = %to.address, %error, "a host does not learn that we have restarted");
@@ -261,6 +284,12 @@ const PAUSE_MIN: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 const DEADLINE: Duration = Duration::from_secs(10);
 const CLIENTS_MAX: usize = 1024;
+/// Programs of this host that are told of a restart at the same time.
+const NEWS_AT_ONCE: usize = 8;
+/// Between one such call and the next.
+const NEWS_PAUSE: Duration = Duration::from_millis(10);
+/// Hosts that are told of our restart at the same time.
+const NOTIFY_AT_ONCE: usize = 64;
 
 #[cfg(test)]
 mod tests {

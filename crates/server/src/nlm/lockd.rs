@@ -19,10 +19,14 @@ use nfs::{
     nsm,
 };
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use xdr::Message;
 
-use super::hosts::{Host, HostId, Hosts};
+use super::{
+    hosts::{Host, HostId, Hosts},
+    news::News,
+    responses::{Permit, Responses},
+};
 use crate::{
     call::{
         core::{Core, ServiceState},
@@ -51,7 +55,8 @@ pub(crate) struct Lockd {
     outgoing: mpsc::UnboundedSender<Outgoing>,
     queued: Mutex<Option<mpsc::UnboundedReceiver<Outgoing>>>,
     /// Results of `_MSG` procedures on their way.
-    responses: Arc<Semaphore>,
+    responses: Arc<Responses>,
+    pub(super) news: News,
 }
 
 #[derive(Default)]
@@ -83,11 +88,9 @@ pub(crate) enum Outgoing {
     /// A request that waited is granted.
     Granted(WaiterId),
     /// The result of a `_MSG` procedure.
-    Response { to: Destination, procedure: NlmProc4, results: Bytes, _permit: OwnedSemaphorePermit },
+    Response { to: Destination, procedure: NlmProc4, results: Bytes, _permit: Permit },
     /// A host is told that we have restarted.
     Restarted(Destination),
-    /// A program on this host is told that another host has.
-    News { my_id: nsm::MyId, status: nsm::Status },
 }
 
 /// A host that is to be called.
@@ -143,9 +146,9 @@ impl Lockd {
             let host = inner.hosts.get_mut(id).expect("it has just been made");
             (host.state, host.monitored, host.may_reclaim) = (state, true, true);
         }
-        let responses = Arc::new(Semaphore::new(RESPONSES_MAX));
+        let (responses, news) = Default::default();
         let (inner, storing, queued) = (Mutex::new(inner), Mutex::new(()), Mutex::new(Some(queued)));
-        let lockd = Self { core, inner, storing, state, name, outgoing, queued, responses };
+        let lockd = Self { core, inner, storing, state, name, outgoing, queued, responses, news };
         lockd.recover();
         Ok(Arc::new(lockd))
     }
@@ -411,7 +414,9 @@ impl Lockd {
         let monitors = self.monitors(|mon_id| mon_id.mon_name == *name);
         for (Monitor { private, .. }, mon_id) in monitors {
             let status = nsm::Status { mon_name: name.clone(), state, private };
-            self.say(Outgoing::News { my_id: mon_id.my_id, status });
+            if !self.news.push(mon_id, status) {
+                tracing::debug!(name = %name.escape_ascii(), "too many restarts to pass on: one is dropped");
+            }
         }
     }
 
@@ -454,12 +459,12 @@ impl Lockd {
         Ok(())
     }
 
-    /// Queues the result of a `_MSG` procedure; drops it, as the network may, if there are too many.
+    /// Queues the result of a `_MSG` procedure; drops it, as the network may, if too many are on their way to this host or to all.
     pub(crate) fn respond(&self, from: From<'_>, procedure: NlmProc4, results: Bytes) {
         let to = Destination { address: from.peer.ip().to_canonical(), lossy: from.lossy };
-        match self.responses.clone().try_acquire_owned() {
-            Ok(permit) => self.say(Outgoing::Response { to, procedure, results, _permit: permit }),
-            Err(_) => tracing::debug!(peer = %from.peer, "too many results of _MSG procedures: one is dropped"),
+        match self.responses.begin(to.address) {
+            Some(permit) => self.say(Outgoing::Response { to, procedure, results, _permit: permit }),
+            None => tracing::debug!(peer = %from.peer, "too many results of _MSG procedures: one is dropped"),
         }
     }
 
@@ -585,6 +590,5 @@ pub(crate) fn svid_and_oh(owner: &Owner) -> (u32, nlm::Netobj) {
 
 const OF_LOCKS: u8 = b'L';
 const OF_SHARES: u8 = b'S';
-const RESPONSES_MAX: usize = 1024;
 /// Hosts that programs of this host may have monitored.
 const MONITORS_MAX: usize = 1024;

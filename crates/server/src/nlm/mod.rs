@@ -7,7 +7,9 @@
 pub(crate) mod callbacks;
 mod hosts;
 pub(crate) mod lockd;
+mod news;
 mod procedures;
+mod responses;
 
 use std::{ops::RangeInclusive, sync::Arc};
 
