@@ -15,6 +15,7 @@ use crate::{
     Options,
     attack::{Attack, Stop},
     good::{CLIENTS, Good, Operations},
+    processors::Processors,
     server::{CONNECTIONS, Server, Usage},
 };
 
@@ -31,7 +32,7 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { memory_mib: 512, stall: Duration::from_secs(3), latency_floor: Duration::from_millis(500) }
+        Self { memory_mib: 512, stall: Duration::from_secs(3), latency_floor: Duration::from_millis(100) }
     }
 }
 
@@ -49,7 +50,7 @@ pub struct Verdict {
 }
 
 /// Starts a server and its clients, attacks it, and judges.
-pub fn run(attack: &Attack, options: &Options) -> Verdict {
+pub fn run(attack: &Attack, options: &Options, processors: &Processors) -> Verdict {
     let mut verdict = Verdict {
         name: attack.name,
         did: String::new(),
@@ -58,15 +59,15 @@ pub fn run(attack: &Attack, options: &Options) -> Verdict {
         after: Usage::default(),
         faults: Vec::new(),
     };
-    if let Err(error) = phases(attack, options, &mut verdict) {
+    if let Err(error) = phases(attack, options, processors, &mut verdict) {
         verdict.faults.push(error.to_string());
     }
     verdict
 }
 
-fn phases(attack: &Attack, options: &Options, verdict: &mut Verdict) -> io::Result<()> {
-    let mut server = Server::start(options, attack)?;
-    let good = Good::start(&server.target)?;
+fn phases(attack: &Attack, options: &Options, processors: &Processors, verdict: &mut Verdict) -> io::Result<()> {
+    let mut server = processors.as_server(|| Server::start(options, attack))?;
+    let good = processors.as_server(|| Good::start(&server.target))?;
     absent(&good.wait(20, PATIENCE), "before the attack")?;
     good.take();
     thread::sleep(IDLE);
@@ -76,7 +77,7 @@ fn phases(attack: &Attack, options: &Options, verdict: &mut Verdict) -> io::Resu
     let finished = AtomicBool::new(false);
     let did = thread::scope(|scope| {
         let watcher = scope.spawn(|| watch(&server, &finished));
-        let did = (attack.run)(&server.target, &stop);
+        let did = processors.as_attacker(|| (attack.run)(&server.target, &stop));
         finished.store(true, Relaxed);
         verdict.most = watcher.join().expect("it does not panic");
         did

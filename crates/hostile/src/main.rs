@@ -12,6 +12,7 @@
 mod attack;
 mod good;
 mod judge;
+mod processors;
 mod random;
 mod server;
 mod stoppable;
@@ -20,6 +21,7 @@ mod wire;
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use judge::{Bounds, Verdict};
+use processors::Processors;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -30,10 +32,17 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let processors = match Processors::divide() {
+        Ok(processors) => processors,
+        Err(error) => {
+            eprintln!("the processors of this process are not known: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
     let mut verdicts = Vec::new();
     for attack in attack::ALL.iter().filter(|attack| options.wants(attack.name)) {
         eprintln!("== {}: {}", attack.name, attack.what);
-        let verdict = judge::run(attack, &options);
+        let verdict = judge::run(attack, &options, &processors);
         println!("{}", verdict.line());
         verdicts.push(verdict);
     }
