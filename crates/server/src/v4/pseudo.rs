@@ -8,10 +8,10 @@ use nfs::v4::{Component4, Fsid4};
 use vfs::{Attr, Device, FsCaps, Handle, Kind, Time};
 
 use crate::{
-    call::object::Object,
+    call::{context::Context, core::ServiceState, object::Object},
     export::{Exports, policy::Purpose, referral::Referral},
     handle::ExportId,
-    v4::{Context, status::Fault4},
+    v4::status::Fault4,
 };
 
 /// The directories from the root to the exports and referrals, and these.
@@ -176,11 +176,15 @@ impl Pseudo {
     }
 
     /// The children that a caller may know of: those that lead to an export that admits it.
-    pub(super) fn visible<'a>(&'a self, cx: &'a Context<'_>, node: NodeId) -> impl Iterator<Item = NodeId> + 'a {
+    pub(super) fn visible<'a>(
+        &'a self,
+        cx: &'a Context<'_, impl ServiceState>,
+        node: NodeId,
+    ) -> impl Iterator<Item = NodeId> + 'a {
         self.nodes[node.0].children.iter().copied().filter(|child| self.leads_somewhere(cx, *child))
     }
 
-    pub(super) fn leads_somewhere(&self, cx: &Context<'_>, node: NodeId) -> bool {
+    pub(super) fn leads_somewhere(&self, cx: &Context<'_, impl ServiceState>, node: NodeId) -> bool {
         let node = &self.nodes[node.0];
         node.export.is_some_and(|id| cx.export(id, Purpose::Files).is_ok())
             || node.referral.as_ref().is_some_and(|referral| referral.admits(cx.peer))

@@ -14,7 +14,7 @@ use xdr::Encoder;
 use super::data::may_use;
 use crate::{
     call::{error::Fault, object::Object, transfer::transfer_max},
-    v4::{Context, acl, attr, attr::Subject, compound::Cursor, place::Place, pseudo::NodeId, status::Fault4},
+    v4::{acl, attr, attr::Subject, cursor::Cursor, place::Place, pseudo::NodeId, service::Context, status::Fault4},
 };
 
 pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result<AccessOk, Fault4> {

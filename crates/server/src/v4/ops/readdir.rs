@@ -11,7 +11,6 @@ use vfs::{Attr, DirEntry, StatFs, VfsError};
 use xdr::{Encode, Encoder};
 
 use super::{
-    Raw,
     attributes::{aces, fsid, general, locations, statfs, with_node},
     filehandle::not_a_directory,
 };
@@ -19,11 +18,12 @@ use crate::{
     call::{object::Object, transfer::directory_max},
     export::policy::Purpose,
     v4::{
-        Context, attr,
+        attr,
         attr::{Subject, needs_acl, needs_locations, needs_owners, owners},
-        compound::Cursor,
+        cursor::Cursor,
         place::{FhBytes, Place},
         pseudo::NodeId,
+        service::Context,
         status::Fault4,
     },
 };
@@ -238,6 +238,15 @@ impl List {
         false.encode(&mut self.out);
         eof.encode(&mut self.out);
         Ok(Raw(self.out.finish().stream))
+    }
+}
+
+/// A body that is XDR already.
+pub(super) struct Raw(bytes::Bytes);
+
+impl Encode for Raw {
+    fn encode(&self, encoder: &mut Encoder) {
+        encoder.raw(&self.0);
     }
 }
 
