@@ -31,11 +31,11 @@ use super::{
     ops,
     service::{CHANNEL, Context, Shared4},
     state::{
-        Principal, Request,
-        load::REPLY_SMALL,
+        ids::Principal,
+        owner::Kept,
         session::Connection,
-        slot::{Begun, Fingerprint, Ticket},
-        v40::Kept,
+        shard::Request,
+        slot::{Begun, Fingerprint, REPLY_SMALL, Ticket},
     },
     v40::{self, Entry, InTurn},
 };

@@ -8,7 +8,7 @@ use xdr::Message;
 use super::{
     cb_getattr::{CbGetattrResult, PendingCbGetattr},
     place::{Filehandle, Place},
-    state::{Principal, session::Connection, shard::Shard},
+    state::{ids::Principal, session::Connection, shard::Shard},
 };
 use crate::{handle::FileId, sharing::locks::LockClient};
 

@@ -1,7 +1,7 @@
-//! [`Shared4`]: what all calls of NFSv4 share: the state of all clients, and what surrounds it.
+//! [`Shared4`]: what all calls of NFSv4 share: the state of all clients, and what is around it.
 //!
-//! Operations ask and change the state by [`Shared4::with_state`] and its kin, which also do what follows from a change: clients
-//! are stored, callbacks are queued as background tasks, and the locks of clients that are gone are released.
+//! Operations ask or change the state by [`Shared4::with_state`], [`Shared4::with_locks`] and [`Shared4::give`]. These also do what follows
+//! from a change: they store which clients may reclaim, queue callbacks as background tasks, and release the locks of clients that are gone.
 
 use std::{
     iter,
@@ -234,8 +234,8 @@ impl Shared4 {
         while let Some(recall) = state.poll_recall() {
             self.run_in_background(BackgroundTask::Recall(recall));
         }
-        while let Some((client, ask)) = state.poll_ask() {
-            self.run_in_background(BackgroundTask::Ask(client, ask));
+        while let Some((client, reduction)) = state.poll_reduction() {
+            self.run_in_background(BackgroundTask::Reduce(client, reduction));
         }
         while let Some(event) = state.poll_event() {
             if let Event::Gone(client) | Event::Revoked(client) = event {

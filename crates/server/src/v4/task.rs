@@ -5,7 +5,7 @@ use rpc::BoxFuture;
 
 use super::{
     cb_getattr::CbGetattrRequest,
-    state::{load::Ask, recallable::Held},
+    state::{load::Reduction, recallable::Held},
 };
 use crate::handle::FileId;
 
@@ -15,8 +15,8 @@ pub(super) enum BackgroundTask {
     Recall(Held<FileId>),
     /// The holder of a delegation is to be asked for the attributes of its file.
     GetAttr(CbGetattrRequest),
-    /// A client is to be asked to return some of what there is too much of.
-    Ask(Clientid4, Ask),
+    /// A client is to be asked for a reduction.
+    Reduce(Clientid4, Reduction),
     /// A copy is to be made.
     Copy(BoxFuture<'static, ()>),
     /// A client of 4.0 says where it can be called.

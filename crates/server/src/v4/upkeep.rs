@@ -24,7 +24,7 @@ use super::{
     cb_getattr::CbGetattrRequest,
     holder,
     service::Shared4,
-    state::{load::Ask, open::name_of_lock_owner, recallable::Held},
+    state::{load::Reduction, recallable::Held, transitions::open::name_of_lock_owner},
     task::BackgroundTask,
     turns::Turns,
 };
@@ -47,7 +47,7 @@ pub(crate) async fn run(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
         tokio::select! {
             task = new_tasks.recv() => match task {
                 Some(BackgroundTask::Recall(held)) => calls.recall(held),
-                Some(BackgroundTask::Ask(client, ask)) => drop(tasks.spawn(ask_back(shared.clone(), client, ask))),
+                Some(BackgroundTask::Reduce(client, reduction)) => drop(tasks.spawn(reduce(shared.clone(), client, reduction))),
                 Some(BackgroundTask::GetAttr(request)) => calls.cb_getattr(request),
                 Some(BackgroundTask::Try(client)) => drop(tasks.spawn(try_listener(shared.clone(), client))),
                 Some(BackgroundTask::Copy(copying)) => drop(tasks.spawn(copying)),
@@ -83,19 +83,19 @@ async fn recall(shared: Arc<Shared4>, recall: Held<FileId>) {
     shared.call_until_heard(recall.client, &operation, || shared.with_state(|state| state.is_recalling(&recall))).await;
 }
 
-/// Asks a client for what there is too much of, once: if it does not hear or heed it, it will be asked again.
-async fn ask_back(shared: Arc<Shared4>, client: Clientid4, ask: Ask) {
-    let (session, operation) = match ask {
-        Ask::Slots(session, target_highest_slotid) => {
+/// Asks a client for a reduction, once. If it does not answer or does not reduce, it will be asked again.
+async fn reduce(shared: Arc<Shared4>, client: Clientid4, reduction: Reduction) {
+    let (session, operation) = match reduction {
+        Reduction::Slots(session, target_highest_slotid) => {
             (Some(session), CbArgop4::RecallSlot(CbRecallSlotArgs { target_highest_slotid }))
         }
-        Ask::Delegations(objects_to_keep) => {
+        Reduction::Delegations(objects_to_keep) => {
             let type_mask = [RCA4_TYPE_MASK_RDATA_DLG, RCA4_TYPE_MASK_WDATA_DLG].into_iter().collect();
             (None, CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep, type_mask }))
         }
     };
     let asked = shared.callbacks.call_by(&shared.state, client, session, &operation).await;
-    tracing::debug!(client = client.0, ?ask, ?asked, "a client was asked for what there is too much of");
+    tracing::debug!(client = client.0, ?reduction, ?asked, "a client was asked for what there is too much of");
 }
 
 /// Finds whether a client of 4.0 answers where it says that it can be called.

@@ -10,8 +10,8 @@ use super::{
     cursor::Cursor,
     place::Place,
     state::{
-        owner::OwnerName,
-        v40::{Entered, Kept, Subject},
+        owner::{Kept, OwnerName},
+        transitions::v40::{Entered, Subject},
     },
 };
 use crate::{clock, handle::FileId, v4::service::Shared4};

@@ -33,7 +33,7 @@ use crate::{
         cursor::Cursor,
         place::{Place, component},
         service::Context,
-        state::open::{Claim, OpenPlan, OpenRequest, OpenTarget, Opened},
+        state::transitions::open::{Claim, OpenPlan, OpenRequest, OpenTarget, Opened},
         status::Fault4,
     },
 };
