@@ -4,12 +4,19 @@
 //! after a restart. An export below another export hangs in a directory of that one, where the other has such a directory.
 
 use bytes::Bytes;
-use nfs::v4::{Component4, Fsid4};
+use nfs::v4::{
+    Component4, Fsid4,
+    location::{FsLocation4, FsLocations4},
+};
 use vfs::{Attr, Device, FsCaps, Handle, Kind, Time};
 
 use crate::{
     call::{context::Context, core::ServiceState, object::Object},
-    export::{Exports, policy::Purpose, referral::Referral},
+    export::{
+        Exports, components,
+        policy::Purpose,
+        referral::{Location, Referral},
+    },
     handle::ExportId,
     v4::status::Fault4,
 };
@@ -262,5 +269,34 @@ impl Pseudo {
             at = parent;
         }
         None
+    }
+}
+
+/// The attribute fs_locations of a referral (RFC 8881 §11.16).
+pub(super) fn fs_locations(referral: &Referral) -> FsLocations4 {
+    let location = |location: &Location| FsLocation4 {
+        server: vec![location.server().into()],
+        rootpath: pathname(location.path().as_bytes()),
+    };
+    FsLocations4 { fs_root: pathname(referral.name()), locations: referral.locations().iter().map(location).collect() }
+}
+
+fn pathname(path: &[u8]) -> Vec<Component4> {
+    components(path).map(|name| Bytes::copy_from_slice(name).into()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::Client;
+
+    #[test]
+    fn fs_locations_has_the_path_here_and_the_paths_there() {
+        let locations = vec!["nas:/srv//data/".parse().unwrap(), "[::1]:/".parse().unwrap()];
+        let found = fs_locations(&Referral::new("/far/away", locations, vec![Client::any()]).unwrap());
+        assert_eq!(found.fs_root, ["far".into(), "away".into()]);
+        let [nas, other] = &found.locations[..] else { panic!("two") };
+        assert_eq!((&nas.server[..], &nas.rootpath[..]), (&["nas".into()][..], &["srv".into(), "data".into()][..]));
+        assert_eq!((&other.server[..], other.rootpath.len()), (&["::1".into()][..], 0));
     }
 }
