@@ -21,7 +21,7 @@ use crate::{
     nsm::Nsm1,
     recovery::{Recovery, StorageReport, state_dir::StateDir},
     v3::Nfs3,
-    v4::{Nfs4, Shared4, upkeep},
+    v4::{Nfs4, service::Shared4, upkeep},
 };
 
 /// An NFS server: exports, and the RPC programs by which clients reach them.

@@ -64,9 +64,6 @@ const CLIENT: Folders = &[
 
 /// Most files of one folder that import each other in a circle.
 const CIRCLE_MAX: usize = 6;
-/// Circles that are larger still: a file of each, and its most files. They must not grow.
-const LARGE_CIRCLES: [(&str, usize); 2] =
-    [("crates/server/src/v4/compound.rs", 22), ("crates/server/src/v4/state/stateid.rs", 15)];
 
 /// The imports that no folder's line allows, and the circles of files that are too large.
 pub fn broken(files: &[File]) -> Vec<String> {
@@ -131,8 +128,7 @@ fn circles(uses: &BTreeMap<&str, BTreeSet<&str>>) -> Vec<String> {
     let mut circles = BTreeSet::new();
     for (file, all) in &reached {
         let circle: BTreeSet<&str> = all.iter().copied().filter(|other| reached[other].contains(file)).collect();
-        let large = LARGE_CIRCLES.iter().find(|(member, _)| circle.contains(member));
-        if circle.len() > large.map_or(CIRCLE_MAX, |(_, most)| *most) {
+        if circle.len() > CIRCLE_MAX {
             circles.insert(circle);
         }
     }

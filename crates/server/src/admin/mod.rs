@@ -30,7 +30,7 @@ use crate::{
     handle::ExportId,
     nlm::lockd::Lockd,
     sharing::locks::LockClient,
-    v4::{Shared4, state::evict::Evicted},
+    v4::{service::Shared4, state::transitions::evict::Evicted},
 };
 
 /// What is asked.

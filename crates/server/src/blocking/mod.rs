@@ -180,9 +180,9 @@ impl Pool {
             work(&mut state);
             return Outcome::Done(state);
         }
-        let (told, outcome) = oneshot::channel();
+        let (sender, outcome) = oneshot::channel();
         // Nobody may be waiting any more.
-        let tell = move |outcome| drop(told.send(outcome));
+        let tell = move |outcome| drop(sender.send(outcome));
         self.submit(source, bytes, Box::new(Task { state, work, tell }));
         outcome.await.expect("a job tells what became of it")
     }
@@ -191,14 +191,14 @@ impl Pool {
     pub(crate) fn ask<R: Send + 'static>(
         &self,
         patience: Duration,
-        question: impl FnOnce() -> R + Send + 'static,
+        work: impl FnOnce() -> R + Send + 'static,
     ) -> Option<R> {
         if self.0.threads_max == 0 {
-            return Some(question());
+            return Some(work());
         }
-        let (told, outcome) = mpsc::sync_channel(1);
-        let work = |answer: &mut Option<R>| *answer = Some(question());
-        let tell = move |outcome| drop(told.send(outcome));
+        let (sender, outcome) = mpsc::sync_channel(1);
+        let work = |answer: &mut Option<R>| *answer = Some(work());
+        let tell = move |outcome| drop(sender.send(outcome));
         self.submit(Source::Server, 0, Box::new(Task { state: None, work, tell }));
         match outcome.recv_timeout(patience) {
             Ok(Outcome::Done(answer)) => answer,
@@ -315,8 +315,8 @@ mod tests {
     #[test]
     fn a_call_whose_future_is_dropped_runs_to_its_end() {
         let pool = Pool::new("test".to_owned(), BlockingOptions { threads: 1, queue: 1, pending: 1 });
-        let (told, ran) = mpsc::channel();
-        let mut future = Box::pin(pool.run(Source::Server, 0, (), move |()| told.send(()).unwrap()));
+        let (sender, ran) = mpsc::channel();
+        let mut future = Box::pin(pool.run(Source::Server, 0, (), move |()| sender.send(()).unwrap()));
         let polled = future.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
         drop((polled, future));
         ran.recv_timeout(Duration::from_secs(600)).expect("it runs");

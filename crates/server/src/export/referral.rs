@@ -4,7 +4,6 @@
 use std::{fmt, net::SocketAddr, str::FromStr};
 
 use bytes::Bytes;
-use nfs::v4::location::{FsLocation4, FsLocations4};
 use serde::Deserialize;
 
 use crate::export::{Client, ExportError, NAME_MAX, components, normalise};
@@ -67,20 +66,6 @@ impl Referral {
     pub(crate) fn admits(&self, peer: SocketAddr) -> bool {
         self.clients.iter().any(|client| client.matches(peer.ip()))
     }
-
-    /// The attribute fs_locations.
-    pub(crate) fn fs_locations(&self) -> FsLocations4 {
-        let location = |location: &Location| FsLocation4 {
-            server: vec![location.server.as_str().into()],
-            rootpath: pathname(location.path.as_bytes()),
-        };
-        FsLocations4 { fs_root: pathname(&self.name), locations: self.locations.iter().map(location).collect() }
-    }
-}
-
-/// A path as version 4 has it.
-pub(crate) fn pathname(path: &[u8]) -> Vec<nfs::v4::Component4> {
-    components(path).map(|name| Bytes::copy_from_slice(name).into()).collect()
 }
 
 impl TryFrom<RawReferral> for Referral {
@@ -92,6 +77,18 @@ impl TryFrom<RawReferral> for Referral {
         }
         let clients = raw.clients.unwrap_or_else(|| vec![Client::any()]);
         Self::new(&raw.name, raw.locations, clients).map_err(|error| error.to_string())
+    }
+}
+
+impl Location {
+    /// The server's name or address, without brackets.
+    pub(crate) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// The path there.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
     }
 }
 
@@ -144,16 +141,5 @@ mod tests {
         for text in ["", "nas", "nas:srv", ":/srv", "/srv", "2001:db8::1:/srv", "[nas]:/srv", "[::1]/srv", "a/b:/c"] {
             assert!(text.parse::<Location>().is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn what_is_told_is_the_place_here_and_those_there() {
-        let locations = vec!["nas:/srv//data/".parse().unwrap(), "[::1]:/".parse().unwrap()];
-        let told = Referral::new("/far/away", locations, vec![Client::any()]).unwrap().fs_locations();
-        assert_eq!(told.fs_root, ["far".into(), "away".into()]);
-        let [nas, other] = &told.locations[..] else { panic!("two") };
-        assert_eq!((&nas.server[..], &nas.rootpath[..]), (&["nas".into()][..], &["srv".into(), "data".into()][..]));
-        assert_eq!((&other.server[..], other.rootpath.len()), (&["::1".into()][..], 0));
-        assert!(Referral::new("/", Vec::new(), Vec::new()).is_err());
     }
 }

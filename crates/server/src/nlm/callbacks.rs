@@ -49,7 +49,7 @@ pub struct CallbackTransports {
 /// Whether a call comes from a port that only root can use.
 #[derive(Clone, Copy)]
 enum From {
-    Anywhere,
+    AnyPort,
     PrivilegedPort,
 }
 
@@ -68,7 +68,7 @@ impl Ways {
 
     fn kind(&self, from: From, is_udp: bool) -> &Arc<dyn TransportKind> {
         let CallbackTransports { tcp, udp } = match from {
-            From::Anywhere => &self.unprivileged,
+            From::AnyPort => &self.unprivileged,
             From::PrivilegedPort => &self.privileged,
         };
         if is_udp { udp } else { tcp }
@@ -95,7 +95,7 @@ impl Ways {
         (program, version): (u32, u32),
     ) -> Result<Client, LookupError> {
         let rpcbind = SocketAddr::new(host, rpcbind::PORT);
-        let ask = self.kind(From::Anywhere, is_udp);
+        let ask = self.kind(From::AnyPort, is_udp);
         let netid = Netid::new(ask.name(), rpcbind);
         let address = rpcbind::lookup(ask.clone(), rpcbind, program, version, &netid).await?;
         let credential = Credential::Sys(AuthSys::of_process());
@@ -220,7 +220,7 @@ impl Callbacks {
     /// Tells a program on this host that another host has restarted.
     async fn news(&self, my_id: &nsm::MyId, status: &nsm::Status) {
         // Any user of this host can ask for the news, at whatever program: the lock manager alone is trusted with the port.
-        let from = if my_id.my_prog == nlm::NLM_PROGRAM { From::PrivilegedPort } else { From::Anywhere };
+        let from = if my_id.my_prog == nlm::NLM_PROGRAM { From::PrivilegedPort } else { From::AnyPort };
         for is_udp in [true, false] {
             let (way, program) = ((from, is_udp), (my_id.my_prog, my_id.my_vers));
             match self.ways.call::<()>(way, Ipv4Addr::LOCALHOST.into(), program, my_id.my_proc, status).await {
@@ -249,7 +249,7 @@ impl Callbacks {
             match &*client {
                 Some(client) => client.clone(),
                 None => {
-                    let (way, program) = ((From::Anywhere, to.lossy), (nlm::NLM_PROGRAM, nlm::VERSION));
+                    let (way, program) = ((From::AnyPort, to.lossy), (nlm::NLM_PROGRAM, nlm::VERSION));
                     let new = self.ways.connect(way, to.address, program).await?;
                     client.insert(new).clone()
                 }
@@ -315,14 +315,14 @@ mod tests {
         let core = Core::new(Exports::new(), HandleKey::random(), recovery, options, None);
         let lockd = Lockd::start(core).unwrap();
         let mut queue = lockd.take_queue().unwrap();
-        let mut told: Vec<_> = std::iter::from_fn(|| queue.try_recv().ok())
+        let mut hosts: Vec<_> = std::iter::from_fn(|| queue.try_recv().ok())
             .map(|said| match said {
                 Outgoing::Restarted(to) => to.address.to_string(),
                 _ => panic!("nothing else is to be said"),
             })
             .collect();
-        told.sort();
-        assert_eq!(told, ["192.0.2.1", "192.0.2.2"]);
+        hosts.sort();
+        assert_eq!(hosts, ["192.0.2.1", "192.0.2.2"]);
     }
 
     /// A lock manager is called from an unprivileged port, a status monitor from a privileged one where that can be had.
@@ -333,11 +333,11 @@ mod tests {
         let ways =
             Ways::new(CallbackTransports { tcp: Arc::new(TcpKind::default()), udp: Arc::new(UdpKind::default()) });
         for (from, is_privileged) in
-            [(From::Anywhere, false), (From::PrivilegedPort, rustix::process::geteuid().is_root())]
+            [(From::AnyPort, false), (From::PrivilegedPort, rustix::process::geteuid().is_root())]
         {
             let _connection = ways.kind(from, false).connect(address).await.unwrap();
             assert_eq!(listener.accept().unwrap().1.port() < 1024, is_privileged);
         }
-        assert_eq!(ways.kind(From::Anywhere, true).name(), "udp");
+        assert_eq!(ways.kind(From::AnyPort, true).name(), "udp");
     }
 }

@@ -157,19 +157,19 @@ impl Lockd {
     fn recover(&self) {
         let inner = self.inner.lock();
         // Once for each address, however many names its programs lock by.
-        let told: HashSet<Destination> =
+        let hosts: HashSet<Destination> =
             inner.hosts.iter().filter(|(_, host)| host.may_reclaim).map(|(_, host)| host.into()).collect();
-        if told.is_empty() {
+        if hosts.is_empty() {
             return;
         }
         tracing::info!(
-            hosts = told.len(),
+            hosts = hosts.len(),
             grace_s = self.core.locks.grace().as_secs(),
             "locks can be reclaimed, and nothing else locked"
         );
         drop(inner);
         self.core.locks.begin_grace();
-        told.into_iter().for_each(|host| self.say(Outgoing::Restarted(host)));
+        hosts.into_iter().for_each(|host| self.say(Outgoing::Restarted(host)));
     }
 
     /// The hosts that hold or want something, or may reclaim it.

@@ -23,7 +23,7 @@ use xdr::{Encode, Encoder};
 use crate::{
     call::transfer::OFFSET_MAX,
     identity::names::Who,
-    v4::{Context, acl, status::Fault4},
+    v4::{acl, service::Context, status::Fault4},
 };
 
 /// All that is known of an object.

@@ -18,8 +18,8 @@ use std::{hash::BuildHasher, sync::Arc};
 use buf::Rope;
 use bytes::Bytes;
 use nfs::v4::{
-    Argop4, BadOperation, Clientid4, MINOR_VERSIONS, Nfsstat4, OpResult, Opnum4, Res4, Resop4, SequenceArgs,
-    SequenceRes, Sessionid4, Stateid4,
+    Argop4, BadOperation, MINOR_VERSIONS, Nfsstat4, OpResult, Opnum4, Res4, Resop4, SequenceArgs, SequenceRes,
+    Sessionid4,
     compound::{CompoundHead, ResultsWriter, Tag},
 };
 use rpc::{AcceptError, BoxFuture, Call, Identity, REPLY_HEADER_LEN};
@@ -27,17 +27,15 @@ use xdr::{Decode, Decoder, Encoder, Message, PlacedPayload};
 
 use self::waiting::Waiting;
 use super::{
-    CHANNEL,
-    holder::{Answered, Question},
+    cursor::{ClientShard, Cursor, InSession},
     ops,
-    place::{Filehandle, Place},
+    service::{CHANNEL, Context, Shared4},
     state::{
-        Principal, Request,
-        load::REPLY_SMALL,
+        ids::Principal,
+        owner::Kept,
         session::Connection,
-        shard::Shard,
-        slot::{Begun, Fingerprint, Ticket},
-        v40::Kept,
+        shard::Request,
+        slot::{Begun, Fingerprint, REPLY_SMALL, Ticket},
     },
     v40::{self, Entry, InTurn},
 };
@@ -45,91 +43,7 @@ use crate::{
     call::{error::WouldBlock, thread::Thread},
     clock,
     handle::FileId,
-    sharing::locks::LockClient,
-    v4::{Context, Shared4},
 };
-
-/// What the operations of a compound share.
-pub(super) struct Cursor {
-    pub(super) minor: u32,
-    pub(super) principal: Principal,
-    pub(super) connection: Connection,
-    pub(super) current: Option<Filehandle>,
-    pub(super) saved: Option<Filehandle>,
-    pub(super) session: Option<InSession>,
-    /// In 4.0, whose the operation is, if it names a client or state.
-    pub(super) client: Option<Clientid4>,
-    /// Bytes left for results.
-    pub(super) room: usize,
-    /// What a result that needs more is answered with.
-    pub(super) too_big: Nfsstat4,
-    /// Operations behind the one that is being executed.
-    pub(super) behind: u32,
-    /// What an operation waits for that would have to wait, unless it is storage.
-    pub(super) question: Option<Question>,
-    /// What became of it.
-    pub(super) answered: Option<Answered>,
-}
-
-/// The session of a compound that began with SEQUENCE.
-pub(super) struct InSession {
-    pub(super) client: Clientid4,
-    pub(super) id: Sessionid4,
-    /// The shard of its client.
-    pub(super) shard: Option<ClientShard>,
-}
-
-/// What the requests of a client share.
-type ClientShard = Arc<Shard<Message, FileId>>;
-
-impl Cursor {
-    /// The current file handle.
-    pub(super) fn current(&self) -> Result<&Place, Nfsstat4> {
-        self.current.as_ref().map(|current| &current.place).ok_or(Nfsstat4::NoFileHandle)
-    }
-
-    /// The saved file handle. That there is none has the same status as for the current one (RFC 8881 §18.26.3).
-    pub(super) fn saved(&self) -> Result<&Place, Nfsstat4> {
-        self.saved.as_ref().map(|saved| &saved.place).ok_or(Nfsstat4::NoFileHandle)
-    }
-
-    /// The client of the session; in 4.0 that of the operation, or one that there is not.
-    pub(super) fn client(&self) -> Clientid4 {
-        let client = self.session.as_ref().map(|session| session.client).or(self.client);
-        client.unwrap_or(Clientid4(0))
-    }
-
-    /// The client, as the lock table names it.
-    pub(super) fn lock_client(&self) -> LockClient {
-        LockClient::V4(self.client().0)
-    }
-
-    /// What a client means by a stateid: the current one's place is taken by it (RFC 8881 §16.2.3.1.2).
-    pub(super) fn stateid(&self, stateid: Stateid4) -> Result<Stateid4, Nfsstat4> {
-        resolve(stateid, self.current.as_ref())
-    }
-
-    /// As [`stateid`](Self::stateid), of the saved file handle.
-    pub(super) fn saved_stateid(&self, stateid: Stateid4) -> Result<Stateid4, Nfsstat4> {
-        resolve(stateid, self.saved.as_ref())
-    }
-
-    /// Makes a stateid the current one.
-    pub(super) fn set_stateid(&mut self, stateid: Stateid4) {
-        if let Some(current) = &mut self.current {
-            current.stateid = stateid;
-        }
-    }
-}
-
-fn resolve(stateid: Stateid4, at: Option<&Filehandle>) -> Result<Stateid4, Nfsstat4> {
-    if stateid != Stateid4::CURRENT {
-        return Ok(stateid);
-    }
-    let current = at.map_or(Stateid4::ANONYMOUS, |at| at.stateid);
-    // There is none unless an operation of this compound has left one.
-    if current == Stateid4::ANONYMOUS { Err(Nfsstat4::BadStateid) } else { Ok(current) }
-}
 
 /// Whether a compound need not be remembered but by its session: in 4.0, which has none, only if it changes nothing.
 pub(super) fn is_idempotent(mut arguments: Decoder<'_>) -> bool {
@@ -234,8 +148,8 @@ impl Compound {
             // 4.0 has no other name for it (RFC 7530 §13.1).
             too_big: if head.minorversion > 0 { Nfsstat4::RepTooBig } else { Nfsstat4::Resource },
             behind: 0,
-            question: None,
-            answered: None,
+            cb_getattr: None,
+            cb_getattr_result: None,
         };
         let limit = cx.transport.message_max;
         Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None, turn: None }
@@ -370,7 +284,7 @@ impl Compound {
             }
         }
         self.status = executed?;
-        self.cursor.answered = None;
+        self.cursor.cb_getattr_result = None;
         tracing::debug!(operation = arguments.opnum().name(), peer = %cx.peer, transport = cx.transport.name, status = ?self.status);
         if self.out.position() - position > self.cursor.room && self.status == Nfsstat4::Ok {
             self.out.truncate(start);

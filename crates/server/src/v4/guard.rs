@@ -2,7 +2,7 @@
 
 use nfs::v4::Clientid4;
 
-use super::Shared4;
+use super::service::Shared4;
 use crate::{
     clock,
     handle::FileId,

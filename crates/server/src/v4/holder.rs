@@ -1,83 +1,36 @@
-//! Who has a delegation to write a file knows better than the server how large it is, and whether it has been changed: what
-//! CB_GETATTR asks.
+//! The holder of a delegation to write a file knows the size of the file better than the server, and whether the file has been
+//! changed. CB_GETATTR asks for that.
 //!
-//! Read RFC 8881 §10.4.3 and §20.1. GETATTR by another client has the compound wait for the holder's answer. If that does not come
-//! in time, is a refusal, or cannot be asked for, the delegation is recalled, and the other client told to come again. A
-//! holder is asked one question of a file at a time, and all who want to know meanwhile hear the answer.
+//! Read RFC 8881 §10.4.3 and §20.1. GETATTR by another client has the compound wait for the holder's answer. If the answer does not
+//! come in time or is a refusal, or if the holder cannot be called, the delegation is recalled, and the other client gets DELAY.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use nfs::v4::{
-    Clientid4, Res4, Stateid4,
+    Res4,
     attr::{Attr4, Purpose},
     callback::{CbArgop4, CbGetAttrArgs, CbResop4},
 };
-use parking_lot::Mutex;
-use tokio::{sync::watch, time::timeout};
 use vfs::{Cred, SetAttr, SetTime};
 
-use super::{compound::Cursor, state::recallable::Held, upkeep::BackgroundTask};
+use super::{
+    cb_getattr::{CbGetattrRequest, CbGetattrResult, HolderAttrs, PendingCbGetattr},
+    cursor::Cursor,
+    service::{Context, Shared4},
+    state::recallable::Held,
+    status::Fault4,
+    task::BackgroundTask,
+};
 use crate::{
     call::{error::Fault, object::Object},
     clock,
     handle::FileId,
-    v4::{Context, Shared4, status::Fault4},
 };
 
-/// The questions under way, by the delegations that they are about.
-#[derive(Default)]
-pub(crate) struct Questions(Mutex<HashMap<Stateid4, watch::Receiver<Option<Answer>>>>);
-
-/// A question under way.
-pub(super) struct Question {
-    about: Stateid4,
-    answer: watch::Receiver<Option<Answer>>,
-    patience: Duration,
-}
-
-/// A question that is to be asked.
-pub(super) struct Asking {
-    holder: Held<FileId>,
-    said: watch::Sender<Option<Answer>>,
-}
-
-impl Asking {
-    /// Who is asked.
-    pub(super) fn client(&self) -> Clientid4 {
-        self.holder.client
-    }
-}
-
-/// Asks it.
-pub(super) async fn ask(shared: Arc<Shared4>, Asking { holder, said }: Asking) {
-    let answer = shared.getattr_of(&holder).await;
-    shared.answer(&holder, &said, answer);
-}
-
-/// What a holder says of a file; nothing if it says nothing of use.
-type Answer = Option<Told>;
-
-/// What a holder knows of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Told {
-    change: Option<u64>,
-    size: Option<u64>,
-}
-
-/// The answer to a question, until the operation that asked it has ended.
-#[derive(Clone)]
-pub(super) struct Answered {
-    about: Stateid4,
-    answer: Answer,
-}
-
-impl Question {
-    /// Waits for its answer, for a while.
-    pub(super) async fn answered(mut self) -> Answered {
-        let heard = timeout(self.patience, self.answer.wait_for(Option::is_some)).await;
-        let answer = heard.ok().and_then(Result::ok).and_then(|answer| (*answer).flatten());
-        Answered { about: self.about, answer }
-    }
+/// Makes a CB_GETATTR call.
+pub(super) async fn cb_getattr(shared: Arc<Shared4>, request: CbGetattrRequest) {
+    let attrs = shared.attrs_at(&request.holder).await;
+    shared.cb_getattrs.end(&request, attrs);
 }
 
 impl Context<'_> {
@@ -85,66 +38,52 @@ impl Context<'_> {
     /// holder has changed the file, the server's own attributes say so from now on.
     ///
     /// # Errors
-    /// `WouldBlock` while the holder is asked: the cursor has the question. DELAY while the delegation is recalled.
+    /// `WouldBlock` while the holder is called: the cursor has the pending call. DELAY while the delegation is recalled.
     pub(super) fn size_at_holder(&self, at: &mut Cursor, object: &Object<'_>) -> Result<Option<u64>, Fault4> {
-        let (answered, now) = (at.answered.clone(), clock::now());
+        let (result, now) = (at.cb_getattr_result.clone(), clock::now());
         if !self.core.conflicts.may_be_delegated(&(&object.export.id(), &object.handle)) {
             return Ok(None);
         }
         let (file, by) = ((object.export.id(), object.handle.clone()), Some(at.client()));
         let holder = self.shared.with_locks(|state, locks| state.holder(locks, &file, by, now))?;
         let Some(holder) = holder else { return Ok(None) };
-        let told = match answered.filter(|answered| answered.about == holder.stateid) {
-            Some(Answered { answer: Some(told), .. }) => told,
-            Some(Answered { answer: None, .. }) => {
+        let attrs = match result.filter(|result| result.delegation == holder.stateid) {
+            Some(CbGetattrResult { attrs: Some(attrs), .. }) => attrs,
+            Some(CbGetattrResult { attrs: None, .. }) => {
                 self.before_read(object, Some(at.lock_client()))?;
                 // It has been given back in the meantime.
                 return Ok(None);
             }
             None => {
-                at.question = Some(self.shared.ask(holder));
+                at.cb_getattr = Some(self.shared.begin_cb_getattr(holder));
                 return Err(Fault::WouldBlock);
             }
         };
         let known = object.getattr()?;
-        let differs = told.size.is_some_and(|size| size != known.size);
+        let differs = attrs.size.is_some_and(|size| size != known.size);
         let is_modified =
-            || Ok::<_, Fault4>(self.shared.with_state(|state| state.is_modified(&holder, told.change, differs)));
+            || Ok::<_, Fault4>(self.shared.with_state(|state| state.is_modified(&holder, attrs.change, differs)));
         if object.once("is modified", is_modified)? {
             // §10.4.3: so that the change attribute does not go back if the holder never writes what it has.
             let set = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
             object.vfs().setattr(&object.caller_as(&Cred::root()), &object.handle, &set, None)?;
         }
-        Ok(told.size)
+        Ok(attrs.size)
     }
 }
 
 impl Shared4 {
-    /// Asks a holder, unless that is being done.
-    fn ask(&self, holder: Held<FileId>) -> Question {
-        let (about, patience) = (holder.stateid, (self.lease / LEASE_PARTS).max(PATIENCE_MIN));
-        let mut questions = self.questions.0.lock();
-        if let Some(answer) = questions.get(&about) {
-            return Question { about, answer: answer.clone(), patience };
+    /// Asks a holder for the attributes of its file, unless that is being done.
+    fn begin_cb_getattr(&self, holder: Held<FileId>) -> PendingCbGetattr {
+        let timeout = (self.lease / LEASE_PARTS).max(TIMEOUT_MIN);
+        let (pending, new) = self.cb_getattrs.join(holder, timeout);
+        if let Some(request) = new {
+            self.run_in_background(BackgroundTask::GetAttr(request));
         }
-        let (said, answer) = watch::channel(None);
-        questions.insert(about, answer.clone());
-        drop(questions);
-        self.run(BackgroundTask::GetAttr(Asking { holder, said }));
-        Question { about, answer, patience }
+        pending
     }
 
-    /// A question is not asked: nobody hears anything of use.
-    pub(super) fn leave(&self, Asking { holder, said }: Asking) {
-        self.answer(&holder, &said, None);
-    }
-
-    fn answer(&self, holder: &Held<FileId>, said: &watch::Sender<Option<Answer>>, answer: Answer) {
-        self.questions.0.lock().remove(&holder.stateid);
-        said.send_replace(Some(answer));
-    }
-
-    async fn getattr_of(&self, holder: &Held<FileId>) -> Answer {
+    async fn attrs_at(&self, holder: &Held<FileId>) -> Option<HolderAttrs> {
         let fh = self.callback_fh(&holder.file);
         let wanted = [Attr4::Change, Attr4::Size].into_iter().map(|attr| attr as u32).collect();
         let operation = CbArgop4::GetAttr(CbGetAttrArgs { fh, attr_request: wanted });
@@ -161,10 +100,10 @@ impl Shared4 {
             }
         };
         let attrs = fattr.to_attrs(2, Purpose::Get).ok()?;
-        Some(Told { change: attrs.change, size: attrs.size })
+        Some(HolderAttrs { change: attrs.change, size: attrs.size })
     }
 }
 
-/// How long others wait for what a holder says of a file before it has to give it back: such a part of a lease, and a second at least.
+/// How long an operation waits for CB_GETATTR before the delegation is recalled: this part of a lease, and a second at least.
 const LEASE_PARTS: u32 = 90;
-const PATIENCE_MIN: Duration = Duration::from_secs(1);
+const TIMEOUT_MIN: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use crate::{
     export::policy::Purpose,
     handle::ExportId,
     v4::{
-        Context,
+        service::Context,
         status::{Fault4, nfsstat4},
     },
 };

@@ -4,14 +4,21 @@
 //! after a restart. An export below another export hangs in a directory of that one, where the other has such a directory.
 
 use bytes::Bytes;
-use nfs::v4::{Component4, Fsid4};
+use nfs::v4::{
+    Component4, Fsid4,
+    location::{FsLocation4, FsLocations4},
+};
 use vfs::{Attr, Device, FsCaps, Handle, Kind, Time};
 
 use crate::{
-    call::object::Object,
-    export::{Exports, policy::Purpose, referral::Referral},
+    call::{context::Context, core::ServiceState, object::Object},
+    export::{
+        Exports, components,
+        policy::Purpose,
+        referral::{Location, Referral},
+    },
     handle::ExportId,
-    v4::{Context, status::Fault4},
+    v4::status::Fault4,
 };
 
 /// The directories from the root to the exports and referrals, and these.
@@ -176,11 +183,15 @@ impl Pseudo {
     }
 
     /// The children that a caller may know of: those that lead to an export that admits it.
-    pub(super) fn visible<'a>(&'a self, cx: &'a Context<'_>, node: NodeId) -> impl Iterator<Item = NodeId> + 'a {
+    pub(super) fn visible<'a>(
+        &'a self,
+        cx: &'a Context<'_, impl ServiceState>,
+        node: NodeId,
+    ) -> impl Iterator<Item = NodeId> + 'a {
         self.nodes[node.0].children.iter().copied().filter(|child| self.leads_somewhere(cx, *child))
     }
 
-    pub(super) fn leads_somewhere(&self, cx: &Context<'_>, node: NodeId) -> bool {
+    pub(super) fn leads_somewhere(&self, cx: &Context<'_, impl ServiceState>, node: NodeId) -> bool {
         let node = &self.nodes[node.0];
         node.export.is_some_and(|id| cx.export(id, Purpose::Files).is_ok())
             || node.referral.as_ref().is_some_and(|referral| referral.admits(cx.peer))
@@ -258,5 +269,34 @@ impl Pseudo {
             at = parent;
         }
         None
+    }
+}
+
+/// The attribute fs_locations of a referral (RFC 8881 §11.16).
+pub(super) fn fs_locations(referral: &Referral) -> FsLocations4 {
+    let location = |location: &Location| FsLocation4 {
+        server: vec![location.server().into()],
+        rootpath: pathname(location.path().as_bytes()),
+    };
+    FsLocations4 { fs_root: pathname(referral.name()), locations: referral.locations().iter().map(location).collect() }
+}
+
+fn pathname(path: &[u8]) -> Vec<Component4> {
+    components(path).map(|name| Bytes::copy_from_slice(name).into()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::export::Client;
+
+    #[test]
+    fn fs_locations_has_the_path_here_and_the_paths_there() {
+        let locations = vec!["nas:/srv//data/".parse().unwrap(), "[::1]:/".parse().unwrap()];
+        let found = fs_locations(&Referral::new("/far/away", locations, vec![Client::any()]).unwrap());
+        assert_eq!(found.fs_root, ["far".into(), "away".into()]);
+        let [nas, other] = &found.locations[..] else { panic!("two") };
+        assert_eq!((&nas.server[..], &nas.rootpath[..]), (&["nas".into()][..], &["srv".into(), "data".into()][..]));
+        assert_eq!((&other.server[..], other.rootpath.len()), (&["::1".into()][..], 0));
     }
 }

@@ -9,7 +9,7 @@
 use std::{sync::Arc, time::Duration};
 
 use nfs::v4::{
-    Clientid4, NfsFh4, Nfsstat4, StateOwner4,
+    Clientid4, StateOwner4,
     callback::{
         CbArgop4, CbNotifyLockArgs, CbRecallAnyArgs, CbRecallArgs, CbRecallSlotArgs, RCA4_TYPE_MASK_RDATA_DLG,
         RCA4_TYPE_MASK_WDATA_DLG,
@@ -17,13 +17,15 @@ use nfs::v4::{
 };
 use tokio::{
     task::JoinSet,
-    time::{MissedTickBehavior, interval, sleep},
+    time::{MissedTickBehavior, interval},
 };
 
 use super::{
-    holder::{self, Asking},
-    offload::{self, Copying},
-    state::{load::Ask, open::name_of_lock_owner, recallable::Held},
+    cb_getattr::CbGetattrRequest,
+    holder,
+    service::Shared4,
+    state::{load::Reduction, recallable::Held, transitions::open::name_of_lock_owner},
+    task::BackgroundTask,
     turns::Turns,
 };
 use crate::{
@@ -31,26 +33,11 @@ use crate::{
     clock,
     handle::FileId,
     sharing::{grace::Reclaim, locks::Notice},
-    v4::Shared4,
 };
-
-/// What upkeep is asked to do.
-pub(super) enum BackgroundTask {
-    /// A delegation is to be recalled.
-    Recall(Held<FileId>),
-    /// A holder is to be asked about its file.
-    GetAttr(Asking),
-    /// A client is to be asked for what there is too much of.
-    Ask(Clientid4, Ask),
-    /// A copy is to be made.
-    Copy(Box<Copying>),
-    /// A client of 4.0 says where it can be called.
-    Try(Clientid4),
-}
 
 /// Does it until the server ends. Once for a server.
 pub(crate) async fn run(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
-    let Some(mut errands) = shared.begin_upkeep() else { return };
+    let Some(mut new_tasks) = shared.take_tasks() else { return };
     let Some(mut notices) = shared.core.locks.take_notices() else { return };
     let mut tasks = JoinSet::new();
     let mut calls = Calls { shared: shared.clone(), tasks: JoinSet::new(), turns: Turns::default() };
@@ -58,12 +45,12 @@ pub(crate) async fn run(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            errand = errands.recv() => match errand {
+            task = new_tasks.recv() => match task {
                 Some(BackgroundTask::Recall(held)) => calls.recall(held),
-                Some(BackgroundTask::Ask(client, ask)) => drop(tasks.spawn(ask_back(shared.clone(), client, ask))),
-                Some(BackgroundTask::GetAttr(asking)) => calls.ask(asking),
+                Some(BackgroundTask::Reduce(client, reduction)) => drop(tasks.spawn(reduce(shared.clone(), client, reduction))),
+                Some(BackgroundTask::GetAttr(request)) => calls.cb_getattr(request),
                 Some(BackgroundTask::Try(client)) => drop(tasks.spawn(try_listener(shared.clone(), client))),
-                Some(BackgroundTask::Copy(copying)) => drop(tasks.spawn(offload::run(shared.clone(), *copying))),
+                Some(BackgroundTask::Copy(copying)) => drop(tasks.spawn(copying)),
                 None => return,
             },
             noticed = notices.recv() => match noticed {
@@ -96,19 +83,19 @@ async fn recall(shared: Arc<Shared4>, recall: Held<FileId>) {
     shared.call_until_heard(recall.client, &operation, || shared.with_state(|state| state.is_recalling(&recall))).await;
 }
 
-/// Asks a client for what there is too much of, once: if it does not hear or heed it, it will be asked again.
-async fn ask_back(shared: Arc<Shared4>, client: Clientid4, ask: Ask) {
-    let (session, operation) = match ask {
-        Ask::Slots(session, target_highest_slotid) => {
+/// Asks a client for a reduction, once. If it does not answer or does not reduce, it will be asked again.
+async fn reduce(shared: Arc<Shared4>, client: Clientid4, reduction: Reduction) {
+    let (session, operation) = match reduction {
+        Reduction::Slots(session, target_highest_slotid) => {
             (Some(session), CbArgop4::RecallSlot(CbRecallSlotArgs { target_highest_slotid }))
         }
-        Ask::Delegations(objects_to_keep) => {
+        Reduction::Delegations(objects_to_keep) => {
             let type_mask = [RCA4_TYPE_MASK_RDATA_DLG, RCA4_TYPE_MASK_WDATA_DLG].into_iter().collect();
             (None, CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep, type_mask }))
         }
     };
     let asked = shared.callbacks.call_by(&shared.state, client, session, &operation).await;
-    tracing::debug!(client = client.0, ?ask, ?asked, "a client was asked for what there is too much of");
+    tracing::debug!(client = client.0, ?reduction, ?asked, "a client was asked for what there is too much of");
 }
 
 /// Finds whether a client of 4.0 answers where it says that it can be called.
@@ -145,13 +132,13 @@ impl Calls {
         }
     }
 
-    /// Asks a holder about its file; one that is called too much is taken to say nothing.
-    fn ask(&mut self, asking: Asking) {
-        let client = asking.client();
+    /// Asks a holder for the attributes of its file. If too many calls are being made to it, this one counts as failed.
+    fn cb_getattr(&mut self, request: CbGetattrRequest) {
+        let client = request.client();
         if self.turns.begin(client) {
-            self.spawn(client, holder::ask(self.shared.clone(), asking));
+            self.spawn(client, holder::cb_getattr(self.shared.clone(), request));
         } else {
-            self.shared.leave(asking);
+            self.shared.cb_getattrs.end(&request, None);
         }
     }
 
@@ -182,29 +169,6 @@ impl Calls {
 }
 
 impl Shared4 {
-    /// A file as callbacks name it.
-    pub(super) fn callback_fh(&self, (export, handle): &FileId) -> NfsFh4 {
-        bytes::Bytes::copy_from_slice(&self.core.key.seal(*export, handle)).into()
-    }
-
-    /// Calls a client until it has heard, as long as there is something to be heard.
-    pub(super) async fn call_until_heard(&self, client: Clientid4, operation: &CbArgop4, is_of_use: impl Fn() -> bool) {
-        let mut pause = PAUSE_MIN;
-        while is_of_use() {
-            match self.callbacks.call(&self.state, client, operation).await {
-                Ok(result) if result.status() == Nfsstat4::Ok => return,
-                // The reply with what it is about may still be on its way.
-                Ok(result) => tracing::debug!(client = client.0, ?result, "a client does not take what it is told"),
-                Err(error) => {
-                    let operation = operation.opnum();
-                    tracing::debug!(client = client.0, ?operation, %error, "a client does not hear what it is told");
-                }
-            }
-            sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
-        }
-    }
-
     /// Expires clients, revokes their state, and ends grace when it is due. `others` are the other protocols' clients that may
     /// reclaim. Waits for storage.
     fn run_periodic(&self, others: &dyn Reclaim) {
@@ -222,5 +186,3 @@ impl Shared4 {
 }
 
 const TICK: Duration = Duration::from_secs(1);
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(5);

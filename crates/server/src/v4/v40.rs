@@ -7,14 +7,14 @@ use bytes::Bytes;
 use nfs::v4::{Argop4, Nfsstat4, Opnum4};
 
 use super::{
-    compound::Cursor,
+    cursor::Cursor,
     place::Place,
     state::{
-        owner::OwnerName,
-        v40::{Entered, Kept, Subject},
+        owner::{Kept, OwnerName},
+        transitions::v40::{Entered, Subject},
     },
 };
-use crate::{clock, handle::FileId, v4::Shared4};
+use crate::{clock, handle::FileId, v4::service::Shared4};
 
 /// An operation's turn in the sequence of its owner. It is ended at the latest when this is dropped.
 pub(super) struct InTurn {

@@ -20,10 +20,11 @@ use rpc::{
 use server::v4::{
     callback::{CallbackError, Callbacks},
     state::{
-        Principal, State, StateOptions,
-        back::NoPath,
+        State, StateOptions,
         client::Origin,
+        ids::Principal,
         session::{ChannelLimits, Connection},
+        transitions::back::NoPath,
     },
 };
 use xdr::{Array, Message};

@@ -38,8 +38,8 @@ fn handles_survive_a_restart_with_the_same_state_and_no_other() {
     assert_eq!((now.fsid, now.fileid, now.mtime), (attr.fsid, attr.fileid, attr.mtime));
     assert_ne!(verifier(&after), first, "unstable writes may have been lost");
 
-    let elsewhere = tempfile::tempdir().unwrap();
-    let other = serve(dir.path(), elsewhere.path());
+    let other_state = tempfile::tempdir().unwrap();
+    let other = serve(dir.path(), other_state.path());
     assert_eq!(other.call::<GetAttr>(GetAttrArgs { object: file }), GetAttrRes::Fail(Nfsstat3::Stale, ()));
 }
 

@@ -46,7 +46,7 @@ fn renew(client: &Client4, clientid: Clientid4) -> Nfsstat4 {
 }
 
 /// A client, and one owner of it.
-struct Zero {
+struct Client40 {
     on: Client4,
     id: Clientid4,
     seqid: u32,
@@ -54,7 +54,7 @@ struct Zero {
     dir: String,
 }
 
-impl Zero {
+impl Client40 {
     fn new(server: &NfsServer, name: &str) -> Self {
         let on = Client4::stranger(server, 0);
         let introduced = introduce(&on, name, 1);
@@ -150,7 +150,7 @@ fn a_client_is_confirmed_and_may_move_its_callbacks() {
 #[test]
 fn an_open_is_good_once_its_owner_is_confirmed() {
     let server = serving();
-    let mut client = Zero::new(&server, "a");
+    let mut client = Client40::new(&server, "a");
     let (ok, handle) = client.open("f");
     assert_ne!(ok.rflags & OPEN4_RESULT_CONFIRM, 0);
     assert_eq!(client.status([putfh(&handle), read(ok.stateid, 0, 10)]), Nfsstat4::BadStateid);
@@ -171,13 +171,13 @@ fn what_is_reclaimed_need_not_be_confirmed() {
     let life = || serve(dir.path(), state.path(), Duration::from_secs(3600));
     let handle = {
         let server = life();
-        let mut client = Zero::new(&server, "a");
+        let mut client = Client40::new(&server, "a");
         client.dir = dir.path().canonicalize().unwrap().to_str().unwrap().to_owned();
         client.open_first("f").1
     };
     let server = life();
-    let mut client = Zero::new(&server, "a");
-    let open = |client: &mut Zero| {
+    let mut client = Client40::new(&server, "a");
+    let open = |client: &mut Client40| {
         let (seqid, owner) = (client.next(), StateOwner4 { clientid: client.id, owner: "owner".into() });
         let Argop4::Open(args) = v4::open("f", Open { create: false, ..Open::default() }) else { unreachable!() };
         let claim = OpenClaim4::Previous(OpenDelegationType4::None);
@@ -192,7 +192,7 @@ fn what_is_reclaimed_need_not_be_confirmed() {
 #[test]
 fn what_an_owner_has_done_is_told_again_and_not_done_again() {
     let server = serving();
-    let mut client = Zero::new(&server, "a");
+    let mut client = Client40::new(&server, "a");
     client.open_first("f");
     let seqid = client.next();
     let first = client.call(client.open_op("g", seqid));
@@ -218,7 +218,7 @@ fn what_an_owner_has_done_is_told_again_and_not_done_again() {
 #[test]
 fn locks_have_owners_of_their_own() {
     let server = serving();
-    let (mut one, mut two) = (Zero::new(&server, "a"), Zero::new(&server, "b"));
+    let (mut one, mut two) = (Client40::new(&server, "a"), Client40::new(&server, "b"));
     let (open, handle) = one.open_first("f");
     let (other_open, _) = two.open_first("f");
     let of_another = StateOwner4 { clientid: two.id, owner: "locker".into() };
@@ -253,7 +253,7 @@ fn locks_have_owners_of_their_own() {
 #[test]
 fn a_client_that_has_restarted_has_nothing() {
     let server = serving();
-    let (mut one, mut two) = (Zero::new(&server, "a"), Zero::new(&server, "b"));
+    let (mut one, mut two) = (Client40::new(&server, "a"), Client40::new(&server, "b"));
     let (open, handle) = one.open_first("f");
     let (other_open, _) = two.open_first("f");
     assert_eq!(one.lock_first(&handle, open).0, Nfsstat4::Ok);
@@ -272,7 +272,7 @@ fn a_client_that_has_restarted_has_nothing() {
 
 #[test]
 fn a_compound_is_not_endless() {
-    let client = Zero::new(&serving(), "a");
+    let client = Client40::new(&serving(), "a");
     assert_eq!(client.status(vec![Argop4::PutRootFh; 64]), Nfsstat4::Ok);
     let (status, results) = client.call(vec![Argop4::PutRootFh; 65]);
     assert_eq!((status, results.len()), (Nfsstat4::Resource, 0));
@@ -280,7 +280,7 @@ fn a_compound_is_not_endless() {
 
 #[test]
 fn attributes_are_those_of_this_version_and_what_can_only_be_set_is_not_read() {
-    let client = Zero::new(&serving(), "a");
+    let client = Client40::new(&serving(), "a");
     let (_, results) = client.call([Argop4::PutRootFh, v4::getattr(&[Attr4::SupportedAttrs])]);
     let Some(Resop4::GetAttr(Res4::Ok(fattr))) = results.last() else { panic!("{results:?}") };
     let supported = fattr.to_attrs(0, Purpose::Get).unwrap().supported_attrs.unwrap();
@@ -298,7 +298,7 @@ fn attributes_are_those_of_this_version_and_what_can_only_be_set_is_not_read() {
 #[test]
 fn who_has_state_keeps_its_name() {
     let server = serving();
-    let mut one = Zero::new(&server, "a");
+    let mut one = Client40::new(&server, "a");
     one.open_first("f");
     let stranger = Client4 { caller: user(7, 7), ..Client4::stranger(&server, 0) };
     let result = stranger.alone(set_clientid("a", 1));
@@ -310,7 +310,7 @@ fn who_has_state_keeps_its_name() {
 #[test]
 fn names_of_another_incarnation_are_stale() {
     let (server, other) = (serving(), serving());
-    let (mut here, mut there) = (Zero::new(&server, "a"), Zero::new(&other, "a"));
+    let (mut here, mut there) = (Client40::new(&server, "a"), Client40::new(&other, "a"));
     let (_, handle) = here.open_first("f");
     let (foreign, _) = there.open_first("f");
     let foreign = Stateid4 { other: std::array::from_fn(|at| foreign.other[at] ^ u8::from(at < 4)), ..foreign };

@@ -16,7 +16,7 @@ use rpc::{Client, ClientOptions, ReplyPlan, Server, TcpKind, TransportKind, Work
 use testkit::port::Port;
 
 /// A client of 4.0 that listens for callbacks, and one owner of it.
-struct Zero {
+struct Client40 {
     rpc: Client,
     back: Arc<Back>,
     listening: Option<Workers>,
@@ -27,7 +27,7 @@ struct Zero {
 
 const IDENT: u32 = 77;
 
-impl Zero {
+impl Client40 {
     /// One that says it listens at `host`, and does so at 127.0.0.1.
     async fn new(served: &Served, name: &str, host: &str) -> Self {
         let back = Arc::new(Back::default());
@@ -133,7 +133,7 @@ async fn served() -> Served {
 #[tokio::test]
 async fn a_delegation_is_given_and_recalled_where_the_client_listens() {
     let served = served().await;
-    let (mut a, mut b) = (Zero::new(&served, "a", "127.0.0.1").await, served.client("b").await);
+    let (mut a, mut b) = (Client40::new(&served, "a", "127.0.0.1").await, served.client("b").await);
     a.introduce_owner().await;
     let (stateid, handle) = a.delegated("f").await;
     assert_eq!(b.open("f", OPEN4_SHARE_ACCESS_BOTH).await.unwrap_err(), Nfsstat4::Delay);
@@ -160,7 +160,7 @@ async fn a_delegation_is_given_and_recalled_where_the_client_listens() {
 #[tokio::test]
 async fn a_client_that_cannot_be_called_any_more_hears_so_when_it_renews() {
     let served = served().await;
-    let (mut a, mut b) = (Zero::new(&served, "a", "127.0.0.1").await, served.client("b").await);
+    let (mut a, mut b) = (Client40::new(&served, "a", "127.0.0.1").await, served.client("b").await);
     a.introduce_owner().await;
     a.delegated("f").await;
     a.listening.take().unwrap().drain(Duration::ZERO).await;
@@ -176,9 +176,9 @@ async fn a_client_that_cannot_be_called_any_more_hears_so_when_it_renews() {
 #[tokio::test]
 async fn nobody_is_called_but_at_the_host_that_he_calls_from() {
     let served = served().await;
-    let mut a = Zero::new(&served, "a", "127.0.0.2").await;
+    let mut a = Client40::new(&served, "a", "127.0.0.2").await;
     a.introduce_owner().await;
-    let mut b = Zero::new(&served, "b", "127.0.0.1").await;
+    let mut b = Client40::new(&served, "b", "127.0.0.1").await;
     b.introduce_owner().await;
     b.delegated("f").await;
     for _ in 0..3 {

@@ -2,7 +2,7 @@
 //! backchannels of their sessions.
 //!
 //! Read RFC 8881 §2.10.3.1 (backchannels), §2.10.6 (exactly once, which is the same in this direction) and §20. Which
-//! session, slot and sequence a callback has is for [`state::back`](super::state::back) to say; here it is sent, again by
+//! session, slot and sequence a callback has is for [`state::transitions::back`](super::state::transitions::back) to say; here it is sent, again by
 //! another connection if one is lost, and its outcome is told to the slot. Nothing is held while a client is waited for.
 //!
 //! On error the slot has been given back, and the client is noted as one that cannot be called: SEQUENCE tells it so.
@@ -23,7 +23,8 @@ use tokio::time::sleep;
 use self::v40::Outgoing;
 use super::state::{
     State,
-    back::{BackCall, BackOutcome, NoPath},
+    back_slots::BackOutcome,
+    transitions::back::{BackCall, NoPath},
 };
 
 /// The connections that clients can be called by.

@@ -26,7 +26,7 @@ use tokio::{
 use super::{CallbackError, REPLY_MAX};
 use crate::{
     callback_port::unprivileged,
-    v4::state::{back::NoPath, back40::Listener40},
+    v4::state::transitions::{back::NoPath, back40::Listener40},
 };
 
 /// The connections to clients of 4.0.

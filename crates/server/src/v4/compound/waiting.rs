@@ -14,7 +14,7 @@ use crate::{
         thread::{Needed, Thread},
     },
     handle::ExportId,
-    v4::Detached,
+    v4::service::Detached,
 };
 
 /// A compound that could not go on where it ran last.
@@ -40,14 +40,14 @@ enum Runs {
     InPool(Option<ExportId>),
 }
 
-/// Goes on where that is possible: for a client that was asked something, and for an operation that is pending, when the answer is
+/// Goes on where that is possible: for a callback, and for an operation that is pending, when the answer is
 /// here; for storage on a thread of the export that the next operation needs. An operation for which that export has no room is
 /// answered with DELAY, and ends the compound.
 pub(super) async fn wait(mut waiting: Waiting, bytes: usize) -> Result<Message, AcceptError> {
     let (shared, source) = (waiting.detached.shared().clone(), waiting.detached.source());
     while !waiting.rest.is_empty() {
-        if let Some(question) = waiting.compound.cursor.question.take() {
-            waiting.compound.cursor.answered = Some(question.answered().await);
+        if let Some(pending) = waiting.compound.cursor.cb_getattr.take() {
+            waiting.compound.cursor.cb_getattr_result = Some(pending.result().await);
         }
         if let Some(journal) = &waiting.journal {
             journal.complete().await;
@@ -98,13 +98,13 @@ impl Waiting {
             thread.reset();
             if compound.step(&cx, &operation).is_err() {
                 self.journal = thread.journal().cloned();
-                if compound.cursor.question.is_some() || thread.is_pending() {
+                if compound.cursor.cb_getattr.is_some() || thread.is_pending() {
                     return self.rest.push_front(operation);
                 }
-                let elsewhere = Runs::InPool(thread.needed());
-                let moves = elsewhere != self.place && (pool.is_none() || thread.needed().is_some());
+                let next = Runs::InPool(thread.needed());
+                let moves = next != self.place && (pool.is_none() || thread.needed().is_some());
                 if moves && self.moves < MOVES_MAX {
-                    self.place = elsewhere;
+                    self.place = next;
                     // From the worker to a thread that may wait it moves once.
                     self.moves += usize::from(pool.is_some());
                     return self.rest.push_front(operation);

@@ -14,7 +14,15 @@ use xdr::Encoder;
 use super::data::may_use;
 use crate::{
     call::{error::Fault, object::Object, transfer::transfer_max},
-    v4::{Context, acl, attr, attr::Subject, compound::Cursor, place::Place, pseudo::NodeId, status::Fault4},
+    v4::{
+        acl, attr,
+        attr::Subject,
+        cursor::Cursor,
+        place::Place,
+        pseudo::{NodeId, fs_locations},
+        service::Context,
+        status::Fault4,
+    },
 };
 
 pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result<AccessOk, Fault4> {
@@ -198,7 +206,7 @@ pub(super) fn with_node<T>(
         return Err(Nfsstat4::Moved.into());
     }
     let locations = asked.then(|| match referral {
-        Some(referral) => referral.fs_locations(),
+        Some(referral) => fs_locations(referral),
         // This tree begins at the root.
         None => FsLocations4::default(),
     });

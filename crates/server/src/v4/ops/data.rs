@@ -12,7 +12,7 @@ use crate::{
         transfer::{commit_range, read_range, write_part},
     },
     clock,
-    v4::{Context, compound::Cursor, status::Fault4},
+    v4::{cursor::Cursor, service::Context, status::Fault4},
 };
 
 pub(super) fn read(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Result<ReadOk, Fault4> {

@@ -9,10 +9,10 @@ use crate::{
     call::object::Object,
     export::policy::Purpose,
     v4::{
-        Context,
-        compound::Cursor,
+        cursor::Cursor,
         place::{FhBytes, Place, component},
         pseudo::NodeId,
+        service::Context,
         status::Fault4,
     },
 };

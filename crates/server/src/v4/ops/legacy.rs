@@ -8,7 +8,7 @@ use nfs::v4::{
 use super::{data::of_kind, session::origin};
 use crate::{
     clock,
-    v4::{Context, compound::Cursor, status::Fault4},
+    v4::{cursor::Cursor, service::Context, status::Fault4},
 };
 
 pub(super) fn set_clientid(cx: &Context<'_>, at: &Cursor, args: &SetClientIdArgs) -> SetClientIdRes {

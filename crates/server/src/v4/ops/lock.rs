@@ -11,7 +11,7 @@ use super::data::of_kind;
 use crate::{
     clock,
     handle::FileId,
-    v4::{Context, compound::Cursor, place::Place, state::open::LockFailure, status::Fault4},
+    v4::{cursor::Cursor, place::Place, service::Context, state::transitions::open::LockFailure, status::Fault4},
 };
 
 pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result<LockRes, Fault4> {

@@ -20,10 +20,10 @@ mod xattr;
 use nfs::v4::{Argop4, GetDirDelegationNonFatal, Nfsstat4, OpResult, Opnum4, Resop4};
 use xdr::{Encode, Encoder};
 
-use super::compound::Cursor;
+use super::cursor::Cursor;
 use crate::{
     call::error::{Fault, WouldBlock},
-    v4::{Context, status::Fault4},
+    v4::{service::Context, status::Fault4},
 };
 
 /// Most bytes of the result of an operation that changes something.
@@ -241,14 +241,5 @@ impl Output<'_> {
     fn fail(&mut self, status: Nfsstat4) -> Result<Nfsstat4, WouldBlock> {
         Resop4::failure(self.opnum, status).encode(self.out);
         Ok(status)
-    }
-}
-
-/// A body that is XDR already.
-struct Raw(bytes::Bytes);
-
-impl Encode for Raw {
-    fn encode(&self, encoder: &mut Encoder) {
-        encoder.raw(&self.0);
     }
 }

@@ -13,10 +13,10 @@ use super::{
 use crate::{
     call::object::Object,
     v4::{
-        Context,
         attr::{Wanted, change_info, set_attr},
-        compound::Cursor,
+        cursor::Cursor,
         place::{Place, component},
+        service::Context,
         status::Fault4,
     },
 };

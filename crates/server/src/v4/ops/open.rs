@@ -29,11 +29,11 @@ use crate::{
     clock,
     sharing::locks::LockClient,
     v4::{
-        Context,
         attr::{Wanted, change_info, set_attr},
-        compound::Cursor,
+        cursor::Cursor,
         place::{Place, component},
-        state::open::{Claim, OpenPlan, OpenRequest, OpenTarget, Opened},
+        service::Context,
+        state::transitions::open::{Claim, OpenPlan, OpenRequest, OpenTarget, Opened},
         status::Fault4,
     },
 };
@@ -72,7 +72,7 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     if confirm {
         rflags |= OPEN4_RESULT_CONFIRM;
     }
-    if at.minor > 0 && cx.shared.is_kept_up() {
+    if at.minor > 0 && cx.shared.runs_tasks() {
         rflags |= OPEN4_RESULT_MAY_NOTIFY_LOCK;
     }
     Ok(OpenOk { stateid, cinfo, rflags, attrset, delegation })
@@ -100,7 +100,7 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         deny: args.share_deny,
         want: args.share_access & want_bits,
         claim,
-        can_recall: cx.shared.is_kept_up(),
+        can_recall: cx.shared.runs_tasks(),
     };
     cx.shared.may_give()?;
     let plan = cx.shared.with_locks(|state, locks| state.plan_open(locks, request, clock::now()))?;

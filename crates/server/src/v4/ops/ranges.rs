@@ -18,7 +18,7 @@ use crate::{
         object::Object,
         transfer::{OFFSET_MAX, transfer_max},
     },
-    v4::{Context, compound::Cursor, offload::Ranges, status::Fault4},
+    v4::{cursor::Cursor, offload::copy::Ranges, service::Context, status::Fault4},
 };
 
 pub(super) fn allocate(cx: &Context<'_>, at: &Cursor, args: &AllocateArgs) -> Result<(), Fault4> {

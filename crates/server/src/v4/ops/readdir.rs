@@ -11,7 +11,6 @@ use vfs::{Attr, DirEntry, StatFs, VfsError};
 use xdr::{Encode, Encoder};
 
 use super::{
-    Raw,
     attributes::{aces, fsid, general, locations, statfs, with_node},
     filehandle::not_a_directory,
 };
@@ -19,11 +18,12 @@ use crate::{
     call::{object::Object, transfer::directory_max},
     export::policy::Purpose,
     v4::{
-        Context, attr,
+        attr,
         attr::{Subject, needs_acl, needs_locations, needs_owners, owners},
-        compound::Cursor,
+        cursor::Cursor,
         place::{FhBytes, Place},
         pseudo::NodeId,
+        service::Context,
         status::Fault4,
     },
 };
@@ -163,8 +163,8 @@ fn node_entry(
         .and_then(|id| cx.export(id, Purpose::Files).ok())
         .map(|export| cx.object_at_once(export, export.root().clone()));
     let known = root.map(|root| root.getattr().map(|attr| (root, attr)));
-    let told = mask.contains(Attr4::RdattrError as u32);
-    if told && let Some(Err(VfsError::WouldBlock)) = known {
+    let has_error = mask.contains(Attr4::RdattrError as u32);
+    if has_error && let Some(Err(VfsError::WouldBlock)) = known {
         // Of one export after the other: this READDIR does not wait for any of them, as one may hang. LOOKUP does.
         return Ok(list.entry(&name, cookie, |out| only_error(Nfsstat4::Delay, out)));
     }
@@ -172,23 +172,23 @@ fn node_entry(
     let Some((root, attr)) = &known else {
         if pseudo.referral(node).is_some() && !needs_locations(mask) {
             let moved = |out: &mut Encoder| only_error(Nfsstat4::Moved, out);
-            return if told { Ok(list.entry(&name, cookie, moved)) } else { Err(Nfsstat4::Moved) };
+            return if has_error { Ok(list.entry(&name, cookie, moved)) } else { Err(Nfsstat4::Moved) };
         }
         let filehandle = cx.seal(&Place::Pseudo(node));
         let listed = with_node(cx, at, node, mask, &filehandle, |subject| {
             list.entry(&name, cookie, |out| subject.encode(mask, out))
         });
-        return Ok(listed.expect("what is elsewhere has been seen to"));
+        return Ok(listed.expect("a referral without locations has been handled"));
     };
     let filehandle = cx.seal(&root.place());
     let aces = aces(cx, root, &root.handle, attr, mask).unwrap_or_default();
-    let elsewhere = locations(cx, root, mask);
+    let locations = locations(cx, root, mask);
     let subject = Subject {
         acl: Some(&aces),
         fsid: fsid(root, attr),
         mounted_on_fileid: pseudo.fileid(node),
         filehandle: &filehandle,
-        locations: elsewhere.as_ref(),
+        locations: locations.as_ref(),
         owners: owners(cx, attr, mask).expect("it may wait"),
         ..general(cx, at, attr, root.vfs().caps(), None)
     };
@@ -238,6 +238,15 @@ impl List {
         false.encode(&mut self.out);
         eof.encode(&mut self.out);
         Ok(Raw(self.out.finish().stream))
+    }
+}
+
+/// A body that is XDR already.
+pub(super) struct Raw(bytes::Bytes);
+
+impl Encode for Raw {
+    fn encode(&self, encoder: &mut Encoder) {
+        encoder.raw(&self.0);
     }
 }
 

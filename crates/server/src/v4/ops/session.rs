@@ -9,7 +9,7 @@ use nfs::v4::{
 
 use crate::{
     clock,
-    v4::{Context, compound::Cursor, state::client::Origin, status::Fault4},
+    v4::{cursor::Cursor, service::Context, state::client::Origin, status::Fault4},
 };
 
 pub(super) fn exchange_id(cx: &Context<'_>, at: &Cursor, args: &ExchangeIdArgs) -> Result<ExchangeIdOk, Fault4> {

@@ -8,10 +8,10 @@ use nfs::v4::{
 use vfs::{Name, VfsError, XattrMode};
 
 use crate::v4::{
-    Context,
     attr::change_info,
-    compound::Cursor,
+    cursor::Cursor,
     place::Place,
+    service::Context,
     status::{Fault4, nfsstat4},
 };
 

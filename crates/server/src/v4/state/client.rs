@@ -23,9 +23,9 @@ use smallvec::SmallVec;
 pub use self::v40::Legacy;
 pub(super) use self::v40::Reach;
 use super::{
-    Principal,
     hosts::{Group, Hosts, Position, Rank},
-    recover::{Record, Stored},
+    ids::{Principal, client_of},
+    record::{Record, Stored},
     session::Session,
     shard::{Shard, Shards},
 };
@@ -564,12 +564,6 @@ impl<R: Clone, F> Clients<R, F> {
             assert!(client.confirmed || client.sessions.is_empty());
         }
     }
-}
-
-/// Whose session it is: its ID begins with the client's.
-pub(super) fn client_of(Sessionid4(id): &Sessionid4) -> Clientid4 {
-    let [a, b, c, d, e, f, g, h, ..] = *id;
-    Clientid4(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
 }
 
 /// Hosts that no export admits have this part of all places together.

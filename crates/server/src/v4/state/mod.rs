@@ -6,31 +6,34 @@
 //! §18.51 (the operations).
 //!
 //! `R` is what a reply is kept as: the body of a COMPOUND result, so that a retry gets the same bytes again. `F` names a
-//! file. Opens and locks are in [`open`]; what conflicts with what is for [`LockTable`](crate::sharing::locks::LockTable) to say.
+//! file. What conflicts with what is for [`LockTable`](crate::sharing::locks::LockTable) to say.
 //!
-//! What each request of a client uses is in its [`shard`], which is asked first, without this state.
+//! Three layers, from the bottom up; a file uses only those before it:
+//!
+//! - The other files of this folder are the data. [`State`] owns [`Clients`], [`Stateids`], [`Owners`] and the recalls in progress. `Clients` owns
+//!   each [`Client`], which owns its [`Session`]s, and a [`shard`] with its slots and its lease. What each request of a client uses is in
+//!   that shard, which is asked first, without this state. `Stateids` owns the opens, locks and delegations. [`ids`] has the names
+//!   by which they refer to each other.
+//! - This file is [`State`], with SEQUENCE, leases, and how sessions and clients end.
+//! - [`transitions`] has all other changes of the state, one file for each family of operations.
 //!
 //! On error nothing has changed, except where §18.36.4 says that a failed CREATE_SESSION is remembered too.
 
-pub mod back;
-pub mod back40;
+pub mod back_slots;
 pub mod client;
-pub mod delegation;
-pub mod evict;
 mod hosts;
-mod introduce;
+pub mod ids;
 pub mod load;
-pub mod open;
 pub mod owner;
 pub mod recallable;
-pub mod recover;
+pub mod record;
 pub mod session;
 pub mod shard;
 pub mod slot;
 pub mod stateid;
 #[cfg(test)]
 mod tests;
-pub mod v40;
+pub mod transitions;
 
 use std::{
     collections::VecDeque,
@@ -42,38 +45,21 @@ use bytes::Bytes;
 use nfs::v4::*;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
-use crate::sharing::marks::Marks;
-use client::{Client, Clients, client_of};
-use load::Load;
-use owner::{OwnerLimits, Owners};
-use recallable::Recalls;
-use recover::Stored;
-use session::{BoundChange, ChannelLimits, Connection, ConnectionId, Session};
-use shard::{Opening, Shards};
-use slot::{Begun, Fingerprint, Ticket};
-use stateid::Stateids;
-use v40::Kept;
-
 use crate::{
     hash::Map,
     recovery::{RecordChange, V4Clients},
+    sharing::marks::Marks,
 };
-
-/// Who sends a request, as far as the owner of state is concerned.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Principal {
-    /// Nobody in particular.
-    None,
-    /// AUTH_SYS.
-    Sys {
-        /// User.
-        uid: u32,
-        /// Group.
-        gid: u32,
-    },
-    /// RPCSEC_GSS with integrity or privacy.
-    Gss(Bytes),
-}
+use client::{Client, Clients};
+use ids::{Principal, client_of};
+use load::Load;
+use owner::{Kept, OwnerLimits, Owners};
+use recallable::Recalls;
+use record::Stored;
+use session::{BoundChange, ChannelLimits, Connection, ConnectionId, Session};
+use shard::{Opening, Request, Sequenced, Shards};
+use slot::Ticket;
+use stateid::Stateids;
 
 /// What a server tells of itself, and its bounds.
 #[derive(Clone, Debug)]
@@ -123,32 +109,6 @@ pub enum Event {
     ReclaimComplete(Clientid4),
     /// A client of 4.0 says where it can be called, which is to be tried.
     Listens(Clientid4),
-}
-
-/// What a request with SEQUENCE is to do.
-#[derive(Debug)]
-pub struct Sequenced<R> {
-    /// The client.
-    pub clientid: Clientid4,
-    /// The result of SEQUENCE.
-    pub result: SequenceOk,
-    /// What to do with the rest.
-    pub begun: Begun<R>,
-    /// The limits of the reply.
-    pub channel: ChannelAttrs4,
-}
-
-/// A request with SEQUENCE, as it came.
-#[derive(Clone, Debug)]
-pub struct Request<'a> {
-    /// The arguments of SEQUENCE.
-    pub args: &'a SequenceArgs,
-    /// What tells it from others.
-    pub fingerprint: Fingerprint,
-    /// Bytes of the RPC message.
-    pub len: usize,
-    /// Operations, SEQUENCE included.
-    pub operations: u32,
 }
 
 /// Clients, sessions, leases, opens and locks.
@@ -228,7 +188,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// A session, to be changed.
-    pub(super) fn session_mut(&mut self, id: Sessionid4) -> Option<&mut Session> {
+    fn session_mut(&mut self, id: Sessionid4) -> Option<&mut Session> {
         let client = self.clients.find_mut(client_of(&id))?;
         client.sessions.iter_mut().find(|session| session.id == id)
     }

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use nfs::v4::{Clientid4, Nfsstat4, Seqid4};
 
-use super::stateid::Other;
+use super::ids::Other;
 use crate::hash::Map;
 
 /// Names an owner.
@@ -32,6 +32,17 @@ pub enum OwnerKind {
     Open,
     /// Of locks.
     Lock,
+}
+
+/// The result of an operation that an owner's sequence has counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept<F> {
+    /// How it went.
+    pub status: Nfsstat4,
+    /// As it was sent.
+    pub result: Bytes,
+    /// What has become the current file handle by it.
+    pub file: Option<F>,
 }
 
 /// How many owners there can be.

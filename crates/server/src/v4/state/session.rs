@@ -3,7 +3,7 @@
 use nfs::v4::*;
 pub use rpc::ConnectionId;
 
-use super::back::BackSlots;
+use super::back_slots::BackSlots;
 
 /// What a connection can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,6 +190,11 @@ impl Session {
     /// The `CREATE_SESSION4_FLAG_` bits of its result.
     pub fn flags(&self) -> u32 {
         if self.backchannel().next().is_some() { CREATE_SESSION4_FLAG_CONN_BACK_CHAN } else { 0 }
+    }
+
+    /// Whether callbacks go by it.
+    pub(super) fn has_path(&self) -> bool {
+        self.backchannel().next().is_some() && !self.back_slots.is_lost()
     }
 }
 

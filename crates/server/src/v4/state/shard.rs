@@ -24,13 +24,37 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use smallvec::SmallVec;
 
 use super::{
-    Request, Sequenced,
-    client::client_of,
+    ids::{Other, client_of},
     session::{self, ConnectionId},
-    slot::{SlotTable, Ticket},
-    stateid::Other,
+    slot::{Begun, Fingerprint, SlotTable, Ticket},
 };
 use crate::hash::Map;
+
+/// What a request with SEQUENCE is to do.
+#[derive(Debug)]
+pub struct Sequenced<R> {
+    /// The client.
+    pub clientid: Clientid4,
+    /// The result of SEQUENCE.
+    pub result: SequenceOk,
+    /// What to do with the rest.
+    pub begun: Begun<R>,
+    /// The limits of the reply.
+    pub channel: ChannelAttrs4,
+}
+
+/// A request with SEQUENCE, as it came.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The arguments of SEQUENCE.
+    pub args: &'a SequenceArgs,
+    /// What tells it from others.
+    pub fingerprint: Fingerprint,
+    /// Bytes of the RPC message.
+    pub len: usize,
+    /// Operations, SEQUENCE included.
+    pub operations: u32,
+}
 
 /// The data of a client that each of its requests uses. `R` is the form in which a reply is kept, `F` names a file.
 pub struct Shard<R, F> {

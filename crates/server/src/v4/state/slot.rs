@@ -6,7 +6,7 @@
 
 use nfs::v4::{Nfsstat4, SequenceArgs, Sequenceid4, Slotid4};
 
-use super::Principal;
+use super::ids::Principal;
 
 /// What tells one request from another where the client says that they are the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,8 +56,8 @@ struct Slot<R> {
     /// Of the last request.
     sequence: Sequenceid4,
     last: Last<R>,
-    /// The target that the last reply told.
-    told: u32,
+    /// The target in the last reply.
+    sent_target: u32,
     /// It was taken back and given again: the client may go on with its sequence or begin anew.
     renewed: bool,
 }
@@ -138,13 +138,18 @@ impl<R: Clone> SlotTable<R> {
         }
         self.take_back(id, highest);
         while self.slots.len() <= id as usize {
-            self.slots.push(Slot { sequence: Sequenceid4(0), last: Last::Never, told: self.limit, renewed: false });
+            self.slots.push(Slot {
+                sequence: Sequenceid4(0),
+                last: Last::Never,
+                sent_target: self.limit,
+                renewed: false,
+            });
         }
-        let told = self.target;
+        let sent_target = self.target;
         let slot = &mut self.slots[id as usize];
         slot.sequence = args.sequenceid;
         slot.last = Last::Executing(fingerprint);
-        slot.told = told;
+        slot.sent_target = sent_target;
         slot.renewed = false;
         Ok(Begun::Execute(Ticket { slot: args.slotid, sequence: args.sequenceid, cache: args.cachethis }))
     }
@@ -175,7 +180,7 @@ impl<R: Clone> SlotTable<R> {
     /// Takes back the slots above the target, if the client knows the target: its new request in slot `id` shows that it
     /// has seen the slot's last reply, and uses none above it (§2.10.6.1).
     fn take_back(&mut self, id: u32, highest: u32) {
-        let knows = self.slots.get(id as usize).is_some_and(|slot| slot.told <= self.target);
+        let knows = self.slots.get(id as usize).is_some_and(|slot| slot.sent_target <= self.target);
         if self.target == self.enforced || !knows || highest > self.target {
             return;
         }
@@ -202,6 +207,9 @@ impl<R: Clone> Slot<R> {
         }
     }
 }
+
+/// Bytes of a reply that is kept though its client has not asked for it.
+pub const REPLY_SMALL: usize = 512;
 
 #[cfg(test)]
 mod tests {

@@ -16,18 +16,15 @@ use rand::{RngCore, SeedableRng, rngs::StdRng};
 use smallvec::SmallVec;
 
 use super::{
-    delegation::Delegation,
     hosts::Group,
-    recallable::{Grant, Recallable, RecallableKind},
+    ids::Other,
+    recallable::{Delegation, Grant, Recallable, RecallableKind},
     shard::{Use, Uses},
 };
 use crate::{
     hash::{Map, digest},
     sharing::marks::Marks,
 };
-
-/// The part of a stateid that never changes.
-pub type Other = [u8; 12];
 
 /// All stateids; `F` names a file.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use nfs::v4::*;
 use rpc::rpcbind::from_universal;
 
 use super::{Client, Clients, Origin, Outlook, Plan, Then};
-use crate::v4::state::Principal;
+use crate::v4::state::ids::Principal;
 
 /// What only a client of 4.0 has.
 #[derive(Clone, Debug, PartialEq, Eq)]

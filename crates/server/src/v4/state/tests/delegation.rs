@@ -2,11 +2,14 @@
 
 use super::*;
 use crate::{
-    sharing::locks::{LockClient, LockKind, Owner, Range},
+    sharing::{
+        conflict::Access,
+        locks::{LockClient, LockKind, Owner, Range},
+    },
     v4::state::{
-        back::{BackOutcome, NoPath},
-        delegation::DelegationRequest,
-        recallable::{Access, Held},
+        back_slots::BackOutcome,
+        recallable::Held,
+        transitions::{back::NoPath, delegation::DelegationRequest},
     },
 };
 

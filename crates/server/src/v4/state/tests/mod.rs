@@ -2,10 +2,10 @@
 
 mod bounds;
 mod delegation;
-mod load;
 mod model;
 mod open;
 mod recover;
+mod reduce;
 mod session;
 mod shard;
 mod v40;
@@ -17,8 +17,8 @@ use std::{
 
 use super::{
     client::Origin,
-    open::{Claim, LockFailure, OpenRequest, OpenTarget, Opened},
-    slot::Begun,
+    slot::{Begun, Fingerprint},
+    transitions::open::{Claim, LockFailure, OpenRequest, OpenTarget, Opened},
     *,
 };
 use crate::sharing::locks::{Limits, LockTable};

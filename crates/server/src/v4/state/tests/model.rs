@@ -7,14 +7,16 @@ use proptest::prelude::*;
 
 use super::{
     super::{
-        delegation::DelegationRequest,
-        recallable::Access,
-        recover::Record,
+        record::Record,
         slot::Ticket,
-        v40::{Entered, Subject},
+        transitions::{
+            delegation::DelegationRequest,
+            v40::{Entered, Subject},
+        },
     },
     *,
 };
+use crate::sharing::conflict::Access;
 
 /// An operation. Numbers choose among what there is, by their remainder.
 #[derive(Clone, Debug)]
@@ -421,7 +423,7 @@ impl Model {
             }
         }
         state.records_stored(&changes, true);
-        while state.poll_ask().is_some() {}
+        while state.poll_reduction().is_some() {}
         while let Some(event) = state.poll_event() {
             if let Event::Gone(client) = event {
                 locks.release_client(crate::sharing::locks::LockClient::V4(client.0));

@@ -1,6 +1,7 @@
 //! What is remembered of clients over a restart, and when it is not.
 
-use super::{super::recallable::Access, delegation::delegate_to_write, *};
+use super::{delegation::delegate_to_write, *};
+use crate::sharing::conflict::Access;
 
 fn add(owner: &'static str) -> RecordChange {
     RecordChange::Add(Bytes::from_static(owner.as_bytes()))

@@ -1,7 +1,14 @@
 //! The cases of RFC 8881 §18.33–18.37, §18.46, §18.50 and §18.51, one after the other.
 
 use super::{
-    super::v40::{Entered, Subject},
+    super::{
+        back_slots::BackOutcome,
+        transitions::{
+            back::NoPath,
+            evict::Evicted,
+            v40::{Entered, Subject},
+        },
+    },
     *,
 };
 
@@ -223,8 +230,8 @@ fn another_principal_can_create_a_session_of_a_confirmed_client() {
     assert_eq!(made.flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN, 0, "callbacks stay with the owner");
     let call = world.state.begin_callback(id, None).unwrap();
     assert_eq!(call.session, own);
-    assert!(matches!(world.state.begin_callback(id, Some(made.sessionid)), Err(back::NoPath::Down)));
-    world.state.end_callback(own, &call.ticket, back::BackOutcome::NotBegun);
+    assert!(matches!(world.state.begin_callback(id, Some(made.sessionid)), Err(NoPath::Down)));
+    world.state.end_callback(own, &call.ticket, BackOutcome::NotBegun);
     // The owner gets an error and not the other's session.
     assert_eq!(world.create(&create(id, 2)), Err(Nfsstat4::SeqMisordered));
     assert_eq!(by_other(&mut world, 3), Err(Nfsstat4::NoSpc), "of three sessions others get one");
@@ -540,12 +547,12 @@ fn who_is_evicted_ends_what_he_has_begun() {
     world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
     let Begun::Execute(ticket) = world.sequence(session, 1, 1).unwrap().begun else { panic!("new") };
     world.events();
-    assert_eq!(world.state.evict(a), evict::Evicted::Busy);
+    assert_eq!(world.state.evict(a), Evicted::Busy);
     assert_eq!(world.sequence(session, 2, 1).unwrap_err(), Nfsstat4::BadSession);
     assert_eq!(world.create(&create(a, 2)).unwrap_err(), Nfsstat4::StaleClientid);
     assert_eq!(world.events(), []);
     world.state.finish(world.now, session, ticket, "reply", false);
-    assert_eq!(world.state.evict(a), evict::Evicted::Gone);
+    assert_eq!(world.state.evict(a), Evicted::Gone);
     assert_eq!(world.events(), [Event::Gone(a)]);
-    assert_eq!(world.state.evict(a), evict::Evicted::Unknown);
+    assert_eq!(world.state.evict(a), Evicted::Unknown);
 }

@@ -1,6 +1,9 @@
 //! Requests that are answered without the state: when they are, and that nothing is decided while they begin.
 
-use super::{super::shard::Shard, *};
+use super::{
+    super::{shard::Shard, transitions::evict::Evicted},
+    *,
+};
 
 const WRITE: u32 = OPEN4_SHARE_ACCESS_WRITE;
 
@@ -79,7 +82,7 @@ fn nothing_is_taken_while_a_request_is_executed_that_began_without_the_state() {
     let ticket = world.begin(session, 2, 1).unwrap();
     world.now += 2 * LEASE;
     assert_eq!(world.open(b, "o", WRITE, 0), Err(Nfsstat4::ShareDenied), "it is busy");
-    assert_eq!(world.state.evict(b), evict::Evicted::Gone);
+    assert_eq!(world.state.evict(b), Evicted::Gone);
     assert_eq!(world.state.destroy_session(session, false, &OWNER, TCP.id), Err(Nfsstat4::Delay));
     assert_eq!(world.io_of(a, 'f', &held, true), Ok(()));
     world.finish(session, ticket);

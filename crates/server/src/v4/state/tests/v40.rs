@@ -1,6 +1,6 @@
 //! Clients without sessions.
 
-use super::{super::v40::Subject, *};
+use super::{super::transitions::v40::Subject, *};
 
 /// What a client of 4.0 says first, and each time that it begins anew.
 pub(super) fn introduce(world: &mut World, name: &str) -> Clientid4 {

@@ -12,16 +12,21 @@ use bytes::Bytes;
 use nfs::v4::*;
 use smallvec::SmallVec;
 
-use super::{
-    Event, State, StateOptions,
-    client::Client,
-    hosts::Group,
-    load::HOST_PART,
-    owner::{OwnerKind, OwnerName},
-    recallable::Access,
-    stateid::{Kind, Open, Other},
+use super::reduce::HOST_PART;
+use crate::{
+    sharing::{
+        conflict::Access,
+        locks::{Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share},
+    },
+    v4::state::{
+        Event, State, StateOptions,
+        client::Client,
+        hosts::Group,
+        ids::Other,
+        owner::{OwnerKind, OwnerName},
+        stateid::{Kind, Open},
+    },
 };
-use crate::sharing::locks::{Holder, LockClient, LockError, LockKind, LockTable, Locked, Owner, Range, Request, Share};
 
 /// The right by which a client opens a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +82,7 @@ impl OpenPlan {
     }
 
     /// Returns true if a client of 4.0 must confirm the open.
-    pub(super) fn confirms(&self) -> bool {
+    pub(in crate::v4::state) fn confirms(&self) -> bool {
         self.confirm
     }
 
@@ -291,7 +296,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     ///
     /// # Panics
     /// If there is no such open.
-    pub(super) fn close_open(&mut self, locks: &mut LockTable<F>, client: Clientid4, closed: &Other) {
+    pub(in crate::v4::state) fn close_open(&mut self, locks: &mut LockTable<F>, client: Clientid4, closed: &Other) {
         let Open { owner, locks: under, .. } = self.stateids.open(closed).clone();
         for lock in under {
             self.release_locks(locks, &lock);
@@ -523,7 +528,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// Whether a client has as many stateids as it may. From a half of all on that is a share of the other half, which nobody else
     /// can take from it.
-    pub(super) fn has_enough(&self, client: Clientid4) -> bool {
+    pub(in crate::v4::state) fn has_enough(&self, client: Clientid4) -> bool {
         let &StateOptions { client_stateids_max, stateids_max, clients_max, .. } = &self.options;
         let (half, total) = (stateids_max / 2, self.stateids.total());
         // A host has no more than a part of what the others leave of the first half, for all of its clients.
@@ -534,11 +539,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// Of which group a client is.
-    pub(super) fn group_of(&self, client: Clientid4) -> Group {
+    pub(in crate::v4::state) fn group_of(&self, client: Clientid4) -> Group {
         self.clients.find(client).map_or(Group::Strangers, |client| client.group)
     }
 
-    pub(super) fn resolve_open(&self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Other, Nfsstat4> {
+    pub(in crate::v4::state) fn resolve_open(
+        &self,
+        client: Clientid4,
+        file: &F,
+        stateid: &Stateid4,
+    ) -> Result<Other, Nfsstat4> {
         let other = self.stateids.resolve(client, Some(file), stateid)?;
         match self.stateids.entry(&other).kind {
             Kind::Open(_) => Ok(other),
@@ -608,7 +618,7 @@ fn open_owner(client: Clientid4, name: &[u8]) -> Owner {
     owner(client, OPEN_OWNER, name)
 }
 
-pub(super) fn lock_owner(client: Clientid4, name: &[u8]) -> Owner {
+pub(in crate::v4::state) fn lock_owner(client: Clientid4, name: &[u8]) -> Owner {
     owner(client, LOCK_OWNER, name)
 }
 

@@ -7,7 +7,7 @@ use std::{hash::Hash, net::SocketAddr};
 
 use nfs::v4::{Clientid4, Nfsstat4, Verifier4};
 
-use super::{Event, State, client::Reach};
+use crate::v4::state::{Event, State, client::Reach};
 
 /// How a client of 4.0 is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// A client has confirmed where it listens: it is to be tried.
-    pub(super) fn try_listener(&mut self, client: Clientid4) {
+    pub(in crate::v4::state) fn try_listener(&mut self, client: Clientid4) {
         let legacy = self.clients.find_mut(client).and_then(|client| client.legacy.as_mut());
         if let Some(legacy) = legacy.filter(|legacy| legacy.address.is_some() && legacy.reach == Reach::Unknown) {
             legacy.reach = Reach::Trying;
@@ -66,7 +66,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// Whether a client speaks 4.0.
-    pub(super) fn is_legacy(&self, client: Clientid4) -> bool {
+    pub(in crate::v4::state) fn is_legacy(&self, client: Clientid4) -> bool {
         self.clients.find(client).is_some_and(|client| client.legacy.is_some())
     }
 }

@@ -1,15 +1,16 @@
 //! How a client comes to be: EXCHANGE_ID and CREATE_SESSION (RFC 8881 §18.35, §18.36), and what they share with NFSv4.0.
 //!
-//! An introduction is planned by [`Clients`](super::client::Clients), which changes nothing, and then carried out here, which cannot fail.
+//! An introduction is planned by [`Clients`](crate::v4::state::client::Clients), which changes nothing, and then carried out here, which cannot fail.
 
 use std::{hash::Hash, time::Instant};
 
 use nfs::v4::*;
 use rand::RngCore;
 
-use super::{
-    Event, Principal, State,
+use crate::v4::state::{
+    Event, State,
     client::{Created, Origin, Outlook, Plan, Then},
+    ids::Principal,
     session::{Connection, Session},
 };
 
@@ -51,7 +52,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// Does what was planned, and says for which client.
-    pub(super) fn carry_out(&mut self, plan: Plan<R, F>) -> Clientid4 {
+    pub(in crate::v4::state) fn carry_out(&mut self, plan: Plan<R, F>) -> Clientid4 {
         for ended in plan.ended {
             self.end_client(ended);
         }
@@ -155,7 +156,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// Confirms a client, if it is not yet, which ends the one that it replaces.
-    pub(super) fn confirm(&mut self, id: Clientid4) {
+    pub(in crate::v4::state) fn confirm(&mut self, id: Clientid4) {
         if self.clients.find(id).is_none_or(|client| client.confirmed) {
             return;
         }

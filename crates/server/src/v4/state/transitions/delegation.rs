@@ -2,7 +2,7 @@
 //!
 //! A delegation to read promises that nobody else writes, one to write that nobody else does anything. Whoever is about
 //! to break the promise asks [`State::recall`] first, whatever protocol it comes by. How a delegation is recalled and revoked is in
-//! [`recallable`](super::recallable), because it is the same for all state that can be recalled.
+//! [`recall`](super::recall), because it is the same for all state that can be recalled.
 //!
 //! **Policy.** A delegation is given with an OPEN if the client can be called, nobody else has the file open in a way
 //! that is in conflict, nobody is changing it at the moment, and none of it was recalled lately: files that are shared are
@@ -14,28 +14,22 @@ use std::{hash::Hash, time::Instant};
 
 use nfs::v4::*;
 
-use super::{
-    State,
-    open::{Claim, OpenPlan, OpenRequest},
-    recallable::{Access, Grant, Held, RecallableKind},
-    stateid::Other,
+use super::open::{Claim, OpenPlan, OpenRequest};
+use crate::{
+    sharing::{
+        conflict::Access,
+        locks::{LockClient, LockTable},
+    },
+    v4::state::{
+        State,
+        ids::Other,
+        recallable::{Delegation, Grant, Held, RecallableKind},
+    },
 };
-use crate::sharing::locks::{LockClient, LockTable};
-
-/// A delegation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Delegation {
-    /// True if it is to write.
-    pub write: bool,
-    /// The change attribute when it was given, for one to write.
-    pub change: u64,
-    /// True if the holder has said that it has changed the file.
-    pub modified: bool,
-}
 
 /// A delegation that an open asks for.
 #[derive(Clone, Debug)]
-pub(super) struct DelegationRequest<'a, F> {
+pub(in crate::v4::state) struct DelegationRequest<'a, F> {
     /// The session's client.
     pub client: Clientid4,
     /// The file, which is a regular one and has just been opened.
@@ -89,7 +83,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     ///
     /// # Errors
     /// DELAY: it has one to write, which has been recalled.
-    pub(super) fn recall_own(&mut self, client: Clientid4, file: &F, now: Instant) -> Result<(), Nfsstat4> {
+    pub(in crate::v4::state) fn recall_own(
+        &mut self,
+        client: Clientid4,
+        file: &F,
+        now: Instant,
+    ) -> Result<(), Nfsstat4> {
         match self.find_delegation(client, file) {
             Some(own) if self.stateids.delegation(&own).is_some_and(|delegation| delegation.write) => {
                 self.begin_recall(&own, now);
@@ -123,7 +122,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// Gives a delegation, or says why not.
-    pub(super) fn delegate(
+    pub(in crate::v4::state) fn delegate(
         &mut self,
         locks: &LockTable<F>,
         request: &DelegationRequest<'_, F>,
@@ -194,7 +193,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     ///
     /// # Errors
     /// What is wrong with the stateid.
-    pub(super) fn resolve_delegation(
+    pub(in crate::v4::state) fn resolve_delegation(
         &self,
         client: Clientid4,
         file: &F,

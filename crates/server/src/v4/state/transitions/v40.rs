@@ -11,25 +11,17 @@ use bytes::Bytes;
 use nfs::v4::*;
 use rand::RngCore;
 
-use super::{
-    Principal, State,
-    client::{Origin, Outlook},
-    open,
-    owner::{OwnerKind, OwnerName, Turn},
-    stateid::{Kind, Other},
+use super::open;
+use crate::{
+    sharing::locks::LockTable,
+    v4::state::{
+        State,
+        client::{Origin, Outlook},
+        ids::{Other, Principal},
+        owner::{Kept, OwnerKind, OwnerName, Turn},
+        stateid::Kind,
+    },
 };
-use crate::sharing::locks::LockTable;
-
-/// The result of an operation that an owner's sequence has counted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept<F> {
-    /// How it went.
-    pub status: Nfsstat4,
-    /// As it was sent.
-    pub result: Bytes,
-    /// What has become the current file handle by it.
-    pub file: Option<F>,
-}
 
 /// Whom an operation of 4.0 concerns.
 #[derive(Clone, Copy, Debug)]

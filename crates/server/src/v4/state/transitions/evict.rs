@@ -4,7 +4,7 @@ use std::hash::Hash;
 
 use nfs::v4::Clientid4;
 
-use super::{State, client::Client, recallable::Recallable, session::Session, stateid::Other};
+use crate::v4::state::{State, client::Client, ids::Other, recallable::Recallable, session::Session};
 
 /// What became of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! What is asked back, from whom, and until when. There may be 16 slots in use and 8 delegations.
 
 use super::*;
-use crate::v4::state::{delegation::DelegationRequest, load::Ask};
+use crate::v4::state::{load::Reduction, transitions::delegation::DelegationRequest};
 
 impl World {
     /// A request in a slot, and what its reply says of the slots that shall be used.
@@ -21,9 +21,9 @@ impl World {
         sequenced.result.target_highest_slotid.0
     }
 
-    fn asks(&mut self) -> Vec<(Clientid4, Ask)> {
+    fn reductions(&mut self) -> Vec<(Clientid4, Reduction)> {
         self.state.relieve(self.now);
-        let mut asks: Vec<_> = std::iter::from_fn(|| self.state.poll_ask()).collect();
+        let mut asks: Vec<_> = std::iter::from_fn(|| self.state.poll_reduction()).collect();
         asks.sort_by_key(|(client, _)| *client);
         asks
     }
@@ -47,18 +47,18 @@ fn who_uses_more_than_its_share_of_slots_is_asked_to_use_fewer_until_there_are_e
         assert_eq!(world.in_slot(one, slot, 1, 7), 7);
     }
     world.in_slot(idle, 0, 1, 0);
-    assert_eq!(world.asks(), [], "nine of sixteen");
+    assert_eq!(world.reductions(), [], "nine of sixteen");
     for slot in 0..4 {
         world.in_slot(two, slot, 1, 3);
     }
     // A half of all slots is two for each of three sessions.
     let target = Slotid4(1);
-    assert_eq!(world.asks(), [(a, Ask::Slots(one, target)), (b, Ask::Slots(two, target))]);
-    assert_eq!(world.asks(), [], "once is enough");
+    assert_eq!(world.reductions(), [(a, Reduction::Slots(one, target)), (b, Reduction::Slots(two, target))]);
+    assert_eq!(world.reductions(), [], "once is enough");
     assert_eq!((world.in_slot(one, 0, 2, 7), world.in_slot(two, 0, 2, 3)), (1, 1), "each reply says so as well");
     assert_eq!((world.in_slot(one, 0, 3, 1), world.in_slot(two, 0, 3, 1)), (1, 1), "and these have heard it");
     assert_eq!(world.state.clients().find(client_of(&one)).unwrap().shard.close().slots(one).unwrap().in_use(), 2);
-    assert_eq!(world.asks(), []);
+    assert_eq!(world.reductions(), []);
     assert_eq!(world.in_slot(one, 1, 2, 1), 7, "five of sixteen: there are enough again");
 }
 
@@ -67,12 +67,12 @@ fn who_holds_more_than_its_share_of_delegations_is_asked_to_keep_no_more() {
     let mut world = World::new();
     let ((a, _), (b, _)) = (world.ready("a"), world.ready("b"));
     assert_eq!((world.hold(a, "abcde"), world.hold(b, "f")), (5, 1));
-    assert_eq!(world.asks(), [], "six of eight");
+    assert_eq!(world.reductions(), [], "six of eight");
     assert_eq!(world.hold(a, "ghi"), 2, "the ninth is one too many");
-    assert_eq!(world.asks(), [(a, Ask::Delegations(2))]);
-    assert_eq!(world.asks(), [], "it has time to give back");
+    assert_eq!(world.reductions(), [(a, Reduction::Delegations(2))]);
+    assert_eq!(world.reductions(), [], "it has time to give back");
     world.now += Duration::from_secs(5);
-    assert_eq!(world.asks(), [(a, Ask::Delegations(2))]);
+    assert_eq!(world.reductions(), [(a, Reduction::Delegations(2))]);
 }
 
 #[test]
@@ -87,8 +87,8 @@ fn a_client_of_the_first_minor_version_is_asked_for_each() {
         callback_ident: 1,
     };
     let from = |ip: &str| Origin { principal: &OWNER, peer: ip.parse().unwrap(), admitted: true };
-    let elsewhere = world.state.set_clientid(world.now, &args, from("192.0.2.2")).unwrap().clientid;
-    assert!(world.state.listener40(elsewhere).is_none());
+    let other_host = world.state.set_clientid(world.now, &args, from("192.0.2.2")).unwrap().clientid;
+    assert!(world.state.listener40(other_host).is_none());
     let made = world.state.set_clientid(world.now, &args, from("::ffff:192.0.2.1")).unwrap();
     let SetClientIdOk { clientid, setclientid_confirm } = made;
     let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
@@ -99,7 +99,7 @@ fn a_client_of_the_first_minor_version_is_asked_for_each() {
     assert_eq!(listener.address, "192.0.2.1:2049".parse().unwrap());
     assert!(!world.state.tried(clientid, &listener, true));
     assert_eq!(world.hold(clientid, "abcdefg"), 7);
-    assert_eq!(world.asks(), []);
+    assert_eq!(world.reductions(), []);
     let recalled = std::iter::from_fn(|| world.state.poll_recall()).count();
     assert_eq!(recalled, 3, "it keeps a half of all");
 }

@@ -19,39 +19,14 @@ use std::{hash::Hash, time::Instant};
 use bytes::Bytes;
 use nfs::v4::{Clientid4, Nfsstat4};
 
-use super::{State, client::Client};
-use crate::recovery::{RecordChange, V4Clients};
-
-/// Whether a client is remembered over a restart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Record {
-    None,
-    /// It is being written.
-    Pending,
-    Written,
-    /// It has lost something and not taken note, and is not to be remembered before it has.
-    Forfeited,
-    /// It had not said that it had reclaimed all when grace ended.
-    Late,
-}
-
-impl Record {
-    /// Whether it is remembered, or soon will be.
-    pub(super) fn is_kept(self) -> bool {
-        matches!(self, Self::Pending | Self::Written)
-    }
-}
-
-/// How far the record of a client is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stored {
-    /// As it is; or it will be before anybody hears of what it follows from.
-    AsIs,
-    /// Not at all: the client was silent for a lease.
-    Lapsed,
-    /// It is being stored, as the client is back.
-    Returning,
-}
+use crate::{
+    recovery::{RecordChange, V4Clients},
+    v4::state::{
+        State,
+        client::Client,
+        record::{Record, Stored},
+    },
+};
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// Begins the time in which what was held before a restart can be reclaimed, by those of these clients that may.
@@ -108,7 +83,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// A client has said that it has reclaimed all: it knows what it has. If grace had ended before, it is remembered from now on.
-    pub(super) fn has_reclaimed(&mut self, id: Clientid4) {
+    pub(in crate::v4::state) fn has_reclaimed(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find(id) else { return };
         let (owner, record) = (client.owner.ownerid.0.clone(), client.record);
         let forfeited = self.before.as_mut().is_some_and(|before| {
@@ -121,7 +96,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// The owner of a client that is to get something and is not remembered yet, and is to be now.
-    pub(super) fn unremembered(&mut self, id: Clientid4, now: Instant) -> Option<Bytes> {
+    pub(in crate::v4::state) fn unremembered(&mut self, id: Clientid4, now: Instant) -> Option<Bytes> {
         let client = self.clients.record_mut(id)?;
         client.wanted_at = client.wanted_at.max(now);
         if !matches!(client.record, Record::None | Record::Pending) {
@@ -156,7 +131,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// A client is confirmed, which may be remembered from before a restart, or from before its own.
-    pub(super) fn recall_record(&mut self, id: Clientid4) {
+    pub(in crate::v4::state) fn recall_record(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find(id) else { return };
         let is_remembered = self.could_reclaim(&client.owner.ownerid.0);
         if let Some(client) = self.clients.find_mut(id).filter(|_| is_remembered) {
@@ -165,7 +140,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// A client has lost something that it held, and may hold more.
-    pub(super) fn lose_record(&mut self, id: Clientid4) {
+    pub(in crate::v4::state) fn lose_record(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find_mut(id).filter(|client| client.confirmed) else { return };
         let record = std::mem::replace(&mut client.record, Record::Forfeited);
         if !matches!(record, Record::Forfeited | Record::Late) && client.stored != Stored::Lapsed {
@@ -174,7 +149,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// A client has taken note of all that it has lost. What it has kept it can reclaim again.
-    pub(super) fn regain_record(&mut self, id: Clientid4) {
+    pub(in crate::v4::state) fn regain_record(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find_mut(id).filter(|client| client.record == Record::Forfeited) else {
             return;
         };
@@ -199,7 +174,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// A client is gone.
-    pub(super) fn drop_record(&mut self, client: &Client<R, F>) {
+    pub(in crate::v4::state) fn drop_record(&mut self, client: &Client<R, F>) {
         let owner = &client.owner.ownerid.0;
         match self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id)) {
             _ if client.record == Record::None || client.stored == Stored::Lapsed => {}
@@ -245,7 +220,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     ///
     /// # Errors
     /// DELAY until it is.
-    pub(super) fn check_stored(&mut self, id: Clientid4) -> Result<(), Nfsstat4> {
+    pub(in crate::v4::state) fn check_stored(&mut self, id: Clientid4) -> Result<(), Nfsstat4> {
         let Some(client) = self.clients.find_mut(id).filter(|client| client.stored != Stored::AsIs) else {
             return Ok(());
         };
