@@ -101,13 +101,12 @@ impl Contents {
 
 impl V4Clients {
     fn apply(&mut self, change: RecordChange) {
-        let (RecordChange::Add(owner) | RecordChange::Forfeit(owner) | RecordChange::Remove(owner)) = &change;
-        self.reclaiming.remove(owner);
-        self.forfeited.remove(owner);
+        self.reclaiming.remove(change.owner());
+        self.forfeited.remove(change.owner());
         match change {
             RecordChange::Add(owner) => self.reclaiming.insert(owner),
             RecordChange::Forfeit(owner) => self.forfeited.insert(owner),
-            RecordChange::Remove(_) => false,
+            RecordChange::Remove(_) | RecordChange::Retire(_) => false,
         };
     }
 }
@@ -146,13 +145,13 @@ pub(super) fn store(transaction: &WriteTransaction, changes: &[Change]) -> Resul
             Change::AddMonitor(key, private) => drop(monitors.insert(&key[..], private)?),
             Change::RemoveMonitor(key) => drop(monitors.remove(&key[..])?),
             Change::V4(change) => {
-                let (RecordChange::Add(owner) | RecordChange::Forfeit(owner) | RecordChange::Remove(owner)) = change;
+                let owner = change.owner();
                 clients.remove(&owner[..])?;
                 forfeited.remove(&owner[..])?;
                 match change {
                     RecordChange::Add(_) => drop(clients.insert(&owner[..], ())?),
                     RecordChange::Forfeit(_) => drop(forfeited.insert(&owner[..], ())?),
-                    RecordChange::Remove(_) => {}
+                    RecordChange::Remove(_) | RecordChange::Retire(_) => {}
                 }
             }
             Change::AddHandleDatabase(name) => drop(handle_databases.insert(name.as_str(), ())?),

@@ -14,6 +14,11 @@
 //! | `v4_forfeited` | the name of one that may not, and may hold something | nothing |
 //! | `handle_databases` | the name of a handle database in the state directory | nothing |
 //!
+//! # What nobody waits for
+//!
+//! The record of a client that ended and held nothing is removed [later](Recovery::defer_v4_clients), with the next change or by the
+//! server's periodic task. If the server crashes before, the next grace period lasts for this client, too, and nothing is lost.
+//!
 //! # When storage fails
 //!
 //! An error, such as a full disk, closes the database. The next change writes a new one from memory, no more often than once in
@@ -58,6 +63,8 @@ pub struct Recovery {
     /// None: it ends with the process.
     storage: Option<Box<dyn Databases>>,
     kept: Mutex<Kept>,
+    /// Changes that have happened, and are stored later. Taken after `kept`, and never held while waiting for storage.
+    deferred: Mutex<Vec<Change>>,
     /// Whether memory has a change that is not stored.
     behind: AtomicBool,
     failures: AtomicU64,
@@ -122,6 +129,16 @@ pub enum RecordChange {
     Forfeit(Bytes),
     /// It holds nothing any more.
     Remove(Bytes),
+    /// It ended, or is unused, and held nothing: no reply and no other client depends on when this is stored.
+    Retire(Bytes),
+}
+
+impl RecordChange {
+    /// The client owner (`co_ownerid`).
+    pub fn owner(&self) -> &Bytes {
+        let (Self::Add(owner) | Self::Forfeit(owner) | Self::Remove(owner) | Self::Retire(owner)) = self;
+        owner
+    }
 }
 
 impl Recovery {
@@ -179,8 +196,8 @@ impl Recovery {
 
     fn new(storage: Option<Box<dyn Databases>>, database: Option<Database>, contents: Contents) -> Self {
         let kept = Mutex::new(Kept { contents, database, tried: None });
-        let (failures, refusals) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { storage, kept, behind: AtomicBool::new(false), failures, refusals }
+        let (deferred, failures, refusals) = Default::default();
+        Self { storage, kept, deferred, behind: AtomicBool::new(false), failures, refusals }
     }
 
     /// Whether it survives the process.
@@ -212,9 +229,15 @@ impl Recovery {
         }
     }
 
-    /// Writes the database anew if it has failed and it is time; whether it can be used now.
-    pub fn retry(&self) -> bool {
-        self.storage.as_ref().is_none_or(|storage| self.reopen(&mut self.kept.lock(), storage.as_ref()).is_ok())
+    /// Stores what was deferred, and writes the database anew if it has failed and it is time; whether it can be used now.
+    pub fn maintain(&self) -> bool {
+        let Some(storage) = &self.storage else { return true };
+        let kept = &mut *self.kept.lock();
+        let deferred = self.take_deferred(kept);
+        if !deferred.is_empty() {
+            return self.store(kept, &deferred).is_ok();
+        }
+        self.reopen(kept, storage.as_ref()).is_ok()
     }
 
     /// Whether clients of the life before may believe to hold something, and it is not known which.
@@ -312,6 +335,15 @@ impl Recovery {
         self.note(changes.into_iter().map(Change::V4).collect())
     }
 
+    /// Notes what has become of NFSv4 clients, in this order, and stores it later. Does not wait for storage.
+    pub fn defer_v4_clients(&self, changes: impl IntoIterator<Item = RecordChange>) {
+        if self.is_persistent() {
+            self.deferred.lock().extend(changes.into_iter().map(Change::V4));
+        } else {
+            self.note_v4_clients(changes);
+        }
+    }
+
     /// The handle databases that have been used.
     pub(crate) fn handle_databases(&self) -> Vec<String> {
         self.kept.lock().contents.handle_databases.iter().cloned().collect()
@@ -334,7 +366,9 @@ impl Recovery {
             return Ok(());
         }
         let kept = &mut *self.kept.lock();
-        let stored = self.store(kept, &changes);
+        let mut all = self.take_deferred(kept);
+        all.extend_from_slice(&changes);
+        let stored = self.store(kept, &all);
         match &stored {
             Ok(()) => changes.iter().for_each(|change| kept.contents.apply(change)),
             Err(_) => self.count_refusal(),
@@ -348,12 +382,21 @@ impl Recovery {
             return true;
         }
         let kept = &mut *self.kept.lock();
-        let stored = self.store(kept, &changes);
+        let mut all = self.take_deferred(kept);
+        all.extend_from_slice(&changes);
+        let stored = self.store(kept, &all);
         changes.iter().for_each(|change| kept.contents.apply(change));
         if stored.is_err() {
             self.behind.store(true, Release);
         }
         stored.is_ok()
+    }
+
+    /// Makes in memory what was deferred. The caller stores it; if that fails, the database is written anew from memory.
+    fn take_deferred(&self, kept: &mut Kept) -> Vec<Change> {
+        let deferred = std::mem::take(&mut *self.deferred.lock());
+        deferred.iter().for_each(|change| kept.contents.apply(change));
+        deferred
     }
 
     fn store(&self, kept: &mut Kept, changes: &[Change]) -> io::Result<()> {
@@ -388,6 +431,12 @@ impl Recovery {
         self.behind.store(false, Release);
         tracing::info!("the recovery database can be written again");
         Ok(())
+    }
+}
+
+impl Drop for Recovery {
+    fn drop(&mut self) {
+        self.maintain();
     }
 }
 

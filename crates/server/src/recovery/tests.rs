@@ -183,7 +183,7 @@ async fn a_full_disk_refuses_new_clients_and_recovers_by_itself() {
     assert_eq!(storage.begun.load(Relaxed), begun + 1, "attempts are bounded");
     assert_eq!(recovery.report(), StorageReport { is_failing: true, failures: 2, refusals: 100 });
     tokio::time::advance(RETRY_INTERVAL).await;
-    recovery.retry();
+    recovery.maintain();
     assert_eq!(recovery.report().failures, 3);
 
     storage.is_full.store(false, Release);
@@ -193,6 +193,44 @@ async fn a_full_disk_refuses_new_clients_and_recovers_by_itself() {
     assert!(!recovery.report().is_failing);
     drop(recovery);
     assert_eq!(Recovery::on(storage).unwrap().v4_clients(), clients(&["old", "new"], &[]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_deferred_is_stored_with_the_next_change_or_by_maintenance_or_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let storage = Flaky::at(dir.path());
+    let stored = || {
+        let copy = tempfile::tempdir().unwrap();
+        fs::copy(dir.path().join(FILE), copy.path().join(FILE)).unwrap();
+        Recovery::on(Flaky::at(copy.path())).unwrap().v4_clients()
+    };
+    let recovery = Recovery::on(storage.clone()).unwrap();
+    for name in ["a", "b", "c", "d"] {
+        recovery.add_v4_client(owner(name)).unwrap();
+    }
+    recovery.defer_v4_clients([Retire(owner("a"))]);
+    assert_eq!(stored(), clients(&["a", "b", "c", "d"], &[]), "it did not wait for storage");
+    recovery.add_v4_client(owner("a")).unwrap();
+    assert_eq!(stored(), clients(&["a", "b", "c", "d"], &[]), "the newer change is made last");
+    recovery.defer_v4_clients([Retire(owner("a"))]);
+    assert!(recovery.note_v4_clients([Forfeit(owner("b"))]));
+    assert_eq!(stored(), clients(&["c", "d"], &["b"]));
+    recovery.defer_v4_clients([Retire(owner("c"))]);
+    assert!(recovery.maintain());
+    assert_eq!(stored(), clients(&["d"], &["b"]));
+
+    recovery.defer_v4_clients([Retire(owner("d"))]);
+    storage.is_full.store(true, Release);
+    assert!(recovery.add_v4_client(owner("e")).is_err());
+    assert!(!recovery.is_behind(), "nobody has to wait for it");
+    storage.is_full.store(false, Release);
+    tokio::time::advance(RETRY_INTERVAL).await;
+    assert!(recovery.maintain());
+    assert_eq!(stored(), clients(&[], &["b"]));
+    recovery.add_v4_client(owner("f")).unwrap();
+    recovery.defer_v4_clients([Retire(owner("f"))]);
+    drop(recovery);
+    assert_eq!(stored(), clients(&[], &["b"]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,7 +246,7 @@ async fn a_loss_that_is_not_stored_blocks_others_until_it_is() {
     recovery.note_v4_clients([Forfeit(owner("b"))]);
     assert!(recovery.is_behind());
     tokio::time::advance(RETRY_INTERVAL).await;
-    recovery.retry();
+    recovery.maintain();
     assert!(recovery.is_behind());
     {
         // If the server ended now, its next life would still know them.
@@ -218,7 +256,7 @@ async fn a_loss_that_is_not_stored_blocks_others_until_it_is() {
     }
     storage.is_full.store(false, Release);
     tokio::time::advance(RETRY_INTERVAL).await;
-    recovery.retry();
+    recovery.maintain();
     assert!(!recovery.is_behind());
     drop(recovery);
     assert_eq!(Recovery::on(storage).unwrap().v4_clients(), clients(&["c"], &["b"]));

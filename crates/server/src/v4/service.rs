@@ -36,7 +36,7 @@ use crate::{
     config::Settings,
     handle::FileId,
     identity::names::Names,
-    recovery::V4Clients,
+    recovery::{RecordChange, V4Clients},
     sharing::{
         conflict::Recall,
         grace::Reclaim,
@@ -224,8 +224,10 @@ impl Shared4 {
             return;
         }
         let changes: Vec<_> = iter::from_fn(|| state.poll_record()).collect();
-        if !changes.is_empty() {
-            let recovery = &self.core.recovery;
+        let recovery = &self.core.recovery;
+        if changes.iter().all(|change| matches!(change, RecordChange::Retire(_))) {
+            recovery.defer_v4_clients(changes);
+        } else {
             let stored = recovery.note_v4_clients(changes.iter().cloned());
             state.records_stored(&changes, stored);
             // Clients that were to be stored again, and are not.

@@ -173,7 +173,7 @@ impl Shared4 {
     /// reclaim. Waits for storage.
     fn run_periodic(&self, others: &dyn Reclaim) {
         let now = clock::now();
-        let works = self.core.recovery.retry();
+        let works = self.core.recovery.maintain();
         self.with_locks(|state, locks| {
             state.set_storage_works(works);
             state.expire(now);

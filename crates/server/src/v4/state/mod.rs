@@ -440,12 +440,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         for session in client.sessions() {
             self.unlink(session);
         }
+        let held = self.stateids.count(id) > 0;
         for stateid in self.stateids.of_client(id) {
             self.stateids.remove(&stateid);
         }
         self.owners.remove_client(id);
         if client.confirmed {
-            self.drop_record(&client);
+            self.drop_record(&client, held);
             self.events.push_back(Event::Gone(id));
         }
     }

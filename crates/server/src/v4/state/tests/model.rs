@@ -416,10 +416,9 @@ impl Model {
         let World { state, locks, .. } = &mut self.world;
         let changes: Vec<_> = std::iter::from_fn(|| state.poll_record()).collect();
         for change in &changes {
-            let (RecordChange::Add(owner) | RecordChange::Forfeit(owner) | RecordChange::Remove(owner)) = change;
-            self.stored.remove(owner);
-            if !matches!(change, RecordChange::Remove(_)) {
-                self.stored.insert(owner.clone());
+            self.stored.remove(change.owner());
+            if matches!(change, RecordChange::Add(_) | RecordChange::Forfeit(_)) {
+                self.stored.insert(change.owner().clone());
             }
         }
         state.records_stored(&changes, true);

@@ -15,6 +15,11 @@ fn remove(owner: &'static str) -> RecordChange {
     RecordChange::Remove(Bytes::from_static(owner.as_bytes()))
 }
 
+/// Stored later: nobody waits for it.
+fn retire(owner: &'static str) -> RecordChange {
+    RecordChange::Retire(Bytes::from_static(owner.as_bytes()))
+}
+
 impl World {
     pub(super) fn begin_grace(&mut self, reclaiming: &[&'static str], forfeited: &[&'static str]) {
         let owners = |names: &[&'static str]| names.iter().map(|name| Bytes::from_static(name.as_bytes())).collect();
@@ -58,7 +63,7 @@ fn a_client_is_remembered_once_and_forgotten_when_it_is_gone() {
     assert_eq!(world.remember(a), None, "it is remembered already");
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.state.destroy_clientid(world.now, a, None, &OWNER).unwrap();
-    assert_eq!(world.records(), [remove("a")]);
+    assert_eq!(world.records(), [retire("a")]);
     // One that never held anything was never remembered.
     let (b, session) = world.ready("b");
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
@@ -76,7 +81,24 @@ fn a_client_that_restarts_is_the_same_to_be_remembered() {
     assert_eq!(world.remember(new), None);
     world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
     world.state.destroy_clientid(world.now, new, None, &OWNER).unwrap();
+    assert_eq!(world.records(), [retire("a")]);
+}
+
+/// What it held others may get now, and it may not know.
+#[test]
+fn the_record_of_a_client_that_held_something_is_removed_before_others_get_it() {
+    let mut world = World::new();
+    let (a, _) = world.ready("a");
+    world.remember(a);
+    world.open(a, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
+    world.state.evict(a);
     assert_eq!(world.records(), [remove("a")]);
+
+    world.begin_grace(&["b"], &[]);
+    let (b, session) = world.client("b", 1);
+    world.state.destroy_session(session, false, &OWNER, TCP.id).unwrap();
+    world.state.destroy_clientid(world.now, b, None, &OWNER).unwrap();
+    assert_eq!(world.records(), [remove("b")], "what it has not reclaimed");
 }
 
 #[test]
@@ -296,7 +318,7 @@ fn a_client_that_holds_nothing_for_a_while_is_not_remembered() {
     let Begun::Execute(ticket) = world.sequence(session, 2, 1).unwrap().begun else { panic!("new") };
     assert_eq!(world.look(LEASE / 2), []);
     world.state.finish(world.now, session, ticket, "reply", false);
-    assert_eq!(world.look(LEASE / 16), [remove("a")]);
+    assert_eq!(world.look(LEASE / 16), [retire("a")]);
     assert_eq!(world.look(LEASE / 16), []);
     assert_eq!(world.remember(a).as_deref(), Some(&b"a"[..]), "before its next open");
 }
@@ -313,7 +335,7 @@ fn grace_ends_at_once_where_those_that_may_reclaim_hold_nothing_or_were_silent()
         world.open(id, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
     }
     let mut changes = world.look(LEASE / 2);
-    assert_eq!(changes, [remove("idle")]);
+    assert_eq!(changes, [retire("idle")]);
     changes = world.look(LEASE);
     changes.sort_by_key(|change| format!("{change:?}"));
     assert_eq!(changes, [remove("dead"), remove("dead40")]);
@@ -378,7 +400,7 @@ fn records_are_not_given_up_while_nothing_can_be_stored() {
     world.now += LEASE / 4;
     world.state.expire(world.now);
     world.state.forget_records(world.now);
-    assert_eq!(world.records(), [remove("a")]);
+    assert_eq!(world.records(), [retire("a")]);
 }
 
 #[test]

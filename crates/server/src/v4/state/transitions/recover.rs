@@ -173,13 +173,17 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.records.push_back(change);
     }
 
-    /// A client is gone.
-    pub(in crate::v4::state) fn drop_record(&mut self, client: &Client<R, F>) {
+    /// A client is gone; `held` says whether it had anything until then.
+    pub(in crate::v4::state) fn drop_record(&mut self, client: &Client<R, F>, held: bool) {
         let owner = &client.owner.ownerid.0;
         match self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id)) {
             _ if client.record == Record::None || client.stored == Stored::Lapsed => {}
             // Its next incarnation has the same name.
             Some(next) if client.record.is_kept() && client.stored == Stored::AsIs => next.record = client.record,
+            // Nor does it believe to have what it could reclaim.
+            _ if client.record == Record::Written && !held && self.before.is_none() => {
+                self.records.push_back(RecordChange::Retire(owner.clone()));
+            }
             _ => {
                 if let Some(before) = &mut self.before {
                     before.reclaiming.remove(owner);
@@ -205,14 +209,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             }
             let knows = client.reclaim_complete || client.legacy.is_some();
             let unused = now.saturating_duration_since(client.wanted_at) > lease / UNUSED_PART;
+            let owner = client.owner.ownerid.0.clone();
             if client.record == Record::Written && knows && unused && self.stateids.count(id) == 0 {
                 client.record = Record::None;
+                self.records.push_back(RecordChange::Retire(owner));
             } else if !matches!(client.record, Record::None | Record::Pending) && client.unheard(now) > lease {
                 client.stored = Stored::Lapsed;
-            } else {
-                continue;
+                self.records.push_back(RecordChange::Remove(owner));
             }
-            self.records.push_back(RecordChange::Remove(client.owner.ownerid.0.clone()));
         }
     }
 
@@ -242,7 +246,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// then, and is not to be: as long as it is not, others may get what it holds.
     pub fn records_stored(&mut self, changes: &[RecordChange], stored: bool) {
         for change in changes {
-            let (RecordChange::Add(owner) | RecordChange::Forfeit(owner) | RecordChange::Remove(owner)) = change;
+            let owner = change.owner();
             let client = self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id));
             let Some(client) = client.filter(|client| client.stored == Stored::Returning) else { continue };
             client.stored = if stored { Stored::AsIs } else { Stored::Lapsed };
