@@ -15,7 +15,7 @@ use rustix::{
 use smallvec::SmallVec;
 
 use super::{Posix, identity::Identity, kernel, objects::Object};
-use crate::{Caller, Change, Kind, ReadInto, Result, Stability, VfsError};
+use crate::{Attr, Caller, Change, Kind, PreAttr, ReadInto, Report, Result, Stability, VfsError};
 
 impl Posix {
     /// A descriptor of a file for data, with the caller's rights.
@@ -61,7 +61,8 @@ impl Posix {
             }
             Identity::Own(own) if own.uid == attr.uid => {
                 // The owner may change the mode, and so may open the file with another one.
-                let _changing = object.changing.lock();
+                let mut history = object.changing.lock();
+                history.writers.forget();
                 self.chmod(object.fd(), attr.mode | 0o600)?;
                 let opened = self.reopen(object.fd(), flags);
                 self.chmod(object.fd(), attr.mode)?;
@@ -123,15 +124,15 @@ impl Posix {
         }
     }
 
-    /// Writes data, and returns the change of the file if the caller asked for it.
+    /// Writes data, and returns the attributes of the file before and after as far as the caller asked for them.
     pub(super) fn write_file(
         &self,
         caller: &Caller<'_>,
         (object, file): (&Object, &File),
         offset: u64,
         data: &Rope,
-        (stability, with_change): (Stability, bool),
-    ) -> Result<Option<Change>> {
+        (stability, report): (Stability, Report),
+    ) -> Result<(Option<PreAttr>, Option<Attr>)> {
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| end > self.caps.file_size_max) {
             return Err(VfsError::FileTooBig);
@@ -147,24 +148,26 @@ impl Posix {
             let written = write_all(file, offset, data, flags);
             written.inspect_err(|error| self.note_failure(*error))
         };
-        if with_change {
-            let ((), change) = self.change_if(!data.is_empty(), object, |_| write())?;
-            return Ok(Some(change));
+        match report {
+            Report::Nothing if data.is_empty() => write()?,
+            Report::Nothing => self.change_unreported(object, write)?,
+            Report::Attributes(_) if data.is_empty() => {
+                let change = self.unchanged(object, write)?;
+                return Ok((Some(change.before), Some(change.after)));
+            }
+            Report::Attributes(writer) => {
+                let (before, after) = self.change_data(object, writer, write)?;
+                return Ok((before, Some(after)));
+            }
         }
-        if data.is_empty() {
-            write()?
-        } else {
-            self.change_unreported(object, write)?
-        }
-        Ok(None)
+        Ok((None, None))
     }
 
     pub(super) fn sync(&self, object: &Object, file: &File) -> Result<Change> {
-        let ((), change) = self.change_if(false, object, |_| {
+        self.unchanged(object, || {
             let synced = rustix::fs::fsync(file).map_err(VfsError::from);
             synced.inspect_err(|error| self.note_failure(*error))
-        })?;
-        Ok(change)
+        })
     }
 
     /// After a failure of storage, what was written and not yet committed may be lost: clients must write it again,
