@@ -271,3 +271,56 @@ pub(super) const RANGE_MIN: usize = 32 << 10;
 const PROBE_STEP: usize = 64 << 10;
 /// Slices that one system call takes (`UIO_MAXIOV`).
 const GATHER_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{CreateMode, Cred, Handle, Name, SetAttr, Vfs, Writer, posix::PosixOptions};
+
+    /// Writes again and again until the attributes before are not reported any more, as the writer knows them.
+    fn write_until_known(write: impl Fn() -> Option<PreAttr>) {
+        let deadline = Instant::now() + Duration::from_secs(600);
+        while write().is_some() {
+            assert!(Instant::now() < deadline, "the only writer knows the file");
+        }
+    }
+
+    #[test]
+    fn a_writer_is_told_what_others_have_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = Posix::open(dir.path(), PosixOptions::default()).unwrap();
+        let cred = Cred { uid: rustix::process::geteuid().as_raw(), ..Cred::root() };
+        let caller = Caller::blocking(&cred);
+        let name = Name::new(b"f").unwrap();
+        let file = fs.create(&caller, &fs.root(), name, &CreateMode::Guarded(SetAttr::default())).unwrap().handle;
+        let data = Rope::from(Bytes::from_static(b"data"));
+        let write = |file: &Handle, writer| {
+            let report = Report::Attributes(Writer(writer));
+            let written = fs.write(&caller, file, 0, &data, Stability::Unstable, report).unwrap();
+            assert_eq!(written.after.unwrap(), fs.getattr(&caller, file).unwrap());
+            written.before
+        };
+        let attr = || Some(PreAttr::from(&fs.getattr(&caller, &file).unwrap()));
+        if !fs.fine_times {
+            eprintln!("SKIPPED writers who know a file: its ctime does not tell all changes");
+            return;
+        }
+        write_until_known(|| write(&file, 1));
+        let before = attr();
+        assert_eq!(write(&file, 2), before, "another writer");
+        let before = attr();
+        assert_eq!(write(&file, 1), before, "the other one has written");
+        write_until_known(|| write(&file, 1));
+        fs.setattr(&caller, &file, &SetAttr { size: Some(1), ..SetAttr::default() }, None).unwrap();
+        let before = attr();
+        assert_eq!(write(&file, 1), before, "somebody has truncated it");
+        write_until_known(|| write(&file, 1));
+        fs.write(&caller, &file, 0, &data, Stability::Unstable, Report::Nothing).unwrap();
+        let before = attr();
+        assert_eq!(write(&file, 1), before, "somebody has written without a report");
+    }
+}

@@ -459,4 +459,23 @@ mod tests {
         let dir = create_and_remove(&cred(1001), &cred(1001), 0o1777, |_| {});
         assert!(!dir.path().join(NAME).exists());
     }
+    #[test]
+    fn what_is_removed_is_not_at_hand_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = Posix::open(dir.path(), PosixOptions::default()).unwrap();
+        let (cred, guarded) = (own(), CreateMode::Guarded(SetAttr::default()));
+        let by = Caller::blocking(&cred);
+        let is_at_hand = |handle| fs.objects.find(handle).is_some();
+        let made = fs.create(&by, &fs.root(), name(), &guarded).unwrap().handle;
+        assert!(is_at_hand(&made));
+        fs.remove(&by, &fs.root(), name()).unwrap();
+        assert!(!is_at_hand(&made));
+
+        // Another program gives the name to another object.
+        fs.create(&by, &fs.root(), name(), &guarded).unwrap();
+        let other = fs.create(&by, &fs.root(), Name::new(b"other").unwrap(), &guarded).unwrap().handle;
+        std::fs::rename(dir.path().join("other"), dir.path().join(NAME)).unwrap();
+        fs.remove(&by, &fs.root(), name()).unwrap();
+        assert!(!is_at_hand(&other));
+    }
 }

@@ -425,4 +425,33 @@ mod tests {
         drop(peer);
         ended.expect("neither a look at the object nor the end of all waits for the thread that closes it");
     }
+    #[test]
+    fn what_is_held_by_data_is_put_away_when_that_is_closed_and_nobody_uses_it() {
+        let objects = Objects::new(64);
+        let file = Arc::new(File::open("/dev/null").unwrap());
+        let handle = Handle::new(b"1");
+        let object = objects.insert(handle.clone(), (Kind::File, 1), Descriptor::Data(file.clone()));
+        objects.keep_open(&object, &Cred::root(), true, file.clone());
+        let other = objects.find(&handle).unwrap();
+        objects.close(&object);
+        assert!(objects.opened(&object, &Cred::root(), true).is_none());
+        assert!(Arc::ptr_eq(&objects.find(&handle).unwrap(), &object), "somebody uses it");
+        drop(other);
+        objects.close(&object);
+        assert!(objects.find(&handle).is_none());
+        drop(object);
+        assert_eq!(Arc::strong_count(&file), 1, "it is closed");
+    }
+
+    #[test]
+    fn what_is_held_by_data_is_put_away_when_it_is_idle() {
+        let objects = Objects::new(64);
+        let file = Arc::new(File::open("/dev/null").unwrap());
+        objects.insert(Handle::new(b"1"), (Kind::File, 1), Descriptor::Data(file.clone()));
+        let deadline = Instant::now() + Duration::from_secs(600);
+        while Arc::strong_count(&file) > 1 {
+            assert!(Instant::now() < deadline, "a file is not busy for long");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
 }

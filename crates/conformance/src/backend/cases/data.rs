@@ -3,7 +3,7 @@
 use buf::{FileRange, Piece, Rope};
 use bytes::Bytes;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use vfs::{NodeKind, Report, SetAttr, Stability, VfsError, Writer};
+use vfs::{NodeKind, PreAttr, Report, SetAttr, Stability, VfsError, Writer};
 
 use crate::backend::{Outcome, World, mode, name, rope, size};
 
@@ -115,6 +115,21 @@ pub fn ropes_of_many_pieces_are_written_in_order(w: &World) -> Outcome {
     let written = w.fs.write(&w.me(), &file, 77, &data, Stability::Unstable, Report::Attributes(Writer(1))).unwrap();
     assert_eq!(written.after.unwrap().size, 77 + data.len() as u64);
     assert_eq!(w.read(&file, 77, data.len()).unwrap(), data.to_bytes().unwrap());
+    Ok(())
+}
+
+pub fn a_write_reports_what_it_is_asked_for(w: &World) -> Outcome {
+    let file = w.file(&w.root(), "f");
+    let attr = || w.attr(&file);
+    let write = |report| w.fs.write(&w.me(), &file, 0, &rope(b"data"), Stability::Unstable, report).unwrap();
+    let silent = write(Report::Nothing);
+    assert_eq!((silent.before, silent.after), (None, None));
+    for writer in [1, 2, 1] {
+        let before = attr();
+        let written = write(Report::Attributes(Writer(writer)));
+        assert_eq!(written.before, Some(PreAttr::from(&before)), "somebody else has written before");
+        assert_eq!(written.after, Some(attr()));
+    }
     Ok(())
 }
 
