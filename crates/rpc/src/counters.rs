@@ -37,7 +37,7 @@ pub struct ProcedureStats {
     pub calls: u64,
     /// Calls that ended in an error of RPC.
     pub errors: u64,
-    /// Time of all calls, from their arrival until the reply was queued.
+    /// Time of all calls, from the turn of the connection in which they arrived to the end of that in which they were answered.
     pub total: Duration,
     buckets: [u64; BUCKETS],
 }

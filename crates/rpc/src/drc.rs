@@ -128,9 +128,8 @@ impl Drc {
         DrcKey { xid, client: peer.ip(), program, version, procedure, checksum: hasher.finish() }
     }
 
-    /// Decides what to do with a call.
-    pub fn admit(self: &Arc<Self>, key: DrcKey) -> Admission {
-        let now = Instant::now();
+    /// Decides what to do with a call that has arrived now.
+    pub fn admit(self: &Arc<Self>, key: DrcKey, now: Instant) -> Admission {
         let mut shard = self.shard(&key).lock();
         let shard = &mut *shard;
         shard.expire(now, self.options.age_max);
@@ -170,28 +169,28 @@ impl Drc {
         &self.shards[(self.hasher.hash_one(key) as usize) % SHARDS]
     }
 
-    fn finish(&self, key: &DrcKey, executed: Option<&Executed>) {
+    fn finish(&self, key: &DrcKey, executed: Option<(&Executed, Instant)>) {
         let mut shard = self.shard(key).lock();
         let Some(Entry::InProgress(waiters)) = shard.entries.remove(key) else {
             unreachable!("an execution has its entry")
         };
-        let Some(executed) = executed else { return };
+        let Some((executed, now)) = executed else { return };
         for waiter in waiters {
             let _ = waiter.send(executed.clone());
         }
         let len = executed.len();
         if len <= self.options.reply_max {
-            shard.keep(*key, executed.clone(), len + ENTRY_COST);
+            shard.keep(*key, (executed.clone(), now), len + ENTRY_COST);
             shard.shrink(self.options.entries_max / SHARDS, self.options.bytes_max / SHARDS);
         }
     }
 }
 
 impl Execution {
-    /// The call has been executed; `None` if there is no reply, and a copy of the call is to be executed.
-    pub fn finish(mut self, executed: Option<&Executed>) {
+    /// The call has been executed, by now; `None` if there is no reply, and a copy of the call is to be executed.
+    pub fn finish(mut self, executed: Option<&Executed>, now: Instant) {
         self.finished = true;
-        self.drc.finish(&self.key, executed);
+        self.drc.finish(&self.key, executed.map(|executed| (executed, now)));
     }
 }
 
@@ -204,10 +203,10 @@ impl Drop for Execution {
 }
 
 impl Shard {
-    fn keep(&mut self, key: DrcKey, executed: Executed, cost: usize) {
+    fn keep(&mut self, key: DrcKey, (executed, since): (Executed, Instant), cost: usize) {
         self.serial += 1;
         self.bytes += cost;
-        self.entries.insert(key, Entry::Done { executed, cost, serial: self.serial, since: Instant::now() });
+        self.entries.insert(key, Entry::Done { executed, cost, serial: self.serial, since });
         self.order.push_back((key, self.serial));
     }
 
@@ -278,8 +277,8 @@ mod tests {
     }
 
     fn execute(drc: &Arc<Drc>, key: DrcKey, len: usize) {
-        match drc.admit(key) {
-            Admission::Execute(execution) => execution.finish(Some(&results(len))),
+        match drc.admit(key, Instant::now()) {
+            Admission::Execute(execution) => execution.finish(Some(&results(len)), Instant::now()),
             other => panic!("{other:?}"),
         }
     }
@@ -288,11 +287,13 @@ mod tests {
     async fn a_copy_waits_while_the_first_is_executed_and_is_replayed_afterwards() {
         let drc = Drc::new(DrcOptions::default());
         let key = |port| key(&drc, 1, port, b"body");
-        let Admission::Execute(execution) = drc.admit(key(700)) else { panic!() };
-        let Admission::Wait(waiting) = drc.admit(key(701)) else { panic!("another port is the same caller") };
-        execution.finish(Some(&results(20)));
+        let Admission::Execute(execution) = drc.admit(key(700), Instant::now()) else { panic!() };
+        let Admission::Wait(waiting) = drc.admit(key(701), Instant::now()) else {
+            panic!("another port is the same caller")
+        };
+        execution.finish(Some(&results(20)), Instant::now());
         assert_eq!(waiting.await.unwrap().len(), 20);
-        let Admission::Replay(replayed) = drc.admit(key(702)) else { panic!() };
+        let Admission::Replay(replayed) = drc.admit(key(702), Instant::now()) else { panic!() };
         assert_eq!(replayed.len(), 20);
     }
 
@@ -306,7 +307,7 @@ mod tests {
         execute(&drc, key(&drc, 3, 1, &long), 4);
         execute(&drc, key(&drc, 3, 1, &long[..299]), 4);
         long[299] = 8;
-        let beyond = drc.admit(key(&drc, 3, 1, &long));
+        let beyond = drc.admit(key(&drc, 3, 1, &long), Instant::now());
         assert!(matches!(beyond, Admission::Replay(_)), "only the first bytes are looked at");
     }
 
@@ -325,8 +326,8 @@ mod tests {
     async fn an_execution_that_is_given_up_is_forgotten() {
         let drc = Drc::new(DrcOptions::default());
         let key = key(&drc, 1, 1, b"");
-        let execution = drc.admit(key);
-        let Admission::Wait(waiting) = drc.admit(key) else { panic!() };
+        let execution = drc.admit(key, Instant::now());
+        let Admission::Wait(waiting) = drc.admit(key, Instant::now()) else { panic!() };
         drop(execution);
         waiting.await.expect_err("nothing to wait for");
         assert!(drc.is_empty());
@@ -337,10 +338,10 @@ mod tests {
     fn copies_that_wait_are_bounded() {
         let drc = Drc::new(DrcOptions::default());
         let key = key(&drc, 1, 1, b"");
-        let _first = drc.admit(key);
-        let waiting: Vec<_> = (0..WAITERS_MAX).map(|_| drc.admit(key)).collect();
+        let _first = drc.admit(key, Instant::now());
+        let waiting: Vec<_> = (0..WAITERS_MAX).map(|_| drc.admit(key, Instant::now())).collect();
         assert!(waiting.iter().all(|admission| matches!(admission, Admission::Wait(_))));
-        assert!(matches!(drc.admit(key), Admission::Drop));
+        assert!(matches!(drc.admit(key, Instant::now()), Admission::Drop));
     }
 
     #[test]
@@ -349,11 +350,11 @@ mod tests {
         let drc = Drc::new(DrcOptions { entries_max, bytes_max: SHARDS << 20, ..DrcOptions::default() });
         for xid in 0..10_000 {
             execute(&drc, key(&drc, xid, 1, b""), 100);
-            let first = drc.admit(key(&drc, 0, 1, b""));
+            let first = drc.admit(key(&drc, 0, 1, b""), Instant::now());
             assert!(matches!(first, Admission::Replay(_)), "used all the time");
         }
         assert!(drc.len() <= entries_max);
-        assert!(matches!(drc.admit(key(&drc, 9999, 1, b"")), Admission::Replay(_)));
+        assert!(matches!(drc.admit(key(&drc, 9999, 1, b""), Instant::now()), Admission::Replay(_)));
         assert!(drc.shards.iter().all(|shard| shard.lock().order.len() <= 2 * 64 + 17));
         for xid in 10_000..11_000 {
             execute(&drc, key(&drc, xid, 1, b""), 60_000);
@@ -368,7 +369,7 @@ mod tests {
         let drc = Drc::new(DrcOptions { age_max: Duration::from_secs(10), ..DrcOptions::default() });
         execute(&drc, key(&drc, 1, 1, b""), 4);
         tokio::time::advance(Duration::from_secs(9)).await;
-        assert!(matches!(drc.admit(key(&drc, 1, 1, b"")), Admission::Replay(_)));
+        assert!(matches!(drc.admit(key(&drc, 1, 1, b""), Instant::now()), Admission::Replay(_)));
         tokio::time::advance(Duration::from_secs(2)).await;
         execute(&drc, key(&drc, 1, 1, b""), 4);
     }

@@ -19,11 +19,13 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
-    time::Instant,
 };
 
 use futures_util::{StreamExt, stream::FuturesUnordered};
-use tokio::sync::{oneshot, watch};
+use tokio::{
+    sync::{oneshot, watch},
+    time::Instant,
+};
 use xdr::{Decoder, Encode, Encoder, Message};
 
 use crate::{
@@ -33,7 +35,7 @@ use crate::{
     counters::ProcedureStats,
     drc::{Admission, Drc, DrcOptions, Execution},
     idle::Idle,
-    programs::Programs,
+    programs::{Programs, Target},
     security::{
         Accepted, Authentication, Claim, ConnectionIdentity, Executed, Flavors, Reply, ServerFlavor, Tampered, Verdict,
         unwrap_arguments,
@@ -191,7 +193,7 @@ impl Server {
     ) -> TransportError {
         let connection = Served::new(&self.programs, &transport, &self.hosts);
         let mut drained = std::pin::pin!(drain.wait());
-        let mut serving = Serving::new(self, &*transport, |call| self.execute(&connection, &transport, call));
+        let mut serving = Serving::new(self, &*transport, |call| self.answer(&connection, &transport, call));
         serving.tell = tell;
         place.iter_mut().for_each(Place::expect_call);
         serving.place = place;
@@ -204,16 +206,21 @@ impl Server {
         .await
     }
 
-    /// Executes one call, from its header to its reply.
-    async fn execute(&self, connection: &Served<'_>, transport: &Arc<dyn Transport>, incoming: IncomingCall) {
-        let started = Instant::now();
+    /// Answers one call, which has arrived at this time. Returns the procedure if one was executed.
+    async fn answer(
+        &self,
+        connection: &Served<'_>,
+        transport: &Arc<dyn Transport>,
+        (incoming, arrived): (IncomingCall, Instant),
+    ) -> Option<Answered> {
         let IncomingCall { message, token, peer } = incoming;
         let mut arguments = Decoder::new(&message);
         let header = match CallHeader::decode(&mut arguments) {
             Ok(header) => header,
             Err(error) => {
                 tracing::debug!(%peer, ?error, "a call header that is not understood");
-                return send(&**transport, token, error.reply());
+                send(&**transport, token, error.reply());
+                return None;
             }
         };
         let identity = ConnectionIdentity::new(connection.id, &**transport);
@@ -225,7 +232,10 @@ impl Server {
         };
         let Accepted { caller, protection } = match verdict {
             Verdict::Accepted(accepted) => accepted,
-            refused => return send(&**transport, token, reply_to_refused(&header, peer, refused)),
+            refused => {
+                send(&**transport, token, reply_to_refused(&header, peer, refused));
+                return None;
+            }
         };
         let protection = protection.as_deref();
         let reply = Reply { xid: header.xid, protection, message_max: transport.caps().message_max };
@@ -239,7 +249,8 @@ impl Server {
                 Ok(unwrapped) => clear = unwrapped,
                 Err(Tampered) => {
                     tracing::debug!(%peer, "arguments that do not verify");
-                    return send(token, Some(Executed::Failed(AcceptStat::GarbageArgs)));
+                    send(token, Some(Executed::Failed(AcceptStat::GarbageArgs)));
+                    return None;
                 }
             }
             arguments = Decoder::new(&clear);
@@ -249,33 +260,46 @@ impl Server {
             Err(stat) => {
                 tracing::debug!(%peer, program = header.program, version = header.version, procedure = header.procedure,
                     ?stat, "a call that is not executed");
-                return send(token, Some(not_found(&header, stat)));
+                send(token, Some(not_found(&header, stat)));
+                return None;
             }
         };
         let mut execution = None;
         if !service.is_idempotent(&target.procedure, &arguments) && self.remembers(connection, peer) {
             let len = arguments.message_len() - arguments.position();
             let key = self.drc.key(&header, (&caller, peer), &arguments.clone().take_rest(), len);
-            execution = match self.drc.admit(key) {
-                Admission::Execute(execution) => Some(execution),
-                Admission::Replay(executed) => return send(token, Some(executed)),
-                Admission::Wait(executed) => return send(token, executed.await.ok()),
-                Admission::Drop => return transport.forget(token),
-            };
+            match self.drc.admit(key, arrived) {
+                Admission::Execute(admitted) => execution = Some(admitted),
+                Admission::Replay(executed) => {
+                    send(token, Some(executed));
+                    return None;
+                }
+                Admission::Wait(executed) => {
+                    send(token, executed.await.ok());
+                    return None;
+                }
+                Admission::Drop => {
+                    transport.forget(token);
+                    return None;
+                }
+            }
         }
         let CallHeader { xid, version, procedure, .. } = header;
         let (caller, is_wrapped, connection) = (&caller, wrapping.is_some(), connection.id);
         let call = Call { xid, version, procedure, caller, is_wrapped, peer, connection, transport, arguments };
-        let result = Guarded::new(service, call).await.unwrap_or_else(|panic| {
+        let (result, has_waited) = Guarded::new(service, call).await;
+        let result = result.unwrap_or_else(|panic| {
             tracing::error!(%peer, procedure = target.procedure.name, panic, "a service has panicked");
             Err(AcceptError::SystemErr)
         });
-        self.programs.count(target, started.elapsed(), result.is_ok());
+        let answered = Answered { target, arrived, ok: result.is_ok() };
         let executed = Executed::of(result);
         if let Some(execution) = execution {
-            Execution::finish(execution, executed.as_ref());
+            let now = if has_waited { Instant::now() } else { arrived };
+            Execution::finish(execution, executed.as_ref(), now);
         }
         send(token, executed);
+        Some(answered)
     }
 
     /// Whether the duplicate request cache remembers calls of this peer: hosts that are not served in full must not push out
@@ -360,11 +384,25 @@ fn send(transport: &dyn Transport, token: ReplyToken, reply: Option<Message>) {
     }
 }
 
+/// A procedure that was executed.
+struct Answered {
+    target: Target,
+    arrived: Instant,
+    ok: bool,
+}
+
 /// One connection being served. `F` is the future of one call, made by `M`.
+///
+/// The clock is read when the first call of a turn arrives, and at the end of the turn. A reading costs as much as decoding a small call,
+/// and the calls of one turn arrive together and are answered together.
 struct Serving<'a, F, M> {
     server: &'a Server,
     transport: &'a dyn Transport,
-    execute: M,
+    answer: M,
+    /// The time of this turn.
+    now: Option<Instant>,
+    /// The calls that were answered in this turn.
+    answered: Vec<Answered>,
     running: FuturesUnordered<Running<F>>,
     /// Bytes of the messages of calls in progress.
     bytes: usize,
@@ -383,14 +421,16 @@ type Slot<F> = Pin<Box<Option<F>>>;
 
 impl<'a, F, M> Serving<'a, F, M>
 where
-    F: Future<Output = ()>,
-    M: Fn(IncomingCall) -> F,
+    F: Future<Output = Option<Answered>>,
+    M: Fn((IncomingCall, Instant)) -> F,
 {
-    fn new(server: &'a Server, transport: &'a dyn Transport, execute: M) -> Self {
+    fn new(server: &'a Server, transport: &'a dyn Transport, answer: M) -> Self {
         Self {
             server,
             transport,
-            execute,
+            answer,
+            now: None,
+            answered: Vec::new(),
             running: FuturesUnordered::new(),
             bytes: 0,
             spare: Vec::new(),
@@ -409,9 +449,11 @@ where
         let Some(peer) = self.place.as_ref().and_then(Place::shared_peer) else {
             return self.poll_turns(cx, TURNS_MAX);
         };
-        let turn = ready!(Turn::begin(peer, Instant::now(), cx));
+        let began = Instant::now();
+        let turn = ready!(Turn::begin(peer, began.into_std(), cx));
+        self.now = Some(began);
         let polled = self.poll_turns(cx, 1);
-        turn.end(Instant::now());
+        turn.end(Instant::now().into_std());
         polled
     }
 
@@ -426,6 +468,7 @@ where
             }
             let called = self.poll_transport(cx);
             let finished = self.poll_running(cx);
+            self.end_turn();
             if self.running.is_empty()
                 && let Some(error) = &self.over
             {
@@ -446,6 +489,19 @@ where
                 return Poll::Pending;
             }
         }
+    }
+
+    /// Counts the calls that were answered in this turn. Their time ends now, when their replies have left.
+    fn end_turn(&mut self) {
+        self.now = None;
+        if self.answered.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for Answered { target, arrived, ok } in self.answered.drain(..) {
+            self.server.programs.count(target, now.duration_since(arrived), ok);
+        }
+        self.answered.shrink_to(SPARE_MAX);
     }
 
     /// Closes the connection if nobody has used it for long; whether that is so.
@@ -512,10 +568,14 @@ where
         }
         let mut slot = self.spare.pop().unwrap_or_else(|| Box::pin(None));
         let bytes = call.message.len();
-        slot.set(Some((self.execute)(call)));
+        let arrived = *self.now.get_or_insert_with(Instant::now);
+        slot.set(Some((self.answer)((call, arrived))));
         let mut running = Running { slot: Some(slot), bytes };
         match Pin::new(&mut running).poll(cx) {
-            Poll::Ready((slot, _)) => self.spare.push(slot),
+            Poll::Ready((slot, _, answered)) => {
+                self.spare.push(slot);
+                self.answered.extend(answered);
+            }
             Poll::Pending => {
                 self.bytes += bytes;
                 self.running.push(running);
@@ -530,8 +590,9 @@ where
     /// Goes on with calls in progress; false if none was finished.
     fn poll_running(&mut self, cx: &mut Context<'_>) -> bool {
         let mut finished = false;
-        while let Poll::Ready(Some((slot, bytes))) = self.running.poll_next_unpin(cx) {
+        while let Poll::Ready(Some((slot, bytes, answered))) = self.running.poll_next_unpin(cx) {
             finished = true;
+            self.answered.extend(answered);
             self.bytes -= bytes;
             if self.spare.len() < SPARE_MAX {
                 self.spare.push(slot);
@@ -541,44 +602,53 @@ where
     }
 }
 
-/// A call in progress; gives its box back, and the length of its message.
+/// A call in progress; gives its box back, the length of its message, and the procedure if one was executed.
 struct Running<F> {
     slot: Option<Slot<F>>,
     bytes: usize,
 }
 
-impl<F: Future<Output = ()>> Future for Running<F> {
-    type Output = (Slot<F>, usize);
+impl<F: Future<Output = Option<Answered>>> Future for Running<F> {
+    type Output = (Slot<F>, usize, Option<Answered>);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let slot = self.slot.as_mut().expect("polled after completion");
-        ready!(slot.as_mut().as_pin_mut().expect("a running call is in its box").poll(cx));
+        let answered = ready!(slot.as_mut().as_pin_mut().expect("a running call is in its box").poll(cx));
         slot.set(None);
-        Poll::Ready((self.slot.take().expect("checked above"), self.bytes))
+        Poll::Ready((self.slot.take().expect("checked above"), self.bytes, answered))
     }
 }
 
-/// A service's future, whose panics are results.
-struct Guarded<'a>(Result<BoxFuture<'a, Result<Message, AcceptError>>, String>);
+/// A service's future, whose panics are results; and whether it had to be waited for.
+struct Guarded<'a> {
+    future: Result<BoxFuture<'a, Result<Message, AcceptError>>, String>,
+    has_waited: bool,
+}
 
 impl<'a> Guarded<'a> {
     fn new(service: &'a dyn Service, call: Call<'a>) -> Self {
-        Self(catch_unwind(AssertUnwindSafe(|| service.call(call))).map_err(describe))
+        let future = catch_unwind(AssertUnwindSafe(|| service.call(call))).map_err(describe);
+        Self { future, has_waited: false }
     }
 }
 
 impl Future for Guarded<'_> {
-    type Output = Result<Result<Message, AcceptError>, String>;
+    type Output = (Result<Result<Message, AcceptError>, String>, bool);
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.0 {
-            Err(panic) => Poll::Ready(Err(std::mem::take(panic))),
+        let result = match &mut self.future {
+            Err(panic) => Err(std::mem::take(panic)),
             // Unwind safe: after a panic the future is not polled again, only dropped.
             Ok(future) => match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-                Ok(polled) => polled.map(Ok),
-                Err(panic) => Poll::Ready(Err(describe(panic))),
+                Ok(Poll::Ready(result)) => Ok(result),
+                Ok(Poll::Pending) => {
+                    self.has_waited = true;
+                    return Poll::Pending;
+                }
+                Err(panic) => Err(describe(panic)),
             },
-        }
+        };
+        Poll::Ready((result, self.has_waited))
     }
 }
 

@@ -11,7 +11,7 @@ use server::{
     config::{BackendSettings, Backends, Opening, Settings, Tree},
 };
 use vfs::{
-    Caller, CreateMode, Cred, Name, SetAttr, Stability, Vfs,
+    Caller, CreateMode, Cred, Name, Report, SetAttr, Stability, Vfs,
     memory::{Memory, MemoryOptions},
 };
 
@@ -23,7 +23,7 @@ fn note(settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Tree> {
     let caller = Caller::blocking(&root);
     let file = tree.create(&caller, &tree.root(), name, &CreateMode::Guarded(SetAttr::default()));
     let file = file.map_err(io::Error::other)?.handle;
-    tree.write(&caller, &file, 0, &bytes::Bytes::from(text).into(), Stability::Unstable, false)
+    tree.write(&caller, &file, 0, &bytes::Bytes::from(text).into(), Stability::Unstable, Report::Nothing)
         .map_err(io::Error::other)?;
     Ok(Tree::volatile(Arc::new(tree)))
 }

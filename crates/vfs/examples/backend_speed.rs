@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use buf::{Pool, Rope};
 use vfs::{
-    Caller, CreateMode, Cred, Handle, Name, SetAttr, Stability, Vfs,
+    Caller, CreateMode, Cred, Handle, Name, Report, SetAttr, Stability, Vfs, Writer,
     memory::{Memory, MemoryOptions},
     posix::{Posix, PosixOptions},
 };
@@ -31,7 +31,8 @@ fn measure(title: &str, fs: &dyn Vfs) {
     block.fill(1);
     let block = Rope::from(block.freeze());
     for i in 0..BLOCKS {
-        fs.write(&caller, &file, i << 17, &block, Stability::Unstable, true).expect("room for 64 MiB");
+        fs.write(&caller, &file, i << 17, &block, Stability::Unstable, Report::Attributes(Writer(1)))
+            .expect("room for 64 MiB");
     }
     let small = block.slice(0, 4096);
     let mut into = vec![0; 4096];
@@ -63,7 +64,7 @@ fn read(fs: &dyn Vfs, caller: &Caller<'_>, file: &Handle, pool: &Pool, offset: u
 }
 
 fn write(fs: &dyn Vfs, caller: &Caller<'_>, file: &Handle, offset: u64, data: &Rope) {
-    fs.write(caller, file, offset, data, Stability::Unstable, true).expect("written");
+    fs.write(caller, file, offset, data, Stability::Unstable, Report::Attributes(Writer(1))).expect("written");
 }
 
 fn report(what: &str, times: u64, mut run: impl FnMut(u64)) {

@@ -11,7 +11,7 @@ use foldhash::quality::FixedState;
 
 use crate::{
     Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Kind, Name, NodeKind, Read,
-    ReadDir, ReadInto, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, Written, XattrMode,
+    ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, Written, XattrMode,
 };
 
 /// A layer over a back end.
@@ -101,7 +101,7 @@ impl<I: Interpose> Vfs for Interposed<I> {
         fn permits(object: &Handle, wanted: Rights) -> Rights, by (object, wanted);
         fn readlink(link: &Handle) -> (Bytes, Attr), by link;
         fn read(file: &Handle, offset: u64, len: usize, pool: &Pool, ranges: bool) -> Read, by (file, offset, len);
-        fn write(file: &Handle, offset: u64, data: &Rope, stability: Stability, with_change: bool) -> Written,
+        fn write(file: &Handle, offset: u64, data: &Rope, stability: Stability, report: Report) -> Written,
             by (file, offset, data.len(), stability);
         fn commit(file: &Handle, offset: u64, len: u64) -> Change, by (file, offset, len);
         fn create(dir: &Handle, name: &Name, mode: &CreateMode) -> Created, by (dir, name, mode);

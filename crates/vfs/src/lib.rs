@@ -129,8 +129,8 @@ pub trait Vfs: Send + Sync + 'static {
     }
 
     /// Writes all of `data` at `offset`. A caller who owns the file may write it whatever its mode says. The backend may
-    /// keep pieces of `data` instead of copying them. It reports the file before and after only `with_change`, because attributes can
-    /// cost as much as a small write.
+    /// keep pieces of `data` instead of copying them. It reports attributes only as far as `report` asks for them, because they can cost as
+    /// much as a small write.
     ///
     /// # Errors
     /// `NoSpace`, `FileTooBig`, `Quota`, …; the first bytes may have been written.
@@ -141,7 +141,7 @@ pub trait Vfs: Send + Sync + 'static {
         offset: u64,
         data: &Rope,
         stability: Stability,
-        with_change: bool,
+        report: Report,
     ) -> Result<Written>;
 
     /// Makes earlier writes to the range durable; `len` 0 means to the end.

@@ -363,9 +363,25 @@ pub enum Stability {
 pub struct Written {
     /// How durable the data is, at least as asked.
     pub stability: Stability,
-    /// The file before and after, if the caller asked for it.
-    pub change: Option<Change>,
+    /// The file before, if the caller asked for it: see [`Report::Attributes`].
+    pub before: Option<PreAttr>,
+    /// The file afterwards, if the caller asked for it.
+    pub after: Option<Attr>,
 }
+
+/// What [`Vfs::write`](crate::Vfs::write) reports of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Report {
+    /// Nothing.
+    Nothing,
+    /// The attributes after the write, and those before it. Those before can be missing if this writer knows them, because its own writes
+    /// were the only changes of the file lately, and each of them was reported.
+    Attributes(Writer),
+}
+
+/// Tells apart who writes, as far as one does not hear what another one is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Writer(pub u128);
 
 /// What [`Vfs::seek`](crate::Vfs::seek) looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use proptest::{prelude::*, sample::select};
 use smallvec::SmallVec;
 use vfs::{
-    Attr, Caller, CreateMode, Cred, Handle, Kind, Name, NodeKind, Rights, SetAttr, Stability, Vfs, VfsError,
+    Attr, Caller, CreateMode, Cred, Handle, Kind, Name, NodeKind, Report, Rights, SetAttr, Stability, Vfs, VfsError,
+    Writer,
     memory::{Memory, MemoryOptions},
     posix::{Posix, PosixOptions},
 };
@@ -179,8 +180,15 @@ impl Side {
             Op::Resize(who, at, len) => set(who, at, size(len)),
             Op::Write(who, at, offset, len) => {
                 let data = Rope::from(Bytes::from((0..len).map(|i| (i ^ offset as usize) as u8).collect::<Vec<_>>()));
-                let written = fs.write(&by(who), &self.find(at)?, offset, &data, Stability::Unstable, true)?;
-                Ok(Came::Object(seen(&written.change.unwrap().after)))
+                let written = fs.write(
+                    &by(who),
+                    &self.find(at)?,
+                    offset,
+                    &data,
+                    Stability::Unstable,
+                    Report::Attributes(Writer(1)),
+                )?;
+                Ok(Came::Object(seen(&written.after.unwrap())))
             }
             Op::Read(who, at, offset, len) => {
                 let read = fs.read(&by(who), &self.find(at)?, offset, len, &self.pool, false)?;

@@ -3,7 +3,7 @@
 use buf::{Pool, PoolOptions, Rope};
 use bytes::Bytes;
 use vfs::{
-    Caller, CreateMode, Cred, Handle, Name, SetAttr, Stability, Vfs, VfsError,
+    Caller, CreateMode, Cred, Handle, Name, Report, SetAttr, Stability, Vfs, VfsError, Writer,
     memory::{Memory, MemoryOptions},
 };
 
@@ -21,7 +21,8 @@ fn create(fs: &Memory, name: &str) -> vfs::Result<Handle> {
 fn write(fs: &Memory, file: &Handle, offset: u64, data: impl Into<Bytes>) -> vfs::Result<()> {
     let root = Cred::root();
     let caller = Caller::nonblocking(&root);
-    fs.write(&caller, file, offset, &Rope::from(data.into()), Stability::FileSync, true).map(drop)
+    fs.write(&caller, file, offset, &Rope::from(data.into()), Stability::FileSync, Report::Attributes(Writer(1)))
+        .map(drop)
 }
 
 fn free(fs: &Memory) -> u64 {

@@ -12,7 +12,7 @@ use std::{
 use buf::{Pool, Rope};
 use bytes::Bytes;
 use vfs::{
-    Caller, CreateMode, Cred, Handle, Name, Result, SetAttr, Stability, Vfs, VfsError,
+    Caller, CreateMode, Cred, Handle, Name, Report, Result, SetAttr, Stability, Vfs, VfsError, Writer,
     posix::{Handles, Posix, PosixOptions},
 };
 
@@ -276,7 +276,7 @@ fn who_must_not_wait_is_told_and_nothing_happens() {
     assert!(place.export.join("f").exists() && !place.export.join("new").exists());
     let file = place.walk(&fs, "f").unwrap();
     let data = Rope::from(Bytes::from_static(b"x"));
-    let written = fs.write(&waitless, &file, 0, &data, Stability::Unstable, true);
+    let written = fs.write(&waitless, &file, 0, &data, Stability::Unstable, Report::Attributes(Writer(1)));
     assert_eq!(written.unwrap_err(), VfsError::WouldBlock);
     // What is at hand needs no waiting.
     fs.getattr(&waitless, &file).unwrap();
@@ -366,7 +366,8 @@ fn a_thread_that_keeps_its_credentials_does_nothing_as_another_and_all_else() {
             assert_eq!(fs.create(&other, &root, at("new"), &mode).unwrap_err(), VfsError::WouldBlock);
             assert_eq!(fs.remove(&other, &root, at("f")).unwrap_err(), VfsError::WouldBlock);
             assert_eq!(read(&other).unwrap_err(), VfsError::WouldBlock);
-            let written = fs.write(&place.caller(), &file, 0, &data, Stability::Unstable, true);
+            let written =
+                fs.write(&place.caller(), &file, 0, &data, Stability::Unstable, Report::Attributes(Writer(1)));
             written.expect("root is who the thread is");
             fs.getattr(&other, &file).unwrap();
         });
@@ -395,7 +396,7 @@ fn few_descriptors_suffice() {
             .map(|i| {
                 let file = fs.create(&caller, &fs.root(), at(&format!("f{i}")), &mode).unwrap().handle;
                 let data = Rope::from(Bytes::from(i.to_string()));
-                fs.write(&caller, &file, 0, &data, Stability::Unstable, true).unwrap();
+                fs.write(&caller, &file, 0, &data, Stability::Unstable, Report::Attributes(Writer(1))).unwrap();
                 file
             })
             .collect();
@@ -417,7 +418,7 @@ fn idle_files_are_closed() {
     let file = place.walk(&fs, "f").unwrap();
     let data = Rope::from(Bytes::from_static(b"x"));
     let begun = Instant::now();
-    fs.write(&place.caller(), &file, 0, &data, Stability::Unstable, true).unwrap();
+    fs.write(&place.caller(), &file, 0, &data, Stability::Unstable, Report::Attributes(Writer(1))).unwrap();
     let open_for_data = || {
         let open = fs::read_dir("/proc/self/fdinfo").unwrap().flatten();
         let open = open.filter(|fd| {
@@ -468,10 +469,11 @@ fn the_change_attribute_does_not_go_back_when_the_server_restarts() {
     let place = Place::new();
     let data = |byte: u8| Rope::from(Bytes::from(vec![byte]));
     let written = |fs: &Posix, file: &Handle, byte| {
-        let written =
-            fs.write(&place.caller(), file, 0, &data(byte), Stability::Unstable, true).unwrap().change.unwrap();
-        assert!(written.before.change < written.after.change);
-        written.after.change
+        let report = Report::Attributes(Writer(1));
+        let written = fs.write(&place.caller(), file, 0, &data(byte), Stability::Unstable, report).unwrap();
+        let after = written.after.unwrap().change;
+        assert!(written.before.is_none_or(|before| before.change < after));
+        after
     };
     fs::write(place.export.join("f"), b"").unwrap();
     fs::write(place.export.join("idle"), b"").unwrap();

@@ -100,6 +100,7 @@ macro_rules! __backend_cases {
                 offsets_beyond_four_gigabytes_work
                 offsets_beyond_the_largest_file_are_refused
                 an_empty_write_changes_nothing
+                a_write_reports_what_it_is_asked_for
                 ropes_of_many_pieces_are_written_in_order
                 only_files_have_data
                 lent_data_is_what_was_read

@@ -6,7 +6,8 @@ use buf::{Pool, Rope};
 use bytes::Bytes;
 use smallvec::SmallVec;
 use vfs::{
-    Attr, Caller, Change, CreateMode, Created, Cred, Handle, Name, Result, SetAttr, Stability, Vfs, pending::Driven,
+    Attr, Caller, Change, CreateMode, Created, Cred, Handle, Name, Report, Result, SetAttr, Stability, Vfs, Writer,
+    pending::Driven,
 };
 
 /// A file system under test, with the facts that the cases need about it.
@@ -146,8 +147,15 @@ impl World {
     /// # Errors
     /// As the operation.
     pub fn write_as(&self, cred: &Cred, file: &Handle, offset: u64, data: &[u8]) -> Result<Attr> {
-        let written = self.fs.write(&caller(cred), file, offset, &rope(data), Stability::Unstable, true)?;
-        Ok(written.change.expect("the change was asked for").after)
+        let written = self.fs.write(
+            &caller(cred),
+            file,
+            offset,
+            &rope(data),
+            Stability::Unstable,
+            Report::Attributes(Writer(1)),
+        )?;
+        Ok(written.after.expect("the attributes were asked for"))
     }
 
     /// Reads up to `len` bytes at `offset`.

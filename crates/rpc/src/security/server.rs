@@ -134,6 +134,8 @@ impl Flavors {
     }
 
     /// Decides about a transmission.
+    // Inline: AUTH_NONE and AUTH_SYS need nothing of the claim but the credential.
+    #[inline]
     pub fn authenticate<'a>(&'a self, claim: Claim<'a>) -> Authentication<'a> {
         let number = claim.header.credential.flavor;
         if matches!(number, AUTH_NONE | AUTH_SYS) {
@@ -146,7 +148,12 @@ impl Flavors {
                 (Err(stat), _) => Verdict::Denied(stat),
             });
         }
-        match self.0.iter().find(|flavor| flavor.flavor() == number) {
+        self.authenticate_by_flavor(claim)
+    }
+
+    #[inline(never)]
+    fn authenticate_by_flavor<'a>(&'a self, claim: Claim<'a>) -> Authentication<'a> {
+        match self.0.iter().find(|flavor| flavor.flavor() == claim.header.credential.flavor) {
             Some(flavor) => flavor.authenticate(claim),
             None => Authentication::Ready(Verdict::Denied(AuthStat::RejectedCred)),
         }
@@ -180,6 +187,7 @@ pub(crate) struct Reply<'a> {
 
 impl Reply<'_> {
     /// The message of one transmission; none if nothing may be sent.
+    #[inline]
     pub fn transmission(&self, executed: Executed) -> Option<Message> {
         let Some(protection) = self.protection else {
             return Some(match executed {
@@ -195,6 +203,7 @@ impl Reply<'_> {
         protected.ok()
     }
 
+    #[inline(never)]
     fn protect(&self, protection: &dyn Protection, executed: Executed) -> Result<Message, Tampered> {
         let verifier = protection.verifier()?;
         let results = match executed {

@@ -2,12 +2,14 @@
 //!
 //! Data is not copied here: READ passes on what the file system lends or fills, WRITE hands it the call's payload.
 
-use nfs::v3::{CommitArgs, CommitOk, Nfsstat3, ReadArgs, StableHow, WriteArgs, WriteOk};
-use vfs::Stability;
+use std::net::IpAddr;
+
+use nfs::v3::{CommitArgs, CommitOk, Nfsstat3, ReadArgs, StableHow, WccData, WriteArgs, WriteOk};
+use vfs::{Report, Stability, Writer};
 use xdr::{Encode, Encoder};
 
 use super::{
-    answers,
+    answers, attr,
     object::{post_op, post_wcc, with},
 };
 use crate::{
@@ -61,20 +63,32 @@ fn write(cx: &Context<'_>, args: &WriteArgs, out: &mut Encoder) -> Result<Nfssta
         let vfs = file.writable()?.vfs();
         let _changing = cx.before_change(file, None)?;
         let verf = vfs.write_verifier();
-        let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, true)?;
+        let report = Report::Attributes(writer(cx.peer.ip()));
+        let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, report)?;
         let committed = match written.stability {
             Stability::Unstable => StableHow::Unstable,
             Stability::DataSync => StableHow::DataSync,
             Stability::FileSync => StableHow::FileSync,
         };
         Ok(WriteOk {
-            file_wcc: written.change.map(|change| file.wcc(&change)).unwrap_or_default(),
+            file_wcc: WccData {
+                before: written.before.as_ref().map(attr::wcc_attr),
+                after: written.after.as_ref().map(|after| file.fattr(after)),
+            },
             count: data.len() as u32,
             committed,
             verf,
         })
     });
     encode_result(out, result, || post_wcc(&file))
+}
+
+/// A host hears the replies to all of its calls.
+fn writer(host: IpAddr) -> Writer {
+    Writer(match host {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().into(),
+        IpAddr::V6(ip) => ip.into(),
+    })
 }
 
 fn commit(cx: &Context<'_>, args: &CommitArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {

@@ -21,8 +21,8 @@ use server::{
     recovery::Recovery,
 };
 use vfs::{
-    Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Name, NodeKind, ReadInto, Result,
-    Rights, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
+    Attr, Caller, Change, CreateMode, Created, Cred, DirEntry, FsCaps, Handle, Name, NodeKind, ReadInto, Report,
+    Result, Rights, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
 };
 use xdr::Message;
 
@@ -126,7 +126,7 @@ impl Vfs for Slow {
         fn readlink(link: &Handle) -> Result<(bytes::Bytes, Attr)>;
         fn read_into(file: &Handle, offset: u64, into: &mut [u8]) -> Result<ReadInto>;
         fn read(file: &Handle, offset: u64, len: usize, pool: &Pool, ranges: bool) -> Result<vfs::Read>;
-        fn write(file: &Handle, offset: u64, data: &Rope, stability: Stability, with_change: bool) -> Result<Written>;
+        fn write(file: &Handle, offset: u64, data: &Rope, stability: Stability, report: Report) -> Result<Written>;
         fn commit(file: &Handle, offset: u64, len: u64) -> Result<Change>;
         fn create(dir: &Handle, name: &Name, mode: &CreateMode) -> Result<Created>;
         fn mkdir(dir: &Handle, name: &Name, set: &SetAttr) -> Result<Created>;

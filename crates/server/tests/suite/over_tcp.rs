@@ -74,6 +74,10 @@ async fn a_megabyte_goes_there_and_back() {
     assert_eq!(read.count, 1 << 20);
     assert!(read.data.0.to_bytes().unwrap() == content);
 
+    caller.transport.close();
+    driver.await.unwrap();
+    assert!(workers.drain(Duration::from_secs(60)).await);
+
     let counted = server
         .stats()
         .iter()
@@ -81,7 +85,4 @@ async fn a_megabyte_goes_there_and_back() {
         .filter(|(_, calls)| *calls > 0)
         .collect::<Vec<_>>();
     assert_eq!(counted, [("READ", 1), ("WRITE", 1), ("CREATE", 1), ("MNT", 1)]);
-    caller.transport.close();
-    driver.await.unwrap();
-    assert!(workers.drain(Duration::from_secs(60)).await);
 }

@@ -33,7 +33,7 @@ use self::{
 };
 use crate::{
     Acl, AclKind, Attr, Caller, Change, CreateMode, Created, Device, DirEntry, FsCaps, Handle, Kind, NAME_MAX, Name,
-    NodeKind, PreAttr, Read, ReadDir, ReadInto, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs,
+    NodeKind, PreAttr, Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs,
     VfsError, Written, XattrMode,
     permission::{EXECUTE, READ},
 };
@@ -62,7 +62,7 @@ impl Default for MemoryOptions {
 /// A file system in memory. It is empty at first and gone when dropped.
 ///
 /// ```
-/// use vfs::{Caller, CreateMode, Cred, Name, SetAttr, Stability, Vfs, memory::{Memory, MemoryOptions}};
+/// use vfs::{Caller, CreateMode, Cred, Name, Report, SetAttr, Stability, Vfs, memory::{Memory, MemoryOptions}};
 ///
 /// let fs = Memory::new(MemoryOptions { capacity: 16 << 20, ..Default::default() });
 /// let root = Cred::root();
@@ -70,7 +70,7 @@ impl Default for MemoryOptions {
 /// let mode = CreateMode::Guarded(SetAttr::default());
 /// let file = fs.create(&caller, &fs.root(), Name::new(b"greeting")?, &mode)?.handle;
 /// let hello = buf::Rope::from(bytes::Bytes::from_static(b"hello"));
-/// fs.write(&caller, &file, 0, &hello, Stability::FileSync, false)?;
+/// fs.write(&caller, &file, 0, &hello, Stability::FileSync, Report::Nothing)?;
 /// let read = fs.read(&caller, &file, 1, 100, &buf::Pool::default(), false)?;
 /// assert_eq!(&read.data.to_bytes().unwrap()[..], b"ello");
 /// assert!(read.eof);
@@ -255,7 +255,7 @@ impl Vfs for Memory {
         offset: u64,
         data: &Rope,
         _: Stability,
-        with_change: bool,
+        report: Report,
     ) -> Result<Written> {
         let inode = self.find(file)?;
         let mut state = inode.write()?;
@@ -273,8 +273,11 @@ impl Vfs for Memory {
             written?;
         }
         // Nothing is more durable here than this.
-        let change = with_change.then(|| Change { before, after: inode.attr(&state) });
-        Ok(Written { stability: Stability::FileSync, change })
+        let (before, after) = match report {
+            Report::Nothing => (None, None),
+            Report::Attributes(_) => (Some(before), Some(inode.attr(&state))),
+        };
+        Ok(Written { stability: Stability::FileSync, before, after })
     }
 
     fn commit(&self, caller: &Caller<'_>, file: &Handle, _: u64, _: u64) -> Result<Change> {

@@ -1,6 +1,9 @@
 //! ACLs: extended attributes of the kernel's, which enforces them and keeps the mode in step.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::{
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    sync::Arc,
+};
 
 use rustix::{fs::XattrFlags, io::Errno};
 
@@ -31,7 +34,7 @@ impl Posix {
     pub(super) fn replace_acl(
         &self,
         caller: &Caller<'_>,
-        object: &Object,
+        object: &Arc<Object>,
         kind: AclKind,
         acl: Option<&Acl>,
     ) -> Result<Change> {
@@ -51,7 +54,7 @@ impl Posix {
             }
             Ok(())
         })?;
-        object.close();
+        self.objects.close(object);
         Ok(change)
     }
 }

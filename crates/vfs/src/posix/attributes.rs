@@ -12,9 +12,16 @@ use rustix::{
     path::DecInt,
 };
 
-use super::{Posix, changes::Tick, kernel, objects::Object};
+use super::{
+    Posix,
+    changes::Tick,
+    history::{self, History},
+    kernel,
+    objects::Object,
+};
 use crate::{
-    Attr, Caller, Change, Device, Kind, PreAttr, Result, Rights, SetAttr, SetTime, StatFs, Time, VfsError, permission,
+    Attr, Caller, Change, Device, Kind, PreAttr, Result, Rights, SetAttr, SetTime, StatFs, Time, VfsError, Writer,
+    permission,
 };
 
 /// What the kernel says of what a descriptor is open for.
@@ -103,22 +110,86 @@ impl Posix {
         object: &Object,
         run: impl FnOnce(&Attr) -> Result<T>,
     ) -> Result<(T, Change)> {
-        let _changing = object.changing.lock();
+        let mut history = object.changing.lock();
+        history.writers.forget();
+        self.change_locked(changes, object, &mut history, |_, before| run(before))
+    }
+
+    /// Runs what changes no attributes: they are read once.
+    pub(super) fn unchanged(&self, object: &Object, run: impl FnOnce() -> Result<()>) -> Result<Change> {
+        run()?;
+        let after = self.attr(object)?;
+        Ok(Change { before: PreAttr::from(&after), after })
+    }
+
+    /// Changes names in a directory, and notes them in its history. Another program that changes the same names at the same moment can
+    /// make the history wrong: see [`unlink`](Self::unlink).
+    pub(super) fn change_names_in<T>(
+        &self,
+        dir: &Object,
+        run: impl FnOnce(&mut History) -> Result<T>,
+    ) -> Result<(T, Change)> {
+        let mut history = dir.changing.lock();
+        let (done, change) = self.change_locked(true, dir, &mut history, |history, before| {
+            history.names.begin(before.ctime);
+            run(history)
+        })?;
+        if self.fine_times {
+            history.names.end(change.after.ctime);
+        }
+        Ok((done, change))
+    }
+
+    fn change_locked<T>(
+        &self,
+        changes: bool,
+        object: &Object,
+        history: &mut History,
+        run: impl FnOnce(&mut History, &Attr) -> Result<T>,
+    ) -> Result<(T, Change)> {
         let before = self.attr(object)?;
-        let done = run(&before);
+        let done = run(history, &before);
         // What fails may have been half done.
         let after = if changes { self.changed(object.fd(), before.change) } else { self.stat(object.fd()) };
         Ok((done?, Change { before: PreAttr::from(&before), after: after? }))
     }
 
+    /// Changes the data of a file for a writer who may know what the file was before. Then only the attributes afterwards are read.
+    ///
+    /// The writer does not learn that another program on this host has changed the file between two of its writes, which follow each
+    /// other within milliseconds. It learns all other changes, as those by this server are in the file's history.
+    pub(super) fn change_data(
+        &self,
+        object: &Object,
+        writer: Writer,
+        run: impl FnOnce() -> Result<()>,
+    ) -> Result<(Option<PreAttr>, Attr)> {
+        let mut history = object.changing.lock();
+        // Without this, attributes that are read later can have the ctime of those that were read earlier.
+        let is_known = history.writers.write(writer, history::now()) && self.fine_times;
+        if !is_known {
+            let ((), change) = self.change_locked(true, object, &mut history, |_, _| run())?;
+            return Ok((Some(change.before), change.after));
+        }
+        run()?;
+        Ok((None, self.attr(object)?))
+    }
+
     /// Changes an object of which the caller wants no attributes.
     pub(super) fn change_unreported<T>(&self, object: &Object, run: impl FnOnce() -> Result<T>) -> Result<T> {
-        let _changing = object.changing.lock();
-        let begun = Tick::now();
+        let mut history = object.changing.lock();
+        history.writers.forget();
+        let Some(begun) = self.begin_unreported() else { return run() };
         let done = run();
         // An operation that fails may have changed something.
         self.advance_change(object, begun);
         done
+    }
+
+    /// The tick in which a change begins whose attributes nobody reads. `None` if the change gives the object another ctime than any that was
+    /// read before, so that its change attribute is another one by itself.
+    pub(super) fn begin_unreported(&self) -> Option<Tick> {
+        (!self.fine_times).then(Tick::now)
     }
 
     /// Gives an object that was changed since `begun` a new change attribute. This needs no system call if the change took less than a
@@ -156,7 +227,7 @@ impl Posix {
             self.apply(caller, object.fd(), set, data.as_deref())
         })?;
         if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() {
-            object.close();
+            self.objects.close(object);
         }
         Ok(change)
     }

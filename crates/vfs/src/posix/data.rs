@@ -15,7 +15,7 @@ use rustix::{
 use smallvec::SmallVec;
 
 use super::{Posix, identity::Identity, kernel, objects::Object};
-use crate::{Caller, Change, Kind, ReadInto, Result, Stability, VfsError};
+use crate::{Attr, Caller, Change, Kind, PreAttr, ReadInto, Report, Result, Stability, VfsError};
 
 impl Posix {
     /// A descriptor of a file for data, with the caller's rights.
@@ -61,7 +61,8 @@ impl Posix {
             }
             Identity::Own(own) if own.uid == attr.uid => {
                 // The owner may change the mode, and so may open the file with another one.
-                let _changing = object.changing.lock();
+                let mut history = object.changing.lock();
+                history.writers.forget();
                 self.chmod(object.fd(), attr.mode | 0o600)?;
                 let opened = self.reopen(object.fd(), flags);
                 self.chmod(object.fd(), attr.mode)?;
@@ -123,15 +124,15 @@ impl Posix {
         }
     }
 
-    /// Writes data, and returns the change of the file if the caller asked for it.
+    /// Writes data, and returns the attributes of the file before and after as far as the caller asked for them.
     pub(super) fn write_file(
         &self,
         caller: &Caller<'_>,
         (object, file): (&Object, &File),
         offset: u64,
         data: &Rope,
-        (stability, with_change): (Stability, bool),
-    ) -> Result<Option<Change>> {
+        (stability, report): (Stability, Report),
+    ) -> Result<(Option<PreAttr>, Option<Attr>)> {
         let end = offset.checked_add(data.len() as u64);
         if end.is_none_or(|end| end > self.caps.file_size_max) {
             return Err(VfsError::FileTooBig);
@@ -147,24 +148,26 @@ impl Posix {
             let written = write_all(file, offset, data, flags);
             written.inspect_err(|error| self.note_failure(*error))
         };
-        if with_change {
-            let ((), change) = self.change_if(!data.is_empty(), object, |_| write())?;
-            return Ok(Some(change));
+        match report {
+            Report::Nothing if data.is_empty() => write()?,
+            Report::Nothing => self.change_unreported(object, write)?,
+            Report::Attributes(_) if data.is_empty() => {
+                let change = self.unchanged(object, write)?;
+                return Ok((Some(change.before), Some(change.after)));
+            }
+            Report::Attributes(writer) => {
+                let (before, after) = self.change_data(object, writer, write)?;
+                return Ok((before, Some(after)));
+            }
         }
-        if data.is_empty() {
-            write()?
-        } else {
-            self.change_unreported(object, write)?
-        }
-        Ok(None)
+        Ok((None, None))
     }
 
     pub(super) fn sync(&self, object: &Object, file: &File) -> Result<Change> {
-        let ((), change) = self.change_if(false, object, |_| {
+        self.unchanged(object, || {
             let synced = rustix::fs::fsync(file).map_err(VfsError::from);
             synced.inspect_err(|error| self.note_failure(*error))
-        })?;
-        Ok(change)
+        })
     }
 
     /// After a failure of storage, what was written and not yet committed may be lost: clients must write it again,
@@ -268,3 +271,56 @@ pub(super) const RANGE_MIN: usize = 32 << 10;
 const PROBE_STEP: usize = 64 << 10;
 /// Slices that one system call takes (`UIO_MAXIOV`).
 const GATHER_MAX: usize = 1024;
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{CreateMode, Cred, Handle, Name, SetAttr, Vfs, Writer, posix::PosixOptions};
+
+    /// Writes again and again until the attributes before are not reported any more, as the writer knows them.
+    fn write_until_known(write: impl Fn() -> Option<PreAttr>) {
+        let deadline = Instant::now() + Duration::from_secs(600);
+        while write().is_some() {
+            assert!(Instant::now() < deadline, "the only writer knows the file");
+        }
+    }
+
+    #[test]
+    fn a_writer_is_told_what_others_have_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = Posix::open(dir.path(), PosixOptions::default()).unwrap();
+        let cred = Cred { uid: rustix::process::geteuid().as_raw(), ..Cred::root() };
+        let caller = Caller::blocking(&cred);
+        let name = Name::new(b"f").unwrap();
+        let file = fs.create(&caller, &fs.root(), name, &CreateMode::Guarded(SetAttr::default())).unwrap().handle;
+        let data = Rope::from(Bytes::from_static(b"data"));
+        let write = |file: &Handle, writer| {
+            let report = Report::Attributes(Writer(writer));
+            let written = fs.write(&caller, file, 0, &data, Stability::Unstable, report).unwrap();
+            assert_eq!(written.after.unwrap(), fs.getattr(&caller, file).unwrap());
+            written.before
+        };
+        let attr = || Some(PreAttr::from(&fs.getattr(&caller, &file).unwrap()));
+        if !fs.fine_times {
+            eprintln!("SKIPPED writers who know a file: its ctime does not tell all changes");
+            return;
+        }
+        write_until_known(|| write(&file, 1));
+        let before = attr();
+        assert_eq!(write(&file, 2), before, "another writer");
+        let before = attr();
+        assert_eq!(write(&file, 1), before, "the other one has written");
+        write_until_known(|| write(&file, 1));
+        fs.setattr(&caller, &file, &SetAttr { size: Some(1), ..SetAttr::default() }, None).unwrap();
+        let before = attr();
+        assert_eq!(write(&file, 1), before, "somebody has truncated it");
+        write_until_known(|| write(&file, 1));
+        fs.write(&caller, &file, 0, &data, Stability::Unstable, Report::Nothing).unwrap();
+        let before = attr();
+        assert_eq!(write(&file, 1), before, "somebody has written without a report");
+    }
+}

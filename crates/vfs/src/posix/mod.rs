@@ -18,6 +18,7 @@ mod changes;
 mod data;
 mod database;
 mod errno;
+mod history;
 mod identity;
 mod kernel;
 mod listing;
@@ -55,7 +56,7 @@ use self::{
 };
 use crate::{
     Acl, AclKind, Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Kind, NAME_MAX, Name, NodeKind,
-    Read, ReadDir, ReadInto, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
+    Read, ReadDir, ReadInto, Report, Result, Rights, SeekFor, SetAttr, Stability, StatFs, Time, Vfs, VfsError, Written,
     XattrMode, types::check_overlap,
 };
 
@@ -100,6 +101,8 @@ pub struct Posix {
     descriptors: OwnedFd,
     /// Whether the file system keeps each ctime as this host's clock gave it, without rounding.
     exact_times: bool,
+    /// Whether a change gives an object another ctime than any that was read before.
+    fine_times: bool,
     /// Whether even attributes that are at hand may have to be waited for: another host or program is asked for them.
     remote: bool,
     identity: Identity,
@@ -141,9 +144,10 @@ impl Posix {
         let fileid = rustix::fs::fstat(&fd)?.st_ino;
         Ok(Self {
             caps: caps(&mount, statfs.f_type as u64),
-            root: objects.insert(handle, (Kind::Dir, fileid), fd),
+            root: objects.insert(handle, (Kind::Dir, fileid), fd.into()),
             fsid: attributes::fsid(&mount)?,
             exact_times: !remote && has_exact_times(&mount),
+            fine_times: !remote && has_fine_times(&mount),
             remote,
             mount,
             descriptors,
@@ -243,6 +247,28 @@ fn has_exact_times(root: &OwnedFd) -> bool {
         Ok((kept.st_mtime, kept.st_mtime_nsec as i64) == (time.tv_sec, time.tv_nsec))
     };
     exact().unwrap_or(false)
+}
+
+/// Whether a change gives an object another ctime than any that was read before: multigrain timestamps, which some file systems have
+/// since Linux 6.13. No call tells, so it is tried on a nameless file.
+fn has_fine_times(root: &OwnedFd) -> bool {
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    let fine = || -> rustix::io::Result<bool> {
+        let mode = Mode::RUSR | Mode::WUSR;
+        let file = rustix::fs::openat(root, c".", flags, mode)?;
+        let mut last = None;
+        // More changes than there can be ticks of the kernel's clock meanwhile.
+        for _ in 0..FINE_LOOKS {
+            rustix::fs::fchmod(&file, mode)?;
+            let stat = rustix::fs::fstat(&file)?;
+            let ctime = Some((stat.st_ctime, stat.st_ctime_nsec));
+            if std::mem::replace(&mut last, ctime) == ctime {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    };
+    fine().unwrap_or(false)
 }
 
 /// The largest file: no call tells, so it is tried on a nameless one.
@@ -361,13 +387,13 @@ impl Vfs for Posix {
         offset: u64,
         data: &Rope,
         stability: Stability,
-        with_change: bool,
+        report: Report,
     ) -> Result<Written> {
         self.may_wait(caller)?;
         let object = self.resolve(caller, file)?;
         let file = self.data(caller, &object, true)?;
-        let change = self.write_file(caller, (&object, &file), offset, data, (stability, with_change))?;
-        Ok(Written { stability, change })
+        let (before, after) = self.write_file(caller, (&object, &file), offset, data, (stability, report))?;
+        Ok(Written { stability, before, after })
     }
 
     fn commit(&self, caller: &Caller<'_>, file: &Handle, _: u64, _: u64) -> Result<Change> {
@@ -539,6 +565,7 @@ impl Vfs for Posix {
     }
 }
 
+const FINE_LOOKS: usize = 32;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 /// File systems of a disk or of memory: ext2 to ext4, xfs, btrfs, f2fs, bcachefs, ZFS, JFS, ReiserFS, NILFS, overlayfs, tmpfs,

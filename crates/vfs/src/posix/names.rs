@@ -1,10 +1,6 @@
 //! What changes names: making, removing, moving, linking.
 
-use std::{
-    fs::File,
-    os::fd::{AsFd, BorrowedFd},
-    sync::Arc,
-};
+use std::{fs::File, os::fd::BorrowedFd, sync::Arc};
 
 use rustix::{
     fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, ResolveFlags},
@@ -12,7 +8,11 @@ use rustix::{
     path::DecInt,
 };
 
-use super::{Posix, changes::Tick, objects::Object, resolve::open_beneath};
+use super::{
+    Posix,
+    objects::{Descriptor, Object},
+    resolve::open_beneath,
+};
 use crate::{
     Attr, Caller, Change, CreateMode, Created, DEFAULT_DIR_MODE, DEFAULT_MODE, Device, EXCLUSIVE_MODE, Handle, Kind,
     Name, NodeKind, PreAttr, Result, SetAttr, SetTime, Time, VfsError, permission, types::check_target,
@@ -53,16 +53,16 @@ impl Posix {
         };
         let bits = Mode::from_raw_mode(set.mode.unwrap_or(DEFAULT_MODE) & 0o7777);
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let ((file, object, attr), change) = self.change(dir, |_| {
+        let ((file, object, attr), change) = self.change_names_in(dir, |history| {
             let file = {
                 let _acting = self.identity.assume(caller)?;
                 self.with_room(|| rustix::fs::openat(dir.fd(), name.as_bytes(), flags, bits))?
             };
-            let file = File::from(file);
-            let path = self.reopen(file.as_fd(), OFlags::PATH)?;
-            let (object, attr) = self.found(dir, name.as_bytes(), path)?;
+            let file = Arc::new(File::from(file));
+            let (object, attr) = self.found(dir, name.as_bytes(), Descriptor::Data(file.clone()))?;
             let attr = self.finish(caller, dir, name, &object, attr, &set, Some(&file))?;
-            Ok((Arc::new(file), object, attr))
+            history.names.add(name, &object.handle);
+            Ok((file, object, attr))
         })?;
         // It is likely to be written next, and whatever its mode, its maker may.
         let cred = self.identity.effective(caller.cred);
@@ -144,9 +144,8 @@ impl Posix {
             }
             _ => attr,
         };
-        let after = self.attr(dir)?;
-        let change = Change { before: PreAttr::from(&after), after };
-        Ok(Created { handle: object.handle.clone(), attr, dir: change })
+        let dir = self.unchanged(dir, || Ok(()))?;
+        Ok(Created { handle: object.handle.clone(), attr, dir })
     }
 
     pub(super) fn make_dir(
@@ -207,7 +206,7 @@ impl Posix {
         if name.is_dots() {
             return Err(VfsError::Exists);
         }
-        let ((handle, attr), change) = self.change(dir, |_| {
+        let ((handle, attr), change) = self.change_names_in(dir, |history| {
             {
                 let _acting = self.identity.assume(caller)?;
                 make(dir.fd())?;
@@ -215,17 +214,24 @@ impl Posix {
             let fd = self.with_room(|| open_beneath(dir.fd(), name.as_bytes(), ResolveFlags::empty()))?;
             let (object, attr) = self.found(dir, name.as_bytes(), fd)?;
             let attr = self.finish(caller, dir, name, &object, attr, set, None)?;
+            history.names.add(name, &object.handle);
             Ok((object.handle.clone(), attr))
         })?;
         Ok(Created { handle, attr, dir: change })
     }
 
+    /// Removes a name.
+    ///
+    /// The object that has the name is found in the directory's history where the kernel's timestamps tell all changes. If another program gives
+    /// the name to another object at the same moment, that one stays at hand for a while. Its attributes are those of the
+    /// kernel all the same.
     pub(super) fn unlink(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name, flags: AtFlags) -> Result<Change> {
         if name.is_dots() {
             return Err(VfsError::Invalid);
         }
-        let ((), change) = self.change(dir, |_| {
-            let victim = self.peek(dir, name);
+        let ((), change) = self.change_names_in(dir, |history| {
+            let recent = history.names.remove(name);
+            let victim = recent.or_else(|| self.peek(dir, name));
             self.change_names([victim.as_ref(), None], || {
                 let _acting = self.identity.assume(caller)?;
                 rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags).map_err(not_empty)?;
@@ -257,10 +263,7 @@ impl Posix {
         let before = (self.attr(from_dir)?, self.attr(to_dir)?);
         let (source, target) = ((from_dir, from), (to_dir, to));
         let Some((moved, replaced)) = self.rename_names(caller, source, target)? else {
-            let unchanged = |dir: &Object| -> Result<_> {
-                let after = self.attr(dir)?;
-                Ok(Change { before: PreAttr::from(&after), after })
-            };
+            let unchanged = |dir: &Object| self.unchanged(dir, || Ok(()));
             return Ok((unchanged(from_dir)?, unchanged(to_dir)?));
         };
         replaced.inspect(|replaced| self.gone(replaced, to_dir, to));
@@ -334,7 +337,8 @@ impl Posix {
         if name.is_dots() {
             return Err(VfsError::Exists);
         }
-        let _changing = object.changing.lock();
+        let mut history = object.changing.lock();
+        history.writers.forget();
         let before = self.attr(object)?;
         let ((), change) = self.change(dir, |_| {
             let _acting = self.identity.assume(caller)?;
@@ -351,8 +355,8 @@ impl Posix {
     ///
     /// An object that is not in the table needs no new change attribute: nobody was told one in this tick.
     fn change_names(&self, objects: [Option<&Handle>; 2], run: impl FnOnce() -> Result<bool>) -> Result<bool> {
+        let Some(begun) = self.begin_unreported() else { return run() };
         let objects = objects.map(|object| self.objects.find(object?));
-        let begun = Tick::now();
         let changed = run()?;
         if changed {
             objects.into_iter().flatten().for_each(|object| self.advance_change(&object, begun));
@@ -454,5 +458,24 @@ mod tests {
         assert!(dir.path().join(NAME).exists());
         let dir = create_and_remove(&cred(1001), &cred(1001), 0o1777, |_| {});
         assert!(!dir.path().join(NAME).exists());
+    }
+    #[test]
+    fn what_is_removed_is_not_at_hand_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let fs = Posix::open(dir.path(), PosixOptions::default()).unwrap();
+        let (cred, guarded) = (own(), CreateMode::Guarded(SetAttr::default()));
+        let by = Caller::blocking(&cred);
+        let is_at_hand = |handle| fs.objects.find(handle).is_some();
+        let made = fs.create(&by, &fs.root(), name(), &guarded).unwrap().handle;
+        assert!(is_at_hand(&made));
+        fs.remove(&by, &fs.root(), name()).unwrap();
+        assert!(!is_at_hand(&made));
+
+        // Another program gives the name to another object.
+        fs.create(&by, &fs.root(), name(), &guarded).unwrap();
+        let other = fs.create(&by, &fs.root(), Name::new(b"other").unwrap(), &guarded).unwrap().handle;
+        std::fs::rename(dir.path().join("other"), dir.path().join(NAME)).unwrap();
+        fs.remove(&by, &fs.root(), name()).unwrap();
+        assert!(!is_at_hand(&other));
     }
 }

@@ -4,6 +4,9 @@
 //! file that is being read or written also has descriptors for that, one for each caller and direction: an open file's
 //! rights are those of who opened it. Both are bounded in number and age. Those for data live briefly, so that a file
 //! is not busy for long, and a change of its permissions that this process did not make is seen soon.
+//!
+//! A file that was created by this server is held by the descriptor that created it, which saves opening another one. It is open for
+//! data, so the object is put away when the descriptors for data are closed, as soon as nobody uses it.
 
 use std::{
     collections::HashMap,
@@ -21,6 +24,7 @@ use foldhash::fast::RandomState;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::SmallVec;
 
+use super::history::History;
 use crate::{Cred, Handle, Kind};
 
 /// One object that is at hand.
@@ -29,12 +33,22 @@ pub(super) struct Object {
     pub(super) handle: Handle,
     pub(super) kind: Kind,
     pub(super) fileid: u64,
-    fd: OwnedFd,
-    /// Held while a change and the attributes before and after it are made one.
-    pub(super) changing: Mutex<()>,
+    fd: Descriptor,
+    /// Locked while a change and the attributes before and after it are made one.
+    pub(super) changing: Mutex<History>,
     opens: Mutex<SmallVec<[Open; 2]>>,
-    has_opens: AtomicBool,
+    /// Whether any descriptor is open for data, that which holds the object included.
+    has_data: AtomicBool,
     used: AtomicU64,
+}
+
+/// What holds an object.
+#[derive(Debug)]
+pub(super) enum Descriptor {
+    /// A path descriptor.
+    Path(OwnedFd),
+    /// The descriptor that has created a file, which is open for data.
+    Data(Arc<File>),
 }
 
 /// A descriptor for data.
@@ -52,16 +66,34 @@ impl Object {
         self.fd.as_fd()
     }
 
+    fn is_held_by_data(&self) -> bool {
+        matches!(self.fd, Descriptor::Data(_))
+    }
+
     pub(super) fn is_dir(&self) -> bool {
         self.kind == Kind::Dir
     }
 
-    /// Closes what is open for data, as who may open it may have changed.
-    pub(super) fn close(&self) {
+    fn close(&self) {
         let closed = std::mem::take(&mut *self.opens.lock());
-        self.has_opens.store(false, Ordering::Relaxed);
+        self.has_data.store(self.is_held_by_data(), Ordering::Relaxed);
         // Outside the lock: to close a file can take as long as its file system likes.
         drop(closed);
+    }
+}
+
+impl AsFd for Descriptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Path(fd) => fd.as_fd(),
+            Self::Data(file) => file.as_fd(),
+        }
+    }
+}
+
+impl From<OwnedFd> for Descriptor {
+    fn from(fd: OwnedFd) -> Self {
+        Self::Path(fd)
     }
 }
 
@@ -125,7 +157,7 @@ impl Objects {
     }
 
     /// Keeps an object at hand; gives back the one that was, if there was one.
-    pub(super) fn insert(&self, handle: Handle, (kind, fileid): (Kind, u64), fd: OwnedFd) -> Arc<Object> {
+    pub(super) fn insert(&self, handle: Handle, (kind, fileid): (Kind, u64), fd: Descriptor) -> Arc<Object> {
         let tick = self.0.tick.load(Ordering::Relaxed);
         let mut shard = self.0.shard(&handle).lock();
         if let Some(&index) = shard.index.get(&handle) {
@@ -135,10 +167,10 @@ impl Objects {
             handle: handle.clone(),
             kind,
             fileid,
+            has_data: AtomicBool::new(matches!(fd, Descriptor::Data(_))),
             fd,
-            changing: Mutex::new(()),
+            changing: Mutex::default(),
             opens: Mutex::default(),
-            has_opens: AtomicBool::new(false),
             used: AtomicU64::new(tick),
         });
         let evicted = (shard.slots.len() >= self.0.shard_max).then(|| shard.evict(tick));
@@ -167,6 +199,14 @@ impl Objects {
         }
     }
 
+    /// Closes what is open of an object for data, as who may open it may have changed.
+    pub(super) fn close(&self, object: &Arc<Object>) {
+        object.close();
+        if object.is_held_by_data() {
+            self.0.put_away_unused(object);
+        }
+    }
+
     /// A descriptor that `cred` has opened for data.
     pub(super) fn opened(&self, object: &Object, cred: &Cred, write: bool) -> Option<Arc<File>> {
         let mut opens = object.opens.lock();
@@ -181,7 +221,7 @@ impl Objects {
         let mut opens = object.opens.lock();
         let closed = (opens.len() >= OPENS_PER_OBJECT).then(|| opens.remove(0));
         opens.push(Open { cred: cred.clone(), write, file, born: tick, used: tick });
-        object.has_opens.store(true, Ordering::Relaxed);
+        object.has_data.store(true, Ordering::Relaxed);
         drop(opens);
         drop(closed);
         if self.0.opens.fetch_add(1, Ordering::Relaxed) >= self.0.opens_max {
@@ -237,19 +277,36 @@ impl Shared {
         let mut left = 0;
         for shard in &self.shards {
             let objects: Vec<_> =
-                shard.lock().slots.iter().filter(|at| at.has_opens.load(Ordering::Relaxed)).cloned().collect();
+                shard.lock().slots.iter().filter(|at| at.has_data.load(Ordering::Relaxed)).cloned().collect();
             for object in objects {
                 let is_old = |open: &Open| open.used + idle <= tick || open.born + OPEN_LIFE <= tick;
                 let mut opens = object.opens.lock();
                 let (old, young): (SmallVec<_>, SmallVec<_>) = opens.drain(..).partition(is_old);
                 *opens = young;
-                object.has_opens.store(!opens.is_empty(), Ordering::Relaxed);
+                let is_closed = opens.is_empty();
+                object.has_data.store(!is_closed || object.is_held_by_data(), Ordering::Relaxed);
                 left += opens.len();
                 drop(opens);
                 drop::<SmallVec<[Open; 2]>>(old);
+                if is_closed && object.is_held_by_data() {
+                    self.put_away_unused(&object);
+                }
             }
         }
         self.opens.store(left, Ordering::Relaxed);
+    }
+
+    /// Puts an object away unless somebody beside the caller uses it: all who use an object must have the same one, for its locks.
+    fn put_away_unused(&self, object: &Arc<Object>) {
+        let mut shard = self.shard(&object.handle).lock();
+        let index = shard.index.get(&object.handle).copied();
+        let index = index.filter(|index| Arc::ptr_eq(&shard.slots[*index], object));
+        // The table's and the caller's; others come by theirs only while the table is locked.
+        let removed = index.filter(|_| Arc::strong_count(object) == 2).map(|index| shard.remove(index));
+        drop(shard);
+        if removed.is_some() {
+            self.count.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     fn put_away_old(&self, tick: u64) {
@@ -345,11 +402,15 @@ mod tests {
     #[test]
     fn nobody_waits_for_a_file_that_is_slow_to_close() {
         let objects = Objects::new(64);
-        let object = objects.insert(Handle::new(b"1"), (Kind::File, 1), File::open("/dev/null").unwrap().into());
+        let object = objects.insert(
+            Handle::new(b"1"),
+            (Kind::File, 1),
+            Descriptor::Path(File::open("/dev/null").unwrap().into()),
+        );
         let (file, peer) = slow_to_close();
         objects.keep_open(&object, &Cred::root(), false, Arc::new(file));
         let deadline = Instant::now() + Duration::from_secs(600);
-        while object.has_opens.load(Ordering::Relaxed) {
+        while object.has_data.load(Ordering::Relaxed) {
             assert!(Instant::now() < deadline, "it is put away when it has not been used");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -363,5 +424,34 @@ mod tests {
         let ended = ended.recv_timeout(Duration::from_secs(600));
         drop(peer);
         ended.expect("neither a look at the object nor the end of all waits for the thread that closes it");
+    }
+    #[test]
+    fn what_is_held_by_data_is_put_away_when_that_is_closed_and_nobody_uses_it() {
+        let objects = Objects::new(64);
+        let file = Arc::new(File::open("/dev/null").unwrap());
+        let handle = Handle::new(b"1");
+        let object = objects.insert(handle.clone(), (Kind::File, 1), Descriptor::Data(file.clone()));
+        objects.keep_open(&object, &Cred::root(), true, file.clone());
+        let other = objects.find(&handle).unwrap();
+        objects.close(&object);
+        assert!(objects.opened(&object, &Cred::root(), true).is_none());
+        assert!(Arc::ptr_eq(&objects.find(&handle).unwrap(), &object), "somebody uses it");
+        drop(other);
+        objects.close(&object);
+        assert!(objects.find(&handle).is_none());
+        drop(object);
+        assert_eq!(Arc::strong_count(&file), 1, "it is closed");
+    }
+
+    #[test]
+    fn what_is_held_by_data_is_put_away_when_it_is_idle() {
+        let objects = Objects::new(64);
+        let file = Arc::new(File::open("/dev/null").unwrap());
+        objects.insert(Handle::new(b"1"), (Kind::File, 1), Descriptor::Data(file.clone()));
+        let deadline = Instant::now() + Duration::from_secs(600);
+        while Arc::strong_count(&file) > 1 {
+            assert!(Instant::now() < deadline, "a file is not busy for long");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }

@@ -12,7 +12,12 @@ use rustix::{
     path::{Arg, DecInt},
 };
 
-use super::{Posix, database::Database, kernel::FileHandle, objects::Object};
+use super::{
+    Posix,
+    database::Database,
+    kernel::FileHandle,
+    objects::{Descriptor, Object},
+};
 use crate::{Attr, Caller, HANDLE_MAX, Handle, Name, Result, VfsError};
 
 /// What handles are made of.
@@ -212,7 +217,8 @@ impl Posix {
     }
 
     /// An object that has been opened by a name.
-    pub(super) fn found(&self, dir: &Object, name: &[u8], fd: OwnedFd) -> Result<(Arc<Object>, Attr)> {
+    pub(super) fn found(&self, dir: &Object, name: &[u8], fd: impl Into<Descriptor>) -> Result<(Arc<Object>, Attr)> {
+        let fd = fd.into();
         let handle = self.naming.handle(fd.as_fd(), c"")?;
         let found = self.adopt(handle, fd).map_err(|_| VfsError::NotFound)?;
         self.note(&found.0.handle, dir, name);
@@ -226,11 +232,12 @@ impl Posix {
         }
     }
 
-    /// Takes a path descriptor in.
+    /// Takes a descriptor in.
     ///
     /// # Errors
     /// `Stale` if the object has been removed.
-    fn adopt(&self, handle: Handle, fd: OwnedFd) -> Result<(Arc<Object>, Attr)> {
+    fn adopt(&self, handle: Handle, fd: impl Into<Descriptor>) -> Result<(Arc<Object>, Attr)> {
+        let fd = fd.into();
         let attr = self.stat(fd.as_fd())?;
         if attr.nlink == 0 {
             return Err(VfsError::Stale);

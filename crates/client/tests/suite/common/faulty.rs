@@ -66,7 +66,7 @@ impl Vfs for Faulty {
         offset: u64,
         data: &Rope,
         how: Stability,
-        with_change: bool,
+        report: Report,
     ) -> Result<Written> {
         let number = self.writes.fetch_add(1, Ordering::SeqCst);
         if self.restart_at.contains(&number) {
@@ -79,8 +79,11 @@ impl Vfs for Faulty {
             self.to_disk(caller, file)?;
         }
         let attr = self.disk.getattr(caller, file)?;
-        let change = with_change.then(|| Change { before: PreAttr::from(&attr), after: attr });
-        Ok(Written { stability: how, change })
+        let (before, after) = match report {
+            Report::Nothing => (None, None),
+            Report::Attributes(_) => (Some(PreAttr::from(&attr)), Some(attr)),
+        };
+        Ok(Written { stability: how, before, after })
     }
 
     fn commit(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {

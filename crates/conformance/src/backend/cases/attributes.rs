@@ -2,7 +2,7 @@
 
 use buf::Rope;
 use bytes::Bytes;
-use vfs::{Handle, Kind, NodeKind, SetAttr, SetTime, Stability, Time, VfsError};
+use vfs::{Handle, Kind, NodeKind, Report, SetAttr, SetTime, Stability, Time, VfsError};
 
 use crate::backend::{Outcome, World, clock_moves, mode, name, size};
 
@@ -64,7 +64,8 @@ pub fn each_change_is_counted_however_soon_it_comes(w: &World) -> Outcome {
         check("mode", [true, false, false]);
         assert_eq!(w.write(&file, 0, b"x").unwrap().change, w.attr(&file).change);
         check("data", [true, false, false]);
-        w.fs.write(&w.me(), &file, 0, &Rope::from(Bytes::from_static(b"y")), Stability::Unstable, false).unwrap();
+        w.fs.write(&w.me(), &file, 0, &Rope::from(Bytes::from_static(b"y")), Stability::Unstable, Report::Nothing)
+            .unwrap();
         check("data without a report", [true, false, false]);
         w.fs.commit(&w.me(), &file, 0, 0).unwrap();
         check("nothing", [false; 3]);

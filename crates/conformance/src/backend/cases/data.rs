@@ -3,7 +3,7 @@
 use buf::{FileRange, Piece, Rope};
 use bytes::Bytes;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-use vfs::{NodeKind, SetAttr, Stability, VfsError};
+use vfs::{NodeKind, PreAttr, Report, SetAttr, Stability, VfsError, Writer};
 
 use crate::backend::{Outcome, World, mode, name, rope, size};
 
@@ -95,7 +95,7 @@ pub fn an_empty_write_changes_nothing(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     let before = w.attr(&file);
     assert_eq!(w.write(&file, 100, b"").unwrap(), before);
-    w.fs.write(&w.me(), &file, 100, &rope(b""), Stability::Unstable, false).unwrap();
+    w.fs.write(&w.me(), &file, 100, &rope(b""), Stability::Unstable, Report::Nothing).unwrap();
     assert_eq!(w.attr(&file), before);
     Ok(())
 }
@@ -112,9 +112,24 @@ pub fn ropes_of_many_pieces_are_written_in_order(w: &World) -> Outcome {
         }
     }
     let file = w.file(&w.root(), "f");
-    let written = w.fs.write(&w.me(), &file, 77, &data, Stability::Unstable, true).unwrap();
-    assert_eq!(written.change.unwrap().after.size, 77 + data.len() as u64);
+    let written = w.fs.write(&w.me(), &file, 77, &data, Stability::Unstable, Report::Attributes(Writer(1))).unwrap();
+    assert_eq!(written.after.unwrap().size, 77 + data.len() as u64);
     assert_eq!(w.read(&file, 77, data.len()).unwrap(), data.to_bytes().unwrap());
+    Ok(())
+}
+
+pub fn a_write_reports_what_it_is_asked_for(w: &World) -> Outcome {
+    let file = w.file(&w.root(), "f");
+    let attr = || w.attr(&file);
+    let write = |report| w.fs.write(&w.me(), &file, 0, &rope(b"data"), Stability::Unstable, report).unwrap();
+    let silent = write(Report::Nothing);
+    assert_eq!((silent.before, silent.after), (None, None));
+    for writer in [1, 2, 1] {
+        let before = attr();
+        let written = write(Report::Attributes(Writer(writer)));
+        assert_eq!(written.before, Some(PreAttr::from(&before)), "somebody else has written before");
+        assert_eq!(written.after, Some(attr()));
+    }
     Ok(())
 }
 
@@ -165,7 +180,9 @@ pub fn every_stability_is_honoured(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     let verifier = w.fs.write_verifier();
     for (i, asked) in [Stability::Unstable, Stability::DataSync, Stability::FileSync].into_iter().enumerate() {
-        let written = w.fs.write(&w.me(), &file, 10 * i as u64, &rope(b"0123456789"), asked, true).unwrap();
+        let written =
+            w.fs.write(&w.me(), &file, 10 * i as u64, &rope(b"0123456789"), asked, Report::Attributes(Writer(1)))
+                .unwrap();
         assert!(written.stability >= asked);
     }
     for (offset, len) in [(0, 0), (5, 10), (1 << 40, 0), (u64::MAX, 1), (3, u64::MAX)] {
@@ -196,7 +213,7 @@ pub fn random_writes_and_truncations_agree_with_a_model(w: &World) -> Outcome {
                 model.resize(model.len().max(at + page.len()), 0);
                 model[at..at + page.len()].copy_from_slice(&page);
                 let data = Rope::from(page.freeze());
-                w.fs.write(&w.me(), &file, at as u64, &data, Stability::Unstable, false).unwrap();
+                w.fs.write(&w.me(), &file, at as u64, &data, Stability::Unstable, Report::Nothing).unwrap();
             }
             2..6 => {
                 let len = 1 << rng.random_range(0..18);

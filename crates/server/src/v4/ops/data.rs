@@ -4,7 +4,7 @@
 //! compound can have several of them; each takes, or leaves, the next chunk of an RDMA call (RFC 8267 §6.4).
 
 use nfs::v4::{CommitArgs, Nfsstat4, ReadArgs, ReadOk, StableHow4, Stateid4, Verifier4, WriteArgs, WriteOk};
-use vfs::{Kind, Stability, VfsError};
+use vfs::{Kind, Report, Stability, VfsError};
 
 use crate::{
     call::{
@@ -39,7 +39,7 @@ pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<W
     let vfs = file.writable()?.vfs();
     let _changing = cx.before_change(&file, Some(at.lock_client()))?;
     let writeverf = vfs.write_verifier();
-    let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, false);
+    let written = vfs.write(&file.caller(), &file.handle, args.offset, &data, stability, Report::Nothing);
     let written = written.map_err(|error| wrong_type(&file, error))?;
     Ok(WriteOk { count: data.len() as u32, committed: stable_how(written.stability), writeverf })
 }
