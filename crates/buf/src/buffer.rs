@@ -82,48 +82,6 @@ impl Buffer {
     }
 }
 
-/// A filled [`Buffer`] that is read through [`Bytes`] and can become a `Buffer` again.
-///
-/// A transport that has placed a reply's payload in the caller's own buffer shows it in the
-/// message this way, and the caller takes the buffer back when the message has been read.
-#[derive(Clone, Debug)]
-pub struct SharedBuffer(Arc<Buffer>);
-
-impl SharedBuffer {
-    /// The visible bytes. No byte is copied.
-    pub fn bytes(&self) -> Bytes {
-        if self.0.is_empty() {
-            return Bytes::new();
-        }
-        Bytes::from_owner(self.clone())
-    }
-
-    /// Whether `bytes` lie in this buffer.
-    pub fn holds(&self, bytes: &[u8]) -> bool {
-        self.0.as_ptr_range().contains(&bytes.as_ptr())
-    }
-
-    /// The buffer, once nothing else refers to it.
-    ///
-    /// # Errors
-    /// Bytes of it are still held.
-    pub fn into_buffer(self) -> Result<Buffer, Self> {
-        Arc::try_unwrap(self.0).map_err(Self)
-    }
-}
-
-impl From<Buffer> for SharedBuffer {
-    fn from(buffer: Buffer) -> Self {
-        Self(Arc::new(buffer))
-    }
-}
-
-impl AsRef<[u8]> for SharedBuffer {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
 impl From<Vec<u8>> for Buffer {
     fn from(vec: Vec<u8>) -> Self {
         Self { len: vec.len(), storage: Storage::Heap(vec), charge: None }
@@ -179,16 +137,6 @@ mod tests {
     #[should_panic(expected = "beyond capacity")]
     fn set_len_refuses_more_than_the_capacity() {
         Buffer::zeroed(4).set_len(5);
-    }
-
-    #[test]
-    fn a_shared_buffer_comes_back_when_its_bytes_are_dropped() {
-        let shared = SharedBuffer::from(Buffer::from(vec![1, 2, 3]));
-        let bytes = shared.bytes();
-        assert!(shared.holds(&bytes) && !shared.holds(&[1, 2, 3]));
-        let shared = shared.into_buffer().expect_err("bytes still refer to it");
-        drop(bytes);
-        assert_eq!(&*shared.into_buffer().unwrap(), [1, 2, 3]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use smallvec::SmallVec;
 
-use crate::PeerBytes;
+use crate::{DeviceRange, PeerBytes};
 
 /// One contiguous part of a [`Rope`].
 #[derive(Clone, Debug)]
@@ -21,6 +21,8 @@ pub enum Piece {
     File(FileRange),
     /// Bytes in memory that a peer on this host can change.
     Peer(PeerBytes),
+    /// Bytes of device memory.
+    Device(DeviceRange),
 }
 
 /// `len` bytes of `file` from `offset`.
@@ -51,6 +53,7 @@ impl Piece {
             Piece::Memory(bytes) => bytes.len(),
             Piece::File(range) => range.len,
             Piece::Peer(bytes) => bytes.len(),
+            Piece::Device(range) => range.len(),
         }
     }
 
@@ -62,15 +65,28 @@ impl Piece {
     /// The bytes in memory that is nobody else's: as they are, if they are such, else a copy.
     ///
     /// # Errors
-    /// A file that cannot be read.
+    /// A file or device memory that cannot be read.
     pub fn into_memory(self) -> io::Result<Bytes> {
-        let mut copy = BytesMut::zeroed(if matches!(self, Piece::Memory(_)) { 0 } else { self.len() });
-        match self {
-            Piece::Memory(bytes) => return Ok(bytes),
-            Piece::File(range) => range.read(&mut copy)?,
-            Piece::Peer(bytes) => bytes.copy_to(&mut copy),
+        if let Piece::Memory(bytes) = self {
+            return Ok(bytes);
         }
+        let mut copy = BytesMut::zeroed(self.len());
+        self.copy_to(&mut copy)?;
         Ok(copy.freeze())
+    }
+
+    /// Copies the bytes into `into`, which must be of the piece's length.
+    ///
+    /// # Errors
+    /// A file or device memory that cannot be read.
+    pub fn copy_to(&self, into: &mut [u8]) -> io::Result<()> {
+        match self {
+            Piece::Memory(bytes) => into.copy_from_slice(bytes),
+            Piece::File(range) => range.read(into)?,
+            Piece::Peer(bytes) => bytes.copy_to(into),
+            Piece::Device(range) => range.copy_out(0, into)?,
+        }
+        Ok(())
     }
 
     /// Removes and returns the first `at` bytes.
@@ -81,6 +97,7 @@ impl Piece {
         match self {
             Piece::Memory(bytes) => Piece::Memory(bytes.split_to(at)),
             Piece::Peer(bytes) => Piece::Peer(bytes.split_to(at)),
+            Piece::Device(range) => Piece::Device(range.split_to(at)),
             Piece::File(range) => {
                 assert!(at <= range.len);
                 let head = FileRange { file: range.file.clone(), offset: range.offset, len: at };
@@ -89,6 +106,12 @@ impl Piece {
                 Piece::File(head)
             }
         }
+    }
+}
+
+impl From<Bytes> for Piece {
+    fn from(bytes: Bytes) -> Self {
+        Piece::Memory(bytes)
     }
 }
 
@@ -180,20 +203,30 @@ impl Rope {
         out
     }
 
+    /// Replaces device memory by copies in host memory.
+    ///
+    /// # Errors
+    /// Device memory that cannot be read.
+    pub fn bounce(&mut self) -> io::Result<()> {
+        for piece in &mut self.pieces {
+            if let Piece::Device(range) = piece {
+                let mut copy = BytesMut::zeroed(range.len());
+                range.copy_out(0, &mut copy)?;
+                *piece = Piece::Memory(copy.freeze());
+            }
+        }
+        Ok(())
+    }
+
     /// Copies the bytes into `into`, which must be of the rope's length.
     ///
     /// # Errors
-    /// A file piece that cannot be read.
+    /// A file or device memory that cannot be read.
     pub fn copy_to(&self, into: &mut [u8]) -> io::Result<()> {
         assert_eq!(into.len(), self.len);
         let mut at = 0;
         for piece in &self.pieces {
-            let target = &mut into[at..at + piece.len()];
-            match piece {
-                Piece::Memory(bytes) => target.copy_from_slice(bytes),
-                Piece::File(range) => range.read(target)?,
-                Piece::Peer(bytes) => bytes.copy_to(target),
-            }
+            piece.copy_to(&mut into[at..at + piece.len()])?;
             at += piece.len();
         }
         Ok(())
@@ -202,7 +235,7 @@ impl Rope {
     /// The bytes as one contiguous piece of memory; free of copies when they already are.
     ///
     /// # Errors
-    /// A file piece that cannot be read.
+    /// A file or device memory that cannot be read.
     pub fn to_bytes(&self) -> io::Result<Bytes> {
         match self.pieces.as_slice() {
             [] => Ok(Bytes::new()),
@@ -216,19 +249,29 @@ impl Rope {
     }
 }
 
+impl From<Piece> for Rope {
+    fn from(piece: Piece) -> Self {
+        let mut rope = Rope::new();
+        rope.push(piece);
+        rope
+    }
+}
+
 impl From<Bytes> for Rope {
     fn from(bytes: Bytes) -> Self {
-        let mut rope = Rope::new();
-        rope.push(Piece::Memory(bytes));
-        rope
+        Piece::Memory(bytes).into()
     }
 }
 
 impl From<FileRange> for Rope {
     fn from(range: FileRange) -> Self {
-        let mut rope = Rope::new();
-        rope.push(Piece::File(range));
-        rope
+        Piece::File(range).into()
+    }
+}
+
+impl From<DeviceRange> for Rope {
+    fn from(range: DeviceRange) -> Self {
+        Piece::Device(range).into()
     }
 }
 
@@ -248,7 +291,7 @@ impl IntoIterator for Rope {
     }
 }
 
-/// Equality of content. A file piece is read; one that cannot be read equals nothing.
+/// Equality of content. Files and device memory are read; what cannot be read equals nothing.
 impl PartialEq for Rope {
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && matches!((self.to_bytes(), other.to_bytes()), (Ok(a), Ok(b)) if a == b)

@@ -71,13 +71,18 @@ impl SendQueue {
     /// Writes to a non-blocking stream socket until the queue is empty.
     ///
     /// # Errors
-    /// `WouldBlock` when the socket takes no more now (what it took has left the queue), or what the socket says.
+    /// `WouldBlock` when the socket takes no more now (what it took has left the queue); device memory that cannot be read; or
+    /// what the socket says.
     pub fn write_to(&mut self, socket: impl AsFd) -> io::Result<()> {
         let socket = socket.as_fd();
         while let Some(front) = self.pieces.front() {
             let sent = match front {
                 Piece::Memory(_) => self.send_memory(socket),
                 Piece::Peer(_) => unreachable!("copied when it was queued"),
+                Piece::Device(_) => {
+                    self.copy_front()?;
+                    continue;
+                }
                 Piece::File(range) => match send_file(socket, range) {
                     Ok(0) => {
                         self.zero_front();
@@ -106,7 +111,7 @@ impl SendQueue {
                     room -= now.len();
                     Some(IoSlice::new(now))
                 }
-                Piece::Memory(_) | Piece::File(_) | Piece::Peer(_) => None,
+                Piece::Memory(_) | Piece::File(_) | Piece::Peer(_) | Piece::Device(_) => None,
             })
             .take(GATHER_MAX)
             .collect();
@@ -126,6 +131,13 @@ impl SendQueue {
             sent -= front.len();
             self.pieces.pop_front();
         }
+    }
+
+    /// A socket takes no device memory: a copy takes the place of the piece at the front.
+    fn copy_front(&mut self) -> io::Result<()> {
+        let front = self.pieces.front_mut().expect("just seen");
+        *front = Piece::Memory(front.clone().into_memory()?);
+        Ok(())
     }
 
     /// The file at the front has shrunk: zeros take the place of its missing bytes.

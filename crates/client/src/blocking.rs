@@ -29,7 +29,7 @@ use std::{
     thread::{self, JoinHandle, ThreadId},
 };
 
-use buf::{Buffer, Rope};
+use buf::{Region, Rope};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use rpc::Switch;
@@ -335,13 +335,16 @@ impl File {
         Ok(len)
     }
 
-    /// Reads at `offset` into a buffer, without a copy if it has at most [`Mount::read_size`](crate::Mount::read_size) bytes. The
-    /// buffer returns with the result.
+    /// Reads at `offset` into a [`Buffer`](buf::Buffer) or a [`Region`], without a copy if it has at most
+    /// [`Mount::read_size`](crate::Mount::read_size) bytes. It returns with the result.
     ///
     /// # Errors
-    /// A READ failed; the content of the buffer is unspecified.
-    pub fn read_buffer(&self, offset: u64, buffer: Buffer) -> (Result<usize>, Buffer) {
-        self.0.run(|file| async move { file.read_at(offset, buffer).await })
+    /// A READ failed; the content of the memory is unspecified.
+    pub fn read_buffer<R>(&self, offset: u64, into: R) -> (Result<usize>, R)
+    where
+        R: Into<Region> + TryFrom<Region> + Send + 'static,
+    {
+        self.0.run(|file| async move { file.read_at(offset, into).await })
     }
 
     /// Writes at `offset`, without a copy. The data is on stable storage when this returns.

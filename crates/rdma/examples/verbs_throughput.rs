@@ -106,8 +106,8 @@ async fn request(at: SocketAddr, mode: Mode, bytes: usize, in_flight: usize, dur
     let mut qp = iwarp().connect(at, &QpOptions::default(), b"", recvs).await.unwrap().qp;
     for _ in 0..in_flight {
         let memory = match mode {
-            Mode::Read => Memory::Read(Bytes::from(vec![9; bytes])),
-            _ => Memory::Write(Buffer::zeroed(bytes)),
+            Mode::Read => Memory::Read(Bytes::from(vec![9; bytes]).into()),
+            _ => Memory::Write(Buffer::zeroed(bytes).into()),
         };
         ask(&mut qp, memory);
     }

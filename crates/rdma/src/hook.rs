@@ -24,7 +24,7 @@ use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use crate::{
     BoxFuture, Completion, CompletionKind, ConnectRequest, Connected, Listener, Memory, PeerUser, PostError, Provider,
-    ProviderCaps, QpCaps, QpError, QpOptions, QueuePair, Region, RemoteSegment, Stag, WorkId, WorkRequest,
+    ProviderCaps, QpCaps, QpError, QpOptions, QueuePair, Registered, RemoteSegment, Stag, WorkId, WorkRequest,
     registration::{Registration, RegistrationOptions},
 };
 
@@ -191,7 +191,7 @@ impl QueuePair for HookedQp {
         self.inner.peer_user()
     }
 
-    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory> {
         self.inner.register(memory)
     }
 

@@ -40,7 +40,7 @@ pub mod sim;
 pub mod verbs;
 mod work;
 
-pub use memory::{Access, Memory, Region, RemoteSegment, Stag};
+pub use memory::{Access, Memory, Registered, RemoteSegment, Stag};
 pub use provider::{
     BoxFuture, ConnectRequest, Connected, Listener, PeerUser, Provider, ProviderCaps, QpCaps, QpError, QpOptions,
     QueuePair,

@@ -1,7 +1,6 @@
 //! Registered memory: who may touch which bytes.
 
-use buf::Buffer;
-use bytes::Bytes;
+use buf::{Piece, Region};
 
 /// A steering tag: names a registered region of memory to the peer (RFC 5040 §2.3).
 ///
@@ -13,10 +12,10 @@ pub struct Stag(pub u32);
 /// Memory that is being registered, with the one right that the peer gets.
 #[derive(Debug)]
 pub enum Memory {
-    /// The peer may write into it (RDMA Write); it is what `buffer` shows.
-    Write(Buffer),
-    /// The peer may read from it (RDMA Read).
-    Read(Bytes),
+    /// The peer may write into it (RDMA Write); it is what the region shows.
+    Write(Region),
+    /// The peer may read from it (RDMA Read): bytes of the host or of a device.
+    Read(Piece),
 }
 
 /// The right that a peer has to a region.
@@ -28,9 +27,9 @@ pub enum Access {
     RemoteRead,
 }
 
-/// A registered region as it is advertised to the peer.
+/// Memory that is registered, as it is advertised to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Region {
+pub struct Registered {
     /// Its name.
     pub stag: Stag,
     /// Tagged offset of its first byte.
@@ -57,29 +56,25 @@ impl Memory {
         }
     }
 
-    /// What is registered.
-    pub fn bytes(&self) -> &[u8] {
+    /// The bytes, if they are in host memory.
+    pub fn as_host(&self) -> Option<&[u8]> {
         match self {
-            Memory::Write(buffer) => buffer,
-            Memory::Read(bytes) => bytes,
+            Memory::Write(region) => region.as_host().map(|buffer| &buffer[..]),
+            Memory::Read(Piece::Memory(bytes)) => Some(bytes),
+            Memory::Read(_) => None,
         }
     }
 
     /// Bytes.
     pub fn len(&self) -> usize {
-        self.bytes().len()
+        match self {
+            Memory::Write(region) => region.len(),
+            Memory::Read(piece) => piece.len(),
+        }
     }
 
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Where the first byte is.
-    pub(crate) fn address(&self) -> u64 {
-        match self {
-            Memory::Write(buffer) => buffer.as_ptr() as u64,
-            Memory::Read(bytes) => bytes.as_ptr() as u64,
-        }
     }
 }

@@ -13,7 +13,7 @@ use buf::{Buffer, PeerBytes};
 use bytes::Bytes;
 
 use crate::{
-    Completion, Memory, PostError, ReceiveSource, Region, RemoteSegment, Stag, WorkId, WorkRequest,
+    Completion, Memory, PostError, ReceiveSource, Registered, RemoteSegment, Stag, WorkId, WorkRequest,
     registration::{Registration, RegistrationOptions},
 };
 
@@ -194,8 +194,8 @@ pub trait QueuePair: Send {
     /// the peer invalidated it.
     ///
     /// # Errors
-    /// Too many regions; the memory comes back.
-    fn register(&mut self, memory: Memory) -> Result<Region, Memory>;
+    /// Too many regions, or device memory that cannot be reached from here; the memory comes back.
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory>;
 
     /// Gives the queue pair a buffer for an incoming Send. A Send longer than the buffer shows, or
     /// with no buffer left, ends the connection.

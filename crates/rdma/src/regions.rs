@@ -6,11 +6,12 @@
 
 use std::collections::VecDeque;
 
+use buf::{Piece, Region};
 use bytes::Bytes;
 
 #[cfg(test)]
 use crate::Access;
-use crate::{Memory, Region, Stag};
+use crate::{Memory, Registered, Stag};
 
 /// Why an access by the peer was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +68,7 @@ impl Regions {
     }
 
     /// Enters `memory`, whose first byte has the tagged offset `base`; `None` gives it back when the table is full.
-    pub(crate) fn register(&mut self, memory: Memory, base: u64) -> Result<Region, Memory> {
+    pub(crate) fn register(&mut self, memory: Memory, base: u64) -> Result<Registered, Memory> {
         let Ok(len) = u32::try_from(memory.len()) else { return Err(memory) };
         if base.checked_add(u64::from(len)).is_none() {
             return Err(memory);
@@ -84,7 +85,7 @@ impl Regions {
         let slot = &mut self.slots[index as usize];
         slot.key = slot.key.wrapping_add(1);
         slot.entry = Some(Entry { memory, base, touched: base });
-        Ok(Region { stag: tag(index, slot.key), offset: base, len })
+        Ok(Registered { stag: tag(index, slot.key), offset: base, len })
     }
 
     /// Removes a region and returns its memory.
@@ -107,11 +108,18 @@ impl Regions {
         self.entry(stag).is_ok()
     }
 
-    /// The bytes that an RDMA Write of the peer may fill.
-    pub(crate) fn for_write(&mut self, stag: Stag, offset: u64, len: usize) -> Result<&mut [u8], AccessFault> {
+    /// The memory that an RDMA Write of the peer may fill, and where in it the first byte goes.
+    pub(crate) fn target(&mut self, stag: Stag, offset: u64, len: usize) -> Result<(&mut Region, usize), AccessFault> {
         let entry = self.entry_mut(stag)?;
-        let Memory::Write(buffer) = &mut entry.memory else { return Err(AccessFault::Rights) };
-        let start = start(entry.base, buffer.len(), offset, len)?;
+        let Memory::Write(region) = &mut entry.memory else { return Err(AccessFault::Rights) };
+        let start = start(entry.base, region.len(), offset, len)?;
+        Ok((region, start))
+    }
+
+    /// The bytes that an RDMA Write of the peer may fill, in host memory.
+    pub(crate) fn for_write(&mut self, stag: Stag, offset: u64, len: usize) -> Result<&mut [u8], AccessFault> {
+        let (region, start) = self.target(stag, offset, len)?;
+        let buffer = region.as_host_mut().ok_or(AccessFault::Rights)?;
         Ok(&mut buffer[start..start + len])
     }
 
@@ -132,12 +140,22 @@ impl Regions {
         }
     }
 
-    /// The bytes that an RDMA Read of the peer may see.
-    pub(crate) fn for_read(&self, stag: Stag, offset: u64, len: usize) -> Result<Bytes, AccessFault> {
+    /// The memory that an RDMA Read of the peer may see.
+    pub(crate) fn source(&self, stag: Stag, offset: u64, len: usize) -> Result<Piece, AccessFault> {
         let entry = self.entry(stag)?;
-        let Memory::Read(bytes) = &entry.memory else { return Err(AccessFault::Rights) };
-        let start = start(entry.base, bytes.len(), offset, len)?;
-        Ok(bytes.slice(start..start + len))
+        let Memory::Read(piece) = &entry.memory else { return Err(AccessFault::Rights) };
+        let start = start(entry.base, piece.len(), offset, len)?;
+        let mut piece = piece.clone();
+        piece.split_to(start);
+        Ok(piece.split_to(len))
+    }
+
+    /// The bytes that an RDMA Read of the peer may see, in host memory.
+    pub(crate) fn for_read(&self, stag: Stag, offset: u64, len: usize) -> Result<Bytes, AccessFault> {
+        match self.source(stag, offset, len)? {
+            Piece::Memory(bytes) => Ok(bytes),
+            _ => Err(AccessFault::Rights),
+        }
     }
 
     /// The right that the peer has to a region.
@@ -192,8 +210,8 @@ mod tests {
     fn every_access_outside_a_region_is_refused_with_its_reason() {
         let mut regions = Regions::new(10);
         let base = u64::MAX - 100;
-        let write = regions.register(Memory::Write(Buffer::zeroed(100)), base).unwrap();
-        let read = regions.register(Memory::Read(Bytes::from(vec![7; 100])), 0).unwrap();
+        let write = regions.register(Memory::Write(Buffer::zeroed(100).into()), base).unwrap();
+        let read = regions.register(Memory::Read(Bytes::from(vec![7; 100]).into()), 0).unwrap();
         assert_eq!(regions.for_write(write.stag, base, 100).map(|bytes| bytes.len()), Ok(100));
         assert_eq!(regions.for_write(write.stag, base + 100, 0).map(|bytes| bytes.len()), Ok(0));
         assert_eq!(regions.for_write(write.stag, base + 1, 100), Err(AccessFault::Wrap));
@@ -210,7 +228,7 @@ mod tests {
     #[test]
     fn what_is_untouched_lies_behind_everything_written() {
         let mut regions = Regions::new(10);
-        let region = regions.register(Memory::Write(Buffer::zeroed(100)), 1000).unwrap();
+        let region = regions.register(Memory::Write(Buffer::zeroed(100).into()), 1000).unwrap();
         assert_eq!(regions.untouched(region.stag, 1000), 100);
         regions.touch(region.stag, 1060);
         regions.touch(region.stag, 1020);
@@ -223,11 +241,11 @@ mod tests {
     #[test]
     fn a_stale_tag_finds_nothing_and_a_full_table_gives_the_memory_back() {
         let mut regions = Regions::new(1);
-        let old = regions.register(Memory::Read(Bytes::from_static(b"x")), 0).unwrap();
-        assert_eq!(regions.register(Memory::Read(Bytes::from_static(b"yy")), 0).unwrap_err().len(), 2);
+        let old = regions.register(Memory::Read(Bytes::from_static(b"x").into()), 0).unwrap();
+        assert_eq!(regions.register(Memory::Read(Bytes::from_static(b"yy").into()), 0).unwrap_err().len(), 2);
         assert!(regions.remove(old.stag).is_some());
         assert!(regions.remove(old.stag).is_none());
-        let new = regions.register(Memory::Read(Bytes::from_static(b"z")), 0).unwrap();
+        let new = regions.register(Memory::Read(Bytes::from_static(b"z").into()), 0).unwrap();
         assert_eq!(old.stag.0 >> 8, new.stag.0 >> 8, "the same slot");
         assert!(!regions.contains(old.stag) && regions.contains(new.stag));
     }

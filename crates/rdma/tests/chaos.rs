@@ -12,7 +12,7 @@ use bytes::Bytes;
 use conformance::provider::{End, Fabric, Pair, Side, pattern, shared_pool};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rdma::{
-    CompletionKind, Memory, QpOptions, Region, Stag, Status, WorkId,
+    CompletionKind, Memory, QpOptions, Registered, Stag, Status, WorkId,
     hook::{FaultInjector, Hooked},
     iwarp::{Iwarp, IwarpOptions},
     registration::Registration,
@@ -103,10 +103,10 @@ async fn work(pair: &mut Pair, side: Side, other: Side, rng: &mut StdRng, books:
 }
 
 /// To be written, and to be read; `None` if the connection has ended: an adapter then registers nothing more.
-fn expose(end: &mut End, data: &[u8]) -> Option<[Region; 2]> {
+fn expose(end: &mut End, data: &[u8]) -> Option<[Registered; 2]> {
     let [target, mut source] = [end.buffer(data.len()), end.buffer(data.len())];
     source.copy_from_slice(data);
-    let memories = [Memory::Write(target), Memory::Read(source.freeze())];
+    let memories = [Memory::Write(target.into()), Memory::Read(source.freeze().into())];
     let [target, source] = memories.map(|memory| end.qp.register(memory).ok());
     Some([target?, source?])
 }

@@ -180,8 +180,8 @@ async fn every_error_of_a_peer_is_answered_with_its_terminate() {
     ];
     for (case, bytes, (layer, kind, code)) in cases {
         let (mut raw, mut end) = with_raw(&iwarp, &request(b""), 1).await;
-        assert_eq!(end.qp.register(Memory::Write(Buffer::zeroed(100))).unwrap().stag, Stag(0x101));
-        assert_eq!(end.qp.register(Memory::Read(pattern(1, 5_000_000))).unwrap().stag, Stag(0x201));
+        assert_eq!(end.qp.register(Memory::Write(Buffer::zeroed(100).into())).unwrap().stag, Stag(0x101));
+        assert_eq!(end.qp.register(Memory::Read(pattern(1, 5_000_000).into())).unwrap().stag, Stag(0x201));
         let terminate = beside(&mut end, async {
             raw.stream.write_all(&bytes).await.unwrap();
             raw.terminate().await

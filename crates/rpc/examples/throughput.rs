@@ -58,12 +58,12 @@ fn locate(prefix: &Bytes) -> Option<Located> {
 
 async fn read_until(client: Client, size: usize, end: Instant) -> u64 {
     let mut calls = 0;
-    let mut sink = Some(Buffer::zeroed(size));
+    let mut sink = Some(Buffer::zeroed(size).into());
     while Instant::now() < end {
         let plan = ReplyPlan { inline_max: 64, payload_max: size, sink, locate: Some(locate) };
         let answer = client.call::<Data>(READ, &(), plan, CallOptions::default()).await.expect("an answer");
         drop(answer.results);
-        sink = answer.sink.and_then(|sink| sink.into_buffer().ok());
+        sink = answer.sink.and_then(|sink| sink.into_region().ok());
         calls += 1;
     }
     calls

@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use buf::{Buffer, SharedBuffer};
+use buf::{Region, SharedRegion};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::{
@@ -89,22 +89,22 @@ pub struct CallOptions {
     pub once: bool,
 }
 
-/// The results of a call, and the caller's buffer.
+/// The results of a call, and the caller's region.
 #[derive(Debug)]
 pub struct Answer<R> {
     /// The results. A payload in them that was placed in the sink is a view of it.
     pub results: R,
-    /// The sink of the [`ReplyPlan`]; a [`Buffer`] again when the results are dropped.
-    pub sink: Option<SharedBuffer>,
+    /// The sink of the [`ReplyPlan`]; a [`Region`] again when the results are dropped.
+    pub sink: Option<SharedRegion>,
 }
 
-/// A call without results, and the caller's buffer.
+/// A call without results, and the caller's region.
 #[derive(Debug)]
 pub struct CallFailed {
     /// Why.
     pub error: ClientError,
     /// The sink of the [`ReplyPlan`], its content unspecified. Absent if the transport still had it at the deadline.
-    pub sink: Option<Buffer>,
+    pub sink: Option<Region>,
 }
 
 impl From<CallFailed> for ClientError {
@@ -317,7 +317,7 @@ impl Client {
         drop(message);
         match decoded {
             Ok(results) => Ok(Answer { results, sink }),
-            Err(error) => Err(CallFailed { error, sink: sink.and_then(|sink| sink.into_buffer().ok()) }),
+            Err(error) => Err(CallFailed { error, sink: sink.and_then(|sink| sink.into_region().ok()) }),
         }
     }
 
@@ -507,7 +507,7 @@ impl Link {
             let outcome = timeout(pause, attempt(transport, message.clone(), plan)).await;
             plan.sink = sink;
             match outcome {
-                Ok(Ok(reply)) => return Ok(Reply { sink: plan.sink.take().map(SharedBuffer::from), ..reply }),
+                Ok(Ok(reply)) => return Ok(Reply { sink: plan.sink.take().map(SharedRegion::from), ..reply }),
                 Ok(Err(error)) => return Err(error),
                 Err(_) => pause = (pause * 2).min(RETRANSMIT_MAX),
             }

@@ -11,7 +11,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use buf::{Buffer, SharedBuffer};
+use buf::{Buffer, SharedRegion};
 use parking_lot::Mutex;
 use xdr::Message;
 
@@ -40,12 +40,12 @@ impl PendingCalls {
     }
 
     /// Hands a reply to its call; a reply that nobody waits for is dropped. `sink` holds its payload, if it was placed.
-    pub fn complete(&mut self, xid: Xid, message: Message, sink: Option<SharedBuffer>) {
+    pub fn complete(&mut self, xid: Xid, message: Message, sink: Option<SharedRegion>) {
         let Some(pending) = self.calls.get_mut(&xid).filter(|pending| pending.outcome.is_none()) else {
             tracing::debug!(xid = xid.0, "a reply that nobody waits for");
             return;
         };
-        let sink = sink.or_else(|| pending.plan.sink.take().map(SharedBuffer::from));
+        let sink = sink.or_else(|| pending.plan.sink.take().map(SharedRegion::from));
         pending.outcome = Some(Ok(Reply { message, sink }));
         pending.waker.wake_by_ref();
     }
@@ -54,7 +54,7 @@ impl PendingCalls {
     pub fn fail_all(&mut self, error: &TransportError, mut abandoned: Option<(Xid, Buffer)>) {
         for (xid, pending) in &mut self.calls {
             if pending.outcome.is_none() {
-                let filling = abandoned.take_if(|(filling, _)| filling == xid).map(|(_, sink)| sink);
+                let filling = abandoned.take_if(|(filling, _)| filling == xid).map(|(_, sink)| sink.into());
                 let sink = filling.or_else(|| pending.plan.sink.take());
                 pending.outcome = Some(Err(CallError { error: error.clone(), sink }));
                 pending.waker.wake_by_ref();
@@ -108,7 +108,12 @@ impl<'a, S: Shared> CallFuture<'a, S> {
         Self { shared, xid, stage: Stage::New(message, plan) }
     }
 
-    fn start(&mut self, message: Message, plan: ReplyPlan, cx: &Context<'_>) -> Result<(), CallError> {
+    fn start(&mut self, mut message: Message, plan: ReplyPlan, cx: &Context<'_>) -> Result<(), CallError> {
+        // A socket takes no device memory. Copied here, a device that fails ends this call alone.
+        if let Err(error) = message.payloads.iter_mut().try_for_each(|payload| payload.data.bounce()) {
+            let error = TransportError::Refused(format!("reading what is to be sent: {error}"));
+            return Err(CallError { error, sink: plan.sink });
+        }
         let mut shared = self.shared.lock();
         let pending = shared.pending();
         let problem = match pending.over() {

@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use buf::{Arena, Buffer, Pool, SharedBuffer};
+use buf::{Arena, Buffer, Pool, Region, SharedRegion};
 use bytes::{BufMut, Bytes, BytesMut};
 use smallvec::smallvec;
 use xdr::{Located, Message, PlacedPayload};
@@ -27,8 +27,8 @@ use crate::{
 pub struct Record {
     /// Its bytes, and the payload beside them if it was placed.
     pub message: Message,
-    /// The buffer in which the payload was placed.
-    pub sink: Option<SharedBuffer>,
+    /// The region in which the payload was placed.
+    pub sink: Option<SharedRegion>,
     /// Bytes of memory that [`Place::room`] was asked for.
     pub charged: usize,
 }
@@ -36,7 +36,7 @@ pub struct Record {
 /// Where the payload of an arriving reply goes.
 #[derive(Debug)]
 pub struct Placement {
-    /// The caller's buffer.
+    /// The caller's region, which is host memory.
     pub sink: Buffer,
     /// Where in the record the payload lies.
     pub located: Located,
@@ -304,8 +304,8 @@ impl RecordReader {
         let padding = padding(located.len).min(stream.len() - located.position);
         stream.copy_within(located.position + padding.., located.position);
         stream.truncate(stream.len() - padding);
-        let sink = SharedBuffer::from(sink);
-        let data = sink.bytes().slice(..located.len).into();
+        let sink = SharedRegion::from(Region::from(sink));
+        let data = sink.piece(located.len).into();
         let payloads = smallvec![PlacedPayload { position: Some(located.position as u32), data }];
         Record { message: Message { stream: stream.freeze(), payloads }, sink: Some(sink), charged: 0 }
     }
@@ -533,7 +533,7 @@ mod tests {
             for (record, message) in records.iter().zip(&messages) {
                 prop_assert_eq!(flat(&record.message), flat(message));
                 if let (Some(sink), Some(payload)) = (&record.sink, message.payloads.first()) {
-                    prop_assert!(sink.holds(&record.message.payloads[0].data.to_bytes().unwrap()));
+                    prop_assert!(sink.holds(&record.message.payloads[0].data));
                     prop_assert_eq!(record.message.payloads[0].position, payload.position);
                 }
             }

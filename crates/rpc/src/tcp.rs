@@ -25,7 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use buf::{Pool, RecvStage, SOCKET_SPIN_MAX, SendQueue, Spin};
+use buf::{Buffer, Pool, RecvStage, SOCKET_SPIN_MAX, SendQueue, Spin};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use socket2::SockRef;
@@ -442,11 +442,19 @@ impl Place for Locator<'_> {
         let mut shared = self.shared.lock();
         let plan = shared.pending.plan(xid)?;
         let located = plan.locate?(prefix)?;
-        let placement = Placement { sink: plan.sink.take()?, located };
+        // A socket receives into host memory only. The caller copies the payload into a region of another kind.
+        let sink = match Buffer::try_from(plan.sink.take()?) {
+            Ok(sink) => sink,
+            Err(sink) => {
+                plan.sink = Some(sink);
+                return None;
+            }
+        };
+        let placement = Placement { sink, located };
         if placement.fits(prefix.len(), record_len) {
             return Some(placement);
         }
-        plan.sink = Some(placement.sink);
+        plan.sink = Some(placement.sink.into());
         None
     }
 

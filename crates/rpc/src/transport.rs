@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use buf::{Buffer, Pool, SharedBuffer};
+use buf::{Pool, Region, SharedRegion};
 use bytes::Bytes;
 use xdr::{Located, Message};
 
@@ -66,9 +66,10 @@ pub struct ReplyPlan {
     pub inline_max: usize,
     /// Most bytes that the reply's payload (its item that may be placed directly) can have; zero if it has none.
     pub payload_max: usize,
-    /// The caller's own buffer for the payload; where there is none and one is needed, the transport takes one
-    /// from its pool. Its visible length is at least `payload_max`.
-    pub sink: Option<Buffer>,
+    /// The caller's own region for the payload; where there is none and one is needed, the transport takes a buffer
+    /// from its pool. Its visible length is at least `payload_max`. A transport that cannot place data in memory of its
+    /// kind leaves the payload in the message.
+    pub sink: Option<Region>,
     /// Finds the payload in the first bytes of a reply, so that a stream transport can receive it into the sink.
     pub locate: Option<fn(&Bytes) -> Option<Located>>,
 }
@@ -82,23 +83,23 @@ impl ReplyPlan {
     }
 }
 
-/// A reply, and the caller's buffer back.
+/// A reply, and the caller's region back.
 #[derive(Debug)]
 pub struct Reply {
     /// The reply from its XID on.
     pub message: Message,
     /// The sink of the [`ReplyPlan`]. If the payload was placed in it, the message's payload is a view of it
-    /// (see [`SharedBuffer::holds`]).
-    pub sink: Option<SharedBuffer>,
+    /// (see [`SharedRegion::holds`]).
+    pub sink: Option<SharedRegion>,
 }
 
-/// A call that got no reply, and the caller's buffer back.
+/// A call that got no reply, and the caller's region back.
 #[derive(Debug)]
 pub struct CallError {
     /// Why.
     pub error: TransportError,
     /// The sink of the [`ReplyPlan`], its content unspecified; the peer can no longer reach it.
-    pub sink: Option<Buffer>,
+    pub sink: Option<Region>,
 }
 
 /// Why a transport failed.

@@ -133,10 +133,12 @@ impl KeyValue {
         fn locate(prefix: &Bytes) -> Option<Located> {
             Message::locate::<Option<Value>>(prefix, |decoder| ReplyHeader::decode(decoder).map(drop))
         }
-        let plan = ReplyPlan { inline_max: 64, payload_max: buffer.len(), sink: Some(buffer), locate: Some(locate) };
+        let plan =
+            ReplyPlan { inline_max: 64, payload_max: buffer.len(), sink: Some(buffer.into()), locate: Some(locate) };
         let answer = self.0.call::<Option<Value>>(GET, &Key::from(key), plan, CallOptions::default()).await?;
-        let value = answer.results.map(|value| value.0.to_bytes().expect("it is in memory"));
-        let placed = value.as_ref().is_some_and(|value| answer.sink.is_some_and(|sink| sink.holds(value)));
+        let value = answer.results.map(|value| value.0);
+        let placed = value.as_ref().zip(answer.sink).is_some_and(|(value, sink)| sink.holds(value));
+        let value = value.map(|value| value.to_bytes().expect("it is in memory"));
         Ok((value, placed))
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct ReadFit {
     pub inline: Option<Inline>,
     /// What the receiver is to read: XDR position and contiguous pieces, by ascending position. One at zero is the
     /// stream, for RDMA_NOMSG.
-    pub reads: SmallVec<[(u32, SmallVec<[Bytes; 1]>); 1]>,
+    pub reads: Reads,
 }
 
 /// The way of a reply into what the caller offered.
@@ -76,7 +76,7 @@ impl ReplyOffer {
     }
 }
 
-/// Decides how `message` travels when its reply is offered `offer`. File pieces must have been read.
+/// Decides how `message` travels when its reply is offered `offer`. Files and memory of peers must have been read.
 ///
 /// # Errors
 /// It cannot.
@@ -90,7 +90,7 @@ pub(crate) fn fit_call(
     fit_reads(message, PLAIN_LEN + offer.wire_len(), settings.role == Role::Connecting, settings, pool)
 }
 
-/// Decides how a reply travels of which the caller is to read what is large. File pieces must have been read.
+/// Decides how a reply travels of which the caller is to read what is large. Files and memory of peers must have been read.
 ///
 /// # Errors
 /// It cannot.
@@ -148,7 +148,7 @@ pub(crate) fn fit_reply(
 
 /// `header` is the length of the header without read chunks; `chunks`, whether there may be any.
 fn fit_reads(
-    message: Message,
+    mut message: Message,
     header: usize,
     chunks: bool,
     settings: &Settings,
@@ -156,6 +156,10 @@ fn fit_reads(
 ) -> Result<ReadFit, TransportError> {
     let len = message.len();
     let min_chunk = settings.options.min_chunk;
+    // What is sent inline is copied here, so that a device that fails ends this call alone.
+    for payload in message.payloads.iter_mut().filter(|payload| !chunks || payload.data.len() < min_chunk) {
+        payload.data.bounce().map_err(|error| unreadable(&error))?;
+    }
     let fits = header + len <= settings.send_max;
     if fits && (!chunks || message.payloads.iter().all(|payload| payload.data.len() < min_chunk)) {
         return Ok(ReadFit { inline: Some(Inline::new(message, |_| true)), reads: SmallVec::new() });
@@ -165,7 +169,7 @@ fn fit_reads(
         return Err(TransportError::TooLong { len, max });
     }
     let mut fit = ReadFit { inline: None, reads: SmallVec::new() };
-    let all = reads_of(&message.payloads, pool);
+    let all = reads_of(&message.payloads, pool)?;
     let segments: usize = all.iter().map(|(_, pieces)| pieces.len()).sum();
     if header + READ_SEGMENT_LEN * segments + message.stream.len() <= settings.send_max {
         fit.reads = all;
@@ -177,8 +181,8 @@ fn fit_reads(
     let large: SmallVec<[_; 1]> = message.payloads.iter().filter(|&payload| !is_small(payload)).cloned().collect();
     let small: SmallVec<[bool; 4]> = message.payloads.iter().map(is_small).collect();
     let stream = Inline::new(message, |index| small[index]).into_rope();
-    fit.reads.push((0, contiguous(&stream, pool)));
-    fit.reads.extend(reads_of(&large, pool));
+    fit.reads.push((0, contiguous(&stream, pool)?));
+    fit.reads.extend(reads_of(&large, pool)?);
     let segments: usize = fit.reads.iter().map(|(_, pieces)| pieces.len()).sum();
     match header + READ_SEGMENT_LEN * segments {
         header if header <= settings.send_max => Ok(fit),
@@ -280,25 +284,31 @@ pub(crate) fn encode_header(header: &Header) -> Bytes {
     encoder.finish().stream
 }
 
-fn reads_of(payloads: &[PlacedPayload], pool: &Pool) -> SmallVec<[(u32, SmallVec<[Bytes; 1]>); 1]> {
+type Reads = SmallVec<[(u32, SmallVec<[Piece; 1]>); 1]>;
+
+fn reads_of(payloads: &[PlacedPayload], pool: &Pool) -> Result<Reads, TransportError> {
     let position = |payload: &PlacedPayload| payload.position.expect("a payload to be sent has a position");
-    payloads.iter().map(|payload| (position(payload), contiguous(&payload.data, pool))).collect()
+    payloads.iter().map(|payload| Ok((position(payload), contiguous(&payload.data, pool)?))).collect()
 }
 
-/// The pieces of `rope` as memory; copied together if they are many, for each takes a registration.
-fn contiguous(rope: &Rope, pool: &Pool) -> SmallVec<[Bytes; 1]> {
-    let memory = |piece: &Piece| match piece {
-        Piece::Memory(bytes) => Some(bytes.clone()),
-        Piece::File(_) | Piece::Peer(_) => None,
-    };
-    if rope.pieces().len() <= PIECES_MAX
-        && let Some(pieces) = rope.pieces().iter().map(memory).collect()
-    {
-        return pieces;
+/// The pieces of `rope` as they can be registered; copied together if they are many, for each takes a registration.
+fn contiguous(rope: &Rope, pool: &Pool) -> Result<SmallVec<[Piece; 1]>, TransportError> {
+    if rope.pieces().len() <= PIECES_MAX && rope.pieces().iter().all(is_registrable) {
+        return Ok(rope.pieces().into());
     }
     let mut copy = pool.take(rope.len());
-    rope.copy_to(&mut copy).expect("file pieces have been read before");
-    SmallVec::from_iter([copy.freeze()])
+    rope.copy_to(&mut copy).map_err(|error| unreadable(&error))?;
+    Ok(SmallVec::from_iter([copy.freeze().into()]))
+}
+
+/// Whether a queue pair may be asked to register it.
+pub(crate) fn is_registrable(piece: &Piece) -> bool {
+    matches!(piece, Piece::Memory(_) | Piece::Device(_))
+}
+
+/// The error of a file or of device memory that cannot be read.
+pub(crate) fn unreadable(error: &std::io::Error) -> TransportError {
+    TransportError::Refused(format!("reading what is to be sent: {error}"))
 }
 
 /// A read segment in a header.

@@ -6,7 +6,7 @@
 use std::{collections::VecDeque, time::Instant};
 
 use buf::{Buffer, PeerBytes, Pool};
-use rdma::{Memory, Region, RemoteSegment, Stag, WorkId, WorkRequest};
+use rdma::{Memory, Registered, RemoteSegment, Stag, WorkId, WorkRequest};
 use rpc::{CallError, Reply, ReplyToken, TransportError};
 use xdr::Message;
 
@@ -57,7 +57,7 @@ pub trait Registry {
     ///
     /// # Errors
     /// Too many regions; the memory comes back.
-    fn register(&mut self, memory: Memory) -> Result<Region, Memory>;
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory>;
     /// See [`rdma::QueuePair::reclaim`].
     fn reclaim(&mut self, stag: Stag) -> Option<Memory>;
     /// See [`rdma::QueuePair::view`].
@@ -68,7 +68,7 @@ pub trait Registry {
 }
 
 impl Registry for Box<dyn rdma::QueuePair> {
-    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory> {
         (**self).register(memory)
     }
 

@@ -1,9 +1,10 @@
 //! [`Outgoing`]: a call that we make, its memory and its outcome.
 //!
 //! Buffers: memory that a call exposes belongs to the queue pair until it is invalidated; then it is the call's again, and the
-//! sink goes back to the caller with the result.
+//! sink goes back to the caller with the result. A sink or an argument in device memory that the queue pair cannot reach is not
+//! exposed; host memory of ours is, in its place.
 
-use buf::{Buffer, SharedBuffer, Slab};
+use buf::{Buffer, Piece, Pool, Region, Rope, SharedRegion, Slab};
 use bytes::Bytes;
 use rdma::{Memory, Stag};
 use rpc::{CallError, Reply, ReplyPlan, TransportError, Xid};
@@ -14,6 +15,7 @@ use crate::{
     Registry,
     chunk::{Chunk, Lists, Segment},
     fetch::Fetch,
+    fit::unreadable,
     message::is_reply_to,
 };
 
@@ -24,7 +26,7 @@ pub(crate) struct Outgoing {
     pub(crate) stage: Stage,
     /// Whether somebody waits for it.
     pub(crate) wanted: bool,
-    /// The visible length of the caller's buffer, if there is one.
+    /// The visible length of the caller's region, if there is one.
     pub(crate) sink_len: Option<usize>,
     /// Longest reply that its plan allows.
     pub(crate) reply_max: usize,
@@ -49,7 +51,7 @@ pub(crate) enum Outcome {
         /// Bytes in the write chunk.
         placed: usize,
     },
-    /// The message has been read, but for a payload that is in the caller's buffer: its position and its bytes.
+    /// The message has been read, but for a payload that is in the caller's region: its position and its bytes.
     Fetched {
         message: Message,
         placed: Option<(u32, usize)>,
@@ -76,7 +78,10 @@ pub(crate) struct Exposure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Arguments,
+    /// The caller's region for the payload.
     Sink,
+    /// Memory of ours for the payload, where the caller has no region or the queue pair cannot reach it.
+    WriteChunk,
     ReplyChunk,
 }
 
@@ -118,56 +123,57 @@ impl Outgoing {
 
     pub(crate) fn into_result(mut self) -> Result<Reply, CallError> {
         let reply_chunk = self.take_memory(Purpose::ReplyChunk);
-        let mut sink = self.take_memory(Purpose::Sink);
+        let write_chunk = self.take_memory(Purpose::WriteChunk);
+        let sink = self.take_memory(Purpose::Sink).zip(self.sink_len).map(|(mut sink, len)| {
+            sink.set_len(len);
+            sink
+        });
         let Stage::Finishing(outcome) = self.stage else { unreachable!("only finished calls have a result") };
         let (mut message, position, placed) = match outcome.into_message(reply_chunk, self.xid) {
             Ok(answer) => answer,
-            Err(error) => {
-                let sink = sink.take().zip(self.sink_len).map(|(mut sink, len)| {
-                    sink.set_len(len);
-                    sink
-                });
-                return Err(CallError { error, sink });
-            }
+            Err(error) => return Err(CallError { error, sink }),
         };
-        let (data, sink) = match (sink, self.sink_len) {
-            (Some(mut sink), Some(len)) => {
-                sink.set_len(len);
-                let shared = SharedBuffer::from(sink);
-                (shared.bytes().slice(..placed), Some(shared))
+        let sink = sink.map(SharedRegion::from);
+        let data = match (write_chunk, &sink) {
+            (Some(mut chunk), _) => {
+                chunk.set_len(placed);
+                Rope::from(chunk)
             }
-            (Some(mut sink), None) => {
-                sink.set_len(placed);
-                (sink.freeze(), None)
-            }
-            (None, _) => (Bytes::new(), None),
+            (None, Some(sink)) => sink.piece(placed).into(),
+            (None, None) => Rope::new(),
         };
         if placed > 0 {
-            message.payloads.push(PlacedPayload { position, data: data.into() });
+            message.payloads.push(PlacedPayload { position, data });
         }
         Ok(Reply { message, sink })
     }
 
-    pub(crate) fn take_memory(&mut self, purpose: Purpose) -> Option<Buffer> {
-        let exposure = self.exposed.iter_mut().find(|exposure| exposure.purpose == purpose)?;
-        match exposure.memory.take() {
-            Some(Memory::Write(buffer)) => Some(buffer),
-            _ => None,
-        }
+    /// The caller's region, for an RDMA Read into it; none if it is not host memory.
+    pub(crate) fn take_host_sink(&mut self) -> Option<Buffer> {
+        let sink = self.take_memory(Purpose::Sink)?;
+        Buffer::try_from(sink).map_err(|sink| self.return_sink(sink)).ok()
     }
 
-    /// Undoes [`take_memory`](Self::take_memory).
-    pub(crate) fn return_memory(&mut self, purpose: Purpose, buffer: Buffer) {
-        let exposure = self.exposed.iter_mut().find(|exposure| exposure.purpose == purpose);
-        exposure.expect("memory of this purpose was taken").memory = Some(Memory::Write(buffer));
+    /// Undoes [`take_host_sink`](Self::take_host_sink).
+    pub(crate) fn return_sink(&mut self, sink: impl Into<Region>) {
+        let exposure = self.exposed.iter_mut().find(|exposure| exposure.purpose == Purpose::Sink);
+        exposure.expect("the sink was taken").memory = Some(Memory::Write(sink.into()));
+    }
+
+    fn take_memory(&mut self, purpose: Purpose) -> Option<Region> {
+        let exposure = self.exposed.iter_mut().find(|exposure| exposure.purpose == purpose)?;
+        match exposure.memory.take() {
+            Some(Memory::Write(region)) => Some(region),
+            _ => None,
+        }
     }
 }
 
 impl Outcome {
-    /// The message, from where it is, and the position and length of a payload in the caller's buffer.
+    /// The message, from where it is, and the position and length of a payload that was placed.
     fn into_message(
         self,
-        reply_chunk: Option<Buffer>,
+        reply_chunk: Option<Region>,
         xid: Xid,
     ) -> Result<(Message, Option<u32>, usize), TransportError> {
         match self {
@@ -177,7 +183,8 @@ impl Outcome {
             // RFC 8166 §4.3.2.1: a write chunk tells no position; it belongs to the next item that may have one.
             Outcome::Answered { stream: Stream::Inline(stream), placed } => Ok((stream.into(), None, placed)),
             Outcome::Answered { stream: Stream::InChunk(len), placed } => {
-                let mut buffer = reply_chunk.ok_or(TransportError::Lost("the reply chunk is gone".into()))?;
+                let buffer = reply_chunk.and_then(|chunk| Buffer::try_from(chunk).ok());
+                let mut buffer = buffer.ok_or(TransportError::Lost("the reply chunk is gone".into()))?;
                 buffer.set_len(len);
                 let stream = private(buffer);
                 match is_reply_to(&stream, xid) {
@@ -202,25 +209,39 @@ pub(crate) trait Exposures {
         memory: impl IntoIterator<Item = Memory>,
         purpose: Purpose,
         registry: &mut dyn Registry,
+        pool: &Pool,
     ) -> Result<Chunk, TransportError>;
+    fn expose_one(&mut self, memory: Memory, purpose: Purpose, registry: &mut dyn Registry) -> Result<Segment, Memory>;
     fn keep(&mut self, memory: Memory, purpose: Purpose);
 }
 
 impl Exposures for SmallVec<[Exposure; 2]> {
-    /// Registers each piece as one segment of a chunk.
+    /// Registers each piece as one segment of a chunk. In place of device memory that the queue pair cannot reach it registers a
+    /// copy, or room for what is to be copied there.
     fn expose(
         &mut self,
         memory: impl IntoIterator<Item = Memory>,
         purpose: Purpose,
         registry: &mut dyn Registry,
+        pool: &Pool,
     ) -> Result<Chunk, TransportError> {
         let mut segments = SmallVec::<[Segment; 1]>::new();
-        for piece in memory {
-            match registry.register(piece) {
-                Ok(region) => {
-                    self.push(Exposure { stag: region.stag, purpose, memory: None });
-                    segments.push(Segment { handle: region.stag, length: region.len, offset: region.offset });
+        for memory in memory {
+            let exposed = match self.expose_one(memory, purpose, registry) {
+                Err(Memory::Write(sink)) if sink.as_host().is_none() => {
+                    let room = pool.take(sink.len());
+                    self.keep(Memory::Write(sink), purpose);
+                    self.expose_one(Memory::Write(room.into()), Purpose::WriteChunk, registry)
                 }
+                Err(Memory::Read(Piece::Device(range))) => {
+                    let mut copy = pool.take(range.len());
+                    range.copy_out(0, &mut copy).map_err(|error| unreadable(&error))?;
+                    self.expose_one(Memory::Read(copy.freeze().into()), purpose, registry)
+                }
+                exposed => exposed,
+            };
+            match exposed {
+                Ok(segment) => segments.push(segment),
                 Err(memory) => {
                     self.keep(memory, purpose);
                     return Err(TransportError::Refused("no more memory can be registered".into()));
@@ -228,6 +249,12 @@ impl Exposures for SmallVec<[Exposure; 2]> {
             }
         }
         Ok(Chunk::new(segments))
+    }
+
+    fn expose_one(&mut self, memory: Memory, purpose: Purpose, registry: &mut dyn Registry) -> Result<Segment, Memory> {
+        let region = registry.register(memory)?;
+        self.push(Exposure { stag: region.stag, purpose, memory: None });
+        Ok(Segment { handle: region.stag, length: region.len, offset: region.offset })
     }
 
     /// Keeps memory with the call without exposing it.

@@ -146,21 +146,23 @@ impl Requester {
         let fit = fit_call(message, offer, &link.settings, &link.pool);
         // The sink is kept in any case, so that it goes back to the caller.
         if offer.write > 0 && fit.is_ok() {
-            let mut sink = plan.sink.unwrap_or_else(|| link.pool.take(offer.write));
-            sink.set_len(offer.write);
-            call.write = Some(call.exposed.expose([Memory::Write(sink)], Purpose::Sink, registry)?);
+            let purpose = if plan.sink.is_some() { Purpose::Sink } else { Purpose::WriteChunk };
+            let mut region = plan.sink.unwrap_or_else(|| link.pool.take(offer.write).into());
+            region.set_len(offer.write);
+            call.write = Some(call.exposed.expose([Memory::Write(region)], purpose, registry, &link.pool)?);
         } else if let Some(sink) = plan.sink {
             call.exposed.keep(Memory::Write(sink), Purpose::Sink);
         }
         let fit = fit?;
         if offer.reply > 0 {
-            let memory = Memory::Write(link.pool.take(offer.reply));
-            call.reply = Some(call.exposed.expose([memory], Purpose::ReplyChunk, registry)?);
+            let memory = Memory::Write(link.pool.take(offer.reply).into());
+            call.reply = Some(call.exposed.expose([memory], Purpose::ReplyChunk, registry, &link.pool)?);
         }
         let mut lists =
             Lists { writes: WriteList::new(call.write.clone()), reply: call.reply.clone(), ..Lists::default() };
         for (position, pieces) in fit.reads {
-            let chunk = call.exposed.expose(pieces.into_iter().map(Memory::Read), Purpose::Arguments, registry)?;
+            let memory = pieces.into_iter().map(Memory::Read);
+            let chunk = call.exposed.expose(memory, Purpose::Arguments, registry, &link.pool)?;
             for segment in chunk.segments() {
                 lists.reads.push(position, *segment).expect("fit_call keeps to the bounds of a list");
             }
@@ -246,7 +248,7 @@ impl Requester {
     ) {
         let call = self.calls.get_mut(key).expect("a call stands while its reply is read");
         if part == SINK_PART {
-            call.return_memory(Purpose::Sink, buffer);
+            call.return_sink(buffer);
             if let Stage::Fetching(fetch) = &mut call.stage
                 && is_ok
             {
@@ -269,7 +271,7 @@ impl Requester {
             && let Name::Fetch(key, SINK_PART) = id.into()
             && let Some(call) = self.calls.get_mut(key)
         {
-            call.return_memory(Purpose::Sink, into);
+            call.return_sink(into);
         }
     }
 
@@ -319,7 +321,7 @@ impl Requester {
     ) {
         let call = self.calls.get_mut(key).expect("the caller has found it");
         let (reply_max, sink_len) = (call.reply_max, call.sink_len.unwrap_or(0));
-        let sink = |len| if len <= sink_len { call.take_memory(Purpose::Sink) } else { None };
+        let sink = |len| if len <= sink_len { call.take_host_sink() } else { None };
         match Fetch::start(link, key, reply_max, (granted, lists, inline), sink) {
             Ok(fetch) => call.stage = Stage::Fetching(fetch),
             Err(what) => return link.fail_protocol(what),

@@ -26,7 +26,11 @@ use smallvec::SmallVec;
 use tokio::time::{Instant, Sleep};
 use xdr::Message;
 
-use crate::{CallId, Connection, Design, Event, Role, Work, table::Map};
+use crate::{
+    CallId, Connection, Design, Event, Role, Work,
+    fit::{is_registrable, unreadable},
+    table::Map,
+};
 
 /// RPC-over-RDMA on one queue pair.
 pub struct RdmaTransport {
@@ -133,7 +137,8 @@ impl Transport for RdmaTransport {
     }
 
     fn reply(&self, token: ReplyToken, mut message: Message) -> Result<(), TransportError> {
-        let readable = if self.caps.file_ranges { Ok(()) } else { read_files(&mut message, &self.pool) };
+        let in_memory = |piece: &Piece| matches!(piece, Piece::Memory(_));
+        let readable = if self.caps.file_ranges { Ok(()) } else { read_files(&mut message, &self.pool, in_memory) };
         let mut shared = self.shared.lock();
         let replied = match readable {
             Ok(()) => shared.connection.reply(token, message),
@@ -327,7 +332,7 @@ enum CallStage {
 
 impl CallFuture<'_> {
     fn start(&mut self, mut message: Message, plan: ReplyPlan, cx: &Context<'_>) -> Result<(), CallError> {
-        if let Err(error) = read_files(&mut message, &self.transport.pool) {
+        if let Err(error) = read_files(&mut message, &self.transport.pool, is_registrable) {
             return Err(CallError { error, sink: plan.sink });
         }
         let mut shared = self.transport.shared.lock();
@@ -384,15 +389,13 @@ impl Drop for CallFuture<'_> {
 /// Room that is not worth giving back.
 const REST_ENTRIES: usize = 4;
 
-/// Puts the bytes of files, and of peers, into memory, where the peer can be let at them.
-fn read_files(message: &mut Message, pool: &Pool) -> Result<(), TransportError> {
+/// Copies payloads that do not consist of pieces `as_they_are`, such as files and memory of peers, to memory that can be
+/// registered.
+fn read_files(message: &mut Message, pool: &Pool, as_they_are: fn(&Piece) -> bool) -> Result<(), TransportError> {
     for payload in &mut message.payloads {
-        if payload.data.pieces().iter().any(|piece| !matches!(piece, Piece::Memory(_))) {
+        if !payload.data.pieces().iter().all(as_they_are) {
             let mut buffer = pool.take(payload.data.len());
-            payload
-                .data
-                .copy_to(&mut buffer)
-                .map_err(|error| TransportError::Refused(format!("reading a file to be sent: {error}")))?;
+            payload.data.copy_to(&mut buffer).map_err(|error| unreadable(&error))?;
             payload.data = buffer.freeze().into();
         }
     }

@@ -93,7 +93,7 @@ pub fn shm_peer(data: &[u8]) {
 
 fn shm_ring(data: &[u8]) {
     let mut end = RingHarness::new(4, &[100, 5000, 1]);
-    let regions = [Memory::Write(Buffer::zeroed(1000)), Memory::Read(Bytes::from(vec![7; 1000]))];
+    let regions = [Memory::Write(Buffer::zeroed(1000).into()), Memory::Read(Bytes::from(vec![7; 1000]).into())];
     for memory in regions {
         end.register(memory).expect("there is room");
     }
@@ -125,9 +125,9 @@ pub fn iwarp_stream(data: &[u8]) {
     let (crc, step) = (how & 1 != 0, [1, 5, 64, 1460, usize::MAX, 17, 4096, 333][usize::from(how >> 1 & 7)]);
     let mut end = StreamHarness::new(crc, 3, 4);
     let regions = [
-        Memory::Write(Buffer::zeroed(1000)),
-        Memory::Read(Bytes::from(vec![7; 1000])),
-        Memory::Write(Buffer::zeroed(70_000)),
+        Memory::Write(Buffer::zeroed(1000).into()),
+        Memory::Read(Bytes::from(vec![7; 1000]).into()),
+        Memory::Write(Buffer::zeroed(70_000).into()),
     ];
     for (memory, expected) in regions.into_iter().zip([0x101, 0x201, 0x301]) {
         let region = end.register(memory).expect("there is room");

@@ -104,7 +104,7 @@ fn the_receiving_half_takes_what_linux_sends() {
             }
             for (step, direct) in [(1, false), (7, true), (1460, true), (1 << 20, false)] {
                 let mut receiver = StreamHarness::new(false, 16, sends);
-                receiver.register(Memory::Read(Bytes::from_static(b"unused"))).unwrap();
+                receiver.register(Memory::Read(Bytes::from_static(b"unused").into())).unwrap();
                 assert_eq!(receiver.feed(&stream, step, direct), Ok(()));
                 assert_eq!(receiver.received(), sends);
             }

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, time::Instant};
 use buf::{Buffer, Pool};
 use bytes::Bytes;
 use rdma::{
-    Completion, CompletionKind, Memory, Region, Stag, Status, WorkId, WorkRequest,
+    Completion, CompletionKind, Memory, Registered, Stag, Status, WorkId, WorkRequest,
     iwarp::{
         ddp,
         rdmap::{Opcode, ReadRequest},
@@ -82,7 +82,7 @@ fn the_private_data_of_both_sides_is_understood() {
 struct Nothing;
 
 impl Registry for Nothing {
-    fn register(&mut self, _: Memory) -> Result<Region, Memory> {
+    fn register(&mut self, _: Memory) -> Result<Registered, Memory> {
         panic!("the answering side exposes no memory")
     }
 

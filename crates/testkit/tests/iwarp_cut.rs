@@ -100,7 +100,7 @@ fn check_home(end: &mut conformance::provider::End) {
             CompletionKind::Receive { buffer, invalidated, .. } if done.status == Status::Ok => {
                 assert_eq!(buffer.len(), 100);
                 if let Some((_, Memory::Write(written))) = invalidated {
-                    assert!(**written == pattern(3, SIZE)[..], "what was announced is there");
+                    assert!(written.as_host().unwrap()[..] == pattern(3, SIZE)[..], "what was announced is there");
                 }
             }
             CompletionKind::Receive { buffer, .. } => assert_eq!(buffer.len(), 4096),

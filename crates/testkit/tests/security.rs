@@ -164,7 +164,7 @@ fn locate<R: Decode>(prefix: &Bytes) -> Option<Located> {
 }
 
 fn plan(len: usize) -> ReplyPlan {
-    ReplyPlan { inline_max: 64, payload_max: len, sink: Some(Buffer::zeroed(len)), locate: Some(locate::<Data>) }
+    ReplyPlan { inline_max: 64, payload_max: len, sink: Some(Buffer::zeroed(len).into()), locate: Some(locate::<Data>) }
 }
 
 async fn echo(client: &Client, data: &Bytes) -> Result<Answer<Data>, CallFailed> {
@@ -183,14 +183,18 @@ fn payloads_travel_at_every_level_and_are_placed_only_in_clear() {
             for len in [0, 1, 500, 8192, rig.payload_max()] {
                 let data = pattern(len);
                 let answer = echo(&client, &data).await.unwrap();
-                let echoed = answer.results.0.to_bytes().unwrap();
-                assert_eq!(echoed, data);
+                assert_eq!(answer.results.0.to_bytes().unwrap(), data);
                 let sink = answer.sink.expect("the caller's buffer comes back");
                 if len == 1 << 20 {
-                    assert_eq!(sink.holds(&echoed), level == Level::Header, "{level:?} over {}", rig.kind.name());
+                    assert_eq!(
+                        sink.holds(&answer.results.0),
+                        level == Level::Header,
+                        "{level:?} over {}",
+                        rig.kind.name()
+                    );
                 }
-                drop((echoed, answer.results));
-                assert_eq!(sink.into_buffer().unwrap().len(), len);
+                drop(answer.results);
+                assert_eq!(sink.into_region().unwrap().len(), len);
             }
             let named = client.call::<Data>(NAME, &(), ReplyPlan::default(), CallOptions::default()).await;
             assert_eq!(&named.unwrap().results.0.to_bytes().unwrap()[..], b"alice");
@@ -253,7 +257,7 @@ async fn reads_and_writes(client: &Client, name: &str, largest: usize) {
         let plan = ReplyPlan {
             inline_max: 1024,
             payload_max: len,
-            sink: Some(Buffer::zeroed(len)),
+            sink: Some(Buffer::zeroed(len).into()),
             locate: Some(locate::<<Read as Procedure3>::Res>),
         };
         let args = ReadArgs { file: file.clone(), offset: 0, count };

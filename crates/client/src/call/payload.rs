@@ -1,6 +1,8 @@
-//! The data of a READ's reply: in the caller's buffer, or piece by piece as it was received.
+//! The data of a READ's reply: in the caller's region, or piece by piece as it was received.
 
-use buf::{Buffer, Piece, Rope, SharedBuffer};
+use std::io;
+
+use buf::{Region, Rope, SharedRegion};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
@@ -15,27 +17,40 @@ pub(crate) fn pieces(data: Rope) -> Result<Pieces> {
     pieces.collect()
 }
 
-/// The sink with the data in its first bytes, wherever the transport has put them.
-pub(crate) fn settle(data: Rope, sink: SharedBuffer, wanted: usize) -> std::result::Result<Buffer, Buffer> {
-    let start = sink.as_ref().as_ptr();
-    let placed = matches!(data.pieces(), [Piece::Memory(bytes)] if bytes.as_ptr() == start);
-    if placed || data.is_empty() {
+/// The sink with the data in its first bytes, wherever the transport has put them: what it could not place is copied. The error
+/// is that of a device.
+pub(crate) fn settle(data: Rope, sink: SharedRegion, wanted: usize) -> (Result<()>, Region) {
+    let is_placed = data.is_empty() || sink.holds(&data);
+    if is_placed {
         drop(data);
-        return Ok(reclaim(sink, wanted));
+        return (Ok(()), reclaim(sink, wanted));
     }
-    let mut buffer = reclaim(sink, wanted);
-    let result = data.copy_to(&mut buffer[..data.len()]);
-    if result.is_ok() { Ok(buffer) } else { Err(buffer) }
+    let mut region = reclaim(sink, wanted);
+    let copied = copy(data, &mut region).map_err(|error| inaccessible(&error));
+    (copied, region)
 }
 
-/// The caller's buffer, as long as it was.
-pub(crate) fn reclaim(sink: SharedBuffer, wanted: usize) -> Buffer {
-    let mut buffer = sink.into_buffer().unwrap_or_else(|shared| {
-        // The transport holds on to it for another moment: its bytes are worth a copy.
-        Buffer::from(shared.as_ref().to_vec())
-    });
-    buffer.set_len(wanted);
-    buffer
+fn copy(data: Rope, region: &mut Region) -> io::Result<()> {
+    let mut at = 0;
+    for piece in data {
+        let bytes = piece.into_memory()?;
+        region.copy_in(at, &bytes)?;
+        at += bytes.len();
+    }
+    Ok(())
+}
+
+/// The error of a region of a device that fails.
+pub(crate) fn inaccessible(error: &io::Error) -> Error {
+    Error::new(ErrorKind::Device(error.to_string()), "READ")
+}
+
+/// The caller's region, as long as it was.
+pub(crate) fn reclaim(sink: SharedRegion, wanted: usize) -> Region {
+    // If the transport holds on to it for another moment, its bytes are worth a copy.
+    let mut region = sink.into_region_or_copy();
+    region.set_len(wanted);
+    region
 }
 
 pub(crate) fn unreadable(operation: &'static str) -> Error {

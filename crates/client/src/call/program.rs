@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use buf::{Pool, SharedBuffer};
+use buf::{Pool, SharedRegion};
 use rpc::{
     Answer, AuthSys, CallFailed, CallOptions, Client, ClientError, ClientOptions, Credential, ReplyPlan, TransportKind,
 };
@@ -119,7 +119,7 @@ impl Program {
         arguments: &A,
         plan: ReplyPlan,
         deadline: &Deadline,
-    ) -> (Result<R>, Option<SharedBuffer>) {
+    ) -> (Result<R>, Option<SharedRegion>) {
         self.call_with(procedure, name, arguments, plan, deadline, false).await
     }
 
@@ -131,7 +131,7 @@ impl Program {
         arguments: &A,
         plan: ReplyPlan,
         deadline: &Deadline,
-    ) -> (Result<R>, Option<SharedBuffer>) {
+    ) -> (Result<R>, Option<SharedRegion>) {
         self.call_with(procedure, name, arguments, plan, deadline, true).await
     }
 
@@ -188,11 +188,11 @@ impl Program {
         plan: ReplyPlan,
         deadline: &Deadline,
         once: bool,
-    ) -> (Result<R>, Option<SharedBuffer>) {
+    ) -> (Result<R>, Option<SharedRegion>) {
         let options = CallOptions { deadline: Some(deadline.at().saturating_duration_since(Instant::now())), once };
         match self.link.client.call(procedure, arguments, plan, options).await {
             Ok(Answer { results, sink }) => (Ok(results), sink),
-            Err(CallFailed { error, sink }) => (Err(self.error(error, name)), sink.map(SharedBuffer::from)),
+            Err(CallFailed { error, sink }) => (Err(self.error(error, name)), sink.map(SharedRegion::from)),
         }
     }
 

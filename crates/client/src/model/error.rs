@@ -53,6 +53,8 @@ pub enum ErrorKind {
     Path(&'static str),
     /// The caller's request is invalid.
     Invalid(&'static str),
+    /// The device fails to whose memory the caller reads; the reason.
+    Device(String),
 }
 
 impl Error {
@@ -172,6 +174,7 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Referral(why) => write!(f, "this is on another server, which cannot be reached: {why}"),
             ErrorKind::Moved(why) => write!(f, "its file system has moved to another server: {why}"),
             ErrorKind::Path(problem) | ErrorKind::Invalid(problem) => f.write_str(problem),
+            ErrorKind::Device(problem) => write!(f, "the memory to read into fails: {problem}"),
         }
     }
 }
@@ -212,7 +215,7 @@ impl From<Error> for io::Error {
             ErrorKind::Protocol(_) => Io::InvalidData,
             ErrorKind::Url(_) | ErrorKind::Invalid(_) => Io::InvalidInput,
             ErrorKind::Resolve(_) | ErrorKind::Referral(_) => Io::HostUnreachable,
-            ErrorKind::Rpc(_) | ErrorKind::Path(_) => Io::Other,
+            ErrorKind::Rpc(_) | ErrorKind::Path(_) | ErrorKind::Device(_) => Io::Other,
         };
         io::Error::new(kind, error)
     }

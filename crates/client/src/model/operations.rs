@@ -5,7 +5,7 @@
 
 use std::future::Future;
 
-use buf::{Buffer, Rope};
+use buf::{Region, Rope};
 use bytes::Bytes;
 
 use super::{
@@ -59,12 +59,13 @@ macro_rules! operations {
                 /// `IsDir`, `Acces`, …
                 read(file: &Handle, offset: u64, count: u32) -> Result<ReadData>;
 
-                /// Reads into all visible bytes of `buffer`, which the transport fills itself where it can. A buffer of that
-                /// visible length comes back whatever happens; it is the same, unless the transport still had it at the deadline.
+                /// Reads into all visible bytes of `region`, which the transport fills itself where it can. A region of that
+                /// visible length comes back whatever happens; it is the same, unless the transport still had it at the deadline:
+                /// then it is host memory.
                 ///
                 /// # Errors
-                /// As [`read`](Self::read); what the buffer holds is then unspecified.
-                read_into(file: &Handle, offset: u64, buffer: Buffer) -> (Result<ReadInfo>, Buffer);
+                /// As [`read`](Self::read); what the region holds is then unspecified.
+                read_into(file: &Handle, offset: u64, region: Region) -> (Result<ReadInfo>, Region);
 
                 /// Writes `data` at `offset`; the server may write less.
                 ///

@@ -1,6 +1,6 @@
 //! [`File`]: reading and writing a regular file.
 
-use buf::{Buffer, Rope};
+use buf::{Region, Rope};
 use bytes::{Bytes, BytesMut};
 use futures_util::future::join_all;
 
@@ -65,70 +65,85 @@ impl File {
         result.map(drop).map_err(|error| self.annotate(error))
     }
 
-    /// Reads into all visible bytes of `buffer`. Fewer bytes than that means that the file ends there. A buffer of that
-    /// visible length comes back whatever happens; it is the same, unless the transport still had it at the deadline.
+    /// Reads into all visible bytes of `into`: a [`Buffer`](buf::Buffer), or a [`Region`] of any kind of memory. Fewer bytes than
+    /// that means that the file ends there. Memory of that visible length comes back whatever happens; it is the same, unless
+    /// the transport still had it at the deadline: then it is host memory.
     ///
-    /// A buffer of up to [`Mount::read_size`] bytes is given to the transport, which places the data in it; for a larger one
+    /// Up to [`Mount::read_size`] bytes are given to the transport, which places the data there if it can; into larger memory
     /// several READs run at once and their data is copied in.
     ///
     /// # Errors
-    /// A READ failed; what the buffer holds is unspecified.
-    pub async fn read_at(&self, offset: u64, buffer: Buffer) -> (Result<usize>, Buffer) {
-        let wanted = buffer.len();
+    /// A READ failed; what the memory holds is unspecified.
+    pub async fn read_at<R>(&self, offset: u64, into: R) -> (Result<usize>, R)
+    where
+        R: Into<Region> + TryFrom<Region>,
+    {
+        let (result, region) = self.read_region(offset, into.into()).await;
+        (result, returned(region))
+    }
+
+    async fn read_region(&self, offset: u64, region: Region) -> (Result<usize>, Region) {
+        let wanted = region.len();
         if wanted == 0 {
-            return (Ok(0), buffer);
+            return (Ok(0), region);
         }
         if wanted > self.mount.read_size() {
-            return self.read_rest(offset, buffer, 0).await;
+            return self.read_rest(offset, region, 0).await;
         }
-        match self.mount.protocol().read_into(&self.handle, offset, buffer).await {
-            (Err(error), buffer) => (Err(self.annotate(error)), buffer),
-            (Ok(info), buffer) if info.len == wanted || info.eof => (Ok(info.len), buffer),
-            (Ok(info), buffer) => self.read_rest(offset, buffer, info.len).await,
+        match self.mount.protocol().read_into(&self.handle, offset, region).await {
+            (Err(error), region) => (Err(self.annotate(error)), region),
+            (Ok(info), region) if info.len == wanted || info.eof => (Ok(info.len), region),
+            (Ok(info), region) => self.read_rest(offset, region, info.len).await,
         }
     }
 
-    /// Fills `buffer` from its byte `done` on.
-    async fn read_rest(&self, offset: u64, mut buffer: Buffer, mut done: usize) -> (Result<usize>, Buffer) {
-        let end = offset.saturating_add(buffer.len() as u64);
+    /// Fills `region` from its byte `done` on.
+    async fn read_rest(&self, offset: u64, mut region: Region, mut done: usize) -> (Result<usize>, Region) {
+        let end = offset.saturating_add(region.len() as u64);
         let mut reader = Reader::new(self.clone(), offset.saturating_add(done as u64), end).eager();
         loop {
             match reader.next().await {
-                Err(error) => return (Err(error), buffer),
-                Ok(None) => return (Ok(done), buffer),
+                Err(error) => return (Err(error), region),
+                Ok(None) => return (Ok(done), region),
                 Ok(Some(bytes)) => {
-                    buffer[done..done + bytes.len()].copy_from_slice(&bytes);
+                    if let Err(error) = region.copy_in(done, &bytes) {
+                        return (Err(self.annotate(payload::inaccessible(&error))), region);
+                    }
                     done += bytes.len();
                 }
             }
         }
     }
 
-    /// Reads consecutive bytes into several buffers at once, without a copy if none is larger than
-    /// [`Mount::read_size`]. Returns the bytes read up to the end of the file, and the buffers in their order.
+    /// Reads consecutive bytes into several regions at once, without a copy if none is larger than
+    /// [`Mount::read_size`]. Returns the bytes read up to the end of the file, and the regions in their order.
     ///
     /// # Errors
-    /// A READ failed; what the buffers hold is unspecified.
-    pub async fn read_many_at(&self, offset: u64, buffers: Vec<Buffer>) -> (Result<usize>, Vec<Buffer>) {
+    /// A READ failed; what the regions hold is unspecified.
+    pub async fn read_many_at<R>(&self, offset: u64, into: Vec<R>) -> (Result<usize>, Vec<R>)
+    where
+        R: Into<Region> + TryFrom<Region>,
+    {
         let mut at = offset;
-        let wanted: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-        let reads = join_all(buffers.into_iter().map(|buffer| {
+        let regions: Vec<Region> = into.into_iter().map(Into::into).collect();
+        let wanted: usize = regions.iter().map(Region::len).sum();
+        let reads = join_all(regions.into_iter().map(|region| {
             let start = at;
-            at = at.saturating_add(buffer.len() as u64);
-            self.read_at(start, buffer)
+            at = at.saturating_add(region.len() as u64);
+            self.read_region(start, region)
         }));
         let (mut total, mut ended) = (Ok(0), false);
         let mut back = Vec::new();
-        for (result, buffer) in reads.await {
+        for (result, region) in reads.await {
             match result {
                 Ok(len) if !ended => {
-                    ended = len < buffer.len();
+                    ended = len < region.len();
                     total = total.map(|total| total + len);
                 }
                 Ok(_) => {}
                 Err(error) => total = total.and(Err(error)),
             }
-            back.push(buffer);
+            back.push(returned(region));
         }
         debug_assert!(total.as_ref().is_ok_and(|&total| total <= wanted) || total.is_err());
         (total, back)
@@ -213,4 +228,9 @@ impl File {
     pub(crate) fn annotate(&self, error: Error) -> Error {
         error.at(&self.path)
     }
+}
+
+/// What the caller gave, as the caller gave it. A buffer is replaced by host memory, if at all.
+fn returned<R: TryFrom<Region>>(region: Region) -> R {
+    R::try_from(region).unwrap_or_else(|_| unreachable!("host memory comes back for host memory"))
 }

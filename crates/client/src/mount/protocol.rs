@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use buf::{Buffer, Pool, Rope};
+use buf::{Pool, Region, Rope};
 use bytes::Bytes;
 
 use crate::{

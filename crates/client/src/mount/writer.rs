@@ -122,7 +122,7 @@ impl Writer {
         for piece in data.pieces() {
             match piece {
                 Piece::Memory(bytes) => self.copy_in(bytes),
-                Piece::File(_) | Piece::Peer(_) => {
+                Piece::File(_) | Piece::Peer(_) | Piece::Device(_) => {
                     self.block_up();
                     self.gathered.push(piece.clone());
                 }

@@ -38,7 +38,7 @@
 
 use std::{future::Future, ops::ControlFlow, sync::Arc};
 
-use buf::{Buffer, SharedBuffer};
+use buf::{Region, SharedRegion};
 use nfs::v4::{compound::*, *};
 
 use super::{
@@ -120,10 +120,10 @@ pub(crate) enum Persistence {
 
 /// The end of an operation: the answer, or none if there was [nothing to send](Next::Done); and the caller's buffer, unless a transport
 /// still held it at the deadline.
-pub(crate) type Driven = (Result<Option<CompoundRes>>, Option<SharedBuffer>);
+pub(crate) type Driven = (Result<Option<CompoundRes>>, Option<SharedRegion>);
 
 /// Drives an operation to its end.
-pub(crate) async fn drive<O: Operation>(operation: &mut O, mut buffer: Option<Buffer>, deadline: &Deadline) -> Driven {
+pub(crate) async fn drive<O: Operation>(operation: &mut O, mut buffer: Option<Region>, deadline: &Deadline) -> Driven {
     let wanted = buffer.as_ref().map(|buffer| buffer.len());
     let mut driver =
         Driver { state: None, slot: None, backoff: Backoff::new(), lost_before: false, disconnected: None };
@@ -131,9 +131,9 @@ pub(crate) async fn drive<O: Operation>(operation: &mut O, mut buffer: Option<Bu
         if driver.slot.is_none() {
             match operation.prepare(deadline).await {
                 Ok(Next::Send) => driver.state = Some(operation.client().state()),
-                Ok(Next::Done) => return (Ok(None), buffer.map(SharedBuffer::from)),
+                Ok(Next::Done) => return (Ok(None), buffer.map(SharedRegion::from)),
                 Ok(Next::Again) => continue,
-                Err(error) => return (Err(error), buffer.map(SharedBuffer::from)),
+                Err(error) => return (Err(error), buffer.map(SharedRegion::from)),
             }
         }
         let (outcome, back) = driver.attempt(operation, buffer.take(), deadline).await;
@@ -142,14 +142,14 @@ pub(crate) async fn drive<O: Operation>(operation: &mut O, mut buffer: Option<Bu
             Outcome::Failed(error) => return (Err(error), back),
             _ => {}
         }
-        buffer = match (back.map(SharedBuffer::into_buffer), wanted) {
+        buffer = match (back.map(SharedRegion::into_region), wanted) {
             (Some(Ok(buffer)), _) => Some(buffer),
-            (_, Some(len)) => Some(operation.client().link.trunk.pool().take(len)),
+            (_, Some(len)) => Some(operation.client().link.trunk.pool().take(len).into()),
             (_, None) => None,
         };
         // Boxed: what is rare is not to make the future of every operation larger.
         if let ControlFlow::Break(result) = Box::pin(driver.next(operation, outcome, deadline)).await {
-            return (result, buffer.map(SharedBuffer::from));
+            return (result, buffer.map(SharedRegion::from));
         }
     }
 }
@@ -173,9 +173,9 @@ impl Driver {
     async fn attempt<O: Operation>(
         &mut self,
         operation: &O,
-        buffer: Option<Buffer>,
+        buffer: Option<Region>,
         deadline: &Deadline,
-    ) -> (Outcome, Option<SharedBuffer>) {
+    ) -> (Outcome, Option<SharedRegion>) {
         let (link, compound) = (&operation.client().link, operation.compound());
         match self.state.as_ref().expect("it was prepared") {
             ClientState::Session(session) => session.attempt(link, compound, &mut self.slot, buffer, deadline).await,

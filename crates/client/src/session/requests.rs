@@ -17,7 +17,7 @@ use std::{
     },
 };
 
-use buf::{Buffer, SharedBuffer};
+use buf::{Region, SharedRegion};
 use nfs::v4::{compound::*, *};
 use parking_lot::Mutex;
 use rpc::ReplyPlan;
@@ -176,9 +176,9 @@ impl Session {
         link: &Arc<ServerLink>,
         compound: &Compound,
         slot: &mut Option<TakenSlot>,
-        sink: Option<Buffer>,
+        sink: Option<Region>,
         deadline: &Deadline,
-    ) -> (Outcome, Option<SharedBuffer>) {
+    ) -> (Outcome, Option<SharedRegion>) {
         let mut taken = match slot.take() {
             Some(taken) => taken,
             None => match self.place(deadline).await {
@@ -186,8 +186,8 @@ impl Session {
                     let (link, session, sequence) = (link.clone(), self.clone(), self.sequence(place, compound.cache));
                     TakenSlot { link, session, place, sequence, sent: false, settled: false }
                 }
-                Ok(None) => return (Outcome::Lost, sink.map(SharedBuffer::from)),
-                Err(_) => return (Outcome::NoSlot, sink.map(SharedBuffer::from)),
+                Ok(None) => return (Outcome::Lost, sink.map(SharedRegion::from)),
+                Err(_) => return (Outcome::NoSlot, sink.map(SharedRegion::from)),
             },
         };
         let plan = ReplyPlan { sink, ..compound.plan() };

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use buf::{Pool, SharedBuffer};
+use buf::{Pool, SharedRegion};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use nfs::v4::{PROC_COMPOUND, compound::CompoundRes};
 use parking_lot::RwLock;
@@ -67,9 +67,9 @@ impl Trunk {
         plan: ReplyPlan,
         name: &'static str,
         deadline: &Deadline,
-    ) -> (Outcome, Option<SharedBuffer>) {
+    ) -> (Outcome, Option<SharedRegion>) {
         let Some(program) = self.pick(deadline).await else {
-            return (Outcome::NoConnection, plan.sink.map(SharedBuffer::from));
+            return (Outcome::NoConnection, plan.sink.map(SharedRegion::from));
         };
         let (result, sink) = program.call_once(PROC_COMPOUND, name, request, plan, deadline).await;
         match result {
@@ -87,10 +87,10 @@ impl Trunk {
         plan: ReplyPlan,
         name: &'static str,
         deadline: &Deadline,
-    ) -> (Result<CompoundRes>, Option<SharedBuffer>) {
+    ) -> (Result<CompoundRes>, Option<SharedRegion>) {
         match self.pick(deadline).await {
             Some(program) => program.call(PROC_COMPOUND, name, request, plan, deadline).await,
-            None => (Err(self.first.late(name)), plan.sink.map(SharedBuffer::from)),
+            None => (Err(self.first.late(name)), plan.sink.map(SharedRegion::from)),
         }
     }
 

@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-use buf::{Buffer, SharedBuffer};
+use buf::{Region, SharedRegion};
 use bytes::Bytes;
 use nfs::v4::{compound::*, *};
 use rpc::ReplyPlan;
@@ -99,13 +99,13 @@ impl Client40 {
         self: &Arc<Self>,
         link: &Arc<ServerLink>,
         compound: &Compound,
-        sink: Option<Buffer>,
+        sink: Option<Region>,
         deadline: &Deadline,
-    ) -> (Outcome, Option<SharedBuffer>) {
+    ) -> (Outcome, Option<SharedRegion>) {
         let (result, sink) = match compound.ops.iter().position(is_counted) {
             Some(at) => {
                 let sent = timeout_at(deadline.at(), self.send_in_turn(link, compound, at)).await;
-                (sent.unwrap_or_else(|_| Err(link.trunk.first().late(compound.name))), sink.map(SharedBuffer::from))
+                (sent.unwrap_or_else(|_| Err(link.trunk.first().late(compound.name))), sink.map(SharedRegion::from))
             }
             None => {
                 let plan = ReplyPlan { sink, ..compound.plan() };

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use buf::{Buffer, Rope};
+use buf::{Region, Rope};
 use bytes::Bytes;
 use nfs::v3::*;
 use rpc::{ReplyHeader, ReplyPlan};
@@ -109,39 +109,38 @@ impl V3 {
         check_read(&ok, count as usize).map(|()| ok)
     }
 
-    /// READ into all visible bytes of `buffer`, which the transport fills itself where it can. A buffer of that
-    /// visible length comes back whatever happens; it is the same, unless the transport still had it at the deadline.
+    /// READ into all visible bytes of `region`, which the transport fills itself where it can. A region of that
+    /// visible length comes back whatever happens; it is the same, unless the transport still had it at the deadline: then it
+    /// is host memory.
     ///
     /// # Errors
-    /// As [`read`](Self::read); what the buffer holds is then unspecified.
-    pub async fn read_into(&self, file: &NfsFh3, offset: u64, buffer: Buffer) -> (Result<ReadInfo>, Buffer) {
-        let wanted = buffer.len();
+    /// As [`read`](Self::read); what the region holds is then unspecified.
+    pub async fn read_into(&self, file: &NfsFh3, offset: u64, region: Region) -> (Result<ReadInfo>, Region) {
+        let wanted = region.len();
         let Ok(count) = u32::try_from(wanted) else {
-            return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), buffer);
+            return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), region);
         };
         let args = ReadArgs { file: file.clone(), offset, count };
         let deadline = &self.program.deadline();
-        let (mut buffer, mut backoff) = (buffer, Backoff::new());
+        let (mut region, mut backoff) = (region, Backoff::new());
         loop {
-            let plan = ReplyPlan { sink: Some(buffer), ..plan::<Read>(0, wanted) };
+            let plan = ReplyPlan { sink: Some(region), ..plan::<Read>(0, wanted) };
             let (result, sink) =
                 self.program.call::<_, ReadRes>(Proc3::Read as u32, "READ", &args, plan, deadline).await;
-            // At a deadline the transport may still hold the buffer, and returns it to its pool later.
-            let sink = sink.unwrap_or_else(|| self.program.pool().take(wanted).into());
+            // At a deadline the transport may still hold the region, and releases it later.
+            let sink = sink.unwrap_or_else(|| Region::from(self.program.pool().take(wanted)).into());
             let result = result.and_then(|res| self.status::<Read, _, _>(res));
             let result = result.and_then(|ok| check_read(&ok, wanted).map(|()| ok));
             match result {
                 Ok(ok) => {
                     let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof };
-                    return match payload::settle(ok.data.0, sink, wanted) {
-                        Ok(buffer) => (Ok(info), buffer),
-                        Err(buffer) => (Err(payload::unreadable("READ")), buffer),
-                    };
+                    let (settled, region) = payload::settle(ok.data.0, sink, wanted);
+                    return (settled.map(|()| info), region);
                 }
                 Err(error) => {
-                    buffer = payload::reclaim(sink, wanted);
+                    region = payload::reclaim(sink, wanted);
                     if !backoff.later(&self.program, &error, deadline).await {
-                        return (Err(error), buffer);
+                        return (Err(error), region);
                     }
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use buf::{Buffer, Rope};
+use buf::{Region, Rope};
 use bytes::Bytes;
 use nfs::v3::{
     CreateHow3, Entry3, EntryPlus3, Fattr3, Ftype3, MkNodData3, NewObjectOk, NfsFh3, Nfstime3, Sattr3, Specdata3,
@@ -46,10 +46,10 @@ impl Operations for V3 {
         Ok(ReadData { data: ok.data.0, eof: ok.eof, size: ok.file_attributes.map(|attr| attr.size) })
     }
 
-    async fn read_into(&self, file: &Handle, offset: u64, buffer: Buffer) -> (Result<ReadInfo>, Buffer) {
+    async fn read_into(&self, file: &Handle, offset: u64, region: Region) -> (Result<ReadInfo>, Region) {
         match fh(file) {
-            Ok(file) => V3::read_into(self, &file, offset, buffer).await,
-            Err(error) => (Err(error), buffer),
+            Ok(file) => V3::read_into(self, &file, offset, region).await,
+            Err(error) => (Err(error), region),
         }
     }
 

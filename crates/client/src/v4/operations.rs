@@ -1,6 +1,6 @@
 //! The operations of a [`Protocol`](crate::Protocol) in compounds of version 4 (RFC 8881 §18).
 
-use buf::{Buffer, Rope, SharedBuffer};
+use buf::{Region, Rope, SharedRegion};
 use bytes::Bytes;
 use nfs::v4::{attr::Attr4, *};
 use xdr::{Opaque, Payload};
@@ -110,22 +110,20 @@ impl Operations for V4 {
         Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
     }
 
-    async fn read_into(&self, file: &Handle, offset: u64, buffer: Buffer) -> (Result<ReadInfo>, Buffer) {
-        let wanted = buffer.len();
+    async fn read_into(&self, file: &Handle, offset: u64, region: Region) -> (Result<ReadInfo>, Region) {
+        let wanted = region.len();
         let Ok(count) = u32::try_from(wanted) else {
-            return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), buffer);
+            return (Err(Error::new(ErrorKind::Invalid("a READ of 4 GiB or more"), "READ")), region);
         };
-        let (result, sink) = self.reading(file, offset, count, Some(buffer)).await;
-        // At a deadline the transport may still hold the buffer, and returns it to its pool later.
-        let sink = sink.unwrap_or_else(|| self.program().pool().take(wanted).into());
+        let (result, sink) = self.reading(file, offset, count, Some(region)).await;
+        // At a deadline the transport may still hold the region, and releases it later.
+        let sink = sink.unwrap_or_else(|| Region::from(self.program().pool().take(wanted)).into());
         match result {
             Err(error) => (Err(error), payload::reclaim(sink, wanted)),
             Ok(ok) => {
                 let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof };
-                match payload::settle(ok.data.0, sink, wanted) {
-                    Ok(buffer) => (Ok(info), buffer),
-                    Err(buffer) => (Err(payload::unreadable("READ")), buffer),
-                }
+                let (settled, region) = payload::settle(ok.data.0, sink, wanted);
+                (settled.map(|()| info), region)
             }
         }
     }
@@ -349,14 +347,14 @@ impl Operations for V4 {
 }
 
 impl V4 {
-    /// READ, with the caller's buffer if there is one. The buffer returns unless a transport still held it at the deadline.
+    /// READ, with the caller's region if there is one. The region returns unless a transport still held it at the deadline.
     async fn reading(
         &self,
         handle: &Handle,
         offset: u64,
         count: u32,
-        buffer: Option<Buffer>,
-    ) -> (Result<ReadOk>, Option<SharedBuffer>) {
+        region: Option<Region>,
+    ) -> (Result<ReadOk>, Option<SharedRegion>) {
         let mut asked = 0;
         let make = |target: &mut Target| {
             asked = target.place.read_size(count);
@@ -364,7 +362,7 @@ impl V4 {
             Ok(Compound::on("READ", target.handle()).op(Argop4::Read(args), 8).payload(asked as usize, true))
         };
         let request = self.request("READ", handle).open_for(OPEN4_SHARE_ACCESS_READ);
-        let (result, sink) = request.run_with_buffer(make, buffer).await;
+        let (result, sink) = request.run_with_buffer(make, region).await;
         let ok = result.and_then(|mut results| {
             results.skip(&[Opnum4::PutFh])?;
             let ok = value!(results, Read)?;

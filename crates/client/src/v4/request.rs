@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use buf::{Buffer, SharedBuffer};
+use buf::{Region, SharedRegion};
 use nfs::v4::{Nfsstat4, Stateid4, compound::CompoundRes};
 use tokio::sync::OwnedMutexGuard;
 
@@ -205,8 +205,8 @@ impl<'a> Request<'a> {
     pub async fn run_with_buffer(
         self,
         make: impl FnMut(&mut Target) -> Result<Compound> + Send + Sync,
-        buffer: Option<Buffer>,
-    ) -> (Result<Results>, Option<SharedBuffer>) {
+        buffer: Option<Region>,
+    ) -> (Result<Results>, Option<SharedRegion>) {
         let deadline = self.deadline();
         let mut routed = self.routed(make);
         let (result, sink) = drive(&mut routed, buffer, &deadline).await;

@@ -245,7 +245,7 @@ async fn futures_can_be_spawned() {
     check(mount.read_dir(""));
     check(mount.clone().unmount());
     check(file.read_at(0, Buffer::zeroed(1)));
-    check(file.read_many_at(0, Vec::new()));
+    check(file.read_many_at(0, Vec::<Buffer>::new()));
     check(file.read_bytes(0, 1));
     check(file.write_at(0, bytes::Bytes::new()));
     check(file.reader().next());

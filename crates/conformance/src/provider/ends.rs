@@ -12,8 +12,8 @@ use std::{
 use buf::{Buffer, Pool, PoolOptions, Rope};
 use bytes::Bytes;
 use rdma::{
-    Completion, CompletionKind, ConnectRequest, Memory, Provider, QpError, QpOptions, QueuePair, Region, RemoteSegment,
-    Stag, Status, WorkId, WorkRequest,
+    Completion, CompletionKind, ConnectRequest, Memory, Provider, QpError, QpOptions, QueuePair, Registered,
+    RemoteSegment, Stag, Status, WorkId, WorkRequest,
     registration::{CacheBounds, Registration, RegistrationOptions},
 };
 
@@ -218,16 +218,16 @@ impl End {
     }
 
     /// Registers `len` zeros that the peer may write.
-    pub fn expose_for_write(&mut self, len: usize) -> Region {
+    pub fn expose_for_write(&mut self, len: usize) -> Registered {
         let buffer = self.buffer(len);
-        self.qp.register(Memory::Write(buffer)).unwrap()
+        self.qp.register(Memory::Write(buffer.into())).unwrap()
     }
 
     /// Registers a copy of `data` that the peer may read.
-    pub fn expose_for_read(&mut self, data: &[u8]) -> Region {
+    pub fn expose_for_read(&mut self, data: &[u8]) -> Registered {
         let mut buffer = self.buffer(data.len());
         buffer.copy_from_slice(data);
-        self.qp.register(Memory::Read(buffer.freeze())).unwrap()
+        self.qp.register(Memory::Read(buffer.freeze().into())).unwrap()
     }
 
     /// The completion of `id`, if it has been reported.

@@ -47,6 +47,7 @@ macro_rules! provider_suite {
                 what_was_started_completes_once_and_in_order
                 invalidation_gives_the_memory_back
                 a_send_invalidates_on_its_way
+                device_memory_is_reached_or_comes_back
                 a_send_that_invalidates_nothing_is_refused
                 writes_outside_a_region_are_refused
                 reads_outside_a_region_are_refused

@@ -8,7 +8,7 @@ use super::{
     receiver::{Event, Fault, Receiver, STAGE_LEN},
     sender::{Sender, SenderOptions, payload_max},
 };
-use crate::{Completion, CompletionKind, Memory, Region, Status, WorkId, WorkRequest, receives::ReceiveQueue};
+use crate::{Completion, CompletionKind, Memory, Registered, Status, WorkId, WorkRequest, receives::ReceiveQueue};
 
 /// Both halves of a stream. Bytes of the peer are fed to it; what it sends is taken away and counted.
 pub struct StreamHarness {
@@ -42,7 +42,7 @@ impl StreamHarness {
     }
 
     /// Exposes memory.
-    pub fn register(&mut self, memory: Memory) -> Option<Region> {
+    pub fn register(&mut self, memory: Memory) -> Option<Registered> {
         self.receiver.regions.register(memory, 0).ok()
     }
 

@@ -31,7 +31,7 @@ use super::{
     sender::{Sender, SenderOptions, payload_max},
 };
 use crate::{
-    Completion, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag, WorkId, WorkRequest,
+    Completion, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Registered, Stag, WorkId, WorkRequest,
     provider::polled, receives::ReceiveQueue,
 };
 
@@ -415,7 +415,10 @@ impl QueuePair for IwarpQp {
         self.peer
     }
 
-    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory> {
+        if memory.as_host().is_none() {
+            return Err(memory);
+        }
         self.receiver.regions.register(memory, 0)
     }
 

@@ -360,7 +360,7 @@ impl Sender {
             let piece = message.take(left);
             left -= piece.len();
             let piece = match self.in_memory_if_needed(piece)? {
-                peer @ Piece::Peer(_) => Piece::Memory(peer.into_memory()?),
+                piece @ (Piece::Peer(_) | Piece::Device(_)) => Piece::Memory(piece.into_memory()?),
                 piece => piece,
             };
             match &piece {
@@ -373,7 +373,7 @@ impl Sender {
                         continue;
                     }
                 }
-                Piece::File(_) | Piece::Peer(_) => {}
+                Piece::File(_) | Piece::Peer(_) | Piece::Device(_) => {}
             }
             self.emit_block(queue);
             self.emit(piece, queue);

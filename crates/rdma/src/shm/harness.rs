@@ -10,7 +10,7 @@ use super::{
     ring::{Consumer, DATA, Words},
     table::Table,
 };
-use crate::{Access, Completion, CompletionKind, Memory, Region, Stag, WorkId, receives::ReceiveQueue};
+use crate::{Access, Completion, CompletionKind, Memory, Registered, Stag, WorkId, receives::ReceiveQueue};
 
 /// One end, whose peer writes what it likes.
 pub struct RingHarness {
@@ -37,7 +37,7 @@ impl RingHarness {
     }
 
     /// Exposes memory.
-    pub fn register(&mut self, memory: Memory) -> Option<Region> {
+    pub fn register(&mut self, memory: Memory) -> Option<Registered> {
         self.receiver.regions.register(memory, 0).ok()
     }
 

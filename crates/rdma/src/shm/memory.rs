@@ -200,7 +200,7 @@ impl PeerSlab {
     /// Fills `offset .. offset + data.len()` with `data`. False if not all of it lies in the slab.
     ///
     /// # Errors
-    /// A file of the rope that cannot be read.
+    /// A file or device memory of the rope that cannot be read.
     pub(crate) fn fill(&self, offset: u64, data: &Rope) -> io::Result<bool> {
         let Some(start) = self.range(offset, data.len()) else { return Ok(false) };
         let mut at = 0;
@@ -223,6 +223,15 @@ impl PeerSlab {
                     #[expect(unsafe_code)]
                     unsafe {
                         std::ptr::copy(bytes.as_ptr(), target.as_ptr(), bytes.len());
+                    }
+                }
+                Piece::Device(range) => {
+                    let mut copy = vec![0; range.len()];
+                    range.copy_out(0, &mut copy)?;
+                    // SAFETY: as for memory of ours.
+                    #[expect(unsafe_code)]
+                    unsafe {
+                        target.copy_from_nonoverlapping(NonNull::from(&*copy).cast(), copy.len());
                     }
                 }
             }

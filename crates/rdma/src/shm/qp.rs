@@ -32,7 +32,7 @@ use super::{
     socket::{Received, Socket},
 };
 use crate::{
-    Completion, CompletionKind, Memory, PeerUser, PostError, QpCaps, QpError, QpOptions, QueuePair, Region,
+    Completion, CompletionKind, Memory, PeerUser, PostError, QpCaps, QpError, QpOptions, QueuePair, Registered,
     RemoteSegment, Stag, WorkId, WorkRequest, provider::polled, receives::ReceiveQueue,
 };
 
@@ -310,12 +310,13 @@ impl QueuePair for ShmQp {
         self.user.as_ref()
     }
 
-    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory> {
+        let Some(bytes) = memory.as_host() else { return Err(memory) };
         if self.is_ended() {
             return self.receiver.regions.register(memory, 0);
         }
         let Side::Connecting(shared) = &mut self.side else { return self.receiver.regions.register(memory, 0) };
-        let place = shared.locate(memory.bytes(), &self.socket);
+        let place = shared.locate(bytes, &self.socket);
         let access = memory.access();
         match (self.receiver.regions.register(memory, 0), place) {
             (Ok(region), Some(place)) => {

@@ -24,7 +24,7 @@ use super::{
     table::{Place, Table},
 };
 use crate::{
-    Access, Memory, Region, RemoteSegment, Stag,
+    Access, Memory, Registered, RemoteSegment, Stag,
     regions::Regions,
     registration::{Registration, RegistrationOptions},
 };
@@ -105,7 +105,7 @@ impl Shared {
     }
 
     /// Lets the peer at a region that was registered. If there is no entry to be had, it has to ask.
-    pub(crate) fn expose(&mut self, region: Region, access: Access, located: Located) {
+    pub(crate) fn expose(&mut self, region: Registered, access: Access, located: Located) {
         let Located { slab, offset, single } = located;
         if let Some(single) = single {
             self.single.insert(region.stag, single);
@@ -207,9 +207,9 @@ impl Shared {
             return Some(memory);
         }
         let (other, held) = match memory {
-            Memory::Write(buffer) => (Memory::Write(Buffer::zeroed(buffer.len())), Memory::Write(buffer)),
+            Memory::Write(region) => (Memory::Write(Buffer::zeroed(region.len()).into()), Memory::Write(region)),
             // Bytes do not change while somebody has them.
-            Memory::Read(bytes) => (Memory::Read(bytes.clone()), Memory::Read(bytes)),
+            Memory::Read(piece) => (Memory::Read(piece.clone()), Memory::Read(piece)),
         };
         kept.push((stag, held));
         Some(other)

@@ -13,15 +13,15 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use buf::Buffer;
+use buf::{Buffer, Piece};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::{Cut, MessageKind, Sim};
 use crate::{
-    Completion, CompletionKind, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, RemoteSegment, Stag,
-    Status, WorkId, WorkRequest,
+    Completion, CompletionKind, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Registered, RemoteSegment,
+    Stag, Status, WorkId, WorkRequest,
     provider::polled,
     receives::ReceiveQueue,
     regions::{AccessFault, Regions},
@@ -312,19 +312,24 @@ impl Link {
                     self.protocol_fault(sim, side, what, false);
                 }
             }
-            Body::Write { data, to } => match end.regions.for_write(to.stag, to.offset, data.len()) {
-                Ok(place) => place.copy_from_slice(&data),
+            Body::Write { data, to } => match end.regions.target(to.stag, to.offset, data.len()) {
+                Ok((region, start)) => {
+                    if let Err(error) = region.copy_in(start, &data) {
+                        self.cut(QpError::Io(error.kind()));
+                    }
+                }
                 // RFC 5041 §7.1: only segments with bytes are checked.
                 Err(_) if data.is_empty() => {}
                 Err(fault) => self.protocol_fault(sim, side, fault.text(), false),
             },
             Body::ReadRequest { from, len } => {
-                let read = match end.regions.for_read(from.stag, from.offset, len) {
-                    Err(_) if len == 0 => Ok(Bytes::new()),
+                let read = match end.regions.source(from.stag, from.offset, len) {
+                    Err(_) if len == 0 => Ok(Bytes::new().into()),
                     read => read,
                 };
-                match read {
-                    Ok(data) => self.send(sim, side, Body::ReadResponse(data)),
+                match read.map(Piece::into_memory) {
+                    Ok(Ok(data)) => self.send(sim, side, Body::ReadResponse(data)),
+                    Ok(Err(error)) => self.cut(QpError::Io(error.kind())),
                     Err(fault) => self.protocol_fault(sim, side, fault.text(), true),
                 }
             }
@@ -422,7 +427,7 @@ impl QueuePair for SimQp {
         self.peer
     }
 
-    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory> {
         let base = self.sim.region_base();
         self.link.lock().ends[self.side].regions.register(memory, base)
     }

@@ -27,7 +27,7 @@ use super::{
     library::last_error,
 };
 use crate::{
-    Memory,
+    Access,
     registration::{Cache, Registration, RegistrationOptions},
 };
 
@@ -198,7 +198,7 @@ impl Drop for Window {
 }
 
 impl Exposure {
-    /// Prepares the exposure of `memory`: its key, and the work request that a window still needs.
+    /// Prepares the exposure of `bytes`: their key, and the work request that a window still needs.
     ///
     /// # Errors
     /// It cannot be registered.
@@ -206,11 +206,11 @@ impl Exposure {
         device: &Device,
         keys: &mut Keys,
         spare: &mut Vec<Window>,
-        memory: &Memory,
+        (bytes, access): (&[u8], Access),
     ) -> io::Result<(Self, Option<ibv_bind_mw>)> {
-        let (bytes, right): (&[u8], c_int) = match memory {
-            Memory::Write(buffer) => (buffer, IBV_ACCESS_REMOTE_WRITE),
-            Memory::Read(bytes) => (bytes, IBV_ACCESS_REMOTE_READ),
+        let right = match access {
+            Access::RemoteWrite => IBV_ACCESS_REMOTE_WRITE,
+            Access::RemoteRead => IBV_ACCESS_REMOTE_READ,
         };
         let local = if right == IBV_ACCESS_REMOTE_WRITE { IBV_ACCESS_LOCAL_WRITE } else { 0 };
         if bytes.is_empty() {

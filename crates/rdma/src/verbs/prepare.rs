@@ -142,7 +142,7 @@ fn fits_inline(data: &Rope, queues: &Queues) -> bool {
 fn in_memory(piece: &Piece) -> Option<&[u8]> {
     match piece {
         Piece::Memory(bytes) => Some(bytes),
-        Piece::File(_) | Piece::Peer(_) => None,
+        Piece::File(_) | Piece::Peer(_) | Piece::Device(_) => None,
     }
 }
 
@@ -177,11 +177,7 @@ fn gather(
             }
         }
         let mut copy = device.staging.take(part.len());
-        match part {
-            Piece::Memory(bytes) => copy.copy_from_slice(bytes),
-            Piece::File(range) => range.read(&mut copy)?,
-            Piece::Peer(bytes) => bytes.copy_to(&mut copy),
-        }
+        part.copy_to(&mut copy)?;
         pieces.push(sink(device, keys, &copy, IBV_ACCESS_LOCAL_WRITE, false, holds)?);
         holds.push(Hold::Copied(copy));
     }

@@ -35,8 +35,8 @@ use super::{
     receives::{RECEIVES, Receives},
 };
 use crate::{
-    Completion, CompletionKind, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Region, Stag, Status, WorkId,
-    WorkRequest,
+    Completion, CompletionKind, Memory, PostError, QpCaps, QpError, QpOptions, QueuePair, Registered, Stag, Status,
+    WorkId, WorkRequest,
 };
 
 /// A connection by an adapter.
@@ -445,19 +445,21 @@ impl QueuePair for VerbsQp {
         self.peer
     }
 
-    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory> {
         let Some(queues) = &self.queues else { return Err(memory) };
         let Ok(len) = u32::try_from(memory.len()) else { return Err(memory) };
         if self.regions.len() >= self.regions_max || memory.len() > self.caps.region_max {
             return Err(memory);
         }
-        match Exposure::new(&queues.device, &mut self.keys, &mut self.spare, &memory) {
+        // A region of a device would be registered by its DMA buffer.
+        let Some(bytes) = memory.as_host() else { return Err(memory) };
+        let offset = bytes.as_ptr() as u64;
+        match Exposure::new(&queues.device, &mut self.keys, &mut self.spare, (bytes, memory.access())) {
             Ok((exposure, bind)) => {
                 let stag = Stag(exposure.rkey());
                 self.queued.extend(bind.map(|bind| Request::Bind(stag, bind)));
-                let offset = memory.address();
                 self.regions.insert(stag, Exposed { exposure: Some(exposure), memory, ending: false });
-                Ok(Region { stag, offset, len })
+                Ok(Registered { stag, offset, len })
             }
             Err(error) => {
                 tracing::error!(peer = %self.peer, %error, "memory cannot be exposed");

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use buf::SharedBuffer;
+use buf::SharedRegion;
 use smallvec::SmallVec;
 use tokio::time::timeout;
 use xdr::{Decode, Decoder, Message};
@@ -36,8 +36,8 @@ pub(crate) struct Genuine {
 enum Judged {
     Genuine(Genuine),
     /// The call is to be sent once more, if not so for the last time.
-    Again(ClientError, Option<SharedBuffer>),
-    Failed(ClientError, Option<SharedBuffer>),
+    Again(ClientError, Option<SharedRegion>),
+    Failed(ClientError, Option<SharedRegion>),
 }
 
 impl ProtectedCall<'_> {
@@ -75,7 +75,7 @@ impl ProtectedCall<'_> {
                 }
                 Judged::Again(error, sink) | Judged::Failed(error, sink) => (Some(error), sink),
             };
-            plan.sink = plan.sink.take().or_else(|| sink.and_then(|sink| sink.into_buffer().ok()));
+            plan.sink = plan.sink.take().or_else(|| sink.and_then(|sink| sink.into_region().ok()));
             if let Some(error) = error {
                 return Err(error);
             }
@@ -159,7 +159,7 @@ impl ProtectedCall<'_> {
             return Judged::Again(ClientError::Security("a reply with a false verifier".to_owned()), sink);
         };
         if !self.flavor.wraps() {
-            let sink = sink.or_else(|| plan.sink.take().map(SharedBuffer::from));
+            let sink = sink.or_else(|| plan.sink.take().map(SharedRegion::from));
             return Judged::Genuine(Genuine { reply: Reply { sink, message }, is_bare: false });
         }
         if stat != AcceptStat::Success {
@@ -176,7 +176,7 @@ impl ProtectedCall<'_> {
         let at = message.stream.len() - decoder.remaining();
         match answered.unwrap(message.stream.slice(at..)) {
             Ok(results) => {
-                let sink = plan.sink.take().map(SharedBuffer::from);
+                let sink = plan.sink.take().map(SharedRegion::from);
                 Judged::Genuine(Genuine { reply: Reply { message: results.into(), sink }, is_bare: true })
             }
             Err(Tampered) => Judged::Again(ClientError::Security("results that do not verify".to_owned()), sink),

@@ -63,7 +63,7 @@ async fn replies_of_all_sizes_reach_their_calls_and_sinks() {
             let plan = ReplyPlan {
                 inline_max: 12,
                 payload_max: len,
-                sink: Some(Buffer::zeroed(len)),
+                sink: Some(Buffer::zeroed(len).into()),
                 locate: Some(|prefix| {
                     let len = u32::from_be_bytes(prefix[8..12].try_into().unwrap()) as usize;
                     Some(Located { position: 12, len })
@@ -76,7 +76,7 @@ async fn replies_of_all_sizes_reach_their_calls_and_sinks() {
             let sink = reply.sink.unwrap();
             assert_eq!(!reply.message.payloads.is_empty(), len > 512, "placed, unless it is tiny");
             drop((reply.message, flat));
-            assert_eq!(sink.into_buffer().unwrap().len(), len);
+            assert_eq!(sink.into_region().unwrap().len(), len);
         })
     });
     for call in calls.collect::<Vec<_>>() {
@@ -109,7 +109,7 @@ async fn a_lost_connection_gives_the_sinks_back() {
     let driver = drive(near.clone(), |_| None);
     let waiting = tokio::spawn({
         let near = near.clone();
-        let plan = ReplyPlan { payload_max: 7, sink: Some(Buffer::zeroed(7)), ..ReplyPlan::default() };
+        let plan = ReplyPlan { payload_max: 7, sink: Some(Buffer::zeroed(7).into()), ..ReplyPlan::default() };
         async move { near.call(message(1, CALL, 1), plan).await }
     });
     poll_fn(|cx| far.poll_recv(cx)).await.unwrap();

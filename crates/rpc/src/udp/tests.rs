@@ -28,7 +28,7 @@ async fn client(server: SocketAddr) -> Arc<dyn Transport> {
 async fn replies_go_where_their_calls_came_from() {
     let (address, server) = server().await;
     let (a, b) = (client(address).await, client(address).await);
-    let sink = || ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9)), ..ReplyPlan::default() };
+    let sink = || ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9).into()), ..ReplyPlan::default() };
     let call_a = tokio::spawn(async move { a.call(message(5, CALL, 1), sink()).await.unwrap() });
     let call_b = tokio::spawn(async move { b.call(message(5, CALL, 2), sink()).await.unwrap() });
     let first = poll_fn(|cx| server.poll_recv(cx)).await.unwrap();
@@ -40,7 +40,7 @@ async fn replies_go_where_their_calls_came_from() {
     tokio::spawn(async move { poll_fn(|cx| server.poll_recv(cx)).await.map(drop) });
     let (a, b) = (call_a.await.unwrap(), call_b.await.unwrap());
     assert_eq!((a.message.len(), b.message.len()), (8 + 120, 8 + 160));
-    assert_eq!(a.sink.unwrap().into_buffer().unwrap().len(), 9);
+    assert_eq!(a.sink.unwrap().into_region().unwrap().len(), 9);
 }
 
 #[tokio::test]

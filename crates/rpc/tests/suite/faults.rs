@@ -154,7 +154,7 @@ async fn large_replies_that_are_cut_arrive_whole_in_the_end() {
         let answer = echo(&client, data.clone(), Some(sink)).await.unwrap();
         assert!(answer.results.0.to_bytes().unwrap() == data, "{cut:?}");
         drop(answer.results);
-        sink = answer.sink.unwrap().into_buffer().unwrap();
+        sink = Buffer::try_from(answer.sink.unwrap().into_region().unwrap()).unwrap();
         proxy.plan.lock().unwrap().clear();
     }
 }

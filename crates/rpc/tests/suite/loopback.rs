@@ -44,10 +44,10 @@ async fn a_large_payload_comes_back_in_the_callers_own_buffer() {
         let data = Bytes::from(vec![round; 1 << 20]);
         let answer = echo(&client, data.clone(), Some(sink)).await.unwrap();
         let shared = answer.sink.unwrap();
-        let results = answer.results.0.to_bytes().unwrap();
-        assert!(results == data && shared.holds(&results), "placed, not copied");
-        drop((results, answer.results));
-        sink = shared.into_buffer().unwrap();
+        assert!(shared.holds(&answer.results.0), "placed, not copied");
+        assert!(answer.results.0.to_bytes().unwrap() == data);
+        drop(answer.results);
+        sink = Buffer::try_from(shared.into_region().unwrap()).unwrap();
         assert!(sink[..] == data[..]);
     }
 }
@@ -127,7 +127,7 @@ async fn a_server_that_is_not_there_is_an_error_at_once_or_at_the_deadline() {
     let client = Client::new(kind, address, ClientOptions::new(1, 1));
     let (text, deadline) = common::at_its_deadline(
         async |deadline| {
-            let plan = ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9)), ..ReplyPlan::default() };
+            let plan = ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9).into()), ..ReplyPlan::default() };
             let options = CallOptions { deadline: Some(deadline), ..CallOptions::default() };
             let failed = client.call::<()>(0, &(), plan, options).await.map(drop).unwrap_err();
             assert_eq!(failed.sink.unwrap().len(), 9);

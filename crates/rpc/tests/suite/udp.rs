@@ -77,7 +77,7 @@ async fn many_calls_at_a_time_get_their_own_answers() {
             let sink = Buffer::zeroed(30_000);
             let answer = echo(&client, data.clone(), Some(sink)).await.unwrap();
             assert!(answer.results.0.to_bytes().unwrap() == data);
-            assert_eq!(answer.sink.unwrap().into_buffer().unwrap().len(), 30_000);
+            assert_eq!(answer.sink.unwrap().into_region().unwrap().len(), 30_000);
         })
     });
     for call in calls.collect::<Vec<_>>() {

@@ -7,6 +7,7 @@ mod iwarp;
 mod keyvalue;
 mod pair;
 mod read_read;
+mod regions;
 mod requester;
 mod responder;
 mod reverse;

@@ -32,7 +32,7 @@ impl Exchange {
 
     fn plan(&self) -> ReplyPlan {
         let payload_max = self.reply_payload + self.slack;
-        let sink = self.sink.then(|| Buffer::zeroed(payload_max));
+        let sink = self.sink.then(|| Buffer::zeroed(payload_max).into());
         ReplyPlan { inline_max: 16 + 4 * self.reply_words, payload_max, sink, locate: None }
     }
 }
@@ -133,7 +133,8 @@ fn check(pair: &mut Pair, exchanges: &[Exchange], calls: &BTreeMap<u32, CallId>,
             Some(Ok(reply)) => {
                 let payload = payload_of(&reply.message, xid, REPLY, exchange.reply_words);
                 assert_eq!(payload, bytes(xid + 1000, exchange.reply_payload));
-                assert_eq!(reply.sink.map(|sink| sink.as_ref().len()), exchange.plan().sink.map(|sink| sink.len()));
+                let sink = reply.sink.map(|sink| sink.into_region_or_copy().len());
+                assert_eq!(sink, exchange.plan().sink.map(|sink| sink.len()));
             }
             Some(Err(error)) => {
                 assert!(pair.is_cut, "{error:?}");

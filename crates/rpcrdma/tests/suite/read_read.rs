@@ -32,7 +32,7 @@ fn header(xid: u32, body: Body) -> Header {
 }
 
 fn plan(words: usize, payload_max: usize) -> ReplyPlan {
-    let sink = (payload_max > 0).then(|| Buffer::zeroed(payload_max));
+    let sink = (payload_max > 0).then(|| Buffer::zeroed(payload_max).into());
     ReplyPlan { inline_max: 16 + 4 * words, payload_max, sink, locate: None }
 }
 
@@ -77,7 +77,7 @@ fn a_payload_is_read_from_the_responder_into_the_callers_buffer_and_then_done() 
     let mut pair = Pair::new(options(), options());
     let sink = Buffer::zeroed(70_000);
     let address = sink.as_ptr();
-    let plan = ReplyPlan { inline_max: 16, payload_max: 70_000, sink: Some(sink), locate: None };
+    let plan = ReplyPlan { inline_max: 16, payload_max: 70_000, sink: Some(sink.into()), locate: None };
     pair.client().call(message(7, CALL, 0, b""), plan);
     assert!(pair.client().regions.entries.is_empty(), "the caller offers nothing");
     pair.run(|| true, |_, _| Some(message(7, REPLY, 0, &bytes(7, 60_000))));
@@ -273,7 +273,7 @@ fn a_payload_in_pieces_is_read_and_the_callers_buffer_comes_back() {
     assert!(matches!(puppet.heard(), (Header { xid: Xid(7), body: Body::Done, .. }, rest, None) if rest.is_empty()));
     let reply = node.next_reply().unwrap();
     assert_eq!(payload_of(&reply.message, 7, REPLY, 0), bytes(7, 700));
-    assert_eq!(reply.sink.unwrap().as_ref().len(), 1000);
+    assert_eq!(reply.sink.unwrap().into_region_or_copy().len(), 1000);
 }
 
 #[test]

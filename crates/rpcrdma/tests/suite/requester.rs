@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::common::*;
-use buf::Buffer;
+use buf::{Buffer, Piece, Region};
 use bytes::Bytes;
 use rdma::{Memory, Stag};
 use rpc::{CallError, Reply, ReplyPlan, TransportError, Xid};
@@ -18,7 +18,7 @@ fn client() -> (Node, Puppet) {
 }
 
 fn plan(inline_max: usize, payload_max: usize) -> ReplyPlan {
-    let sink = (payload_max > 0).then(|| Buffer::zeroed(payload_max));
+    let sink = (payload_max > 0).then(|| Buffer::zeroed(payload_max).into());
     ReplyPlan { inline_max, payload_max, sink, locate: None }
 }
 
@@ -40,7 +40,7 @@ fn warm_up(node: &mut Node, puppet: &mut Puppet) {
     puppet.sent.clear();
 }
 
-fn refused(result: Result<Reply, CallError>) -> Option<Buffer> {
+fn refused(result: Result<Reply, CallError>) -> Option<Region> {
     match result {
         Err(CallError { error: TransportError::Refused(_), sink }) => sink,
         other => panic!("{other:?}"),
@@ -89,8 +89,8 @@ fn a_payload_is_exposed_as_it_is_for_one_call_and_then_no_more() {
     let lengths: Vec<_> = read.chunk.segments().iter().map(|segment| segment.length).collect();
     assert_eq!(lengths, [5000, 333], "no padding, no more than the payload");
     let exposed = node.regions.entries.values().map(|memory| match memory {
-        Memory::Read(bytes) => bytes.as_ptr(),
-        Memory::Write(_) => panic!("the peer may only read a call"),
+        Memory::Read(Piece::Memory(bytes)) => bytes.as_ptr(),
+        _ => panic!("the peer may only read a call"),
     });
     assert_eq!(exposed.collect::<Vec<_>>(), [one.as_ptr(), two.as_ptr()], "no byte was copied");
     answer(&mut node, &mut puppet, 1);
@@ -173,7 +173,7 @@ fn nothing_is_offered_that_a_reply_does_not_need() {
 /// Calls with a sink of `room` bytes, and answers with `used` bytes in the write chunk.
 fn read_into_sink(invalidate: bool, room: usize, used: usize) -> (Node, Puppet, Result<Reply, CallError>) {
     let (mut node, mut puppet) = client();
-    node.call(message(1, CALL, 0, b""), ReplyPlan { sink: Some(Buffer::zeroed(room + 10)), ..plan(100, room) });
+    node.call(message(1, CALL, 0, b""), ReplyPlan { sink: Some(Buffer::zeroed(room + 10).into()), ..plan(100, room) });
     puppet.run(&mut node);
     let offered = puppet.heard_msg().0.writes.chunks()[0].clone();
     assert_eq!(offered.len(), room, "exactly what the reply can have, not the whole buffer");
@@ -197,9 +197,9 @@ fn a_payload_is_placed_in_the_callers_buffer_and_shorter_ones_say_so() {
             let Reply { message, sink } = result.unwrap();
             assert_eq!(payload_of(&message, 1, REPLY, 0), bytes(3, used));
             let sink = sink.unwrap();
-            assert!(sink.holds(&message.payloads[0].data.to_bytes().unwrap()));
+            assert!(sink.holds(&message.payloads[0].data));
             drop(message);
-            assert_eq!(sink.into_buffer().unwrap().len(), 9010);
+            assert_eq!(sink.into_region().unwrap().len(), 9010);
         }
     }
 }
@@ -215,7 +215,7 @@ fn a_write_chunk_that_comes_back_empty_leaves_the_payload_inline() {
     puppet.tell(&mut node, &header(1, 16, Body::Msg(lists)), &reply);
     let Reply { message, sink } = node.next_reply().unwrap();
     assert_eq!(payload_of(&message, 1, REPLY, 0), b"inline");
-    assert_eq!(sink.unwrap().into_buffer().unwrap().len(), 9000);
+    assert_eq!(sink.unwrap().into_region().unwrap().len(), 9000);
 }
 
 #[test]
@@ -323,7 +323,7 @@ fn a_peer_that_invalidates_the_memory_of_another_call_harms_only_that_one() {
     puppet.tell_bytes(&mut node, [&head[..], &message(2, REPLY, 0, b"").stream[..]].concat().into(), Some(other));
     node.next_reply().unwrap();
     answer(&mut node, &mut puppet, 3);
-    assert_eq!(node.next_reply().unwrap().sink.unwrap().into_buffer().unwrap().len(), 9000);
+    assert_eq!(node.next_reply().unwrap().sink.unwrap().into_region().unwrap().len(), 9000);
 }
 
 #[test]

@@ -120,7 +120,8 @@ async fn run(sim: Sim, count: u32) -> Run {
             let (len, want) = [(10, 0), (3000, 5000), (9000, 10), (70_001, 60_003)][number as usize % 4];
             let data = Bytes::from(vec![number as u8 + 1; len]);
             let deposit = Deposit { want: want as u32, data: data.clone().into() };
-            let plan = ReplyPlan { inline_max: 100, payload_max: want, sink: Some(Buffer::zeroed(want)), locate: None };
+            let plan =
+                ReplyPlan { inline_max: 100, payload_max: want, sink: Some(Buffer::zeroed(want).into()), locate: None };
             let answer = client.call::<Receipt>(DEPOSIT, &deposit, plan, CallOptions::default()).await.unwrap();
             assert_eq!(answer.results.data.0.to_bytes().unwrap(), vec![9; want]);
             worth(&data)

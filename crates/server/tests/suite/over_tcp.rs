@@ -26,8 +26,8 @@ impl Caller {
         let mut call = Encoder::default();
         CallHeader { xid, program, version: 3, procedure, credential, verifier }.encode(&mut call);
         args.encode(&mut call);
-        let plan =
-            ReplyPlan { inline_max: 4096, payload_max: sink.as_ref().map_or(0, |sink| sink.len()), sink, locate: None };
+        let payload_max = sink.as_ref().map_or(0, |sink| sink.len());
+        let plan = ReplyPlan { inline_max: 4096, payload_max, sink: sink.map(Into::into), locate: None };
         let reply = tokio::time::timeout(Duration::from_secs(60), self.transport.call(call.finish(), plan));
         let reply = reply.await.expect("an answer").expect("a connection");
         let mut decoder = Decoder::new(&reply.message);

@@ -7,7 +7,7 @@ use std::{
 
 use buf::{Buffer, Pool, PoolOptions};
 use bytes::Bytes;
-use rdma::{Completion, CompletionKind, Memory, Region, Stag, Status, WorkId, WorkRequest};
+use rdma::{Completion, CompletionKind, Memory, Registered, Stag, Status, WorkId, WorkRequest};
 use rpc::{ReplyPlan, ReplyToken, TransportError};
 use rpcrdma::{
     CallId, Connection, Design, Event, Options, Registry, Role, Settings, Work,
@@ -119,12 +119,12 @@ struct Regions {
 }
 
 impl Registry for Regions {
-    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory> {
         if self.entries.len() == 20 {
             return Err(memory);
         }
         self.last += 1;
-        let region = Region { stag: Stag(self.last), offset: 0, len: memory.len() as u32 };
+        let region = Registered { stag: Stag(self.last), offset: 0, len: memory.len() as u32 };
         self.entries.insert(region.stag, memory);
         Ok(region)
     }
@@ -251,7 +251,7 @@ impl World {
         let xid = input.number() as u32;
         let message = Self::message(xid, 0, 10 * input.number(), 40 * input.number());
         let (inline_max, payload_max) = (300 * input.number(), 3000 * input.number());
-        let sink = (payload_max % 2 == 0 && payload_max > 0).then(|| Buffer::zeroed(payload_max));
+        let sink = (payload_max % 2 == 0 && payload_max > 0).then(|| Buffer::zeroed(payload_max).into());
         let id = self.connection.call(message, ReplyPlan { inline_max, payload_max, sink, locate: None });
         self.ours.push_back(id);
         assert!(self.awaited.insert(format!("{id:?}")));

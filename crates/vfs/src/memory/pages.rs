@@ -341,6 +341,7 @@ impl Cursor<'_> {
                     bytes.split_to(self.skip);
                     bytes.split_to(len).copy_to(target);
                 }
+                Piece::Device(range) => range.copy_out(self.skip, target).map_err(|_| VfsError::Io)?,
                 Piece::File(range) => {
                     let mut range = range.clone();
                     range.offset += self.skip as u64;

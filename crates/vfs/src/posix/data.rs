@@ -195,15 +195,15 @@ fn probe(file: &File, offset: u64, len: usize) -> Result<()> {
 }
 
 fn write_all(file: &File, mut offset: u64, data: &Rope, flags: ReadWriteFlags) -> Result<()> {
-    // Pieces of files go through memory. What is a peer's is for the kernel alone to look at.
+    // Pieces of files and of device memory go through host memory. What is a peer's is for the kernel alone to look at.
     let copies: SmallVec<[Option<Vec<u8>>; 4]> = data
         .pieces()
         .iter()
         .map(|piece| match piece {
             Piece::Memory(_) | Piece::Peer(_) => Ok(None),
-            Piece::File(range) => {
-                let mut copy = vec![0; range.len];
-                range.read(&mut copy).map(|()| Some(copy)).map_err(|_| VfsError::Io)
+            Piece::File(_) | Piece::Device(_) => {
+                let mut copy = vec![0; piece.len()];
+                piece.copy_to(&mut copy).map(|()| Some(copy)).map_err(|_| VfsError::Io)
             }
         })
         .collect::<Result<_>>()?;
@@ -215,7 +215,7 @@ fn write_all(file: &File, mut offset: u64, data: &Rope, flags: ReadWriteFlags) -
             let start = match piece {
                 Piece::Memory(bytes) => bytes.as_ptr(),
                 Piece::Peer(bytes) => bytes.as_ptr(),
-                Piece::File(_) => copy.as_deref().unwrap_or_default().as_ptr(),
+                Piece::File(_) | Piece::Device(_) => copy.as_deref().unwrap_or_default().as_ptr(),
             };
             libc::iovec { iov_base: start.cast_mut().cast(), iov_len: piece.len() }
         })

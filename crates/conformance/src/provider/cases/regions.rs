@@ -1,8 +1,13 @@
 //! Registered memory: its bounds, its rights, and its invalidation.
 
-use buf::Rope;
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+
+use buf::{DeviceMemory, DeviceRange, Piece, Rope};
 use bytes::Bytes;
-use rdma::{CompletionKind, Memory, Stag, Status, WorkRequest};
+use rdma::{Access, CompletionKind, Memory, Stag, Status, WorkRequest};
 
 use super::{expect_fault, greeted, solicited};
 use crate::provider::{Fabric, Side, pattern};
@@ -17,7 +22,8 @@ pub async fn invalidation_gives_the_memory_back(fabric: Fabric) {
     pair.until(|pair| pair.client.has(&ids)).await;
     let [first, second, third, fourth] = ids.map(|id| pair.client.find(id).unwrap());
     assert!(matches!(&first.kind, CompletionKind::Invalidate(Some(Memory::Write(buffer))) if buffer.len() == 10));
-    assert!(matches!(&second.kind, CompletionKind::Invalidate(Some(Memory::Read(bytes))) if bytes == "read me"));
+    let CompletionKind::Invalidate(Some(memory @ Memory::Read(_))) = &second.kind else { panic!("no memory to read") };
+    assert_eq!(memory.as_host(), Some(&b"read me"[..]));
     for gone in [third, fourth] {
         assert_eq!(gone.status, Status::LocalAccess);
         assert!(matches!(gone.kind, CompletionKind::Invalidate(None)));
@@ -40,8 +46,8 @@ pub async fn a_send_invalidates_on_its_way(fabric: Fabric) {
     pair.until(|pair| pair.client.has(&recvs)).await;
     assert!(matches!(pair.client.ok(recvs[1]), CompletionKind::Receive { invalidated: None, .. }));
     assert_eq!(recvs.map(|recv| solicited(&pair, recv)), [false, !pair.adapter]);
-    let Memory::Read(bytes) = pair.invalidated(Side::Client, recvs[0], read.stag).await else { panic!("written") };
-    assert_eq!(bytes, data);
+    let memory = pair.invalidated(Side::Client, recvs[0], read.stag).await;
+    assert!(matches!(memory, Memory::Read(_)) && memory.as_host() == Some(&data[..]));
     let id = pair.client.invalidate(read.stag);
     pair.until(|pair| pair.client.has(&[id])).await;
     assert_eq!(pair.client.find(id).unwrap().status, Status::LocalAccess);
@@ -74,7 +80,7 @@ pub async fn writes_outside_a_region_are_refused(fabric: Fabric) {
         pair.server.write(pattern(1, len), stag, offset);
         expect_fault(&mut pair, Side::Client).await;
         let Some(Memory::Write(buffer)) = pair.client.qp.reclaim(target.stag) else { panic!("not reclaimed") };
-        assert!(buffer.iter().all(|&byte| byte == 0), "case {case}: nothing may be placed");
+        assert!(buffer.as_host().unwrap().iter().all(|&byte| byte == 0), "case {case}: nothing may be placed");
         assert!(pair.client.qp.reclaim(target.stag).is_none());
     }
 }
@@ -105,5 +111,49 @@ pub async fn reads_outside_a_region_are_refused(fabric: Fabric) {
         // The one before it is answered first, or lost with the connection.
         let done = pair.server.find(good).unwrap();
         assert_ne!(done.status, Status::RemoteAccess, "case {case}");
+    }
+}
+
+/// Memory whose bytes a provider can only copy.
+struct Device(Mutex<Vec<u8>>);
+
+impl DeviceMemory for Device {
+    fn copy_in(&self, offset: usize, from: &[u8]) -> io::Result<()> {
+        self.0.lock().unwrap()[offset..][..from.len()].copy_from_slice(from);
+        Ok(())
+    }
+
+    fn copy_out(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
+        into.copy_from_slice(&self.0.lock().unwrap()[offset..][..into.len()]);
+        Ok(())
+    }
+}
+
+pub async fn device_memory_is_reached_or_comes_back(fabric: Fabric) {
+    let mut pair = greeted(&fabric).await;
+    let (before, data) = (pattern(1, 1000), pattern(2, 800));
+    let device = Arc::new(Device(Mutex::new(before.to_vec())));
+    let range = DeviceRange::new(device.clone(), 100, data.len());
+    match pair.client.qp.register(Memory::Read(Piece::Device(range.clone()))) {
+        Err(memory) => assert_eq!((memory.access(), memory.len()), (Access::RemoteRead, 800)),
+        Ok(source) => {
+            pair.settle(Side::Client).await;
+            let read = pair.server.read(800, source.stag, source.offset);
+            pair.until(|pair| pair.server.has(&[read])).await;
+            assert!(pair.server.read_result(read) == &before[100..900]);
+        }
+    }
+    match pair.client.qp.register(Memory::Write(range.into())) {
+        Err(memory) => assert_eq!((memory.access(), memory.len()), (Access::RemoteWrite, 800)),
+        Ok(target) => {
+            pair.settle(Side::Client).await;
+            let recv = pair.client.recv(10);
+            pair.server.write(data.clone(), target.stag, target.offset);
+            pair.server.send_invalidate(Bytes::from_static(b"done"), target.stag, false);
+            pair.until(|pair| pair.client.has(&[recv])).await;
+            let memory = pair.invalidated(Side::Client, recv, target.stag).await;
+            assert_eq!((memory.access(), memory.len()), (Access::RemoteWrite, 800));
+            assert!(*device.0.lock().unwrap() == [&before[..100], &data[..], &before[900..]].concat());
+        }
     }
 }

@@ -195,7 +195,7 @@ const DISTRUST: u32 = 64;
 mod tests {
     use std::io::Read;
 
-    use buf::Buffer;
+    use buf::{Buffer, Rope};
     use bytes::{BufMut, Bytes};
     use proptest::prelude::*;
 
@@ -284,7 +284,10 @@ mod tests {
         let recvs = ReceiveQueue::new(None, (0..40).map(|id| (WorkId(id), Buffer::zeroed(500))).collect());
         let mut receiver = Receiver::new(crc, 1, 1, recvs);
         receiver.forecast_min = 8;
-        assert_eq!(receiver.regions.register(Memory::Write(Buffer::zeroed(REGION)), 0).unwrap().stag, Stag(0x101));
+        assert_eq!(
+            receiver.regions.register(Memory::Write(Buffer::zeroed(REGION).into()), 0).unwrap().stag,
+            Stag(0x101)
+        );
         for (index, len) in READS.into_iter().enumerate() {
             let sink = Stag(index as u32 + 1);
             receiver.reads.push_back(PendingRead { sink, into: Buffer::zeroed(len), placed: 0 });
@@ -302,7 +305,7 @@ mod tests {
         });
         let ends = ends.collect();
         let Some(Memory::Write(region)) = receiver.remove(Stag(0x101)) else { panic!("the region is there") };
-        (region.freeze(), ends)
+        (Rope::from(region).to_bytes().unwrap(), ends)
     }
 
     fn plainly(stream: &[u8], crc: bool) -> Outcome {

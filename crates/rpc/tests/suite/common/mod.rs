@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use buf::Buffer;
+use buf::{Buffer, Region};
 use bytes::Bytes;
 use port::Port;
 use rpc::{
@@ -208,7 +208,7 @@ pub fn echo_plan(sink: Option<Buffer>) -> ReplyPlan {
         Message::locate::<Data>(prefix, |decoder| ReplyHeader::decode(decoder).map(drop))
     }
     let payload_max = sink.as_ref().map_or(1 << 20, |sink| sink.len());
-    ReplyPlan { inline_max: 64, payload_max, sink, locate: Some(locate) }
+    ReplyPlan { inline_max: 64, payload_max, sink: sink.map(Region::from), locate: Some(locate) }
 }
 
 pub async fn echo(client: &Client, data: Bytes, sink: Option<Buffer>) -> Result<Answer<Data>, CallFailed> {

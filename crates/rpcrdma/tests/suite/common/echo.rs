@@ -20,7 +20,7 @@ pub fn call(xid: u32, want: usize, words: usize, payload: Bytes) -> Message {
 }
 
 pub fn plan(want: usize, words: usize) -> ReplyPlan {
-    let sink = (want > 0).then(|| Buffer::zeroed(want));
+    let sink = (want > 0).then(|| Buffer::zeroed(want).into());
     ReplyPlan { inline_max: 16 + 4 * words, payload_max: want, sink, locate: None }
 }
 

@@ -5,6 +5,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+#[path = "../../../../testkit/src/device.rs"]
+pub mod device;
 pub mod echo;
 
 use std::{
@@ -14,7 +16,7 @@ use std::{
 
 use buf::{Buffer, Pool};
 use bytes::Bytes;
-use rdma::{Completion, CompletionKind, Memory, Region, RemoteSegment, Stag, Status, WorkId, WorkRequest};
+use rdma::{Completion, CompletionKind, Memory, Registered, RemoteSegment, Stag, Status, WorkId, WorkRequest};
 use rpc::{CallError, Reply, ReplyPlan, ReplyToken, TransportError};
 use rpcrdma::{
     CallId, Connection, Event, Options, Registry, Role, Settings, Work,
@@ -52,6 +54,8 @@ pub struct Regions {
     pub entries: BTreeMap<Stag, Memory>,
     /// How many more can be registered.
     pub room: Option<usize>,
+    /// Only host memory can be registered.
+    pub refuses_devices: bool,
 }
 
 pub const BASE: u64 = 0xffff_ffff_0000;
@@ -64,14 +68,15 @@ impl Regions {
 }
 
 impl Registry for Regions {
-    fn register(&mut self, memory: Memory) -> Result<Region, Memory> {
+    fn register(&mut self, memory: Memory) -> Result<Registered, Memory> {
         match &mut self.room {
+            _ if self.refuses_devices && memory.as_host().is_none() => return Err(memory),
             Some(0) => return Err(memory),
             Some(room) => *room -= 1,
             None => {}
         }
         self.next += 1;
-        let region = Region { stag: Stag(self.next), offset: BASE, len: memory.len() as u32 };
+        let region = Registered { stag: Stag(self.next), offset: BASE, len: memory.len() as u32 };
         self.entries.insert(region.stag, memory);
         Ok(region)
     }
@@ -254,17 +259,23 @@ impl Peer for Node {
     }
 
     fn write(&mut self, data: Bytes, to: RemoteSegment) -> Result<(), &'static str> {
-        let Some(Memory::Write(buffer)) = self.regions.entries.get_mut(&to.stag) else { return Err("bad stag") };
+        let Some(Memory::Write(region)) = self.regions.entries.get_mut(&to.stag) else { return Err("bad stag") };
         let start = (to.offset - BASE) as usize;
-        buffer.get_mut(start..start + data.len()).ok_or("out of bounds")?.copy_from_slice(&data);
-        Ok(())
+        if start + data.len() > region.len() {
+            return Err("out of bounds");
+        }
+        region.copy_in(start, &data).map_err(|_| "broken memory")
     }
 
     fn read(&mut self, into: &mut [u8], from: RemoteSegment) -> Result<(), &'static str> {
-        let Some(Memory::Read(bytes)) = self.regions.entries.get(&from.stag) else { return Err("bad stag") };
+        let Some(Memory::Read(piece)) = self.regions.entries.get(&from.stag) else { return Err("bad stag") };
         let start = (from.offset - BASE) as usize;
-        into.copy_from_slice(bytes.get(start..start + into.len()).ok_or("out of bounds")?);
-        Ok(())
+        if start + into.len() > piece.len() {
+            return Err("out of bounds");
+        }
+        let mut piece = piece.clone();
+        piece.split_to(start);
+        piece.split_to(into.len()).copy_to(into).map_err(|_| "broken memory")
     }
 }
 
