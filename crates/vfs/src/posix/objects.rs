@@ -366,7 +366,6 @@ mod tests {
     use std::{
         io::{ErrorKind, Write},
         net::{TcpListener, TcpStream},
-        os::fd::AsRawFd,
         sync::mpsc,
         time::Instant,
     };
@@ -388,14 +387,7 @@ mod tests {
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
         // A socket that does not block does not linger either.
         socket.set_nonblocking(false).unwrap();
-        let linger = libc::linger { l_onoff: 1, l_linger: 3600 };
-        #[expect(unsafe_code)]
-        // SAFETY: the option is a `linger`, which lives as long as the call.
-        let set = unsafe {
-            let (option, len) = ((&raw const linger).cast(), size_of::<libc::linger>() as libc::socklen_t);
-            libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_LINGER, option, len)
-        };
-        assert_eq!(set, 0);
+        rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(3600))).unwrap();
         (File::from(OwnedFd::from(socket)), peer)
     }
 
