@@ -47,7 +47,7 @@ impl Faulty {
     fn to_disk(&self, caller: &Caller<'_>, file: &Handle) -> Result<()> {
         let mut cached = self.cached.lock();
         for (_, offset, data) in cached.iter().filter(|(handle, ..)| handle == file) {
-            self.disk.write(caller, file, *offset, data, Stability::FileSync, false)?;
+            self.disk.write(caller, file, *offset, data, Stability::FileSync, Report::Nothing)?;
         }
         cached.retain(|(handle, ..)| handle != file);
         Ok(())
