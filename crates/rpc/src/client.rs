@@ -16,6 +16,7 @@ use std::{
     fmt,
     future::Future,
     net::SocketAddr,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed},
@@ -28,13 +29,14 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, Semaphore, oneshot, watch},
-    time::{Instant, sleep, timeout, timeout_at},
+    time::{Instant, sleep, timeout},
 };
 use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message};
 
 use crate::{
     AcceptStat, Credential, Drain, OpaqueAuth, RejectStat, Reply, ReplyBody, ReplyHeader, ReplyPlan, Server, Transport,
     TransportError, TransportKind, Xid,
+    deadlines::Deadlines,
     security::{Channel, ClientFlavor, Genuine, ProtectedCall, encode_start},
     server::Observers,
 };
@@ -206,6 +208,7 @@ struct Link {
     permits: Option<Semaphore>,
     /// For transports that lose messages, and more of them the more are under way.
     lossy_permits: Semaphore,
+    deadlines: Deadlines,
 }
 
 #[derive(Clone, Default)]
@@ -263,6 +266,7 @@ impl Client {
             last_error: Mutex::new(None),
             permits: options.calls_max.map(Semaphore::new),
             lossy_permits: Semaphore::new(LOSSY_CALLS_MAX),
+            deadlines: Deadlines::default(),
             options,
         });
         let (stop, stopped) = watch::channel(false);
@@ -331,11 +335,15 @@ impl Client {
     ) -> Result<Genuine, CallFailed> {
         let after = options.deadline.unwrap_or(self.link.options.deadline);
         let mut last = None;
-        let exchange = self.link.exchange(request, &mut plan, &mut last, options.once);
-        let error = match timeout_at(Instant::now() + after, exchange).await {
-            Ok(Ok(reply)) => return Ok(reply),
-            Ok(Err(error)) => error,
-            Err(_) => ClientError::Deadline(Box::new(DeadlinePassed {
+        let outcome = {
+            // By reference, so that the future is not moved.
+            let exchange = pin!(self.link.exchange(request, &mut plan, &mut last, options.once));
+            self.link.deadlines.within(Instant::now() + after, exchange).await
+        };
+        let error = match outcome {
+            Some(Ok(reply)) => return Ok(reply),
+            Some(Err(error)) => error,
+            None => ClientError::Deadline(Box::new(DeadlinePassed {
                 server: self.link.server,
                 transport: self.link.kind.name(),
                 procedure: (self.program, self.version, procedure),
@@ -514,8 +522,16 @@ impl Link {
         }
     }
 
+    /// Keeps the client connected, and ends its calls at their deadlines, until it is to stop.
+    async fn run(self: Arc<Self>, stopped: watch::Receiver<bool>) {
+        tokio::select! {
+            () = self.stay_connected(stopped) => {}
+            () = self.deadlines.run() => {}
+        }
+    }
+
     /// Keeps the client connected while it is wanted.
-    async fn run(self: Arc<Self>, mut stopped: watch::Receiver<bool>) {
+    async fn stay_connected(&self, mut stopped: watch::Receiver<bool>) {
         let server = self.options.callbacks.clone().unwrap_or_else(|| Server::builder().build());
         let drain = Drain::when(stopped.clone());
         let mut backoff = self.options.backoff_min;

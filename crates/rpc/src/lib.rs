@@ -76,6 +76,7 @@ mod budget;
 mod client;
 mod connections;
 mod counters;
+mod deadlines;
 mod drc;
 mod host;
 mod hosts;

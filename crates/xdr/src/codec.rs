@@ -3,10 +3,10 @@
 //! Read RFC 4506 §4. An [`Encoder`] cannot fail: what is too long for its type is a bug of the
 //! caller and panics. A [`Decoder`] never panics, and says what was wrong and at which offset.
 
-use std::{fmt, ops::Range};
+use std::fmt;
 
 use buf::Rope;
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use smallvec::SmallVec;
 
 use crate::{Message, PlacedPayload};
@@ -82,7 +82,7 @@ impl std::error::Error for DecodeError {}
 /// Writes XDR, keeping payloads beside the stream.
 #[derive(Debug, Default)]
 pub struct Encoder {
-    stream: BytesMut,
+    stream: Vec<u8>,
     payloads: SmallVec<[PlacedPayload; 1]>,
     /// Bytes of payloads so far, padding included.
     reduced: usize,
@@ -91,7 +91,7 @@ pub struct Encoder {
 impl Encoder {
     /// An empty encoder with room for `capacity` bytes of stream.
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { stream: BytesMut::with_capacity(capacity), ..Self::default() }
+        Self { stream: Vec::with_capacity(capacity), ..Self::default() }
     }
 
     /// Position in the unreduced stream: what has been written, payloads and their padding included.
@@ -100,12 +100,14 @@ impl Encoder {
     }
 
     /// Appends an unsigned 32-bit integer.
+    #[inline]
     pub fn u32(&mut self, value: u32) {
         // Of a length that the compiler knows: no call is made to copy it.
         self.stream.extend_from_slice(&value.to_be_bytes());
     }
 
     /// Appends an unsigned 64-bit integer (RFC 4506 §4.5).
+    #[inline]
     pub fn u64(&mut self, value: u64) {
         self.stream.extend_from_slice(&value.to_be_bytes());
     }
@@ -148,7 +150,7 @@ impl Encoder {
     /// If the length is not a multiple of four.
     pub fn raw(&mut self, items: &[u8]) {
         assert!(items.len().is_multiple_of(4), "XDR items are multiples of four bytes");
-        self.stream.put_slice(items);
+        self.stream.extend_from_slice(items);
     }
 
     /// Overwrites the unsigned 32-bit integer at `offset` of the (reduced) stream.
@@ -179,7 +181,7 @@ impl Encoder {
 
     /// What has been written.
     pub fn finish(self) -> Message {
-        Message { stream: self.stream.freeze(), payloads: self.payloads }
+        Message { stream: self.stream.into(), payloads: self.payloads }
     }
 }
 
@@ -187,8 +189,9 @@ impl Encoder {
 #[derive(Clone, Debug)]
 pub struct Decoder<'a> {
     stream: &'a Bytes,
+    /// The part of the stream that has not been read.
+    rest: &'a [u8],
     payloads: &'a [PlacedPayload],
-    at: usize,
     reduced: usize,
     depth: u32,
     located: Option<crate::Located>,
@@ -197,17 +200,18 @@ pub struct Decoder<'a> {
 impl<'a> Decoder<'a> {
     /// Reads from the start of `message`.
     pub fn new(message: &'a Message) -> Self {
-        Self { stream: &message.stream, payloads: &message.payloads, at: 0, reduced: 0, depth: 0, located: None }
+        let Message { stream, payloads } = message;
+        Self { stream, rest: stream, payloads, reduced: 0, depth: 0, located: None }
     }
 
     /// Position in the unreduced stream.
     pub fn position(&self) -> usize {
-        self.at + self.reduced
+        self.at() + self.reduced
     }
 
     /// Bytes of the stream that are left, payloads not counted.
     pub fn remaining(&self) -> usize {
-        self.stream.len() - self.at
+        self.rest.len()
     }
 
     /// Bytes of the whole unreduced stream, what has been read included.
@@ -225,6 +229,7 @@ impl<'a> Decoder<'a> {
     ///
     /// # Errors
     /// The stream has ended.
+    #[inline]
     pub fn u32(&mut self) -> Result<u32, DecodeError> {
         Ok(u32::from_be_bytes(self.array()?))
     }
@@ -234,14 +239,15 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// The stream has ended.
     pub fn peek_u32(&self) -> Result<u32, DecodeError> {
-        let bytes = self.stream[self.at..].first_chunk().copied();
-        bytes.map(u32::from_be_bytes).ok_or(self.error(DecodeErrorKind::Truncated))
+        let bytes = self.rest.first_chunk().copied();
+        bytes.map(u32::from_be_bytes).ok_or_else(|| self.truncated())
     }
 
     /// Reads an unsigned 64-bit integer.
     ///
     /// # Errors
     /// The stream has ended.
+    #[inline]
     pub fn u64(&mut self) -> Result<u64, DecodeError> {
         Ok(u64::from_be_bytes(self.array()?))
     }
@@ -251,32 +257,41 @@ impl<'a> Decoder<'a> {
     /// # Errors
     /// The stream has ended, or the padding is not zero.
     pub fn fixed_opaque(&mut self, len: usize) -> Result<Bytes, DecodeError> {
-        self.padded(len).map(|range| self.stream.slice(range))
+        let start = self.at();
+        self.padded(len)?;
+        Ok(self.stream.slice(start..start + len))
     }
 
-    /// Where bytes of known length lie, which are passed over with their padding.
-    fn padded(&mut self, len: usize) -> Result<Range<usize>, DecodeError> {
-        let padded = len.checked_add(padding(len)).filter(|&padded| padded <= self.remaining());
-        let Some(padded) = padded else { return Err(self.error(DecodeErrorKind::Truncated)) };
-        let (start, end) = (self.at, self.at + padded);
-        if self.stream[start + len..end].iter().any(|&byte| byte != 0) {
+    /// Reads bytes of known length, and passes over their padding.
+    fn padded(&mut self, len: usize) -> Result<&'a [u8], DecodeError> {
+        let (bytes, padding) = self.peek_padded(len)?;
+        if padding.iter().any(|&byte| byte != 0) {
             return Err(self.error(DecodeErrorKind::BadPadding));
         }
-        self.at = end;
-        Ok(start..start + len)
+        self.rest = &self.rest[bytes.len() + padding.len()..];
+        Ok(bytes)
+    }
+
+    /// The bytes of known length that come next, and their padding.
+    fn peek_padded(&self, len: usize) -> Result<(&'a [u8], &'a [u8]), DecodeError> {
+        let (bytes, rest) = self.rest.split_at_checked(len).ok_or_else(|| self.truncated())?;
+        let padding = rest.get(..padding(len)).ok_or_else(|| self.truncated())?;
+        Ok((bytes, padding))
     }
 
     /// Reads a length, which must not exceed `max`.
     ///
     /// # Errors
     /// The stream has ended, or the length is above `max`.
+    #[inline]
     pub fn length(&mut self, max: usize) -> Result<usize, DecodeError> {
-        let len = self.u32()?;
-        let max = u32::try_from(max).unwrap_or(u32::MAX);
-        if len > max {
-            self.at -= 4;
+        let len = self.peek_u32()?;
+        if len as usize > max {
+            // Below a length of 32 bits.
+            let max = max as u32;
             return Err(self.error(DecodeErrorKind::TooLong { len, max }));
         }
+        self.rest = &self.rest[4..];
         Ok(len as usize)
     }
 
@@ -295,10 +310,9 @@ impl<'a> Decoder<'a> {
     /// The stream has ended, or the length is above `max`.
     pub fn opaque_any_padding(&mut self, max: usize) -> Result<Bytes, DecodeError> {
         let len = self.length(max)?;
-        let padded = len.checked_add(padding(len)).filter(|&padded| padded <= self.remaining());
-        let Some(padded) = padded else { return Err(self.error(DecodeErrorKind::Truncated)) };
-        let start = self.at;
-        self.at += padded;
+        let start = self.at();
+        let (bytes, padding) = self.peek_padded(len)?;
+        self.rest = &self.rest[bytes.len() + padding.len()..];
         Ok(self.stream.slice(start..start + len))
     }
 
@@ -335,9 +349,9 @@ impl<'a> Decoder<'a> {
 
     /// Reads the rest of the stream as it is. Payloads stay.
     pub fn take_rest(&mut self) -> Bytes {
-        let rest = self.stream.slice(self.at..);
-        self.at = self.stream.len();
-        rest
+        let start = self.at();
+        self.rest = &[];
+        self.stream.slice(start..)
     }
 
     /// Checks that everything has been read.
@@ -373,11 +387,21 @@ impl<'a> Decoder<'a> {
         self.located
     }
 
+    /// Position in the stream, payloads not counted.
+    fn at(&self) -> usize {
+        self.stream.len() - self.rest.len()
+    }
+
+    #[inline]
     fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
-        let bytes = self.stream[self.at..].first_chunk().copied();
-        let bytes = bytes.ok_or(self.error(DecodeErrorKind::Truncated))?;
-        self.at += N;
+        let Some((&bytes, rest)) = self.rest.split_first_chunk() else { return Err(self.truncated()) };
+        self.rest = rest;
         Ok(bytes)
+    }
+
+    #[cold]
+    fn truncated(&self) -> DecodeError {
+        self.error(DecodeErrorKind::Truncated)
     }
 }
 
@@ -389,11 +413,13 @@ pub(crate) fn padding(len: usize) -> usize {
 macro_rules! integer {
     ($($type:ty => $method:ident as $wire:ty),*) => {$(
         impl Encode for $type {
+            #[inline]
             fn encode(&self, encoder: &mut Encoder) {
                 encoder.$method(*self as $wire);
             }
         }
         impl Decode for $type {
+            #[inline]
             fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
                 Ok(decoder.$method()? as $type)
             }
@@ -440,8 +466,8 @@ impl<const N: usize> Encode for [u8; N] {
 impl<const N: usize> Decode for [u8; N] {
     fn decode(decoder: &mut Decoder<'_>) -> Result<Self, DecodeError> {
         // Copied from where they lie: to share the message's memory costs more.
-        let range = decoder.padded(N)?;
-        Ok(decoder.stream[range].try_into().expect("the range is of N bytes"))
+        let bytes = decoder.padded(N)?;
+        Ok(*bytes.as_array().expect("of N bytes"))
     }
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Compound {
 
 impl Compound {
     pub fn new(name: &'static str) -> Self {
-        let (ops, reply_max) = (Vec::with_capacity(8), REPLY_BASE);
+        let (ops, reply_max) = (Vec::with_capacity(4), REPLY_BASE);
         Self { ops, reply_max, payload_max: 0, payload_last: false, cache: false, locker: None, name }
     }
 

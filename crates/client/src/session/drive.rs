@@ -351,13 +351,20 @@ impl Client4 {
         result.map(|res| res.expect("it is always sent"))
     }
 
-    /// The results of a request.
+    /// The results of a request, SEQUENCE's aside.
     ///
     /// # Errors
     /// That of the operation that failed.
     pub fn results(&self, compound: &Compound, res: CompoundRes) -> Result<Results> {
         match res.status {
-            Nfsstat4::Ok => Ok(Results::new(res.resarray.into_iter(), compound.name)),
+            Nfsstat4::Ok => {
+                let mut results = res.resarray.into_iter();
+                if self.minor() > 0 {
+                    // That of SEQUENCE.
+                    results.next();
+                }
+                Ok(Results::new(results, compound.name))
+            }
             status => Err(failure(status, failed_operation(compound, &res)).on(self.link.trunk.first().server())),
         }
     }

@@ -170,7 +170,7 @@ impl Session {
     }
 
     /// Attempts a request: in the slot that an earlier attempt has left, or else in a free one. If the request is to be sent again
-    /// unchanged, it leaves its slot. The results are those behind SEQUENCE's.
+    /// unchanged, it leaves its slot. The first result is SEQUENCE's.
     pub async fn attempt(
         self: &Arc<Self>,
         link: &Arc<ServerLink>,
@@ -182,8 +182,9 @@ impl Session {
         let mut taken = match slot.take() {
             Some(taken) => taken,
             None => match self.place(deadline).await {
-                Ok(Some(place)) => {
-                    let (link, session, sequence) = (link.clone(), self.clone(), self.sequence(place, compound.cache));
+                Ok(Some((place, highest))) => {
+                    let sequence = self.sequence(place, highest, compound.cache);
+                    let (link, session) = (link.clone(), self.clone());
                     TakenSlot { link, session, place, sequence, sent: false, settled: false }
                 }
                 Ok(None) => return (Outcome::Lost, sink.map(SharedRegion::from)),
@@ -211,15 +212,21 @@ impl Session {
         (outcome, back)
     }
 
-    /// A slot, when it is this caller's turn; none if the session is over.
+    /// A slot, when it is this caller's turn, and the highest slot in use; none if the session is over.
     ///
     /// # Errors
     /// It was nobody's turn until the deadline.
-    async fn place(&self, deadline: &Deadline) -> std::result::Result<Option<SlotUse>, Elapsed> {
-        let free = self.line.lock().take();
+    async fn place(&self, deadline: &Deadline) -> std::result::Result<Option<(SlotUse, Slotid4)>, Elapsed> {
+        let free = {
+            let mut line = self.line.lock();
+            line.take().map(|place| (place, line.slots.highest()))
+        };
         match free {
             Some(place) => Ok(Some(place)),
-            None => timeout_at(deadline.at(), self.wait_in_line()).await,
+            None => {
+                let given = timeout_at(deadline.at(), self.wait_in_line()).await?;
+                Ok(given.map(|place| (place, self.highest())))
+            }
         }
     }
 
@@ -244,8 +251,11 @@ impl Session {
         line.serve();
     }
 
-    fn sequence(&self, place: SlotUse, cache: bool) -> Argop4 {
-        let highest_slotid = self.line.lock().slots.highest();
+    fn highest(&self) -> Slotid4 {
+        self.line.lock().slots.highest()
+    }
+
+    fn sequence(&self, place: SlotUse, highest_slotid: Slotid4, cache: bool) -> Argop4 {
         Argop4::Sequence(SequenceArgs {
             sessionid: self.id,
             sequenceid: place.sequence,
@@ -264,8 +274,8 @@ impl Session {
         }
     }
 
-    /// Classifies an answer by the result of SEQUENCE, which it takes out; and keeps what SEQUENCE says of the session.
-    fn classify(&self, link: &ServerLink, mut res: CompoundRes) -> Outcome {
+    /// Classifies an answer by the result of SEQUENCE, and keeps what that says of the session.
+    fn classify(&self, link: &ServerLink, res: CompoundRes) -> Outcome {
         if let Some(Resop4::Sequence(Res4::Ok(ok))) = res.resarray.first() {
             {
                 let mut line = self.line.lock();
@@ -279,7 +289,6 @@ impl Session {
             {
                 holder.handle_status_flags(ok.status_flags);
             }
-            res.resarray.remove(0);
             // RFC 8881 §2.10.6.1.3: a retry whose reply was not kept says so in the operation behind SEQUENCE.
             return match res.status {
                 Nfsstat4::RetryUncachedRep => Outcome::Uncached,
@@ -308,7 +317,7 @@ impl Session {
         let mut backoff = Backoff::new();
         loop {
             let deadline = &Deadline::after(BACKGROUND);
-            let sequence = self.sequence(place, false);
+            let sequence = self.sequence(place, self.highest(), false);
             let request = Request { minor: link.minor, first: Some(&sequence), ops: &[] };
             let plan = ReplyPlan { inline_max: DOUBT_REPLY_MAX, ..ReplyPlan::default() };
             let (outcome, _) = link.trunk.call_once(&request, plan, "SEQUENCE", deadline).await;

@@ -12,6 +12,8 @@ use nfs::v4::{Sequenceid4, Slotid4};
 pub(crate) struct Slots {
     /// By number; grows with the load up to `limit`.
     slots: Vec<Slot>,
+    /// No slot below this number is free.
+    first_free: usize,
     /// Slots that the session has.
     limit: u32,
     /// Slots that the server would like to be used.
@@ -36,13 +38,13 @@ impl Slots {
     /// Of a session that has just been made with so many slots.
     pub fn new(limit: u32) -> Self {
         let limit = limit.clamp(1, SLOTS_MAX);
-        Self { slots: Vec::new(), limit, target: limit }
+        Self { slots: Vec::new(), first_free: 0, limit, target: limit }
     }
 
     /// A place for a request, if there is one: the lowest, so that the server can do with few.
     pub fn take(&mut self) -> Option<SlotUse> {
         let most = self.limit.min(self.target).max(1) as usize;
-        let free = self.slots.iter().take(most).position(|slot| !slot.taken);
+        let free = (self.first_free..self.slots.len().min(most)).find(|&number| !self.slots[number].taken);
         let number = match free {
             Some(number) => number,
             None if self.slots.len() < most => {
@@ -53,6 +55,7 @@ impl Slots {
             None => return None,
         };
         self.slots[number].taken = true;
+        self.first_free = number + 1;
         Some(SlotUse { slot: Slotid4(number as u32), sequence: Sequenceid4(self.slots[number].sequence) })
     }
 
@@ -66,6 +69,7 @@ impl Slots {
         let slot = &mut self.slots[place.slot.0 as usize];
         assert!(slot.taken && slot.sequence == place.sequence.0, "a slot is released by who has it");
         slot.taken = false;
+        self.first_free = self.first_free.min(place.slot.0 as usize);
         if used {
             // §2.10.6.1: from all ones to zero.
             slot.sequence = slot.sequence.wrapping_add(1);

@@ -25,23 +25,24 @@ use crate::{
 /// The connections of a session; clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct Trunk {
-    first: Program,
-    all: Arc<RwLock<Vec<Program>>>,
+    first: Arc<Program>,
+    all: Arc<RwLock<Vec<Arc<Program>>>>,
     next: Arc<AtomicUsize>,
 }
 
 impl Trunk {
     pub fn new(first: Program) -> Self {
+        let first = Arc::new(first);
         Self { all: Arc::new(RwLock::new(vec![first.clone()])), first, next: Arc::default() }
     }
 
     /// Adds a connection to the same server.
     pub fn add(&self, program: Program) {
-        self.all.write().push(program);
+        self.all.write().push(Arc::new(program));
     }
 
     /// All connections.
-    pub fn all(&self) -> Vec<Program> {
+    pub fn all(&self) -> Vec<Arc<Program>> {
         self.all.read().clone()
     }
 
@@ -56,7 +57,7 @@ impl Trunk {
 
     /// Bytes of the longest message that all of them carry.
     pub fn message_max(&self) -> usize {
-        self.all.read().iter().map(Program::message_max).min().expect("a trunk has a connection")
+        self.all.read().iter().map(|program| program.message_max()).min().expect("a trunk has a connection")
     }
 
     /// Sends a compound by one connection, once. The sink of `plan` comes back with the outcome, unless a transport still holds it at
@@ -95,7 +96,7 @@ impl Trunk {
     }
 
     /// A connection that is there now, or the first that comes to be there.
-    async fn pick(&self, deadline: &Deadline) -> Option<Program> {
+    async fn pick(&self, deadline: &Deadline) -> Option<Arc<Program>> {
         if let Some(ready) = self.ready(deadline) {
             return Some(ready);
         }
@@ -108,7 +109,7 @@ impl Trunk {
     }
 
     /// The next in turn of the connections that are there now. Those that are not shall be, for the calls to come.
-    fn ready(&self, deadline: &Deadline) -> Option<Program> {
+    fn ready(&self, deadline: &Deadline) -> Option<Arc<Program>> {
         let all = self.all.read();
         let start = self.next.fetch_add(1, Relaxed);
         let mut in_turn = (0..all.len()).map(|at| &all[start.wrapping_add(at) % all.len()]);

@@ -2,10 +2,10 @@
 
 use bytes::Bytes;
 use nfs::v4::{
-    Fsid4, Ftype4, Nfstime4, Settime4, Specdata4,
+    Fsid4, Ftype4, Nfstime4, Settime4, Specdata4, Utf8str,
     attr::{Attr4, AttrError, Attrs, Fattr4, Purpose},
 };
-use xdr::Opaque;
+use xdr::{Decode, DecodeError, Decoder, Opaque};
 
 use crate::model::{Attr, Device, Error, ErrorKind, FileKind, Result, SetAttr, SetTime, Time};
 
@@ -39,10 +39,9 @@ pub(crate) fn values(fattr: &Fattr4) -> Result<Attrs> {
 /// # Errors
 /// They are malformed, or what every server has is missing.
 pub(crate) fn of(fattr: &Fattr4) -> Result<Attr> {
-    let mut attrs = Attrs::default();
-    fattr.read_into(2, Purpose::Get, &mut attrs).map_err(malformed)?;
-    from_values(&attrs)
-        .ok_or_else(|| Error::new(ErrorKind::Protocol("an object without type or size".to_owned()), "GETATTR"))
+    let mut fields = Fields::default();
+    fattr.read(2, Purpose::Get, |attribute, decoder| fields.read(attribute, decoder)).map_err(malformed)?;
+    fields.attr().ok_or_else(|| Error::new(ErrorKind::Protocol("an object without type or size".to_owned()), "GETATTR"))
 }
 
 fn malformed(error: AttrError) -> Error {
@@ -51,23 +50,91 @@ fn malformed(error: AttrError) -> Error {
 
 /// The attributes of an object; `None` if what every server has is missing, as where rdattr_error is.
 pub(crate) fn from_values(attrs: &Attrs) -> Option<Attr> {
-    let size = attrs.size?;
-    let rdev = attrs.rawdev.unwrap_or_default();
-    Some(Attr {
-        kind: kind(attrs.object_type?),
-        mode: attrs.mode.unwrap_or(0) & 0o7777,
-        nlink: attrs.numlinks.unwrap_or(1),
-        uid: id(attrs.owner.as_ref().map(|owner| &owner.0)),
-        gid: id(attrs.owner_group.as_ref().map(|group| &group.0)),
-        size,
-        used: attrs.space_used.unwrap_or(size),
-        rdev: Device { major: rdev.specdata1, minor: rdev.specdata2 },
-        fsid: fsid(attrs.fsid.unwrap_or_default()),
-        fileid: attrs.fileid.or(attrs.mounted_on_fileid).unwrap_or(0),
-        atime: time(attrs.time_access),
-        mtime: time(attrs.time_modify),
-        ctime: time(attrs.time_metadata),
-    })
+    Fields::from(attrs).attr()
+}
+
+/// The values that make an [`Attr`], as far as they are known.
+#[derive(Default)]
+struct Fields {
+    object_type: Option<Ftype4>,
+    size: Option<u64>,
+    fsid: Option<Fsid4>,
+    fileid: Option<u64>,
+    mounted_on_fileid: Option<u64>,
+    mode: Option<u32>,
+    numlinks: Option<u32>,
+    owner: Option<u32>,
+    owner_group: Option<u32>,
+    rawdev: Option<Specdata4>,
+    space_used: Option<u64>,
+    time_access: Option<Nfstime4>,
+    time_metadata: Option<Nfstime4>,
+    time_modify: Option<Nfstime4>,
+}
+
+impl Fields {
+    /// Reads one value: those of [`Attrs`] are many, and costly to move.
+    fn read(&mut self, attribute: Attr4, decoder: &mut Decoder<'_>) -> std::result::Result<(), DecodeError> {
+        match attribute {
+            Attr4::Type => self.object_type = Some(Decode::decode(decoder)?),
+            Attr4::Size => self.size = Some(decoder.u64()?),
+            Attr4::Fsid => self.fsid = Some(Decode::decode(decoder)?),
+            Attr4::Fileid => self.fileid = Some(decoder.u64()?),
+            Attr4::MountedOnFileid => self.mounted_on_fileid = Some(decoder.u64()?),
+            Attr4::Mode => self.mode = Some(decoder.u32()?),
+            Attr4::Numlinks => self.numlinks = Some(decoder.u32()?),
+            Attr4::Owner => self.owner = Some(id(&Decode::decode(decoder)?)),
+            Attr4::OwnerGroup => self.owner_group = Some(id(&Decode::decode(decoder)?)),
+            Attr4::Rawdev => self.rawdev = Some(Decode::decode(decoder)?),
+            Attr4::SpaceUsed => self.space_used = Some(decoder.u64()?),
+            Attr4::TimeAccess => self.time_access = Some(Decode::decode(decoder)?),
+            Attr4::TimeMetadata => self.time_metadata = Some(Decode::decode(decoder)?),
+            Attr4::TimeModify => self.time_modify = Some(Decode::decode(decoder)?),
+            unwanted => unwanted.skip_value(decoder)?,
+        }
+        Ok(())
+    }
+
+    fn attr(self) -> Option<Attr> {
+        let size = self.size?;
+        let rdev = self.rawdev.unwrap_or_default();
+        Some(Attr {
+            kind: kind(self.object_type?),
+            mode: self.mode.unwrap_or(0) & 0o7777,
+            nlink: self.numlinks.unwrap_or(1),
+            uid: self.owner.unwrap_or(NOBODY),
+            gid: self.owner_group.unwrap_or(NOBODY),
+            size,
+            used: self.space_used.unwrap_or(size),
+            rdev: Device { major: rdev.specdata1, minor: rdev.specdata2 },
+            fsid: fsid(self.fsid.unwrap_or_default()),
+            fileid: self.fileid.or(self.mounted_on_fileid).unwrap_or(0),
+            atime: time(self.time_access),
+            mtime: time(self.time_modify),
+            ctime: time(self.time_metadata),
+        })
+    }
+}
+
+impl From<&Attrs> for Fields {
+    fn from(attrs: &Attrs) -> Self {
+        Self {
+            object_type: attrs.object_type,
+            size: attrs.size,
+            fsid: attrs.fsid,
+            fileid: attrs.fileid,
+            mounted_on_fileid: attrs.mounted_on_fileid,
+            mode: attrs.mode,
+            numlinks: attrs.numlinks,
+            owner: attrs.owner.as_ref().map(id),
+            owner_group: attrs.owner_group.as_ref().map(id),
+            rawdev: attrs.rawdev,
+            space_used: attrs.space_used,
+            time_access: attrs.time_access,
+            time_metadata: attrs.time_metadata,
+            time_modify: attrs.time_modify,
+        }
+    }
 }
 
 /// What is to be set.
@@ -110,8 +177,8 @@ fn kind(object_type: Ftype4) -> FileKind {
 }
 
 /// The number that a name of a user or group is; one that is none is nobody's, as nothing here knows the server's users.
-fn id(name: Option<&Bytes>) -> u32 {
-    name.and_then(|name| std::str::from_utf8(name).ok()?.parse().ok()).unwrap_or(NOBODY)
+fn id(name: &Utf8str) -> u32 {
+    std::str::from_utf8(name).ok().and_then(|name| name.parse().ok()).unwrap_or(NOBODY)
 }
 
 /// Both halves in one number. Servers that use both are few, and those that differ in nothing but this fewer.

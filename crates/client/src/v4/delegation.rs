@@ -148,8 +148,9 @@ impl Opens {
 
     /// What a delegation that is to be trusted says of a file.
     pub fn promised<T>(&self, handle: &Handle, of: impl Fn(&Delegation) -> Option<T>) -> Option<T> {
+        let file = self.known(handle)?;
         self.client.link.lease_left()?;
-        self.known(handle)?.state.lock().delegation.as_ref().filter(|delegation| !delegation.ending).and_then(of)
+        file.state.lock().delegation.as_ref().filter(|delegation| !delegation.ending).and_then(of)
     }
 
     /// The attributes of a file that the server delegates.

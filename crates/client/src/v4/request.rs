@@ -167,21 +167,9 @@ impl<'a> Request<'a> {
         make: impl FnMut(&mut Target) -> Result<Compound> + Send + Sync,
     ) -> Result<(Target, Results)> {
         let deadline = self.deadline();
-        self.run_by(make, &deadline).await
-    }
-
-    /// The same, with a deadline.
-    ///
-    /// # Errors
-    /// As of [`run`](Self::run).
-    pub async fn run_by(
-        self,
-        make: impl FnMut(&mut Target) -> Result<Compound> + Send + Sync,
-        deadline: &Deadline,
-    ) -> Result<(Target, Results)> {
-        let (target, compound, res) = self.answer(make, deadline).await?;
-        let results = target.server().client.results(&compound, res)?;
-        Ok((target, results))
+        let mut routed = self.routed(make);
+        let (result, _) = drive(&mut routed, None, &deadline).await;
+        routed.results(result)
     }
 
     /// The same, and returns the answer whatever its status is.
@@ -210,12 +198,7 @@ impl<'a> Request<'a> {
         let deadline = self.deadline();
         let mut routed = self.routed(make);
         let (result, sink) = drive(&mut routed, buffer, &deadline).await;
-        let res = match result {
-            Ok(res) => res.expect("it is always sent"),
-            Err(error) => return (Err(error), sink),
-        };
-        let (target, compound) = routed.sent();
-        (target.server().client.results(&compound, res), sink)
+        (routed.results(result).map(|(_, results)| results), sink)
     }
 
     fn deadline(&self) -> Deadline {
@@ -241,6 +224,14 @@ struct Routed<'a, M> {
 impl<M> Routed<'_, M> {
     fn sent(self) -> (Target, Compound) {
         self.attempt.expect("it was sent")
+    }
+
+    /// The results of the last attempt, which was sent.
+    fn results(self, driven: Result<Option<CompoundRes>>) -> Result<(Target, Results)> {
+        let res = driven?.expect("it is always sent");
+        let (target, compound) = self.sent();
+        let results = target.server().client.results(&compound, res)?;
+        Ok((target, results))
     }
 
     async fn stateid(&self, target: &Target, at: usize, deadline: &Deadline) -> Result<Stateid4> {

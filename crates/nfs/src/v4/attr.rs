@@ -191,6 +191,14 @@ attributes! {
 }
 
 impl Attr4 {
+    /// Reads a value of which nothing is kept.
+    ///
+    /// # Errors
+    /// It is malformed.
+    pub fn skip_value(self, decoder: &mut Decoder<'_>) -> Result<(), DecodeError> {
+        Attrs::default().decode_value(self, decoder)
+    }
+
     /// Those that servers of `minor` have defined, with what can be done as `access` says.
     pub fn defined(minor: u32, access: impl Fn(Access) -> bool) -> Bitmap4 {
         Self::ALL
@@ -345,6 +353,19 @@ impl Fattr4 {
     /// # Errors
     /// As of [`to_attrs`](Self::to_attrs); some have been read then.
     pub fn read_into(&self, minor: u32, purpose: Purpose, attrs: &mut Attrs) -> Result<(), AttrError> {
+        self.read(minor, purpose, |attribute, decoder| attrs.decode_value(attribute, decoder))
+    }
+
+    /// Reads the attributes one by one: `value` reads the value of each.
+    ///
+    /// # Errors
+    /// As of [`to_attrs`](Self::to_attrs); some have been read then.
+    pub fn read(
+        &self,
+        minor: u32,
+        purpose: Purpose,
+        mut value: impl FnMut(Attr4, &mut Decoder<'_>) -> Result<(), DecodeError>,
+    ) -> Result<(), AttrError> {
         let message = Message::from(self.attr_vals.0.clone());
         let mut decoder = Decoder::new(&message);
         let malformed = |attribute, error| {
@@ -355,7 +376,7 @@ impl Fattr4 {
         let mut last = 0;
         for number in self.attrmask.iter() {
             let attribute = known(number, minor, purpose)?;
-            attrs.decode_value(attribute, &mut decoder).map_err(|error| malformed(number, error))?;
+            value(attribute, &mut decoder).map_err(|error| malformed(number, error))?;
             last = number;
         }
         decoder.finish().map_err(|error| malformed(last, error))

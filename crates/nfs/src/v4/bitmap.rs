@@ -57,29 +57,36 @@ impl Bitmap4 {
         })
     }
 
+    /// Whether anything is in both.
+    pub fn intersects(&self, other: &Self) -> bool {
+        self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
+    }
+
     /// What is in both.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
-        Self::of_words(self.0.iter().zip(&other.0).map(|(a, b)| a & b))
+        let len = self.0.len().min(other.0.len());
+        Self::combined(&self.0[..len], &other.0, |a, b| a & b)
     }
 
     /// What is in this one and not in the other.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
-        let others = other.0.iter().copied().chain(std::iter::repeat(0));
-        Self::of_words(self.0.iter().zip(others).map(|(a, b)| a & !b))
+        Self::combined(&self.0, &other.0, |a, b| a & !b)
     }
 
     /// What is in either.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         let (long, short) = if self.0.len() < other.0.len() { (other, self) } else { (self, other) };
-        let others = short.0.iter().copied().chain(std::iter::repeat(0));
-        Self::of_words(long.0.iter().zip(others).map(|(a, b)| a | b))
+        Self::combined(&long.0, &short.0, |a, b| a | b)
     }
 
-    fn of_words(words: impl Iterator<Item = u32>) -> Self {
-        let mut bitmap = Self(words.collect());
+    /// The words of `long`, each combined with that of `short` where there is one.
+    fn combined(long: &[u32], short: &[u32], combine: impl Fn(u32, u32) -> u32) -> Self {
+        let mut words = SmallVec::from_slice(long);
+        words.iter_mut().zip(short).for_each(|(word, &other)| *word = combine(*word, other));
+        let mut bitmap = Self(words);
         bitmap.trim();
         bitmap
     }
@@ -164,6 +171,7 @@ mod tests {
         let of = |bits: &[u32]| bits.iter().copied().collect::<Bitmap4>();
         let (a, b) = (of(&[1, 40, 80]), of(&[1, 41]));
         assert_eq!(a.intersection(&b), of(&[1]));
+        assert!(a.intersects(&b) && !a.intersects(&of(&[41, 90])) && !a.intersects(&Bitmap4::new()));
         assert_eq!(a.union(&b), of(&[1, 40, 41, 80]));
         assert_eq!(b.union(&a), a.union(&b));
         assert_eq!(a.difference(&b), of(&[40, 80]));

@@ -129,7 +129,7 @@ impl ResultsWriter {
     }
 
     /// Ends them; `status` is that of the last, or what kept all from being executed.
-    pub fn finish(self, encoder: &mut Encoder, status: Nfsstat4) {
+    pub fn finish(&self, encoder: &mut Encoder, status: Nfsstat4) {
         encoder.patch_u32(self.status_at, status as u32);
         encoder.patch_u32(self.count_at, self.count);
     }

@@ -80,12 +80,14 @@ macro_rules! operations {
                 };
                 // RFC 8881 §16.2.3: a number that this minor version does not have is illegal, also if a later has it.
                 // One that only an earlier has is known, and must not be implemented: §17.
-                let Some(opnum) = $Opnum::from_number(number)
-                    .filter(|opnum| *opnum.minor_versions().start() <= minorversion)
-                else {
+                let Some(opnum) = $Opnum::from_number(number) else {
                     return bad($Opnum::Illegal, Nfsstat4::OpIllegal, None);
                 };
-                if *opnum.minor_versions().end() < minorversion {
+                let minors = opnum.minor_versions();
+                if minorversion < *minors.start() {
+                    return bad($Opnum::Illegal, Nfsstat4::OpIllegal, None);
+                }
+                if minorversion > *minors.end() {
                     return bad(opnum, Nfsstat4::NotSupp, None);
                 }
                 xdr::Decode::decode(decoder)

@@ -12,6 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 /// The reason why a user or group has no name or number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,9 @@ pub(crate) enum Who {
     User,
     Group,
 }
+
+/// A name as it is sent; that of a number needs no memory of its own.
+pub(crate) type Name = SmallVec<[u8; 32]>;
 
 /// The names of users and groups.
 pub(crate) struct Names {
@@ -67,11 +71,11 @@ impl Names {
     ///
     /// # Errors
     /// [`NameError::WouldBlock`].
-    pub(crate) fn name(&self, who: Who, id: u32, may_block: bool) -> Result<Bytes, NameError> {
-        let number = || Bytes::from(id.to_string());
-        let Some(domain) = &self.domain else { return Ok(number()) };
+    pub(crate) fn name(&self, who: Who, id: u32, may_block: bool) -> Result<Name, NameError> {
+        let Some(domain) = &self.domain else { return Ok(decimal(id)) };
         let ask = || self.host.name(who, id).filter(|name| is_name(name)).map(|name| format!("{name}@{domain}").into());
-        Ok(known(&self.names, (who, id), may_block, ask)?.unwrap_or_else(number))
+        let name = known(&self.names, (who, id), may_block, ask)?;
+        Ok(name.map_or_else(|| decimal(id), |name| Name::from_slice(&name)))
     }
 
     /// The user or group with a name, or with a number in decimal.
@@ -94,6 +98,20 @@ impl Names {
         let ask = || self.host.id(who, name).filter(|&id| id != u32::MAX);
         let id = known(&self.ids, (who, name.to_owned()), may_block, ask)?;
         id.ok_or(NameError::Unknown)
+    }
+}
+
+/// A number in decimal.
+fn decimal(mut id: u32) -> Name {
+    let mut digits = [0; 10];
+    let mut first = digits.len();
+    loop {
+        first -= 1;
+        digits[first] = b'0' + (id % 10) as u8;
+        id /= 10;
+        if id == 0 {
+            return Name::from_slice(&digits[first..]);
+        }
     }
 }
 
@@ -192,15 +210,21 @@ mod tests {
         (Names::of(domain.map(str::to_owned), Box::new(host.clone())), host)
     }
 
+    fn sent(name: &str) -> Name {
+        Name::from_slice(name.as_bytes())
+    }
+
     #[test]
     fn numbers_go_out_unless_there_is_a_domain() {
         let (plain, asked) = names(None);
-        assert_eq!(plain.name(Who::User, 7, false), Ok("7".into()));
+        assert_eq!(plain.name(Who::User, 7, false), Ok(sent("7")));
+        assert_eq!(plain.name(Who::User, 0, false), Ok(sent("0")));
+        assert_eq!(plain.name(Who::User, 4_294_967_290, false), Ok(sent("4294967290")));
         assert_eq!(asked.0.load(Relaxed), 0);
         let (named, _) = names(Some("example.com"));
-        assert_eq!(named.name(Who::User, 7, true), Ok("venus@example.com".into()));
-        assert_eq!(named.name(Who::Group, 7, true), Ok("staff@example.com".into()));
-        assert_eq!(named.name(Who::User, 8, true), Ok("8".into()), "who has no name has a number");
+        assert_eq!(named.name(Who::User, 7, true), Ok(sent("venus@example.com")));
+        assert_eq!(named.name(Who::Group, 7, true), Ok(sent("staff@example.com")));
+        assert_eq!(named.name(Who::User, 8, true), Ok(sent("8")), "who has no name has a number");
     }
 
     #[test]
@@ -214,7 +238,7 @@ mod tests {
             assert_eq!(names.id(Who::User, b"mars", true), Err(NameError::Unknown), "also that there is none");
         }
         assert_eq!(asked.0.load(Relaxed), 2);
-        assert_eq!(names.name(Who::User, 7, false), Ok("venus@d".into()));
+        assert_eq!(names.name(Who::User, 7, false), Ok(sent("venus@d")));
         for id in 0..2 * KNOWN_MAX as u32 {
             names.name(Who::User, id, true).unwrap();
         }

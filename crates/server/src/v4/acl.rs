@@ -241,7 +241,7 @@ pub(super) fn name_all(names: &Names, aces: &mut [Nfsace4], may_block: bool) -> 
     for ace in aces {
         let id = std::str::from_utf8(&ace.who).ok().and_then(number);
         if let Some(id) = id {
-            ace.who = names.name(kind_of(ace), id, may_block)?.into();
+            ace.who = bytes::Bytes::copy_from_slice(&names.name(kind_of(ace), id, may_block)?).into();
         }
     }
     Ok(())

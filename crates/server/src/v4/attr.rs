@@ -22,7 +22,7 @@ use xdr::{Encode, Encoder};
 
 use crate::{
     call::transfer::OFFSET_MAX,
-    identity::names::Who,
+    identity::names::{Name, Who},
     v4::{acl, service::Context, status::Fault4},
 };
 
@@ -40,7 +40,7 @@ pub(super) struct Subject<'a> {
     /// There if [`needs_locations`] says that they are needed.
     pub(super) locations: Option<&'a FsLocations4>,
     /// What its owner and group are called, if [`needs_owners`] says that it is needed.
-    pub(super) owners: (Bytes, Bytes),
+    pub(super) owners: (Name, Name),
     /// Whether it is on another server, so that most is not known of it.
     pub(super) absent: bool,
     pub(super) transfer_max: u32,
@@ -62,12 +62,21 @@ pub(super) fn supported(minor: u32, acls: bool) -> &'static Bitmap4 {
     &SUPPORTED[minor.min(2) as usize * 2 + usize::from(acls)]
 }
 
+/// Those of the [`supported`] that can be read.
+fn readable(minor: u32, acls: bool) -> &'static Bitmap4 {
+    static READABLE: LazyLock<[Bitmap4; 6]> = LazyLock::new(|| {
+        [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)]
+            .map(|(minor, acls)| supported(minor, acls).difference(set_only()))
+    });
+    &READABLE[minor.min(2) as usize * 2 + usize::from(acls)]
+}
+
 /// What is to be read can be read (§5.5).
 ///
 /// # Errors
 /// INVAL.
 pub(super) fn check_readable(mask: &Bitmap4) -> Result<(), Nfsstat4> {
-    if mask.intersection(set_only()).is_empty() { Ok(()) } else { Err(Nfsstat4::Inval) }
+    if mask.intersects(set_only()) { Err(Nfsstat4::Inval) } else { Ok(()) }
 }
 
 /// Those that can be set when a file is created exclusively: its times hold the verifier (§5.8.1.14).
@@ -81,9 +90,11 @@ fn suppattr_exclcreat(minor: u32, acls: bool) -> Bitmap4 {
 /// Whether any of `mask` is about the space of the file system.
 pub(super) fn needs_statfs(mask: &Bitmap4) -> bool {
     use Attr4::{FilesAvail, FilesFree, FilesTotal, SpaceAvail, SpaceFree, SpaceTotal};
-    [FilesAvail, FilesFree, FilesTotal, SpaceAvail, SpaceFree, SpaceTotal]
-        .iter()
-        .any(|&attr| mask.contains(attr as u32))
+    static OF_SPACE: LazyLock<Bitmap4> = LazyLock::new(|| {
+        let all = [FilesAvail, FilesFree, FilesTotal, SpaceAvail, SpaceFree, SpaceTotal];
+        all.iter().map(|&attr| attr as u32).collect()
+    });
+    mask.intersects(&OF_SPACE)
 }
 
 /// Whether `mask` has the ACL.
@@ -100,7 +111,7 @@ pub(super) fn needs_owners(mask: &Bitmap4) -> bool {
 ///
 /// # Errors
 /// The host would have to be asked, and must not.
-pub(super) fn owners(cx: &Context<'_>, attr: &Attr, mask: &Bitmap4) -> Result<(Bytes, Bytes), Fault4> {
+pub(super) fn owners(cx: &Context<'_>, attr: &Attr, mask: &Bitmap4) -> Result<(Name, Name), Fault4> {
     if !needs_owners(mask) {
         return Ok(Default::default());
     }
@@ -125,7 +136,7 @@ pub(super) fn of_absent() -> &'static Bitmap4 {
 impl Subject<'_> {
     /// Appends those of `mask` that there are, as `fattr4`.
     pub(super) fn encode(&self, mask: &Bitmap4, out: &mut Encoder) {
-        let mut mask = mask.intersection(supported(self.minor, self.caps.acls)).difference(set_only());
+        let mut mask = mask.intersection(readable(self.minor, self.caps.acls));
         if self.absent {
             mask = mask.intersection(of_absent());
         }

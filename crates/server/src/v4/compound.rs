@@ -347,14 +347,14 @@ impl Compound {
         Message { payloads: kept.payloads.clone(), ..self.out.finish() }
     }
 
-    fn finish(mut self) -> Message {
+    fn finish(&mut self) -> Message {
         // A reply that is of SEQUENCE alone, or of an error before anything was done, costs nothing to keep.
         let cheap = self.results.count() <= 1 || self.results.count() == 2 && self.status != Nfsstat4::Ok;
         self.results.finish(&mut self.out, self.status);
-        let message = self.out.finish();
+        let message = std::mem::take(&mut self.out).finish();
         // A tag can make any reply long.
         let cheap = cheap && message.stream.len() <= REPLY_SMALL;
-        if let Some(slot) = self.slot {
+        if let Some(slot) = self.slot.take() {
             slot.finish(&message, cheap);
         }
         message

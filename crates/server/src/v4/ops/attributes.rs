@@ -45,14 +45,17 @@ pub(super) fn access(cx: &Context<'_>, at: &Cursor, args: &AccessArgs) -> Result
 }
 
 pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs, out: &mut Encoder) -> Result<(), Fault4> {
-    let place = at.current()?.clone();
     attr::check_readable(&args.attr_request)?;
     let mut size = None;
-    if matches!(place, Place::Object(..)) && cx.core.conflicts.any() && tells_of_data(&args.attr_request) {
+    if let place @ Place::Object(..) = at.current()?
+        && cx.core.conflicts.any()
+        && tells_of_data(&args.attr_request)
+    {
         // §10.4.3: who may write it may have written more than the server knows.
-        size = cx.size_at_holder(at, &cx.object4(&place)?)?;
+        let object = cx.object4(place)?;
+        size = cx.size_at_holder(at, &object)?;
     }
-    with_subject(cx, at, (&place, size), &args.attr_request, |subject| subject.encode(&args.attr_request, out))
+    with_subject(cx, at, (at.current()?, size), &args.attr_request, |subject| subject.encode(&args.attr_request, out))
 }
 
 /// Whether attributes are among these that change with a file's data.
