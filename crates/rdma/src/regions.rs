@@ -140,20 +140,18 @@ impl Regions {
         }
     }
 
-    /// The memory that an RDMA Read of the peer may see.
-    pub(crate) fn source(&self, stag: Stag, offset: u64, len: usize) -> Result<Piece, AccessFault> {
+    /// The memory that an RDMA Read of the peer may see, and where in it the first byte is.
+    pub(crate) fn source(&self, stag: Stag, offset: u64, len: usize) -> Result<(&Piece, usize), AccessFault> {
         let entry = self.entry(stag)?;
         let Memory::Read(piece) = &entry.memory else { return Err(AccessFault::Rights) };
         let start = start(entry.base, piece.len(), offset, len)?;
-        let mut piece = piece.clone();
-        piece.split_to(start);
-        Ok(piece.split_to(len))
+        Ok((piece, start))
     }
 
     /// The bytes that an RDMA Read of the peer may see, in host memory.
     pub(crate) fn for_read(&self, stag: Stag, offset: u64, len: usize) -> Result<Bytes, AccessFault> {
         match self.source(stag, offset, len)? {
-            Piece::Memory(bytes) => Ok(bytes),
+            (Piece::Memory(bytes), start) => Ok(bytes.slice(start..start + len)),
             _ => Err(AccessFault::Rights),
         }
     }

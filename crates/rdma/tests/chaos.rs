@@ -135,11 +135,11 @@ fn audit(end: &mut End, books: &Books, seed: u64) {
         let written = take_home(end, target, &mut regions_home, seed);
         let status = seen.get(&recv.0).unwrap_or_else(|| panic!("seed {seed}: {recv:?} is lost"));
         if *status == Status::Ok {
-            is_pattern(written.bytes(), seed);
+            is_pattern(written.as_host().unwrap(), seed);
         }
     }
     for &source in &books.sources {
-        is_pattern(take_home(end, source, &mut regions_home, seed).bytes(), seed);
+        is_pattern(take_home(end, source, &mut regions_home, seed).as_host().unwrap(), seed);
     }
 }
 

@@ -2,12 +2,20 @@
 //!
 //! The simulated fabric reaches device memory as an adapter does; for the other transports host memory is used in between.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use buf::{Buffer, Pool, PoolOptions, Region};
 use bytes::Bytes;
 use client::{ErrorKind, Mount, NfsUrl};
 use rdma::{
+    Completion, CompletionKind,
+    hook::{Hook, Hooked, QpId, Verdict},
     iwarp::{Iwarp, IwarpOptions},
     shm::{Shm, ShmOptions},
     sim::{Sim, SimOptions},
@@ -22,31 +30,51 @@ use vfs::memory::{Memory, MemoryOptions};
 const TRANSPORTS: [(&str, &str); 5] =
     [("tcp", "tcp"), ("udp", "udp"), ("iwarp", "rdma"), ("shm", "shm"), ("sim", "rdma")];
 
-fn kind(transport: &str) -> Arc<dyn TransportKind> {
+/// Counts regions and pieces of device memory that were registered themselves.
+#[derive(Default)]
+struct Registered(AtomicUsize);
+
+impl Hook for Registered {
+    fn completed(&self, _: QpId, completion: &Completion) -> Verdict {
+        let memory = match &completion.kind {
+            CompletionKind::Receive { invalidated: Some((_, memory)), .. } => Some(memory),
+            CompletionKind::Invalidate(memory) => memory.as_ref(),
+            _ => None,
+        };
+        if memory.is_some_and(|memory| memory.as_host().is_none()) {
+            self.0.fetch_add(1, SeqCst);
+        }
+        Verdict::Pass
+    }
+}
+
+fn kind(transport: &str, hook: Arc<Registered>) -> Arc<dyn TransportKind> {
     let rdma = |provider| RdmaKind::new(provider, Options::default());
     match transport {
         "tcp" => Arc::new(TcpKind::default()),
         "udp" => Arc::new(UdpKind::default()),
-        "iwarp" => Arc::new(rdma(Arc::new(Iwarp::new(IwarpOptions::default())))),
-        "sim" => Arc::new(rdma(Arc::new(Sim::new(SimOptions::default())))),
+        "iwarp" => Arc::new(rdma(Arc::new(Hooked::new(Iwarp::new(IwarpOptions::default()), hook)))),
+        "sim" => Arc::new(rdma(Arc::new(Hooked::new(Sim::new(SimOptions::default()), hook)))),
         _ => {
             let directory = std::env::temp_dir().join(format!("slipway-regions-{}", std::process::id()));
             let provider = Shm::new(ShmOptions { directory: Some(directory), ..ShmOptions::default() });
             let pool = Pool::new(PoolOptions { shared: true, ..PoolOptions::default() });
-            Arc::new(rdma(Arc::new(provider)).with_pool(pool).named("shm"))
+            Arc::new(rdma(Arc::new(Hooked::new(provider, hook))).with_pool(pool).named("shm"))
         }
     }
 }
 
-/// Runs a test with a mount of an empty file system. The simulated network is in virtual time.
-fn with_mount(transport: &str, proto: &str, version: &str, test: impl AsyncFn(&Mount)) {
+/// Runs a test with a mount of an empty file system. The simulated network is in virtual time. Returns how often device memory
+/// was registered.
+fn with_mount(transport: &str, proto: &str, version: &str, test: impl AsyncFn(&Mount)) -> usize {
+    let registered = Arc::new(Registered::default());
     let mut builder = tokio::runtime::Builder::new_current_thread();
     let runtime = builder.enable_all().start_paused(transport == "sim").build().unwrap();
     let run = async {
         let options = ExportOptions { squash: Squash::None, ..ExportOptions::default() };
         let vfs = Arc::new(Memory::new(MemoryOptions::default()));
         let export = Export::new("/m", ExportId::unique(), vfs, options).unwrap();
-        let kind = kind(transport);
+        let kind = kind(transport, registered.clone());
         let services = NfsServer::new(export, HandleKey::random()).services();
         let (address, _process) = process(&*kind, "127.0.0.1:0".parse().unwrap(), services);
         let mut switch = Switch::new();
@@ -56,6 +84,7 @@ fn with_mount(transport: &str, proto: &str, version: &str, test: impl AsyncFn(&M
         test(&mount).await;
     };
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(3600), run).await.unwrap() });
+    registered.0.load(SeqCst)
 }
 
 fn pattern(len: usize) -> Bytes {
@@ -69,7 +98,7 @@ fn data_go_from_device_to_device_and_every_byte_is_copied_once() {
             if (transport, version) == ("udp", "4.0") || (transport, version) == ("udp", "4.2") {
                 continue; // RFC 8881 §2.9.1: not over UDP
             }
-            with_mount(transport, proto, version, async |mount| {
+            let registered = with_mount(transport, proto, version, async |mount| {
                 // The last is more than one READ and more than one WRITE.
                 for len in [1, 700, 70_000, mount.read_size() + 5] {
                     let case = format!("{len} bytes over {transport} by {version}");
@@ -89,6 +118,7 @@ fn data_go_from_device_to_device_and_every_byte_is_copied_once() {
                     assert_eq!(target.copied(), (len, 0), "{case}");
                 }
             });
+            assert_eq!(registered > 0, transport == "sim", "over {transport}");
         }
     }
 }

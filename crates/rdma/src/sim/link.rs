@@ -13,7 +13,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use buf::{Buffer, Piece};
+use buf::{Buffer, Rope};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -324,10 +324,10 @@ impl Link {
             },
             Body::ReadRequest { from, len } => {
                 let read = match end.regions.source(from.stag, from.offset, len) {
-                    Err(_) if len == 0 => Ok(Bytes::new().into()),
-                    read => read,
+                    Err(_) if len == 0 => Ok(Ok(Bytes::new())),
+                    read => read.map(|(piece, start)| Rope::from(piece.clone()).slice(start, len).to_bytes()),
                 };
-                match read.map(Piece::into_memory) {
+                match read {
                     Ok(Ok(data)) => self.send(sim, side, Body::ReadResponse(data)),
                     Ok(Err(error)) => self.cut(QpError::Io(error.kind())),
                     Err(fault) => self.protocol_fault(sim, side, fault.text(), true),
