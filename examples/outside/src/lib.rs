@@ -21,8 +21,8 @@ use server::{
     config::{BackendSettings, Backends, Opening, Settings, Tree},
 };
 use vfs::{
-    Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Name, NodeKind, Read, ReadDir, ReadInto, Result,
-    Rights, SetAttr, Stability, StatFs, Time, Vfs, Written,
+    Attr, Caller, Change, CreateMode, Created, DirEntry, FsCaps, Handle, Name, NodeKind, Read, ReadDir, ReadInto,
+    Report, Result, Rights, SetAttr, Stability, StatFs, Time, Vfs, Written,
     memory::{Memory, MemoryOptions},
 };
 
@@ -76,7 +76,7 @@ impl Vfs for Audited {
         fn read_into(caller: &Caller<'_>, file: &Handle, offset: u64, into: &mut [u8]) -> Result<ReadInto>;
         fn read(caller: &Caller<'_>, file: &Handle, offset: u64, len: usize, pool: &Pool, ranges: bool) -> Result<Read>;
         fn write(
-            caller: &Caller<'_>, file: &Handle, offset: u64, data: &Rope, stability: Stability, with_change: bool
+            caller: &Caller<'_>, file: &Handle, offset: u64, data: &Rope, stability: Stability, report: Report
         ) -> Result<Written>;
         fn commit(caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change>;
         #[counted] fn create(caller: &Caller<'_>, dir: &Handle, name: &Name, mode: &CreateMode) -> Result<Created>;
