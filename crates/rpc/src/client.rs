@@ -1,7 +1,7 @@
 //! [`Client`]: calls, over a connection that is made again when it is lost.
 //!
-//! One task per client connects, drives the transport and, when the connection is lost, makes a new one with
-//! exponential backoff. A call that has no answer by then is sent again with the same XID, so that the server's
+//! One task per client connects, drives the transport, ends calls at their deadlines and, when the connection is lost, makes a new one
+//! with exponential backoff. A call that has no answer by then is sent again with the same XID, so that the server's
 //! duplicate request cache knows it. Over a transport that loses messages, it is also sent again by a timer. Whoever
 //! calls sees none of this: a result, or an error at the call's deadline.
 //!

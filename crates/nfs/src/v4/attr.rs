@@ -384,6 +384,7 @@ impl Fattr4 {
 }
 
 /// The attribute of a number, if there is one in this minor version, for this purpose.
+#[inline]
 fn known(attribute: u32, minor: u32, purpose: Purpose) -> Result<Attr4, AttrError> {
     let error = |kind| Err(AttrError { attribute, kind });
     let Some(known) = Attr4::from_number(attribute).filter(|known| known.since() <= minor) else {

@@ -46,14 +46,17 @@ impl Bitmap4 {
     }
 
     /// The numbers in the set, ascending.
+    #[inline]
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.0.iter().zip(0..).flat_map(|(&word, index)| {
-            let mut rest = word;
-            std::iter::from_fn(move || {
-                let bit = (rest != 0).then(|| rest.trailing_zeros())?;
-                rest &= rest - 1;
-                Some(index * 32 + bit)
-            })
+        let (mut words, mut rest, mut first) = (self.0.iter().zip(0..), 0, 0);
+        std::iter::from_fn(move || {
+            while rest == 0 {
+                let (&word, index) = words.next()?;
+                (rest, first) = (word, index * 32);
+            }
+            let bit = first + rest.trailing_zeros();
+            rest &= rest - 1;
+            Some(bit)
         })
     }
 
