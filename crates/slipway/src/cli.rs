@@ -142,4 +142,6 @@ Exit codes:
   0  all of it has been done
   1  some of it failed, or a server refused it; standard error says what and where
   2  the command line or a configuration file is wrong; nothing was done
-  3  no server answers, or an address cannot be listened at";
+  3  no server answers, or an address cannot be listened at
+  130  SIGINT ended cp, which has removed its temporary files; a shell shows the same if SIGINT kills another command
+  143  the same for SIGTERM; for serve and mount both signals are a regular end, with code 0";

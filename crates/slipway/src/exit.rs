@@ -14,6 +14,10 @@ pub enum Exit {
     Usage = 2,
     /// No server answers, or an address cannot be listened at.
     Unreachable = 3,
+    /// SIGINT has ended it, and it has cleaned up. (As a shell shows a process that SIGINT has killed.)
+    Interrupted = 130,
+    /// SIGTERM has ended it, and it has cleaned up.
+    Terminated = 143,
 }
 
 impl From<Exit> for ExitCode {

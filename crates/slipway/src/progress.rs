@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 pub struct Progress {
     bar: ProgressBar,
     files: std::sync::Arc<std::sync::atomic::AtomicU64>,
+    skipped: std::sync::Arc<std::sync::atomic::AtomicU64>,
 }
 
 impl Progress {
@@ -24,7 +25,7 @@ impl Progress {
         if shown {
             bar.enable_steady_tick(Duration::from_millis(250));
         }
-        Self { bar, files: Default::default() }
+        Self { bar, files: Default::default(), skipped: Default::default() }
     }
 
     /// A file of so many bytes will come.
@@ -43,6 +44,17 @@ impl Progress {
         if !self.bar.is_hidden() {
             self.bar.set_message(format!("{files} files"));
         }
+    }
+
+    /// A file of so many bytes will not come: it is left out.
+    pub fn skip(&self, bytes: u64) {
+        self.bar.dec_length(bytes);
+        self.skipped.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Files left out.
+    pub fn skipped(&self) -> u64 {
+        self.skipped.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     /// Files done.

@@ -6,6 +6,7 @@ use buf::Pool;
 use bytes::Bytes;
 use client::NfsUrl;
 use serde::Serialize;
+use tokio::signal::unix::{self, SignalKind};
 
 use crate::{
     copy::{Copier, Kind, Meta, Node, Options, Remote},
@@ -22,6 +23,13 @@ Holes stay holes. Symbolic links are copied as links inside trees; one that is n
 When a copy to a server ends, its data is on stable storage there. An error ends the file it is about, and the rest goes
 on; the exit code is then 1.
 
+A regular file is written as .NAME.slipway-XXXXXXXXXXXXXXXX in the directory of its target, and renamed when it is complete:
+under its own name there is never a part of it. The new file has the owner (where allowed) and mode of one that it replaces.
+An error, SIGINT and SIGTERM remove the temporary file; SIGKILL and a lost server leave it. What is there and not a regular
+file, as a local device, pipe or /dev/stdout, is written in place.
+
+The exit code is 130 after SIGINT and 143 after SIGTERM; 'slipway --help' lists the others.
+
 Examples:
   slipway cp notes.txt nfs://server/export/
   slipway cp -r src nfs://server/export/backup
@@ -37,6 +45,9 @@ pub struct Args {
     /// Keep all that can be kept: -r, -p, and names of one file stay names of one file
     #[arg(short, long)]
     archive: bool,
+    /// Leave out a file whose target is a regular file of the same size that was not modified earlier
+    #[arg(short, long)]
+    update: bool,
     /// Small files in flight at once; a large file counts as up to 16
     #[arg(short, long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     jobs: u32,
@@ -59,6 +70,7 @@ pub struct Args {
 struct Done {
     files: u64,
     bytes: u64,
+    skipped: u64,
     seconds: f64,
     errors: u64,
 }
@@ -67,7 +79,11 @@ struct Done {
 pub fn run(args: &Args) -> Outcome {
     reach::run(async {
         let reach = Reach::new();
-        let target = Target::find(&reach, &args.target).await?;
+        let mut signals = Signals::new().map_err(Failure::failed)?;
+        let target = tokio::select! {
+            target = Target::find(&reach, &args.target) => target?,
+            exit = signals.next() => return Ok(exit),
+        };
         if args.sources.len() > 1 && !matches!(target, Target::Directory(_)) {
             return Err(Failure::usage("several sources need a directory to be copied into"));
         }
@@ -77,30 +93,58 @@ pub fn run(args: &Args) -> Outcome {
             preserve: args.preserve || args.archive,
             hard_links: args.archive,
             umask: umask(),
+            update: args.update,
             jobs: args.jobs,
         };
         let pool = target.pool();
         let progress = Progress::new(!args.quiet);
         let started = Instant::now();
         let mut copier = Copier::new(options, pool, progress.clone());
-        let mut unreachable = 0;
-        for source in &args.sources {
-            if let Err(failure) = one(&reach, args, &mut copier, source, &target).await {
-                unreachable += u64::from(failure.exit == Exit::Unreachable);
-                copier.fail(&crate::copy::Error(failure.message));
+        let done = tokio::select! {
+            done = all(&reach, args, &mut copier, &target) => Ok(done),
+            exit = signals.next() => Err(exit),
+        };
+        let (errors, exit) = match done {
+            Ok(done) => done,
+            Err(exit) => {
+                // Who does not want to wait says so by another signal.
+                let errors = tokio::select! {
+                    errors = copier.stop() => errors,
+                    exit = signals.next() => return Ok(exit),
+                };
+                (errors, exit)
             }
-        }
-        let errors = copier.finish().await;
+        };
         if args.json {
             let seconds = started.elapsed().as_secs_f64();
-            output::json(&Done { files: progress.files(), bytes: progress.bytes(), seconds, errors });
+            output::json(&Done {
+                files: progress.files(),
+                bytes: progress.bytes(),
+                skipped: progress.skipped(),
+                seconds,
+                errors,
+            });
         }
-        Ok(match errors {
-            0 => Exit::Ok,
-            _ if errors == unreachable => Exit::Unreachable,
-            _ => Exit::Failed,
-        })
+        Ok(exit)
     })
+}
+
+/// Copies all sources; returns how many errors there were, and what they come to.
+async fn all(reach: &Reach, args: &Args, copier: &mut Copier, target: &Target) -> (u64, Exit) {
+    let mut unreachable = 0;
+    for source in &args.sources {
+        if let Err(failure) = one(reach, args, copier, source, target).await {
+            unreachable += u64::from(failure.exit == Exit::Unreachable);
+            copier.fail(&crate::copy::Error(failure.message));
+        }
+    }
+    let errors = copier.finish().await;
+    let exit = match errors {
+        0 => Exit::Ok,
+        _ if errors == unreachable => Exit::Unreachable,
+        _ => Exit::Failed,
+    };
+    (errors, exit)
 }
 
 /// Copies one source.
@@ -126,7 +170,6 @@ async fn one(
         }
     };
     if let Some((there, there_meta)) = dir.child(&name).await.map_err(Failure::failed)? {
-        // Opening the target empties it: that must not be the source.
         if Node::is_same((&there, &there_meta), (&node, &meta)) {
             return Err(Failure::failed(format!("{} and {} are the same", shown(&node), shown(&there))));
         }
@@ -154,6 +197,27 @@ async fn find(reach: &Reach, source: &Location, follow: bool) -> Result<(Node, M
             let (node, meta) = reach.object(url, follow).await?;
             let name = reach::split(&url.path).map(|(_, name)| name);
             Ok((Node::Remote(node), meta, name))
+        }
+    }
+}
+
+/// The signals that end a copy.
+struct Signals {
+    interrupt: unix::Signal,
+    terminate: unix::Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        let (interrupt, terminate) = (SignalKind::interrupt(), SignalKind::terminate());
+        Ok(Self { interrupt: unix::signal(interrupt)?, terminate: unix::signal(terminate)? })
+    }
+
+    /// Waits for one; returns the exit code.
+    async fn next(&mut self) -> Exit {
+        tokio::select! {
+            _ = self.interrupt.recv() => Exit::Interrupted,
+            _ = self.terminate.recv() => Exit::Terminated,
         }
     }
 }

@@ -4,7 +4,8 @@
 //! Permits bound how much is in flight: a small file costs one, a large one as many as the windows it will fill. What
 //! needs everything else to be there comes last: further names of one file, and the modes and times of directories.
 //!
-//! An error is reported and ends what it is about: one file, or the subtree of one directory. The rest goes on.
+//! An error is reported and ends what it is about: one file, or the subtree of one directory. The rest goes on. A
+//! copy that is stopped, by a signal, removes the temporary files of those that are in flight.
 
 use std::{
     collections::HashMap,
@@ -12,11 +13,15 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use buf::Pool;
 use bytes::Bytes;
-use tokio::{sync::Semaphore, task::JoinSet};
+use tokio::{
+    sync::{Semaphore, watch},
+    task::JoinSet,
+};
 
 use super::{
     Error, Result,
@@ -39,6 +44,8 @@ pub struct Options {
     pub hard_links: bool,
     /// Permission bits that new objects do not get, unless modes are kept.
     pub umask: u32,
+    /// Whether a file is left out whose target has its size and is not older.
+    pub update: bool,
     /// Small files in flight; a large one counts as up to 16.
     pub jobs: u32,
 }
@@ -61,6 +68,7 @@ struct Shared {
     pool: Pool,
     progress: Progress,
     errors: AtomicU64,
+    stopped: watch::Sender<bool>,
 }
 
 /// A further name for a file that has been copied under another.
@@ -75,7 +83,14 @@ impl Copier {
     pub fn new(options: Options, pool: Pool, progress: Progress) -> Self {
         let permits = Arc::new(Semaphore::new(options.jobs.max(WEIGHT_MAX) as usize));
         Self {
-            shared: Arc::new(Shared { options, permits, pool, progress, errors: AtomicU64::new(0) }),
+            shared: Arc::new(Shared {
+                options,
+                permits,
+                pool,
+                progress,
+                errors: AtomicU64::new(0),
+                stopped: watch::Sender::new(false),
+            }),
             files: JoinSet::new(),
             names: HashMap::new(),
             links: Vec::new(),
@@ -104,7 +119,7 @@ impl Copier {
     }
 
     /// Waits for all files, then makes further names and completes the directories. Returns how many errors there were.
-    pub async fn finish(mut self) -> u64 {
+    pub async fn finish(&mut self) -> u64 {
         self.drain().await;
         for link in std::mem::take(&mut self.links) {
             let Link { dir, name, first: (first_dir, first_name) } = link;
@@ -127,6 +142,16 @@ impl Copier {
         }
         self.shared.progress.finish();
         self.shared.errors.load(Relaxed)
+    }
+
+    /// Ends all copies that are in flight, which remove their temporary files: as far as that is possible soon, for a
+    /// server may be lost. Returns how many errors there were before.
+    pub async fn stop(&mut self) -> u64 {
+        let errors = self.shared.errors.load(Relaxed);
+        self.shared.stopped.send_replace(true);
+        let _ = tokio::time::timeout(DISCARD_MAX, self.drain()).await;
+        self.shared.progress.finish();
+        errors
     }
 
     async fn drain(&mut self) {
@@ -212,8 +237,12 @@ impl Copier {
         let shared = self.shared.clone();
         self.files.spawn(async move {
             let done = shared.transfer(&source, &meta, &dir, &name).await;
-            if shared.check(done).is_some() {
-                shared.progress.file();
+            match done {
+                Ok(true) => shared.progress.file(),
+                Ok(false) => shared.progress.skip(meta.size),
+                // What was stopped has not failed.
+                Err(_) if *shared.stopped.borrow() => {}
+                Err(error) => shared.fail(&error),
             }
             drop(permit);
         });
@@ -242,17 +271,38 @@ impl Shared {
         if self.options.preserve { 0 } else { self.options.umask }
     }
 
-    /// Moves one file's data.
-    async fn transfer(&self, source: &Node, meta: &Meta, dir: &Node, name: &Bytes) -> Result<()> {
-        let mode = meta.mode & 0o777 & !self.umask();
-        if let (Node::Remote(source), Node::Remote(dir)) = (source, dir)
-            && let Some(made) = source.copy_within(meta, dir, name, mode).await?
+    /// Copies one file; false if it is left out because its target is up to date.
+    async fn transfer(&self, source: &Node, meta: &Meta, dir: &Node, name: &Bytes) -> Result<bool> {
+        if self.options.update
+            && let Some((_, there)) = dir.child(name).await?
+            && there.kind == Kind::File
+            && there.size == meta.size
+            && there.mtime >= meta.mtime
+        {
+            return Ok(false);
+        }
+        let mut to = Sink::create(dir, name, meta.mode & 0o777 & !self.umask()).await?;
+        let mut stopped = self.stopped.subscribe();
+        let moved = tokio::select! {
+            moved = self.fill(source, meta, &mut to) => moved,
+            _ = stopped.wait_for(|stopped| *stopped) => Err(Error("stopped".into())),
+        };
+        if moved.is_err() {
+            let _ = tokio::time::timeout(DISCARD_MAX, to.discard()).await;
+        }
+        moved.map(|()| true)
+    }
+
+    /// Moves one file's data, and finishes it.
+    async fn fill(&self, source: &Node, meta: &Meta, to: &mut Sink) -> Result<()> {
+        let preserve = self.options.preserve.then_some(meta);
+        if let (Node::Remote(source), Sink::Remote { staged, .. }) = (source, &mut *to)
+            && source.copy_within(meta, staged.file()).await?
         {
             self.progress.moved(meta.size);
-            return if self.options.preserve { made.preserve(meta).await } else { Ok(()) };
+            return staged.publish(preserve).await;
         }
         let mut from = Source::open(source, meta, &self.pool);
-        let mut to = Sink::create(dir, name, mode).await?;
         let mut whole = true;
         while let Some((offset, data)) = from.next().await? {
             let len = data.len() as u64;
@@ -264,10 +314,12 @@ impl Shared {
         }
         // A sink that wants no more has failed, and says so when it is finished.
         let size = if whole { from.finish().await? } else { 0 };
-        to.finish(size, self.options.preserve.then_some(meta)).await
+        to.finish(size, preserve).await
     }
 }
 
+/// Longest that the removal of temporary files may take.
+const DISCARD_MAX: Duration = Duration::from_secs(3);
 /// Most permits that one file takes.
 const WEIGHT_MAX: u32 = 16;
 /// Bytes of a file for each permit.

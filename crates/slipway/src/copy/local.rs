@@ -3,19 +3,23 @@
 use std::{
     ffi::{OsStr, OsString},
     fs::{self, File, OpenOptions},
-    io,
+    io::{self, Write},
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
         fs::{FileExt, OpenOptionsExt, fchown, lchown},
     },
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use buf::Pool;
 use bytes::Bytes;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, SeekFrom, Timestamps};
 
-use super::meta::{Kind, Meta};
+use super::{
+    Error, Result,
+    meta::{Kind, Meta},
+    staged::temporary_name,
+};
 
 /// The attributes of `path`; of what a symbolic link there leads to, if it is to be followed.
 pub fn meta(path: &Path, follow: bool) -> io::Result<Meta> {
@@ -149,36 +153,124 @@ fn read_at(file: &File, into: &mut [u8], offset: u64) -> io::Result<usize> {
     Ok(done)
 }
 
-/// A local file being written.
+/// A local file being written. A regular file has a temporary name until it is finished; if it is dropped before, it
+/// is removed. Anything else, as a device or a pipe, is written in place.
 pub struct Output {
     file: File,
+    /// The path as it was given, for messages.
+    path: PathBuf,
+    place: Place,
+}
+
+enum Place {
+    /// A new file, which is renamed to `name` when it is finished.
+    Temporary { path: PathBuf, name: PathBuf, replaced: Option<Meta> },
+    /// What is there already. So many bytes have been written; gaps are filled with zeros.
+    There { end: u64 },
+    /// It has its name.
+    Finished,
 }
 
 impl Output {
-    /// Opens `path` for writing, empty; a new file has `mode`.
-    pub fn create(path: &Path, mode: u32) -> io::Result<Self> {
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::other("not a regular file"));
-        }
-        Ok(Self { file })
+    /// Opens what is to become `path` for writing; a file that replaces none has `mode`. A symbolic link is followed.
+    pub fn create(path: &Path, mode: u32) -> Result<Self> {
+        let owned = path.to_owned();
+        let Some((name, replaced)) = resolve(path).map_err(|error| Error::doing("look it up", path, &error))? else {
+            let file = OpenOptions::new().write(true).truncate(true).open(path);
+            let file = file.map_err(|error| Error::doing("open it", path, &error))?;
+            return Ok(Self { file, path: owned, place: Place::There { end: 0 } });
+        };
+        let temporary =
+            name.with_file_name(OsStr::from_bytes(&temporary_name(name.file_name().unwrap_or_default().as_bytes())));
+        // Nobody else reads it before it has the owner and mode of what it replaces.
+        let mode = if replaced.is_some() { 0o600 } else { mode };
+        let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(&temporary);
+        let file = file.map_err(|error| Error::doing("create it", &temporary, &error))?;
+        Ok(Self { file, path: owned, place: Place::Temporary { path: temporary, name, replaced } })
     }
 
-    /// Writes a block.
-    pub fn write(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(data, offset)
+    /// Writes a block behind the one before.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        let written = match &mut self.place {
+            Place::There { end } => {
+                let gap = offset - *end;
+                *end = offset + data.len() as u64;
+                zeros(&mut self.file, gap).and_then(|()| self.file.write_all(data))
+            }
+            _ => self.file.write_all_at(data, offset),
+        };
+        written.map_err(|error| Error::doing("write", &self.path, &error))
     }
 
-    /// Ends the file at `size`, which makes a hole of what was not written, and preserves `meta` if it is given.
-    pub fn finish(self, size: u64, meta: Option<&Meta>) -> io::Result<()> {
-        self.file.set_len(size)?;
-        let Some(meta) = meta else { return Ok(()) };
-        let owned = fchown(&self.file, Some(meta.uid), Some(meta.gid)).is_ok();
-        rustix::fs::fchmod(&self.file, preserved_mode(meta, owned))?;
-        let times = Timestamps { last_access: meta.atime.into(), last_modification: meta.mtime.into() };
-        Ok(rustix::fs::futimens(&self.file, &times)?)
+    /// Ends the file at `size`, which makes a hole of what was not written, preserves `meta` if it is given, else owner
+    /// and mode of the file that it replaces, and gives the file its name.
+    pub fn finish(mut self, size: u64, meta: Option<&Meta>) -> Result<()> {
+        let fail = |what| move |error: io::Error| (what, error);
+        let finished = match &self.place {
+            Place::There { end } => zeros(&mut self.file, size - end).map_err(fail("write")),
+            Place::Temporary { path, name, replaced } => (|| {
+                self.file.set_len(size).map_err(fail("set its size"))?;
+                set_attributes(&self.file, meta, replaced.as_ref()).map_err(fail("set its attributes"))?;
+                fs::rename(path, name).map_err(fail("rename its temporary file to it"))
+            })(),
+            Place::Finished => unreachable!("it is finished once"),
+        };
+        finished.map_err(|(what, error)| Error::doing(what, &self.path, &error))?;
+        self.place = Place::Finished;
+        Ok(())
     }
 }
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Place::Temporary { path, .. } = &self.place
+            && let Err(error) = fs::remove_file(path)
+        {
+            tracing::warn!(path = %path.display(), %error, "a temporary file cannot be removed");
+        }
+    }
+}
+
+/// Where a new file of this path is to be made, symbolic links followed, and the regular file that is there. `None` if
+/// something else is there, or what a link in /proc leads to, as /dev/stdout does: that is written in place.
+fn resolve(path: &Path) -> io::Result<Option<(PathBuf, Option<Meta>)>> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        match meta(&path, false) {
+            Ok(there) if there.kind == Kind::Symlink => {
+                let dir = path.parent().unwrap_or(Path::new("/"));
+                if dir.canonicalize()?.starts_with("/proc") {
+                    return Ok(None);
+                }
+                path = dir.join(fs::read_link(&path)?);
+            }
+            Ok(there) if there.kind == Kind::File => return Ok(Some((path, Some(there)))),
+            Ok(_) => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Some((path, None))),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(rustix::io::Errno::LOOP.into())
+}
+
+/// Gives a file what is to be preserved, else owner and mode of the file that it replaces.
+fn set_attributes(file: &File, preserved: Option<&Meta>, replaced: Option<&Meta>) -> io::Result<()> {
+    let Some(meta) = preserved.or(replaced) else { return Ok(()) };
+    let owned = fchown(file, Some(meta.uid), Some(meta.gid)).is_ok();
+    rustix::fs::fchmod(file, preserved_mode(meta, owned))?;
+    if preserved.is_some() {
+        let times = Timestamps { last_access: meta.atime.into(), last_modification: meta.mtime.into() };
+        rustix::fs::futimens(file, &times)?;
+    }
+    Ok(())
+}
+
+fn zeros(file: &mut File, len: u64) -> io::Result<()> {
+    io::copy(&mut io::Read::take(io::repeat(0), len), file).map(drop)
+}
+
+/// As many links as Linux follows in one path.
+const LINKS_MAX: usize = 40;
 
 #[cfg(test)]
 mod tests {

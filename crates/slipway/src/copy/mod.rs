@@ -2,6 +2,9 @@
 //!
 //! `node` is the neutral view of an object, `local` and `remote` are its two kinds. `stream` moves one file's data with
 //! holes kept, `engine` walks trees with many files in flight.
+//!
+//! A regular file is written under a temporary name in its directory and renamed when it is complete: `local::Output`
+//! and `staged` do so, and remove the temporary file if the copy fails.
 
 mod engine;
 mod local;
@@ -9,6 +12,7 @@ mod meta;
 mod node;
 mod remote;
 mod sparse;
+mod staged;
 mod stream;
 
 pub use engine::{Copier, Options};
@@ -28,6 +32,11 @@ impl Error {
     /// An error of this machine's file system, with the path it is about.
     fn local(path: &Path, error: &io::Error) -> Self {
         Self(format!("{}: {error}", output::name(path.as_os_str().as_encoded_bytes())))
+    }
+
+    /// An error of this machine's file system, with the path it is about and what was to be done there.
+    fn doing(what: &str, path: &Path, error: &io::Error) -> Self {
+        Self(format!("{}: cannot {what}: {error}", output::name(path.as_os_str().as_encoded_bytes())))
     }
 
     /// An error of a server, with the path it is about unless it says one.

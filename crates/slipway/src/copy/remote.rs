@@ -1,7 +1,7 @@
 //! The remote end of a copy: an object of a server, by its handle.
 
 use bytes::Bytes;
-use client::{CreateHow, Device, Dir, File, Handle, Mount, SetAttr, SetTime, Special, StableHow, Status};
+use client::{CreateHow, Device, Dir, File, Handle, Mount, SetAttr, SetTime, Special, StableHow, Status, V4};
 
 use super::{
     Error, Result,
@@ -146,22 +146,29 @@ impl Remote {
         Ok(self.below(name, made.handle))
     }
 
-    /// Makes `name` in `dir` a copy of this file by the server itself, if both are of one server that can: by sharing its
-    /// data, else by copying within it. `None` if it cannot; the data is then to be moved by way of here.
+    /// Copies this file's data into the empty file `made` by the server itself, if both are of one server that can: by
+    /// sharing the data, else by copying within the server. False if it cannot; `made` is then empty.
     ///
     /// # Errors
-    /// The copy could not be made, and no other way will do.
-    pub async fn copy_within(&self, meta: &Meta, dir: &Self, name: &[u8], mode: u32) -> Result<Option<Self>> {
+    /// `made` could not be emptied, or committed.
+    pub async fn copy_within(&self, meta: &Meta, made: &Self) -> Result<bool> {
         let place = |remote: &Self| (remote.mount.url().authority(), remote.mount.options().proto.clone());
-        let Some(v4) = dir.mount.v4().filter(|v4| v4.minor_version() >= 2) else { return Ok(None) };
-        if place(self) != place(dir) || self.mount.v4().is_none() || meta.size == 0 {
-            return Ok(None);
+        let Some(v4) = made.mount.v4().filter(|v4| v4.minor_version() >= 2) else { return Ok(false) };
+        if place(self) != place(made) || self.mount.v4().is_none() || meta.size == 0 {
+            return Ok(false);
         }
-        let made = dir.create(name, mode).await?;
+        if v4.clone_range((&self.handle, 0), (&made.handle, 0), 0).await.is_ok() {
+            return Ok(true);
+        }
+        let copied = self.copy_ranges(v4, meta, made).await?;
+        if !copied {
+            made.file().set_len(0).await?;
+        }
+        Ok(copied)
+    }
+
+    async fn copy_ranges(&self, v4: &V4, meta: &Meta, made: &Self) -> Result<bool> {
         let (from, to) = (&self.handle, &made.handle);
-        if v4.clone_range((from, 0), (to, 0), 0).await.is_ok() {
-            return Ok(Some(made));
-        }
         let mut done = 0;
         let mut verifiers = Vec::new();
         while done < meta.size {
@@ -175,19 +182,19 @@ impl Remote {
                 Ok(_) => break,
                 Err(error) => {
                     tracing::debug!(%error, "the server does not copy by itself");
-                    return Ok(None);
+                    return Ok(false);
                 }
             }
         }
         if !verifiers.is_empty() {
-            let now = dir.mount.protocol().commit(to).await.map_err(|error| Error::remote(&made.path, &error))?;
+            let now = made.mount.protocol().commit(to).await.map_err(|error| Error::remote(&made.path, &error))?;
             if verifiers.iter().any(|verifier| *verifier != now) {
                 // The server has restarted, and may have lost what it had copied.
-                return Ok(None);
+                return Ok(false);
             }
         }
         // A source that has become shorter, or longer, is read as it is now.
-        Ok((done == meta.size).then_some(made))
+        Ok(done == meta.size)
     }
 
     /// Makes a symbolic link, in the place of an object that is not a directory.
@@ -249,6 +256,24 @@ impl Remote {
         done.map(drop).map_err(|error| Error::remote(&self.path_of(name), &error))
     }
 
+    /// Renames `file`, in this directory.
+    ///
+    /// # Errors
+    /// RENAME failed.
+    pub async fn rename(&self, from: &[u8], to: &[u8], file: &Self) -> Result<()> {
+        let Err(error) = self.mount.protocol().rename(&self.handle, from, &self.handle, to).await else {
+            return Ok(());
+        };
+        // The reply of one that was executed may have been lost with the server's memory of it.
+        if error.is_not_found()
+            && let Some((there, _)) = self.child(to).await?
+            && there.handle == file.handle
+        {
+            return Ok(());
+        }
+        Err(Error::remote(&self.path_of(to), &error))
+    }
+
     /// Removes a name that is not a directory's.
     ///
     /// # Errors
@@ -288,6 +313,18 @@ impl Remote {
             mtime: SetTime::ToClientTime(time(meta.mtime)),
             ..SetAttr::default()
         };
+        self.set_owned(set, meta).await
+    }
+
+    /// Gives it the owner and mode of `meta`, as [`preserve`](Self::preserve) does.
+    ///
+    /// # Errors
+    /// SETATTR failed.
+    pub async fn set_owner_and_mode(&self, meta: &Meta) -> Result<()> {
+        self.set_owned(SetAttr { mode: Some(meta.mode), ..SetAttr::default() }, meta).await
+    }
+
+    async fn set_owned(&self, set: SetAttr, meta: &Meta) -> Result<()> {
         // Most servers let only root give files away. Who is not the owner's user need not even ask.
         let owned = SetAttr { uid: Some(meta.uid), gid: Some(meta.gid), ..set.clone() };
         match self.file().set_attr(owned).await {

@@ -15,7 +15,9 @@ use super::{
     meta::Meta,
     node::{Node, join},
     sparse::{self, Run},
+    staged::Staged,
 };
+use crate::output;
 
 /// A file being read.
 pub enum Source {
@@ -48,7 +50,7 @@ impl Source {
                 let (path, pool) = (path.clone(), pool.clone());
                 let thread = tokio::task::spawn_blocking(move || {
                     let each = |offset, data| sender.blocking_send((offset, data)).is_ok();
-                    local::read(&path, BLOCK, &pool, each).map_err(|error| Error::local(&path, &error))
+                    local::read(&path, BLOCK, &pool, each).map_err(|error| Error::doing("read", &path, &error))
                 });
                 Source::Local { blocks, thread }
             }
@@ -98,7 +100,7 @@ impl Source {
     }
 }
 
-/// A file being written.
+/// A file being written; a regular one has a temporary name until it is finished.
 pub enum Sink {
     /// By a thread.
     Local {
@@ -109,10 +111,10 @@ pub enum Sink {
     },
     /// To a server.
     Remote {
-        /// Where it is.
-        node: Node,
+        /// The file.
+        staged: Box<Staged>,
         /// Writes behind.
-        writer: Box<Writer>,
+        writer: Option<Box<Writer>>,
     },
 }
 
@@ -125,7 +127,7 @@ pub enum Order {
 }
 
 impl Sink {
-    /// Makes or empties the file of this name.
+    /// Begins to make the file of this name, or to replace it.
     ///
     /// # Errors
     /// A server refused. A local failure comes with a later call.
@@ -134,15 +136,13 @@ impl Sink {
             Node::Local(dir) => {
                 let (orders, receiver) = mpsc::channel(CHANNEL);
                 let path = join(dir, name);
-                let thread = tokio::task::spawn_blocking(move || {
-                    write_local(&path, mode, receiver).map_err(|error| Error::local(&path, &error))
-                });
+                let thread = tokio::task::spawn_blocking(move || write_local(&path, mode, receiver));
                 Ok(Sink::Local { orders, thread })
             }
             Node::Remote(dir) => {
-                let node = dir.create(name, mode).await?;
-                let writer = Box::new(node.file().writer());
-                Ok(Sink::Remote { node: Node::Remote(node), writer })
+                let staged = Box::new(Staged::create(dir, name, mode).await?);
+                let writer = Some(Box::new(staged.file().file().writer()));
+                Ok(Sink::Remote { staged, writer })
             }
         }
     }
@@ -156,6 +156,7 @@ impl Sink {
         match self {
             Sink::Local { orders, .. } => Ok(orders.send(Order::Write(offset, data)).await.is_ok()),
             Sink::Remote { writer, .. } => {
+                let writer = writer.as_mut().expect("it is not finished");
                 writer.skip(offset - writer.position());
                 writer.write(data).await?;
                 Ok(true)
@@ -163,30 +164,46 @@ impl Sink {
         }
     }
 
-    /// Ends the file at `size` and waits until it is done; on a server it is then on stable storage.
+    /// Ends the file at `size`, gives it its name, and waits until that is done; on a server it is then on stable
+    /// storage.
     ///
     /// # Errors
-    /// Some of it could not be written.
-    pub async fn finish(self, size: u64, preserve: Option<&Meta>) -> Result<()> {
+    /// Some of it could not be written. The file is then to be discarded.
+    pub async fn finish(&mut self, size: u64, preserve: Option<&Meta>) -> Result<()> {
         match self {
             Sink::Local { orders, thread } => {
                 // If nobody takes the order, the thread has failed and says why.
                 let _ = orders.send(Order::Finish(size, preserve.cloned())).await;
                 thread.await.expect("system calls do not panic")
             }
-            Sink::Remote { node, mut writer } => {
+            Sink::Remote { staged, writer } => {
+                let mut writer = writer.take().expect("it is finished once");
                 writer.skip(size - writer.position());
                 writer.close().await?;
-                match preserve {
-                    Some(meta) => node.preserve(meta).await,
-                    None => Ok(()),
+                staged.publish(preserve).await
+            }
+        }
+    }
+
+    /// Removes what has been written, unless it was in place.
+    pub async fn discard(self) {
+        match self {
+            Sink::Local { orders, thread } => {
+                drop(orders);
+                // The thread removes the file when no more orders come, or has done so because of an error.
+                if !thread.is_finished() {
+                    let _ = thread.await;
                 }
+            }
+            Sink::Remote { staged, writer } => {
+                drop(writer);
+                staged.discard().await;
             }
         }
     }
 }
 
-fn write_local(path: &Path, mode: u32, mut orders: mpsc::Receiver<Order>) -> std::io::Result<()> {
+fn write_local(path: &Path, mode: u32, mut orders: mpsc::Receiver<Order>) -> Result<()> {
     let mut output = local::Output::create(path, mode)?;
     while let Some(order) = orders.blocking_recv() {
         match order {
@@ -194,7 +211,7 @@ fn write_local(path: &Path, mode: u32, mut orders: mpsc::Receiver<Order>) -> std
             Order::Finish(size, meta) => return output.finish(size, meta.as_ref()),
         }
     }
-    Err(std::io::Error::other("given up: what was to be copied could not be read to its end"))
+    Err(Error(format!("{}: given up before its end", output::name(path.as_os_str().as_encoded_bytes()))))
 }
 
 /// Bytes of one local read.

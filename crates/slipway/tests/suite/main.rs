@@ -6,6 +6,7 @@ mod bench;
 mod cli;
 mod clients;
 mod commands;
+mod cp;
 mod mount;
 mod mount_cache;
 mod mount_referrals;

@@ -253,10 +253,16 @@ fn killed_under_a_writing_client(transport: &str) {
     assert!(fs::read(back).unwrap() == content, "{transport}: every byte can be read");
 }
 
-/// Waits until the file has that many bytes; false if the client ends before.
+/// Waits until the file that is to get this name has that many bytes; false if the client ends before.
 fn grows_to(path: &Path, len: u64, client: &mut std::process::Child) -> bool {
     let end = Instant::now() + PATIENCE;
-    while fs::metadata(path).map_or(0, |meta| meta.len()) < len {
+    let temporary = format!(".{}.slipway-", path.file_name().unwrap().display());
+    let now = || {
+        let entries = fs::read_dir(path.parent().unwrap()).unwrap().map(Result::unwrap);
+        let mut entries = entries.filter(|entry| entry.file_name().to_str().unwrap().starts_with(&temporary));
+        entries.next().and_then(|entry| entry.metadata().ok()).map_or(0, |meta| meta.len())
+    };
+    while now() < len {
         if client.try_wait().unwrap().is_some() {
             return false;
         }

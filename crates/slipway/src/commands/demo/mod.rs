@@ -175,8 +175,15 @@ impl Tour<'_> {
         name: &str,
         mount: &client::Mount,
     ) -> Result<Leg, Failure> {
-        let options =
-            Options { command: "demo", recursive: true, preserve: true, hard_links: true, umask: 0o022, jobs: 64 };
+        let options = Options {
+            command: "demo",
+            recursive: true,
+            preserve: true,
+            hard_links: true,
+            umask: 0o022,
+            update: false,
+            jobs: 64,
+        };
         let meta = source.meta(true).await.map_err(Failure::failed)?;
         let (started, client, server) = (Instant::now(), process::cpu_time(), self.server.cpu_time());
         let mut copier = Copier::new(options, mount.pool().clone(), Progress::new(true));
