@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{self, BufRead, BufReader},
+    path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
@@ -34,10 +35,13 @@ pub const CLIENTS: [&str; 4] = ["tcp", "rdma", "shm", "new"];
 impl Good {
     /// Starts the clients.
     ///
+    /// Clients in the field have machines of their own. These share processors with the attack, so they run with real-time priority
+    /// where the system permits it: they mostly sleep, and their latency must not contain a wait for a processor that an attacker uses.
+    ///
     /// # Errors
     /// The program cannot be started.
     pub fn start(target: &Target) -> io::Result<Self> {
-        let mut child = Command::new(&target.load)
+        let mut child = with_priority(&target.load)
             .arg(&target.directory)
             .args(target.urls())
             .stdin(Stdio::piped())
@@ -85,6 +89,21 @@ impl Good {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// A command that runs `program` with real-time priority, or without it if the system denies that.
+fn with_priority(program: &Path) -> Command {
+    const CHRT: [&str; 3] = ["chrt", "--fifo", "1"];
+    let mut probe = Command::new(CHRT[0]);
+    let permitted =
+        probe.args(&CHRT[1..]).arg("true").stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+    if !permitted {
+        eprintln!("no permission for real-time priority: latencies contain waits for a processor");
+        return Command::new(program);
+    }
+    let mut command = Command::new(CHRT[0]);
+    command.args(&CHRT[1..]).arg(program);
+    command
 }
 
 impl Drop for Good {

@@ -32,7 +32,7 @@ impl Processors {
         })
     }
 
-    /// Runs `go` on the processors of the server and its good clients; threads and processes that it starts stay there.
+    /// Runs `go` on the processors of the server; threads and processes that it starts stay there.
     ///
     /// # Errors
     /// The system does not allow it, or `go` fails.
@@ -40,7 +40,7 @@ impl Processors {
         Self::on(&self.server, go)
     }
 
-    /// Runs `go` on the processors of the attackers.
+    /// Runs `go` on the processors of the attackers, which good clients share with them.
     ///
     /// # Errors
     /// As for [`as_server`](Self::as_server).
