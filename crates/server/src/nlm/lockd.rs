@@ -409,10 +409,11 @@ impl Lockd {
         });
     }
 
-    /// Who on this host wants to know that `name` has restarted is told. Waits for storage.
+    /// Queues, for each monitor of `name` on this host, the news that `name` has restarted.
     pub(crate) fn pass_on(&self, name: &nsm::MonName, state: i32) {
-        let monitors = self.monitors(|mon_id| mon_id.mon_name == *name);
-        for (Monitor { private, .. }, mon_id) in monitors {
+        // A `mon_id` begins with the name.
+        let monitors = self.core.recovery.monitors(&Message::encode(name).stream);
+        for (Monitor { private, .. }, mon_id) in decoded(monitors) {
             let status = nsm::Status { mon_name: name.clone(), state, private };
             if !self.news.push(mon_id, status) {
                 tracing::debug!(name = %name.escape_ascii(), "too many restarts to pass on: one is dropped");
@@ -420,28 +421,42 @@ impl Lockd {
         }
     }
 
-    fn monitors(&self, wanted: impl Fn(&nsm::MonId) -> bool) -> Vec<(Monitor, nsm::MonId)> {
-        let all = self.core.recovery.monitors();
-        let decoded = all.into_iter().filter_map(|monitor| {
-            let mon_id = Message::from(monitor.mon_id.clone()).decode::<nsm::MonId>().ok()?;
-            wanted(&mon_id).then_some((monitor, mon_id))
-        });
-        decoded.collect()
-    }
-
-    /// SM_MON: false if it cannot be remembered. Waits for storage.
-    pub(crate) fn monitor(&self, args: &nsm::MonArgs) -> bool {
+    /// SM_MON: false if the monitor cannot be stored.
+    ///
+    /// # Errors
+    /// It would have to wait for storage, which `may_block` denies.
+    pub(crate) fn monitor(&self, args: &nsm::MonArgs, may_block: bool) -> Result<bool, WouldBlock> {
+        let recovery = &self.core.recovery;
         let monitor = Monitor { mon_id: Message::encode(&args.mon_id).stream, private: args.private };
-        let room = self.core.recovery.monitors().len() < MONITORS_MAX;
-        room && self.core.recovery.add_monitor(&monitor).is_ok()
+        if recovery.monitors(&monitor.mon_id).contains(&monitor) {
+            return Ok(true);
+        }
+        if recovery.monitors_len() >= MONITORS_MAX {
+            return Ok(false);
+        }
+        if !may_block {
+            return Err(WouldBlock);
+        }
+        Ok(recovery.add_monitor(&monitor).is_ok())
     }
 
-    /// SM_UNMON and SM_UNMON_ALL. Waits for storage.
-    pub(crate) fn unmonitor(&self, gone: impl Fn(&nsm::MonId) -> bool) {
-        let gone: Vec<Bytes> = self.monitors(gone).into_iter().map(|(monitor, _)| monitor.mon_id).collect();
-        if let Err(error) = self.core.recovery.remove_monitors(|key| gone.iter().any(|id| id == key)) {
+    /// SM_UNMON and SM_UNMON_ALL.
+    ///
+    /// # Errors
+    /// It would have to wait for storage, which `may_block` denies.
+    pub(crate) fn unmonitor(&self, gone: impl Fn(&nsm::MonId) -> bool, may_block: bool) -> Result<(), WouldBlock> {
+        let matching = decoded(self.core.recovery.monitors(&[])).filter(|(_, mon_id)| gone(mon_id));
+        let gone: Vec<Bytes> = matching.map(|(monitor, _)| monitor.mon_id).collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        if !may_block {
+            return Err(WouldBlock);
+        }
+        if let Err(error) = self.core.recovery.remove_monitors(gone) {
             tracing::warn!(%error, "a host is still monitored");
         }
+        Ok(())
     }
 
     /// SM_SIMU_CRASH: all locks of hosts are gone, as after a restart, and can be reclaimed. Waits for storage.
@@ -561,6 +576,14 @@ impl std::convert::From<&Host> for Destination {
     fn from(host: &Host) -> Self {
         Self { address: host.address, lossy: host.lossy }
     }
+}
+
+/// The monitors with their decoded `mon_id`s.
+fn decoded(monitors: Vec<Monitor>) -> impl Iterator<Item = (Monitor, nsm::MonId)> {
+    monitors.into_iter().filter_map(|monitor| {
+        let mon_id = Message::from(monitor.mon_id.clone()).decode().ok()?;
+        Some((monitor, mon_id))
+    })
 }
 
 /// The owner of a lock. Its `svid` tells processes apart, `oh` what runs on the host beside the kernel.

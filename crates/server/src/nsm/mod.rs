@@ -83,9 +83,8 @@ impl Answer for Mon {
     const NAME: &'static str = "MON";
 
     fn answer(cx: &Context<'_>, args: &nsm::MonArgs, out: &mut Encoder) -> Result<SmRes, WouldBlock> {
-        let may = is_local(cx);
-        wait_for_storage(cx, may)?;
-        let res = if may && cx.shared.monitor(args) { SmRes::Succ } else { SmRes::Fail };
+        let is_stored = is_local(cx) && cx.shared.monitor(args, cx.may_block)?;
+        let res = if is_stored { SmRes::Succ } else { SmRes::Fail };
         SmStatRes { res, state: state(cx) }.encode(out);
         Ok(res)
     }
@@ -100,10 +99,8 @@ impl Answer for Unmon {
     const NAME: &'static str = "UNMON";
 
     fn answer(cx: &Context<'_>, args: &nsm::MonId, out: &mut Encoder) -> Result<(), WouldBlock> {
-        let may = is_local(cx);
-        wait_for_storage(cx, may)?;
-        if may {
-            cx.shared.unmonitor(|mon_id| mon_id == args);
+        if is_local(cx) {
+            cx.shared.unmonitor(|mon_id| mon_id == args, cx.may_block)?;
         }
         SmStat { state: state(cx) }.encode(out);
         Ok(())
@@ -119,10 +116,8 @@ impl Answer for UnmonAll {
     const NAME: &'static str = "UNMON_ALL";
 
     fn answer(cx: &Context<'_>, args: &nsm::MyId, out: &mut Encoder) -> Result<(), WouldBlock> {
-        let may = is_local(cx);
-        wait_for_storage(cx, may)?;
-        if may {
-            cx.shared.unmonitor(|mon_id| mon_id.my_id == *args);
+        if is_local(cx) {
+            cx.shared.unmonitor(|mon_id| mon_id.my_id == *args, cx.may_block)?;
         }
         SmStat { state: state(cx) }.encode(out);
         Ok(())
@@ -140,7 +135,9 @@ impl Answer for SimuCrash {
     fn answer(cx: &Context<'_>, (): &(), _: &mut Encoder) -> Result<(), WouldBlock> {
         // It takes everybody's locks away for a time: root alone may say so.
         let may = is_local(cx) && cx.peer.port() < PORT_PRIVILEGED;
-        wait_for_storage(cx, may)?;
+        if may && !cx.may_block {
+            return Err(WouldBlock);
+        }
         if may && let Err(error) = cx.shared.simulate_crash() {
             tracing::warn!(%error, "no crash was simulated");
         }
@@ -157,7 +154,6 @@ impl Answer for Notify {
     const NAME: &'static str = "NOTIFY";
 
     fn answer(cx: &Context<'_>, args: &nsm::StatChge, _: &mut Encoder) -> Result<(), WouldBlock> {
-        wait_for_storage(cx, true)?;
         cx.shared.restarted(cx.peer, &args.mon_name, args.state);
         cx.shared.pass_on(&args.mon_name, args.state);
         Ok(())
@@ -170,12 +166,6 @@ fn state(cx: &Context<'_>) -> i32 {
 
 fn is_local(cx: &Context<'_>) -> bool {
     cx.peer.ip().to_canonical().is_loopback()
-}
-
-/// # Errors
-/// Storage is `needed`, and this thread must not wait for it.
-fn wait_for_storage(cx: &Context<'_>, needed: bool) -> Result<(), WouldBlock> {
-    if needed && !cx.may_block { Err(WouldBlock) } else { Ok(()) }
 }
 
 /// Ports from here on are anyone's.

@@ -37,6 +37,7 @@ use std::{
     collections::BTreeSet,
     io,
     net::{IpAddr, Ipv6Addr},
+    ops::Bound::{Included, Unbounded},
     sync::atomic::{
         AtomicBool, AtomicU64,
         Ordering::{Acquire, Relaxed, Release},
@@ -45,7 +46,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use redb::Database;
 
 pub use self::storage::{Storage, StorageBackend};
@@ -62,8 +63,11 @@ use crate::{
 pub struct Recovery {
     /// None: it ends with the process.
     storage: Option<Box<dyn Databases>>,
-    kept: Mutex<Kept>,
-    /// Changes that have happened, and are stored later. Taken after `kept`, and never held while waiting for storage.
+    /// Held while a change is stored. Whoever changes `contents` holds it.
+    stored: Mutex<Stored>,
+    /// Taken after `stored`. No writer waits for storage with it, so a reader never does.
+    contents: RwLock<Contents>,
+    /// Changes that have happened and are stored later. Taken after `stored`, and never held while waiting for storage.
     deferred: Mutex<Vec<Change>>,
     /// Whether memory has a change that is not stored.
     behind: AtomicBool,
@@ -71,11 +75,11 @@ pub struct Recovery {
     refusals: AtomicU64,
 }
 
-struct Kept {
-    contents: Contents,
-    /// None: it has failed, and is to be written anew.
+#[derive(Default)]
+struct Stored {
+    /// `None` if it failed and must be written anew.
     database: Option<Database>,
-    /// When that was tried last.
+    /// The time of the last attempt to write it anew.
     tried: Option<Instant>,
 }
 
@@ -195,9 +199,9 @@ impl Recovery {
     }
 
     fn new(storage: Option<Box<dyn Databases>>, database: Option<Database>, contents: Contents) -> Self {
-        let kept = Mutex::new(Kept { contents, database, tried: None });
-        let (deferred, failures, refusals) = Default::default();
-        Self { storage, kept, deferred, behind: AtomicBool::new(false), failures, refusals }
+        let stored = Mutex::new(Stored { database, tried: None });
+        let (deferred, behind, failures, refusals) = Default::default();
+        Self { storage, stored, contents: RwLock::new(contents), deferred, behind, failures, refusals }
     }
 
     /// Whether it survives the process.
@@ -207,7 +211,7 @@ impl Recovery {
 
     /// Whether a server has run with it before.
     pub fn was_used(&self) -> bool {
-        self.kept.lock().contents.nsm_state.is_some()
+        self.contents.read().nsm_state.is_some()
     }
 
     /// Whether what a client has lost may still be stored as its own. Nobody may get anything then.
@@ -223,7 +227,7 @@ impl Recovery {
     /// How storage has worked so far.
     pub fn report(&self) -> StorageReport {
         StorageReport {
-            is_failing: self.is_persistent() && self.kept.lock().database.is_none(),
+            is_failing: self.is_persistent() && self.stored.lock().database.is_none(),
             failures: self.failures.load(Relaxed),
             refusals: self.refusals.load(Relaxed),
         }
@@ -232,17 +236,17 @@ impl Recovery {
     /// Stores what was deferred, and writes the database anew if it has failed and it is time; whether it can be used now.
     pub fn maintain(&self) -> bool {
         let Some(storage) = &self.storage else { return true };
-        let kept = &mut *self.kept.lock();
-        let deferred = self.take_deferred(kept);
+        let stored = &mut *self.stored.lock();
+        let deferred = self.take_deferred();
         if !deferred.is_empty() {
-            return self.store(kept, &deferred).is_ok();
+            return self.store(stored, &deferred).is_ok();
         }
-        self.reopen(kept, storage.as_ref()).is_ok()
+        self.reopen(stored, storage.as_ref()).is_ok()
     }
 
     /// Whether clients of the life before may believe to hold something, and it is not known which.
     pub(crate) fn clients_unknown(&self) -> bool {
-        self.kept.lock().contents.clients_unknown
+        self.contents.read().clients_unknown
     }
 
     /// Grace has ended, and these hosts have not reclaimed anything.
@@ -259,7 +263,7 @@ impl Recovery {
     /// # Errors
     /// The storage fails.
     pub fn next_nsm_state(&self) -> io::Result<i32> {
-        let last = self.kept.lock().contents.nsm_state;
+        let last = self.contents.read().nsm_state;
         // Where nothing is remembered, the time is greater than at every start before.
         let seconds = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as u32);
         let next = (last.map_or_else(seconds, |last| last + 1) | 1) & i32::MAX as u32;
@@ -272,7 +276,7 @@ impl Recovery {
         let host = |(key, state): (&Bytes, &u32)| {
             host_of(key).map(|(address, name)| MonitoredHost { address, name, state: *state as i32 })
         };
-        self.kept.lock().contents.hosts.iter().filter_map(host).collect()
+        self.contents.read().hosts.iter().filter_map(host).collect()
     }
 
     /// Remembers a host, and forgets others that hold nothing.
@@ -294,13 +298,20 @@ impl Recovery {
         self.note(vec![remove_host((address, name))]);
     }
 
-    /// Who on this host wants to know of restarts.
-    pub fn monitors(&self) -> Vec<Monitor> {
-        let monitor = |(mon_id, private): (&Bytes, &[u8; 16])| Monitor { mon_id: mon_id.clone(), private: *private };
-        self.kept.lock().contents.monitors.iter().map(monitor).collect()
+    /// The monitors whose `mon_id` begins with `prefix`. Its XDR begins with the name of the monitored host.
+    pub fn monitors(&self, prefix: &[u8]) -> Vec<Monitor> {
+        let contents = self.contents.read();
+        let range = contents.monitors.range::<[u8], _>((Included(prefix), Unbounded));
+        let matching = range.take_while(|(mon_id, _)| mon_id.starts_with(prefix));
+        matching.map(|(mon_id, private)| Monitor { mon_id: mon_id.clone(), private: *private }).collect()
     }
 
-    /// Remembers who wants to know.
+    /// The number of monitors.
+    pub fn monitors_len(&self) -> usize {
+        self.contents.read().monitors.len()
+    }
+
+    /// Stores a monitor, in the place of one with the same `mon_id`.
     ///
     /// # Errors
     /// The storage fails.
@@ -308,18 +319,17 @@ impl Recovery {
         self.write(vec![Change::AddMonitor(monitor.mon_id.clone(), monitor.private)])
     }
 
-    /// Forgets those of whom `gone` says so.
+    /// Removes the monitors with these `mon_id`s.
     ///
     /// # Errors
     /// The storage fails.
-    pub fn remove_monitors(&self, gone: impl Fn(&[u8]) -> bool) -> io::Result<()> {
-        let ids = self.monitors().into_iter().map(|monitor| monitor.mon_id).filter(|id| gone(id));
-        self.write(ids.map(Change::RemoveMonitor).collect())
+    pub fn remove_monitors(&self, mon_ids: impl IntoIterator<Item = Bytes>) -> io::Result<()> {
+        self.write(mon_ids.into_iter().map(Change::RemoveMonitor).collect())
     }
 
     /// The NFSv4 clients that may have held something.
     pub fn v4_clients(&self) -> V4Clients {
-        self.kept.lock().contents.v4.clone()
+        self.contents.read().v4.clone()
     }
 
     /// Remembers an NFSv4 client that may reclaim.
@@ -346,7 +356,7 @@ impl Recovery {
 
     /// The handle databases that have been used.
     pub(crate) fn handle_databases(&self) -> Vec<String> {
-        self.kept.lock().contents.handle_databases.iter().cloned().collect()
+        self.contents.read().handle_databases.iter().cloned().collect()
     }
 
     /// Remembers that there is a handle database.
@@ -354,7 +364,7 @@ impl Recovery {
     /// # Errors
     /// The storage fails.
     pub(crate) fn add_handle_database(&self, name: String) -> io::Result<()> {
-        if self.kept.lock().contents.handle_databases.contains(&name) {
+        if self.contents.read().handle_databases.contains(&name) {
             return Ok(());
         }
         self.write(vec![Change::AddHandleDatabase(name)])
@@ -365,15 +375,17 @@ impl Recovery {
         if changes.is_empty() {
             return Ok(());
         }
-        let kept = &mut *self.kept.lock();
-        let mut all = self.take_deferred(kept);
+        let stored = &mut *self.stored.lock();
+        let mut all = self.take_deferred();
         all.extend_from_slice(&changes);
-        let stored = self.store(kept, &all);
-        match &stored {
-            Ok(()) => changes.iter().for_each(|change| kept.contents.apply(change)),
-            Err(_) => self.count_refusal(),
+        match self.store(stored, &all) {
+            Ok(()) => self.apply(&changes),
+            Err(error) => {
+                self.count_refusal();
+                return Err(error);
+            }
         }
-        stored
+        Ok(())
     }
 
     /// Makes changes that have happened, whether or not they can be stored now; false if not.
@@ -381,31 +393,37 @@ impl Recovery {
         if changes.is_empty() {
             return true;
         }
-        let kept = &mut *self.kept.lock();
-        let mut all = self.take_deferred(kept);
+        let stored = &mut *self.stored.lock();
+        let mut all = self.take_deferred();
         all.extend_from_slice(&changes);
-        let stored = self.store(kept, &all);
-        changes.iter().for_each(|change| kept.contents.apply(change));
-        if stored.is_err() {
+        let is_stored = self.store(stored, &all).is_ok();
+        self.apply(&changes);
+        if !is_stored {
             self.behind.store(true, Release);
         }
-        stored.is_ok()
+        is_stored
     }
 
     /// Makes in memory what was deferred. The caller stores it; if that fails, the database is written anew from memory.
-    fn take_deferred(&self, kept: &mut Kept) -> Vec<Change> {
+    fn take_deferred(&self) -> Vec<Change> {
         let deferred = std::mem::take(&mut *self.deferred.lock());
-        deferred.iter().for_each(|change| kept.contents.apply(change));
+        self.apply(&deferred);
         deferred
     }
 
-    fn store(&self, kept: &mut Kept, changes: &[Change]) -> io::Result<()> {
+    /// Makes changes in memory. The caller holds `stored`.
+    fn apply(&self, changes: &[Change]) {
+        let mut contents = self.contents.write();
+        changes.iter().for_each(|change| contents.apply(change));
+    }
+
+    fn store(&self, stored: &mut Stored, changes: &[Change]) -> io::Result<()> {
         let Some(storage) = &self.storage else { return Ok(()) };
-        self.reopen(kept, storage.as_ref())?;
-        let database = kept.database.as_ref().expect("it is open");
+        self.reopen(stored, storage.as_ref())?;
+        let database = stored.database.as_ref().expect("it is open");
         storage::store(database, changes).inspect_err(|error| {
             self.failures.fetch_add(1, Relaxed);
-            kept.database.take().into_iter().for_each(storage::discard);
+            stored.database.take().into_iter().for_each(storage::discard);
             tracing::error!(
                 %error,
                 "the recovery database cannot be written: new clients get no opens and locks until it can be"
@@ -414,20 +432,20 @@ impl Recovery {
     }
 
     /// Sees to it that the database can be used: one that has failed is written anew, with all that memory has.
-    fn reopen(&self, kept: &mut Kept, storage: &dyn Databases) -> io::Result<()> {
-        if kept.database.is_some() {
+    fn reopen(&self, stored: &mut Stored, storage: &dyn Databases) -> io::Result<()> {
+        if stored.database.is_some() {
             return Ok(());
         }
         let now = clock::now();
-        if kept.tried.is_some_and(|tried| now.saturating_duration_since(tried) < RETRY_INTERVAL) {
+        if stored.tried.is_some_and(|tried| now.saturating_duration_since(tried) < RETRY_INTERVAL) {
             return Err(io::Error::other("the recovery database has failed, and is not written anew yet"));
         }
-        kept.tried = Some(now);
-        let database = storage.replace(&kept.contents).inspect_err(|error| {
+        stored.tried = Some(now);
+        let database = storage.replace(&self.contents.read()).inspect_err(|error| {
             self.failures.fetch_add(1, Relaxed);
             tracing::debug!(%error, "the recovery database cannot be written anew");
         })?;
-        (kept.database, kept.tried) = (Some(database), None);
+        (stored.database, stored.tried) = (Some(database), None);
         self.behind.store(false, Release);
         tracing::info!("the recovery database can be written again");
         Ok(())

@@ -50,7 +50,7 @@ fn hosts_monitors_and_the_state_number_survive() {
     let recovery = reopen(dir.path()).unwrap();
     assert!(recovery.was_used());
     assert_eq!(recovery.hosts(), [a.clone(), b.clone()]);
-    assert_eq!(recovery.monitors(), [monitor]);
+    assert_eq!(recovery.monitors(b"ma"), [monitor]);
     assert_eq!(recovery.handle_databases(), ["handles-1"]);
     let second = recovery.next_nsm_state().unwrap();
     assert_eq!((first % 2, second), (1, first + 2));
@@ -58,10 +58,11 @@ fn hosts_monitors_and_the_state_number_survive() {
     assert_eq!(recovery.hosts(), std::slice::from_ref(&b));
     recovery.remove_host(b.address, &b.name);
     assert_eq!(recovery.hosts(), []);
-    recovery.remove_monitors(|id| id == b"other").unwrap();
-    assert_eq!(recovery.monitors().len(), 1);
-    recovery.remove_monitors(|id| id == b"mars").unwrap();
-    assert_eq!(recovery.monitors().len(), 0);
+    assert_eq!(recovery.monitors(b"mb"), []);
+    recovery.remove_monitors([Bytes::from("other")]).unwrap();
+    assert_eq!(recovery.monitors_len(), 1);
+    recovery.remove_monitors([Bytes::from("mars")]).unwrap();
+    assert_eq!(recovery.monitors_len(), 0);
 }
 
 #[test]
@@ -104,18 +105,21 @@ struct Flaky {
     files: Arc<Files>,
     is_full: Arc<AtomicBool>,
     begun: Arc<AtomicU32>,
+    /// A sync waits for this.
+    syncs: Arc<Mutex<()>>,
 }
 
 #[derive(Debug)]
-struct FlakyFile(redb::backends::FileBackend, Arc<AtomicBool>);
+struct FlakyFile(redb::backends::FileBackend, Arc<AtomicBool>, Arc<Mutex<()>>);
 
 impl Flaky {
     fn at(dir: &Path) -> Self {
-        Self { files: Arc::new(Files::at(dir.join(FILE))), is_full: Arc::default(), begun: Arc::default() }
+        let files = Arc::new(Files::at(dir.join(FILE)));
+        Self { files, is_full: Arc::default(), begun: Arc::default(), syncs: Arc::default() }
     }
 
     fn file(&self, file: redb::backends::FileBackend) -> FlakyFile {
-        FlakyFile(file, self.is_full.clone())
+        FlakyFile(file, self.is_full.clone(), self.syncs.clone())
     }
 }
 
@@ -158,6 +162,7 @@ impl StorageBackend for FlakyFile {
 
     fn sync_data(&self) -> io::Result<()> {
         room(&self.1)?;
+        let _syncing = self.2.lock();
         self.0.sync_data()
     }
 
@@ -165,6 +170,29 @@ impl StorageBackend for FlakyFile {
         room(&self.1)?;
         self.0.write(offset, data)
     }
+}
+
+#[test]
+fn readers_do_not_wait_for_storage() {
+    let dir = tempfile::tempdir().unwrap();
+    let storage = Flaky::at(dir.path());
+    let recovery = Recovery::on(storage.clone()).unwrap();
+    recovery.add_v4_client(owner("old")).unwrap();
+
+    std::thread::scope(|scope| {
+        let hung = storage.syncs.lock();
+        let writer = scope.spawn(|| recovery.add_v4_client(owner("new")));
+        while !recovery.stored.is_locked() {
+            std::thread::yield_now();
+        }
+        // Each of these would wait for ever.
+        assert_eq!(recovery.v4_clients(), clients(&["old"], &[]), "what is not stored is not granted");
+        assert_eq!((recovery.hosts(), recovery.monitors(b""), recovery.monitors_len()), (vec![], vec![], 0));
+        assert!(recovery.was_used() || !recovery.clients_unknown());
+        drop(hung);
+        writer.join().unwrap().unwrap();
+    });
+    assert_eq!(recovery.v4_clients(), clients(&["old", "new"], &[]));
 }
 
 #[tokio::test(start_paused = true)]
