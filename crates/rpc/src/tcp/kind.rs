@@ -121,15 +121,25 @@ impl TcpKind {
             Some(wanted) => (wanted, wanted),
             None => (rustix::process::geteuid().is_root(), false),
         };
+        let mut socket = self.socket(remote)?;
         if reserved {
             let first = rand::random_range(RESERVED_MIN..=RESERVED_MAX);
             let ports = (first..=RESERVED_MAX).chain(RESERVED_MIN..first).rev();
             for port in ports {
-                match self.attempt(remote, Some(port)).await {
-                    // Taken by another, or still remembered from a former connection to the same place.
-                    Err(error)
-                        if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) => {}
+                match socket.bind(&any_address(remote, port).into()) {
+                    Ok(()) => {}
+                    // Connections in TIME_WAIT can hold nearly all of these ports, so a failed attempt must cost little.
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
                     Err(error) if error.kind() == io::ErrorKind::PermissionDenied && !must => break,
+                    Err(error) => return Err(error),
+                }
+                match self.connect_from(socket, remote).await {
+                    // A former connection to the same address still has the port.
+                    Err(error)
+                        if matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::AddrNotAvailable) =>
+                    {
+                        socket = self.socket(remote)?;
+                    }
                     done => return done,
                 }
             }
@@ -137,17 +147,16 @@ impl TcpKind {
                 return Err(io::Error::other("no port below 1024 is free"));
             }
         }
-        self.attempt(remote, None).await
+        self.connect_from(socket, remote).await
     }
 
-    async fn attempt(&self, remote: SocketAddr, port: Option<u16>) -> io::Result<TcpStream> {
-        let socket = Socket::new(Domain::for_address(remote), Type::STREAM.nonblocking().cloexec(), None)?;
+    fn socket(&self, remote: SocketAddr) -> io::Result<Socket> {
+        Socket::new(Domain::for_address(remote), Type::STREAM.nonblocking().cloexec(), None)
+    }
+
+    async fn connect_from(&self, socket: Socket, remote: SocketAddr) -> io::Result<TcpStream> {
         self.options.apply(&SockRef::from(&socket))?;
-        if let Some(port) = port {
-            socket.bind(&any_address(remote, port).into())?;
-        }
-        let connecting = tokio::net::TcpSocket::from_std_stream(socket.into());
-        connecting.connect(remote).await?.into_std()
+        tokio::net::TcpSocket::from_std_stream(socket.into()).connect(remote).await?.into_std()
     }
 }
 
