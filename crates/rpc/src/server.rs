@@ -660,5 +660,5 @@ fn describe(panic: Box<dyn Any + Send>) -> String {
 /// Calls that are started before calls in progress are polled.
 const CALLS_PER_TURN: usize = 64;
 /// Turns before the thread's other tasks are.
-const TURNS_MAX: usize = 8;
+const TURNS_MAX: usize = 2;
 const SPARE_MAX: usize = 64;

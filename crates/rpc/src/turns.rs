@@ -91,7 +91,7 @@ pub(crate) async fn run_rounds() -> Infallible {
 }
 
 /// Time of a peer with several connections in each round of a worker. The last turn may exceed it.
-const QUANTUM: Duration = Duration::from_millis(1);
+const QUANTUM: Duration = Duration::from_micros(500);
 
 #[cfg(test)]
 mod tests {

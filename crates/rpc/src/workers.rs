@@ -156,7 +156,11 @@ impl Pool {
                 () = drain.wait() => return,
             };
             match accepted {
-                Ok(incoming) => self.admit(&server, keeping, incoming),
+                Ok(incoming) => {
+                    self.admit(&server, keeping, incoming);
+                    // A burst of connections must not delay the calls of others.
+                    tokio::task::yield_now().await;
+                }
                 Err(error) => return tracing::error!(%address, %error, "no more connections are accepted"),
             }
         }
@@ -257,6 +261,7 @@ fn start_thread(
 ) -> io::Result<thread::JoinHandle<()>> {
     let runtime = runtime::Builder::new_current_thread()
         .enable_all()
+        .event_interval(EVENT_INTERVAL)
         .max_blocking_threads(options.blocking_threads_max.max(1))
         .thread_name(format!("{name}-blocking"))
         .build()?;
@@ -279,4 +284,7 @@ fn start_thread(
 }
 
 const SETUP_MAX: Duration = Duration::from_secs(30);
+/// Turns of tasks after which a busy worker polls for events. A turn can last as long as a peer's share of a round, so a large number
+/// delays the calls of other peers.
+const EVENT_INTERVAL: u32 = 8;
 const DRAIN_POLL: Duration = Duration::from_millis(5);
