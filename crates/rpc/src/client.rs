@@ -37,7 +37,7 @@ use crate::{
     AcceptStat, Credential, Drain, OpaqueAuth, RejectStat, Reply, ReplyBody, ReplyHeader, ReplyPlan, Server, Transport,
     TransportError, TransportKind, Xid,
     deadlines::Deadlines,
-    security::{Channel, ClientFlavor, Genuine, ProtectedCall, encode_start},
+    security::{Channel, ClientFlavor, ProtectedCall, VerifiedReply, encode_start},
     server::Observers,
 };
 
@@ -320,7 +320,7 @@ impl Client {
     ) -> Result<Answer<R>, CallFailed> {
         let xid = self.link.next_xid();
         let request = Request::new(xid, (self.program, self.version, procedure), &self.auth, arguments);
-        let Genuine { reply, is_bare } = self.exchange(procedure, request, plan, options).await?;
+        let VerifiedReply { reply, is_bare } = self.exchange(procedure, request, plan, options).await?;
         let Reply { message, sink } = reply;
         let decoded = decode(&message, is_bare);
         drop(message);
@@ -337,7 +337,7 @@ impl Client {
         request: Request<'_>,
         mut plan: ReplyPlan,
         options: CallOptions,
-    ) -> Result<Genuine, CallFailed> {
+    ) -> Result<VerifiedReply, CallFailed> {
         let after = options.deadline.unwrap_or(self.link.options.deadline);
         let mut last = None;
         let outcome = {
@@ -432,7 +432,7 @@ impl Link {
         plan: &mut ReplyPlan,
         last: &mut Option<TransportError>,
         once: bool,
-    ) -> Result<Genuine, ClientError> {
+    ) -> Result<VerifiedReply, ClientError> {
         let _permit = match &self.permits {
             Some(permits) => Some(permits.acquire().await.expect("semaphore must not be closed")),
             None => None,
@@ -446,7 +446,7 @@ impl Link {
                         true => self.call_until_answered(&*transport, message, plan).await,
                         false => attempt(&*transport, message.clone(), plan).await,
                     };
-                    reply.map(|reply| Genuine { reply, is_bare: false }).map_err(ClientError::Transport)
+                    reply.map(|reply| VerifiedReply { reply, is_bare: false }).map_err(ClientError::Transport)
                 }
                 Request::Protected(call) => Box::pin(self.exchange_protected(&*transport, call, plan)).await,
             };
@@ -469,7 +469,7 @@ impl Link {
         transport: &dyn Transport,
         call: &ProtectedCall<'_>,
         plan: &mut ReplyPlan,
-    ) -> Result<Genuine, ClientError> {
+    ) -> Result<VerifiedReply, ClientError> {
         let _permit = match transport.caps().lossy {
             true => Some(self.lossy_permits.acquire().await.expect("semaphore must not be closed")),
             false => None,
