@@ -217,7 +217,7 @@ macro_rules! on_every_provider {
 
 on_every_provider! {
     both_directions_at_once
-    a_callback_fails_alone
-    a_client_without_callbacks_says_so
-    the_end_of_the_connection_ends_callbacks
+    failed_callback_does_not_affect_others
+    client_without_callbacks_rejects_them
+    closed_connection_ends_callbacks
 }
