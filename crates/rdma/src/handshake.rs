@@ -1,14 +1,14 @@
-//! What making a connection has in common, whatever the provider.
+//! The parts of connection setup that all providers share.
 //!
-//! A listener is made on one thread and used on another, so that its socket becomes known to a runtime only when it is first
-//! used ([`Deferred`]). A request is first asked what the peer wants, and then answered, once ([`Stage`]). Every
-//! step has its time, and private data its length.
+//! A listener is created on one thread and used on another, so its socket is registered with a runtime only at its
+//! first use ([`Deferred`]). A connection request is first received from the peer and then answered once ([`Stage`]).
+//! Each step has a timeout, and private data have a maximum length.
 
 use std::{future::Future, io, time::Duration};
 
-/// Something that belongs to no runtime until it is first used.
+/// A resource that belongs to no runtime until its first use.
 pub(crate) enum Deferred<U, R> {
-    /// Gone if registering it has failed.
+    /// Not registered. `None` if registering it has failed.
     Made(Option<U>),
     Registered(R),
 }
@@ -18,10 +18,10 @@ impl<U, R> Deferred<U, R> {
         Self::Made(Some(made))
     }
 
-    /// As the current runtime knows it; `register` makes it known.
+    /// Returns the resource registered with the current runtime. `register` registers it at the first call.
     ///
     /// # Errors
-    /// As `register`, now or before.
+    /// The error of `register`, or `NotConnected` if it failed before.
     pub(crate) fn registered(&mut self, register: impl FnOnce(U) -> io::Result<R>) -> io::Result<&R> {
         if let Self::Made(made) = self {
             let made = made.take().ok_or(io::ErrorKind::NotConnected)?;
@@ -29,23 +29,23 @@ impl<U, R> Deferred<U, R> {
         }
         match self {
             Self::Registered(registered) => Ok(registered),
-            Self::Made(_) => unreachable!("just registered"),
+            Self::Made(_) => unreachable!("the resource was just registered"),
         }
     }
 }
 
-/// How far a request has come.
+/// The progress of a connection request.
 pub(crate) enum Stage<F, A> {
-    /// Nothing has been read.
+    /// No byte of the request has been received.
     Fresh(F),
-    /// What the peer wants is known.
+    /// The request has been received.
     Asked(A),
-    /// Answered, or failed.
+    /// The request was answered, or failed.
     Gone,
 }
 
 impl<F, A> Stage<F, A> {
-    /// What is to be asked now, if it has not been.
+    /// Takes the initial state, if the request has not been received.
     pub(crate) fn take_fresh(&mut self) -> Option<F> {
         match std::mem::replace(self, Stage::Gone) {
             Stage::Fresh(fresh) => Some(fresh),
@@ -56,10 +56,10 @@ impl<F, A> Stage<F, A> {
         }
     }
 
-    /// What the peer wants.
+    /// Returns the received request.
     ///
     /// # Errors
-    /// It could not be found out.
+    /// It was not received, or it was answered.
     pub(crate) fn asked(&self) -> io::Result<&A> {
         match self {
             Stage::Asked(asked) => Ok(asked),
@@ -67,10 +67,10 @@ impl<F, A> Stage<F, A> {
         }
     }
 
-    /// The same, to be answered.
+    /// Takes the received request in order to answer it.
     ///
     /// # Errors
-    /// As [`asked`](Self::asked).
+    /// It was not received, or it was answered.
     pub(crate) fn take_asked(&mut self) -> io::Result<A> {
         match std::mem::replace(self, Stage::Gone) {
             Stage::Asked(asked) => Ok(asked),
@@ -79,25 +79,28 @@ impl<F, A> Stage<F, A> {
     }
 }
 
-/// A step that may take so long.
+/// Runs a step with a timeout.
 ///
 /// # Errors
-/// The step's, or `TimedOut`.
+/// The error of the step, or `TimedOut`.
 pub(crate) async fn within<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::time::timeout(limit, step).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
+/// Checks the length of private data.
+///
 /// # Errors
 /// `InvalidInput` if the provider cannot carry that many bytes.
 pub(crate) fn check_private_data(private_data: &[u8], max: usize) -> io::Result<()> {
     if private_data.len() > max {
-        let why = format!("{} bytes of private data, of which {max} can be carried", private_data.len());
+        let why = format!("private data has {} bytes, but the maximum is {max}", private_data.len());
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     Ok(())
 }
 
-/// Whether a failure to accept says nothing about the listener: the peer gave up, or descriptors are short.
+/// Returns `true` if a failure to accept does not affect the listener: the peer closed the connection, or descriptors
+/// are temporarily exhausted.
 pub(crate) fn is_passing(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let errno = Errno::from_io_error(error);
@@ -107,7 +110,7 @@ pub(crate) fn is_passing(error: &io::Error) -> bool {
     ) || matches!(errno, Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM | Errno::PROTO))
 }
 
-/// How long to wait for better times then.
+/// The pause after such a failure.
 pub(crate) const PAUSE: Duration = Duration::from_millis(10);
 
 #[cfg(test)]
@@ -115,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_asked_once_and_answered_once() {
+    fn request_is_received_once_and_answered_once() {
         let mut stage = Stage::<u8, &str>::Fresh(1);
         assert!(stage.asked().is_err());
         assert_eq!((stage.take_fresh(), stage.take_fresh()), (Some(1), None));
@@ -126,12 +129,12 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_registered_is_gone() {
+    fn failed_registration_is_not_retried() {
         let mut deferred = Deferred::<u8, u8>::new(1);
         assert!(deferred.registered(|_| Err(io::ErrorKind::OutOfMemory.into())).is_err());
         assert_eq!(deferred.registered(Ok).unwrap_err().kind(), io::ErrorKind::NotConnected);
         let mut deferred = Deferred::<u8, u8>::new(1);
         assert_eq!(*deferred.registered(|made| Ok(made + 1)).unwrap(), 2);
-        assert_eq!(*deferred.registered(|_| unreachable!("once")).unwrap(), 2);
+        assert_eq!(*deferred.registered(|_| unreachable!("a resource must be registered once")).unwrap(), 2);
     }
 }

@@ -1,10 +1,10 @@
-//! Hooks: look at, or disturb, the work of any provider.
+//! Hooks that observe or disturb the work of any provider.
 //!
-//! [`Hooked`] wraps a provider and shows every request and completion of its queue pairs to a
-//! [`Hook`]: [`Tracer`] logs them, [`FaultInjector`] cuts connections at them. Traffic as bytes is
-//! recorded by the provider that has bytes, see [`Pcap`](crate::iwarp::Pcap).
+//! [`Hooked`] wraps a provider and passes every request and completion of its queue pairs to a [`Hook`]: [`Tracer`]
+//! logs them, [`FaultInjector`] cuts connections at them. A provider that sends bytes can also record its traffic, see
+//! [`Pcap`](crate::iwarp::Pcap).
 //!
-//! A hook never holds a buffer, and a connection that it cuts ends like any other.
+//! A hook never holds a buffer. A connection that it cuts ends like any other.
 
 use std::{
     collections::BTreeSet,
@@ -28,39 +28,39 @@ use crate::{
     registration::{Registration, RegistrationOptions},
 };
 
-/// Names a queue pair of a [`Hooked`] provider in what its hook is told.
+/// The ID of a queue pair of a [`Hooked`] provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QpId(pub u64);
 
-/// What shall happen to the connection.
+/// The decision about the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing.
+    /// Continue.
     Pass,
-    /// It is cut: a request is lost, a completion still counts.
+    /// Cut the connection. A request is lost; a completion is still delivered.
     Cut,
 }
 
-/// Sees the work of queue pairs, from any thread.
+/// An observer of the work of queue pairs, called from any thread.
 pub trait Hook: Send + Sync + 'static {
-    /// A connection has been made with `peer`.
+    /// Called when a connection with `peer` has been opened.
     fn connected(&self, _qp: QpId, _peer: SocketAddr) {}
 
-    /// `request` is about to be posted.
+    /// Called before `request` is posted.
     fn posted(&self, _qp: QpId, _request: &WorkRequest) -> Verdict {
         Verdict::Pass
     }
 
-    /// A request has ended, or a message has come.
+    /// Called when a request has completed, or a message has arrived.
     fn completed(&self, _qp: QpId, _completion: &Completion) -> Verdict {
         Verdict::Pass
     }
 
-    /// The connection has ended.
+    /// Called when the connection has ended.
     fn ended(&self, _qp: QpId, _error: &QpError) {}
 }
 
-/// A provider whose queue pairs are shown to a hook.
+/// A provider whose queue pairs are passed to a hook.
 pub struct Hooked<P> {
     provider: P,
     shared: Arc<Shared>,
@@ -89,7 +89,7 @@ struct HookedQp {
 }
 
 impl<P: Provider> Hooked<P> {
-    /// Shows the queue pairs of `provider` to `hook`.
+    /// Wraps `provider` so that `hook` observes its queue pairs.
     pub fn new(provider: P, hook: Arc<dyn Hook>) -> Self {
         Self { provider, shared: Arc::new(Shared { hook, next: AtomicU64::new(0) }) }
     }
@@ -251,7 +251,7 @@ impl QueuePair for HookedQp {
     }
 }
 
-/// Logs every request and completion at level `TRACE`, connections at `DEBUG`.
+/// A hook that logs requests and completions at level `TRACE`, and connections at `DEBUG`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tracer;
 
@@ -295,7 +295,7 @@ impl Hook for Tracer {
     }
 }
 
-/// Cuts connections at given operations, or at random ones. Posts and completions alike are operations.
+/// A hook that cuts connections at given or random operations. Posts and completions both count as operations.
 #[derive(Debug)]
 pub struct FaultInjector {
     state: Mutex<FaultState>,
@@ -311,23 +311,23 @@ struct FaultState {
 }
 
 impl FaultInjector {
-    /// Cuts at each operation with `probability`, drawn from `seed`.
+    /// Creates a hook that cuts at each operation with `probability`, using random numbers from `seed`.
     pub fn new(seed: u64, probability: f64) -> Self {
         let rng = StdRng::seed_from_u64(seed);
         Self { state: Mutex::new(FaultState { rng, probability, at: BTreeSet::new(), operations: 0, cuts: 0 }) }
     }
 
-    /// Cuts at the operation of number `operation`, counted over all connections from 0.
+    /// Cuts at the operation with number `operation`, counted over all connections from 0.
     pub fn cut_at(&self, operation: u64) {
         self.state.lock().at.insert(operation);
     }
 
-    /// Operations seen so far.
+    /// Returns the number of operations so far.
     pub fn operations(&self) -> u64 {
         self.state.lock().operations
     }
 
-    /// Connections cut so far.
+    /// Returns the number of cuts so far.
     pub fn cuts(&self) -> u64 {
         self.state.lock().cuts
     }
@@ -353,7 +353,7 @@ impl Hook for FaultInjector {
     }
 
     fn completed(&self, _qp: QpId, completion: &Completion) -> Verdict {
-        // What comes home after the end is no operation.
+        // Flushed completions after the end of the connection do not count as operations.
         if completion.status == crate::Status::Flushed { Verdict::Pass } else { self.operation() }
     }
 }

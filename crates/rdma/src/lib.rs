@@ -1,24 +1,25 @@
-//! RDMA verbs behind one interface.
+//! RDMA verbs with one interface for several providers.
 //!
-//! Read RFC 5040 §1.2 and §3 for the model. This crate knows nothing of RPC.
+//! Read RFC 5040 §1.2 and §3 for the model. This crate does not depend on RPC.
 //!
-//! A [`Provider`] opens connections; a [`QueuePair`] is one end of a connection. Work is posted as
-//! [`WorkRequest`]s and comes back as [`Completion`]s, exactly one for each, in the order posted on
-//! that queue. **A buffer moves into its work request and comes home in the completion**, flushed
-//! or not; while a region is registered its memory belongs to the queue pair, so a peer can never
-//! write into memory that the application sees.
+//! A [`Provider`] opens connections; a [`QueuePair`] is one end of a connection. Work is posted as [`WorkRequest`]s.
+//! Each request has exactly one [`Completion`]; completions arrive in the order in which requests were posted to their
+//! queue. **A buffer moves into its work request and is returned in the completion**, flushed or not. While a region is
+//! registered, its memory belongs to the queue pair, so a peer can never write to memory that the application can
+//! access.
 //!
-//! Only the owner of a queue pair calls it (`&mut self`); a provider may use threads of its own.
-//! A software provider makes progress only inside [`QueuePair::poll_completions`].
+//! Only the owner of a queue pair calls it (`&mut self`); a provider can use threads of its own. A software provider
+//! makes progress only in [`QueuePair::poll_completions`].
 //!
-//! **Providers** are features: `iwarp`, `verbs` and `shm` are on by default; `sim`, the simulated fabric, is for tests.
+//! **Providers** are features: `iwarp`, `verbs` and `shm` are enabled by default; `sim`, the simulated fabric, is for
+//! tests.
 //!
-//! On error: a fault of the connection is reported once by `poll_completions`, after every posted
-//! request has completed with [`Status::Flushed`]. Later posts complete as flushed, too.
+//! On error: `poll_completions` returns a fault of the connection after every posted request has completed with
+//! [`Status::Flushed`]. Later posts complete as flushed, too.
 
 #![cfg_attr(
     not(all(feature = "iwarp", feature = "verbs", feature = "shm")),
-    allow(dead_code, reason = "each provider uses a part of what they share")
+    allow(dead_code, reason = "each provider uses a part of the shared modules")
 )]
 
 mod handshake;

@@ -1,24 +1,24 @@
-//! Registered memory: who may touch which bytes.
+//! Registered memory, and the peer's right to access it.
 
 use buf::{Piece, Region};
 
-/// A steering tag: names a registered region of memory to the peer (RFC 5040 §2.3).
+/// A steering tag: the handle by which the peer accesses a registered region (RFC 5040 §2.3).
 ///
-/// The lowest byte is the key that changes with each registration of the same index.
+/// The lowest byte is a key that changes with each registration of the same index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[doc(alias = "rkey")]
 pub struct Stag(pub u32);
 
-/// Memory that is being registered, with the one right that the peer gets.
+/// Memory to be registered, with the one right that the peer gets.
 #[derive(Debug)]
 pub enum Memory {
-    /// The peer may write into it (RDMA Write); it is what the region shows.
+    /// The peer can write to the visible bytes of the region (RDMA Write).
     Write(Region),
-    /// The peer may read from it (RDMA Read): bytes of the host or of a device.
+    /// The peer can read from the bytes (RDMA Read), in host or device memory.
     Read(Piece),
 }
 
-/// The right that a peer has to a region.
+/// The right of a peer to a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// RDMA Write.
@@ -27,28 +27,28 @@ pub enum Access {
     RemoteRead,
 }
 
-/// Memory that is registered, as it is advertised to the peer.
+/// A registered region, as it is advertised to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registered {
-    /// Its name.
+    /// The STag.
     pub stag: Stag,
-    /// Tagged offset of its first byte.
+    /// The tagged offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The length in bytes.
     pub len: u32,
 }
 
-/// A place in the peer's memory, as the peer advertised it.
+/// A position in the peer's memory, as the peer advertised it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteSegment {
-    /// The peer's region.
+    /// The STag of the peer's region.
     pub stag: Stag,
-    /// Tagged offset of the first byte.
+    /// The tagged offset of the first byte.
     pub offset: u64,
 }
 
 impl Memory {
-    /// The right it gives.
+    /// Returns the right that the peer gets.
     pub fn access(&self) -> Access {
         match self {
             Memory::Write(_) => Access::RemoteWrite,
@@ -56,7 +56,7 @@ impl Memory {
         }
     }
 
-    /// The bytes, if they are in host memory.
+    /// Returns the bytes if they are in host memory.
     pub fn as_host(&self) -> Option<&[u8]> {
         match self {
             Memory::Write(region) => region.as_host().map(|buffer| &buffer[..]),
@@ -65,7 +65,7 @@ impl Memory {
         }
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Memory::Write(region) => region.len(),
@@ -73,7 +73,7 @@ impl Memory {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Returns `true` if the memory is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -17,36 +17,36 @@ use crate::{
     registration::{Registration, RegistrationOptions},
 };
 
-/// A future as trait objects return it.
+/// A boxed future, as methods of trait objects return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Opens connections on one kind of RDMA network.
+/// A provider of connections on one kind of RDMA network.
 pub trait Provider: Send + Sync + 'static {
-    /// What it can do.
+    /// Returns the capabilities.
     fn caps(&self) -> ProviderCaps;
 
-    /// The ways of registration that differ; none if registering costs nothing, so that all are alike. Others are
-    /// ignored in [`QpOptions::registration`].
+    /// Returns the supported methods of registration. Empty if registration costs nothing, so that all methods are
+    /// equal. Other methods in [`QpOptions::registration`] are ignored.
     fn registrations(&self) -> &'static [Registration] {
         &[]
     }
 
-    /// [`ProviderCaps::remote_invalidation`], with memory registered in this way.
+    /// Returns [`ProviderCaps::remote_invalidation`] for memory that is registered with this method.
     fn remote_invalidation(&self, registration: &RegistrationOptions) -> bool {
         let _ = registration;
         self.caps().remote_invalidation
     }
 
-    /// Waits for connections at `local`; port 0 picks a free one.
+    /// Listens for connections at `local`; port 0 chooses a free one.
     ///
     /// # Errors
-    /// The address is not to be had.
+    /// The address is not available.
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>>;
 
-    /// Connects to `remote`, showing it `private_data`. `recvs` are posted before the peer can send.
+    /// Connects to `remote` and sends it `private_data`. `recvs` are posted before the peer can send.
     ///
     /// # Errors
-    /// No connection, or the peer rejected it.
+    /// The peer cannot be reached, or rejected the connection.
     fn connect<'a>(
         &'a self,
         remote: SocketAddr,
@@ -56,38 +56,39 @@ pub trait Provider: Send + Sync + 'static {
     ) -> BoxFuture<'a, io::Result<Connected>>;
 }
 
-/// What a provider can do.
+/// The capabilities of a provider.
 #[derive(Clone, Debug)]
 pub struct ProviderCaps {
-    /// Its name: `iwarp`, `shm`, `sim`, …
+    /// The name: `iwarp`, `shm`, `sim`, …
     pub name: &'static str,
-    /// Longest private data that a connection request or reply can carry, in bytes. It may arrive with
-    /// zeros behind it.
+    /// Maximum bytes of private data that a connection request or reply can carry. The data can arrive padded with
+    /// zeros.
     pub private_data_max: usize,
-    /// Whether queue pairs that it connects can take receives from [`QpOptions::receive_source`]. Of those that it accepts
-    /// [`ConnectRequest::shared_receives`] tells.
+    /// `true` if queue pairs that connect can take receives from [`QpOptions::receive_source`]. For accepted queue
+    /// pairs see [`ConnectRequest::shared_receives`].
     pub shared_receives: bool,
-    /// Whether a peer may invalidate regions of ours (Send with Invalidate), whatever adapter the connection is on.
+    /// `true` if a peer can invalidate regions of this side (Send with Invalidate), on any adapter.
     pub remote_invalidation: bool,
-    /// Whether listeners and connections answer only to threads with the credentials of the one that opened them, object
-    /// for object: a thread that has changed its own, even if back again, can use them no more.
+    /// `true` if listeners and connections work only on threads that have the credentials of the thread that opened
+    /// them, as the same kernel object. A thread that has changed its credentials cannot use them any more, even after
+    /// changing them back.
     pub keeps_credentials: bool,
 }
 
-/// What a new queue pair shall be able to do.
+/// The options of a new queue pair.
 #[derive(Clone, Debug)]
 pub struct QpOptions {
-    /// Send-queue requests outstanding at once.
+    /// Maximum number of outstanding requests in the send queue.
     pub send_queue: usize,
-    /// RDMA Reads that this end may have outstanding (ORD), before negotiation.
+    /// Maximum number of outstanding RDMA Reads of this side (ORD), before negotiation.
     pub outbound_reads: u16,
-    /// RDMA Reads that the peer may have outstanding (IRD), before negotiation.
+    /// Maximum number of outstanding RDMA Reads of the peer (IRD), before negotiation.
     pub inbound_reads: u16,
-    /// Where the buffers for incoming Sends come from, and the id that their completions have: only where
-    /// [`ProviderCaps::shared_receives`] or [`ConnectRequest::shared_receives`]. No receives are posted then, neither when
-    /// the connection is made nor later.
+    /// The source of buffers for incoming Sends, and the ID of their completions. Only if
+    /// [`ProviderCaps::shared_receives`] or [`ConnectRequest::shared_receives`] permits it. No receives are posted
+    /// then, neither during setup nor later.
     pub receive_source: Option<(ReceiveSource, WorkId)>,
-    /// How memory is registered; only where [`Provider::registrations`] has that way.
+    /// The method of registration; ignored unless [`Provider::registrations`] contains it.
     pub registration: RegistrationOptions,
 }
 
@@ -98,52 +99,52 @@ impl Default for QpOptions {
     }
 }
 
-/// A connection just made by [`Provider::connect`].
+/// A connection opened by [`Provider::connect`].
 pub struct Connected {
-    /// Our end.
+    /// The queue pair of this side.
     pub qp: Box<dyn QueuePair>,
-    /// What the peer's acceptance carried.
+    /// The private data of the peer's reply.
     pub private_data: Bytes,
 }
 
-/// Waits for connection requests.
+/// A source of connection requests.
 pub trait Listener: Send {
-    /// The address that peers connect to.
+    /// Returns the address to which peers connect.
     fn local_addr(&self) -> SocketAddr;
 
-    /// The next request. Cheap: the handshake runs in [`ConnectRequest`], where it delays nobody else.
+    /// Returns the next request. This does no handshake: [`ConnectRequest`] does it without delaying other requests.
     ///
     /// # Errors
-    /// The listener is of no more use.
+    /// The listener cannot accept requests any more.
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Box<dyn ConnectRequest>>>;
 }
 
-/// A peer that wants to connect. May be moved to another thread (and tokio runtime) before it is used.
-/// Dropping it rejects the peer.
+/// A connection request of a peer. It can be moved to another thread (and tokio runtime) before its first use. Dropping
+/// it rejects the peer.
 pub trait ConnectRequest: Send {
-    /// Who asks.
+    /// Returns the address of the peer.
     fn peer(&self) -> SocketAddr;
 
-    /// The user who asks, if the kernel tells: it is on this host.
+    /// Returns the user ID of the peer, if it is on this host and the kernel reports it.
     fn peer_user(&self) -> Option<u32> {
         None
     }
 
-    /// The private data of the request; waits for it to arrive.
+    /// Waits for the private data of the request.
     ///
     /// # Errors
-    /// The peer went away, or sent something else.
+    /// The peer closed the connection, or violated the protocol.
     fn private_data(&mut self) -> BoxFuture<'_, io::Result<Bytes>>;
 
-    /// Whether the queue pair can take receives from [`QpOptions::receive_source`].
+    /// Returns `true` if the queue pair can take receives from [`QpOptions::receive_source`].
     fn shared_receives(&self) -> bool {
         true
     }
 
-    /// Accepts, showing the peer `private_data`. `recvs` are posted before the peer can send.
+    /// Accepts the request and sends `private_data` to the peer. `recvs` are posted before the peer can send.
     ///
     /// # Errors
-    /// The peer went away.
+    /// The peer closed the connection.
     fn accept<'a>(
         self: Box<Self>,
         options: &'a QpOptions,
@@ -152,113 +153,113 @@ pub trait ConnectRequest: Send {
     ) -> BoxFuture<'a, io::Result<Box<dyn QueuePair>>>;
 }
 
-/// What a queue pair can do, after negotiation.
+/// The capabilities of a queue pair, after negotiation.
 #[derive(Clone, Debug)]
 pub struct QpCaps {
-    /// RDMA Reads that this end may have outstanding; further ones wait inside the queue pair.
+    /// Maximum number of outstanding RDMA Reads of this side; further reads wait in the queue pair.
     pub outbound_reads: u16,
-    /// Longest single region, in bytes.
+    /// Maximum bytes of a region.
     pub region_max: usize,
-    /// Whether a Send can invalidate a region of the peer.
+    /// `true` if a Send can invalidate a region of the peer.
     pub send_invalidate: bool,
-    /// Whether file pieces of a rope are sent without passing through user memory.
+    /// `true` if file ranges of a rope are sent without being copied through user memory.
     pub file_ranges: bool,
 }
 
-/// A user of this host, as the kernel says.
+/// A user of this host, as the kernel reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerUser {
-    /// User.
+    /// The user ID.
     pub uid: u32,
-    /// Group.
+    /// The group ID.
     pub gid: u32,
-    /// Further groups.
+    /// The supplementary group IDs.
     pub groups: Vec<u32>,
 }
 
 /// One end of a reliable connection.
 pub trait QueuePair: Send {
-    /// What it can do.
+    /// Returns the capabilities.
     fn caps(&self) -> &QpCaps;
 
-    /// The other end.
+    /// Returns the address of the peer.
     fn peer(&self) -> SocketAddr;
 
-    /// The user at the other end, if the provider knows for certain: it is on this host.
+    /// Returns the user at the other end, if the peer is on this host and the kernel reports its user.
     fn peer_user(&self) -> Option<&PeerUser> {
         None
     }
 
-    /// Exposes `memory` to the peer, exactly its visible bytes. The peer can use it when it has seen a message that was
-    /// posted later. The queue pair keeps it until a [`WorkRequest::Invalidate`] completes or a receive says that
-    /// the peer invalidated it.
+    /// Registers `memory`, so that the peer can access exactly its visible bytes. The peer can use it after it has
+    /// received a message that was posted later. The queue pair keeps the memory until a [`WorkRequest::Invalidate`]
+    /// completes, or a receive reports that the peer invalidated it.
     ///
     /// # Errors
-    /// Too many regions, or device memory that cannot be reached from here; the memory comes back.
+    /// Returns the memory if there are too many regions, or if it is device memory that cannot be accessed.
     fn register(&mut self, memory: Memory) -> Result<Registered, Memory>;
 
-    /// Gives the queue pair a buffer for an incoming Send. A Send longer than the buffer shows, or
-    /// with no buffer left, ends the connection.
+    /// Posts a buffer for an incoming Send. A Send that is longer than the visible bytes, or without a posted buffer,
+    /// closes the connection.
     ///
     /// # Panics
-    /// If it takes its receives from a [`ReceiveSource`].
+    /// If the queue pair takes its receives from a [`ReceiveSource`].
     fn post_recv(&mut self, id: WorkId, buffer: Buffer);
 
-    /// Posts to the send queue.
+    /// Posts a request to the send queue.
     ///
     /// # Errors
-    /// The queue is full; the request comes back.
+    /// Returns the request if the queue is full.
     fn post(&mut self, request: WorkRequest) -> Result<(), PostError>;
 
-    /// Makes progress and appends what has completed to `completions`. Ready if that is anything;
-    /// else the task of `cx` is woken when there may be more.
+    /// Makes progress and appends completions to `completions`. Returns `Ready` if there are any. Otherwise wakes the
+    /// task of `cx` when there can be more.
     ///
     /// # Errors
-    /// The connection has ended; everything posted has come home before this is returned.
+    /// The connection has ended. All completions of posted requests are returned before this error.
     fn poll_completions(
         &mut self,
         cx: &mut Context<'_>,
         completions: &mut Vec<Completion>,
     ) -> Poll<Result<(), QpError>>;
 
-    /// Starts what has been posted, as far as that goes without waiting, so that the peer has it while the caller goes on
-    /// with something else. What has completed by it is told by [`poll_completions`](Self::poll_completions). Nothing is
-    /// lost by not calling it.
+    /// Starts posted requests as far as that is possible without waiting, so that the peer can process them while the
+    /// caller does other work. [`poll_completions`](Self::poll_completions) returns their completions. Calling this is
+    /// optional.
     fn start(&mut self) {}
 
-    /// Whether [`poll_completions`](Self::poll_completions), which has found nothing, looks again at once: the wait is
-    /// expected to be short, and not worth preparing for.
+    /// Returns `true` if [`poll_completions`](Self::poll_completions) found nothing and polls again at once. The wait
+    /// is then expected to be short, so the caller should not prepare for a long one.
     fn is_spinning(&self) -> bool {
         false
     }
 
-    /// The peer's memory itself, in place of an RDMA Read of it: `None` where it cannot be reached, or the peer has not
-    /// exposed it. The peer's region stays exposed while the bytes are held, whatever the peer does.
+    /// Returns the peer's memory itself, instead of an RDMA Read of it. Returns `None` if it cannot be accessed, or if
+    /// the peer has not exposed it. The peer's region stays exposed while the bytes are held.
     fn view(&mut self, from: RemoteSegment, len: usize) -> Option<PeerBytes> {
         let _ = (from, len);
         None
     }
 
-    /// Takes back the memory of a region after the connection has ended, when the peer can no longer reach it.
+    /// Takes the memory of a region back after the connection has ended and the peer can no longer access it.
     fn reclaim(&mut self, stag: Stag) -> Option<Memory>;
 
-    /// Ends the connection; requests posted before are sent first if the peer still takes them.
+    /// Closes the connection. Requests posted before are sent first, if the peer still receives them.
     fn disconnect(&mut self);
 
-    /// Ends the connection at once; what has not left is lost, and the peer sees a connection cut.
+    /// Closes the connection at once. Data that have not been sent are lost, and the peer sees a connection reset.
     fn abort(&mut self);
 }
 
-/// Why a connection has ended.
+/// The reason why a connection has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum QpError {
-    /// One side asked for it.
+    /// One side closed the connection.
     Disconnected,
     /// The network failed.
     Io(io::ErrorKind),
-    /// The peer broke the protocol; it has been told where it can be.
+    /// The peer violated the protocol. It got an error message if the provider has one.
     Protocol(String),
-    /// The peer says that we broke the protocol.
+    /// The peer reported that this side violated the protocol.
     Terminated(String),
 }
 
@@ -267,7 +268,7 @@ impl fmt::Display for QpError {
         match self {
             QpError::Disconnected => write!(f, "disconnected"),
             QpError::Io(kind) => write!(f, "connection lost: {kind}"),
-            QpError::Protocol(what) => write!(f, "the peer broke the protocol: {what}"),
+            QpError::Protocol(what) => write!(f, "the peer violated the protocol: {what}"),
             QpError::Terminated(what) => write!(f, "terminated by the peer: {what}"),
         }
     }
@@ -275,7 +276,7 @@ impl fmt::Display for QpError {
 
 impl std::error::Error for QpError {}
 
-/// What a poll tells: first what has completed, then that the connection has ended; `None` if there is neither.
+/// Returns the result of a poll: first completions, then the end of the connection, or `None` if there is neither.
 pub(crate) fn polled(completed: bool, ended: Option<&QpError>) -> Option<Poll<Result<(), QpError>>> {
     match ended {
         _ if completed => Some(Poll::Ready(Ok(()))),

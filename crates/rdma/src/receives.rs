@@ -1,14 +1,15 @@
-//! Receive buffers: a queue pair's own, or those of a [`ReceiveSource`] that many share.
+//! Receive buffers: a queue pair's own buffers, or those of a [`ReceiveSource`] that many queue pairs share.
 //!
-//! With buffers of its own a queue pair holds one for every Send that may ever come, which is most of the memory of
-//! an idle connection. A source has a budget for all its queue pairs, and a queue pair takes a buffer when a Send
-//! begins to arrive and not before: memory follows the load. It is what verbs call a shared receive queue, and an
-//! adapter's provider can keep one filled with [`ReceiveSource::take`].
+//! A queue pair with its own buffers holds one for every Send that could arrive; this is most of the memory of an idle
+//! connection. A source has a budget for all its queue pairs, and a queue pair takes a buffer only when a Send begins
+//! to arrive. So the memory follows the load. Verbs call this a shared receive queue, and the provider of an adapter
+//! can fill one with [`ReceiveSource::take`].
 //!
-//! When the budget is used up, a queue pair that holds its guaranteed number already leaves the next Send unread
-//! in the network until something comes back, so that nobody's memory is promised twice (RFC 5041 §7.1 lets a receiver
-//! recover from the lack of a buffer by means of the layer below). One that waits for an RDMA
-//! Read takes a buffer all the same: the response lies behind the Send, and others may wait for what it will free.
+//! When the budget is used up, a queue pair that already holds its guaranteed number of buffers leaves the next Send
+//! unread in the network until buffers are returned, so that no memory is promised twice (RFC 5041 §7.1 permits a
+//! receiver to recover from the lack of a buffer by means of the lower layer). A queue pair that waits for an RDMA Read
+//! takes a buffer anyway: the response is behind the Send, and other queue pairs can wait for the memory that the
+//! response frees.
 //!
 //! A buffer is charged to its queue pair until its last byte is dropped, wherever it has moved meanwhile.
 
@@ -26,18 +27,18 @@ use parking_lot::Mutex;
 
 use crate::{Completion, CompletionKind, Status, WorkId};
 
-/// What a [`ReceiveSource`] gives out.
+/// The options of a [`ReceiveSource`].
 #[derive(Clone, Debug)]
 pub struct ReceiveSourceOptions {
-    /// Bytes of each buffer: the longest Send that can be received.
+    /// The size in bytes of each buffer: the maximum length of a Send.
     pub buffer_bytes: usize,
-    /// Buffers that can be out at once.
+    /// Maximum number of buffers in use.
     pub budget: usize,
-    /// Buffers that each queue pair can have in any case, even beyond the budget; at least one.
+    /// The number of buffers that each queue pair can always use, even beyond the budget; at least one.
     pub guaranteed: usize,
 }
 
-/// Buffers for incoming Sends that queue pairs share. Clones are the same source.
+/// A source of buffers for incoming Sends that queue pairs share. Clones share the same budget.
 ///
 /// ```
 /// use rdma::{ReceiveSource, ReceiveSourceOptions};
@@ -52,14 +53,14 @@ pub struct ReceiveSourceOptions {
 #[derive(Clone)]
 pub struct ReceiveSource(Arc<Source>);
 
-/// What a [`ReceiveSource`] has given out.
+/// The statistics of a [`ReceiveSource`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiveStats {
-    /// Buffers that can be out at once.
+    /// Maximum number of buffers in use.
     pub budget: usize,
-    /// Buffers that are; more than the budget if guarantees were called in.
+    /// The number of buffers in use. It exceeds the budget if queue pairs use their guarantees.
     pub out: usize,
-    /// Queue pairs that hold any.
+    /// The number of queue pairs that use buffers.
     pub active: usize,
 }
 
@@ -67,31 +68,31 @@ struct Source {
     options: ReceiveSourceOptions,
     pool: Pool,
     out: AtomicUsize,
-    /// For an instant it may be less than zero: another thread can be quicker to give back than this one to count.
+    /// Can be negative for an instant, because another thread can count a return before this thread counts the buffer.
     active: AtomicIsize,
     next: AtomicU64,
     waiting: Mutex<VecDeque<(u64, Waker)>>,
-    /// Entries of `waiting`, to be seen without the lock.
+    /// The length of `waiting`, readable without the lock.
     waiters: AtomicUsize,
 }
 
-/// One queue pair's part of a [`ReceiveSource`].
+/// The part of a [`ReceiveSource`] that one queue pair uses.
 pub struct ReceiveAccount {
     ledger: Arc<Ledger>,
-    /// Has asked to be woken, and has taken nothing since.
+    /// `true` if it registered a waker and has taken nothing since.
     waits: bool,
 }
 
-/// What a queue pair holds. Buffers that are out outlive it.
+/// The number of buffers that a queue pair uses. The buffers can outlive the queue pair.
 struct Ledger {
     source: Arc<Source>,
-    /// Tells it from others that wait.
+    /// The number that distinguishes it among waiting queue pairs.
     number: u64,
     held: AtomicUsize,
 }
 
 impl ReceiveSource {
-    /// A source whose buffers come from `pool`.
+    /// Creates a source with buffers from `pool`.
     pub fn new(options: ReceiveSourceOptions, pool: Pool) -> Self {
         let options = ReceiveSourceOptions { guaranteed: options.guaranteed.max(1), ..options };
         Self(Arc::new(Source {
@@ -105,12 +106,12 @@ impl ReceiveSource {
         }))
     }
 
-    /// How it was made.
+    /// Returns the options.
     pub fn options(&self) -> &ReceiveSourceOptions {
         &self.0.options
     }
 
-    /// A buffer within the budget that no queue pair is charged for yet, such as one to be posted to an adapter's
+    /// Takes a buffer within the budget that is not charged to a queue pair yet, for example to post it to an adapter's
     /// shared receive queue. See [`ReceiveAccount::charge`].
     pub fn take(&self) -> Option<Buffer> {
         self.0.count_out(false).then(|| {
@@ -120,22 +121,22 @@ impl ReceiveSource {
         })
     }
 
-    /// The part of a new queue pair.
+    /// Opens the account of a new queue pair.
     pub fn account(&self) -> ReceiveAccount {
         let number = self.0.next.fetch_add(1, Relaxed);
         let ledger = Ledger { source: self.0.clone(), number, held: AtomicUsize::new(0) };
         ReceiveAccount { ledger: Arc::new(ledger), waits: false }
     }
 
-    /// What is out now.
+    /// Returns the statistics.
     pub fn stats(&self) -> ReceiveStats {
         let active = usize::try_from(self.0.active.load(Relaxed)).unwrap_or(0);
         ReceiveStats { budget: self.0.options.budget, out: self.0.out.load(Relaxed), active }
     }
 
-    /// How many buffers a queue pair that uses `held` of them should plan with: while there are free ones for all that
-    /// are active, its part of these in addition; else an equal part of the budget, if it has more. Never less than what
-    /// is guaranteed.
+    /// Returns the number of buffers that a queue pair that uses `held` of them can plan with. While buffers are free
+    /// for all active queue pairs, it is `held` plus an equal part of the free ones; otherwise an equal part of the
+    /// budget, if `held` exceeds that. It is never less than the guarantee.
     pub fn allowance(&self, held: usize) -> usize {
         let ReceiveStats { budget, out, active } = self.stats();
         let active = active.max(1);
@@ -147,7 +148,7 @@ impl ReceiveSource {
     }
 }
 
-/// Whether it is the same source.
+/// Compares the identity of the sources.
 impl PartialEq for ReceiveSource {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -161,7 +162,7 @@ impl std::fmt::Debug for ReceiveSource {
 }
 
 impl Source {
-    /// Counts one more buffer out, if the budget allows it or `beyond` it.
+    /// Counts one more buffer in use, if the budget allows it or if `beyond` is set. Returns `true` if it was counted.
     fn count_out(&self, beyond: bool) -> bool {
         let budget = self.options.budget;
         self.out.fetch_update(SeqCst, SeqCst, |out| (beyond || out < budget).then_some(out + 1)).is_ok()
@@ -198,8 +199,8 @@ impl Source {
 }
 
 impl ReceiveAccount {
-    /// A buffer, unless the budget is used up and this queue pair holds what it is guaranteed; `beyond` takes one in
-    /// any case.
+    /// Takes a buffer. Returns `None` if the budget is used up and this queue pair holds its guaranteed number. With
+    /// `beyond`, always takes one.
     pub fn take(&mut self, beyond: bool) -> Option<Buffer> {
         let source = &self.ledger.source;
         let beyond = beyond || self.held() < source.options.guaranteed;
@@ -213,26 +214,26 @@ impl ReceiveAccount {
         Some(buffer)
     }
 
-    /// Charges a buffer of [`ReceiveSource::take`] to this queue pair, for which a Send has filled it.
+    /// Charges a buffer of [`ReceiveSource::take`] to this queue pair, whose Send has filled it.
     pub fn charge(&self, buffer: &mut Buffer) {
-        // In this order the source never seems to have more free than it has.
+        // In this order, the source never appears to have more free buffers than it has.
         self.ledger.source.out.fetch_add(1, SeqCst);
         self.ledger.add();
         buffer.charge(self.ledger.clone());
     }
 
-    /// Waits until it is worth trying [`take`](Self::take) again. Whoever is woken and does not try must be dropped, or
-    /// [wait no more](Self::wait_no_more).
+    /// Waits until [`take`](Self::take) can succeed. A caller that was woken and does not try again must drop the
+    /// account or call [`cancel_wait`](Self::cancel_wait).
     pub fn poll_free(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.wait(self.ledger.source.options.guaranteed, cx)
     }
 
-    /// Waits until it is worth trying [`ReceiveSource::take`] again.
+    /// Waits until [`ReceiveSource::take`] can succeed.
     pub fn poll_free_for_all(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.wait(0, cx)
     }
 
-    /// Others get what it was woken for, or would have been.
+    /// Cancels a wait, and wakes the next waiting queue pair in its place.
     pub fn wait_no_more(&mut self) {
         if std::mem::take(&mut self.waits) {
             let Ledger { source, number, .. } = &*self.ledger;
@@ -248,7 +249,7 @@ impl ReceiveAccount {
             Some((_, waker)) => waker.clone_from(cx.waker()),
             None => waiting.push_back((*number, cx.waker().clone())),
         });
-        // What came back before it was entered would not wake it.
+        // A buffer that was returned before this entry was added would not wake it.
         let free = source.out.load(SeqCst) < source.options.budget || self.held() < guaranteed;
         if !free {
             return Poll::Pending;
@@ -257,17 +258,17 @@ impl ReceiveAccount {
         Poll::Ready(())
     }
 
-    /// Buffers of this queue pair that are out.
+    /// Returns the number of buffers of this queue pair in use.
     pub fn held(&self) -> usize {
         self.ledger.held.load(SeqCst)
     }
 
-    /// Bytes of each buffer.
+    /// Returns the size in bytes of each buffer.
     pub fn buffer_bytes(&self) -> usize {
         self.ledger.source.options.buffer_bytes
     }
 
-    /// Whether most of the budget is used up.
+    /// Returns `true` if at least three quarters of the budget are used up.
     pub fn is_scarce(&self) -> bool {
         let Source { out, options, .. } = &*self.ledger.source;
         out.load(Relaxed) >= options.budget - options.budget / 4
@@ -276,7 +277,7 @@ impl ReceiveAccount {
 
 impl Drop for ReceiveAccount {
     fn drop(&mut self) {
-        // It may have been woken for a buffer that it will not take now.
+        // The account can have been woken for a buffer that it will not take.
         self.wait_no_more();
     }
 }
@@ -302,7 +303,7 @@ impl Account for Ledger {
     }
 }
 
-/// For buffers that no queue pair answers for yet.
+/// Accounts for buffers that are not charged to a queue pair yet.
 impl Account for Source {
     fn returned(&self) {
         self.count_in();
@@ -311,19 +312,19 @@ impl Account for Source {
 
 /// The receive queue of a software queue pair.
 pub(crate) enum ReceiveQueue {
-    /// Posted by its owner.
+    /// Buffers that the owner posts.
     Own(VecDeque<(WorkId, Buffer)>),
-    /// Taken from a source; `current` is what is being filled.
+    /// Buffers from a source; `current` is the one being filled.
     Shared { id: WorkId, account: ReceiveAccount, current: Option<Buffer>, starved: bool },
 }
 
 impl ReceiveQueue {
-    /// With `own` receives, or, if there is a source, with none.
+    /// Creates a queue with the receives `own`, which must be empty if there is a source.
     pub(crate) fn new(source: Option<&(ReceiveSource, WorkId)>, own: Vec<(WorkId, Buffer)>) -> Self {
         match source {
             None => ReceiveQueue::Own(own.into()),
             Some((source, id)) => {
-                assert!(own.is_empty(), "a queue pair with a source has no receives of its own");
+                assert!(own.is_empty(), "a queue pair with a receive source must not have its own receives");
                 ReceiveQueue::Shared { id: *id, account: source.account(), current: None, starved: false }
             }
         }
@@ -332,11 +333,12 @@ impl ReceiveQueue {
     pub(crate) fn post(&mut self, id: WorkId, buffer: Buffer) {
         match self {
             ReceiveQueue::Own(posted) => posted.push_back((id, buffer)),
-            ReceiveQueue::Shared { .. } => panic!("a queue pair with a source takes no receives of its own"),
+            ReceiveQueue::Shared { .. } => panic!("a queue pair with a receive source must not have its own receives"),
         }
     }
 
-    /// A Send begins to arrive, or goes on: false if it has to wait for a buffer. `beyond` lets it go beyond the budget.
+    /// Prepares a buffer for a Send that begins to arrive or continues. Returns `false` if it must wait for a buffer.
+    /// `beyond` permits exceeding the budget.
     pub(crate) fn prepare(&mut self, beyond: bool) -> bool {
         if let ReceiveQueue::Shared { account, current, starved, .. } = self {
             if current.is_none() {
@@ -356,17 +358,17 @@ impl ReceiveQueue {
         }
     }
 
-    /// Whether the last [`prepare`](Self::prepare) got no buffer.
+    /// Returns `true` if the last [`prepare`](Self::prepare) got no buffer.
     pub(crate) fn is_starved(&self) -> bool {
         matches!(self, ReceiveQueue::Shared { starved: true, .. })
     }
 
-    /// Whether buffers are so scarce that little should be read ahead.
+    /// Returns `true` if buffers are so scarce that only few bytes should be read ahead.
     pub(crate) fn is_scarce(&self) -> bool {
         matches!(self, ReceiveQueue::Shared { account, .. } if account.is_scarce())
     }
 
-    /// The buffer that the next Send goes to, prepared before.
+    /// Returns the buffer for the next Send, if one is prepared.
     pub(crate) fn front(&mut self) -> Option<&mut Buffer> {
         match self {
             ReceiveQueue::Own(posted) => posted.front_mut().map(|(_, buffer)| buffer),
@@ -382,7 +384,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Puts back the receive that was popped last.
+    /// Returns the receive that was popped last.
     #[cfg(feature = "sim")]
     pub(crate) fn put_back(&mut self, id: WorkId, buffer: Buffer) {
         match self {
@@ -391,7 +393,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// Takes back all that was posted, as flushed. What came from a source goes back there.
+    /// Flushes all posted receives. A buffer from a source returns there.
     pub(crate) fn flush(&mut self, completions: &mut Vec<Completion>) {
         match self {
             ReceiveQueue::Own(posted) => completions.extend(std::mem::take(posted).into_iter().map(|(id, buffer)| {
@@ -426,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_budget_there_is_what_is_guaranteed_and_no_more() {
+    fn only_guaranteed_buffers_are_available_beyond_the_budget() {
         let source = source(3, 2);
         let (mut greedy, mut modest) = (source.account(), source.account());
         let held: Vec<_> = std::iter::from_fn(|| greedy.take(false)).collect();
@@ -434,13 +436,13 @@ mod tests {
         let guaranteed: Vec<_> = std::iter::from_fn(|| modest.take(false)).collect();
         assert_eq!(guaranteed.len(), 2);
         assert_eq!(source.stats(), ReceiveStats { budget: 3, out: 5, active: 2 });
-        assert!(modest.take(true).is_some(), "whoever others wait for gets one in any case");
+        assert!(modest.take(true).is_some(), "`beyond` must always take a buffer");
         drop((held, guaranteed));
         assert_eq!(source.stats(), ReceiveStats { budget: 3, out: 0, active: 0 });
     }
 
     #[test]
-    fn a_buffer_counts_until_its_last_byte_is_dropped_even_after_its_queue_pair() {
+    fn buffer_is_counted_until_its_last_byte_is_dropped() {
         let source = source(1, 1);
         let mut account = source.account();
         let bytes = account.take(false).unwrap().freeze();
@@ -452,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_of_a_shared_queue_is_charged_to_whom_it_was_filled_for() {
+    fn buffer_of_shared_queue_is_charged_to_the_queue_pair_that_it_was_filled_for() {
         let source = source(2, 1);
         let account = source.account();
         let mut posted = source.take().unwrap();
@@ -463,7 +465,7 @@ mod tests {
         assert_eq!((source.stats().out, account.held()), (0, 0));
     }
 
-    /// Waits for a buffer, and counts how often it is woken.
+    /// Waits for a buffer, and returns the counter of wakes.
     fn wait(account: &mut ReceiveAccount) -> Arc<Woken> {
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(woken.clone());
@@ -474,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_are_woken_in_order_and_one_who_goes_passes_it_on() {
+    fn waiters_are_woken_in_order_and_a_dropped_one_wakes_the_next() {
         let source = source(4, 1);
         let mut holder = source.account();
         let mut waiting: Vec<_> = (0..3).map(|_| source.account()).collect();
@@ -486,12 +488,12 @@ mod tests {
         assert_eq!(counts(), [1, 0, 0]);
         drop(waiting.remove(0));
         assert_eq!(counts(), [1, 1, 0]);
-        drop(waiting[0].take(false).expect("the one that was free"));
+        drop(waiting[0].take(false).expect("a buffer must be free"));
         assert_eq!(counts(), [1, 1, 1]);
     }
 
     #[test]
-    fn whoever_falls_below_its_guarantee_is_woken_though_the_budget_is_used_up() {
+    fn account_below_its_guarantee_is_woken_despite_used_up_budget() {
         let source = source(2, 1);
         let (mut greedy, mut modest) = (source.account(), source.account());
         let _held: Vec<_> = std::iter::from_fn(|| greedy.take(false)).collect();
@@ -503,14 +505,14 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_all_waits_for_the_budget_and_passes_on_what_it_does_not_need() {
+    fn wait_for_source_ignores_guarantee_and_cancelling_wakes_the_next() {
         let source = source(1, 1);
         let mut accounts: Vec<_> = (0..2).map(|_| source.account()).collect();
         let held = source.take().unwrap();
         let woken: Vec<_> = (0..2).map(|_| Arc::new(Woken::default())).collect();
         for (account, woken) in accounts.iter_mut().zip(&woken) {
             let waker = Waker::from(woken.clone());
-            assert!(account.poll_free_for_all(&mut Context::from_waker(&waker)).is_pending(), "guaranteed or not");
+            assert!(account.poll_free_for_all(&mut Context::from_waker(&waker)).is_pending(), "the guarantee must not count");
         }
         drop(held);
         accounts[0].wait_no_more();
@@ -519,7 +521,7 @@ mod tests {
     }
 
     #[test]
-    fn the_allowance_shrinks_with_what_is_free_and_never_below_the_guarantee() {
+    fn allowance_shrinks_with_free_buffers_to_the_guarantee() {
         let source = source(100, 2);
         assert_eq!(source.allowance(0), 100);
         let (mut one, mut other) = (source.account(), source.account());
@@ -527,7 +529,7 @@ mod tests {
         let rest: Vec<_> = (0..10).map(|_| other.take(false).unwrap()).collect();
         assert_eq!((source.allowance(80), source.allowance(10)), (85, 15));
         held.extend((0..10).map(|_| one.take(false).unwrap()));
-        assert_eq!((source.allowance(90), source.allowance(10)), (50, 10), "an equal part for whoever has more");
+        assert_eq!((source.allowance(90), source.allowance(10)), (50, 10), "a queue pair above its equal part must get the equal part");
         assert_eq!(source.allowance(0), 2);
         drop(rest);
         assert_eq!(source.allowance(90), 100);

@@ -1,8 +1,8 @@
-//! The table of registered regions that the software providers check every access against.
+//! The table of registered regions, against which the software providers check every access.
 //!
-//! RFC 5041 §7.1 and RFC 5040 §7.2 say what must be checked: that the steering tag is valid, that the
-//! bytes lie inside the region (without overflow), and that the peer has the right. A tag is the
-//! index of a slot and a key that changes with each registration, so a stale tag finds nothing.
+//! RFC 5041 §7.1 and RFC 5040 §7.2 define the checks: the STag is valid, the bytes lie inside the region (without
+//! overflow), and the peer has the right. An STag is the index of a slot and a key that changes with each registration,
+//! so a stale STag is not found.
 
 use std::collections::VecDeque;
 
@@ -13,36 +13,36 @@ use bytes::Bytes;
 use crate::Access;
 use crate::{Memory, Registered, Stag};
 
-/// Why an access by the peer was refused.
+/// The reason why an access by the peer was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AccessFault {
-    /// No region has this steering tag (now).
+    /// No region has this STag now.
     Stag,
-    /// Not all of the bytes lie in the region.
+    /// Some of the bytes lie outside the region.
     Bounds,
-    /// The region is there, but not for this use.
+    /// The peer does not have the right for this access.
     Rights,
-    /// Offset and length overflow.
+    /// The sum of offset and length overflows.
     Wrap,
 }
 
 impl AccessFault {
-    /// What a person reads.
+    /// Returns a description.
     pub(crate) fn text(self) -> &'static str {
         match self {
-            AccessFault::Stag => "invalid steering tag",
-            AccessFault::Bounds => "access beyond the bounds of a region",
-            AccessFault::Rights => "access without the right to it",
+            AccessFault::Stag => "invalid STag",
+            AccessFault::Bounds => "access outside the bounds of a region",
+            AccessFault::Rights => "access without the necessary right",
             AccessFault::Wrap => "tagged offset wraps",
         }
     }
 }
 
-/// Registered regions, by steering tag.
+/// The registered regions by STag.
 #[derive(Debug)]
 pub(crate) struct Regions {
     slots: Vec<Slot>,
-    /// Free slots, the longest free first, so that a stale tag stays stale for long.
+    /// The free slots, longest free first, so that a stale STag stays stale for long.
     free: VecDeque<u32>,
     max: usize,
 }
@@ -57,23 +57,23 @@ struct Slot {
 struct Entry {
     memory: Memory,
     base: u64,
-    /// The peer has written nothing at this tagged offset or behind it.
+    /// The end of the data that the peer has written: the tagged offset from which on it has written nothing.
     touched: u64,
 }
 
 impl Regions {
-    /// A table of at most `max` regions.
+    /// Creates a table of at most `max` regions.
     pub(crate) fn new(max: usize) -> Self {
         Self { slots: Vec::new(), free: VecDeque::new(), max: max.min(INDEX_MAX) }
     }
 
-    /// Enters `memory`, whose first byte has the tagged offset `base`; `None` gives it back when the table is full.
+    /// Adds `memory`, whose first byte gets the tagged offset `base`. Returns the memory if the table is full.
     pub(crate) fn register(&mut self, memory: Memory, base: u64) -> Result<Registered, Memory> {
         let Ok(len) = u32::try_from(memory.len()) else { return Err(memory) };
         if base.checked_add(u64::from(len)).is_none() {
             return Err(memory);
         }
-        // Grow while young: a slot is reused only when there is some choice.
+        // The table grows before slots are reused, so that there are several free slots to choose from.
         let index = if self.slots.len() < self.max && self.free.len() < FREE_MIN {
             self.slots.push(Slot { key: 0, entry: None });
             self.slots.len() as u32 - 1
@@ -96,19 +96,19 @@ impl Regions {
         Some(entry.memory)
     }
 
-    /// The tags of all regions.
+    /// Returns the STags of all regions.
     pub(crate) fn stags(&self) -> Vec<Stag> {
         let entries = self.slots.iter().enumerate().filter(|(_, slot)| slot.entry.is_some());
         entries.map(|(index, slot)| tag(index as u32, slot.key)).collect()
     }
 
-    /// Whether there is such a region.
+    /// Returns `true` if there is such a region.
     #[cfg(test)]
     pub(crate) fn contains(&self, stag: Stag) -> bool {
         self.entry(stag).is_ok()
     }
 
-    /// The memory that an RDMA Write of the peer may fill, and where in it the first byte goes.
+    /// Returns the memory for an RDMA Write of the peer, and the offset of the first byte in it.
     pub(crate) fn target(&mut self, stag: Stag, offset: u64, len: usize) -> Result<(&mut Region, usize), AccessFault> {
         let entry = self.entry_mut(stag)?;
         let Memory::Write(region) = &mut entry.memory else { return Err(AccessFault::Rights) };
@@ -116,21 +116,21 @@ impl Regions {
         Ok((region, start))
     }
 
-    /// The bytes that an RDMA Write of the peer may fill, in host memory.
+    /// Returns the bytes for an RDMA Write of the peer, in host memory.
     pub(crate) fn for_write(&mut self, stag: Stag, offset: u64, len: usize) -> Result<&mut [u8], AccessFault> {
         let (region, start) = self.target(stag, offset, len)?;
         let buffer = region.as_host_mut().ok_or(AccessFault::Rights)?;
         Ok(&mut buffer[start..start + len])
     }
 
-    /// Notes that the peer writes up to this tagged offset.
+    /// Records that the peer writes up to the tagged offset `end`.
     pub(crate) fn touch(&mut self, stag: Stag, end: u64) {
         if let Ok(entry) = self.entry_mut(stag) {
             entry.touched = entry.touched.max(end);
         }
     }
 
-    /// Bytes from `offset` to the end of a region, if the peer has written none of them.
+    /// Returns the number of bytes from `offset` to the end of a region, or zero if the peer has written some of them.
     pub(crate) fn untouched(&self, stag: Stag, offset: u64) -> usize {
         match self.entry(stag) {
             Ok(entry) if entry.touched <= offset => {
@@ -140,7 +140,7 @@ impl Regions {
         }
     }
 
-    /// The memory that an RDMA Read of the peer may see, and where in it the first byte is.
+    /// Returns the memory for an RDMA Read of the peer, and the offset of the first byte in it.
     pub(crate) fn source(&self, stag: Stag, offset: u64, len: usize) -> Result<(&Piece, usize), AccessFault> {
         let entry = self.entry(stag)?;
         let Memory::Read(piece) = &entry.memory else { return Err(AccessFault::Rights) };
@@ -148,7 +148,7 @@ impl Regions {
         Ok((piece, start))
     }
 
-    /// The bytes that an RDMA Read of the peer may see, in host memory.
+    /// Returns the bytes for an RDMA Read of the peer, in host memory.
     pub(crate) fn for_read(&self, stag: Stag, offset: u64, len: usize) -> Result<Bytes, AccessFault> {
         match self.source(stag, offset, len)? {
             (Piece::Memory(bytes), start) => Ok(bytes.slice(start..start + len)),
@@ -156,7 +156,7 @@ impl Regions {
         }
     }
 
-    /// The right that the peer has to a region.
+    /// Returns the right of the peer to a region.
     #[cfg(test)]
     pub(crate) fn access(&self, stag: Stag) -> Option<Access> {
         self.entry(stag).ok().map(|entry| entry.memory.access())
@@ -179,7 +179,7 @@ impl Regions {
     }
 }
 
-/// Tag 0 is never given: index 0 stands as 1 in the upper bits.
+/// STag 0 is never used: index 0 is 1 in the upper bits.
 fn tag(index: u32, key: u8) -> Stag {
     Stag((index + 1) << 8 | u32::from(key))
 }
@@ -194,7 +194,7 @@ fn start(base: u64, size: usize, offset: u64, len: usize) -> Result<usize, Acces
     Ok(start as usize)
 }
 
-/// The upper 24 bits of a tag hold the index, plus one.
+/// Maximum index: the upper 24 bits of an STag hold the index plus one.
 const INDEX_MAX: usize = (1 << 24) - 1;
 const FREE_MIN: usize = 64;
 
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_access_outside_a_region_is_refused_with_its_reason() {
+    fn access_outside_a_region_is_rejected_with_its_reason() {
         let mut regions = Regions::new(10);
         let base = u64::MAX - 100;
         let write = regions.register(Memory::Write(Buffer::zeroed(100).into()), base).unwrap();
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_untouched_lies_behind_everything_written() {
+    fn untouched_bytes_follow_all_written_bytes() {
         let mut regions = Regions::new(10);
         let region = regions.register(Memory::Write(Buffer::zeroed(100).into()), 1000).unwrap();
         assert_eq!(regions.untouched(region.stag, 1000), 100);
@@ -237,14 +237,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_tag_finds_nothing_and_a_full_table_gives_the_memory_back() {
+    fn stale_stag_is_not_found_and_full_table_returns_the_memory() {
         let mut regions = Regions::new(1);
         let old = regions.register(Memory::Read(Bytes::from_static(b"x").into()), 0).unwrap();
         assert_eq!(regions.register(Memory::Read(Bytes::from_static(b"yy").into()), 0).unwrap_err().len(), 2);
         assert!(regions.remove(old.stag).is_some());
         assert!(regions.remove(old.stag).is_none());
         let new = regions.register(Memory::Read(Bytes::from_static(b"z").into()), 0).unwrap();
-        assert_eq!(old.stag.0 >> 8, new.stag.0 >> 8, "the same slot");
+        assert_eq!(old.stag.0 >> 8, new.stag.0 >> 8, "the slot must be reused");
         assert!(!regions.contains(old.stag) && regions.contains(new.stag));
     }
 }

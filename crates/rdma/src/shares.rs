@@ -1,28 +1,29 @@
-//! [`Shares`]: a resource of the process that its users share, each getting no more than it leaves to others.
+//! [`Shares`]: divides a resource of the process fairly among its users.
 //!
-//! A user may hold as much as is still free. So one user alone gets half of the total, two get a third each, and `n` users
-//! that take all they can leave one part of `n + 1` free: whoever comes next finds something. No configuration is needed for
-//! that, nor the number of users in advance. What a user can do without is granted only while it holds half as much as is
-//! free (alone: up to a third of the total), so that something is left for what it cannot do without. (Choudhury and Hahne,
-//! "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998, with factors of one and one half.)
+//! A user can hold as much as is still free. So a single user gets half of the total, two users get a third each, and
+//! `n` users that take as much as they can leave one part of `n + 1` free for the next user. This needs no
+//! configuration, and the number of users need not be known. An optional request succeeds only while the user holds
+//! half as much as is free (a single user: up to a third of the total), so that some is left for essential requests.
+//! (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998, with factors of one
+//! and one half.)
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// A resource of `total` units, and who has how many.
+/// A resource of `total` units, and the units that each user holds.
 #[derive(Debug)]
 pub(crate) struct Shares<K> {
     total: u64,
     held: Mutex<Held<K>>,
 }
 
-/// How much a user depends on what it asks for.
+/// The importance of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// It is refused a connection without it.
+    /// Without it, the user's connection is refused.
     Essential,
-    /// It goes on without it, slower.
+    /// Without it, the user continues more slowly.
     Optional,
 }
 
@@ -32,7 +33,7 @@ struct Held<K> {
     by: HashMap<K, u64>,
 }
 
-/// Units that one user holds, given back on drop.
+/// The units that one user holds. Dropping them releases them.
 #[derive(Debug)]
 pub(crate) struct Share<K: Hash + Eq + Copy> {
     of: Arc<Shares<K>>,
@@ -45,7 +46,7 @@ impl<K: Hash + Eq + Copy> Shares<K> {
         Arc::new(Self { total, held: Mutex::new(Held { sum: 0, by: HashMap::new() }) })
     }
 
-    /// Takes `units` for `user`; `None` if it has its part.
+    /// Takes `units` for `user`. Returns `None` if they exceed its share.
     pub(crate) fn take(self: &Arc<Self>, user: K, units: u64, need: Need) -> Option<Share<K>> {
         let mut held = self.held.lock();
         let free = (self.total - held.sum).checked_sub(units)?;
@@ -59,7 +60,7 @@ impl<K: Hash + Eq + Copy> Shares<K> {
         Some(Share { of: self.clone(), user, units })
     }
 
-    /// Units that all users hold.
+    /// Returns the units that all users hold.
     #[cfg(test)]
     pub(crate) fn sum(&self) -> u64 {
         self.held.lock().sum
@@ -70,7 +71,7 @@ impl<K: Hash + Eq + Copy> Drop for Share<K> {
     fn drop(&mut self) {
         let mut held = self.of.held.lock();
         held.sum -= self.units;
-        let mine = held.by.get_mut(&self.user).expect("it holds this share");
+        let mine = held.by.get_mut(&self.user).expect("the user of a share must have an entry");
         *mine -= self.units;
         if *mine == 0 {
             held.by.remove(&self.user);
@@ -87,24 +88,24 @@ mod tests {
     }
 
     #[test]
-    fn each_user_gets_an_equal_part_and_leaves_another() {
+    fn users_get_equal_shares_and_leave_one_for_the_next() {
         let shares = Shares::new(1200);
         let first = take_all(&shares, 1);
         assert_eq!(first.len(), 600);
         let second = take_all(&shares, 2);
-        assert_eq!(second.len(), 300, "half of what was left");
+        assert_eq!(second.len(), 300, "the second user must get half of the rest");
         assert!(shares.take(1, 1, Need::Essential).is_none());
-        // When the first gives back what is beyond its part, both come to a third.
+        // After the first user has released the units beyond its share, both get a third.
         let first: Vec<_> = first.into_iter().take(400).collect();
         let more = take_all(&shares, 2);
         assert_eq!((first.len(), second.len() + more.len()), (400, 400));
         drop((first, second, more));
         assert_eq!(shares.sum(), 0);
-        assert!(shares.held.lock().by.is_empty(), "users that hold nothing are forgotten");
+        assert!(shares.held.lock().by.is_empty(), "users that hold nothing must be removed");
     }
 
     #[test]
-    fn no_amount_overflows() {
+    fn large_requests_do_not_overflow() {
         let shares = Shares::new(100);
         let take = |user, units| shares.take(user, units, Need::Essential);
         assert!([u64::MAX, 101, 51].iter().all(|&units| take(1, units).is_none()));
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_optional_leaves_room_for_what_is_essential() {
+    fn optional_requests_leave_room_for_essential_ones() {
         let shares = Shares::new(1200);
         let optional: Vec<_> = std::iter::from_fn(|| shares.take(1, 1, Need::Optional)).collect();
         assert_eq!(optional.len(), 400);

@@ -1,49 +1,49 @@
-//! What is posted to a queue pair and what comes back.
+//! Work requests, which are posted to a queue pair, and their completions.
 
 use buf::{Buffer, Rope};
 
 use crate::{Memory, RemoteSegment, Stag};
 
-/// The poster's name for a work request; it comes back in the completion.
+/// The ID of a work request, chosen by the caller and returned in the completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorkId(pub u64);
 
-/// One request to the send queue. They start in the order posted; a Send arrives after every RDMA
-/// Write posted before it (RFC 5040 §5.5). An RDMA Read may be overtaken by later requests.
+/// A request to the send queue. Requests start in the order in which they were posted. A Send arrives after every RDMA
+/// Write that was posted before it (RFC 5040 §5.5). Later requests can overtake an RDMA Read.
 #[derive(Debug)]
 pub enum WorkRequest {
-    /// Send: the peer receives `data` in the next buffer it posted.
+    /// Send: the peer receives `data` in the next buffer that it posted.
     Send {
-        /// Comes back in the completion.
+        /// The ID.
         id: WorkId,
         /// The message.
         data: Rope,
-        /// Send with Invalidate: the peer's region that its adapter shall invalidate (RFC 5040 §5.3).
+        /// The peer's region that its adapter invalidates (Send with Invalidate, RFC 5040 §5.3).
         invalidate: Option<Stag>,
-        /// Ask the peer for an event (Send with Solicited Event).
+        /// Requests an event at the peer (Send with Solicited Event).
         solicited: bool,
     },
-    /// RDMA Write: `data` is placed in the peer's memory.
+    /// RDMA Write: writes `data` to the peer's memory.
     Write {
-        /// Comes back in the completion.
+        /// The ID.
         id: WorkId,
         /// The bytes.
         data: Rope,
-        /// Where they go.
+        /// The destination.
         to: RemoteSegment,
     },
-    /// RDMA Read: the peer's memory is placed in `into`, as many bytes as it shows.
+    /// RDMA Read: reads the peer's memory into `into`, as many bytes as are visible in it.
     Read {
-        /// Comes back in the completion.
+        /// The ID.
         id: WorkId,
-        /// Filled whole; comes back in the completion.
+        /// The buffer, which is filled completely and returned in the completion.
         into: Buffer,
-        /// Where the bytes come from.
+        /// The source.
         from: RemoteSegment,
     },
-    /// Ends the registration of one of our own regions; its memory comes back in the completion.
+    /// Invalidates one of this side's regions. Its memory is returned in the completion.
     Invalidate {
-        /// Comes back in the completion.
+        /// The ID.
         id: WorkId,
         /// The region.
         stag: Stag,
@@ -51,7 +51,7 @@ pub enum WorkRequest {
 }
 
 impl WorkRequest {
-    /// The poster's name for it.
+    /// Returns the ID.
     pub fn id(&self) -> WorkId {
         match self {
             WorkRequest::Send { id, .. }
@@ -61,7 +61,8 @@ impl WorkRequest {
         }
     }
 
-    /// Its completion when the connection has ended; `remove` takes a region's memory out.
+    /// Returns the flushed completion of the request after the connection has ended. `remove` removes a region and
+    /// returns its memory.
     pub(crate) fn flushed(self, remove: impl FnOnce(Stag) -> Option<Memory>) -> Completion {
         let id = self.id();
         let kind = match self {
@@ -74,55 +75,55 @@ impl WorkRequest {
     }
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// As asked.
+    /// The request succeeded.
     Ok,
-    /// The connection ended first; whether the peer saw any of it is not known.
+    /// The connection ended first. The peer can have seen some of the data.
     Flushed,
-    /// The peer refused it (bad steering tag, bounds or rights); the connection is ending.
+    /// The peer rejected the request (invalid STag, bounds or rights), and the connection ends.
     RemoteAccess,
-    /// It was wrong on this side: no such region.
+    /// The request is invalid on this side: there is no such region.
     LocalAccess,
 }
 
-/// One request that has ended.
+/// The completion of a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// The name its poster gave it.
+    /// The ID of the request.
     pub id: WorkId,
-    /// How it ended.
+    /// The outcome.
     pub status: Status,
-    /// What it was, and the memory that comes home.
+    /// The kind of request, with the memory that is returned.
     pub kind: CompletionKind,
 }
 
-/// What has ended.
+/// The kind of a completed request.
 #[derive(Debug)]
 pub enum CompletionKind {
-    /// A Send; its bytes have been handed over.
+    /// A Send. Its data have been handed to the network.
     Send,
-    /// An RDMA Write; its bytes have been handed over.
+    /// An RDMA Write. Its data have been handed to the network.
     Write,
-    /// An RDMA Read, with the filled buffer.
+    /// An RDMA Read, with its filled buffer.
     Read(Buffer),
-    /// A receive: a message from the peer, unless flushed.
+    /// A receive: a message from the peer, unless the receive was flushed.
     Receive {
-        /// The posted buffer, showing the bytes received.
+        /// The posted buffer, whose visible bytes are the message.
         buffer: Buffer,
-        /// The region of ours that the message invalidated on its way (Send with Invalidate).
+        /// The region of this side that the message invalidated (Send with Invalidate).
         invalidated: Option<(Stag, Memory)>,
-        /// Whether the peer asked for an event.
+        /// `true` if the peer requested an event.
         solicited: bool,
     },
-    /// A local invalidation, with the region's memory; nothing if there was no such region.
+    /// A local invalidation, with the memory of the region; `None` if there was no such region.
     Invalidate(Option<Memory>),
 }
 
-/// A request that could not be posted.
+/// The reason why a request could not be posted.
 #[derive(Debug)]
 pub enum PostError {
-    /// Too many requests of this kind are outstanding; the request comes back.
+    /// Too many requests of this kind are outstanding. Returns the request.
     QueueFull(WorkRequest),
 }

@@ -1,10 +1,10 @@
-//! What RPC itself costs: calls of one size over one connection, client and server in this process.
+//! Measures the cost of RPC: calls of one size over one connection, with client and server in this process.
 //!
 //! ```text
 //! cargo run --release -p slipway-rpc --example throughput -- [BYTES [IN_FLIGHT [SECONDS [TRANSPORT [read|write]]]]]
 //! ```
 //!
-//! Each call returns (or takes) a payload of so many bytes. The processor time counts both sides.
+//! Each call returns (or sends) a payload of BYTES bytes. The processor time counts both sides.
 
 use std::{
     ops::RangeInclusive,
@@ -23,7 +23,7 @@ use xdr::{Decode, Located, Message, Payload};
 
 type Data = Payload<{ 1 << 20 }>;
 
-/// Returns the same bytes to everyone, and takes any.
+/// A service that returns the same bytes to each READ, and accepts any WRITE.
 struct Source(Bytes);
 
 impl Service for Source {
@@ -61,7 +61,7 @@ async fn read_until(client: Client, size: usize, end: Instant) -> u64 {
     let mut sink = Some(Buffer::zeroed(size).into());
     while Instant::now() < end {
         let plan = ReplyPlan { inline_max: 64, payload_max: size, sink, locate: Some(locate) };
-        let answer = client.call::<Data>(READ, &(), plan, CallOptions::default()).await.expect("an answer");
+        let answer = client.call::<Data>(READ, &(), plan, CallOptions::default()).await.expect("call failed");
         drop(answer.results);
         sink = answer.sink.and_then(|sink| sink.into_region().ok());
         calls += 1;
@@ -74,7 +74,7 @@ async fn write_until(client: Client, size: usize, end: Instant) -> u64 {
     let data = Data::from(Bytes::from(vec![7; size]));
     while Instant::now() < end {
         let answer = client.call::<u32>(WRITE, &data, ReplyPlan::default(), CallOptions::default()).await;
-        assert_eq!(answer.expect("an answer").results as usize, size);
+        assert_eq!(answer.expect("call failed").results as usize, size);
         calls += 1;
     }
     calls
@@ -82,20 +82,23 @@ async fn write_until(client: Client, size: usize, end: Instant) -> u64 {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    let argument = |at, default: u64| std::env::args().nth(at).map_or(default, |text| text.parse().expect("a number"));
+    let argument = |at, default: u64| {
+        std::env::args().nth(at).map_or(default, |text| text.parse().expect("argument is not a number"))
+    };
     let (size, in_flight, seconds) = (argument(1, 0) as usize, argument(2, 16), argument(3, 3));
     let mut switch = Switch::new();
     switch.register(Arc::new(TcpKind::default()));
     switch.register(Arc::new(UdpKind::default()));
-    let kind = switch.find(&std::env::args().nth(4).unwrap_or("tcp".into())).expect("tcp or udp");
+    let kind = switch.find(&std::env::args().nth(4).unwrap_or("tcp".into())).expect("transport must be tcp or udp");
 
     let server = Server::builder().service(Source(vec![7; size].into())).build();
-    let workers = Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).expect("a thread");
-    let listener = kind.listen(([127, 0, 0, 1], 0).into()).expect("a port");
+    let workers =
+        Workers::new(WorkerOptions { threads: 1, ..WorkerOptions::default() }).expect("cannot start a thread");
+    let listener = kind.listen(([127, 0, 0, 1], 0).into()).expect("cannot listen");
     let address = listener.local_addr();
     workers.listen(server.clone(), listener);
 
-    let client = Client::connect(kind, address, ClientOptions::new(PROGRAM, 1)).await.expect("a connection");
+    let client = Client::connect(kind, address, ClientOptions::new(PROGRAM, 1)).await.expect("cannot connect");
     let (start, cpu) = (Instant::now(), clock_gettime(ClockId::ProcessCPUTime));
     let end = start + Duration::from_secs(seconds);
     let write = std::env::args().nth(5).is_some_and(|what| what == "write");
@@ -106,7 +109,7 @@ async fn main() {
     let callers: Vec<_> = (0..in_flight).map(|_| caller(client.clone())).collect();
     let mut calls = 0;
     for caller in callers {
-        calls += caller.await.expect("no panic");
+        calls += caller.await.expect("a caller panicked");
     }
     let (took, used) = (start.elapsed().as_secs_f64(), clock_gettime(ClockId::ProcessCPUTime));
     let used = (used.tv_sec - cpu.tv_sec) as f64 + (used.tv_nsec - cpu.tv_nsec) as f64 / 1e9;

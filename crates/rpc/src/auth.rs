@@ -1,7 +1,7 @@
-//! Credentials and verifiers on the wire, AUTH_NONE and AUTH_SYS, and the reasons to refuse a caller.
+//! Credentials and verifiers on the wire, the flavours AUTH_NONE and AUTH_SYS, and the reasons for rejecting a caller.
 //!
-//! Read RFC 5531 §8.2, §9 (`auth_stat`) and appendix A. A malformed credential is refused with AUTH_BADCRED, a malformed
-//! verifier with AUTH_BADVERF. Other flavours: see [`security`](crate::security).
+//! Read RFC 5531 §8.2, §9 (`auth_stat`) and appendix A. A malformed credential is rejected with AUTH_BADCRED, a
+//! malformed verifier with AUTH_BADVERF. Other flavours: see [`security`](crate::security).
 
 use std::fmt;
 
@@ -14,20 +14,24 @@ use crate::{Identity, PeerUser};
 /// A flavour and its body, not yet interpreted (RFC 5531 §8.2, `opaque_auth`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpaqueAuth {
-    /// The flavour.
+    /// The number of the flavour.
     pub flavor: u32,
-    /// At most 400 bytes.
+    /// The body; at most 400 bytes.
     pub body: Bytes,
 }
 
 impl OpaqueAuth {
-    /// AUTH_NONE with no body.
+    /// AUTH_NONE with an empty body.
     pub const NONE: OpaqueAuth = OpaqueAuth { flavor: AUTH_NONE, body: Bytes::new() };
 }
 
 impl Encode for OpaqueAuth {
     fn encode(&self, encoder: &mut Encoder) {
-        assert!(self.body.len() <= AUTH_BODY_MAX, "an authentication body of {} bytes", self.body.len());
+        assert!(
+            self.body.len() <= AUTH_BODY_MAX,
+            "authentication body has {} bytes, but the maximum is 400",
+            self.body.len()
+        );
         encoder.u32(self.flavor);
         encoder.opaque(&self.body);
     }
@@ -39,7 +43,7 @@ impl Decode for OpaqueAuth {
     }
 }
 
-/// Why a caller is refused (RFC 5531 §9, `auth_stat`).
+/// The reason why a caller is rejected (RFC 5531 §9, `auth_stat`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum AuthStat {
     /// No error.
@@ -57,13 +61,13 @@ pub enum AuthStat {
     /// The verifier has expired or was replayed.
     #[xdr(4)]
     RejectedVerf,
-    /// Refused for security reasons.
+    /// The server rejects the caller for security reasons, for example because the flavour is too weak.
     #[xdr(5)]
     TooWeak,
     /// The response's verifier is wrong.
     #[xdr(6)]
     InvalidResp,
-    /// For a reason that is not known.
+    /// The reason is unknown.
     #[xdr(7)]
     Failed,
     /// Kerberos: a generic error.
@@ -87,7 +91,7 @@ pub enum AuthStat {
     /// RPCSEC_GSS: a problem with the context.
     #[xdr(14)]
     GssCtxProblem,
-    /// A value that RFC 5531 does not name.
+    /// A value that RFC 5531 does not define.
     #[xdr(default)]
     Other(u32),
 }
@@ -115,33 +119,33 @@ impl fmt::Display for AuthStat {
     }
 }
 
-/// AUTH_SYS parameters (RFC 5531 appendix A).
+/// The parameters of AUTH_SYS (RFC 5531 appendix A).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthSys {
-    /// Any number of the caller's choice.
+    /// An arbitrary number that the caller chooses.
     pub stamp: u32,
     /// The caller's host name.
     pub machine: Bytes,
-    /// Effective user.
+    /// The effective user ID.
     pub uid: u32,
-    /// Effective group.
+    /// The effective group ID.
     pub gid: u32,
-    /// Further groups; at most 16.
+    /// The supplementary group IDs; at most 16.
     pub gids: SmallVec<[u32; 16]>,
 }
 
 impl AuthSys {
-    /// A credential as it stands in a call header.
+    /// Encodes the parameters as the credential of a call header.
     pub fn to_opaque(&self) -> OpaqueAuth {
         OpaqueAuth { flavor: AUTH_SYS, body: Message::encode(self).stream }
     }
 }
 
 impl Identity {
-    /// The caller that a credential of AUTH_NONE or AUTH_SYS and its verifier stand for.
+    /// Returns the caller for a credential of AUTH_NONE or AUTH_SYS and its verifier.
     ///
     /// # Errors
-    /// It is of another flavour, or the bytes are not of its form: what to tell the caller.
+    /// Returns the `auth_stat` for the caller if the flavour is another one, or if the bytes are malformed.
     pub fn plain(credential: &OpaqueAuth, verifier: &OpaqueAuth) -> Result<Self, AuthStat> {
         let caller = match credential.flavor {
             AUTH_NONE => Identity::None,
@@ -160,15 +164,16 @@ impl Identity {
 }
 
 impl PeerUser {
-    /// Reduces AUTH_SYS to what this user may claim. AUTH_SYS proves nothing; where the kernel knows the caller, only root may
-    /// act for others. A claim to be another user becomes AUTH_NONE; groups that the user is not in are removed.
+    /// Reduces AUTH_SYS to the rights of this user. AUTH_SYS proves nothing; if the kernel knows the caller, only root
+    /// can act for other users. A claim to be another user becomes AUTH_NONE; groups that the user does not belong to
+    /// are removed.
     pub fn confine(&self, caller: Identity) -> Identity {
         let Identity::Sys(mut sys) = caller else { return caller };
         if self.uid == 0 {
             return Identity::Sys(sys);
         }
         if sys.uid != self.uid {
-            tracing::debug!(claimed = sys.uid, user = self.uid, "AUTH_SYS claims another user");
+            tracing::debug!(claimed = sys.uid, user = self.uid, "AUTH_SYS claims to be another user");
             return Identity::None;
         }
         let is_member = |gid: u32| gid == self.gid || self.groups.contains(&gid);
@@ -181,7 +186,7 @@ impl PeerUser {
 }
 
 impl AuthSys {
-    /// The user and groups of this process, on this host.
+    /// Returns the user and groups of this process, and the name of this host.
     pub fn of_process() -> Self {
         let own = rustix::process::getgroups().unwrap_or_default();
         let gids = own.into_iter().map(rustix::process::Gid::as_raw).take(GIDS_MAX).collect();
@@ -199,8 +204,12 @@ impl AuthSys {
 
 impl Encode for AuthSys {
     fn encode(&self, encoder: &mut Encoder) {
-        assert!(self.machine.len() <= MACHINE_MAX, "a machine name of {} bytes", self.machine.len());
-        assert!(self.gids.len() <= GIDS_MAX, "{} groups in AUTH_SYS", self.gids.len());
+        assert!(
+            self.machine.len() <= MACHINE_MAX,
+            "machine name has {} bytes, but the maximum is 255",
+            self.machine.len()
+        );
+        assert!(self.gids.len() <= GIDS_MAX, "AUTH_SYS has {} groups, but the maximum is 16", self.gids.len());
         encoder.u32(self.stamp);
         encoder.opaque(&self.machine);
         encoder.u32(self.uid);
@@ -221,7 +230,7 @@ impl Decode for AuthSys {
 
 pub(crate) const AUTH_NONE: u32 = 0;
 pub(crate) const AUTH_SYS: u32 = 1;
-/// RFC 5531 §8.2.
+/// Maximum bytes of a credential or verifier (RFC 5531 §8.2).
 pub(crate) const AUTH_BODY_MAX: usize = 400;
 const MACHINE_MAX: usize = 255;
 const GIDS_MAX: usize = 16;
@@ -236,26 +245,28 @@ mod tests {
     }
 
     #[test]
-    fn auth_sys_survives_the_wire() {
+    fn auth_sys_round_trips() {
         assert_eq!(Identity::plain(&sys().to_opaque(), &OpaqueAuth::NONE), Ok(Identity::Sys(sys())));
         assert_eq!(Identity::plain(&OpaqueAuth::NONE, &OpaqueAuth::NONE), Ok(Identity::None));
     }
 
     #[test]
-    fn who_is_known_to_the_kernel_speaks_only_for_itself_unless_root() {
+    fn user_known_to_kernel_cannot_claim_another_identity_unless_root() {
         let user = |uid| PeerUser { uid, gid: 100, groups: vec![3, 200] };
         let claim = Identity::Sys(sys());
         assert_eq!(user(0).confine(claim.clone()), claim);
         assert_eq!(user(1001).confine(claim.clone()), Identity::None);
         assert_eq!(user(1000).confine(Identity::None), Identity::None);
-        let Identity::Sys(own) = user(1000).confine(claim) else { panic!("its own claim stands") };
+        let Identity::Sys(own) = user(1000).confine(claim) else {
+            panic!("a user's claim to be itself must be accepted")
+        };
         assert_eq!((own.uid, own.gid, &own.gids[..]), (1000, 100, &[3][..]));
         let Identity::Sys(other) = user(1000).confine(Identity::Sys(AuthSys { gid: 0, ..sys() })) else { panic!() };
-        assert_eq!(other.gid, 100, "not a group that it is in");
+        assert_eq!(other.gid, 100, "a group that the user does not belong to must be replaced");
     }
 
     #[test]
-    fn a_malformed_or_unknown_credential_is_refused_with_its_reason() {
+    fn malformed_or_unknown_credential_is_rejected_with_its_reason() {
         let good = sys().to_opaque();
         for len in 0..good.body.len() {
             let cut = OpaqueAuth { flavor: AUTH_SYS, body: good.body.slice(..len) };
@@ -268,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn seventeen_groups_and_a_long_machine_name_are_refused() {
+    fn seventeen_groups_and_a_long_machine_name_are_rejected() {
         let mut encoder = Encoder::default();
         [0, 0, 0, 0, 17].into_iter().chain(0..17).for_each(|word| encoder.u32(word));
         let groups = OpaqueAuth { flavor: AUTH_SYS, body: encoder.finish().stream };
@@ -282,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn every_auth_stat_survives_the_wire() {
+    fn every_auth_stat_round_trips() {
         for value in 0..20u32 {
             let stat: AuthStat = Message::from(Bytes::copy_from_slice(&value.to_be_bytes())).decode().unwrap();
             assert_eq!(matches!(stat, AuthStat::Other(_)), value > 14);

@@ -1,21 +1,23 @@
-//! [`Budget`]: memory that the accepted connections of a listener share.
+//! [`Budget`]: a memory limit that the accepted connections of a listener share.
 //!
-//! Every connection has an [`Account`]. The first [`GUARANTEED`] bytes of an account are its own, so that small calls go on
-//! whatever others do. What it holds beyond is taken from the shared part in steps of [`STEP`] bytes: an account touches the
-//! shared counters once for many calls.
+//! Each connection has an [`Account`]. The first [`GUARANTEED`] bytes of an account are reserved for it, so that small
+//! calls proceed whatever other connections do. An account takes further bytes from the shared part in steps of
+//! [`STEP`] bytes, so that it accesses the shared counters once for many calls.
 //!
-//! Shares are the dynamic thresholds of shared-memory switches (Choudhury and Hahne, 1998): a host may take more while it holds
-//! less than is free. One host alone gets half, *n* hosts get one part in *n* + 1 each, and some is always left for the next.
+//! Shares are the dynamic thresholds of shared-memory switches (Choudhury and Hahne, 1998): a host can take more while
+//! it holds less than what is free. A single host gets half, *n* hosts get one part in *n* + 1 each, and some memory is
+//! always left for the next host.
 //!
-//! When there is no room, a connection waits: its calls are not read. While one waits, the connections are looked at once in
-//! [`SWEEP`]. One that holds an incomplete record or replies that are not read, and moved less than an eighth of that in
-//! [`STALL_SWEEPS`] of these periods, is closed, the heaviest first.
+//! If there is no room, a connection waits: its calls are not read. While a connection waits, all connections are
+//! checked once in each [`SWEEP`] period. A connection stalls if it holds an incomplete record or replies that its peer
+//! does not read, and transferred less than an eighth of these bytes in each of [`STALL_SWEEPS`] periods. Stalled
+//! connections are closed, the one that holds the most first.
 //!
-//! Replies are charged even if there is no room, since their calls have been executed. If they exceed the budget by a
-//! quarter, the heaviest connection is closed at once. So all accounts together hold at most one and a quarter of the budget and what
-//! is guaranteed, and what the threads are working on at that moment.
+//! Replies are charged even if there is no room, because their calls have been executed. If they exceed the budget by a
+//! quarter, the connection that holds the most is closed at once. So all accounts together hold at most one and a
+//! quarter of the budget, the guaranteed bytes, and the memory that the threads use at that moment.
 //!
-//! Nothing here does I/O. An account belongs to one connection and needs `&mut`; only [`Entry`] is shared.
+//! This module does no I/O. An account belongs to one connection and needs `&mut`; only [`Entry`] is shared.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -33,7 +35,7 @@ use tokio::time::Instant;
 
 use crate::Host;
 
-/// Memory that connections share. Cheap to clone; all clones are one.
+/// A memory limit that connections share. Clones share the same budget.
 #[derive(Clone)]
 pub(crate) struct Budget(Arc<Inner>);
 
@@ -41,7 +43,7 @@ struct Inner {
     limit: usize,
     /// Bytes that accounts have taken beyond their guarantee.
     used: AtomicUsize,
-    /// Accounts that wait.
+    /// The number of accounts that wait for memory.
     waiting: AtomicUsize,
     accounts: Mutex<Accounts>,
 }
@@ -55,37 +57,38 @@ struct Accounts {
     swept: Option<Instant>,
 }
 
-/// What others see of an account.
+/// The part of an account that other connections access.
 #[derive(Default)]
 struct Entry {
-    /// Bytes in an incomplete record and in replies that the peer has not read.
+    /// Bytes in an incomplete record and in replies that the peer has not read. The peer can keep these bytes occupied
+    /// by stalling.
     stallable: AtomicUsize,
-    /// Bytes received and sent, wrapping.
+    /// Total bytes received and sent, wrapping.
     moved: AtomicUsize,
     evicted: AtomicBool,
     waits: AtomicBool,
-    /// The driver of the connection.
+    /// The waker of the connection's driver.
     waker: AtomicWaker,
-    /// Of the sweeps; changed with the table locked.
+    /// The value of `moved` at the last sweep. Changed only while the table is locked.
     seen: AtomicUsize,
     sweeps: AtomicUsize,
 }
 
-/// The memory of one connection.
+/// The memory account of one connection.
 pub(crate) struct Account {
     budget: Budget,
     host: Host,
     host_used: Arc<AtomicUsize>,
     id: u64,
     entry: Arc<Entry>,
-    /// Below zero while what was released has not been charged yet.
+    /// Bytes charged now. Negative while bytes were released that are charged later.
     held: isize,
     /// Bytes taken from the shared part.
     taken: usize,
 }
 
 impl Budget {
-    /// A budget of `limit` bytes.
+    /// Creates a budget of `limit` bytes.
     pub fn new(limit: usize) -> Self {
         Self(Arc::new(Inner {
             limit,
@@ -95,7 +98,7 @@ impl Budget {
         }))
     }
 
-    /// An account for a connection of `host`.
+    /// Opens an account for a connection of `host`.
     pub fn account(&self, host: Host) -> Account {
         let entry = Arc::<Entry>::default();
         let mut accounts = self.0.accounts.lock();
@@ -109,13 +112,13 @@ impl Budget {
         Account { budget: self.clone(), host, host_used, id, entry, held: 0, taken: 0 }
     }
 
-    /// Bytes taken from the shared part.
+    /// Returns the bytes taken from the shared part.
     #[cfg(test)]
     pub fn used(&self) -> usize {
         self.0.used.load(SeqCst)
     }
 
-    /// Closes connections that stall, if the last time is long enough ago.
+    /// Closes stalled connections, if the last sweep was at least [`SWEEP`] ago.
     pub fn sweep(&self, now: Instant) {
         let mut accounts = self.0.accounts.lock();
         if accounts.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP) {
@@ -134,7 +137,7 @@ impl Budget {
         }
     }
 
-    /// Closes the connection that holds most of what its peer could free.
+    /// Closes the connection that holds the most stallable bytes.
     fn evict_heaviest(&self) {
         let accounts = self.0.accounts.lock();
         let candidates = accounts.entries.values().filter(|entry| !entry.evicted.load(Relaxed));
@@ -144,7 +147,7 @@ impl Budget {
         }
     }
 
-    /// Whether a host that has taken `host_used` may take `bytes` more.
+    /// Returns `true` if a host that has taken `host_used` bytes can take `bytes` more.
     fn has_room(&self, host_used: usize, bytes: usize) -> bool {
         let free = self.0.limit.saturating_sub(self.0.used.load(Relaxed));
         host_used + 2 * bytes <= free
@@ -165,7 +168,7 @@ impl Budget {
 }
 
 impl Entry {
-    /// Whether it has stalled for long enough, after one more sweep.
+    /// Records one more sweep. Returns `true` if the connection has stalled for [`STALL_SWEEPS`] sweeps.
     fn is_stalled(&self) -> bool {
         let (stallable, moved) = (self.stallable.load(Relaxed), self.moved.load(Relaxed));
         let progress = moved.wrapping_sub(self.seen.load(Relaxed));
@@ -184,7 +187,7 @@ impl Entry {
 }
 
 impl Account {
-    /// Charges `bytes`, or releases them if they are negative. Always succeeds, beyond the budget if it must be.
+    /// Charges `bytes`, or releases them if negative. Always succeeds, and exceeds the budget if necessary.
     pub fn adjust(&mut self, bytes: isize) {
         self.held += bytes;
         let beyond = self.beyond(0);
@@ -195,7 +198,7 @@ impl Account {
         }
     }
 
-    /// Charges `bytes` if there is room for them.
+    /// Charges `bytes` if there is room. Returns `true` if it charged them.
     pub fn try_charge(&mut self, bytes: usize) -> bool {
         let has_room = self.has_room(bytes);
         if has_room {
@@ -204,16 +207,17 @@ impl Account {
         has_room
     }
 
-    /// Whether `bytes` more can be charged within the budget and the host's share.
+    /// Returns `true` if `bytes` more fit in the budget and in the host's share.
     pub fn has_room(&self, bytes: usize) -> bool {
         let beyond = self.beyond(bytes);
         beyond <= self.taken
             || self.budget.has_room(self.host_used.load(Relaxed), beyond.next_multiple_of(STEP) - self.taken)
     }
 
-    /// Gives back what was taken in advance. `stallable` bytes of what it holds are for the peer to free, and `moved` bytes have been
-    /// received and sent so far. The driver is woken when the connection is to be closed.
-    pub fn rest(&mut self, stallable: usize, moved: usize, driver: &Waker) {
+    /// Returns the bytes taken in advance to the shared part, and reports progress: the peer could free `stallable` of
+    /// the bytes held, and `moved` bytes have been received and sent in total. Wakes `driver` when the connection must
+    /// be closed.
+    pub fn report_progress(&mut self, stallable: usize, moved: usize, driver: &Waker) {
         let beyond = self.beyond(0).next_multiple_of(STEP);
         if self.taken > beyond {
             self.give_back(beyond);
@@ -225,7 +229,8 @@ impl Account {
         }
     }
 
-    /// Wakes the driver when there is room. The caller looks once more afterwards: it may have been there before.
+    /// Registers `driver` to be woken when there is room. The caller must check once more after this call, because the
+    /// room can have appeared before it.
     pub fn wait(&self, driver: &Waker) {
         self.entry.waker.register(driver);
         if !self.entry.waits.swap(true, SeqCst) {
@@ -235,12 +240,12 @@ impl Account {
         }
     }
 
-    /// Bytes charged now; below zero while what was released has not been charged yet.
+    /// Returns the bytes charged now. Negative while bytes were released that are charged later.
     pub fn held(&self) -> isize {
         self.held
     }
 
-    /// Whether the connection is to be closed.
+    /// Returns `true` if the connection must be closed.
     pub fn is_evicted(&self) -> bool {
         self.entry.evicted.load(SeqCst)
     }
@@ -249,7 +254,7 @@ impl Account {
         &self.budget
     }
 
-    /// What it would hold beyond its guarantee with so many bytes more.
+    /// Returns the bytes beyond the guarantee that the account would hold with `more` additional bytes.
     fn beyond(&self, more: usize) -> usize {
         usize::try_from(self.held + more as isize - GUARANTEED as isize).unwrap_or(0)
     }
@@ -259,7 +264,7 @@ impl Account {
         self.host_used.fetch_add(bytes, Relaxed);
         let used = self.budget.0.used.fetch_add(bytes, SeqCst) + bytes;
         if used > self.budget.0.limit / 4 * 5 {
-            // Its own bytes count, too.
+            // This account's own bytes count, too.
             self.entry.stallable.fetch_add(bytes, Relaxed);
             self.budget.evict_heaviest();
         }
@@ -279,7 +284,7 @@ impl Drop for Account {
         self.give_back(0);
         let mut accounts = self.budget.0.accounts.lock();
         let accounts = &mut *accounts;
-        let (_, connections) = accounts.hosts.get_mut(&self.host).expect("it was counted");
+        let (_, connections) = accounts.hosts.get_mut(&self.host).expect("the host of an account must have an entry");
         *connections -= 1;
         if *connections == 0 {
             accounts.hosts.remove(&self.host);
@@ -293,11 +298,11 @@ impl Drop for Account {
     }
 }
 
-/// Bytes that each connection can hold whatever others do.
+/// Bytes that each connection can hold regardless of the others.
 pub(crate) const GUARANTEED: usize = 8 << 10;
-/// What is taken from the shared part at a time.
+/// Bytes taken from the shared part at a time.
 pub(crate) const STEP: usize = 64 << 10;
-/// How often stalled connections are looked for while others wait.
+/// The interval between two checks for stalled connections while others wait.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
 const STALL_SWEEPS: usize = 5;
 
@@ -315,7 +320,7 @@ mod tests {
         Host::of(IpAddr::from([10, 0, 0, last]))
     }
 
-    /// Takes as much as it can.
+    /// Takes as much memory as it can.
     fn fill(account: &mut Account) -> usize {
         let mut taken = 0;
         while account.try_charge(STEP) {
@@ -325,20 +330,23 @@ mod tests {
     }
 
     #[test]
-    fn hosts_get_equal_shares_and_one_more_always_gets_some() {
+    fn hosts_get_equal_shares_and_next_host_always_gets_some() {
         let budget = Budget::new(LIMIT);
         let mut first: Vec<_> = (0..4).map(|_| budget.account(host(1))).collect();
         let taken: usize = first.iter_mut().map(fill).sum();
-        assert!((LIMIT / 2 - 5 * STEP..=LIMIT / 2 + STEP).contains(&taken), "half for one host: {taken}");
+        assert!((LIMIT / 2 - 5 * STEP..=LIMIT / 2 + STEP).contains(&taken), "one host must get half: {taken}");
         let mut second = budget.account(host(2));
         let taken = fill(&mut second);
-        assert!((LIMIT / 4 - 2 * STEP..=LIMIT / 4 + STEP).contains(&taken), "half of the rest: {taken}");
+        assert!(
+            (LIMIT / 4 - 2 * STEP..=LIMIT / 4 + STEP).contains(&taken),
+            "the second host must get half of the rest: {taken}"
+        );
         assert!(!first[0].has_room(3 * STEP));
         assert!(budget.account(host(3)).try_charge(STEP));
     }
 
     #[test]
-    fn what_is_guaranteed_costs_nothing_and_is_there_when_all_is_used() {
+    fn guarantee_is_available_when_shared_part_is_used_up() {
         let budget = Budget::new(LIMIT);
         let mut heavy = budget.account(host(1));
         heavy.adjust(LIMIT as isize);
@@ -352,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_gives_back_wakes_one_that_waits() {
+    fn release_wakes_a_waiting_connection() {
         let budget = Budget::new(LIMIT);
         let mut heavy = budget.account(host(1));
         heavy.adjust(LIMIT as isize);
@@ -367,12 +375,12 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_stalls_is_closed_and_the_heaviest_first() {
+    fn stalled_connections_are_closed_heaviest_first() {
         let budget = Budget::new(LIMIT);
         let stalled = [4, 8, 30, 2].map(|steps: usize| {
             let mut account = budget.account(host(steps as u8));
             account.adjust((steps * STEP) as isize);
-            account.rest(steps * STEP, 0, Waker::noop());
+            account.report_progress(steps * STEP, 0, Waker::noop());
             account
         });
         let mut moving = budget.account(host(100));
@@ -380,15 +388,19 @@ mod tests {
         let mut now = Instant::now();
         for sweep in 0..=STALL_SWEEPS {
             assert!(!stalled.iter().any(Account::is_evicted));
-            moving.rest(20 * STEP, sweep * 3 * STEP, Waker::noop());
+            moving.report_progress(20 * STEP, sweep * 3 * STEP, Waker::noop());
             budget.sweep(now);
             budget.sweep(now);
             now += SWEEP;
         }
-        assert_eq!(stalled.each_ref().map(Account::is_evicted), [false, false, true, false], "it frees a quarter");
+        assert_eq!(
+            stalled.each_ref().map(Account::is_evicted),
+            [false, false, true, false],
+            "the heaviest alone frees a quarter of the budget"
+        );
         assert!(!moving.is_evicted());
         for _ in 0..=STALL_SWEEPS + 1 {
-            moving.rest(20 * STEP, 100 * STEP, Waker::noop());
+            moving.report_progress(20 * STEP, 100 * STEP, Waker::noop());
             budget.sweep(now);
             now += SWEEP;
         }
@@ -396,11 +408,11 @@ mod tests {
     }
 
     #[test]
-    fn replies_far_beyond_the_budget_close_the_heaviest_at_once() {
+    fn replies_far_beyond_the_budget_evict_the_heaviest_at_once() {
         let budget = Budget::new(LIMIT);
         let mut heavy = budget.account(host(1));
         heavy.adjust(LIMIT as isize);
-        heavy.rest(LIMIT, 0, Waker::noop());
+        heavy.report_progress(LIMIT, 0, Waker::noop());
         let mut light = budget.account(host(2));
         light.adjust((LIMIT / 8) as isize);
         assert!(!heavy.is_evicted());
@@ -421,7 +433,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_shared_part_is_what_accounts_hold_beyond_their_guarantee(
+        fn shared_part_equals_bytes_held_beyond_guarantees(
             steps in prop::collection::vec((0usize..4, 0usize..5 * STEP, 0u8..4), 1..200),
         ) {
             let budget = Budget::new(LIMIT);
@@ -438,7 +450,7 @@ mod tests {
                         account.adjust(-(bytes.min(*held) as isize));
                         *held -= bytes.min(*held);
                     }
-                    _ => account.rest(0, 0, Waker::noop()),
+                    _ => account.report_progress(0, 0, Waker::noop()),
                 }
                 let beyond: usize = accounts.iter().map(|(_, held)| held.saturating_sub(GUARANTEED)).sum();
                 prop_assert!(budget.used() <= LIMIT);

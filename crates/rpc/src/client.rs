@@ -1,16 +1,16 @@
-//! [`Client`]: calls, over a connection that is made again when it is lost.
+//! [`Client`]: makes calls over a connection, and reconnects when it is lost.
 //!
-//! One task per client connects, drives the transport, ends calls at their deadlines and, when the connection is lost, makes a new one
-//! with exponential backoff. A call that has no answer by then is sent again with the same XID, so that the server's
-//! duplicate request cache knows it. Over a transport that loses messages, it is also sent again by a timer. Whoever
-//! calls sees none of this: a result, or an error at the call's deadline.
+//! One task for each client connects, drives the transport and ends calls at their deadlines. When the connection is
+//! lost, it makes a new one with exponential backoff. A call without an answer is then sent again with the same XID, so
+//! that the server's duplicate request cache recognises it. Over a transport that loses messages, a timer retransmits
+//! the call, too. The caller sees none of this: it gets a result, or an error at the call's deadline.
 //!
-//! A call with AUTH_NONE or AUTH_SYS is encoded once. With another flavour each transmission is protected by itself: see
-//! [`security`](crate::security).
+//! A call with AUTH_NONE or AUTH_SYS is encoded once. With another flavour each transmission is protected separately:
+//! see [`security`](crate::security).
 //!
-//! Who owns the bytes: the encoded call is kept (its pieces are shared, not copied) until the answer
-//! is there; the caller's sink comes back with the answer or the error. Only if the deadline passes
-//! while the transport holds the sink, it does not come back, but goes to where it came from.
+//! Buffers: the client keeps the encoded call (its pieces are shared, not copied) until the answer arrives. The
+//! caller's sink is returned with the answer or the error. If the deadline passes while the transport holds the sink,
+//! the sink is not returned to the caller; it returns to its pool or owner when the transport drops it.
 
 use std::{
     fmt,
@@ -37,35 +37,36 @@ use crate::{
     AcceptStat, Credential, Drain, OpaqueAuth, RejectStat, Reply, ReplyBody, ReplyHeader, ReplyPlan, Server, Transport,
     TransportError, TransportKind, Xid,
     deadlines::Deadlines,
-    security::{Channel, ClientFlavor, Genuine, ProtectedCall, encode_start},
+    security::{Channel, ClientFlavor, ProtectedCall, VerifiedReply, encode_start},
     server::Observers,
 };
 
-/// How a [`Client`] calls.
+/// Settings of a [`Client`].
 #[derive(Clone)]
 pub struct ClientOptions {
-    /// The program.
+    /// The program number.
     pub program: u32,
-    /// Its version.
+    /// The program version.
     pub version: u32,
-    /// Who calls.
+    /// The credential of the caller.
     pub credential: Credential,
-    /// How long a call may take, unless its [`CallOptions`] say otherwise. One minute by default.
+    /// Maximum time of a call, unless its [`CallOptions`] say otherwise. One minute by default.
     pub deadline: Duration,
-    /// Over a transport that loses messages: when a call is sent again for the first time. It doubles from then on.
+    /// The time after which a call is retransmitted first, over a transport that loses messages. It doubles with each
+    /// retransmission.
     pub retransmit: Duration,
-    /// Pause after the first failed attempt to connect.
+    /// The pause after the first failed attempt to connect. It doubles with each failure.
     pub backoff_min: Duration,
-    /// Longest such pause; they double.
+    /// Maximum pause between attempts to connect.
     pub backoff_max: Duration,
-    /// Most calls outstanding at a time; more of them wait.
+    /// Maximum number of outstanding calls; further calls wait. Unlimited if `None`.
     pub calls_max: Option<usize>,
-    /// What answers calls of the server to this client, on the same connection.
+    /// The server that answers the peer's calls to this client, on the same connection.
     pub callbacks: Option<Arc<Server>>,
 }
 
 impl ClientOptions {
-    /// Calls to this program with AUTH_NONE, and defaults for the rest.
+    /// Creates options for a program with AUTH_NONE and defaults for the rest.
     pub fn new(program: u32, version: u32) -> Self {
         Self {
             program,
@@ -81,31 +82,33 @@ impl ClientOptions {
     }
 }
 
-/// What is particular to one call.
+/// Options of one call.
 #[derive(Clone, Debug, Default)]
 pub struct CallOptions {
-    /// How long it may take; the client's default if absent.
+    /// Maximum time of the call; the client's default if `None`.
     pub deadline: Option<Duration>,
-    /// Whether the call ends with [`ClientError::Transport`] when its connection is lost, rather than be sent again by
-    /// the next: for callers who have another connection, and a protocol that knows the call again there.
+    /// If `true`, the call fails with [`ClientError::Transport`] when its connection is lost, instead of being sent
+    /// again over the next connection. This is for callers that have another connection, and a protocol that recognises
+    /// the call there.
     pub once: bool,
 }
 
-/// The results of a call, and the caller's region.
+/// The results of a call, with the caller's region.
 #[derive(Debug)]
 pub struct Answer<R> {
-    /// The results. A payload in them that was placed in the sink is a view of it.
+    /// The decoded results. A payload in them that was placed in the sink is a view of the sink.
     pub results: R,
-    /// The sink of the [`ReplyPlan`]; a [`Region`] again when the results are dropped.
+    /// The sink of the [`ReplyPlan`]. It becomes a [`Region`] again when the results are dropped.
     pub sink: Option<SharedRegion>,
 }
 
-/// A call without results, and the caller's region.
+/// The failure of a call, with the caller's region.
 #[derive(Debug)]
 pub struct CallFailed {
-    /// Why.
+    /// The reason.
     pub error: ClientError,
-    /// The sink of the [`ReplyPlan`], its content unspecified. Absent if the transport still had it at the deadline.
+    /// The sink of the [`ReplyPlan`]. Its content is unspecified. `None` if the transport still held it at the
+    /// deadline.
     pub sink: Option<Region>,
 }
 
@@ -115,35 +118,35 @@ impl From<CallFailed> for ClientError {
     }
 }
 
-/// Why a call has no results.
+/// The reason why a call has no results.
 #[derive(Clone, Debug)]
 pub enum ClientError {
-    /// No answer in time. The call may have been executed.
+    /// The server did not answer before the deadline. It can have executed the call.
     Deadline(Box<DeadlinePassed>),
-    /// The first connection could not be made, or the call cannot travel on this transport.
+    /// The first connection could not be opened, or the transport cannot carry the call.
     Transport(TransportError),
-    /// The server denied it.
+    /// The server denied the call.
     Denied(RejectStat),
-    /// The server accepted, but did not execute it.
+    /// The server accepted the call but did not execute it.
     NotExecuted(AcceptStat),
-    /// The server's answer makes no sense.
+    /// The server's answer could not be decoded.
     Decode(DecodeError),
-    /// The call could not be protected, or its reply did not verify.
+    /// The call could not be protected, or its reply could not be verified.
     Security(String),
 }
 
-/// Which call was not answered in time.
+/// The call that was not answered before its deadline.
 #[derive(Clone, Debug)]
 pub struct DeadlinePassed {
-    /// The server.
+    /// The address of the server.
     pub server: SocketAddr,
     /// The transport's name.
     pub transport: &'static str,
-    /// Program, version and procedure.
+    /// The program, version and procedure.
     pub procedure: (u32, u32, u32),
-    /// How long it took.
+    /// The time from the start of the call to its deadline.
     pub after: Duration,
-    /// What the transport said last, if the connection was lost meanwhile.
+    /// The last error of the transport, if the connection was lost meanwhile.
     pub last: Option<TransportError>,
 }
 
@@ -160,7 +163,7 @@ impl fmt::Display for ClientError {
             ClientError::Transport(error) => error.fmt(f),
             ClientError::Denied(stat) => write!(f, "the server denied the call: {stat}"),
             ClientError::NotExecuted(stat) => write!(f, "the server did not execute the call: {stat}"),
-            ClientError::Decode(error) => write!(f, "the server's answer makes no sense: {error}"),
+            ClientError::Decode(error) => write!(f, "the server's answer could not be decoded: {error}"),
             ClientError::Security(problem) => write!(f, "security: {problem}"),
         }
     }
@@ -168,7 +171,8 @@ impl fmt::Display for ClientError {
 
 impl std::error::Error for ClientError {}
 
-/// Calls the procedures of a program. Clones share the connection, which closes with the last of them.
+/// A client that calls the procedures of a program. Clones share the connection, which is closed when the last clone is
+/// dropped.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -199,14 +203,14 @@ struct Link {
     options: ClientOptions,
     next_xid: AtomicU32,
     current: watch::Sender<Current>,
-    /// Calls that wait for a connection.
+    /// The number of calls that wait for a connection.
     waiting: AtomicUsize,
     wanted: Notify,
-    /// Whether the current connection has brought an answer.
+    /// `true` if the current connection has delivered an answer.
     answered: AtomicBool,
     last_error: Mutex<Option<TransportError>>,
     permits: Option<Semaphore>,
-    /// For transports that lose messages, and more of them the more are under way.
+    /// Limits the calls over a transport that loses messages: it loses more of them the more are in flight.
     lossy_permits: Semaphore,
     deadlines: Deadlines,
 }
@@ -214,7 +218,7 @@ struct Link {
 #[derive(Clone, Default)]
 struct Current {
     transport: Option<Arc<dyn Transport>>,
-    /// Connections so far.
+    /// The number of connections so far.
     generation: u64,
 }
 
@@ -227,10 +231,11 @@ impl Drop for StopOnDrop {
 }
 
 impl Client {
-    /// Connects to `server`. The connection is driven by a task of the current tokio runtime.
+    /// Connects to `server`. A task of the current tokio runtime drives the connection.
     ///
     /// # Errors
-    /// The first connection could not be made. Later ones are tried until the deadline of whoever calls.
+    /// The first connection could not be opened. The client retries later connections until the deadlines of the calls
+    /// that wait.
     pub async fn connect(
         kind: Arc<dyn TransportKind>,
         server: SocketAddr,
@@ -240,7 +245,7 @@ impl Client {
         Ok(Self::start(kind, server, options, Some(transport)))
     }
 
-    /// A client that connects when it is first called, and tries until the deadline of whoever calls.
+    /// Creates a client that connects at its first call and retries until the deadlines of the calls that wait.
     pub fn new(kind: Arc<dyn TransportKind>, server: SocketAddr, options: ClientOptions) -> Self {
         Self::start(kind, server, options, None)
     }
@@ -257,7 +262,7 @@ impl Client {
         let link = Arc::new(Link {
             kind,
             server,
-            // Unpredictable, and unlike those of this client's former life.
+            // Random, so that XIDs are unpredictable and differ from those of an earlier process of this client.
             next_xid: AtomicU32::new(rand::random()),
             current: watch::Sender::new(current),
             waiting: AtomicUsize::new(0),
@@ -274,38 +279,38 @@ impl Client {
         Self { link, program, version, auth, _stop: Arc::new(StopOnDrop(stop)) }
     }
 
-    /// The same connection for another program.
+    /// Returns a client for another program that shares the connection.
     pub fn with_program(&self, program: u32, version: u32) -> Self {
         Self { program, version, ..self.clone() }
     }
 
-    /// The same connection for another caller.
+    /// Returns a client for another caller that shares the connection.
     pub fn with_credential(&self, credential: &Credential) -> Self {
         Self { auth: Auth::new(credential), ..self.clone() }
     }
 
-    /// The server.
+    /// Returns the address of the server.
     pub fn server(&self) -> SocketAddr {
         self.link.server
     }
 
-    /// The connection, if there is one now: its pool is where payload buffers should come from.
+    /// Returns the current connection, if there is one. Buffers for payloads should come from its pool.
     pub fn transport(&self) -> Option<Arc<dyn Transport>> {
         self.link.current.borrow().transport.clone()
     }
 
-    /// Waits until there is a connection. Until the deadline of no call, so for callers who have their own.
+    /// Waits until there is a connection. Has no deadline; the caller has to set one.
     pub async fn connected(&self) {
         self.link.connected(0).await;
     }
 
-    /// Calls `procedure`. `plan` says what is known of the reply: see [`ReplyPlan`]. Its default fits replies
-    /// without a payload that are short enough for any transport.
+    /// Calls `procedure`. `plan` describes the reply: see [`ReplyPlan`]. Its default fits replies without a payload
+    /// that are short enough for any transport.
     ///
-    /// Dropping the future gives up the call.
+    /// Dropping the future cancels the call.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Fails with a [`ClientError`] if the server does not answer in time, or does not execute the call.
     pub async fn call<R: Decode>(
         &self,
         procedure: u32,
@@ -315,7 +320,7 @@ impl Client {
     ) -> Result<Answer<R>, CallFailed> {
         let xid = self.link.next_xid();
         let request = Request::new(xid, (self.program, self.version, procedure), &self.auth, arguments);
-        let Genuine { reply, is_bare } = self.exchange(procedure, request, plan, options).await?;
+        let VerifiedReply { reply, is_bare } = self.exchange(procedure, request, plan, options).await?;
         let Reply { message, sink } = reply;
         let decoded = decode(&message, is_bare);
         drop(message);
@@ -325,18 +330,18 @@ impl Client {
         }
     }
 
-    /// Sends a call until it is answered, or its deadline has passed.
+    /// Sends a call until it is answered or its deadline passes.
     async fn exchange(
         &self,
         procedure: u32,
         request: Request<'_>,
         mut plan: ReplyPlan,
         options: CallOptions,
-    ) -> Result<Genuine, CallFailed> {
+    ) -> Result<VerifiedReply, CallFailed> {
         let after = options.deadline.unwrap_or(self.link.options.deadline);
         let mut last = None;
         let outcome = {
-            // By reference, so that the future is not moved.
+            // The future is passed by reference, so that it is not moved.
             let exchange = pin!(self.link.exchange(request, &mut plan, &mut last, options.once));
             self.link.deadlines.within(Instant::now() + after, exchange).await
         };
@@ -355,10 +360,10 @@ impl Client {
     }
 }
 
-/// A [`Credential`] as calls need it.
+/// A [`Credential`] in the form that calls need.
 #[derive(Clone)]
 pub(crate) enum Auth {
-    /// Credential and verifier as they stand in every call.
+    /// Credential and verifier, encoded as in every call.
     Plain(Bytes),
     Flavor(Arc<dyn ClientFlavor>),
 }
@@ -379,15 +384,15 @@ impl Auth {
     }
 }
 
-/// A call that is to be sent.
+/// A call to be sent.
 pub(crate) enum Request<'a> {
-    /// The same message in each transmission.
+    /// The same message for each transmission.
     Plain(Message),
     Protected(ProtectedCall<'a>),
 }
 
 impl<'a> Request<'a> {
-    /// A call of this program, version and procedure.
+    /// Encodes a call of the program, version and procedure `target`.
     pub(crate) fn new(xid: Xid, target: (u32, u32, u32), auth: &'a Auth, arguments: &impl Encode) -> Self {
         match auth {
             Auth::Plain(auth) => {
@@ -404,7 +409,7 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The results in a reply, or the results if they are bare.
+/// Decodes the results in a reply. `is_bare` means that the message has results only, without a reply header.
 pub(crate) fn decode<R: Decode>(message: &Message, is_bare: bool) -> Result<R, ClientError> {
     let mut decoder = Decoder::new(message);
     if !is_bare {
@@ -420,16 +425,16 @@ pub(crate) fn decode<R: Decode>(message: &Message, is_bare: bool) -> Result<R, C
 }
 
 impl Link {
-    /// Sends a call on one connection after the other. The plan's sink is there whenever no transport has it.
+    /// Sends a call on one connection after the other. The sink is in `plan` whenever no transport holds it.
     async fn exchange(
         &self,
         request: Request<'_>,
         plan: &mut ReplyPlan,
         last: &mut Option<TransportError>,
         once: bool,
-    ) -> Result<Genuine, ClientError> {
+    ) -> Result<VerifiedReply, ClientError> {
         let _permit = match &self.permits {
-            Some(permits) => Some(permits.acquire().await.expect("never closed")),
+            Some(permits) => Some(permits.acquire().await.expect("semaphore must not be closed")),
             None => None,
         };
         let mut failed = 0;
@@ -441,7 +446,7 @@ impl Link {
                         true => self.call_until_answered(&*transport, message, plan).await,
                         false => attempt(&*transport, message.clone(), plan).await,
                     };
-                    reply.map(|reply| Genuine { reply, is_bare: false }).map_err(ClientError::Transport)
+                    reply.map(|reply| VerifiedReply { reply, is_bare: false }).map_err(ClientError::Transport)
                 }
                 Request::Protected(call) => Box::pin(self.exchange_protected(&*transport, call, plan)).await,
             };
@@ -464,9 +469,9 @@ impl Link {
         transport: &dyn Transport,
         call: &ProtectedCall<'_>,
         plan: &mut ReplyPlan,
-    ) -> Result<Genuine, ClientError> {
+    ) -> Result<VerifiedReply, ClientError> {
         let _permit = match transport.caps().lossy {
-            true => Some(self.lossy_permits.acquire().await.expect("never closed")),
+            true => Some(self.lossy_permits.acquire().await.expect("semaphore must not be closed")),
             false => None,
         };
         let (program, version, _) = call.target;
@@ -478,7 +483,7 @@ impl Link {
         Xid(self.next_xid.fetch_add(1, Relaxed))
     }
 
-    /// A connection that is later than the one that `failed`.
+    /// Waits for a connection with a generation later than `failed`.
     async fn connected(&self, failed: u64) -> (u64, Arc<dyn Transport>) {
         let ready = |current: &Current| current.generation > failed && current.transport.is_some();
         if let Some(now) = self.ready(failed) {
@@ -487,7 +492,7 @@ impl Link {
         let _waiting = Waiting::new(self);
         let mut current = self.current.subscribe();
         loop {
-            current.wait_for(ready).await.expect("the sender is in self");
+            current.wait_for(ready).await.expect("sender must live as long as self");
             if let Some(now) = self.ready(failed) {
                 return now;
             }
@@ -500,17 +505,18 @@ impl Link {
         Some((current.generation, transport.clone()))
     }
 
-    /// Over a transport that loses messages: calls again, with the same XID, after longer and longer times.
+    /// Retransmits a call with the same XID after increasing times, over a transport that loses messages.
     async fn call_until_answered(
         &self,
         transport: &dyn Transport,
         message: &Message,
         plan: &mut ReplyPlan,
     ) -> Result<Reply, TransportError> {
-        let _permit = self.lossy_permits.acquire().await.expect("never closed");
+        let _permit = self.lossy_permits.acquire().await.expect("semaphore must not be closed");
         let mut pause = self.options.retransmit;
         loop {
-            // Giving up a call gives up its sink, so the sink stays here; the results share what was received.
+            // Cancelling a call drops its sink, so the sink stays here. The results share the memory of the received
+            // message.
             let sink = plan.sink.take();
             let outcome = timeout(pause, attempt(transport, message.clone(), plan)).await;
             plan.sink = sink;
@@ -522,7 +528,7 @@ impl Link {
         }
     }
 
-    /// Keeps the client connected, and ends its calls at their deadlines, until it is to stop.
+    /// Keeps the client connected and ends its calls at their deadlines, until `stopped` becomes `true`.
     async fn run(self: Arc<Self>, stopped: watch::Receiver<bool>) {
         tokio::select! {
             () = self.stay_connected(stopped) => {}
@@ -530,7 +536,7 @@ impl Link {
         }
     }
 
-    /// Keeps the client connected while it is wanted.
+    /// Keeps the client connected while calls wait for a connection.
     async fn stay_connected(&self, mut stopped: watch::Receiver<bool>) {
         let server = self.options.callbacks.clone().unwrap_or_else(|| Server::builder().build());
         let drain = Drain::when(stopped.clone());
@@ -542,7 +548,8 @@ impl Link {
                     self.answered.store(false, Relaxed);
                     let (tell, over) = oneshot::channel();
                     let (server, drain) = (server.clone(), drain.clone());
-                    // Calls of the server that are in progress when the connection is lost must not delay the next.
+                    // The server's calls that are in progress when the connection is lost must not delay the next
+                    // connection.
                     tokio::spawn(async move {
                         server.serve_with(transport, drain, Observers { tell: Some(tell), place: None }).await
                     });
@@ -554,7 +561,7 @@ impl Link {
                 return;
             }
             let Err(error) = outcome else { continue };
-            tracing::debug!(server = %self.server, %error, "not connected");
+            tracing::debug!(server = %self.server, %error, "the connection failed");
             *self.last_error.lock() = Some(error);
             self.current.send_modify(|current| current.transport = None);
             if self.answered.swap(false, Relaxed) {
@@ -566,7 +573,7 @@ impl Link {
         }
     }
 
-    /// Connects as soon as a call waits for it.
+    /// Connects as soon as a call waits for a connection.
     async fn connect(&self) -> Result<(), TransportError> {
         while self.waiting.load(Relaxed) == 0 {
             self.wanted.notified().await;
@@ -581,7 +588,7 @@ impl Link {
     }
 }
 
-/// Calls once. The plan's sink is there again if that fails.
+/// Makes a call once. If it fails, the sink is in `plan` again.
 pub(crate) async fn attempt(
     transport: &dyn Transport,
     message: Message,
@@ -595,7 +602,7 @@ pub(crate) async fn attempt(
     })
 }
 
-/// Runs `work` unless it is time to stop.
+/// Runs `work` until it completes, or returns `None` when the client stops.
 async fn until<T>(stopped: &mut watch::Receiver<bool>, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         done = work => Some(done),
@@ -603,7 +610,7 @@ async fn until<T>(stopped: &mut watch::Receiver<bool>, work: impl Future<Output 
     }
 }
 
-/// A call that waits for a connection.
+/// Counts a call that waits for a connection.
 struct Waiting<'a>(&'a Link);
 
 impl<'a> Waiting<'a> {
@@ -621,6 +628,6 @@ impl Drop for Waiting<'_> {
 }
 
 pub(crate) const RETRANSMIT_MAX: Duration = Duration::from_secs(10);
-/// Calls under way at a time over a transport that loses messages: what the receive buffer of the other side holds with
-/// room for others.
+/// Maximum number of calls in flight over a transport that loses messages. The receive buffer of the other side holds
+/// so many, with room for other senders.
 const LOSSY_CALLS_MAX: usize = 16;

@@ -1,17 +1,19 @@
-//! [`Connections`]: how many connections there are, and which one gives way to a new one.
+//! [`Connections`]: limits the number of connections, and chooses which one to evict for a new one.
 //!
-//! All transports of a server share one table. It counts by peer: a [`Host`], or a user of this host where the kernel names
-//! one. When a limit is reached, the new connection takes the place of another:
+//! All transports of a server share one table. It counts connections by peer: a [`Host`], or a user of this host if the
+//! kernel names one. When a limit is reached, an existing connection is evicted to make room for the new one:
 //!
-//! - at the total: of a host that is not served in full; else of one that has never called, from the peer with the most of
-//!   these, the oldest first; else of the peer with the most connections, the least recently used idle one first;
-//! - at the limit of one peer, or of hosts not served in full: of the least recently used idle one among those.
+//! - If the total limit is reached: a connection of a host that is not admitted; if there is none, a connection that
+//!   has never made a call, from the peer that has the most of these, the oldest first; otherwise a connection of the
+//!   peer that has the most connections, the least recently used idle one first.
+//! - If the limit of one peer or of hosts that are not admitted is reached: the least recently used idle connection
+//!   among these.
 //!
-//! So a peer that opens all connections only competes with itself. A busy connection gives way only if its peer has at
-//! least two connections more than the new one's; otherwise the new connection is refused. Calls in progress on a closed
-//! connection run to their end.
+//! So a peer that opens as many connections as it can only competes with itself. A busy connection is evicted only if
+//! its peer has at least two connections more than the peer of the new connection; otherwise the new connection is
+//! refused. Calls in progress on an evicted connection are executed to their end.
 //!
-//! Use is recorded without reading a clock: the table's time is the number of connections accepted so far.
+//! Recording a use does not read the clock: the table's time is the number of connections accepted so far.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -34,24 +36,24 @@ use tokio::{
 
 use crate::{Host, Peer, turns::PeerId};
 
-/// Bounds of the connections of a server, over all of its transports.
+/// Limits on the connections of a server, over all of its transports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Most connections.
+    /// Maximum number of connections.
     pub total: usize,
-    /// Most connections of one host, and of one user on this host.
+    /// Maximum number of connections of one host, and of one user on this host.
     pub per_host: usize,
-    /// Most connections of all hosts that are not served in full ([`Hosts`](crate::Hosts)).
-    pub strangers: usize,
-    /// Most connections of one host that is not served in full.
-    pub per_stranger: usize,
+    /// Maximum number of connections of all hosts together that are not admitted ([`Hosts`](crate::Hosts)).
+    pub unadmitted: usize,
+    /// Maximum number of connections of one host that is not admitted.
+    pub per_unadmitted_host: usize,
 }
 
 impl ConnectionLimits {
-    /// So many connections in total; at most three quarters of them from one host.
+    /// Limits with `total` connections; one host can have at most three quarters of them.
     pub fn total(total: usize) -> Self {
         let per_host = (total / 4 * 3).max(1);
-        Self { total, per_host, strangers: STRANGERS.min(total), per_stranger: PER_STRANGER.min(total) }
+        Self { total, per_host, unadmitted: UNADMITTED.min(total), per_unadmitted_host: PER_UNADMITTED_HOST.min(total) }
     }
 }
 
@@ -61,13 +63,13 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// The table, shared by all who accept.
+/// The table of connections, shared by all listeners.
 #[derive(Clone)]
 pub(crate) struct Connections(Arc<Inner>);
 
 struct Inner {
     limits: ConnectionLimits,
-    /// Connections accepted so far: the time of the table.
+    /// The number of connections accepted so far: the time of the table.
     now: AtomicU64,
     table: Mutex<Table>,
 }
@@ -75,13 +77,13 @@ struct Inner {
 #[derive(Default)]
 struct Table {
     entries: HashMap<u64, Entry>,
-    /// Connections of each peer.
+    /// The number of connections of each peer.
     peers: HashMap<Unit, Arc<AtomicUsize>>,
-    strangers: usize,
+    unadmitted: usize,
     log: Log,
 }
 
-/// The unit that connections are counted by.
+/// A peer by which connections are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Unit {
     Host(Host),
@@ -90,30 +92,30 @@ enum Unit {
 
 struct Entry {
     unit: Unit,
-    stranger: bool,
+    unadmitted: bool,
     activity: Arc<Activity>,
     /// Dropped with the entry, which tells the connection to close.
     _open: oneshot::Sender<Infallible>,
 }
 
-/// What a connection tells about itself.
+/// The state that a connection reports about itself.
 #[derive(Default)]
 struct Activity {
-    /// When it was last called; zero if never.
+    /// The table's time of its last call; zero if there was none.
     used: AtomicU64,
-    /// Whether a call is in progress.
+    /// `true` while a call is in progress.
     busy: AtomicBool,
 }
 
-/// The place of a connection in the table. It is free again when this is dropped.
+/// The entry of a connection in the table. Dropping it removes the entry.
 pub(crate) struct Place {
     connections: Connections,
     id: u64,
     activity: Arc<Activity>,
-    /// Connections of the same peer, this one among them.
+    /// The number of connections of the same peer, including this one.
     siblings: Arc<AtomicUsize>,
     closed: oneshot::Receiver<Infallible>,
-    /// Until the first call.
+    /// The timer for the first call; `None` after that call.
     first_call: Option<Pin<Box<Sleep>>>,
 }
 
@@ -122,54 +124,57 @@ impl Connections {
         Self(Arc::new(Inner { limits, now: AtomicU64::new(1), table: Mutex::default() }))
     }
 
-    /// A place for a connection of `peer`, which is served in full or not. Another connection may be closed for it. `None`
-    /// if there is none.
+    /// Adds an entry for a connection of `peer`, whose host is `admitted` or not. Can evict another connection. Returns
+    /// `None` if a limit is reached and no connection can be evicted.
     pub fn place(&self, peer: Peer, admitted: bool) -> Option<Place> {
         let unit = peer.user.map_or_else(|| Unit::Host(Host::of(peer.address)), Unit::User);
         let id = self.0.now.fetch_add(1, Relaxed);
         let mut table = self.0.table.lock();
         while let Some(scope) = self.0.limits.reached(&table, unit, !admitted) {
             let Some(victim) = table.victim(unit, scope) else {
-                table.log.write(unit, "a connection was refused: its host or user has too many, and all are in use");
+                table.log.write(
+                    unit,
+                    "a connection was refused: its host or user has too many connections, and all are in use",
+                );
                 return None;
             };
-            let evicted = table.remove(victim).expect("a victim is in the table");
-            table.log.write(evicted.unit, "connections are closed to make room for others");
+            let evicted = table.remove(victim).expect("the victim must be in the table");
+            table.log.write(evicted.unit, "connections are evicted to make room for others");
         }
         let (open, closed) = oneshot::channel();
         let activity = Arc::<Activity>::default();
         let siblings = table.peers.entry(unit).or_default().clone();
         siblings.fetch_add(1, Relaxed);
-        table.strangers += usize::from(!admitted);
-        table.entries.insert(id, Entry { unit, stranger: !admitted, activity: activity.clone(), _open: open });
+        table.unadmitted += usize::from(!admitted);
+        table.entries.insert(id, Entry { unit, unadmitted: !admitted, activity: activity.clone(), _open: open });
         Some(Place { connections: self.clone(), id, activity, siblings, closed, first_call: None })
     }
 
-    /// Connections now.
+    /// Returns the number of connections in the table.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.0.table.lock().entries.len()
     }
 }
 
-/// The connections among which one gives way.
+/// The connections among which a victim is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scope {
     All,
-    Strangers,
+    Unadmitted,
     Own,
 }
 
 impl ConnectionLimits {
-    /// The limit that one more connection would exceed.
-    fn reached(&self, table: &Table, unit: Unit, stranger: bool) -> Option<Scope> {
+    /// Returns the scope of the limit that one more connection would exceed.
+    fn reached(&self, table: &Table, unit: Unit, unadmitted: bool) -> Option<Scope> {
         let own = table.peers.get(&unit).map_or(0, |count| count.load(Relaxed));
-        let own_max = if stranger { self.per_stranger.min(self.per_host) } else { self.per_host };
+        let own_max = if unadmitted { self.per_unadmitted_host.min(self.per_host) } else { self.per_host };
         if own >= own_max {
             return Some(Scope::Own);
         }
-        if stranger && table.strangers >= self.strangers {
-            return Some(Scope::Strangers);
+        if unadmitted && table.unadmitted >= self.unadmitted {
+            return Some(Scope::Unadmitted);
         }
         (table.entries.len() >= self.total).then_some(Scope::All)
     }
@@ -178,27 +183,27 @@ impl ConnectionLimits {
 impl Table {
     fn remove(&mut self, id: u64) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
-        self.strangers -= usize::from(entry.stranger);
-        let count = self.peers.get(&entry.unit).expect("it was counted");
+        self.unadmitted -= usize::from(entry.unadmitted);
+        let count = self.peers.get(&entry.unit).expect("the peer of an entry must have a count");
         if count.fetch_sub(1, Relaxed) == 1 {
             self.peers.remove(&entry.unit);
         }
         Some(entry)
     }
 
-    /// The connection that gives way to a new one of `unit`.
+    /// Returns the connection to evict for a new connection of `unit`.
     fn victim(&self, unit: Unit, scope: Scope) -> Option<u64> {
         match scope {
             Scope::Own => self.least_used(|entry| entry.unit == unit, false),
-            Scope::Strangers => self.of_heaviest(unit, |entry| entry.stranger),
+            Scope::Unadmitted => self.of_heaviest(unit, |entry| entry.unadmitted),
             Scope::All => self
-                .least_used(|entry| entry.stranger, false)
+                .least_used(|entry| entry.unadmitted, false)
                 .or_else(|| self.never_called())
                 .or_else(|| self.of_heaviest(unit, |_| true)),
         }
     }
 
-    /// The oldest connection without a call, of the peer that has the most of these.
+    /// Returns the oldest connection that has never made a call, of the peer that has the most of these.
     fn never_called(&self) -> Option<u64> {
         let silent = |entry: &&Entry| entry.activity.used.load(Relaxed) == 0;
         let mut counts = HashMap::<Unit, usize>::new();
@@ -207,7 +212,7 @@ impl Table {
         self.least_used(|entry| entry.unit == unit && silent(&entry), false)
     }
 
-    /// The least recently used connection of the peer that has the most of these; an idle one if there is one.
+    /// Returns the least recently used connection of the peer that has the most of these; an idle one if there is one.
     fn of_heaviest(&self, newcomer: Unit, among: impl Fn(&Entry) -> bool) -> Option<u64> {
         let mut counts = HashMap::<Unit, usize>::from([(newcomer, 0)]);
         self.entries
@@ -215,7 +220,7 @@ impl Table {
             .filter(|entry| among(entry))
             .for_each(|entry| *counts.entry(entry.unit).or_default() += 1);
         let own = counts[&newcomer];
-        // Of equals the newcomer itself.
+        // If the newcomer has as many as another peer, the newcomer counts as the heaviest.
         let (heaviest, count) = counts.into_iter().max_by_key(|&(unit, count)| (count, unit == newcomer, unit))?;
         let its = |entry: &Entry| entry.unit == heaviest && among(entry);
         self.least_used(its, false).or_else(|| self.least_used(its, true).filter(|_| count >= own + 2))
@@ -230,13 +235,13 @@ impl Table {
 }
 
 impl Place {
-    /// Records a call.
+    /// Records that a call arrived.
     pub fn called(&mut self) {
         self.first_call = None;
         self.activity.used.store(self.connections.0.now.load(Relaxed), Relaxed);
     }
 
-    /// The peer, if it has several connections now, which then share its time.
+    /// Returns the peer if it has several connections, which then share its time.
     pub fn shared_peer(&self) -> Option<PeerId> {
         (self.siblings.load(Relaxed) > 1).then(|| PeerId(Arc::as_ptr(&self.siblings).addr()))
     }
@@ -246,12 +251,12 @@ impl Place {
         self.activity.busy.store(busy, Relaxed);
     }
 
-    /// Starts the time within which the first call has to come.
+    /// Starts the time limit for the first call.
     pub fn expect_call(&mut self) {
         self.first_call = Some(Box::pin(sleep(FIRST_CALL_MAX)));
     }
 
-    /// Ready when the connection is to be closed.
+    /// Returns `Ready` when the connection must be closed.
     pub fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<Closed> {
         if Pin::new(&mut self.closed).poll(cx).is_ready() {
             return Poll::Ready(Closed::Evicted);
@@ -263,12 +268,12 @@ impl Place {
     }
 }
 
-/// Why a connection is to be closed.
+/// The reason why a connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// It gave way to another.
+    /// The connection was evicted to make room for another.
     Evicted,
-    /// Its first call has not come in time.
+    /// The first call did not arrive in time.
     Silent,
 }
 
@@ -278,7 +283,7 @@ impl Drop for Place {
     }
 }
 
-/// Writes of each peer at most one line a minute, and of all peers a bounded number.
+/// A log that writes at most one line a minute for each peer, and a bounded number of lines for all peers.
 #[derive(Default)]
 struct Log {
     since: Option<Instant>,
@@ -308,9 +313,9 @@ impl Log {
     }
 }
 
-const STRANGERS: usize = 256;
-const PER_STRANGER: usize = 16;
-/// How long a connection may be open before its first call.
+const UNADMITTED: usize = 256;
+const PER_UNADMITTED_HOST: usize = 16;
+/// Maximum time for which a connection can be open before its first call.
 const FIRST_CALL_MAX: Duration = Duration::from_secs(60);
 const LOG_PERIOD: Duration = Duration::from_secs(60);
 const LOG_PEERS: usize = 32;
@@ -332,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_connections_of_a_peer_share_its_time() {
+    fn connections_of_one_peer_share_its_time() {
         let connections = table(100, 100);
         let alone = connections.place(host(1), true).unwrap();
         let several = [(); 2].map(|()| connections.place(host(2), true).unwrap());
@@ -341,18 +346,18 @@ mod tests {
         assert!(several[0].shared_peer().is_some());
         let [last, other] = several;
         drop(other);
-        assert_eq!(last.shared_peer(), None, "those that are closed do not count");
+        assert_eq!(last.shared_peer(), None, "closed connections must not count");
     }
 
     fn table(total: usize, per_host: usize) -> Connections {
-        Connections::new(ConnectionLimits { total, per_host, strangers: 3, per_stranger: 2 })
+        Connections::new(ConnectionLimits { total, per_host, unadmitted: 3, per_unadmitted_host: 2 })
     }
 
     fn is_closed(place: &mut Place) -> bool {
         matches!(place.closed.try_recv(), Err(oneshot::error::TryRecvError::Closed))
     }
 
-    /// So many connections of `peer` that have called and are idle.
+    /// Opens `count` connections of `peer` that have made a call and are idle.
     fn idle(connections: &Connections, peer: Peer, count: usize) -> Vec<Place> {
         let called = |_| {
             let mut place = connections.place(peer, true).unwrap();
@@ -363,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_host_takes_the_place_of_the_heaviest_hosts_least_recently_used_connection() {
+    fn new_host_evicts_least_recently_used_connection_of_heaviest_host() {
         let connections = table(10, 10);
         let mut light = idle(&connections, host(1), 3);
         let mut heavy = idle(&connections, host(2), 7);
@@ -373,11 +378,11 @@ mod tests {
         assert!(!light.iter_mut().any(is_closed));
         assert_eq!(connections.len(), 10);
         drop(heavy.remove(1));
-        assert_eq!(connections.len(), 10, "the place of an evicted connection is given up once");
+        assert_eq!(connections.len(), 10, "an evicted connection must be removed only once");
     }
 
     #[test]
-    fn connections_without_a_call_give_way_first() {
+    fn connections_without_calls_are_evicted_first() {
         let connections = table(10, 10);
         let mut callers = idle(&connections, host(1), 6);
         let mut silent: Vec<_> = (0..4).map(|_| connections.place(host(2), true).unwrap()).collect();
@@ -387,11 +392,11 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_connection_gives_way_only_to_a_peer_that_has_fewer() {
+    fn busy_connection_is_evicted_only_for_peer_with_fewer_connections() {
         let connections = table(4, 4);
         let mut heavy = idle(&connections, host(1), 4);
         heavy.iter().for_each(|place| place.set_busy(true));
-        assert!(connections.place(host(1), true).is_none(), "it competes with itself");
+        assert!(connections.place(host(1), true).is_none(), "a peer must compete only with itself");
         let first = connections.place(host(2), true).unwrap();
         first.set_busy(true);
         let mut first = first;
@@ -400,14 +405,14 @@ mod tests {
         let mut second = connections.place(host(2), true).unwrap();
         second.called();
         second.set_busy(true);
-        assert!(connections.place(host(2), true).is_none(), "two and two");
+        assert!(connections.place(host(2), true).is_none(), "both peers have two connections");
         second.set_busy(false);
         let _third = connections.place(host(2), true).unwrap();
-        assert!(is_closed(&mut second), "its own idle one");
+        assert!(is_closed(&mut second), "the peer's own idle connection must be evicted");
     }
 
     #[test]
-    fn a_host_and_a_user_have_limits_of_their_own() {
+    fn hosts_and_users_have_separate_limits() {
         let connections = table(100, 4);
         let mut of_host = idle(&connections, host(1), 4);
         let mut of_user = idle(&connections, user(1000), 4);
@@ -419,19 +424,19 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_are_not_served_in_full_have_few() {
+    fn hosts_that_are_not_admitted_have_lower_limits() {
         let connections = table(5, 5);
-        let mut strangers: Vec<_> = [1, 1, 2].map(|last| connections.place(host(last), false).unwrap()).into();
-        strangers.push(connections.place(host(1), false).unwrap());
-        assert!(is_closed(&mut strangers[0]), "at most two of each");
-        strangers.push(connections.place(host(3), false).unwrap());
-        assert!(is_closed(&mut strangers[1]), "at most three of all, and the heaviest gives way");
+        let mut unadmitted: Vec<_> = [1, 1, 2].map(|last| connections.place(host(last), false).unwrap()).into();
+        unadmitted.push(connections.place(host(1), false).unwrap());
+        assert!(is_closed(&mut unadmitted[0]), "each such host has at most two connections");
+        unadmitted.push(connections.place(host(3), false).unwrap());
+        assert!(is_closed(&mut unadmitted[1]), "all such hosts have at most three; the heaviest loses one");
         let _admitted = idle(&connections, host(9), 5);
-        assert!(strangers.iter_mut().all(is_closed), "they give way to all others");
+        assert!(unadmitted.iter_mut().all(is_closed), "they must be evicted for admitted hosts");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_call_has_to_come_in_time() {
+    async fn connection_without_first_call_times_out() {
         let connections = table(5, 5);
         let (mut silent, mut calling) = (idle(&connections, host(1), 1), idle(&connections, host(1), 1));
         let (silent, calling) = (&mut silent[0], &mut calling[0]);
@@ -443,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_written_of_once_a_minute_and_all_of_them_within_a_bound() {
+    fn log_is_limited_per_peer_and_in_total() {
         let mut log = Log::default();
         let now = Instant::now();
         assert!(log.is_due(Unit::User(1), now) && !log.is_due(Unit::User(1), now));
@@ -453,7 +458,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_limit_is_ever_exceeded_and_a_host_without_connections_always_gets_one(
+        fn limits_hold_and_host_without_connections_always_gets_one(
             steps in prop::collection::vec((0u8..6, any::<bool>(), any::<bool>(), 0usize..20), 1..200),
         ) {
             let connections = table(8, 5);
@@ -474,7 +479,7 @@ mod tests {
                 }
                 {
                     let table = connections.0.table.lock();
-                    prop_assert!(table.entries.len() <= 8 && table.strangers <= 3);
+                    prop_assert!(table.entries.len() <= 8 && table.unadmitted <= 3);
                     prop_assert!(table.peers.values().all(|count| (1..=5).contains(&count.load(Relaxed))));
                     prop_assert_eq!(table.peers.values().map(|count| count.load(Relaxed)).sum::<usize>(), table.entries.len());
                 }

@@ -1,6 +1,6 @@
-//! [`Counters`]: what each procedure was called, and how long it took.
+//! [`Counters`]: the number and the duration of calls of each procedure.
 //!
-//! One row of atomics per procedure, in a few copies so that threads seldom share a cache line.
+//! There is one row of atomics for each procedure, in several copies, so that threads seldom share a cache line.
 
 use std::{
     cell::Cell,
@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-/// Counters of a number of procedures.
+/// The counters of a set of procedures.
 #[derive(Debug)]
 pub(crate) struct Counters {
     copies: Vec<Vec<Row>>,
@@ -18,32 +18,33 @@ pub(crate) struct Counters {
 struct Row {
     errors: AtomicU64,
     total_ns: AtomicU64,
-    /// Calls by the logarithm of their time.
+    /// The number of calls by the logarithm of their duration.
     buckets: [AtomicU64; BUCKETS],
 }
 
-/// What one procedure was called since the server started.
+/// The statistics of one procedure since the server started.
 #[derive(Clone, Debug)]
 pub struct ProcedureStats {
-    /// Program.
+    /// The program number.
     pub program: u32,
-    /// Its version.
+    /// The program version.
     pub version: u32,
-    /// Procedure.
+    /// The procedure number.
     pub procedure: u32,
-    /// Its name.
+    /// The name of the procedure.
     pub name: &'static str,
-    /// Calls executed.
+    /// The number of calls executed.
     pub calls: u64,
-    /// Calls that ended in an error of RPC.
+    /// The number of calls that ended with an error of RPC.
     pub errors: u64,
-    /// Time of all calls, from the turn of the connection in which they arrived to the end of that in which they were answered.
+    /// Total duration of all calls. A call lasts from the start of the connection's turn in which it arrived to the end
+    /// of the turn in which it was answered.
     pub total: Duration,
     buckets: [u64; BUCKETS],
 }
 
 impl ProcedureStats {
-    /// A time that this share of the calls (`0.0..=1.0`) did not exceed, to within a factor of two.
+    /// Returns a duration that the given share of the calls (`0.0..=1.0`) did not exceed, to within a factor of two.
     pub fn quantile(&self, share: f64) -> Duration {
         let wanted = (self.calls as f64 * share).ceil() as u64;
         let mut seen = 0;
@@ -74,7 +75,7 @@ impl Counters {
         }
     }
 
-    /// The sums of one row, named by `stats`.
+    /// Sums the copies of one row.
     pub fn read(
         &self,
         row: usize,
@@ -110,7 +111,7 @@ fn copy_of_thread() -> usize {
 }
 
 const COPIES: usize = 8;
-/// The first bucket is for 2⁷ ns and less, the last for 2³⁷ ns (two minutes) and more.
+/// The first bucket counts calls of 2⁷ ns and less, the last calls of 2³⁷ ns (two minutes) and more.
 const FIRST_BUCKET: usize = 6;
 const BUCKETS: usize = 32;
 
@@ -119,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_of_all_threads_add_up() {
+    fn counts_of_all_threads_are_summed() {
         let counters = Counters::new(2);
         std::thread::scope(|scope| {
             for _ in 0..4 {

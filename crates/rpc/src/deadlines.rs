@@ -1,9 +1,11 @@
 //! [`Deadlines`]: the deadlines of all calls of a client, with one timer.
 //!
-//! Nearly every call is answered long before its deadline, so a timer of its own would be set and cleared for nothing. Here a call
-//! leaves its deadline in a table, and a task sleeps until the earliest deadline that was there when it last looked.
+//! Nearly every call is answered long before its deadline, so a timer for each call would be set and cleared for
+//! nothing. Instead a call stores its deadline in a table, and one task sleeps until the earliest deadline that was in
+//! the table when it last checked.
 //!
-//! When that task is dropped, because its runtime ends, all deadlines have passed: nobody waits for an answer that cannot come.
+//! If that task is dropped because its runtime ends, all deadlines expire: no caller waits for an answer that cannot
+//! arrive.
 
 use std::{
     future::Future,
@@ -17,37 +19,38 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// The deadlines of calls.
+/// A table of deadlines.
 #[derive(Default)]
 pub(crate) struct Deadlines {
     table: Mutex<Table>,
-    /// The task is to sleep less long.
+    /// Notified when the task must wake earlier.
     earlier: Notify,
 }
 
 #[derive(Default)]
 struct Table {
     entries: Vec<Entry>,
-    /// The numbers of entries that are not used.
+    /// The indices of unused entries.
     free: Vec<usize>,
-    /// When the task looks at the entries, unless there was none.
+    /// The time at which the task checks the entries next. `None` if there was no entry.
     next: Option<Instant>,
     is_over: bool,
 }
 
 struct Entry {
-    /// Absent once it has passed, and while the entry is not used.
+    /// `None` after the deadline has expired, and while the entry is unused.
     deadline: Option<Instant>,
     waker: Waker,
 }
 
 impl Deadlines {
-    /// The output of a call, or `None` if its deadline passes before. [`run`](Self::run) must be polled meanwhile.
+    /// Returns the output of `call`, or `None` if its deadline expires first. [`run`](Self::run) must be polled
+    /// meanwhile.
     pub fn within<'a, F: Future>(&'a self, deadline: Instant, call: Pin<&'a mut F>) -> Within<'a, F> {
         Within { deadlines: self, deadline, entry: None, call }
     }
 
-    /// Wakes the calls whose deadlines pass; never ends.
+    /// Wakes each call whose deadline expires. Never completes.
     pub async fn run(&self) {
         let _ends = EndOnDrop(self);
         loop {
@@ -86,7 +89,7 @@ impl Deadlines {
         Some(number)
     }
 
-    /// Whether the deadline of an entry has passed; otherwise `waker` is woken when it does.
+    /// Returns `true` if the deadline of an entry has expired. Otherwise wakes `waker` when it expires.
     fn has_passed(&self, number: usize, waker: &Waker) -> bool {
         let entry = &mut self.table.lock().entries[number];
         entry.waker.clone_from(waker);
@@ -101,7 +104,7 @@ impl Deadlines {
 }
 
 impl Table {
-    /// Ends the calls whose deadlines have passed.
+    /// Wakes the calls whose deadlines have expired.
     fn pass(&mut self, now: Instant) {
         self.next = None;
         for entry in &mut self.entries {
@@ -117,7 +120,7 @@ impl Table {
     }
 }
 
-/// All deadlines pass with the task that waits for them.
+/// Expires all deadlines when the task that waits for them is dropped.
 struct EndOnDrop<'a>(&'a Deadlines);
 
 impl Drop for EndOnDrop<'_> {
@@ -132,11 +135,11 @@ impl Drop for EndOnDrop<'_> {
     }
 }
 
-/// A call with a deadline.
+/// The future of a call with a deadline.
 pub(crate) struct Within<'a, F> {
     deadlines: &'a Deadlines,
     deadline: Instant,
-    /// Made when the call is first found pending.
+    /// The index of the entry; made when the call is first found pending.
     entry: Option<usize>,
     call: Pin<&'a mut F>,
 }
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn each_call_ends_at_its_own_deadline() {
+    async fn each_call_times_out_at_its_own_deadline() {
         let deadlines = Arc::new(Deadlines::default());
         let task = tokio::spawn({
             let deadlines = deadlines.clone();
@@ -192,15 +195,15 @@ mod tests {
         let ended = tokio::join!(silent(&deadlines, 30), silent(&deadlines, 10), silent(&deadlines, 20));
         let near = |took: Duration, seconds: u64| (took.as_millis() as u64).abs_diff(seconds * 1000) < 5;
         assert!(near(ended.0, 30) && near(ended.1, 10) && near(ended.2, 20), "{ended:?}");
-        assert!(near(silent(&deadlines, 5).await, 5), "also after the table was empty");
-        assert_eq!(deadlines.table.lock().entries.len(), 3, "entries are used again");
+        assert!(near(silent(&deadlines, 5).await, 5), "deadlines must also expire after the table was empty");
+        assert_eq!(deadlines.table.lock().entries.len(), 3, "unused entries must be reused");
         let last = tokio::spawn({
             let deadlines = deadlines.clone();
             async move { silent(&deadlines, 3600).await }
         });
         tokio::task::yield_now().await;
         task.abort();
-        assert!(near(last.await.unwrap(), 0), "without the task, all have passed");
+        assert!(near(last.await.unwrap(), 0), "without the task, all deadlines must expire");
         assert!(near(silent(&deadlines, 3600).await, 0));
     }
 }

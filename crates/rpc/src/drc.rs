@@ -1,19 +1,19 @@
 //! [`Drc`]: the duplicate request cache.
 //!
-//! A caller that got no answer sends its call again, on the same connection or a new one. A
-//! procedure that must not be executed twice is looked up here first: while the first copy is
-//! being executed, later ones wait for its reply; afterwards they get the reply that was kept.
+//! A caller that gets no answer sends its call again, on the same connection or on a new one. A call of a procedure
+//! that must not be executed twice is looked up in this cache first. While the first copy is executed, later copies
+//! wait for its reply; after that they get the cached reply.
 //!
-//! The cache keeps results, not messages: each transmission of a reply has a verifier, and may have a wrapped body, of its
-//! own ([`security`](crate::security)).
+//! The cache keeps results, not messages: each transmission of a reply has its own verifier, and can have its own
+//! wrapped body ([`security`](crate::security)).
 //!
-//! A call is known by its XID, the caller's address (not its port, which changes when it
-//! reconnects), program, version and procedure, and a checksum of its caller, its arguments and their
-//! length: the same XID with another body, or by another user, is another call. A caller with a name is known by that,
-//! because its credential is another one in each transmission.
+//! The key of a call is its XID, the caller's address (without the port, which changes when the caller reconnects),
+//! program, version and procedure, and a checksum of the caller, the arguments and their length. So the same XID with
+//! other arguments, or from another user, is another call. A named principal is identified by its name, because its
+//! credential differs in each transmission.
 //!
-//! The cache belongs to the server, so it survives connections. It is bounded by entries, bytes
-//! and age, oldest first; calls in progress are never pushed out.
+//! The cache belongs to the server, so it survives connections. It is bounded in entries, bytes and age; the least
+//! recently used entry is evicted first. Calls in progress are never evicted.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,16 +28,16 @@ use tokio::{sync::oneshot, time::Instant};
 
 use crate::{CallHeader, Executed, Identity, Xid};
 
-/// Bounds of a [`Drc`].
+/// Limits of a [`Drc`].
 #[derive(Clone, Debug)]
 pub struct DrcOptions {
-    /// Most calls remembered.
+    /// Maximum number of calls in the cache.
     pub entries_max: usize,
-    /// Most bytes of replies kept.
+    /// Maximum bytes of cached replies.
     pub bytes_max: usize,
-    /// Longest reply kept; the call of a longer one is forgotten.
+    /// Maximum bytes of one cached reply. A longer reply is not cached.
     pub reply_max: usize,
-    /// How long a reply is kept.
+    /// Maximum age of a cached reply.
     pub age_max: Duration,
 }
 
@@ -47,7 +47,7 @@ impl Default for DrcOptions {
     }
 }
 
-/// A duplicate request cache, usable from any thread.
+/// A duplicate request cache. It can be used from any thread.
 #[derive(Debug)]
 pub struct Drc {
     options: DrcOptions,
@@ -55,7 +55,7 @@ pub struct Drc {
     shards: [Mutex<Shard>; SHARDS],
 }
 
-/// What tells one call from another.
+/// The key that distinguishes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DrcKey {
     xid: Xid,
@@ -66,20 +66,20 @@ pub struct DrcKey {
     checksum: u64,
 }
 
-/// What to do with a call.
+/// The decision about a call.
 #[derive(Debug)]
 pub enum Admission {
-    /// Execute it, and give the outcome to the [`Execution`].
+    /// Execute the call, and pass the outcome to the [`Execution`].
     Execute(Execution),
-    /// It has been executed, with this outcome.
+    /// The call has been executed with this outcome.
     Replay(Executed),
-    /// It is being executed: the outcome comes here, or nothing if the call is dropped.
+    /// The call is being executed. The receiver gets the outcome, or nothing if the call is dropped.
     Wait(oneshot::Receiver<Executed>),
-    /// It is being executed, and enough copies of it wait already: drop this one.
+    /// The call is being executed, and the maximum number of copies wait already. Drop this copy.
     Drop,
 }
 
-/// The right to execute a call once. Dropped without a reply, the call is forgotten.
+/// The right to execute a call once. If it is dropped without an outcome, the cache forgets the call.
 #[derive(Debug)]
 pub struct Execution {
     drc: Arc<Drc>,
@@ -90,7 +90,7 @@ pub struct Execution {
 #[derive(Debug, Default)]
 struct Shard {
     entries: HashMap<DrcKey, Entry>,
-    /// Kept replies, oldest use first; one whose serial is not its entry's is stale.
+    /// The cached replies, least recently used first. An element whose serial differs from its entry's is stale.
     order: VecDeque<(DrcKey, u64)>,
     serial: u64,
     bytes: usize,
@@ -103,12 +103,13 @@ enum Entry {
 }
 
 impl Drc {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new(options: DrcOptions) -> Arc<Self> {
         Arc::new(Self { options, hasher: RandomState::new(), shards: Default::default() })
     }
 
-    /// The key of a call. `arguments` are those in the stream, in clear; `len` is their length with payloads.
+    /// Returns the key of a call. `arguments` are the unwrapped arguments in the stream; `len` is their length with
+    /// payloads.
     pub fn key(
         &self,
         header: &CallHeader,
@@ -128,7 +129,7 @@ impl Drc {
         DrcKey { xid, client: peer.ip(), program, version, procedure, checksum: hasher.finish() }
     }
 
-    /// Decides what to do with a call that has arrived now.
+    /// Decides about a call that arrives at `now`.
     pub fn admit(self: &Arc<Self>, key: DrcKey, now: Instant) -> Admission {
         let mut shard = self.shard(&key).lock();
         let shard = &mut *shard;
@@ -155,12 +156,12 @@ impl Drc {
         }
     }
 
-    /// How many calls are remembered or in progress.
+    /// Returns the number of calls that are cached or in progress.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().entries.len()).sum()
     }
 
-    /// Whether no call is remembered or in progress.
+    /// Returns `true` if no call is cached or in progress.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -172,7 +173,7 @@ impl Drc {
     fn finish(&self, key: &DrcKey, executed: Option<(&Executed, Instant)>) {
         let mut shard = self.shard(key).lock();
         let Some(Entry::InProgress(waiters)) = shard.entries.remove(key) else {
-            unreachable!("an execution has its entry")
+            unreachable!("an execution must have an entry")
         };
         let Some((executed, now)) = executed else { return };
         for waiter in waiters {
@@ -187,7 +188,8 @@ impl Drc {
 }
 
 impl Execution {
-    /// The call has been executed, by now; `None` if there is no reply, and a copy of the call is to be executed.
+    /// Records that the call was executed by `now`. `None` means that there is no reply, and a copy of the call is to
+    /// be executed.
     pub fn finish(mut self, executed: Option<&Executed>, now: Instant) {
         self.finished = true;
         self.drc.finish(&self.key, executed.map(|executed| (executed, now)));
@@ -210,7 +212,7 @@ impl Shard {
         self.order.push_back((key, self.serial));
     }
 
-    /// Drops the oldest kept reply.
+    /// Evicts the least recently used reply.
     fn pop(&mut self) {
         let Some((key, serial)) = self.order.pop_front() else { return };
         if self.is_current(&key, serial)
@@ -239,7 +241,7 @@ impl Shard {
         }
     }
 
-    /// Replays leave stale places in the order; they must not outgrow the entries.
+    /// Removes stale elements from the order when there are too many. Each replay leaves one.
     fn compact(&mut self) {
         if self.order.len() > 2 * self.entries.len() + 16 {
             let mut order = std::mem::take(&mut self.order);
@@ -256,7 +258,7 @@ impl Shard {
 const SHARDS: usize = 16;
 const WAITERS_MAX: usize = 8;
 const CHECKSUM_BYTES: usize = 256;
-/// What an entry takes besides its reply.
+/// Bytes of an entry without its reply.
 const ENTRY_COST: usize = 256;
 
 #[cfg(test)]
@@ -284,12 +286,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_copy_waits_while_the_first_is_executed_and_is_replayed_afterwards() {
+    async fn copy_waits_for_execution_then_gets_cached_reply() {
         let drc = Drc::new(DrcOptions::default());
         let key = |port| key(&drc, 1, port, b"body");
         let Admission::Execute(execution) = drc.admit(key(700), Instant::now()) else { panic!() };
         let Admission::Wait(waiting) = drc.admit(key(701), Instant::now()) else {
-            panic!("another port is the same caller")
+            panic!("a call from another port has the same caller")
         };
         execution.finish(Some(&results(20)), Instant::now());
         assert_eq!(waiting.await.unwrap().len(), 20);
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn another_body_is_another_call() {
+    fn calls_with_different_arguments_are_distinct() {
         let drc = Drc::new(DrcOptions::default());
         execute(&drc, key(&drc, 1, 1, b"one"), 4);
         execute(&drc, key(&drc, 1, 1, b"two"), 4);
@@ -308,11 +310,11 @@ mod tests {
         execute(&drc, key(&drc, 3, 1, &long[..299]), 4);
         long[299] = 8;
         let beyond = drc.admit(key(&drc, 3, 1, &long), Instant::now());
-        assert!(matches!(beyond, Admission::Replay(_)), "only the first bytes are looked at");
+        assert!(matches!(beyond, Admission::Replay(_)), "the checksum must cover only the first bytes");
     }
 
     #[test]
-    fn another_user_is_another_caller() {
+    fn calls_of_different_users_are_distinct() {
         let drc = Drc::new(DrcOptions::default());
         for user in [&b"one"[..], b"two"] {
             let credential = OpaqueAuth { flavor: 1, body: Bytes::from_static(user) };
@@ -323,19 +325,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_execution_that_is_given_up_is_forgotten() {
+    async fn cancelled_execution_is_forgotten() {
         let drc = Drc::new(DrcOptions::default());
         let key = key(&drc, 1, 1, b"");
         let execution = drc.admit(key, Instant::now());
         let Admission::Wait(waiting) = drc.admit(key, Instant::now()) else { panic!() };
         drop(execution);
-        waiting.await.expect_err("nothing to wait for");
+        waiting.await.expect_err("the waiting copy must get no outcome");
         assert!(drc.is_empty());
         execute(&drc, key, 4);
     }
 
     #[test]
-    fn copies_that_wait_are_bounded() {
+    fn waiting_copies_are_bounded() {
         let drc = Drc::new(DrcOptions::default());
         let key = key(&drc, 1, 1, b"");
         let _first = drc.admit(key, Instant::now());
@@ -345,13 +347,13 @@ mod tests {
     }
 
     #[test]
-    fn entries_and_bytes_are_bounded_and_the_last_used_stay() {
+    fn entries_and_bytes_are_bounded_and_recently_used_replies_stay() {
         let entries_max = 64 * SHARDS;
         let drc = Drc::new(DrcOptions { entries_max, bytes_max: SHARDS << 20, ..DrcOptions::default() });
         for xid in 0..10_000 {
             execute(&drc, key(&drc, xid, 1, b""), 100);
             let first = drc.admit(key(&drc, 0, 1, b""), Instant::now());
-            assert!(matches!(first, Admission::Replay(_)), "used all the time");
+            assert!(matches!(first, Admission::Replay(_)), "a reply in constant use must not be evicted");
         }
         assert!(drc.len() <= entries_max);
         assert!(matches!(drc.admit(key(&drc, 9999, 1, b""), Instant::now()), Admission::Replay(_)));
@@ -365,7 +367,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn replies_grow_old() {
+    async fn replies_expire() {
         let drc = Drc::new(DrcOptions { age_max: Duration::from_secs(10), ..DrcOptions::default() });
         execute(&drc, key(&drc, 1, 1, b""), 4);
         tokio::time::advance(Duration::from_secs(9)).await;

@@ -1,11 +1,12 @@
-//! [`Host`]: the unit by which connections, memory and clients are bounded.
+//! [`Host`]: the unit by which connections, memory and clients are limited.
 
 use std::{fmt, net::IpAddr};
 
 /// One host, as far as its address shows.
 ///
-/// An IPv4 address is one host. Of IPv6 the /64 prefix is: whoever is on a link can use all of its addresses. An IPv4 address
-/// mapped into IPv6 is that IPv4 address; link-local and loopback addresses are themselves.
+/// An IPv4 address is one host. For IPv6 the /64 prefix is one host, because a host on a link can use all of its
+/// addresses. An IPv4 address that is mapped into IPv6 counts as that IPv4 address. A link-local or loopback address is
+/// one host.
 ///
 /// ```
 /// use rpc::Host;
@@ -18,7 +19,7 @@ use std::{fmt, net::IpAddr};
 pub struct Host(IpAddr);
 
 impl Host {
-    /// The host that has this address.
+    /// Returns the host of an address.
     pub fn of(address: IpAddr) -> Self {
         Self(match address.to_canonical() {
             IpAddr::V6(ip) if !ip.is_unicast_link_local() && !ip.is_loopback() => {
@@ -28,7 +29,7 @@ impl Host {
         })
     }
 
-    /// Its address, or the prefix of its addresses followed by zeros.
+    /// Returns the address, or the prefix of the addresses followed by zeros.
     pub fn address(self) -> IpAddr {
         self.0
     }

@@ -1,8 +1,9 @@
-//! [`Hosts`]: which hosts are served in full.
+//! [`Hosts`]: the admitted hosts.
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
-/// Hosts that a server serves in full. All others get few connections, short messages and little memory.
+/// The set of admitted hosts: those that can use at least one export. All other hosts get few connections, short
+/// messages and little memory.
 ///
 /// ```
 /// use rpc::Hosts;
@@ -16,17 +17,18 @@ pub struct Hosts(Option<Arc<Admits>>);
 type Admits = dyn Fn(IpAddr) -> bool + Send + Sync;
 
 impl Hosts {
-    /// Every host.
+    /// Admits every host.
     pub fn all() -> Self {
         Self(None)
     }
 
-    /// The hosts whose address `admits` accepts. It is asked once for each connection, and for each datagram.
+    /// Admits the hosts for whose address `admits` returns `true`. It is called once for each connection, and for each
+    /// datagram.
     pub fn admitted_by(admits: impl Fn(IpAddr) -> bool + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(admits)))
     }
 
-    /// Whether the host at this address is served in full.
+    /// Returns `true` if the host with this address is admitted.
     pub fn admit(&self, address: IpAddr) -> bool {
         self.0.as_ref().is_none_or(|admits| admits(address))
     }

@@ -1,7 +1,7 @@
-//! [`Idle`]: notices that nobody uses a connection.
+//! [`Idle`]: detects idle connections.
 //!
-//! It looks a few times in each period whether there was a call in either direction, rather than note the time at every
-//! call. A connection that is closed for it is made again by its [`Client`](crate::Client) when that calls.
+//! It checks several times in each period whether there was a call in either direction, instead of reading the clock at
+//! every call. A [`Client`](crate::Client) reopens a connection that was closed as idle when it makes the next call.
 
 use std::{
     pin::Pin,
@@ -13,33 +13,33 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::CallsMade;
 
-/// When the side that accepted takes a connection to be idle that the connecting side gives up after `idle`: later, so
-/// that seldom one closes what the other is just about to use.
+/// Returns the idle time for the accepting side of a connection, if the connecting side uses `idle`. It is longer, so
+/// that the accepting side seldom closes a connection that the connecting side is about to use.
 pub fn accepting_idle(idle: Option<Duration>) -> Option<Duration> {
     idle.map(|after| after + after / 5)
 }
 
-/// Watches one connection.
+/// The idle detector of one connection.
 pub(crate) struct Idle {
-    /// Calls of the peer so far.
+    /// The number of calls received from the peer.
     pub received: u64,
-    /// What there was when last looked at.
+    /// The numbers of calls received and made at the last check.
     seen: (u64, u64),
-    /// How often since then nothing had changed.
+    /// The number of consecutive checks that found no change.
     unchanged: u32,
     pause: Duration,
     timer: Pin<Box<Sleep>>,
 }
 
 impl Idle {
-    /// Of a connection that is idle after this time, or up to a quarter more.
+    /// Creates a detector for a connection that is idle after `after`. It can take up to a quarter longer.
     pub fn new(after: Duration) -> Self {
-        let pause = after / LOOKS;
+        let pause = after / CHECKS;
         Self { received: 0, seen: (0, 0), unchanged: 0, pause, timer: Box::pin(sleep(pause)) }
     }
 
-    /// Whether the connection is idle, `done` being whether no call of the peer is in progress. Else the task is woken
-    /// when it is time to ask again.
+    /// Returns `true` if the connection is idle. `done` means that no call of the peer is in progress. Otherwise wakes
+    /// the task when the next check is due.
     pub fn poll(&mut self, cx: &mut Context<'_>, done: bool, made: impl Fn() -> CallsMade) -> bool {
         while let Poll::Ready(()) = self.timer.as_mut().poll(cx) {
             let CallsMade { total, pending } = made();
@@ -47,7 +47,7 @@ impl Idle {
             let quiet = done && pending == 0 && now == self.seen;
             self.unchanged = if quiet { self.unchanged + 1 } else { 0 };
             self.seen = now;
-            if self.unchanged >= LOOKS {
+            if self.unchanged >= CHECKS {
                 return true;
             }
             self.timer.as_mut().reset(Instant::now() + self.pause);
@@ -56,8 +56,8 @@ impl Idle {
     }
 }
 
-/// In the time that makes a connection idle.
-const LOOKS: u32 = 4;
+/// The number of checks in the time after which a connection is idle.
+const CHECKS: u32 = 4;
 
 #[cfg(test)]
 mod tests {
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_calls_or_is_called_is_not_idle() {
+    async fn connection_with_calls_in_either_direction_is_not_idle() {
         let (done, made) = (Cell::new(true), Cell::new(CallsMade::default()));
         let period = Duration::from_secs(100);
         let mut idle = Idle::new(period);

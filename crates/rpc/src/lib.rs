@@ -1,20 +1,22 @@
 //! ONC RPC version 2, RFC 5531, over interchangeable transports.
 //!
-//! - [`Transport`] and [`Listener`]: a connection, and where connections come from. RPC knows
-//!   nothing else of the network; [`Switch`] finds a transport by name. Here are [`TcpKind`] and
-//!   [`UdpKind`]; the crate `rpcrdma` has RDMA.
-//! - [`Service`]: an RPC program on the serving side; [`Server`] and [`Workers`] serve any number of them.
-//! - [`Client`]: calls on the other side, through lost connections, until their deadlines.
+//! - [`Transport`] and [`Listener`]: a connection, and a source of connections. The rest of the crate knows nothing
+//!   else of the network; [`Switch`] finds a transport by its name. This crate has [`TcpKind`] and [`UdpKind`]; the
+//!   crate `rpcrdma` has RDMA.
+//! - [`Service`]: an RPC program on the server side. [`Server`] and [`Workers`] serve any number of services.
+//! - [`Client`]: calls the procedures of a program. It reconnects when a connection is lost, and retries each call
+//!   until its deadline.
 //! - [`security`]: flavours, which authenticate callers and protect bodies.
-//! - Calls go both ways: a service calls back by [`Reverse`], and [`ClientOptions::callbacks`] answers.
+//! - Calls can go in both directions: a service makes callbacks by [`Reverse`], and [`ClientOptions::callbacks`]
+//!   answers them.
 //!
 //! # How to write your own RPC program
 //!
-//! 1. Choose a program number from `0x20000000` up (RFC 5531 §13.1 leaves these to everyone), and write arguments and
-//!    results as types that derive `Encode` and `Decode`. Make an item a [`Payload`](xdr::Payload) if it is large:
-//!    it is then not copied, and placed directly where the transport can do that.
-//! 2. Implement [`Service`]. Say of each procedure whether it is idempotent: those that are not are
-//!    executed once, however often a caller has to send them.
+//! 1. Choose a program number from `0x20000000` up (RFC 5531 §13.1 reserves these for private use), and define
+//!    arguments and results as types that derive `Encode` and `Decode`. Make an item a [`Payload`](xdr::Payload) if it
+//!    is large: the item is then not copied, and a transport that can place data places it directly.
+//! 2. Implement [`Service`]. Say for each procedure whether it is idempotent. A call of a procedure that is not
+//!    idempotent is executed once, even if the caller retransmits it.
 //! 3. Serve it on any transport, and call it with a [`Client`].
 //!
 //! ```
@@ -65,11 +67,11 @@
 //! # Ok(()) }
 //! ```
 //!
-//! `examples/keyvalue.rs` of the crate `rpcrdma` is a program with large payloads, run over tcp, udp and rdma from the
-//! same code.
+//! `examples/keyvalue.rs` of the crate `rpcrdma` is a program with large payloads. It runs over tcp, udp and rdma from
+//! the same code.
 //!
-//! What a call or its reply refers to lies in memory of the transport, which is shared by several messages: copy what
-//! is kept for long.
+//! The data of a call or a reply are in memory of the transport, which several messages share. Copy data that you keep
+//! for long; otherwise that memory cannot be reused.
 
 mod auth;
 mod budget;

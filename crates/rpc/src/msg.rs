@@ -1,7 +1,7 @@
 //! Call and reply headers: RFC 5531 §9.
 //!
-//! Headers are read from the front of a [`Message`], and what follows is left in place, so that
-//! payload positions keep counting from the XID.
+//! A header is decoded from the start of a [`Message`] without removing it, so that payload positions still count from
+//! the XID.
 
 use std::fmt;
 
@@ -12,44 +12,45 @@ use crate::{AcceptError, AuthStat, OpaqueAuth, Xid};
 /// The header of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CallHeader {
-    /// Which call.
+    /// The XID of the call.
     pub xid: Xid,
-    /// Program.
+    /// The program number.
     pub program: u32,
-    /// Its version.
+    /// The program version.
     pub version: u32,
-    /// Procedure.
+    /// The procedure number.
     pub procedure: u32,
-    /// Who calls.
+    /// The credential of the caller.
     pub credential: OpaqueAuth,
-    /// What proves it.
+    /// The verifier, which proves the credential.
     pub verifier: OpaqueAuth,
 }
 
-/// A call header that is not understood.
+/// The reason why a call header is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallHeaderError {
-    /// Not a call, or too short to say which: nobody can be answered.
+    /// The message is no call, or is too short to have an XID. There is nobody to reply to.
     NotACall,
-    /// A call whose header ends early.
+    /// The header of the call ends early.
     Malformed(Xid),
-    /// Another version of RPC than 2.
+    /// The RPC version is not 2.
     RpcMismatch(Xid),
-    /// A credential or verifier above 400 bytes.
+    /// The credential or verifier is longer than 400 bytes.
     Auth(Xid, AuthStat),
 }
 
 impl CallHeader {
-    /// Bytes from the XID to the end of the credential, which a verifier can cover (RFC 2203 §5.3.1).
+    /// Returns the number of bytes from the XID to the end of the credential, which a verifier can cover (RFC 2203
+    /// §5.3.1).
     pub fn signed_len(&self) -> usize {
         // Six words, then the credential's flavour and length.
         8 * 4 + self.credential.body.len().next_multiple_of(4)
     }
 
-    /// Reads a header; `decoder` then stands at the arguments.
+    /// Decodes a header, and leaves `decoder` at the start of the arguments.
     ///
     /// # Errors
-    /// It is not the header of a call of RPC version 2.
+    /// The message does not start with a call header of RPC version 2.
     pub fn decode(decoder: &mut Decoder<'_>) -> Result<Self, CallHeaderError> {
         let xid = Xid(decoder.u32().map_err(|_| CallHeaderError::NotACall)?);
         if decoder.u32() != Ok(CALL) {
@@ -73,7 +74,7 @@ impl CallHeader {
 }
 
 impl CallHeaderError {
-    /// What to answer; `None` if nobody can be answered.
+    /// Returns the reply, or `None` if there is nobody to reply to.
     pub fn reply(&self) -> Option<Message> {
         let (xid, body) = match *self {
             CallHeaderError::NotACall => return None,
@@ -97,24 +98,24 @@ impl Encode for CallHeader {
     }
 }
 
-/// The header of a reply; after [`AcceptStat::Success`] the results follow.
+/// The header of a reply. After [`AcceptStat::Success`], the results follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyHeader {
-    /// Which call it answers.
+    /// The XID of the call that it answers.
     pub xid: Xid,
-    /// What became of the call.
+    /// The outcome of the call.
     pub body: ReplyBody,
 }
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum ReplyBody {
     /// MSG_ACCEPTED.
     #[xdr(0)]
     Accepted {
-        /// The server's verifier.
+        /// The verifier of the server.
         verifier: OpaqueAuth,
-        /// Whether it was executed.
+        /// The outcome of the accepted call.
         stat: AcceptStat,
     },
     /// MSG_DENIED.
@@ -122,64 +123,64 @@ pub enum ReplyBody {
     Denied(RejectStat),
 }
 
-/// What became of an accepted call (RFC 5531 §9, `accept_stat`).
+/// The outcome of an accepted call (RFC 5531 §9, `accept_stat`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum AcceptStat {
-    /// Executed; results follow.
+    /// The call was executed; results follow.
     #[xdr(0)]
     Success,
-    /// There is no such program.
+    /// The server does not have the program.
     #[xdr(1)]
     ProgUnavail,
-    /// The program has no such version.
+    /// The program does not have the version.
     #[xdr(2)]
     ProgMismatch {
-        /// Lowest version that it has.
+        /// The lowest version that it has.
         low: u32,
-        /// Highest.
+        /// The highest version that it has.
         high: u32,
     },
-    /// The version has no such procedure.
+    /// The version does not have the procedure.
     #[xdr(3)]
     ProcUnavail,
-    /// The arguments are not what the procedure takes.
+    /// The arguments cannot be decoded.
     #[xdr(4)]
     GarbageArgs,
-    /// The server cannot execute it.
+    /// The server cannot execute the call.
     #[xdr(5)]
     SystemErr,
 }
 
-/// Why a call was denied (RFC 5531 §9, `reject_stat`).
+/// The reason why a call was denied (RFC 5531 §9, `reject_stat`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum RejectStat {
-    /// Another version of RPC is wanted.
+    /// The server does not support the RPC version of the call.
     #[xdr(0)]
     RpcMismatch {
-        /// Lowest version of RPC that is spoken.
+        /// The lowest version of RPC that it supports.
         low: u32,
-        /// Highest.
+        /// The highest version of RPC that it supports.
         high: u32,
     },
-    /// The caller is refused.
+    /// The server rejected the caller.
     #[xdr(1)]
     AuthError(AuthStat),
 }
 
 impl ReplyBody {
-    /// Accepted, with the AUTH_NONE verifier.
+    /// Creates the body of an accepted reply with the AUTH_NONE verifier.
     pub fn accepted(stat: AcceptStat) -> Self {
         ReplyBody::Accepted { verifier: OpaqueAuth::NONE, stat }
     }
 }
 
 impl ReplyHeader {
-    /// The reply that consists of this header alone.
+    /// Encodes a reply that consists of this header only.
     pub fn to_message(&self) -> Message {
         Message::encode(self)
     }
 
-    /// The reply that tells the caller of `error`; `None` for [`AcceptError::Drop`].
+    /// Encodes the reply that reports `error`. Returns `None` for [`AcceptError::Drop`].
     pub fn of_error(xid: Xid, error: AcceptError) -> Option<Message> {
         let stat = match error {
             AcceptError::GarbageArgs => AcceptStat::GarbageArgs,
@@ -218,7 +219,7 @@ impl fmt::Display for AcceptStat {
                 write!(f, "PROG_MISMATCH: the server has versions {low} to {high} of this program")
             }
             AcceptStat::ProcUnavail => write!(f, "PROC_UNAVAIL: the server does not have this procedure"),
-            AcceptStat::GarbageArgs => write!(f, "GARBAGE_ARGS: the server does not understand the arguments"),
+            AcceptStat::GarbageArgs => write!(f, "GARBAGE_ARGS: the server cannot decode the arguments"),
             AcceptStat::SystemErr => write!(f, "SYSTEM_ERR: the server cannot execute the call"),
         }
     }
@@ -228,21 +229,21 @@ impl fmt::Display for RejectStat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RejectStat::RpcMismatch { low, high } => {
-                write!(f, "RPC_MISMATCH: the server speaks versions {low} to {high} of RPC")
+                write!(f, "RPC_MISMATCH: the server supports versions {low} to {high} of RPC")
             }
             RejectStat::AuthError(stat) => write!(f, "AUTH_ERROR: {stat}"),
         }
     }
 }
 
-/// The XID and direction of a message: its first eight bytes.
+/// Reads the XID and direction in the first eight bytes of a message.
 pub(crate) fn peek(start: &[u8]) -> Option<(Xid, u32)> {
     let (xid, rest) = start.split_first_chunk()?;
     let (direction, _) = rest.split_first_chunk()?;
     Some((Xid(u32::from_be_bytes(*xid)), u32::from_be_bytes(*direction)))
 }
 
-/// Bytes of the header of an accepted reply with the AUTH_NONE verifier (RFC 5531 §9).
+/// Length of the header of an accepted reply with the AUTH_NONE verifier, in bytes (RFC 5531 §9).
 pub const REPLY_HEADER_LEN: usize = 24;
 
 pub(crate) const CALL: u32 = 0;
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_header_is_the_bytes_that_linux_sends() {
+    fn call_header_matches_bytes_sent_by_linux() {
         // xid 0x1234, CALL, RPC 2, NFS 3 GETATTR, AUTH_SYS of machine "venus", verifier AUTH_NONE.
         let wire = "000012340000000000000002000186a30000000300000001\
                     000000010000001c000000010000000576656e7573000000000000000000000000000000\
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_truncated_header_is_answered_as_soon_as_it_can_be() {
+    fn truncated_header_is_answered_if_it_has_an_xid() {
         let whole = Message::encode(&header()).stream;
         for len in 0..whole.len() {
             let cut = Message::from(whole.slice(..len));
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn another_rpc_version_and_a_long_credential_are_denied() {
+    fn wrong_rpc_version_and_long_credential_are_denied() {
         let mut stream = Message::encode(&header()).stream.to_vec();
         stream[11] = 3;
         let error = CallHeader::decode(&mut Decoder::new(&Bytes::from(stream.clone()).into())).unwrap_err();
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reply_survives_the_wire() {
+    fn every_reply_header_round_trips() {
         let accepted = [
             AcceptStat::Success,
             AcceptStat::ProgUnavail,

@@ -1,10 +1,11 @@
-//! [`OptionReader`]: typed options out of raw ones, with errors that help.
+//! [`OptionReader`]: parses the options of a transport, with specific error messages.
 
 use std::{fmt::Display, ops::RangeInclusive, time::Duration};
 
 use crate::{OptionError, RawOptions};
 
-/// Reads the options of one transport, one after the other; [`finish`](Self::finish) refuses what is left.
+/// Parses the options of one transport, one after the other. [`finish`](Self::finish) rejects options that were not
+/// read.
 ///
 /// ```
 /// use rpc::{OptionReader, RawOptions};
@@ -23,21 +24,21 @@ pub struct OptionReader<'a> {
 }
 
 impl<'a> OptionReader<'a> {
-    /// Starts with all of `raw` unread.
+    /// Creates a reader of `raw`, none of whose options has been read.
     pub fn new(transport: &'static str, raw: &'a RawOptions) -> Self {
         Self { transport, raw, known: Vec::new() }
     }
 
-    /// The option as it is written.
+    /// Returns the value of an option as text.
     pub fn text(&mut self, name: &'static str) -> Option<&'a str> {
         self.known.push(name);
         self.raw.get(name).map(String::as_str)
     }
 
-    /// An option that is on or off; an empty value is on.
+    /// Parses an option that is on or off. An empty value means on.
     ///
     /// # Errors
-    /// It is neither.
+    /// The value is neither on nor off.
     pub fn switch(&mut self, name: &'static str) -> Result<Option<bool>, OptionError> {
         match self.text(name) {
             None => Ok(None),
@@ -47,20 +48,20 @@ impl<'a> OptionReader<'a> {
         }
     }
 
-    /// A number.
+    /// Parses a number.
     ///
     /// # Errors
-    /// It is not a number, or out of range.
+    /// The value is not a number, or out of range.
     pub fn number(&mut self, name: &'static str, range: RangeInclusive<u64>) -> Result<Option<u64>, OptionError> {
         let Some(text) = self.text(name) else { return Ok(None) };
         let value = text.parse().map_err(|_| self.error(name, format!("'{text}' is not a number")))?;
         self.check(name, value, &range).map(Some)
     }
 
-    /// A number of bytes; `k` and `m` behind it mean KiB and MiB.
+    /// Parses a number of bytes. The suffixes `k` and `m` mean KiB and MiB.
     ///
     /// # Errors
-    /// It is not a number of bytes, or out of range.
+    /// The value is not a number of bytes, or out of range.
     pub fn bytes(&mut self, name: &'static str, range: RangeInclusive<usize>) -> Result<Option<usize>, OptionError> {
         let Some(text) = self.text(name) else { return Ok(None) };
         let lower = text.to_ascii_lowercase();
@@ -74,10 +75,10 @@ impl<'a> OptionReader<'a> {
         self.check(name, value, &range).map(Some)
     }
 
-    /// A time, or `off` for none.
+    /// Parses a duration, or `off` for none.
     ///
     /// # Errors
-    /// It is neither, or is zero.
+    /// The value is neither a duration nor `off`, or it is zero.
     pub fn duration_or_off(&mut self, name: &'static str) -> Result<Option<Option<Duration>>, OptionError> {
         match self.text(name) {
             Some("off") => Ok(Some(None)),
@@ -85,10 +86,10 @@ impl<'a> OptionReader<'a> {
         }
     }
 
-    /// A time; `ms`, `s` or `m` (minutes) behind it, seconds without.
+    /// Parses a duration with the suffix `ms`, `s` or `m` (minutes); without a suffix it is in seconds.
     ///
     /// # Errors
-    /// It is not a time, or is zero.
+    /// The value is not a duration, or it is zero.
     pub fn duration(&mut self, name: &'static str) -> Result<Option<Duration>, OptionError> {
         let Some(text) = self.text(name) else { return Ok(None) };
         let (digits, unit_ms) = match text.strip_suffix("ms") {
@@ -101,20 +102,20 @@ impl<'a> OptionReader<'a> {
         Ok(Some(Duration::from_millis(ms)))
     }
 
-    /// An error about one option.
+    /// Creates an error about the option `name`.
     pub fn error(&self, name: &str, problem: String) -> OptionError {
         OptionError { transport: self.transport, option: name.to_owned(), problem }
     }
 
-    /// Refuses every option that has not been read.
+    /// Rejects every option that has not been read.
     ///
     /// # Errors
-    /// The first such option, and which there are.
+    /// Names the first such option and lists the known ones.
     pub fn finish(mut self) -> Result<(), OptionError> {
         let Some(unknown) = self.raw.keys().find(|key| !self.known.contains(&key.as_str())) else { return Ok(()) };
         self.known.sort_unstable();
         self.known.dedup();
-        Err(self.error(unknown, format!("no such option; there are {}", self.known.join(", "))))
+        Err(self.error(unknown, format!("no such option; the options are {}", self.known.join(", "))))
     }
 
     fn check<T: PartialOrd + Display>(
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_with_their_units() {
+    fn values_are_parsed_with_their_units() {
         let read = |value| OptionReader::new("x", &raw("o", value)).bytes("o", 1..=8 << 20).map_err(|e| e.problem);
         assert_eq!(read("64k"), Ok(Some(64 << 10)));
         assert_eq!(read("8M"), Ok(Some(8 << 20)));
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_option_is_refused_and_the_known_ones_are_named() {
+    fn unknown_option_is_rejected_with_list_of_known_options() {
         let raw = raw("nodely", "on");
         let mut options = OptionReader::new("tcp", &raw);
         assert_eq!(options.switch("nodelay"), Ok(None));
@@ -166,7 +167,7 @@ mod tests {
         let error = options.finish().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "transport tcp: option 'nodely': no such option; there are congestion, idle, nodelay"
+            "transport tcp: option 'nodely': no such option; the options are congestion, idle, nodelay"
         );
     }
 }

@@ -1,7 +1,8 @@
-//! [`Outbox`]: messages become records of a byte stream. RFC 5531 §11.
+//! [`Outbox`]: encodes messages as records of a byte stream. RFC 5531 §11.
 //!
-//! The sending half of record marking, and as pure as the [receiving](crate::record) one. Small parts that follow each
-//! other, record marks among them, are copied into one piece, for fewer to be gathered; large ones are shared.
+//! This is the sending half of record marking; like the [receiving](crate::record) half it does no I/O. Consecutive
+//! small parts, including record marks, are copied into one piece, so that fewer pieces are gathered. Large parts are
+//! shared.
 
 use buf::{Arena, Piece, SendQueue};
 use bytes::Bytes;
@@ -24,22 +25,22 @@ impl Default for Outbox {
 }
 
 impl Outbox {
-    /// Whether nothing waits here.
+    /// Returns `true` if no bytes are queued.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends `message`, whose length is `len`, as a record of one fragment.
+    /// Appends `message`, whose length is `len` bytes, as a record of one fragment.
     ///
     /// # Panics
-    /// If `len` does not fit 31 bits, or a payload has no position.
+    /// If `len` does not fit in 31 bits, or a payload has no position.
     pub fn push(&mut self, message: Message, len: usize) {
         debug_assert_eq!(len, message.len());
-        assert!(len < LAST_FRAGMENT as usize, "a record of one fragment has 31 bits of length");
+        assert!(len < LAST_FRAGMENT as usize, "the length of a fragment must fit in 31 bits");
         self.copy(&(LAST_FRAGMENT | len as u32).to_be_bytes());
         let (mut at, mut reduced) = (0, 0);
         for payload in message.payloads {
-            let position = payload.position.expect("a payload to be sent has a position") as usize;
+            let position = payload.position.expect("a payload to be sent must have a position") as usize;
             let (end, padding) = (position - reduced, padding(payload.data.len()));
             self.bytes(message.stream.slice(at..end));
             reduced += payload.data.len() + padding;
@@ -58,15 +59,15 @@ impl Outbox {
         }
     }
 
-    /// Moves everything to `queue`.
+    /// Moves all pieces to `queue`.
     pub fn drain_to(&mut self, queue: &mut SendQueue) {
         self.seal();
         self.pieces.drain(..).for_each(|piece| queue.push(piece));
         self.len = 0;
     }
 
-    /// Holds no memory while nothing waits.
-    pub fn rest(&mut self) {
+    /// Frees the memory if nothing is queued.
+    pub fn release_if_empty(&mut self) {
         if self.is_empty() {
             *self = Self::default();
         }
@@ -105,7 +106,7 @@ impl Outbox {
     }
 }
 
-/// Up to this length copying costs less than one more piece to gather.
+/// Maximum length in bytes for which a copy costs less than gathering one more piece.
 const COPY_MAX: usize = 1024;
 
 #[cfg(test)]
@@ -113,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn small_messages_in_a_row_become_one_piece() {
+    fn consecutive_small_messages_become_one_piece() {
         let small = || Message::from(Bytes::from_static(&[0; 100]));
         let mut outbox = Outbox::default();
         for _ in 0..10 {

@@ -1,7 +1,7 @@
-//! Calls that wait for their replies, as datagram and stream transports keep them.
+//! The pending calls of datagram and stream transports.
 //!
-//! Who owns the buffers: the sink of a call lives in the table, not in the caller's future, so that
-//! a caller can go away at any time; the transport takes it out while it fills it.
+//! The table owns the sink of a call, not the caller's future, so that a caller can drop its call at any time. The
+//! transport takes the sink out of the table while it fills it.
 
 use std::{
     collections::HashMap,
@@ -17,11 +17,11 @@ use xdr::Message;
 
 use crate::{CallError, CallsMade, Reply, ReplyPlan, TransportError, Xid, msg::peek};
 
-/// The table.
+/// The table of pending calls.
 #[derive(Debug, Default)]
 pub(crate) struct PendingCalls {
     calls: HashMap<Xid, Pending, BuildHasherDefault<XidHasher>>,
-    /// Calls so far.
+    /// The number of calls since the connection was opened.
     total: u64,
     over: Option<TransportError>,
 }
@@ -34,15 +34,16 @@ struct Pending {
 }
 
 impl PendingCalls {
-    /// The plan of a call that still waits.
+    /// Returns the plan of a call that still waits for its reply.
     pub fn plan(&mut self, xid: Xid) -> Option<&mut ReplyPlan> {
         self.calls.get_mut(&xid).filter(|pending| pending.outcome.is_none()).map(|pending| &mut pending.plan)
     }
 
-    /// Hands a reply to its call; a reply that nobody waits for is dropped. `sink` holds its payload, if it was placed.
+    /// Completes a call with its reply. Drops a reply for which no call waits. If the payload was placed, it is in
+    /// `sink`.
     pub fn complete(&mut self, xid: Xid, message: Message, sink: Option<SharedRegion>) {
         let Some(pending) = self.calls.get_mut(&xid).filter(|pending| pending.outcome.is_none()) else {
-            tracing::debug!(xid = xid.0, "a reply that nobody waits for");
+            tracing::debug!(xid = xid.0, "a reply without a pending call");
             return;
         };
         let sink = sink.or_else(|| pending.plan.sink.take().map(SharedRegion::from));
@@ -50,7 +51,7 @@ impl PendingCalls {
         pending.waker.wake_by_ref();
     }
 
-    /// Ends all calls, those to come included. `abandoned` is a sink that was being filled.
+    /// Fails all calls, including later ones. `abandoned` is a sink that was being filled.
     pub fn fail_all(&mut self, error: &TransportError, mut abandoned: Option<(Xid, Buffer)>) {
         for (xid, pending) in &mut self.calls {
             if pending.outcome.is_none() {
@@ -63,32 +64,32 @@ impl PendingCalls {
         self.over.get_or_insert_with(|| error.clone());
     }
 
-    /// Whether a call waits.
+    /// Returns `true` if a call is pending.
     pub fn any(&self) -> bool {
         !self.calls.is_empty()
     }
 
-    /// How many there are and were.
+    /// Returns the numbers of pending and of all calls.
     pub fn made(&self) -> CallsMade {
         CallsMade { total: self.total, pending: self.calls.len() }
     }
 
-    /// Why the connection is over, if it is.
+    /// Returns the error that closed the connection, if it is closed.
     pub fn over(&self) -> Option<&TransportError> {
         self.over.as_ref()
     }
 }
 
-/// What a transport shares between its driver and its callers.
+/// The state that a transport shares between its driver and its callers.
 pub(crate) trait Shared {
-    /// The calls that wait.
+    /// Returns the pending calls.
     fn pending(&mut self) -> &mut PendingCalls;
 
     /// Queues a call and wakes the driver.
     fn send(&mut self, message: Message) -> Result<(), TransportError>;
 }
 
-/// One call, from before it is queued until its reply is there.
+/// The future of one call: queues it, and waits for its reply.
 pub(crate) struct CallFuture<'a, S: Shared> {
     shared: &'a Mutex<S>,
     xid: Xid,
@@ -102,16 +103,17 @@ enum Stage {
 }
 
 impl<'a, S: Shared> CallFuture<'a, S> {
-    /// A call that is queued when it is first polled.
+    /// Creates a call that is queued when the future is first polled.
     pub fn new(shared: &'a Mutex<S>, message: Message, plan: ReplyPlan) -> Self {
-        let xid = peek(&message.stream).expect("a call has an XID").0;
+        let xid = peek(&message.stream).expect("a call must have an XID").0;
         Self { shared, xid, stage: Stage::New(message, plan) }
     }
 
     fn start(&mut self, mut message: Message, plan: ReplyPlan, cx: &Context<'_>) -> Result<(), CallError> {
-        // A socket takes no device memory. Copied here, a device that fails ends this call alone.
+        // A socket cannot send device memory. The data are copied here, so that a device that fails ends only this
+        // call.
         if let Err(error) = message.payloads.iter_mut().try_for_each(|payload| payload.data.bounce()) {
-            let error = TransportError::Refused(format!("reading what is to be sent: {error}"));
+            let error = TransportError::Refused(format!("cannot read the payload: {error}"));
             return Err(CallError { error, sink: plan.sink });
         }
         let mut shared = self.shared.lock();
@@ -119,7 +121,7 @@ impl<'a, S: Shared> CallFuture<'a, S> {
         let problem = match pending.over() {
             Some(error) => Some(error.clone()),
             None if pending.calls.contains_key(&self.xid) => {
-                Some(TransportError::Refused(format!("a call of XID {:#010x} is outstanding", self.xid.0)))
+                Some(TransportError::Refused(format!("a call with XID {:#010x} is already outstanding", self.xid.0)))
             }
             None => shared.send(message).err(),
         };
@@ -147,7 +149,7 @@ impl<S: Shared> Future for CallFuture<'_, S> {
             Stage::Waiting => {
                 let mut shared = self.shared.lock();
                 let calls = &mut shared.pending().calls;
-                let call = calls.get_mut(&self.xid).expect("a call waits in the table");
+                let call = calls.get_mut(&self.xid).expect("a waiting call must be in the table");
                 if let Some(outcome) = call.outcome.take() {
                     calls.remove(&self.xid);
                     return Poll::Ready(outcome);
@@ -170,7 +172,7 @@ impl<S: Shared> Drop for CallFuture<'_, S> {
     }
 }
 
-/// XIDs are ours, and mostly consecutive: one multiplication spreads them.
+/// A hasher for XIDs. This side chooses them, mostly consecutive, so one multiplication spreads them.
 #[derive(Debug, Default)]
 struct XidHasher(u64);
 

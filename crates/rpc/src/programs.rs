@@ -1,4 +1,4 @@
-//! The programs of a server, and how a call finds its procedure.
+//! The programs of a server, and the lookup of the procedure of a call.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::{
 /// A table of services and their procedures.
 pub(crate) struct Programs {
     entries: Vec<Entry>,
-    /// One row per name in `rows`.
+    /// The counters, with one row for each element of `rows`.
     counters: Counters,
     rows: Vec<Row>,
 }
@@ -20,7 +20,7 @@ struct Entry {
     program: u32,
     low: u32,
     high: u32,
-    /// By version, then procedure.
+    /// The procedures by version, then by number.
     procedures: Vec<Vec<Option<Target>>>,
 }
 
@@ -29,7 +29,7 @@ struct Row {
     number: (u32, u32, u32),
 }
 
-/// A procedure that can be called.
+/// A procedure that a call can execute.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub procedure: Procedure,
@@ -43,10 +43,10 @@ impl Programs {
         Self { entries, counters: Counters::new(rows.len()), rows }
     }
 
-    /// Finds what a call calls.
+    /// Finds the service and procedure of a call.
     ///
     /// # Errors
-    /// What to tell the caller if there is no such program, version or procedure.
+    /// Returns the `accept_stat` for the caller if there is no such program, version or procedure.
     pub fn find(&self, call: &CallHeader) -> Result<(&dyn Service, Target), AcceptStat> {
         let (mut low, mut high) = (u32::MAX, 0);
         for entry in self.entries.iter().filter(|entry| entry.program == call.program) {
@@ -60,12 +60,12 @@ impl Programs {
         Err(if low <= high { AcceptStat::ProgMismatch { low, high } } else { AcceptStat::ProgUnavail })
     }
 
-    /// Tells every service.
+    /// Tells every service that a connection was opened.
     pub fn connected(&self, peer: &Reverse) {
         self.entries.iter().for_each(|entry| entry.service.connected(peer));
     }
 
-    /// Tells every service.
+    /// Tells every service that a connection was closed.
     pub fn disconnected(&self, connection: ConnectionId) {
         self.entries.iter().for_each(|entry| entry.service.disconnected(connection));
     }
@@ -74,12 +74,12 @@ impl Programs {
         self.counters.count(target.row, took, ok);
     }
 
-    /// What every procedure was called.
+    /// Returns the statistics of every procedure.
     pub fn stats(&self) -> Vec<ProcedureStats> {
         self.rows.iter().enumerate().map(|(at, row)| self.counters.read(at, row.name, row.number)).collect()
     }
 
-    /// Numbers and versions of all programs.
+    /// Returns the numbers and versions of all programs.
     pub fn list(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.entries.iter().flat_map(|entry| (entry.low..=entry.high).map(|version| (entry.program, version)))
     }
@@ -102,5 +102,5 @@ impl Entry {
 }
 
 const VERSIONS_MAX: u32 = 64;
-/// Procedures are numbered from zero; no known program has more.
+/// Maximum number of procedures of a version. They are numbered from zero; no known program has more.
 const PROCEDURES_MAX: u32 = 256;

@@ -1,14 +1,14 @@
-//! Record marking: messages out of a byte stream. RFC 5531 §11.
+//! Record marking: extracts messages from a byte stream. RFC 5531 §11.
 //!
-//! A pure state machine. [`RecordReader`] is fed staged bytes, and names the place where the bulk of
-//! a large record is wanted, so that a stream transport receives it there.
+//! [`RecordReader`] is a state machine without I/O. It consumes staged bytes, and returns the buffer for the bulk of a
+//! large record, so that a stream transport can receive directly into it.
 //!
-//! Who owns the bytes: a small record is copied from the stage into a chunk that it shares with its
-//! neighbours; a large one has a pool buffer of its own; the payload of a reply goes to the caller's sink,
-//! which the reader holds until the record is complete or the connection is over.
+//! Buffers: a small record is copied from the stage into memory that it shares with its neighbours. A large record has
+//! a pool buffer of its own. The payload of a reply goes to the caller's sink, which the reader holds until the record
+//! is complete or the connection is closed.
 //!
-//! On error, that is a record longer than its bound, the connection has to be closed: the place of
-//! the next record is not known.
+//! The only error is a record that exceeds the maximum length. The connection must then be closed, because the position
+//! of the next record is unknown.
 
 use std::fmt;
 
@@ -22,46 +22,46 @@ use crate::{
     msg::{REPLY, peek},
 };
 
-/// A record that is complete.
+/// A complete record.
 #[derive(Debug)]
 pub struct Record {
-    /// Its bytes, and the payload beside them if it was placed.
+    /// The bytes of the record, with the payload beside them if it was placed.
     pub message: Message,
     /// The region in which the payload was placed.
     pub sink: Option<SharedRegion>,
-    /// Bytes of memory that [`Place::room`] was asked for.
+    /// Bytes of memory that [`Place::room`] granted for this record.
     pub charged: usize,
 }
 
-/// Where the payload of an arriving reply goes.
+/// The destination of the payload of an arriving reply.
 #[derive(Debug)]
 pub struct Placement {
-    /// The caller's region, which is host memory.
+    /// The caller's region, in host memory.
     pub sink: Buffer,
-    /// Where in the record the payload lies.
+    /// The position and length of the payload in the record.
     pub located: Located,
 }
 
-/// Told the first bytes of a reply and the length of its record, says where the reply's payload goes, if it is to
-/// be placed. What it gives must pass [`Placement::fits`].
+/// Decides about the destination of payloads and about memory for records.
 pub trait Place {
-    /// Looks for the payload.
+    /// Returns the destination of the reply's payload, or `None` if it is not placed. `prefix` are the first bytes of
+    /// the reply. The result must pass [`Placement::fits`].
     fn place(&mut self, xid: Xid, prefix: &Bytes, record_len: usize) -> Option<Placement>;
 
-    /// Whether there is room for `bytes` more of memory, which are then charged to the record. If not, the reader stays where it
-    /// is, and asks again at the next [`RecordReader::advance`].
+    /// Returns `true` and charges `bytes` to the record if there is room for them. If it returns `false`, the reader
+    /// stays in its state and asks again at the next [`RecordReader::advance`].
     fn room(&mut self, bytes: usize) -> bool {
         let _ = bytes;
         true
     }
 }
 
-/// A record, or the sum of its fragments, is longer than the bound.
+/// The error for a record, or a sum of fragments, that is longer than the maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordTooLong {
-    /// Bytes announced.
+    /// Length in bytes according to the record marks.
     pub len: usize,
-    /// Most that are taken.
+    /// Maximum length in bytes.
     pub max: usize,
 }
 
@@ -72,38 +72,38 @@ pub struct RecordReader {
     pool: Pool,
     arena: Arena,
     state: State,
-    /// Memory of the record that is incomplete, as far as [`Place::room`] was asked for it.
+    /// Bytes that [`Place::room`] granted for the incomplete record.
     charged: usize,
-    /// Small records since the last large one.
+    /// The number of small records since the last large one.
     small_run: u32,
 }
 
 #[derive(Debug)]
 enum State {
-    /// Between fragments; nothing of the record is there.
+    /// The reader is between records; no byte of the next body has arrived.
     Mark,
-    /// A record of one fragment, nothing of which has been taken.
+    /// A record of one fragment, of which no byte has been consumed.
     Body { len: usize },
-    /// A record of one fragment, being received into a buffer of its own.
+    /// A record of one fragment that is received into a buffer of its own.
     Whole { buffer: Buffer, filled: usize },
-    /// A reply whose payload goes to the caller's sink. What precedes the payload is in the arena.
+    /// A reply whose payload goes to the caller's sink. The bytes before the payload are in the arena.
     Placed { xid: Xid, sink: Buffer, located: Located, filled: usize, tail: usize },
     /// A record of several fragments.
     Fragments { assembled: BytesMut, left: usize, last: bool },
 }
 
 impl RecordReader {
-    /// Reads records of at most `max` bytes; those that are large get buffers of `pool`.
+    /// Creates a reader for records of at most `max` bytes. Large records get buffers from `pool`.
     pub fn new(max: usize, pool: Pool) -> Self {
         Self { max, pool, arena: Arena::new(ARENA_BYTES), state: State::Mark, charged: 0, small_run: SMALL_RUN }
     }
 
-    /// Takes what it can from `staged`, up to the end of one record. Returns how many bytes it took, and the record.
-    /// Without a record, more bytes are needed: first to fill [`direct`](Self::direct), and up to
-    /// [`ahead`](Self::ahead) behind them.
+    /// Consumes bytes of `staged`, up to the end of one record. Returns the number of consumed bytes, and the record if
+    /// it is complete. Without a record the reader needs more bytes: first those that fill [`direct`](Self::direct),
+    /// then up to [`ahead`](Self::ahead) bytes in the stage.
     ///
     /// # Errors
-    /// The record is too long. The reader is of no more use.
+    /// The record is too long. The reader must not be used any more.
     pub fn advance(&mut self, staged: &[u8], place: &mut impl Place) -> Result<(usize, Option<Record>), RecordTooLong> {
         let mut at = 0;
         loop {
@@ -131,7 +131,7 @@ impl RecordReader {
         }
     }
 
-    /// Where the next bytes are wanted; empty when they are wanted in the stage.
+    /// Returns the buffer for the next bytes. It is empty when the next bytes belong in the stage.
     pub fn direct(&mut self) -> &mut [u8] {
         match &mut self.state {
             State::Whole { buffer, filled } => &mut buffer[*filled..],
@@ -140,7 +140,7 @@ impl RecordReader {
         }
     }
 
-    /// Says that the first `len` bytes of [`direct`](Self::direct) have been filled.
+    /// Records that the first `len` bytes of [`direct`](Self::direct) have been filled.
     pub fn direct_filled(&mut self, len: usize) {
         assert!(len <= self.direct().len());
         if let State::Whole { filled, .. } | State::Placed { filled, .. } = &mut self.state {
@@ -148,10 +148,10 @@ impl RecordReader {
         }
     }
 
-    /// How many bytes to stage behind the direct ones, of a stage of [`STAGE_BYTES`].
+    /// Returns the number of bytes to stage behind the direct ones, in a stage of [`STAGE_BYTES`].
     ///
-    /// Little when records are large, since what is staged of them has to be copied; much when they are small, to
-    /// have many with one system call.
+    /// The number is small when records are large, because staged bytes must be copied. It is large when records are
+    /// small, so that one system call receives many of them.
     pub fn ahead(&self, staged: usize) -> usize {
         let ahead = if self.small_run >= SMALL_RUN { STAGE_BYTES } else { AHEAD_MIN };
         let wanted = match &self.state {
@@ -162,17 +162,17 @@ impl RecordReader {
         ahead.max(wanted.saturating_sub(staged))
     }
 
-    /// Bytes of memory of the record that is incomplete, as far as [`Place::room`] was asked for them.
+    /// Returns the bytes of memory that [`Place::room`] granted for the incomplete record.
     pub fn charged(&self) -> usize {
         self.charged
     }
 
-    /// Holds no memory between records.
-    pub fn rest(&mut self) {
+    /// Frees memory that is not needed between records.
+    pub fn release_idle_memory(&mut self) {
         self.arena.rest();
     }
 
-    /// The sink that is being filled, when the connection ends within a reply.
+    /// Returns the sink that is being filled, if the connection is closed within a reply.
     pub fn abandon(&mut self) -> Option<(Xid, Buffer)> {
         match std::mem::replace(&mut self.state, State::Mark) {
             State::Placed { xid, sink, .. } => Some((xid, sink)),
@@ -180,7 +180,7 @@ impl RecordReader {
         }
     }
 
-    /// Drops a record that is incomplete. The reader is of no more use.
+    /// Drops an incomplete record. The reader must not be used any more.
     pub fn forget(&mut self) {
         self.state = State::Mark;
         self.arena.rest();
@@ -200,7 +200,7 @@ impl RecordReader {
         let State::Fragments { assembled, left, last } = &mut self.state else { unreachable!() };
         if *left > 0 {
             let take = staged.len().min(*left);
-            // Grows with what has arrived, not with what was announced.
+            // The allocation grows with the bytes that have arrived, not with the announced length.
             let needed = assembled.len() + take;
             if needed > self.charged {
                 let capacity = needed.max(FRAGMENTS_MIN).next_power_of_two();
@@ -225,7 +225,7 @@ impl RecordReader {
         Ok((MARK_BYTES, Step::Next))
     }
 
-    /// Decides how a record of one fragment is received.
+    /// Decides how to receive a record of one fragment.
     fn body(&mut self, len: usize, staged: &[u8], place: &mut impl Place) -> (usize, Step) {
         let is_reply = match peek(staged) {
             Some((xid, REPLY)) if len > PREFIX_MAX => Some(xid),
@@ -237,7 +237,7 @@ impl RecordReader {
             let Some(prefix) = staged.get(..PREFIX_MAX) else { return (0, Step::More) };
             let prefix = self.copy(prefix);
             if let Some(placement) = place.place(xid, &prefix, len) {
-                assert!(placement.fits(prefix.len(), len), "a placement outside its record");
+                assert!(placement.fits(prefix.len(), len), "a placement must lie within its record");
                 return self.start_placed(xid, &prefix, len, placement);
             }
         }
@@ -299,7 +299,7 @@ impl RecordReader {
         let State::Placed { sink, located, .. } = std::mem::replace(&mut self.state, State::Mark) else {
             unreachable!()
         };
-        // RFC 4506 §4.10: padding follows the item; it is not part of the reduced stream.
+        // RFC 4506 §4.10: padding follows the item. It is not part of the reduced stream.
         let mut stream = self.arena.piece().split();
         let padding = padding(located.len).min(stream.len() - located.position);
         stream.copy_within(located.position + padding.., located.position);
@@ -321,20 +321,21 @@ impl RecordReader {
     }
 
     fn room(&mut self, len: usize) {
-        assert!(self.arena.make_room(len), "one piece at a time");
+        assert!(self.arena.make_room(len), "the arena must have room for one piece");
     }
 }
 
 enum Step {
-    /// Go on with the new state.
+    /// Continue with the new state.
     Next,
-    /// More bytes are needed.
+    /// Wait for more bytes.
     More,
     Done(Record),
 }
 
 impl Placement {
-    /// Whether a payload that was located with these many bytes of a record of `record_len` can be placed.
+    /// Returns `true` if the payload can be placed. It was located in the first `prefix_len` bytes of a record of
+    /// `record_len` bytes.
     pub fn fits(&self, prefix_len: usize, record_len: usize) -> bool {
         let Located { position, len } = self.located;
         let end = len.checked_add(padding(len)).and_then(|len| position.checked_add(len));
@@ -347,7 +348,7 @@ impl Placement {
 
 impl fmt::Display for RecordTooLong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a record of {} bytes where at most {} are taken", self.len, self.max)
+        write!(f, "a record of {} bytes exceeds the maximum of {}", self.len, self.max)
     }
 }
 
@@ -358,7 +359,7 @@ fn read_mark(staged: &[u8]) -> Option<(usize, bool)> {
     Some(((mark & !LAST_FRAGMENT) as usize, mark & LAST_FRAGMENT != 0))
 }
 
-/// Bytes of the buffer for a large record: a pool rounds up to a power of two, as long as it has such.
+/// Returns the bytes of the buffer for a large record. A pool rounds up to a power of two, up to its largest buffer.
 fn whole_memory(len: usize) -> usize {
     if len <= POOLED_MAX { len.next_power_of_two() } else { len }
 }
@@ -367,17 +368,17 @@ pub(crate) fn padding(len: usize) -> usize {
     len.wrapping_neg() & 3
 }
 
-/// Capacity of the stage in front of a [`RecordReader`].
+/// The capacity of the stage in front of a [`RecordReader`].
 pub const STAGE_BYTES: usize = 64 << 10;
 const AHEAD_MIN: usize = 4 << 10;
-/// So many small records in a row make it likely that the next is small, too.
+/// The number of consecutive small records after which the next record is probably small, too.
 const SMALL_RUN: u32 = 4;
-/// A record up to this length is copied out of the stage.
+/// Maximum length in bytes of a record that is copied from the stage.
 const SMALL_MAX: usize = 16 << 10;
-/// The largest buffer of a pool.
+/// Size in bytes of the largest buffer of a pool.
 const POOLED_MAX: usize = 2 << 20;
 const FRAGMENTS_MIN: usize = 512;
-/// A reply's payload is looked for in so many bytes. Replies that are not longer are copied.
+/// The number of bytes in which a reply's payload is located. Shorter replies are copied.
 const PREFIX_MAX: usize = 512;
 pub(crate) const ARENA_BYTES: usize = 64 << 10;
 pub(crate) const LAST_FRAGMENT: u32 = 1 << 31;
@@ -391,13 +392,13 @@ mod tests {
     use super::*;
     use crate::outbox::Outbox;
 
-    /// Bytes of a stream, given out in pieces of these sizes, over and over.
+    /// The bytes of a stream, returned in pieces of these sizes, repeatedly.
     struct Source<'a> {
         bytes: &'a [u8],
         sizes: std::iter::Cycle<std::slice::Iter<'a, usize>>,
     }
 
-    /// Does what a socket and a stage do: fills the direct place first, then the stage.
+    /// Simulates a socket and a stage: fills the direct buffer first, then the stage.
     fn read_all(
         bytes: &[u8],
         sizes: &[usize],
@@ -417,7 +418,7 @@ mod tests {
                 }
             }
             if source.bytes.is_empty() {
-                assert!(stage.is_empty(), "all whole records have been read");
+                assert!(stage.is_empty(), "all complete records must have been read");
                 return Ok(records);
             }
             let ahead = reader.ahead(stage.len());
@@ -434,18 +435,18 @@ mod tests {
         }
     }
 
-    struct Nowhere;
+    struct NoPlacement;
 
-    impl Place for Nowhere {
+    impl Place for NoPlacement {
         fn place(&mut self, _: Xid, _: &Bytes, _: usize) -> Option<Placement> {
             None
         }
     }
 
-    /// Places a payload that is told by the third and fourth word of the message.
-    struct AsTold;
+    /// Places a payload whose position and length are the third and fourth word of the message.
+    struct PlacementFromHeader;
 
-    impl Place for AsTold {
+    impl Place for PlacementFromHeader {
         fn place(&mut self, _: Xid, prefix: &Bytes, record_len: usize) -> Option<Placement> {
             let word = |at: usize| u32::from_be_bytes(prefix[at..at + 4].try_into().unwrap()) as usize;
             let placement =
@@ -454,7 +455,7 @@ mod tests {
         }
     }
 
-    /// A reply with a payload at `position`, and `tail` bytes behind it.
+    /// Creates a reply with a payload at `position` and `tail` bytes behind it.
     fn reply(position: usize, len: usize, tail: usize) -> Message {
         let mut stream = vec![1; position];
         for (at, word) in [7, REPLY, position as u32, len as u32].into_iter().enumerate() {
@@ -505,11 +506,11 @@ mod tests {
     }
 
     #[test]
-    fn every_split_of_two_records_gives_both() {
+    fn records_are_read_at_every_split() {
         let messages = [call(40), reply(24, 600, 4), call(8)];
         let wire = to_wire(&messages);
         for split in 1..wire.len() {
-            let records = read_all(&wire, &[split, wire.len()], 1 << 20, &mut AsTold).unwrap();
+            let records = read_all(&wire, &[split, wire.len()], 1 << 20, &mut PlacementFromHeader).unwrap();
             assert_eq!(records.len(), 3);
             for (record, message) in records.iter().zip(&messages) {
                 assert_eq!(flat(&record.message), flat(message));
@@ -520,7 +521,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_of_all_sizes_arrive_whole_however_they_are_cut(
+        fn records_of_all_sizes_are_read_at_all_splits(
             lens in prop::collection::vec(prop_oneof![8usize..200, 8usize..40_000, 100_000usize..300_000], 1..6),
             sizes in prop::collection::vec(prop_oneof![1usize..9, 1usize..70_000], 1..5),
             placed in prop::collection::vec((4usize..120, 1usize..70_000, 0usize..9), 0..4),
@@ -528,7 +529,7 @@ mod tests {
             let mut messages: Vec<_> = lens.into_iter().map(|len| call(len & !3)).collect();
             messages.extend(placed.into_iter().map(|(words, len, tail)| reply(words * 4, len, tail * 4)));
             let wire = to_wire(&messages);
-            let records = read_all(&wire, &sizes, 1 << 20, &mut AsTold).unwrap();
+            let records = read_all(&wire, &sizes, 1 << 20, &mut PlacementFromHeader).unwrap();
             prop_assert_eq!(records.len(), messages.len());
             for (record, message) in records.iter().zip(&messages) {
                 prop_assert_eq!(flat(&record.message), flat(message));
@@ -537,7 +538,7 @@ mod tests {
                     prop_assert_eq!(record.message.payloads[0].position, payload.position);
                 }
             }
-            let unplaced = read_all(&wire, &sizes, 1 << 20, &mut Nowhere).unwrap();
+            let unplaced = read_all(&wire, &sizes, 1 << 20, &mut NoPlacement).unwrap();
             for (record, message) in unplaced.iter().zip(&messages) {
                 prop_assert_eq!(flat(&record.message), flat(message));
             }
@@ -552,13 +553,13 @@ mod tests {
             let message = flat(&call(len & !3));
             let mut wire = fragmented(&message, &cuts);
             wire.extend(to_wire(&[call(12)]));
-            let records = read_all(&wire, &sizes, 4096, &mut Nowhere).unwrap();
+            let records = read_all(&wire, &sizes, 4096, &mut NoPlacement).unwrap();
             prop_assert_eq!(records.len(), 2);
             prop_assert_eq!(flat(&records[0].message), message);
         }
 
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..2000), size in 1usize..50) {
+        fn arbitrary_bytes_are_read_or_rejected(bytes in prop::collection::vec(any::<u8>(), 0..2000), size in 1usize..50) {
             let mut reader = RecordReader::new(1000, Pool::default());
             let mut stage = Vec::new();
             for chunk in bytes.chunks(size) {
@@ -567,7 +568,7 @@ mod tests {
                 direct[..first].copy_from_slice(&chunk[..first]);
                 reader.direct_filled(first);
                 stage.extend(&chunk[first..]);
-                while let Ok((taken, record)) = reader.advance(&stage, &mut AsTold) {
+                while let Ok((taken, record)) = reader.advance(&stage, &mut PlacementFromHeader) {
                     stage.drain(..taken);
                     if record.is_none() { break }
                 }
@@ -576,19 +577,22 @@ mod tests {
     }
 
     #[test]
-    fn a_record_above_the_bound_is_refused_before_it_arrives() {
+    fn too_long_record_is_rejected_before_it_arrives() {
         let announced = (LAST_FRAGMENT | 1001).to_be_bytes();
-        assert_eq!(read_all(&announced, &[4], 1000, &mut Nowhere).unwrap_err(), RecordTooLong { len: 1001, max: 1000 });
+        assert_eq!(
+            read_all(&announced, &[4], 1000, &mut NoPlacement).unwrap_err(),
+            RecordTooLong { len: 1001, max: 1000 }
+        );
         let sum = fragmented(&[0; 1001], &[600]);
-        assert_eq!(read_all(&sum, &[9], 1000, &mut Nowhere).unwrap_err().len, 1001);
-        assert_eq!(read_all(&fragmented(&[0; 1000], &[600]), &[9], 1000, &mut Nowhere).unwrap().len(), 1);
+        assert_eq!(read_all(&sum, &[9], 1000, &mut NoPlacement).unwrap_err().len, 1001);
+        assert_eq!(read_all(&fragmented(&[0; 1000], &[600]), &[9], 1000, &mut NoPlacement).unwrap().len(), 1);
     }
 
     #[test]
-    fn a_sink_comes_back_when_the_connection_ends_within_a_reply() {
+    fn sink_is_returned_when_connection_closes_within_a_reply() {
         let wire = to_wire(&[reply(24, 5000, 0)]);
         let mut reader = RecordReader::new(1 << 20, Pool::default());
-        let (taken, record) = reader.advance(&wire[..1000], &mut AsTold).unwrap();
+        let (taken, record) = reader.advance(&wire[..1000], &mut PlacementFromHeader).unwrap();
         assert!(taken == 1000 && record.is_none());
         assert_eq!(reader.direct().len(), 5000 - (1000 - 4 - 24));
         let (xid, sink) = reader.abandon().unwrap();

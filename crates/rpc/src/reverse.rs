@@ -1,7 +1,7 @@
-//! [`Reverse`]: a server's calls to its client, over the connection that the client has made.
+//! [`Reverse`]: a server's calls to its client, over the connection that the client opened.
 //!
-//! RFC 8881 §2.10.3.1 carries NFSv4.1's callbacks so, and RFC 8167 says how over RDMA. The driver of the connection is
-//! whoever serves it. Nothing is retried here, and no new connection is made: that is for the client to do.
+//! NFSv4.1 makes callbacks in this way (RFC 8881 §2.10.3.1); RFC 8167 defines it for RDMA. The task that serves the
+//! connection drives it. This module retries nothing and opens no connection; the client must reconnect.
 
 use std::{
     net::SocketAddr,
@@ -19,53 +19,55 @@ use crate::{
     Answer, CallFailed, ClientError, ConnectionId, Credential, DeadlinePassed, ReplyPlan, Transport, TransportError,
     Xid,
     client::{Auth, RETRANSMIT_MAX, Request, attempt, decode},
-    security::{Channel, Genuine},
+    security::{Channel, VerifiedReply},
 };
 
-/// The other end of a connection, as one to call. It does not keep the connection: when that is over, calls fail.
+/// The other end of a connection, as the target of callbacks. It does not keep the connection open; after the
+/// connection is closed, calls fail.
 #[derive(Clone)]
 pub struct Reverse {
     connection: ConnectionId,
     transport: Weak<dyn Transport>,
 }
 
-/// What is called, and by whom.
+/// The program that is called, with the caller's credential.
 #[derive(Clone)]
 pub struct ReverseTarget {
-    /// The program.
+    /// The program number.
     pub program: u32,
-    /// Its version.
+    /// The program version.
     pub version: u32,
     auth: Auth,
 }
 
 impl ReverseTarget {
-    /// A program of the peer, for a caller of this credential.
+    /// Creates a target: a program of the peer, and the credential of the caller.
     pub fn new(program: u32, version: u32, credential: &Credential) -> Self {
         Self { program, version, auth: Auth::new(credential) }
     }
 }
 
 impl Reverse {
-    /// The other end of this connection.
+    /// Creates the other end of a connection.
     pub fn new(connection: ConnectionId, transport: &Arc<dyn Transport>) -> Self {
         Self { connection, transport: Arc::downgrade(transport) }
     }
 
-    /// Which connection it is.
+    /// Returns the ID of the connection.
     pub fn connection(&self) -> ConnectionId {
         self.connection
     }
 
-    /// By which transport and from where the peer has come, as long as it is there.
+    /// Returns the transport's name and the peer's address, or `None` if the connection is closed.
     pub fn peer(&self) -> Option<(&'static str, SocketAddr)> {
         self.transport.upgrade().map(|transport| (transport.caps().name, transport.peer()))
     }
 
-    /// Calls a procedure, and waits for its results for so long. Dropping the future gives up the call.
+    /// Calls a procedure and waits for its results until `deadline` has passed. Dropping the future cancels the call.
     ///
     /// # Errors
-    /// [`ClientError::Transport`] if the connection is over, or calls cannot go this way by it.
+    /// [`ClientError::Transport`] if the connection is closed, or if its transport does not support calls in this
+    /// direction.
     pub async fn call<R: Decode>(
         &self,
         target: &ReverseTarget,
@@ -74,13 +76,13 @@ impl Reverse {
         (mut plan, deadline): (ReplyPlan, Duration),
     ) -> Result<Answer<R>, CallFailed> {
         let Some(transport) = self.transport.upgrade() else {
-            let error = ClientError::Transport(TransportError::Lost("it is over".to_owned()));
+            let error = ClientError::Transport(TransportError::Lost("the connection is closed".to_owned()));
             return Err(CallFailed { error, sink: plan.sink });
         };
         let procedure = (target.program, target.version, procedure);
         let request = Request::new(next_xid(), procedure, &target.auth, arguments);
         match timeout(deadline, exchange(&*transport, &request, &mut plan)).await {
-            Ok(Ok(Genuine { reply, is_bare })) => match decode(&reply.message, is_bare) {
+            Ok(Ok(VerifiedReply { reply, is_bare })) => match decode(&reply.message, is_bare) {
                 Ok(results) => Ok(Answer { results, sink: reply.sink }),
                 Err(error) => Err(CallFailed { error, sink: None }),
             },
@@ -103,11 +105,11 @@ async fn exchange(
     transport: &dyn Transport,
     request: &Request<'_>,
     plan: &mut ReplyPlan,
-) -> Result<Genuine, ClientError> {
+) -> Result<VerifiedReply, ClientError> {
     match request {
         Request::Plain(message) => {
             let reply = attempt(transport, message.clone(), plan).await.map_err(ClientError::Transport)?;
-            Ok(Genuine { reply, is_bare: false })
+            Ok(VerifiedReply { reply, is_bare: false })
         }
         Request::Protected(call) => {
             let (program, version, _) = call.target;
@@ -118,7 +120,8 @@ async fn exchange(
     }
 }
 
-/// One sequence for all connections: several callers may share one, and must not use an XID twice at a time.
+/// Returns the next XID. All connections share one sequence: several callers can share a connection, and must not use
+/// the same XID at the same time.
 fn next_xid() -> Xid {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let count = NEXT.fetch_add(1, Relaxed);

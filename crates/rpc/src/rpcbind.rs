@@ -1,10 +1,10 @@
-//! rpcbind, RFC 1833: program numbers to addresses. Versions 2 (port mapper), 3 and 4.
+//! rpcbind, RFC 1833: maps program numbers to addresses. Versions 2 (port mapper), 3 and 4.
 //!
-//! [`Rpcbind`] answers as an rpcbind, for hosts that run none; [`Registry`] is what it answers from. [`register`] and
-//! [`lookup`] talk to one that runs.
+//! [`Rpcbind`] is the service, for hosts on which no rpcbind runs; [`Registry`] is its table. [`register`] and
+//! [`lookup`] call an rpcbind that runs.
 //!
-//! Only callers on this host may change a registry (RFC 1833 §2.2.1 leaves who may to the implementation), and what
-//! they add is bounded.
+//! Only callers on this host can change a registry (RFC 1833 §2.2.1 leaves the decision to the implementation), and the
+//! number of bindings is limited.
 
 mod calls;
 mod service;
@@ -21,21 +21,21 @@ pub use service::{Registry, Rpcbind};
 
 /// The program number.
 pub const PROGRAM: u32 = 100_000;
-/// The port, on tcp and udp.
+/// The port on tcp and udp.
 pub const PORT: u16 = 111;
 
-/// A network identifier: a transport over a family of addresses.
+/// A network identifier: a transport over an address family.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Netid(pub String);
 
 impl Netid {
-    /// The identifier of a transport of the switch at an address: `tcp`, `tcp6`, `udp`, `rdma6`, … (RFC 5665 §5,
-    /// RFC 8166 §9).
+    /// Returns the identifier of a transport of the switch for an address: `tcp`, `tcp6`, `udp`, `rdma6`, … (RFC 5665
+    /// §5, RFC 8166 §9).
     pub fn new(transport: &str, address: SocketAddr) -> Self {
         Self(format!("{transport}{}", if address.is_ipv6() { "6" } else { "" }))
     }
 
-    /// The protocol number that version 2 knows it by; `None` if it does not.
+    /// Returns the protocol number in version 2, or `None` if version 2 has none for it.
     fn protocol(&self) -> Option<u32> {
         match self.0.as_str() {
             "tcp" => Some(IPPROTO_TCP),
@@ -62,22 +62,22 @@ impl fmt::Display for Netid {
 /// One program version at one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// Program number.
+    /// The program number.
     pub program: u32,
-    /// Version number.
+    /// The version number.
     pub version: u32,
-    /// Transport and family.
+    /// The transport and address family.
     pub netid: Netid,
-    /// Where it listens.
+    /// The address on which the program listens.
     pub address: SocketAddr,
 }
 
-/// A universal address: the address, and the port as its two bytes in decimal (RFC 5665 §5.2.3).
+/// Formats a universal address: the address, and the port as its two bytes in decimal (RFC 5665 §5.2.3).
 pub fn to_universal(address: SocketAddr) -> String {
     format!("{}.{}.{}", address.ip(), address.port() >> 8, address.port() & 0xff)
 }
 
-/// Reads a universal address.
+/// Parses a universal address.
 pub fn from_universal(text: &str) -> Option<SocketAddr> {
     let (rest, low) = text.rsplit_once('.')?;
     let (ip, high) = rest.rsplit_once('.')?;
@@ -85,7 +85,7 @@ pub fn from_universal(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip.parse().ok()?, port))
 }
 
-/// The address, with the host that the caller knows us by in place of "any".
+/// Replaces an unspecified address by the address at which the caller reaches this host.
 fn reachable(address: SocketAddr, known_as: Option<IpAddr>) -> SocketAddr {
     match known_as {
         Some(ip) if address.ip().is_unspecified() && ip.is_ipv6() == address.is_ipv6() => {
@@ -100,7 +100,7 @@ fn any(like: &Netid, port: u16) -> SocketAddr {
     SocketAddr::new(if v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }, port)
 }
 
-/// Version 2's `mapping` (RFC 1833 §3.1).
+/// The structure `mapping` of version 2 (RFC 1833 §3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 struct Mapping {
     program: u32,
@@ -109,7 +109,7 @@ struct Mapping {
     port: u32,
 }
 
-/// Versions 3 and 4's `rpcb` (RFC 1833 §2.1).
+/// The structure `rpcb` of versions 3 and 4 (RFC 1833 §2.1).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 struct Rpcb {
     program: u32,
@@ -123,11 +123,11 @@ const IPPROTO_TCP: u32 = 6;
 const IPPROTO_UDP: u32 = 17;
 const STRING_MAX: usize = 1024;
 
-// Procedures. Those of versions 3 and 4 have the same numbers, where both have them.
+// The procedure numbers. A procedure that both version 3 and version 4 have is numbered alike in both.
 const NULL: u32 = 0;
 const SET: u32 = 1;
 const UNSET: u32 = 2;
-/// GETPORT in version 2.
+/// The number of GETADDR, and of GETPORT in version 2.
 const GETADDR: u32 = 3;
 const DUMP: u32 = 4;
 const GETTIME: u32 = 6;
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn universal_addresses_are_read_and_written() {
+    fn universal_addresses_are_parsed_and_formatted() {
         for (text, address) in
             [("10.0.0.7.8.1", "10.0.0.7:2049"), ("::1.78.81", "[::1]:20049"), ("0.0.0.0.0.111", "0.0.0.0:111")]
         {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_is_answered_with_the_host_that_the_caller_asked() {
+    fn wildcard_address_is_replaced_by_address_that_caller_uses() {
         let (any, port) = ("0.0.0.0:2049".parse().unwrap(), 2049);
         assert_eq!(reachable(any, Some([10, 0, 0, 1].into())), SocketAddr::from(([10, 0, 0, 1], port)));
         assert_eq!(reachable(any, Some(Ipv6Addr::LOCALHOST.into())), any);

@@ -1,12 +1,11 @@
-//! [`Server`]: programs, and the loop that serves them on a connection.
+//! [`Server`]: a set of programs, and the loop that serves them on a connection.
 //!
-//! One task serves one connection: it drives the transport, and polls each call once in place. Most
-//! calls are done then, and their replies leave together when the transport flushes; the others are
-//! polled on beside it. No call has a task of its own.
+//! One task serves one connection: it drives the transport and polls each new call once in place. Most calls complete
+//! in that poll, and their replies leave together when the transport flushes. The task continues to poll the others. No
+//! call has a task of its own.
 //!
-//! On error of the connection, calls in progress are executed to their end, so that a caller that
-//! reconnects finds their replies in the duplicate request cache. A panic in a service ends that
-//! call with SYSTEM_ERR, and nothing else.
+//! If the connection fails, calls in progress are executed to their end, so that a caller that reconnects finds their
+//! replies in the duplicate request cache. A panic in a service fails only that call, with SYSTEM_ERR.
 
 use std::{
     any::Any,
@@ -43,7 +42,7 @@ use crate::{
     turns::Turn,
 };
 
-/// Programs that are served, on any number of connections of any transports.
+/// A set of programs that is served on any number of connections of any transports.
 ///
 /// ```
 /// # use rpc::{Server, Service};
@@ -59,12 +58,12 @@ pub struct Server {
     hosts: Hosts,
 }
 
-/// Bounds of a [`Server`].
+/// Limits of a [`Server`] for each connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most calls of one connection in progress; beyond, its calls are not read.
+    /// Maximum number of calls of one connection in progress. At this limit, the server stops reading its calls.
     pub calls_max: usize,
-    /// Most bytes of these calls, likewise.
+    /// Maximum bytes of these calls. At this limit, the server stops reading, too.
     pub bytes_max: usize,
 }
 
@@ -74,7 +73,7 @@ impl Default for Limits {
     }
 }
 
-/// Collects what a [`Server`] consists of.
+/// A builder of a [`Server`].
 #[derive(Default)]
 pub struct ServerBuilder {
     services: Vec<Arc<dyn Service>>,
@@ -85,45 +84,47 @@ pub struct ServerBuilder {
 }
 
 impl ServerBuilder {
-    /// Adds a program. Several services may have the same program in different versions.
+    /// Adds a program. Several services can have the same program number with different versions.
     pub fn service(self, service: impl Service) -> Self {
         self.shared(Arc::new(service))
     }
 
-    /// Adds a program that others hold, too.
+    /// Adds a program that other owners share.
     pub fn shared(mut self, service: Arc<dyn Service>) -> Self {
         self.services.push(service);
         self
     }
 
-    /// Adds a security flavour to AUTH_NONE and AUTH_SYS. Other callers are refused with AUTH_REJECTEDCRED.
+    /// Adds a security flavour to AUTH_NONE and AUTH_SYS. Callers with other flavours are rejected with
+    /// AUTH_REJECTEDCRED.
     pub fn flavor(mut self, flavor: Arc<dyn ServerFlavor>) -> Self {
         self.flavors.push(flavor);
         self
     }
 
-    /// Bounds of the duplicate request cache.
+    /// Sets the limits of the duplicate request cache.
     pub fn drc(mut self, options: DrcOptions) -> Self {
         self.drc = options;
         self
     }
 
-    /// Bounds of the server.
+    /// Sets the limits of the server.
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// The hosts that are served in full. [`Workers`](crate::Workers) give all others little; without this there are none.
+    /// Sets the admitted hosts. [`Workers`](crate::Workers) give all other hosts fewer resources. By default no host is
+    /// admitted.
     pub fn hosts(mut self, hosts: Hosts) -> Self {
         self.hosts = hosts;
         self
     }
 
-    /// The server.
+    /// Builds the server.
     ///
     /// # Panics
-    /// If two flavours have the same number, or one has that of AUTH_NONE or AUTH_SYS.
+    /// If two flavours have the same number, or a flavour has the number of AUTH_NONE or AUTH_SYS.
     pub fn build(self) -> Arc<Server> {
         let Self { services, flavors, drc, limits, hosts } = self;
         let (programs, flavors) = (Programs::new(services), Flavors::new(flavors));
@@ -131,22 +132,22 @@ impl ServerBuilder {
     }
 }
 
-/// Tells connections that the server is about to end.
+/// The signal that tells connections to drain.
 #[derive(Clone, Debug, Default)]
 pub struct Drain(Option<watch::Receiver<bool>>);
 
 impl Drain {
-    /// Never.
+    /// Creates a signal that is never sent.
     pub fn never() -> Self {
         Self(None)
     }
 
-    /// The other end says when, by `true`, or by going away.
+    /// Creates a signal that is sent when `told` becomes `true` or loses its sender.
     pub fn when(told: watch::Receiver<bool>) -> Self {
         Self(Some(told))
     }
 
-    /// Waits until it is time.
+    /// Waits for the signal.
     pub async fn wait(&mut self) {
         match &mut self.0 {
             Some(told) => drop(told.wait_for(|&now| now).await),
@@ -156,35 +157,35 @@ impl Drain {
 }
 
 impl Server {
-    /// Starts to collect what a server consists of.
+    /// Creates a builder.
     pub fn builder() -> ServerBuilder {
         ServerBuilder::default()
     }
 
-    /// What every procedure was called, in the order in which services were added.
+    /// Returns the statistics of every procedure, in the order in which services were added.
     pub fn stats(&self) -> Vec<ProcedureStats> {
         self.programs.stats()
     }
 
-    /// Numbers and versions of all programs.
+    /// Returns the numbers and versions of all programs.
     pub fn programs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         self.programs.list()
     }
 
-    /// Serves one connection until it is over; returns why. This is the driver of the transport.
+    /// Serves one connection until it is closed, and returns the reason. This is the driver of the transport.
     ///
-    /// When `drain` says so, no further call is taken, and the connection is closed as soon as those in progress
-    /// are answered.
+    /// After the signal of `drain`, no further call is accepted, and the connection is closed when all calls in
+    /// progress have been answered.
     pub async fn serve(&self, transport: Arc<dyn Transport>, drain: Drain) -> TransportError {
         self.serve_with(transport, drain, Observers::default()).await
     }
 
-    /// The hosts that are served in full.
+    /// Returns the admitted hosts.
     pub fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// Serves a connection that others watch.
+    /// Serves a connection with observers.
     pub(crate) async fn serve_with(
         &self,
         transport: Arc<dyn Transport>,
@@ -206,7 +207,7 @@ impl Server {
         .await
     }
 
-    /// Answers one call, which has arrived at this time. Returns the procedure if one was executed.
+    /// Answers one call that arrived at `arrived`. Returns the procedure if one was executed.
     async fn answer(
         &self,
         connection: &Served<'_>,
@@ -218,7 +219,7 @@ impl Server {
         let header = match CallHeader::decode(&mut arguments) {
             Ok(header) => header,
             Err(error) => {
-                tracing::debug!(%peer, ?error, "a call header that is not understood");
+                tracing::debug!(%peer, ?error, "a call header could not be decoded");
                 send(&**transport, token, error.reply());
                 return None;
             }
@@ -248,7 +249,7 @@ impl Server {
             match unwrap_arguments(protection, &message, &arguments) {
                 Ok(unwrapped) => clear = unwrapped,
                 Err(Tampered) => {
-                    tracing::debug!(%peer, "arguments that do not verify");
+                    tracing::debug!(%peer, "arguments could not be verified");
                     send(token, Some(Executed::Failed(AcceptStat::GarbageArgs)));
                     return None;
                 }
@@ -259,7 +260,7 @@ impl Server {
             Ok(found) => found,
             Err(stat) => {
                 tracing::debug!(%peer, program = header.program, version = header.version, procedure = header.procedure,
-                    ?stat, "a call that is not executed");
+                    ?stat, "a call was not executed");
                 send(token, Some(not_found(&header, stat)));
                 return None;
             }
@@ -289,7 +290,7 @@ impl Server {
         let call = Call { xid, version, procedure, caller, is_wrapped, peer, connection, transport, arguments };
         let (result, has_waited) = Guarded::new(service, call).await;
         let result = result.unwrap_or_else(|panic| {
-            tracing::error!(%peer, procedure = target.procedure.name, panic, "a service has panicked");
+            tracing::error!(%peer, procedure = target.procedure.name, panic, "a service panicked");
             Err(AcceptError::SystemErr)
         });
         let answered = Answered { target, arrived, ok: result.is_ok() };
@@ -302,17 +303,17 @@ impl Server {
         Some(answered)
     }
 
-    /// Whether the duplicate request cache remembers calls of this peer: hosts that are not served in full must not push out
-    /// the replies to others.
+    /// Returns `true` if the duplicate request cache remembers calls of this peer. It does not remember calls of hosts
+    /// that are not admitted, because these could evict the replies to admitted hosts.
     fn remembers(&self, connection: &Served<'_>, peer: SocketAddr) -> bool {
         connection.admitted.unwrap_or_else(|| self.hosts.admit(peer.ip()))
     }
 }
 
-/// The reply to a transmission that is not executed, if there is one.
+/// Returns the reply to a transmission that is not executed, or `None` if no reply is sent.
 fn reply_to_refused(header: &CallHeader, peer: SocketAddr, verdict: Verdict) -> Option<Message> {
     match verdict {
-        Verdict::Accepted(_) => unreachable!("it is executed"),
+        Verdict::Accepted(_) => unreachable!("an accepted call is executed"),
         Verdict::Answered { verifier, results } => {
             let body = ReplyBody::Accepted { verifier, stat: AcceptStat::Success };
             let mut encoder = Encoder::with_capacity(512 + results.len());
@@ -322,7 +323,7 @@ fn reply_to_refused(header: &CallHeader, peer: SocketAddr, verdict: Verdict) -> 
         }
         Verdict::Denied(stat) => {
             tracing::debug!(%peer, program = header.program, version = header.version, procedure = header.procedure,
-                flavor = header.credential.flavor, %stat, "a caller is refused");
+                flavor = header.credential.flavor, %stat, "a caller was rejected");
             let body = ReplyBody::Denied(RejectStat::AuthError(stat));
             Some(ReplyHeader { xid: header.xid, body }.to_message())
         }
@@ -330,7 +331,7 @@ fn reply_to_refused(header: &CallHeader, peer: SocketAddr, verdict: Verdict) -> 
     }
 }
 
-/// The outcome of a call for which there is no procedure.
+/// Returns the outcome of a call for which no procedure was found.
 fn not_found(header: &CallHeader, stat: AcceptStat) -> Executed {
     match stat {
         // RFC 5531 §12.1: by convention, procedure 0 of every version exists and does nothing.
@@ -342,20 +343,20 @@ fn not_found(header: &CallHeader, stat: AcceptStat) -> Executed {
     }
 }
 
-/// Who else wants to know of a connection.
+/// The parties that observe a connection.
 #[derive(Default)]
 pub(crate) struct Observers {
-    /// Told when the connection is over, which calls in progress can outlast.
+    /// Receives the reason when the connection is closed. Calls in progress can outlast the connection.
     pub tell: Option<oneshot::Sender<TransportError>>,
-    /// Its place among the connections of a server.
+    /// The entry of the connection in the server's table of connections.
     pub place: Option<Place>,
 }
 
-/// A connection; when it is dropped, however that comes, its services hear that it is over.
+/// A connection that is being served. When it is dropped, in any way, services are told that it is closed.
 struct Served<'a> {
     programs: &'a Programs,
     id: ConnectionId,
-    /// Whether the host at the other end is served in full; absent if there are several.
+    /// `true` if the host at the other end is admitted; `None` if the transport serves several hosts.
     admitted: Option<bool>,
 }
 
@@ -364,7 +365,7 @@ impl<'a> Served<'a> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = ConnectionId(NEXT.fetch_add(1, Relaxed));
         programs.connected(&Reverse::new(id, transport));
-        // A datagram socket serves many.
+        // A datagram socket serves several hosts.
         let admitted = (!transport.caps().lossy).then(|| hosts.admit(transport.peer().ip()));
         Self { programs, id, admitted }
     }
@@ -380,7 +381,7 @@ fn send(transport: &dyn Transport, token: ReplyToken, reply: Option<Message>) {
     let Some(reply) = reply else { return transport.forget(token) };
     let Xid(xid) = token.xid;
     if let Err(error) = transport.reply(token, reply) {
-        tracing::debug!(peer = %transport.peer(), xid, %error, "a reply was not sent");
+        tracing::debug!(peer = %transport.peer(), xid, %error, "a reply could not be sent");
     }
 }
 
@@ -391,22 +392,22 @@ struct Answered {
     ok: bool,
 }
 
-/// One connection being served. `F` is the future of one call, made by `M`.
+/// One connection that is being served. `F` is the future of one call, which `M` makes.
 ///
-/// The clock is read when the first call of a turn arrives, and at the end of the turn. A reading costs as much as decoding a small call,
-/// and the calls of one turn arrive together and are answered together.
+/// The clock is read when the first call of a turn arrives, and at the end of the turn. Reading it costs as much as
+/// decoding a small call, and the calls of one turn arrive together and are answered together.
 struct Serving<'a, F, M> {
     server: &'a Server,
     transport: &'a dyn Transport,
     answer: M,
-    /// The time of this turn.
+    /// The time at which the first call of this turn arrived.
     now: Option<Instant>,
     /// The calls that were answered in this turn.
     answered: Vec<Answered>,
     running: FuturesUnordered<Running<F>>,
-    /// Bytes of the messages of calls in progress.
+    /// Total bytes of the messages of calls in progress.
     bytes: usize,
-    /// Boxes of finished calls, for those to come.
+    /// The boxes of finished calls, kept for reuse.
     spare: Vec<Slot<F>>,
     over: Option<TransportError>,
     tell: Option<oneshot::Sender<TransportError>>,
@@ -457,7 +458,7 @@ where
         polled
     }
 
-    /// Goes on until there is nothing to do, for at most `turns_max` turns.
+    /// Polls until there is nothing to do, for at most `turns_max` turns.
     fn poll_turns(&mut self, cx: &mut Context<'_>, turns_max: usize) -> Poll<TransportError> {
         let mut turns = 0;
         loop {
@@ -484,14 +485,15 @@ where
             }
             turns += 1;
             if turns == turns_max {
-                // Others on this thread have their turn.
+                // Other tasks of this thread run first.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
         }
     }
 
-    /// Counts the calls that were answered in this turn. Their time ends now, when their replies have left.
+    /// Counts the calls that were answered in this turn. The time of each call ends now, because the transport has sent
+    /// the replies.
     fn end_turn(&mut self) {
         self.now = None;
         if self.answered.is_empty() {
@@ -504,7 +506,7 @@ where
         self.answered.shrink_to(SPARE_MAX);
     }
 
-    /// Closes the connection if nobody has used it for long; whether that is so.
+    /// Closes the connection if it has been idle for the transport's idle time. Returns `true` if it did.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(idle) = &mut self.idle else { return false };
         let is_idle = idle.poll(cx, self.running.is_empty(), || self.transport.calls_made());
@@ -516,7 +518,7 @@ where
         is_idle
     }
 
-    /// Closes the connection if it gives way to another.
+    /// Closes the connection if it was evicted, or if its first call did not arrive in time.
     fn poll_place(&mut self, cx: &mut Context<'_>) {
         let Some(place) = &mut self.place else { return };
         if let Poll::Ready(why) = place.poll_closed(cx) {
@@ -526,13 +528,13 @@ where
         }
     }
 
-    /// Starts calls that have come. Returns how often the transport had something.
+    /// Starts the calls that have arrived. Returns how often the transport returned something.
     fn poll_transport(&mut self, cx: &mut Context<'_>) -> usize {
         for started in 0..CALLS_PER_TURN {
             if self.over.is_some() {
                 return started;
             }
-            // Polled even when calls are held: replies leave and come in by it, too.
+            // The transport is polled even while it is on hold, because this also sends and receives replies.
             match self.transport.poll_recv(cx) {
                 Poll::Ready(Ok(call)) => {
                     self.start(call, cx);
@@ -579,7 +581,7 @@ where
             Poll::Pending => {
                 self.bytes += bytes;
                 self.running.push(running);
-                // Before a reply to a call behind it leaves.
+                // The connection becomes busy before a reply to a later call leaves.
                 if let Some(place) = &self.place {
                     place.set_busy(true);
                 }
@@ -587,7 +589,7 @@ where
         }
     }
 
-    /// Goes on with calls in progress; false if none was finished.
+    /// Polls the calls in progress. Returns `false` if none was finished.
     fn poll_running(&mut self, cx: &mut Context<'_>) -> bool {
         let mut finished = false;
         while let Poll::Ready(Some((slot, bytes, answered))) = self.running.poll_next_unpin(cx) {
@@ -602,7 +604,7 @@ where
     }
 }
 
-/// A call in progress; gives its box back, the length of its message, and the procedure if one was executed.
+/// A call in progress. Its output is its box, the length of its message, and the procedure if one was executed.
 struct Running<F> {
     slot: Option<Slot<F>>,
     bytes: usize,
@@ -613,13 +615,14 @@ impl<F: Future<Output = Option<Answered>>> Future for Running<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let slot = self.slot.as_mut().expect("polled after completion");
-        let answered = ready!(slot.as_mut().as_pin_mut().expect("a running call is in its box").poll(cx));
+        let answered =
+            ready!(slot.as_mut().as_pin_mut().expect("the box of a running call must hold its future").poll(cx));
         slot.set(None);
-        Poll::Ready((self.slot.take().expect("checked above"), self.bytes, answered))
+        Poll::Ready((self.slot.take().expect("the box was checked above"), self.bytes, answered))
     }
 }
 
-/// A service's future, whose panics are results; and whether it had to be waited for.
+/// The future of a service, with panics caught, and a flag that is `true` if the future was pending once.
 struct Guarded<'a> {
     future: Result<BoxFuture<'a, Result<Message, AcceptError>>, String>,
     has_waited: bool,
@@ -657,8 +660,8 @@ fn describe(panic: Box<dyn Any + Send>) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// Calls that are started before calls in progress are polled.
+/// Maximum number of calls that are started before calls in progress are polled.
 const CALLS_PER_TURN: usize = 64;
-/// Turns before the thread's other tasks are.
+/// Maximum number of turns before other tasks of the thread run.
 const TURNS_MAX: usize = 2;
 const SPARE_MAX: usize = 64;

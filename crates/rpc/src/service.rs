@@ -1,4 +1,4 @@
-//! An RPC program on the serving side.
+//! RPC programs on the server side.
 
 use std::{net::SocketAddr, ops::RangeInclusive, sync::Arc};
 
@@ -6,87 +6,91 @@ use xdr::{Decoder, Encoder, Message};
 
 use crate::{BoxFuture, Identity, REPLY_HEADER_LEN, Reverse, Transport, Xid};
 
-/// An RPC program: some versions of it, each with procedures.
+/// An RPC program: one or more versions of it, each with its procedures.
 ///
 /// The [crate's documentation](crate) has an example.
 pub trait Service: Send + Sync + 'static {
-    /// The program number.
+    /// Returns the program number.
     fn program(&self) -> u32;
 
-    /// The versions it speaks.
+    /// Returns the range of supported versions.
     fn versions(&self) -> RangeInclusive<u32>;
 
-    /// What is known of a procedure; `None` if there is no such one.
+    /// Returns the properties of a procedure, or `None` if the version has no such procedure.
     fn procedure(&self, version: u32, procedure: u32) -> Option<Procedure>;
 
-    /// Whether executing a call twice is the same as once: of a procedure that is many, only its arguments tell.
+    /// Returns `true` if executing the call twice has the same effect as executing it once. Override this for a
+    /// procedure that stands for several operations, whose arguments decide.
     fn is_idempotent(&self, procedure: &Procedure, arguments: &Decoder<'_>) -> bool {
         let _ = arguments;
         procedure.idempotent
     }
 
-    /// Executes a call. The results are encoded by [`Call::reply`], or otherwise *behind the [`REPLY_HEADER_LEN`] bytes that
-    /// [`Call::encoder`] has begun with*, so that payload positions count from the XID. A reply with another verifier gets
-    /// another header when it is sent; the positions are moved then.
+    /// Executes a call. The results are encoded by [`Call::reply`], or *behind the [`REPLY_HEADER_LEN`] bytes with
+    /// which [`Call::encoder`] begins*, so that payload positions count from the XID. A reply with another verifier
+    /// gets another header when it is sent, and the positions are moved then.
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>>;
 
-    /// A connection begins. Every service of its server hears of it, once, before any call; `peer` is for calling the
-    /// other end later.
+    /// Reports that a connection was opened. Each service of the server is called once, before any call arrives on that
+    /// connection. `peer` makes callbacks to the other end later.
     fn connected(&self, peer: &Reverse) {
         let _ = peer;
     }
 
-    /// A connection is over, and so are all calls that came by it. Every service of its server hears of it, once,
-    /// whether or not it was ever called by that connection.
+    /// Reports that a connection was closed; no call of that connection is in progress any more. Each service of the
+    /// server is called once, even if it never got a call on that connection.
     fn disconnected(&self, connection: ConnectionId) {
         let _ = connection;
     }
 }
 
-/// Names a connection among all that this process has served, and is never the name of another.
+/// The number of a connection. It is unique among all connections that this process has served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub u64);
 
-/// What is known of a procedure.
+/// The properties of a procedure.
 #[derive(Clone, Copy, Debug)]
 pub struct Procedure {
-    /// Its name in the specification, for logs and counters.
+    /// The name in the specification, for logs and counters.
     pub name: &'static str,
-    /// Whether executing it twice is the same as once. Others are remembered in the duplicate request cache.
+    /// `true` if executing the procedure twice has the same effect as once. The duplicate request cache remembers the
+    /// calls of all other procedures.
     pub idempotent: bool,
 }
 
-/// A call whose header has been read.
+/// A call whose header has been decoded.
 pub struct Call<'a> {
-    /// Its XID.
+    /// The XID.
     pub xid: Xid,
-    /// Program version; one of [`Service::versions`].
+    /// The program version; one of [`Service::versions`].
     pub version: u32,
-    /// Procedure; one that [`Service::procedure`] knows.
+    /// The procedure; one for which [`Service::procedure`] returns `Some`.
     pub procedure: u32,
-    /// Who calls.
+    /// The identity of the caller.
     pub caller: &'a Identity,
-    /// Whether arguments and results are wrapped on their way. No payload of them is placed then, and none is sent from a file.
+    /// `true` if arguments and results are wrapped in transmission. Then no payload of them is placed, and none is sent
+    /// from a file.
     pub is_wrapped: bool,
-    /// From where.
+    /// The address of the caller.
     pub peer: SocketAddr,
-    /// The connection it came by; for a datagram socket that serves many, that socket.
+    /// The connection on which the call arrived. For a datagram socket that serves several peers, that socket.
     pub connection: ConnectionId,
-    /// What carries that connection. Who keeps it, to call back by it later, keeps the connection's memory after its
-    /// end, too: a [`Weak`](std::sync::Weak) reference is better, as in [`Reverse`](crate::Reverse).
+    /// The transport of that connection. To call back later, keep a [`Weak`](std::sync::Weak) reference, as
+    /// [`Reverse`](crate::Reverse) does: a strong one keeps the connection's memory after the connection is closed.
     pub transport: &'a Arc<dyn Transport>,
-    /// Stands at the arguments. Payload positions count from the XID.
+    /// A decoder at the start of the arguments. Payload positions count from the XID.
     pub arguments: Decoder<'a>,
 }
 
-/// Why a call was accepted but not executed (RFC 5531 §9, `accept_stat`); the rest is decided before a service sees it.
+/// The reason why a call was accepted but not executed (RFC 5531 §9, `accept_stat`). The server decides the other
+/// reasons before a service sees the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcceptError {
-    /// The arguments are not what the procedure takes.
+    /// The arguments cannot be decoded.
     GarbageArgs,
-    /// The server cannot execute it: out of memory, or broken.
+    /// The server cannot execute the call, for example because memory is exhausted.
     SystemErr,
-    /// No reply at all: the caller shall try again (RFC 1813 §2.7 leaves this to the server).
+    /// The server sends no reply, and the caller retransmits (RFC 1813 §2.7 leaves this to the server).
     Drop,
 }
 
@@ -97,8 +101,8 @@ impl From<xdr::DecodeError> for AcceptError {
 }
 
 impl Call<'_> {
-    /// An encoder in which the header of a successful reply with the AUTH_NONE verifier has been written: most replies are sent
-    /// with it.
+    /// Creates an encoder that begins with the header of a successful reply with the AUTH_NONE verifier. Most replies
+    /// are sent with that header.
     pub fn encoder(&self) -> Encoder {
         let mut encoder = Encoder::with_capacity(256);
         // RFC 5531 §9: xid, REPLY, MSG_ACCEPTED, verifier AUTH_NONE of no bytes, SUCCESS.
@@ -107,12 +111,12 @@ impl Call<'_> {
         encoder
     }
 
-    /// Whether a payload of the results may be a range of a file.
+    /// Returns `true` if a payload of the results can be a range of a file.
     pub fn takes_file_ranges(&self) -> bool {
         self.transport.caps().file_ranges && !self.is_wrapped
     }
 
-    /// A successful reply with these results.
+    /// Encodes a successful reply with `results`.
     pub fn reply(&self, results: &impl xdr::Encode) -> Message {
         let mut encoder = self.encoder();
         results.encode(&mut encoder);

@@ -1,16 +1,15 @@
 //! The transport "tcp": records on a stream socket. RFC 5531 §11.
 //!
-//! All I/O happens in `poll_recv`. It reads what is there with one `readv`, hands out the calls in
-//! it one by one, and before it waits sends everything that was queued meanwhile with one `sendmsg`
-//! (files by `sendfile`).
+//! `poll_recv` does all I/O. It reads the available bytes with one `readv` and returns the calls in them one by one.
+//! Before it waits, it sends everything that was queued meanwhile with one `sendmsg` (files by `sendfile`).
 //!
-//! Who owns the bytes: see [`record`](crate::record). A sink belongs to the pending call, to the
-//! reader while it is being filled, and to the caller again with the reply or the error.
+//! Buffers: see [`record`](crate::record). A sink belongs to the pending call, to the reader while it is being filled,
+//! and to the caller again with the reply or the error.
 //!
-//! On error the connection is over: pending calls end with the error, `poll_recv` repeats it.
+//! On error the connection is closed: pending calls fail with the error, and `poll_recv` returns it again.
 //!
-//! Back pressure: when a peer does not read its replies, its calls are not read, either. The memory of an accepted connection is
-//! charged to the [`budget`](crate::budget) of its listener; see [`memory`].
+//! Back pressure: while a peer does not read its replies, its calls are not read. The memory of an accepted connection
+//! is charged to the [`budget`](crate::budget) of its listener; see [`memory`].
 
 mod kind;
 mod memory;
@@ -46,7 +45,7 @@ use crate::{
     record::{Place, Placement, RecordReader, STAGE_BYTES},
 };
 
-/// One TCP connection.
+/// A TCP connection.
 pub struct TcpTransport {
     caps: TransportCaps,
     peer: SocketAddr,
@@ -55,10 +54,10 @@ pub struct TcpTransport {
     driver: Mutex<Driver>,
 }
 
-/// What callers touch, in short critical sections without system calls.
+/// The state that callers access, in short critical sections without system calls.
 struct Shared {
     outbox: Outbox,
-    /// Bytes of the outbox that are replies.
+    /// The bytes of replies in the outbox.
     reply_bytes: usize,
     pending: PendingCalls,
     message_max: usize,
@@ -66,20 +65,21 @@ struct Shared {
     closing: bool,
     aborted: bool,
     ledger: Ledger,
-    /// The driver, while it sleeps.
+    /// The waker of the driver while it sleeps.
     sleeping: Option<Waker>,
 }
 
-/// What only the driver touches.
+/// The state that only the driver accesses.
 struct Driver {
     socket: TcpStream,
     peer: SocketAddr,
     stage: RecvStage,
     reader: RecordReader,
     queue: SendQueue,
-    /// Bytes of the queue that are replies, or somewhat more.
+    /// An upper bound of the bytes of replies in the queue.
     reply_bytes: usize,
-    /// Calls that came while calls are not wanted: one, or more if replies are awaited that can be behind them.
+    /// Calls that arrived while delivery was paused. There is one, or more if the driver reads on for replies that can
+    /// follow them.
     stash: VecDeque<IncomingCall>,
     stash_bytes: usize,
     tally: Tally,
@@ -89,7 +89,7 @@ struct Driver {
 }
 
 impl TcpTransport {
-    /// A connection over this socket, on the current tokio runtime.
+    /// Creates a transport over a socket, on the current tokio runtime.
     pub(crate) fn new(
         socket: std::net::TcpStream,
         (message_max, idle): (usize, Option<Duration>),
@@ -158,7 +158,7 @@ impl Transport for TcpTransport {
             driver.over = Some(error.clone());
             let mut shared = self.shared.lock();
             shared.pending.fail_all(error, driver.reader.abandon());
-            driver.give_up(&mut shared);
+            driver.shut_down(&mut shared);
         }
         polled
     }
@@ -263,26 +263,26 @@ impl Driver {
                 self.start_linger();
                 continue;
             }
-            // What another thread has queued, or this flush has made possible, since it was looked at.
+            // Another thread can have queued work, or this flush can have made progress possible, since the last check.
             let unwanted = shared.held || shared.closing || self.tally.is_full();
             let may_go_on = !self.stash.is_empty() && !unwanted && self.reply_bytes < self.tally.replies_max;
             if shared.outbox.is_empty() && !may_go_on && !shared.aborted {
                 shared.sleeping = Some(cx.waker().clone());
                 if !self.queue.is_empty() || !self.spin.poll_again(cx) {
-                    shared.outbox.rest();
+                    shared.outbox.release_if_empty();
                     self.stage.rest();
-                    self.reader.rest();
+                    self.reader.release_idle_memory();
                     self.queue.rest();
                     self.tally.stage(self.stage.bytes().len());
                 }
-                if self.tally.rest(&mut shared.ledger, self.reader.charged(), cx)? {
+                if self.tally.prepare_sleep(&mut shared.ledger, self.reader.charged(), cx)? {
                     return Poll::Pending;
                 }
             }
         }
     }
 
-    /// Moves what is queued to the send queue; says whether calls are unwanted.
+    /// Moves queued messages to the send queue. Returns `true` if calls must not be delivered.
     fn take_up(&mut self, shared: &Mutex<Shared>) -> Result<bool, TransportError> {
         let mut shared = shared.lock();
         shared.sleeping = None;
@@ -297,7 +297,7 @@ impl Driver {
         Ok(shared.held || shared.closing || self.tally.is_full())
     }
 
-    /// Reads records from the stage until one is a call. If calls are unwanted, it is kept for later.
+    /// Reads records from the stage until one is a call. If `stop` is set, calls are stashed for later.
     fn next_call(&mut self, shared: &Mutex<Shared>, stop: bool) -> Result<Option<IncomingCall>, TransportError> {
         if !stop && let Some(call) = self.stash.pop_front() {
             self.stash_bytes -= stash_cost(&call);
@@ -328,24 +328,24 @@ impl Driver {
                     self.tally.release(record.charged);
                     shared.lock().pending.complete(xid, record.message, record.sink);
                 }
-                _ => return Err(TransportError::Protocol("a record that is neither call nor reply".to_owned())),
+                _ => return Err(TransportError::Protocol("a record is neither a call nor a reply".to_owned())),
             }
         }
         Ok(None)
     }
 
-    /// Whether a further record may be taken out of the stage.
+    /// Returns `true` if another record can be read from the stage.
     fn may_advance(&self, shared: &Mutex<Shared>) -> bool {
         self.stash.is_empty() || (self.stash_bytes < STASH_MAX && shared.lock().pending.any())
     }
 
-    /// Whether the socket may be read. A record that has got its memory is always received to its end.
+    /// Returns `true` if the socket can be read. A record that has its memory is always received completely.
     fn may_read(&mut self, shared: &Mutex<Shared>) -> bool {
         let waits = self.tally.waits() && self.reader.direct().is_empty();
         !waits && self.may_advance(shared)
     }
 
-    /// Receives once; false when nothing is there.
+    /// Receives once. Returns `false` if no bytes are available.
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<bool, TransportError> {
         while let Poll::Ready(ready) = self.socket.poll_read_ready(cx) {
             ready.map_err(lost)?;
@@ -355,12 +355,12 @@ impl Driver {
             let tried = self.socket.try_io(Interest::READABLE, || {
                 let got = self.stage.receive(&self.socket, direct, ahead)?;
                 received = Some(got);
-                // The socket is empty. Said now, it saves asking once more.
+                // The socket is empty. Reporting that here saves another read attempt.
                 if got.short { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(()) }
             });
             match (received, tried) {
                 (Some(received), _) if received.direct + received.staged == 0 => {
-                    return Err(TransportError::Lost("the peer has closed it".to_owned()));
+                    return Err(TransportError::Lost("the peer closed the connection".to_owned()));
                 }
                 (Some(received), _) => {
                     self.spin.worked(Instant::now);
@@ -375,7 +375,7 @@ impl Driver {
         Ok(false)
     }
 
-    /// Sends until the queue is empty or the socket is full.
+    /// Sends until the queue is empty or the socket buffer is full.
     fn flush(&mut self, cx: &mut Context<'_>) -> Result<(), TransportError> {
         let before = self.queue.len();
         while !self.queue.is_empty() {
@@ -392,19 +392,19 @@ impl Driver {
         Ok(())
     }
 
-    /// Lets go of all memory but that of calls in progress, and of the peer.
-    fn give_up(&mut self, shared: &mut Shared) {
+    /// Shuts the connection down, and frees all memory except that of calls in progress.
+    fn shut_down(&mut self, shared: &mut Shared) {
         let _ = SockRef::from(&self.socket).shutdown(Shutdown::Both);
         self.stash.clear();
         self.queue = SendQueue::new();
         self.stage = RecvStage::new(STAGE_BYTES);
         self.reader.forget();
         shared.outbox = Outbox::default();
-        self.tally.give_up(&mut shared.ledger);
+        self.tally.release_all(&mut shared.ledger);
     }
 
-    /// All is sent: says so to the peer, and waits for it to say the same. Closing a socket that has unread
-    /// bytes resets the connection, and the peer could lose replies that it has not read yet.
+    /// All bytes have been sent: shuts down writing, and waits until the peer does the same. Closing a socket that has
+    /// unread bytes resets the connection, and the peer could lose replies that it has not read.
     fn start_linger(&mut self) {
         let _ = SockRef::from(&self.socket).shutdown(Shutdown::Write);
         self.linger = Some(Box::pin(tokio::time::sleep(LINGER)));
@@ -430,10 +430,10 @@ impl Driver {
     }
 }
 
-/// Finds the sink of an arriving reply, and room for what has none.
+/// Finds the sink of an arriving reply, and charges memory for other records.
 struct Locator<'a> {
     shared: &'a Mutex<Shared>,
-    /// Bytes for which there was no room.
+    /// The number of bytes for which there was no room.
     refused: usize,
 }
 
@@ -442,7 +442,7 @@ impl Place for Locator<'_> {
         let mut shared = self.shared.lock();
         let plan = shared.pending.plan(xid)?;
         let located = plan.locate?(prefix)?;
-        // A socket receives into host memory only. The caller copies the payload into a region of another kind.
+        // A socket receives into host memory only. The caller copies the payload to a region of another kind.
         let sink = match Buffer::try_from(plan.sink.take()?) {
             Ok(sink) => sink,
             Err(sink) => {
@@ -474,7 +474,7 @@ fn lost(error: io::Error) -> TransportError {
 }
 
 const CLOSED_HERE: &str = "closed on this side";
-/// So many bytes are worth a system call while more calls are staged.
+/// The number of queued bytes that is worth a system call while more calls are staged.
 const FLUSH_EARLY: usize = 256 << 10;
 const STASH_MAX: usize = 4 << 20;
 const LINGER: Duration = Duration::from_secs(1);

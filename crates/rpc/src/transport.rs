@@ -1,14 +1,14 @@
-//! The transport switch: what a transport is, and how one is found by name.
+//! The transport switch: the interface of a transport, and the table that finds one by its name.
 //!
-//! A transport carries whole [`Message`]s: calls one way, replies the other, in both directions of
-//! one connection. It finds the XID where RFC 5531 §9 puts it, in the first four bytes, and the
-//! direction in the next four; it knows nothing else of RPC.
+//! A transport carries whole [`Message`]s in both directions of one connection: calls one way, replies the other. It
+//! reads the XID in the first four bytes of a message (RFC 5531 §9) and the direction in the next four; it knows
+//! nothing else of RPC.
 //!
-//! One task, the *driver*, polls [`Transport::poll_recv`]; that is where all I/O happens. Everyone
-//! else only queues work and wakes the driver, so what is queued in one turn leaves in one system call.
+//! One task, the *driver*, polls [`Transport::poll_recv`], which does all I/O. All other tasks only queue work and wake
+//! the driver, so the work queued in one turn is sent by one system call.
 //!
-//! On error: every pending call ends with the transport's error and gets its sink back; nothing is
-//! retried here. [`Client`](crate::Client) reconnects and calls again with the same XID.
+//! On error every pending call fails with the transport's error and gets its sink back. A transport retries nothing.
+//! [`Client`](crate::Client) reconnects and sends the call again with the same XID.
 
 use std::{
     collections::BTreeMap,
@@ -28,98 +28,99 @@ use xdr::{Located, Message};
 
 use crate::Hosts;
 
-/// A future as trait objects return it.
+/// A boxed future, as methods of trait objects return it.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Names a call among those outstanding (RFC 5531 §9).
+/// The number that identifies a call among the outstanding ones (RFC 5531 §9).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Xid(pub u32);
 
-/// What a transport can do.
+/// The capabilities of a transport.
 #[derive(Clone, Debug)]
 pub struct TransportCaps {
-    /// Its name in the switch.
+    /// The name in the switch.
     pub name: &'static str,
-    /// Longest message (unreduced stream), in bytes.
+    /// Maximum length of a message (the unreduced stream) in bytes.
     pub message_max: usize,
-    /// Whether a message can be lost without the connection being lost: the caller must retransmit.
+    /// `true` if a message can be lost while the connection stays open. The caller must retransmit then.
     pub lossy: bool,
-    /// Whether a file piece in a payload is sent without passing through user memory.
+    /// `true` if the transport sends a file range of a payload without copying it through user memory.
     pub file_ranges: bool,
-    /// After how long without a call in either direction its driver closes the connection; never if absent.
+    /// The time without a call in either direction after which the driver closes the connection; never if `None`.
     pub idle: Option<Duration>,
 }
 
-/// Calls that were made on a connection from this side.
+/// The number of calls that this side made on a connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallsMade {
-    /// So far.
+    /// Calls since the connection was opened.
     pub total: u64,
-    /// Of these, without a result now.
+    /// Calls that have no result yet.
     pub pending: usize,
 }
 
-/// What is known of a reply before the call is sent.
+/// The properties of a reply that are known before the call is sent.
 #[derive(Debug, Default)]
 pub struct ReplyPlan {
-    /// Most bytes that the reply can have, its payload not counted.
+    /// Maximum bytes of the reply without its payload.
     pub inline_max: usize,
-    /// Most bytes that the reply's payload (its item that may be placed directly) can have; zero if it has none.
+    /// Maximum bytes of the reply's payload (the item that can be placed directly); zero if it has none.
     pub payload_max: usize,
-    /// The caller's own region for the payload; where there is none and one is needed, the transport takes a buffer
-    /// from its pool. Its visible length is at least `payload_max`. A transport that cannot place data in memory of its
-    /// kind leaves the payload in the message.
+    /// The caller's own region for the payload. If it is `None` and a region is needed, the transport takes a buffer
+    /// from its pool. The visible length is at least `payload_max`. A transport that cannot place data in memory of
+    /// this kind leaves the payload in the message.
     pub sink: Option<Region>,
-    /// Finds the payload in the first bytes of a reply, so that a stream transport can receive it into the sink.
+    /// A function that finds the payload in the first bytes of a reply, so that a stream transport can receive it into
+    /// the sink.
     pub locate: Option<fn(&Bytes) -> Option<Located>>,
 }
 
 impl ReplyPlan {
-    /// The plan for the same reply if no payload of it may be placed, and it can be `growth` bytes longer: all of it is in
-    /// the stream. The sink stays here.
+    /// Returns the plan for the same reply if its payload cannot be placed and the reply can be `growth` bytes longer:
+    /// everything is in the stream. The sink stays in `self`.
     pub fn without_placement(&self, growth: usize) -> Self {
         let inline_max = self.inline_max + self.payload_max.next_multiple_of(4) + growth;
         Self { inline_max, ..Self::default() }
     }
 }
 
-/// A reply, and the caller's region back.
+/// A reply, with the caller's region.
 #[derive(Debug)]
 pub struct Reply {
-    /// The reply from its XID on.
+    /// The reply, beginning with its XID.
     pub message: Message,
-    /// The sink of the [`ReplyPlan`]. If the payload was placed in it, the message's payload is a view of it
-    /// (see [`SharedRegion::holds`]).
+    /// The sink of the [`ReplyPlan`]. If the payload was placed in it, the message's payload is a view of the sink (see
+    /// [`SharedRegion::holds`]).
     pub sink: Option<SharedRegion>,
 }
 
-/// A call that got no reply, and the caller's region back.
+/// The failure of a call, with the caller's region.
 #[derive(Debug)]
 pub struct CallError {
-    /// Why.
+    /// The reason.
     pub error: TransportError,
-    /// The sink of the [`ReplyPlan`], its content unspecified; the peer can no longer reach it.
+    /// The sink of the [`ReplyPlan`]. Its content is unspecified; the peer can no longer access it.
     pub sink: Option<Region>,
 }
 
-/// Why a transport failed.
+/// The reason why a transport failed.
 #[derive(Clone, Debug)]
 pub enum TransportError {
-    /// The connection could not be made.
+    /// The connection could not be opened.
     Connect(String),
-    /// The connection was lost, or closed by either side. Unanswered calls may have been executed.
+    /// The connection was lost, or either side closed it. The server can have executed the unanswered calls.
     Lost(String),
-    /// The peer broke the transport's protocol; the connection is closed.
+    /// The peer violated the transport's protocol, and the connection was closed.
     Protocol(String),
-    /// The message cannot travel on this transport; the connection is not affected.
+    /// The message is too long for this transport. The connection is not affected.
     TooLong {
-        /// Bytes of the message.
+        /// Length of the message in bytes.
         len: usize,
-        /// Most that can travel.
+        /// Maximum length in bytes.
         max: usize,
     },
-    /// The peer could not receive the call or send its reply as planned (RPC-over-RDMA's RDMA_ERROR); the
-    /// connection is not affected and calling again does not help.
+    /// The peer could not receive the call, or could not send its reply as planned (RPC-over-RDMA's RDMA_ERROR). The
+    /// connection is not affected, and a retry fails, too.
     Refused(String),
 }
 
@@ -130,7 +131,7 @@ impl fmt::Display for TransportError {
             TransportError::Lost(why) => write!(f, "connection lost: {why}"),
             TransportError::Protocol(why) => write!(f, "transport protocol error: {why}"),
             TransportError::TooLong { len, max } => {
-                write!(f, "message of {len} bytes on a transport that carries {max}")
+                write!(f, "message of {len} bytes exceeds the transport's maximum of {max}")
             }
             TransportError::Refused(why) => write!(f, "the peer's transport refused the call: {why}"),
         }
@@ -140,111 +141,111 @@ impl fmt::Display for TransportError {
 impl std::error::Error for TransportError {}
 
 impl TransportError {
-    /// Whether the connection is over, so that the call may succeed over another one.
+    /// Returns `true` if the connection is closed, so that the call can succeed on another connection.
     pub fn is_of_connection(&self) -> bool {
         !matches!(self, TransportError::TooLong { .. } | TransportError::Refused(_))
     }
 }
 
-/// Which call a reply answers; made by the transport that received the call. It goes back there, by
-/// [`Transport::reply`] or [`Transport::forget`].
+/// Identifies the call that a reply answers. The transport that received the call creates the token, and the token
+/// returns to it by [`Transport::reply`] or [`Transport::forget`].
 #[derive(Debug)]
 pub struct ReplyToken {
-    /// The call's XID.
+    /// The XID of the call.
     pub xid: Xid,
-    /// The transport's own name for the call: a datagram's sender, a set of chunks, …
+    /// The transport's own identifier of the call, for a datagram's sender, a set of chunks, …
     pub call: u64,
 }
 
 /// A call from the peer.
 #[derive(Debug)]
 pub struct IncomingCall {
-    /// The call from its XID on.
+    /// The call, beginning with its XID.
     pub message: Message,
-    /// Where the reply goes.
+    /// The token to which the reply is sent.
     pub token: ReplyToken,
-    /// Who sent it.
+    /// The address of the sender.
     pub peer: SocketAddr,
 }
 
-/// A user of this host, as the kernel says who is at the other end of a connection.
+/// A user of this host. The kernel reports it as the user at the other end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerUser {
-    /// User.
+    /// The user ID.
     pub uid: u32,
-    /// Group.
+    /// The group ID.
     pub gid: u32,
-    /// Further groups.
+    /// The supplementary group IDs.
     pub groups: Vec<u32>,
 }
 
-/// One connection (or, for datagrams, one socket), usable from any thread.
+/// One connection (or, for datagrams, one socket). It can be used from any thread.
 pub trait Transport: Send + Sync + 'static {
-    /// What it can do.
+    /// Returns the capabilities.
     fn caps(&self) -> &TransportCaps;
 
-    /// The other end; for a datagram socket that serves many, its own address.
+    /// Returns the address of the peer. For a datagram socket that serves several peers, returns its own address.
     fn peer(&self) -> SocketAddr;
 
-    /// The user at the other end, if the transport knows for certain: the peer is on this host.
+    /// Returns the user at the other end, if the peer is on this host and the kernel reports its user.
     fn peer_user(&self) -> Option<&PeerUser> {
         None
     }
 
-    /// Where buffers for payloads should come from.
+    /// Returns the pool for the buffers of payloads.
     fn pool(&self) -> &Pool;
 
-    /// Sends a call and waits for the reply of the same XID. Dropping the future gives up the call:
-    /// a late reply is discarded, and whatever the peer could reach is taken back first.
+    /// Sends a call and waits for the reply with the same XID. Dropping the future cancels the call: the peer's access
+    /// to exposed memory is revoked first, and a late reply is discarded.
     fn call(&self, message: Message, plan: ReplyPlan) -> BoxFuture<'_, Result<Reply, CallError>>;
 
-    /// Drives the connection in both directions; yields the next call from the peer. One task polls it.
+    /// Drives the connection in both directions, and returns the next call from the peer. Only one task polls it.
     ///
     /// # Errors
-    /// The connection is over. All pending calls have been ended.
+    /// The connection is closed. All pending calls have failed.
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>>;
 
     /// Queues the reply to a call.
     ///
     /// # Errors
-    /// The reply cannot travel (too long for what the caller has planned): the caller has been told so
-    /// where the protocol can.
+    /// The reply is too long for the caller's plan. The caller gets an error from the transport if the protocol has
+    /// one.
     fn reply(&self, token: ReplyToken, message: Message) -> Result<(), TransportError>;
 
-    /// Ends a call without a reply: its caller is left to its timeout, and what the transport keeps of it is freed.
+    /// Ends a call without a reply and frees the transport's state of it. The caller waits until its timeout.
     fn forget(&self, token: ReplyToken) {
         let _ = token;
     }
 
-    /// The calls that were made here, which tell whether the connection is in use.
+    /// Returns the number of calls that this side made, which show whether the connection is in use.
     fn calls_made(&self) -> CallsMade;
 
-    /// Stops (or resumes) handing out the peer's calls, while its server has enough of them in progress. The driver
-    /// polls on: replies still come in, and what is queued is still sent. A transport whose protocol bounds the
-    /// calls in progress, as RPC-over-RDMA does by credits, need not do anything.
+    /// Pauses (or resumes) delivery of the peer's calls while its server has enough of them in progress. The driver
+    /// continues to poll: replies are received, and queued messages are sent. A transport whose protocol bounds the
+    /// calls in progress, such as RPC-over-RDMA by its credits, can ignore this.
     fn hold(&self, hold: bool) {
         let _ = hold;
     }
 
-    /// Ends the connection when what is queued has been sent; `poll_recv` then ends with an error.
+    /// Closes the connection after sending all queued messages. `poll_recv` then returns an error.
     fn close(&self);
 
-    /// Ends the connection at once; what is queued may be lost.
+    /// Closes the connection at once. Queued messages can be lost.
     fn abort(&self) {
         self.close();
     }
 }
 
-/// The other end of a connection, as far as it is known before the connection is set up.
+/// The other end of a connection, as far as it is known before set-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its address.
+    /// The address.
     pub address: IpAddr,
-    /// Its user on this host, if the kernel tells.
+    /// The user on this host, if the kernel reports it.
     pub user: Option<u32>,
 }
 
-/// A connection that waits to be set up.
+/// An accepted connection that has not been set up.
 pub struct Incoming {
     peer: Option<Peer>,
     set_up: SetUp,
@@ -253,8 +254,8 @@ pub struct Incoming {
 type SetUp = Box<dyn FnOnce(Hosts) -> BoxFuture<'static, Result<Arc<dyn Transport>, TransportError>> + Send>;
 
 impl Incoming {
-    /// A connection from `peer`, or a socket that serves many peers if there is none. `set_up` gets the hosts that are
-    /// served in full; to all others the transport gives few resources.
+    /// Creates a connection from `peer`, or a socket that serves several peers if `peer` is `None`. `set_up` gets the
+    /// admitted hosts; the transport gives fewer resources to all other hosts.
     pub fn new(
         peer: Option<Peer>,
         set_up: impl FnOnce(Hosts) -> BoxFuture<'static, Result<Arc<dyn Transport>, TransportError>> + Send + 'static,
@@ -262,54 +263,55 @@ impl Incoming {
         Self { peer, set_up: Box::new(set_up) }
     }
 
-    /// The other end; `None` for a socket that serves many.
+    /// Returns the other end, or `None` for a socket that serves several peers.
     pub fn peer(&self) -> Option<Peer> {
         self.peer
     }
 
-    /// Sets the connection up. Call it on the thread (and tokio runtime) that will own the connection.
+    /// Sets the connection up. Call this on the thread (and tokio runtime) that will own the connection.
     ///
     /// # Errors
-    /// The peer went away, or does not keep to the protocol.
+    /// The peer closed the connection or violated the protocol.
     pub async fn set_up(self, hosts: Hosts) -> Result<Arc<dyn Transport>, TransportError> {
         (self.set_up)(hosts).await
     }
 }
 
-/// Waits for connections.
+/// A source of connections.
 pub trait Listener: Send {
-    /// The address that peers connect to.
+    /// Returns the address to which peers connect.
     fn local_addr(&self) -> SocketAddr;
 
-    /// The next connection. A datagram listener yields its one socket and then waits for ever.
+    /// Returns the next connection. A datagram listener returns its one socket, and then never completes.
     ///
     /// # Errors
-    /// The listener is of no more use; a fault of one peer is not an error here.
+    /// The listener cannot accept connections any more. A fault of one peer is not an error here.
     fn accept(&mut self) -> BoxFuture<'_, io::Result<Incoming>>;
 
-    /// Whether it, or a part of it, and the connections from there answer only to threads that have the credentials of the
-    /// thread that opened it, and never change them: not even to change them back.
+    /// Returns `true` if this listener and its connections work only on threads that have the credentials of the thread
+    /// that opened the listener, and that never change them, not even temporarily.
     fn keeps_credentials(&self) -> bool {
         false
     }
 
-    /// Takes out the part for which [`keeps_credentials`](Self::keeps_credentials) holds, if it is only a part.
+    /// Removes and returns the part for which [`keeps_credentials`](Self::keeps_credentials) is `true`, if it is only a
+    /// part of this listener.
     fn keeping_part(&mut self) -> Option<Box<dyn Listener>> {
         None
     }
 }
 
-/// Options of a transport as they are written: in a URL's query, in the configuration, on the command line.
+/// The options of a transport as text: from the query of a URL, from the configuration, or from the command line.
 pub type RawOptions = BTreeMap<String, String>;
 
-/// An option that a transport does not know, or cannot take.
+/// An option that a transport does not know, or whose value is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OptionError {
-    /// The transport.
+    /// The name of the transport.
     pub transport: &'static str,
-    /// The option.
+    /// The name of the option.
     pub option: String,
-    /// What is wrong, and what is possible.
+    /// The problem, and the valid values.
     pub problem: String,
 }
 
@@ -321,12 +323,12 @@ impl fmt::Display for OptionError {
 
 impl std::error::Error for OptionError {}
 
-/// A kind of transport, with its options already parsed and held: it connects and listens.
+/// A kind of transport with its options already parsed. It connects and listens.
 pub trait TransportKind: Send + Sync + 'static {
-    /// Its name in the switch.
+    /// Returns the name in the switch.
     fn name(&self) -> &'static str;
 
-    /// The same kind with these options in place of its own.
+    /// Returns the same kind with `options` in place of its own.
     ///
     /// # Errors
     /// An option is unknown or out of range.
@@ -335,10 +337,10 @@ pub trait TransportKind: Send + Sync + 'static {
     /// Connects to a server. The caller drives the transport.
     fn connect(&self, remote: SocketAddr) -> BoxFuture<'_, Result<Arc<dyn Transport>, TransportError>>;
 
-    /// Waits for connections at `local`; port 0 picks a free one.
+    /// Listens for connections at `local`; port 0 chooses a free one.
     ///
     /// # Errors
-    /// The address is not to be had.
+    /// The address is not available.
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>>;
 }
 
@@ -349,22 +351,22 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// No transports.
+    /// Creates a switch without transports.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a transport, or replaces the one of the same name.
+    /// Adds a transport, or replaces the one with the same name.
     pub fn register(&mut self, kind: Arc<dyn TransportKind>) {
         self.kinds.insert(kind.name(), kind);
     }
 
-    /// The transport of this name.
+    /// Returns the transport with this name.
     pub fn find(&self, name: &str) -> Option<Arc<dyn TransportKind>> {
         self.kinds.get(name).cloned()
     }
 
-    /// All names, in order.
+    /// Returns all names in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
         self.kinds.keys().copied()
     }

@@ -1,15 +1,17 @@
-//! The time of a worker, shared among peers.
+//! Sharing a worker's time fairly among peers.
 //!
-//! The tasks of a worker run one after the other, one task for each connection. Without more, a peer with 200 connections gets 200 times
-//! as much of the worker's time as a peer with one, and everybody else waits for all of them in every round.
+//! The tasks of a worker run one after the other, one task for each connection. Without a limit, a peer with 200
+//! connections gets 200 times as much of the worker's time as a peer with one connection, and in every round all other
+//! peers wait for all 200.
 //!
-//! So the connections of a peer share a [`QUANTUM`] in each round of the worker. A connection whose peer has used it up is deferred to the
-//! next round, in the order in which connections were deferred. A round ends when every task that was ready at its first turn has run: the
-//! task of [`run_rounds`] is woken at that moment, and so comes behind all of them in the queue of the executor.
+//! Therefore the connections of one peer share a [`QUANTUM`] of time in each round of the worker. When the peer has
+//! used up its quantum, its connections are deferred to the next round, in the order in which they asked for a turn. A
+//! round ends when every task that was ready at the round's first turn has run: that turn wakes the task of
+//! [`run_rounds`], which the executor queues behind all of them.
 //!
-//! A peer with a single connection takes no part: its connection yields to others by itself after a bounded number of calls.
+//! A peer with a single connection is not limited: its connection yields by itself after a bounded number of calls.
 //!
-//! Each worker is one thread, so the accounts of its peers are local to the thread.
+//! Each worker is one thread, so the accounts of its peers are thread-local.
 
 use std::{
     cell::RefCell,
@@ -20,11 +22,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A peer, for the time of one of its connections.
+/// The identity of a peer while at least one of its connections is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PeerId(pub usize);
 
-/// A turn of a connection that shares its peer's time.
+/// A turn of a connection whose time is charged to its peer.
 #[derive(Debug)]
 pub(crate) struct Turn {
     peer: PeerId,
@@ -35,7 +37,8 @@ pub(crate) struct Turn {
 struct Rounds {
     /// The peers that had a turn in this round.
     peers: HashMap<PeerId, Account>,
-    /// Ends the round; absent while nothing runs the rounds of this thread, so that nobody is deferred.
+    /// The waker of the task that ends the round. `None` if no such task runs on this thread; connections are not
+    /// deferred then.
     marker: Option<Waker>,
 }
 
@@ -50,7 +53,8 @@ thread_local! {
 }
 
 impl Turn {
-    /// Begins a turn of a connection of `peer`. Pending, and woken in the next round, if the peer has used up its time.
+    /// Begins a turn of a connection of `peer`. If the peer has used up its time, returns `Pending` and wakes the task
+    /// of `cx` in the next round.
     pub fn begin(peer: PeerId, now: Instant, cx: &mut Context<'_>) -> Poll<Self> {
         ROUNDS.with_borrow_mut(|rounds| {
             let Some(marker) = &rounds.marker else { return Poll::Ready(Self { peer, began: now }) };
@@ -66,7 +70,7 @@ impl Turn {
         })
     }
 
-    /// Ends the turn, and charges the peer for it.
+    /// Ends the turn and charges its time to the peer.
     pub fn end(self, now: Instant) {
         ROUNDS.with_borrow_mut(|rounds| {
             if let Some(account) = rounds.peers.get_mut(&self.peer) {
@@ -76,10 +80,10 @@ impl Turn {
     }
 }
 
-/// Ends the rounds of this thread, as long as it is polled.
+/// Ends the rounds of this thread each time it is polled. Never completes.
 pub(crate) async fn run_rounds() -> Infallible {
     poll_fn(|cx| {
-        // Wakers run foreign code: not while the accounts are borrowed.
+        // A waker runs foreign code, so no waker is called while the accounts are borrowed.
         let ended = ROUNDS.with_borrow_mut(|rounds| {
             rounds.marker = Some(cx.waker().clone());
             std::mem::take(&mut rounds.peers)
@@ -90,7 +94,7 @@ pub(crate) async fn run_rounds() -> Infallible {
     .await
 }
 
-/// Time of a peer with several connections in each round of a worker. The last turn may exceed it.
+/// Maximum time of a peer with several connections in each round of a worker. The last turn can exceed it.
 const QUANTUM: Duration = Duration::from_micros(500);
 
 #[cfg(test)]
@@ -129,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_used_up_its_time_is_deferred_to_the_next_round() {
+    fn peer_over_quantum_is_deferred_to_next_round() {
         let start = Instant::now();
         let (connection, waker_of_connection) = waker();
         let (marker, waker_of_marker) = waker();
@@ -139,19 +143,19 @@ mod tests {
 
         let half = QUANTUM / 2;
         begin(1, start, &waker_of_connection).unwrap().end(start + half);
-        assert_eq!(marker.0.load(Relaxed), 1, "the first turn has the round end");
+        assert_eq!(marker.0.load(Relaxed), 1, "the first turn must schedule the end of the round");
         begin(1, start + half, &waker_of_connection).unwrap().end(start + 2 * half);
         assert!(begin(1, start + QUANTUM, &waker_of_connection).is_none());
-        assert!(begin(2, start + QUANTUM, &waker_of_connection).is_some(), "another peer has its own time");
+        assert!(begin(2, start + QUANTUM, &waker_of_connection).is_some(), "another peer must have its own quantum");
         assert_eq!((connection.0.load(Relaxed), marker.0.load(Relaxed)), (0, 1));
 
         end_round();
-        assert_eq!(connection.0.load(Relaxed), 1, "the deferred connection is woken");
+        assert_eq!(connection.0.load(Relaxed), 1, "the deferred connection must be woken");
         assert!(begin(1, start + QUANTUM, &waker_of_connection).is_some());
     }
 
     #[test]
-    fn without_rounds_no_connection_is_deferred() {
+    fn connections_are_not_deferred_without_rounds() {
         let start = Instant::now();
         for turn in 0..3 {
             let now = start + turn * QUANTUM;

@@ -1,17 +1,17 @@
-//! The transport "udp": a message is a datagram. RFC 5531 §10, RFC 1813 §2.7.
+//! The transport "udp": each message is a datagram. RFC 5531 §10, RFC 1813 §2.7.
 //!
-//! A client's socket is connected to its server. A server has one socket for all of its clients, and replies go where
-//! their calls came from; a host with several addresses listens on each, since a reply leaves from the address that
-//! its socket is bound to.
+//! A client's socket is connected to its server. A server has one socket for all of its clients, and sends each reply
+//! to the sender of its call. A host with several addresses listens on each of them, because a reply is sent from the
+//! address to which its socket is bound.
 //!
-//! Who owns the buffers: a datagram is received into the driver's buffer and copied out once, at its own length. Sinks
-//! stay untouched in the table of pending calls.
+//! Buffers: a datagram is received into the driver's buffer and copied out once, at its own length. Sinks stay unused
+//! in the table of pending calls.
 //!
-//! A server bounds what it sends to hosts that may never have asked: see [`outflow`]. Of hosts that are not served in full it
-//! takes short calls, and few at a time.
+//! A server limits what it sends to hosts that possibly did not send the call: see [`outflow`]. From hosts that are not
+//! admitted it accepts only short calls, and few at a time.
 //!
-//! On error: a datagram can be lost, in either direction, and nobody is told; that is what [`TransportCaps::lossy`]
-//! says. Only a fault of the socket itself ends the transport.
+//! On error: a datagram can be lost in either direction, without an error on either side; [`TransportCaps::lossy`]
+//! announces this. Only a fault of the socket itself closes the transport.
 
 mod outflow;
 
@@ -39,23 +39,25 @@ use crate::{
     tcp::{RESERVED_MAX, RESERVED_MIN, any_address},
 };
 
-/// The transport "udp": connects and listens.
+/// The transport "udp", which connects and listens.
 #[derive(Clone, Debug, Default)]
 pub struct UdpKind {
     options: UdpOptions,
     pool: Pool,
 }
 
-/// Options of the transport "udp".
+/// The options of the transport "udp".
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// `sndbuf=BYTES`: the socket's send buffer; sized by the system if absent.
+    /// `sndbuf=BYTES`: size of the socket's send buffer; chosen by the system if absent.
     pub send_buffer: Option<usize>,
-    /// `rcvbuf=BYTES`: the socket's receive buffer; 4 MiB if absent, or the most that the system gives.
+    /// `rcvbuf=BYTES`: size of the socket's receive buffer; if absent, 4 MiB or the system's maximum.
     pub receive_buffer: Option<usize>,
-    /// `resvport=on|off`: call from a port below 1024, which some servers ask for. If absent, it is tried as root.
+    /// `resvport=on|off`: calls from a port below 1024, which some servers require. If absent, root tries such a port
+    /// first.
     pub reserved_port: Option<bool>,
-    /// `reply_rate=BYTES`: bytes a second that a server sends to one host beyond three times those of its calls; 32 MiB by default.
+    /// `reply_rate=BYTES`: bytes a second that a server sends to one host in addition to three times the bytes of its
+    /// calls; 32 MiB by default.
     pub reply_rate: usize,
 }
 
@@ -66,7 +68,7 @@ impl Default for UdpOptions {
 }
 
 impl UdpOptions {
-    /// Reads options as they are written; what is absent has its default.
+    /// Parses options. An absent option has its default.
     ///
     /// # Errors
     /// An option is unknown or out of range.
@@ -84,7 +86,7 @@ impl UdpOptions {
 }
 
 impl UdpKind {
-    /// Sockets with these options.
+    /// Creates a kind with these options.
     pub fn new(options: UdpOptions, pool: Pool) -> Self {
         Self { options, pool }
     }
@@ -94,7 +96,7 @@ impl UdpKind {
         if let Some(bytes) = self.options.send_buffer {
             socket.set_send_buffer_size(bytes)?;
         }
-        // The system's own choice holds three datagrams of 64 KiB; what does not fit is lost.
+        // The system's default holds three datagrams of 64 KiB; further datagrams are lost.
         socket.set_recv_buffer_size(self.options.receive_buffer.unwrap_or(RECEIVE_BUFFER))?;
         Ok(socket)
     }
@@ -176,66 +178,66 @@ impl Listener for UdpListener {
     }
 }
 
-/// One UDP socket.
+/// A UDP socket.
 pub struct UdpTransport {
     caps: TransportCaps,
-    /// The server's address, or our own on the serving side.
+    /// The server's address; on the server side, this socket's own address.
     peer: SocketAddr,
     pool: Pool,
     socket: UdpSocket,
     shared: Mutex<Shared>,
-    /// A datagram on its way in; only the driver touches it.
+    /// The buffer of an arriving datagram; only the driver accesses it.
     datagram: Mutex<Box<[u8]>>,
 }
 
-/// What callers touch.
+/// The state that callers access.
 struct Shared {
     outbox: VecDeque<(Option<SocketAddr>, Bytes)>,
-    /// Bytes of it.
+    /// Total bytes of the outbox.
     queued: usize,
     callers: Callers,
-    /// On the serving side.
+    /// The limits of a server; `None` on the client side.
     bounds: Option<Bounds>,
     pending: PendingCalls,
     held: bool,
     closing: bool,
-    /// The driver, while it sleeps.
+    /// The waker of the driver while it sleeps.
     sleeping: Option<Waker>,
 }
 
-/// What hosts may use of a server.
+/// The limits of a server for its clients' hosts.
 struct Bounds {
     hosts: Hosts,
     outflow: Outflow,
-    /// Calls in progress of hosts that are not served in full.
-    strangers: HashSet<u64>,
+    /// The calls in progress of hosts that are not admitted.
+    unadmitted: HashSet<u64>,
 }
 
 impl Bounds {
     fn new(hosts: Hosts, reply_rate: usize) -> Self {
-        Self { hosts, outflow: Outflow::new(reply_rate, Instant::now()), strangers: HashSet::new() }
+        Self { hosts, outflow: Outflow::new(reply_rate, Instant::now()), unadmitted: HashSet::new() }
     }
 
-    /// Whether a datagram of `len` bytes is taken; it is the call of this number.
+    /// Returns `true` if a datagram of `len` bytes is accepted as the call of number `call`.
     fn take(&mut self, peer: SocketAddr, len: usize, call: u64) -> bool {
         if self.hosts.admit(peer.ip()) {
             return true;
         }
-        let takes = len <= STRANGERS_CALL_MAX && self.strangers.len() < STRANGERS_CALLS;
-        takes && self.strangers.insert(call)
+        let takes = len <= UNADMITTED_CALL_MAX && self.unadmitted.len() < UNADMITTED_CALLS;
+        takes && self.unadmitted.insert(call)
     }
 }
 
-/// Where the latest calls came from, and their lengths. A call that is not answered before this many others came is not answered at all.
+/// The senders and lengths of the latest calls. A call cannot be answered any more after [`CALLERS_MAX`] later calls.
 #[derive(Default)]
 struct Callers {
     ring: VecDeque<(SocketAddr, usize)>,
-    /// Number of the oldest.
+    /// The number of the oldest call.
     first: u64,
 }
 
 impl Callers {
-    /// The number of the next call.
+    /// Returns the number of the next call.
     fn next(&self) -> u64 {
         self.first + self.ring.len() as u64
     }
@@ -256,7 +258,7 @@ impl Callers {
 }
 
 impl UdpTransport {
-    /// A transport over this socket, on the current tokio runtime.
+    /// Creates a transport over a socket, on the current tokio runtime.
     fn new(socket: std::net::UdpSocket, pool: Pool, bounds: Option<Bounds>) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
         let peer = socket.peer_addr().or_else(|_| socket.local_addr())?;
@@ -279,7 +281,7 @@ impl UdpTransport {
         })
     }
 
-    /// Sends what is queued while the socket takes it. What it refuses is lost, as datagrams can be.
+    /// Sends queued datagrams until the socket buffer is full. A datagram that the socket rejects is lost.
     fn flush(&self, shared: &mut Shared, cx: &mut Context<'_>) {
         while let Some((to, datagram)) = shared.outbox.front() {
             let sent = match to {
@@ -288,7 +290,7 @@ impl UdpTransport {
             };
             match sent {
                 Poll::Pending => return,
-                Poll::Ready(Err(error)) => tracing::debug!(%error, "a datagram was not sent"),
+                Poll::Ready(Err(error)) => tracing::debug!(%error, "a datagram could not be sent"),
                 Poll::Ready(Ok(_)) => {}
             }
             let sent = shared.outbox.pop_front().map_or(0, |(_, datagram)| datagram.len());
@@ -303,7 +305,7 @@ impl UdpTransport {
             let mut into = tokio::io::ReadBuf::new(&mut datagram);
             let peer = match std::task::ready!(self.socket.poll_recv_from(cx, &mut into)) {
                 Ok(peer) => peer,
-                // An ICMP message about an earlier datagram: a lost datagram, no more.
+                // An ICMP message reports that an earlier datagram was lost. Nothing else is affected.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
                 Err(error) => return Poll::Ready(Err(error)),
             };
@@ -314,7 +316,7 @@ impl UdpTransport {
                     return Poll::Ready(Ok(IncomingCall { message, token: ReplyToken { xid, call }, peer }));
                 }
                 Some((xid, REPLY)) => self.shared.lock().pending.complete(xid, message, None),
-                _ => tracing::debug!(%peer, "a datagram that is neither call nor reply"),
+                _ => tracing::debug!(%peer, "a datagram is neither a call nor a reply"),
             }
         }
     }
@@ -367,7 +369,7 @@ impl Transport for UdpTransport {
     fn reply(&self, token: ReplyToken, message: Message) -> Result<(), TransportError> {
         let mut shared = self.shared.lock();
         let Some((to, call)) = shared.ended(&token) else {
-            return Err(TransportError::Lost("the call came too long ago".to_owned()));
+            return Err(TransportError::Lost("too many other calls arrived before the reply".to_owned()));
         };
         let len = message.len();
         let verdict = match len <= DATAGRAM_MAX {
@@ -376,7 +378,7 @@ impl Transport for UdpTransport {
         };
         match verdict {
             Verdict::Send => shared.queue(Some(to), &message),
-            Verdict::Drop => Err(TransportError::Refused("too much was sent to this host of late".to_owned())),
+            Verdict::Drop => Err(TransportError::Refused("the reply exceeds the rate limit of the host".to_owned())),
             Verdict::TooLong => {
                 if let Some(short) = ReplyHeader::of_error(token.xid, AcceptError::SystemErr) {
                     shared.queue(Some(to), &short)?;
@@ -415,22 +417,22 @@ impl Shared {
         }
     }
 
-    /// The number of a call that came, unless it is not taken.
+    /// Assigns a number to an arriving call. Returns `None` if the call is not accepted.
     fn take_call(&mut self, peer: SocketAddr, len: usize) -> Option<u64> {
         let call = self.callers.next();
         let taken = self.bounds.as_mut().is_none_or(|bounds| bounds.take(peer, len, call));
         taken.then(|| self.callers.remember(peer, len))
     }
 
-    /// Ends a call; says where it came from and how long it was, if that is not too long ago.
+    /// Ends a call. Returns its sender and its length, unless too many later calls have arrived.
     fn ended(&mut self, token: &ReplyToken) -> Option<(SocketAddr, usize)> {
         if let Some(bounds) = &mut self.bounds {
-            bounds.strangers.remove(&token.call);
+            bounds.unadmitted.remove(&token.call);
         }
         self.callers.find(token.call)
     }
 
-    /// Judges a reply by the lengths of its call and of itself.
+    /// Decides about a reply by its length and that of its call.
     fn judge(&mut self, to: SocketAddr, lens: (usize, usize)) -> Verdict {
         match &mut self.bounds {
             Some(Bounds { hosts, outflow, .. }) => outflow.judge(to.ip(), hosts.admit(to.ip()), lens, Instant::now()),
@@ -440,7 +442,7 @@ impl Shared {
 
     fn queue(&mut self, to: Option<SocketAddr>, message: &Message) -> Result<(), TransportError> {
         if self.queued >= OUTBOX_MAX {
-            return Err(TransportError::Refused("the network takes no more datagrams".to_owned()));
+            return Err(TransportError::Refused("the send queue of the UDP socket is full".to_owned()));
         }
         let flat = message.to_rope().to_bytes();
         let datagram = flat.map_err(|error| TransportError::Refused(format!("a payload cannot be read: {error}")))?;
@@ -466,16 +468,16 @@ impl pending::Shared for Shared {
 }
 
 const NAME: &str = "udp";
-/// What IPv4 and UDP leave of 64 KiB.
+/// Maximum payload of a datagram in bytes: 64 KiB minus the headers of IPv4 and UDP.
 const DATAGRAM_MAX: usize = 65_507;
 const BUFFER_MAX: usize = 1 << 30;
 const RECEIVE_BUFFER: usize = 4 << 20;
 const CALLERS_MAX: usize = 4096;
-/// While so many bytes wait to be sent, further datagrams are dropped.
+/// The number of queued bytes at which further datagrams are dropped.
 const OUTBOX_MAX: usize = 4 << 20;
-/// Of hosts that are not served in full: longest call, and most calls in progress.
-const STRANGERS_CALL_MAX: usize = 16 << 10;
-const STRANGERS_CALLS: usize = 16;
+/// Maximum length of a call, and maximum number of calls in progress, for hosts that are not admitted.
+const UNADMITTED_CALL_MAX: usize = 16 << 10;
+const UNADMITTED_CALLS: usize = 16;
 
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,11 @@
-//! [`Workers`]: the threads that serve.
+//! [`Workers`]: the threads that serve connections.
 //!
-//! Each is a single-threaded executor that owns its connections from set-up to end. A new connection goes
-//! to the worker that has the fewest.
+//! Each worker is a single-threaded executor that owns its connections from set-up to close. A new connection goes to
+//! the worker with the fewest connections.
 //!
-//! A service may act as its callers, by changing the credentials of the thread that it runs on. Connections that
-//! bear no such change ([`Listener::keeps_credentials`]) have workers of their own, which keep theirs; so the others lose
-//! nothing by them.
+//! A service can act on behalf of its callers by changing the credentials of the thread that it runs on. Some
+//! connections do not work on such a thread ([`Listener::keeps_credentials`]). They have workers of their own, whose
+//! credentials never change, so that the other connections are not restricted.
 
 use std::{
     future::poll_fn,
@@ -31,18 +31,18 @@ use crate::{
     turns,
 };
 
-/// How [`Workers`] are set up.
+/// Settings of [`Workers`].
 #[derive(Clone, Debug)]
 pub struct WorkerOptions {
-    /// Threads; one per core by default.
+    /// The number of threads; by default one for each core.
     pub threads: usize,
-    /// Most threads of each worker for what blocks.
+    /// Maximum number of threads of each worker for blocking work.
     pub blocking_threads_max: usize,
-    /// Bounds of the connections of all workers.
+    /// Limits on the connections of all workers together.
     pub connections: ConnectionLimits,
-    /// What each worker for connections that bear no change of credentials runs first, to have services keep them. Without it
-    /// there are no such workers: no service here changes any. There are as many as `threads`, which do nothing
-    /// until there are such connections.
+    /// A function that each worker for connections with fixed credentials ([`Listener::keeps_credentials`]) runs first.
+    /// It tells services on that thread not to change credentials. There are `threads` such workers, which are idle
+    /// until there are such connections. With `None` there are none: no service changes credentials.
     pub keep_credentials: Option<fn()>,
 }
 
@@ -64,8 +64,8 @@ pub struct Workers {
 #[derive(Clone)]
 struct Pool {
     workers: Arc<[Worker]>,
-    /// Those who keep their credentials; none if all do.
-    keepers: Arc<[Worker]>,
+    /// Workers whose credentials never change. Empty if no worker changes its credentials.
+    fixed_credentials: Arc<[Worker]>,
     connections: Connections,
     drain: watch::Receiver<bool>,
 }
@@ -81,7 +81,7 @@ impl Workers {
     /// Starts the threads.
     ///
     /// # Errors
-    /// The system gives no more threads.
+    /// The system cannot start another thread.
     pub fn new(options: WorkerOptions) -> io::Result<Self> {
         let (drain, drained) = watch::channel(false);
         let (stop, stopped) = watch::channel(false);
@@ -95,37 +95,38 @@ impl Workers {
             };
             numbers.map(worker).collect()
         };
-        // Now: threads have the credentials of the one that starts them, which must be as it was when listeners were made.
+        // The threads are started here because a thread inherits the credentials of the thread that starts it, and
+        // these must be the credentials with which the listeners were made.
         let workers = start("worker", None)?;
-        let keepers =
-            options.keep_credentials.map_or_else(|| Ok(Arc::default()), |keep| start("keeper", Some(keep)))?;
+        let fixed_credentials =
+            options.keep_credentials.map_or_else(|| Ok(Arc::default()), |keep| start("fixed-worker", Some(keep)))?;
         let connections = Connections::new(options.connections);
-        let pool = Pool { workers, keepers, connections, drain: drained };
+        let pool = Pool { workers, fixed_credentials, connections, drain: drained };
         Ok(Self { pool, threads, drain, stop })
     }
 
     /// Accepts connections and serves `server` on them.
     pub fn listen(&self, server: Arc<Server>, mut listener: Box<dyn Listener>) {
-        if let Some(keeping) = listener.keeping_part() {
-            self.listen(server.clone(), keeping);
+        if let Some(fixed) = listener.keeping_part() {
+            self.listen(server.clone(), fixed);
         }
         let pool = self.pool.clone();
         let worker = &self.pool.among(listener.keeps_credentials())[0];
         worker.send(Box::new(move || Box::pin(pool.accept(server, listener))));
     }
 
-    /// Runs something else on the worker that has the least to do, until it ends or the workers do.
+    /// Runs another job on the worker with the least load, until the job ends or the workers stop.
     pub fn spawn(&self, job: impl FnOnce() -> BoxFuture<'static, ()> + Send + 'static) {
         self.pool.dispatch(false, Box::new(job));
     }
 
-    /// Connections and other jobs now.
+    /// Returns the number of current connections and other jobs.
     pub fn load(&self) -> usize {
         self.pool.load()
     }
 
-    /// Accepts no more, answers what has been called, and closes; what is not done by the deadline is dropped.
-    /// Returns whether all was done.
+    /// Stops accepting connections, answers the calls in progress, and closes the connections. Calls that are not
+    /// answered before the deadline are dropped. Returns `true` if all calls were answered.
     pub async fn drain(self, deadline: Duration) -> bool {
         self.drain.send_replace(true);
         let done = async {
@@ -148,7 +149,7 @@ impl Drop for Workers {
 
 impl Pool {
     async fn accept(self, server: Arc<Server>, mut listener: Box<dyn Listener>) {
-        let (address, keeping) = (listener.local_addr(), listener.keeps_credentials());
+        let (address, fixed) = (listener.local_addr(), listener.keeps_credentials());
         let mut drain = Drain::when(self.drain.clone());
         loop {
             let accepted = tokio::select! {
@@ -157,17 +158,19 @@ impl Pool {
             };
             match accepted {
                 Ok(incoming) => {
-                    self.admit(&server, keeping, incoming);
+                    self.admit(&server, fixed, incoming);
                     // A burst of connections must not delay the calls of others.
                     tokio::task::yield_now().await;
                 }
-                Err(error) => return tracing::error!(%address, %error, "no more connections are accepted"),
+                Err(error) => {
+                    return tracing::error!(%address, %error, "the listener failed; it accepts no more connections");
+                }
             }
         }
     }
 
-    /// Serves a connection if there is a place for it.
-    fn admit(&self, server: &Arc<Server>, keeping: bool, incoming: Incoming) {
+    /// Serves a connection if the connection limits permit it.
+    fn admit(&self, server: &Arc<Server>, fixed: bool, incoming: Incoming) {
         let place = match incoming.peer() {
             None => None,
             Some(peer) => match self.connections.place(peer, server.hosts().admit(peer.address)) {
@@ -175,10 +178,10 @@ impl Pool {
                 place => place,
             },
         };
-        self.serve(server.clone(), keeping, incoming, place);
+        self.serve(server.clone(), fixed, incoming, place);
     }
 
-    fn serve(&self, server: Arc<Server>, keeping: bool, incoming: Incoming, mut place: Option<Place>) {
+    fn serve(&self, server: Arc<Server>, fixed: bool, incoming: Incoming, mut place: Option<Place>) {
         let drain = Drain::when(self.drain.clone());
         let serve: Job = Box::new(move || {
             Box::pin(async move {
@@ -189,34 +192,37 @@ impl Pool {
                 tracing::debug!(%peer, transport = name, %why, "disconnected");
             })
         });
-        self.dispatch(keeping, serve);
+        self.dispatch(fixed, serve);
     }
 
-    /// The workers for connections that bear a change of credentials, or not.
-    fn among(&self, keeping: bool) -> &[Worker] {
-        if keeping && !self.keepers.is_empty() { &self.keepers } else { &self.workers }
+    /// Returns the workers for connections with fixed credentials, or for all others.
+    fn among(&self, fixed: bool) -> &[Worker] {
+        if fixed && !self.fixed_credentials.is_empty() { &self.fixed_credentials } else { &self.workers }
     }
 
-    fn dispatch(&self, keeping: bool, job: Job) {
-        let worker =
-            self.among(keeping).iter().min_by_key(|worker| worker.load.load(Relaxed)).expect("there is a worker");
+    fn dispatch(&self, fixed: bool, job: Job) {
+        let worker = self
+            .among(fixed)
+            .iter()
+            .min_by_key(|worker| worker.load.load(Relaxed))
+            .expect("there must be at least one worker");
         worker.load.fetch_add(1, Relaxed);
-        let done = Done(worker.load.clone());
+        let guard = LoadGuard(worker.load.clone());
         worker.send(Box::new(move || {
             let job = job();
             Box::pin(async move {
-                let _done = done;
+                let _guard = guard;
                 job.await;
             })
         }));
     }
 
     fn load(&self) -> usize {
-        self.workers.iter().chain(&*self.keepers).map(|worker| worker.load.load(Relaxed)).sum()
+        self.workers.iter().chain(&*self.fixed_credentials).map(|worker| worker.load.load(Relaxed)).sum()
     }
 }
 
-/// Sets a connection up, unless that takes too long or it has to give way.
+/// Sets a connection up. Returns `None` if that fails, takes too long, or the connection is evicted meanwhile.
 async fn set_up(incoming: Incoming, hosts: &Hosts, place: Option<&mut Place>) -> Option<Arc<dyn Transport>> {
     let evicted = async {
         match place {
@@ -230,23 +236,23 @@ async fn set_up(incoming: Incoming, hosts: &Hosts, place: Option<&mut Place>) ->
     };
     match set_up {
         Ok(Ok(transport)) => return Some(transport),
-        Ok(Err(error)) => tracing::debug!(%error, "a connection was not set up"),
-        Err(_) => tracing::debug!("a connection took too long to be set up"),
+        Ok(Err(error)) => tracing::debug!(%error, "a connection could not be set up"),
+        Err(_) => tracing::debug!("the setup of a connection timed out"),
     }
     None
 }
 
 impl Worker {
     fn send(&self, job: Job) {
-        // It fails only when the workers have been stopped.
+        // Sending fails only if the workers have been stopped.
         let _ = self.jobs.send(job);
     }
 }
 
-/// Takes one from a worker's load, however its job ends.
-struct Done(Arc<AtomicUsize>);
+/// Decrements a worker's load when it is dropped, however the job ends.
+struct LoadGuard(Arc<AtomicUsize>);
 
-impl Drop for Done {
+impl Drop for LoadGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -278,7 +284,7 @@ fn start_thread(
                 }
             }
         });
-        // What blocks may take for ever; nobody waits for its result any more.
+        // Blocking work can take forever, and nothing waits for its result any more.
         runtime.shutdown_background();
     })
 }

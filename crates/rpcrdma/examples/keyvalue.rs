@@ -1,4 +1,4 @@
-//! An RPC program of one's own: a key-value store, its client, and both over every transport.
+//! A user-defined RPC program: a key-value store and its client, run over every transport.
 //!
 //! ```text
 //! cargo run -p slipway-rpcrdma --example keyvalue                          # all transports, in one process
@@ -7,20 +7,20 @@
 //! cargo run -p slipway-rpcrdma --example keyvalue get   rdma 127.0.0.1:7777 greeting
 //! ```
 //!
-//! In XDR's own language (RFC 4506), the program is
+//! In the XDR language (RFC 4506), the program is
 //!
 //! ```text
 //! program KEYVALUE {
 //!     version KEYVALUE_V1 {
 //!         void   NULL(void)      = 0;
-//!         bool   PUT(put_args)   = 1;   /* whether there was a value already */
+//!         bool   PUT(put_args)   = 1;   /* true if there was a value already */
 //!         value* GET(key)        = 2;
 //!     } = 1;
-//! } = 0x20000010;                       /* RFC 5531 §13.1: 0x20000000 and up are for everyone's use */
+//! } = 0x20000010;                       /* RFC 5531 §13.1: 0x20000000 and up are for private use */
 //! ```
 //!
-//! Values are [`Payload`]s: over RDMA, the server pulls them from and pushes them to the client's memory; over TCP they
-//! are received where they are wanted. Nothing below says how.
+//! Values are [`Payload`]s. Over RDMA, the server reads them from and writes them to the client's memory; over TCP they
+//! are received into the destination buffer. The code below does not depend on the transport.
 
 use std::{collections::HashMap, error::Error, net::SocketAddr, ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ use rpc::{
 use rpcrdma::RdmaKind;
 use xdr::{Decode, Encode, Located, Message, Opaque, Payload};
 
-// What both sides know.
+// The definitions that both sides share.
 
 const KEYVALUE: u32 = 0x2000_0010;
 const PUT: u32 = 1;
@@ -70,10 +70,10 @@ impl Service for Store {
 
     fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
         match procedure {
-            // Executed twice, its result would be another: it is remembered, so that it is not.
+            // A second execution would return another result, so the duplicate request cache must remember the call.
             PUT => Some(Procedure { name: "PUT", idempotent: false }),
             GET => Some(Procedure { name: "GET", idempotent: true }),
-            // NULL is answered for every program.
+            // The server answers NULL for every program.
             _ => None,
         }
     }
@@ -84,7 +84,7 @@ impl Service for Store {
                 PUT => {
                     let PutArgs { key, value } = Decode::decode(&mut call.arguments)?;
                     call.arguments.finish()?;
-                    // Both lie in memory of the transport. What is kept for long is copied out of it.
+                    // Key and value are in memory of the transport. They are copied because they are kept for long.
                     let (key, mut copy) = (Opaque(Bytes::copy_from_slice(&key)), vec![0; value.0.len()]);
                     value.0.copy_to(&mut copy).map_err(|_| AcceptError::SystemErr)?;
                     let before = self.values.lock().insert(key, copy.into());
@@ -112,7 +112,7 @@ fn serve(kind: &dyn TransportKind, address: SocketAddr) -> Result<(Workers, Sock
 
 // The client.
 
-/// The program as its callers see it.
+/// The program as seen by its callers.
 struct KeyValue(Client);
 
 impl KeyValue {
@@ -120,16 +120,17 @@ impl KeyValue {
         Ok(Self(Client::connect(kind, server, ClientOptions::new(KEYVALUE, 1)).await?))
     }
 
-    /// Puts a value; says whether there was one already.
+    /// Puts a value. Returns `true` if there was a value already.
     async fn put(&self, key: &str, value: Bytes) -> Result<bool, ClientError> {
         let arguments = PutArgs { key: key.into(), value: value.into() };
         let answer = self.0.call(PUT, &arguments, ReplyPlan::default(), CallOptions::default()).await?;
         Ok(answer.results)
     }
 
-    /// Gets a value into `buffer`, which is long enough for any, and shows what it got, if there is such a key.
+    /// Gets the value of `key`, if there is one, and returns `true` if it was placed in `buffer`. `buffer` must be long
+    /// enough for any value.
     async fn get(&self, key: &str, buffer: Buffer) -> Result<(Option<Bytes>, bool), ClientError> {
-        // How a transport finds the value in a reply that is still arriving.
+        // Finds the value in a reply that is still arriving.
         fn locate(prefix: &Bytes) -> Option<Located> {
             Message::locate::<Option<Value>>(prefix, |decoder| ReplyHeader::decode(decoder).map(drop))
         }
@@ -138,12 +139,12 @@ impl KeyValue {
         let answer = self.0.call::<Option<Value>>(GET, &Key::from(key), plan, CallOptions::default()).await?;
         let value = answer.results.map(|value| value.0);
         let placed = value.as_ref().zip(answer.sink).is_some_and(|(value, sink)| sink.holds(value));
-        let value = value.map(|value| value.to_bytes().expect("it is in memory"));
+        let value = value.map(|value| value.to_bytes().expect("value must be in memory"));
         Ok((value, placed))
     }
 }
 
-// Both, over what there is.
+// Client and server, over each transport.
 
 fn switch() -> Switch {
     let mut switch = Switch::new();
@@ -154,29 +155,29 @@ fn switch() -> Switch {
     switch
 }
 
-/// Serves and calls over each transport in turn; says for each whether a large value was placed in its buffer.
+/// Serves and calls over each transport in turn. Returns for each whether a large value was placed in its buffer.
 pub async fn everywhere() -> Result<Vec<(&'static str, bool)>, Box<dyn Error>> {
     let mut placed = Vec::new();
     for name in switch().names() {
-        let kind = switch().find(name).expect("it is in the list").with_options(&RawOptions::new())?;
+        let kind = switch().find(name).expect("the transport must be in the list").with_options(&RawOptions::new())?;
         let (workers, address) = serve(&*kind, "127.0.0.1:0".parse()?)?;
         let store = KeyValue::connect(kind, address).await?;
-        // A datagram has room for 64 KiB.
+        // A datagram holds up to 64 KiB.
         let large: Bytes = (0..if name == "udp" { 50_000 } else { VALUE_MAX }).map(|i| (i % 251) as u8).collect();
         assert!(!store.put("small", Bytes::from_static(b"hello")).await?);
         assert!(!store.put("large", large.clone()).await?);
-        assert!(store.put("small", Bytes::from_static(b"world")).await?, "there was a value");
+        assert!(store.put("small", Bytes::from_static(b"world")).await?, "there must be a value already");
         assert_eq!(store.get("small", Buffer::zeroed(VALUE_MAX)).await?.0.as_deref(), Some(&b"world"[..]));
         assert_eq!(store.get("none", Buffer::zeroed(VALUE_MAX)).await?.0, None);
         let (value, in_place) = store.get("large", Buffer::zeroed(VALUE_MAX)).await?;
-        assert!(value.as_ref() == Some(&large), "the value has come back as it was");
+        assert!(value.as_ref() == Some(&large), "the value must be returned unchanged");
         placed.push((name, in_place));
         workers.drain(Duration::from_secs(10)).await;
     }
     Ok(placed)
 }
 
-/// Runs one command; see the top of the file.
+/// Runs one command; see the documentation at the top of this file.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<_> = std::env::args().skip(1).collect();

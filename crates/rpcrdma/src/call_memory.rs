@@ -1,17 +1,18 @@
-//! [`CallMemory`]: memory of calls in progress, shared by all connections of a listener.
+//! [`CallMemory`]: a memory limit for calls in progress, shared by all connections of a listener.
 //!
-//! A peer that offers read chunks makes us take memory for them, and one that offers write chunks makes us take memory for its
-//! reply. A peer that then answers no RDMA Read, or takes no reply, makes us keep it. So all connections together have a
-//! budget. A call takes the bytes of its read chunks that are to be read, and the room that it offers for its reply, before it
-//! is read or handed up; it gives back the first when it is answered, and the second when the reply has been sent. A call that
-//! finds none waits. Calls without chunks have what is in their receive, and take nothing here.
+//! A peer that offers read chunks makes the server allocate memory for them, and a peer that offers write chunks makes
+//! it allocate memory for the reply. If the peer then does not answer RDMA Reads, or does not receive the reply, the
+//! server must keep that memory. Therefore all connections together have a budget. A call takes the bytes of its read
+//! chunks that must be read and the size that it offers for its reply, before it is read or delivered. It releases the
+//! former when it is answered, and the latter when the reply has been sent. A call for which there is no memory waits.
+//! A call without chunks uses only its receive buffer and takes nothing from the budget.
 //!
-//! A *payer*, which is a host or a user of this host, may hold as much as it leaves free: one alone gets half of the budget,
-//! and however many others take what they can, the next one finds something. When bytes come back, one connection of each
-//! payer that can go on is woken, in the order in which they began to wait.
+//! An *owner* is a host, or a user of this host. It can hold as much memory as it leaves free: a single owner gets half
+//! of the budget and, however much others take, some is left for the next owner. When bytes are released, one
+//! connection of each owner that can proceed is woken, in the order in which they began to wait.
 //!
-//! While nobody waits no lock is taken. The sum never exceeds the budget. Two connections of one payer that ask at once may
-//! both be told to wait though one could go on; then one of them is woken again.
+//! No lock is taken while no connection waits. The sum never exceeds the budget. If two connections of one owner ask at
+//! the same time, both can be told to wait although one could proceed; one of them is then woken again.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,13 +29,13 @@ use std::{
 use parking_lot::Mutex;
 use rpc::Host;
 
-/// The budget of a listener. Clones are the same.
+/// The memory budget of a listener. Clones share the same budget.
 #[derive(Clone)]
 pub(crate) struct CallMemory(Arc<Inner>);
 
-/// Whose connection it is: a host, and the user where the kernel tells.
+/// The owner of a connection's memory: its host, and its user if the kernel reports one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Payer {
+pub(crate) struct MemoryOwner {
     pub(crate) host: Host,
     pub(crate) user: Option<u32>,
 }
@@ -42,15 +43,15 @@ pub(crate) struct Payer {
 struct Inner {
     budget: usize,
     used: AtomicUsize,
-    /// Connections that wait, to be seen without the lock.
+    /// The number of connections that wait, readable without the lock.
     waiting: AtomicUsize,
     next: AtomicU64,
-    payers: Mutex<HashMap<Payer, Part>>,
+    owners: Mutex<HashMap<MemoryOwner, OwnerState>>,
 }
 
-/// A payer that has connections.
+/// The state of an owner that has connections.
 #[derive(Default)]
-struct Part {
+struct OwnerState {
     accounts: usize,
     held: Arc<AtomicUsize>,
     waiting: VecDeque<Waiting>,
@@ -62,81 +63,81 @@ struct Waiting {
     waker: Waker,
 }
 
-/// One connection's part. What it holds is given back on drop.
+/// The memory account of one connection. Dropping it releases all bytes that it holds.
 pub(crate) struct MemoryAccount {
     memory: Arc<Inner>,
-    payer: Payer,
+    owner: MemoryOwner,
     number: u64,
-    held_by_payer: Arc<AtomicUsize>,
+    held_by_owner: Arc<AtomicUsize>,
     held: usize,
-    /// What it could not take.
-    wants: Option<usize>,
+    /// The bytes of the request that did not succeed, if any.
+    wanted: Option<usize>,
 }
 
 impl CallMemory {
-    /// A budget of `bytes`, of which the longest call, of `call_max`, is at most a quarter.
+    /// Creates a budget of `bytes`, and at least four times the memory of the largest call, `call_max`.
     pub(crate) fn new(bytes: usize, call_max: usize) -> Self {
         Self(Arc::new(Inner {
             budget: bytes.max(4 * call_max),
             used: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
             next: AtomicU64::new(0),
-            payers: Mutex::default(),
+            owners: Mutex::default(),
         }))
     }
 
-    /// The part of a new connection.
-    pub(crate) fn account(&self, payer: Payer) -> MemoryAccount {
+    /// Opens the account of a new connection.
+    pub(crate) fn account(&self, owner: MemoryOwner) -> MemoryAccount {
         let number = self.0.next.fetch_add(1, Relaxed);
-        let mut payers = self.0.payers.lock();
-        let part = payers.entry(payer).or_default();
-        part.accounts += 1;
-        let held_by_payer = part.held.clone();
-        MemoryAccount { memory: self.0.clone(), payer, number, held_by_payer, held: 0, wants: None }
+        let mut owners = self.0.owners.lock();
+        let state = owners.entry(owner).or_default();
+        state.accounts += 1;
+        let held_by_owner = state.held.clone();
+        MemoryAccount { memory: self.0.clone(), owner, number, held_by_owner, held: 0, wanted: None }
     }
 }
 
 impl MemoryAccount {
-    /// Takes `bytes` for a call, if its payer may have them now.
+    /// Takes `bytes` for a call. Returns `false` if its owner cannot have them now.
     pub(crate) fn take(&mut self, bytes: usize) -> bool {
-        let held = self.held_by_payer.fetch_add(bytes, SeqCst).saturating_add(bytes);
+        let held = self.held_by_owner.fetch_add(bytes, SeqCst).saturating_add(bytes);
         let budget = self.memory.budget;
         let take = |used| (held <= free(budget, used, bytes)?).then_some(used + bytes);
         if self.memory.used.fetch_update(SeqCst, SeqCst, take).is_err() {
-            self.held_by_payer.fetch_sub(bytes, SeqCst);
-            self.wants = Some(bytes);
-            // Another may have been refused for what was counted here.
+            self.held_by_owner.fetch_sub(bytes, SeqCst);
+            self.wanted = Some(bytes);
+            // Another account can have been refused because of the bytes that were counted here.
             self.memory.wake();
             return false;
         }
         self.held += bytes;
-        if self.wants.take().is_some() {
-            // There may be enough for who waits behind this one, too.
+        if self.wanted.take().is_some() {
+            // There can be enough memory for the next waiting account, too.
             self.memory.wake();
         }
         true
     }
 
-    /// Gives back what a call took.
-    pub(crate) fn give_back(&mut self, bytes: usize) {
+    /// Releases bytes that a call took.
+    pub(crate) fn release(&mut self, bytes: usize) {
         self.held -= bytes;
-        self.held_by_payer.fetch_sub(bytes, SeqCst);
+        self.held_by_owner.fetch_sub(bytes, SeqCst);
         self.memory.used.fetch_sub(bytes, SeqCst);
         self.memory.wake();
     }
 
-    /// Ready if it is worth trying again to take what could not be taken. Otherwise the task is woken for that; `None` if
-    /// nothing is wanted.
+    /// Returns `Ready` if the request that did not succeed can be retried. Otherwise wakes the task when it can be.
+    /// Returns `None` if there is no such request.
     pub(crate) fn poll_wanted(&mut self, cx: &Context<'_>) -> Option<Poll<()>> {
-        let bytes = self.wants?;
-        let mut payers = self.memory.payers.lock();
-        let part = payers.get_mut(&self.payer).expect("it has this account");
-        self.memory.wait_no_more(part, self.number);
-        // Counted first: what is given back from now on wakes it, and what was before is seen.
+        let bytes = self.wanted?;
+        let mut owners = self.memory.owners.lock();
+        let state = owners.get_mut(&self.owner).expect("the owner of an account must have an entry");
+        self.memory.dequeue(state, self.number);
+        // The wait is counted before the check: a later release wakes this account, and the check sees an earlier one.
         self.memory.waiting.fetch_add(1, SeqCst);
-        part.waiting.push_back(Waiting { account: self.number, bytes, waker: cx.waker().clone() });
-        if self.memory.admits(part, bytes) {
-            self.memory.wait_no_more(part, self.number);
+        state.waiting.push_back(Waiting { account: self.number, bytes, waker: cx.waker().clone() });
+        if self.memory.has_room(state, bytes) {
+            self.memory.dequeue(state, self.number);
             return Some(Poll::Ready(()));
         }
         Some(Poll::Pending)
@@ -145,46 +146,46 @@ impl MemoryAccount {
 
 impl Drop for MemoryAccount {
     fn drop(&mut self) {
-        self.give_back(self.held);
-        let mut payers = self.memory.payers.lock();
-        let part = payers.get_mut(&self.payer).expect("it has this account");
-        let waited = self.memory.wait_no_more(part, self.number);
-        part.accounts -= 1;
-        if part.accounts == 0 {
-            payers.remove(&self.payer);
+        self.release(self.held);
+        let mut owners = self.memory.owners.lock();
+        let state = owners.get_mut(&self.owner).expect("the owner of an account must have an entry");
+        let waited = self.memory.dequeue(state, self.number);
+        state.accounts -= 1;
+        if state.accounts == 0 {
+            owners.remove(&self.owner);
         }
-        drop(payers);
-        if self.wants.is_some() && !waited {
-            // It has been woken for bytes that it will not take now.
+        drop(owners);
+        if self.wanted.is_some() && !waited {
+            // This account was woken for bytes that it will not take, so the next one is woken.
             self.memory.wake();
         }
     }
 }
 
 impl Inner {
-    fn admits(&self, part: &Part, bytes: usize) -> bool {
-        let held = part.held.load(SeqCst).saturating_add(bytes);
+    fn has_room(&self, state: &OwnerState, bytes: usize) -> bool {
+        let held = state.held.load(SeqCst).saturating_add(bytes);
         free(self.budget, self.used.load(SeqCst), bytes).is_some_and(|free| held <= free)
     }
 
-    /// Takes an account off the queue; whether it was in it.
-    fn wait_no_more(&self, part: &mut Part, account: u64) -> bool {
-        let before = part.waiting.len();
-        part.waiting.retain(|waiting| waiting.account != account);
-        let removed = before - part.waiting.len();
+    /// Removes an account from the queue. Returns `true` if it was in the queue.
+    fn dequeue(&self, state: &mut OwnerState, account: u64) -> bool {
+        let before = state.waiting.len();
+        state.waiting.retain(|waiting| waiting.account != account);
+        let removed = before - state.waiting.len();
         self.waiting.fetch_sub(removed, SeqCst);
         removed > 0
     }
 
-    /// Wakes the first that waits of each payer that could go on.
+    /// Wakes the first waiting account of each owner that can proceed.
     fn wake(&self) {
         if self.waiting.load(SeqCst) == 0 {
             return;
         }
         let mut woken = Vec::new();
-        for part in self.payers.lock().values_mut() {
-            if part.waiting.front().is_some_and(|first| self.admits(part, first.bytes)) {
-                woken.extend(part.waiting.pop_front().map(|first| first.waker));
+        for state in self.owners.lock().values_mut() {
+            if state.waiting.front().is_some_and(|first| self.has_room(state, first.bytes)) {
+                woken.extend(state.waiting.pop_front().map(|first| first.waker));
                 self.waiting.fetch_sub(1, SeqCst);
             }
         }
@@ -192,7 +193,7 @@ impl Inner {
     }
 }
 
-/// What is left free of a budget when `bytes` more are used.
+/// Returns the bytes that remain free of a budget if `bytes` more are used.
 fn free(budget: usize, used: usize, bytes: usize) -> Option<usize> {
     budget.checked_sub(used)?.checked_sub(bytes)
 }
@@ -212,11 +213,11 @@ mod tests {
         }
     }
 
-    fn payer(host: u8) -> Payer {
-        Payer { host: Host::of([10, 0, 0, host].into()), user: None }
+    fn owner(host: u8) -> MemoryOwner {
+        MemoryOwner { host: Host::of([10, 0, 0, host].into()), user: None }
     }
 
-    /// Has an account wait; how often it has been woken.
+    /// Makes an account wait. Returns the counter of its wakes.
     fn wait(account: &mut MemoryAccount) -> Arc<Wakes> {
         let wakes = Arc::new(Wakes::default());
         let polled = account.poll_wanted(&Context::from_waker(&wakes.clone().into()));
@@ -225,59 +226,59 @@ mod tests {
     }
 
     #[test]
-    fn a_host_has_half_at_most_whatever_its_connections_and_others_find_something() {
+    fn one_host_gets_at_most_half_and_others_still_get_some() {
         let memory = CallMemory::new(1200, 100);
-        let mut connections: Vec<_> = (0..100).map(|_| memory.account(payer(1))).collect();
+        let mut connections: Vec<_> = (0..100).map(|_| memory.account(owner(1))).collect();
         let taken: usize = connections.iter_mut().map(|account| 50 * usize::from(account.take(50))).sum();
         assert_eq!(taken, 600);
-        let mut other = memory.account(payer(2));
+        let mut other = memory.account(owner(2));
         assert!((0..6).all(|_| other.take(50)) && !other.take(50));
         drop(connections);
         assert!(other.take(50));
         drop(other);
-        assert_eq!((memory.0.used.load(SeqCst), memory.0.payers.lock().len()), (0, 0));
+        assert_eq!((memory.0.used.load(SeqCst), memory.0.owners.lock().len()), (0, 0));
     }
 
     #[test]
-    fn who_waits_is_woken_when_there_is_room_and_wakes_the_next() {
+    fn waiting_connection_is_woken_when_there_is_room_and_wakes_the_next() {
         let memory = CallMemory::new(400, 100);
-        let [mut holder, mut first, mut second] = [1, 1, 1].map(|host| memory.account(payer(host)));
+        let [mut holder, mut first, mut second] = [1, 1, 1].map(|host| memory.account(owner(host)));
         assert!(holder.take(200) && !first.take(50) && !second.take(50));
         let (one, two) = (wait(&mut first), wait(&mut second));
-        holder.give_back(20);
-        assert_eq!((one.0.load(SeqCst), two.0.load(SeqCst)), (0, 0), "not enough");
-        holder.give_back(180);
-        assert_eq!((one.0.load(SeqCst), two.0.load(SeqCst)), (1, 0), "in order");
+        holder.release(20);
+        assert_eq!((one.0.load(SeqCst), two.0.load(SeqCst)), (0, 0), "there must not be enough memory yet");
+        holder.release(180);
+        assert_eq!((one.0.load(SeqCst), two.0.load(SeqCst)), (1, 0), "accounts must be woken in order");
         assert!(first.take(50));
-        assert_eq!(two.0.load(SeqCst), 1, "there is enough for both");
+        assert_eq!(two.0.load(SeqCst), 1, "there must be enough memory for both");
         assert!(second.take(50) && second.poll_wanted(&Context::from_waker(Waker::noop())).is_none());
     }
 
     #[test]
-    fn a_connection_that_ends_gives_back_its_bytes_and_its_turn() {
+    fn closed_connection_releases_its_bytes_and_its_place_in_the_queue() {
         let memory = CallMemory::new(400, 100);
-        let [mut holder, mut first, mut second] = [1, 1, 1].map(|host| memory.account(payer(host)));
+        let [mut holder, mut first, mut second] = [1, 1, 1].map(|host| memory.account(owner(host)));
         assert!(holder.take(200) && !first.take(50) && !second.take(50));
         let (one, two) = (wait(&mut first), wait(&mut second));
         drop(holder);
         assert_eq!((one.0.load(SeqCst), two.0.load(SeqCst)), (1, 0));
         drop(first);
-        assert_eq!(two.0.load(SeqCst), 1, "the first was woken, and did not take");
+        assert_eq!(two.0.load(SeqCst), 1, "the first account was woken but took nothing, so the second must be woken");
     }
 
     #[test]
-    fn the_longest_call_fits_in_any_budget() {
+    fn largest_call_fits_in_any_budget() {
         let memory = CallMemory::new(1, 1000);
-        assert!(memory.account(payer(1)).take(1000));
+        assert!(memory.account(owner(1)).take(1000));
     }
 
-    /// Threads that take and give back at once, and wait as a driver does, all come to an end.
+    /// Threads that take and release memory concurrently, and wait as a driver does, all complete.
     #[test]
-    fn nobody_waits_for_ever() {
+    fn no_account_waits_forever() {
         let memory = CallMemory::new(400, 100);
         std::thread::scope(|scope| {
             for host in [1, 1, 1, 2, 2, 3] {
-                let mut account = memory.account(payer(host));
+                let mut account = memory.account(owner(host));
                 scope.spawn(move || {
                     struct Unpark(std::thread::Thread);
                     impl Wake for Unpark {
@@ -294,7 +295,7 @@ mod tests {
                             }
                         }
                         assert!(account.memory.used.load(SeqCst) <= 400);
-                        account.give_back(bytes);
+                        account.release(bytes);
                     }
                 });
             }

@@ -1,4 +1,4 @@
-//! Chunk lists: what a requester offers of its memory, checked once when they are decoded.
+//! Chunk lists: the memory that a requester offers, validated once when the lists are decoded.
 //!
 //! Read RFC 8166 §3.4 and §4.3. The wire forms (§4.3, XDR in §4.1.2):
 //!
@@ -9,51 +9,51 @@
 //! | write list | per chunk: 1, count, segments; then 0 |
 //! | reply chunk | 0, or 1, count, segments |
 //!
-//! What holds for a decoded list: there are at most [`SEGMENTS_MAX`] segments in a header and
-//! [`CHUNKS_MAX`] chunks in a list; read chunks have distinct positions, ascending, multiples of four; every
-//! segment ends inside the 64-bit address space; every chunk is shorter than 4 GiB.
+//! A decoded list has these properties: there are at most [`SEGMENTS_MAX`] segments in a header and [`CHUNKS_MAX`]
+//! chunks in a list. Read chunks have distinct positions in ascending order, which are multiples of four. Each segment
+//! ends inside the 64-bit address space. Each chunk is shorter than 4 GiB.
 //!
-//! Segments of no bytes are kept, because a responder returns what it was given, and skipped when data moves.
-//! Segments may overlap in the requester's memory: only the requester's own data suffers, and its adapter
+//! Empty segments are kept, because a responder returns the segments that it was given; they are skipped when data
+//! moves. Segments can overlap in the requester's memory: this affects only the requester's own data, and its adapter
 //! checks every access.
 
 use rdma::{RemoteSegment, Stag};
 use smallvec::SmallVec;
 use xdr::{Decode, DecodeError, DecodeErrorKind, Decoder, Encode, Encoder};
 
-/// A contiguous piece of registered memory (RFC 8166 §3.4.3, `xdr_rdma_segment`).
+/// A contiguous part of registered memory (RFC 8166 §3.4.3, `xdr_rdma_segment`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Names the memory.
+    /// The STag of the memory.
     pub handle: Stag,
-    /// Bytes.
+    /// The length in bytes.
     pub length: u32,
-    /// Tagged offset of the first byte.
+    /// The tagged offset of the first byte.
     pub offset: u64,
 }
 
-/// Segments that together hold one item of data, or receive one (RFC 8166 §3.4.4).
+/// The segments that together hold one data item, or receive one (RFC 8166 §3.4.4).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chunk {
     segments: SmallVec<[Segment; 1]>,
 }
 
-/// A chunk that the responder reads, and where its data belongs (RFC 8166 §3.4.5).
+/// A chunk that the responder reads, with the position of its data (RFC 8166 §3.4.5).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadChunk {
-    /// Offset in the unreduced XDR stream; zero: the chunk *is* the stream.
+    /// The offset in the unreduced XDR stream. At zero, the chunk is the stream itself.
     pub position: u32,
-    /// The memory.
+    /// The memory of the chunk.
     pub chunk: Chunk,
 }
 
-/// The read chunks of a call, by ascending position.
+/// The read chunks of a call, ordered by position.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadList {
     chunks: SmallVec<[ReadChunk; 1]>,
 }
 
-/// The write chunks of a call, or, with the lengths used, of its reply (RFC 8166 §3.4.6).
+/// The write chunks of a call; in its reply, with the lengths that were used (RFC 8166 §3.4.6).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriteList {
     chunks: SmallVec<[Chunk; 1]>,
@@ -62,19 +62,19 @@ pub struct WriteList {
 /// The three lists of an RDMA_MSG or RDMA_NOMSG header.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lists {
-    /// Read chunks.
+    /// The read chunks.
     pub reads: ReadList,
-    /// Write chunks.
+    /// The write chunks.
     pub writes: WriteList,
     /// The reply chunk.
     pub reply: Option<Chunk>,
 }
 
 impl Segment {
-    /// The part of the peer's memory that starts `skip` bytes into the segment.
+    /// Returns the part of the peer's memory that starts `skip` bytes into the segment.
     ///
     /// # Panics
-    /// If that is beyond the segment.
+    /// If `skip` is greater than the segment's length.
     pub fn remote(&self, skip: u32) -> RemoteSegment {
         assert!(skip <= self.length);
         RemoteSegment { stag: self.handle, offset: self.offset + u64::from(skip) }
@@ -82,38 +82,38 @@ impl Segment {
 }
 
 impl Chunk {
-    /// A chunk of these segments.
+    /// Creates a chunk of segments.
     ///
     /// # Panics
-    /// If they are more than [`SEGMENTS_MAX`], or hold 4 GiB or more.
+    /// If there are more than [`SEGMENTS_MAX`] segments, or they hold 4 GiB or more.
     pub fn new(segments: impl IntoIterator<Item = Segment>) -> Self {
         let chunk = Self { segments: segments.into_iter().collect() };
         assert!(chunk.segments.len() <= SEGMENTS_MAX && chunk.total() <= u64::from(u32::MAX));
         chunk
     }
 
-    /// Its segments, in order.
+    /// Returns the segments in order.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// Bytes that it holds.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.total() as usize
     }
 
-    /// Whether it holds no bytes.
+    /// Returns `true` if the chunk holds no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The same chunk with the lengths that say `used` bytes of it were written, from its start
-    /// (RFC 8166 §4.3.2.2: a chunk that was not used is returned with lengths of zero).
+    /// Returns the chunk with lengths that mean that its first `used` bytes were written (RFC 8166 §4.3.2.2: an unused
+    /// chunk is returned with lengths of zero).
     ///
     /// # Panics
-    /// If it is shorter.
+    /// If the chunk is shorter than `used`.
     pub fn used(&self, used: usize) -> Chunk {
-        assert!(used <= self.len(), "{used} bytes used of a chunk of {}", self.len());
+        assert!(used <= self.len(), "cannot use {used} bytes of a chunk of {}", self.len());
         let mut left = used as u32;
         let segments = self.segments.iter().map(|segment| {
             let length = segment.length.min(left);
@@ -123,14 +123,14 @@ impl Chunk {
         Chunk { segments: segments.collect() }
     }
 
-    /// How many bytes of this chunk `returned` says were written; `None` unless it is this chunk with shorter
-    /// lengths, each segment full before the next is begun.
+    /// Returns the number of bytes that were written according to `returned`. Returns `None` unless `returned` is this
+    /// chunk with shorter lengths, in which each segment is full before the next begins.
     pub fn used_in(&self, returned: &Chunk) -> Option<usize> {
         let used = returned.len();
         (used <= self.len() && *returned == self.used(used)).then_some(used)
     }
 
-    /// The segments that hold bytes, each with its offset in the chunk.
+    /// Returns the segments that are not empty, each with its offset in the chunk.
     pub fn parts(&self) -> impl Iterator<Item = (usize, Segment)> + '_ {
         let mut at = 0;
         let placed = self.segments.iter().map(move |segment| {
@@ -147,10 +147,10 @@ impl Chunk {
 }
 
 impl ReadList {
-    /// Adds one segment at the end of the chunk at `position`.
+    /// Appends one segment to the chunk at `position`.
     ///
     /// # Errors
-    /// The list would break what holds for every list.
+    /// The list would violate a property of decoded lists.
     pub fn push(&mut self, position: u32, segment: Segment) -> Result<(), DecodeErrorKind> {
         if !position.is_multiple_of(4) {
             // RFC 8166 §3.4.5: a chunk holds a whole item, and XDR items start at multiples of four.
@@ -167,17 +167,18 @@ impl ReadList {
         }
     }
 
-    /// The chunks, by ascending position.
+    /// Returns the chunks ordered by position.
     pub fn chunks(&self) -> &[ReadChunk] {
         &self.chunks
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no chunks.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
 
-    /// The position-zero chunk, which holds the (reduced) stream itself (RFC 8166 §3.5.3), and the others.
+    /// Returns the position-zero chunk, which holds the (reduced) stream itself (RFC 8166 §3.5.3), and the other
+    /// chunks.
     pub fn split_stream(&self) -> (Option<&Chunk>, &[ReadChunk]) {
         match self.chunks.split_first() {
             Some((first, rest)) if first.position == 0 => (Some(&first.chunk), rest),
@@ -185,36 +186,36 @@ impl ReadList {
         }
     }
 
-    /// The position-zero chunk alone.
+    /// Returns a list with only the position-zero chunk.
     pub(crate) fn only_stream(&self) -> Self {
         Self { chunks: self.chunks.iter().filter(|read| read.position == 0).cloned().collect() }
     }
 
-    /// Bytes that the chunks hold.
+    /// Returns the total bytes of the chunks.
     pub fn total(&self) -> usize {
         self.chunks.iter().map(|read| read.chunk.len()).sum()
     }
 }
 
 impl WriteList {
-    /// A list of these chunks.
+    /// Creates a list of chunks.
     pub fn new(chunks: impl IntoIterator<Item = Chunk>) -> Self {
         Self { chunks: chunks.into_iter().collect() }
     }
 
-    /// The chunks, in order.
+    /// Returns the chunks in order.
     pub fn chunks(&self) -> &[Chunk] {
         &self.chunks
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no chunks.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
 }
 
 impl Lists {
-    /// Bytes of the wire form.
+    /// Returns the length in bytes of the wire form.
     pub fn wire_len(&self) -> usize {
         let chunk = |chunk: &Chunk| 8 + 16 * chunk.segments.len();
         let reads: usize = self.reads.chunks.iter().map(|read| 24 * read.chunk.segments.len()).sum();
@@ -222,14 +223,15 @@ impl Lists {
         reads + 4 + writes + 4 + self.reply.as_ref().map_or(4, chunk)
     }
 
-    /// A handle of this call that a responder may invalidate: that of the memory it wrote, where it can choose.
+    /// Returns a handle of this call that a responder can invalidate: if there is a choice, that of memory that it
+    /// wrote.
     pub fn handle(&self) -> Option<Stag> {
         let writes = self.writes.chunks.iter().chain(&self.reply);
         let mut chunks = writes.chain(self.reads.chunks.iter().map(|read| &read.chunk));
         chunks.find_map(|chunk| chunk.segments.first().map(|segment| segment.handle))
     }
 
-    /// Whether nothing is offered.
+    /// Returns `true` if the call offers no memory.
     pub fn is_empty(&self) -> bool {
         self.reads.is_empty() && self.writes.is_empty() && self.reply.is_none()
     }
@@ -334,7 +336,7 @@ fn too_many(len: usize, max: usize) -> DecodeErrorKind {
     DecodeErrorKind::TooLong { len: len as u32, max: max as u32 }
 }
 
-/// Most segments in one header: a 1 MiB payload in pages of 4 KiB, and a few.
+/// Maximum number of segments in one header: a 1 MiB payload in pages of 4 KiB, and some more.
 pub const SEGMENTS_MAX: usize = 272;
-/// Most read chunks, and most write chunks, in one header.
+/// Maximum number of read chunks, and of write chunks, in one header.
 pub const CHUNKS_MAX: usize = 16;

@@ -1,18 +1,21 @@
-//! [`Connection`]: RPC-over-RDMA on one connection, without I/O.
+//! [`Connection`]: the state of RPC-over-RDMA on one connection, without I/O.
 //!
-//! Read RFC 8166 §3 first. In: completions, time, the end of the connection, and commands. Out, until each has
-//! no more: work for the queue pair, then events, then the time at which to be called.
+//! Read RFC 8166 §3 first. The input is completions, time, the end of the connection, and commands. The output is
+//! polled in this order until there is no more: work for the queue pair, then events, then the time of the next
+//! timeout.
 //!
-//! Both sides can call and answer (RFC 8167). The [`Requester`] has the calls that we make, the [`Responder`] those that we
-//! answer; they share the [`Link`]. This file decodes arriving messages (§4.5 for errors) and hands each to one of them.
+//! Both sides can make and answer calls (RFC 8167). The [`Requester`] has the calls that this side makes, the
+//! [`Responder`] those that it answers; they share the [`Link`]. This file decodes arriving messages (§4.5 for errors)
+//! and passes each to one of them.
 //!
-//! What a peer can make us hold is bounded: its calls in progress by the credits it was granted, the bytes read from its
-//! memory at once by an option, and that of all connections together. While it does not take its replies, its messages are left unread.
+//! The memory that a peer can occupy is bounded: its calls in progress by the credits granted to it, the bytes that are
+//! read from its memory at once by an option, and those of all connections together. While it does not receive its
+//! replies, its messages are not processed.
 //!
-//! Buffers: see [`crate`]. A receive's buffer becomes the message's memory: no byte is copied, and a fresh buffer takes its
-//! place in the receive queue, unless that is shared and needs none. On error the caller hears ERR_VERS or ERR_CHUNK; a
-//! message too short to answer, or calls beyond the credits, end the connection: `Link::fail` asks for that, and
-//! [`handle_disconnect`](Connection::handle_disconnect) then ends every call and gives its sink back.
+//! Buffers: see [`crate`]. A receive's buffer becomes the message's memory, so no byte is copied. A new buffer takes
+//! its place in the receive queue, unless that is shared and needs none. On error the caller gets ERR_VERS or
+//! ERR_CHUNK. A message that is too short for a reply, or calls beyond the credits, close the connection: `Link::fail`
+//! requests that, and [`handle_disconnect`](Connection::handle_disconnect) then fails each call and returns its sink.
 
 use std::{collections::VecDeque, task::Context, time::Instant};
 
@@ -32,17 +35,19 @@ use crate::{
     responder::{Refusal, Responder},
 };
 
-/// The protocol's state on one connection.
+/// The protocol state of one connection.
 pub struct Connection {
     link: Link,
     requester: Requester,
     responder: Responder,
-    /// Messages that wait until the peer takes its replies; no more than there can be receives posted.
+    /// Messages that wait until the peer receives its replies. There are at most as many as there can be posted
+    /// receives.
     unread: VecDeque<Buffer>,
 }
 
 impl Connection {
-    /// A connection just made, and the receives to post before the peer can send (the peer may already do so).
+    /// Creates the state of a new connection. The initial receives must be posted before the peer sends, which it can
+    /// do at any time.
     pub fn new(settings: Settings, pool: Pool) -> Self {
         Self {
             requester: Requester::new(&settings),
@@ -52,39 +57,40 @@ impl Connection {
         }
     }
 
-    /// The same with receives that the queue pair takes from `source` under the name of [`receive_id`](Self::receive_id):
-    /// none are posted, and credits are granted as far as the source has buffers.
+    /// Uses receives that the queue pair takes from `source` under the ID [`receive_id`](Self::receive_id). No receives
+    /// are posted, and credits are granted as long as the source has buffers.
     pub fn with_receive_source(self, source: ReceiveSource) -> Self {
         Self { responder: Responder::new(&self.link.settings, Some(source)), ..self }
     }
 
-    /// The same with the memory for calls that have RDMA Read bounded by `memory`.
+    /// Limits the memory of calls by `memory`.
     pub(crate) fn with_call_memory(mut self, memory: MemoryAccount) -> Self {
         self.responder.set_memory(memory);
         self
     }
 
-    /// Whether a call that waited for memory can go on, and there is work; otherwise the task is woken for that.
+    /// Returns `true` if a call that waited for memory can proceed, so that there is work. Otherwise wakes the task
+    /// when it can.
     pub(crate) fn poll_memory(&mut self, cx: &Context<'_>) -> bool {
         self.responder.poll_memory(cx)
     }
 
-    /// The id that completed receives have.
+    /// Returns the work ID of completed receives.
     pub fn receive_id() -> WorkId {
         Name::Receive.into()
     }
 
-    /// The receives that a connection with these options, and no source of them, starts with.
+    /// Returns the initial receives of a connection with these options and without a receive source.
     pub fn initial_receives(options: &crate::Options, pool: &Pool) -> Vec<(WorkId, Buffer)> {
         (0..receives(options)).map(|_| (Name::Receive.into(), pool.private().take(options.inline_recv))).collect()
     }
 
-    /// What was agreed with the peer.
+    /// Returns the settings agreed with the peer.
     pub fn settings(&self) -> &Settings {
         &self.link.settings
     }
 
-    /// A work request has ended.
+    /// Handles the completion of a work request.
     pub fn handle_completion(&mut self, completion: Completion, now: Instant) {
         let name = Name::from(completion.id);
         let is_ok = completion.status == Status::Ok;
@@ -99,9 +105,11 @@ impl Connection {
                 if is_ok {
                     unread.push_back(buffer);
                     self.read_messages(now);
-                    // Where receives are posted there are no more of them.
+                    // More receives than this are not posted without a receive source.
                     if self.unread.len() > receives(&self.link.settings.options) {
-                        self.link.fail_protocol("more messages than it has credits for, and its replies not taken");
+                        self.link.fail_protocol(
+                            "the peer sent more messages than its credits allow while it does not receive its replies",
+                        );
                     }
                 }
             }
@@ -125,12 +133,14 @@ impl Connection {
                 let is_ok = is_ok && link.is_up();
                 requester.handle_fetched(link, key, part, buffer, is_ok, now);
             }
-            (Name::Withdraw(key, part), CompletionKind::Invalidate(_)) => responder.handle_withdrawn(key, part),
+            (Name::InvalidateReply(key, part), CompletionKind::Invalidate(_)) => {
+                responder.handle_reply_invalidated(key, part)
+            }
             (name, kind) => unreachable!("completion of {name:?} as {kind:?}"),
         }
     }
 
-    /// Time has passed.
+    /// Handles the passing of time.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some(due) = self.poll_timeout() {
             if due > now || !self.link.is_up() {
@@ -140,7 +150,7 @@ impl Connection {
         }
     }
 
-    /// The queue pair has ended, for this reason, and has given back the buffers of every work request.
+    /// Handles the end of the queue pair, which has returned the buffers of all work requests.
     pub fn handle_disconnect(&mut self, reason: TransportError, registry: &mut dyn Registry) {
         let Some(error) = self.link.disconnected(reason) else { return };
         while let Some(work) = self.link.take_work() {
@@ -154,19 +164,19 @@ impl Connection {
         self.link.report(Event::Closed(error));
     }
 
-    /// Queues a call. [`Event::Reply`] of the same id tells its end.
+    /// Queues a call. [`Event::Reply`] with the same ID reports its outcome.
     pub fn call(&mut self, message: Message, plan: ReplyPlan) -> CallId {
         self.requester.call(&mut self.link, message, plan)
     }
 
-    /// Nobody waits for this call any more: there will be no event. If it was sent, its memory and its credit stay
-    /// out until the reply comes, because taking the memory from under an RDMA Write would end the connection
-    /// for all other calls.
+    /// Cancels a call: there will be no event for it. If it was sent, its memory stays exposed and its credit in use
+    /// until the reply arrives, because invalidating the memory during an RDMA Write would close the connection for all
+    /// other calls.
     pub fn cancel(&mut self, id: CallId, now: Instant) {
         self.requester.cancel(&mut self.link, id, now);
     }
 
-    /// The calls that were made here.
+    /// Returns the number of calls that this side made.
     pub fn calls_made(&self) -> CallsMade {
         self.requester.calls_made()
     }
@@ -174,12 +184,13 @@ impl Connection {
     /// Queues the reply to a call.
     ///
     /// # Errors
-    /// There is no such call, or the reply does not fit what the caller offered; the caller has been told.
+    /// There is no such call, or the reply does not fit in the memory that the caller offered. The caller gets an error
+    /// from the transport.
     pub fn reply(&mut self, token: ReplyToken, message: Message) -> Result<(), TransportError> {
         self.responder.reply(&mut self.link, token, message)
     }
 
-    /// Answers a call with ERR_CHUNK, because its reply cannot be made.
+    /// Answers a call with ERR_CHUNK, because its reply cannot be created.
     ///
     /// # Errors
     /// There is no such call.
@@ -187,17 +198,17 @@ impl Connection {
         self.responder.refuse_call(&mut self.link, token)
     }
 
-    /// Ends a call that is not answered: its caller may call again, or have given up.
+    /// Ends a call without a reply. Its caller can retransmit, or has cancelled it.
     pub fn forget(&mut self, token: &ReplyToken) {
         self.responder.forget(token);
     }
 
-    /// Ends the connection when the work queued so far is done.
+    /// Closes the connection after the work that is queued now.
     pub fn close(&mut self) {
         self.link.close();
     }
 
-    /// The next thing for the queue pair. `registry` registers what a call exposes.
+    /// Returns the next work for the queue pair. `registry` registers the memory that a call exposes.
     pub fn poll_work(&mut self, registry: &mut dyn Registry) -> Option<Work> {
         while let Some(started) = self.responder.start_pull(&mut self.link, registry) {
             if let Err(refusal) = started {
@@ -212,12 +223,12 @@ impl Connection {
         link.take_work()
     }
 
-    /// Puts work back that the queue pair had no room for. It comes first the next time.
+    /// Returns work for which the queue pair had no room. The next poll returns it first.
     pub fn put_back(&mut self, request: WorkRequest) {
         self.link.put_back(request);
     }
 
-    /// The next thing that has happened.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.link.take_event()
     }
@@ -230,25 +241,25 @@ impl Connection {
         self.responder.shrink_idle();
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout).
+    /// Returns the time at which [`handle_timeout`](Self::handle_timeout) must be called.
     pub fn poll_timeout(&mut self) -> Option<Instant> {
         let Self { link, requester, responder, .. } = self;
         link.next_deadline(|deadline| match deadline {
             Deadline::Pull(key) => responder.is_pulling(key),
             Deadline::Abandoned(key) => requester.is_sent(key),
             Deadline::Fetch(key) => requester.is_fetching(key),
-            Deadline::Done(key) => responder.is_undone(key),
+            Deadline::Done(key) => responder.awaits_done(key),
         })
     }
 
     fn read_messages(&mut self, now: Instant) {
-        while self.link.is_up() && self.responder.may_receive(&self.link) {
+        while self.link.is_up() && self.responder.can_receive(&self.link) {
             let Some(buffer) = self.unread.pop_front() else { return };
             self.handle_message(buffer, now);
         }
     }
 
-    /// A message has arrived.
+    /// Handles an arriving message.
     fn handle_message(&mut self, buffer: Buffer, now: Instant) {
         if self.responder.posts_receives() {
             self.link.post_receive();
@@ -271,12 +282,12 @@ impl Connection {
                         requester.handle_reply(link, xid, credits, lists, Some(stream), now);
                         Ok(())
                     }
-                    // RFC 8166 §4.5.2: an XID in the header that is not the message's is such an error.
+                    // RFC 8166 §4.5.2 requires an error if the XID in the header differs from that of the message.
                     None => return self.refuse_new(refusal),
                 }
             }
-            // The message of a call is in a read chunk. The message of a reply is in the reply chunk, or in a read chunk
-            // where the requester reads replies.
+            // The message of a call is in a read chunk. The message of a reply is in the reply chunk, or in a read
+            // chunk if the requester fetches replies.
             Body::NoMsg(lists)
                 if requester.is_outstanding(xid) && (lists.reads.is_empty() || link.settings.fetches_replies()) =>
             {
@@ -301,26 +312,27 @@ impl Connection {
         }
     }
 
-    /// Answers a header that cannot be used.
+    /// Replies to a header that cannot be processed.
     fn refuse_header(&mut self, error: &HeaderError) {
-        tracing::debug!(%error, "refusing a message");
+        tracing::debug!(%error, "rejecting a message");
         match *error {
-            HeaderError::Short => unreachable!("it has no XID to answer with"),
+            HeaderError::Short => unreachable!("a short message has no XID for a reply"),
             HeaderError::Version { xid, version } => self.responder.refuse_version(&mut self.link, xid, version),
             HeaderError::Malformed { xid, .. } => self.refuse_new(Refusal { xid, credits: 0 }),
         }
     }
 
-    /// Refuses what was not yet counted as a call.
+    /// Rejects a message that has not been counted as a call.
     fn refuse_new(&mut self, refusal: Refusal) {
         self.responder.count_refused();
         self.refuse(refusal);
     }
 
-    /// Answers ERR_CHUNK. Only a responder does (RFC 8166 §4.5): a malformed answer to a call of ours ends the connection.
+    /// Answers with ERR_CHUNK. Only a responder does that (RFC 8166 §4.5); a malformed reply to a call of this side
+    /// closes the connection.
     fn refuse(&mut self, refusal: Refusal) {
         match self.requester.is_outstanding(refusal.xid) {
-            true => self.link.fail_protocol("a reply that makes no sense"),
+            true => self.link.fail_protocol("the peer sent an invalid reply"),
             false => self.responder.refuse(&mut self.link, refusal),
         }
     }

@@ -1,12 +1,12 @@
-//! Flow control: how many calls may be outstanding.
+//! Flow control: the number of calls that can be outstanding.
 //!
-//! Read RFC 8166 §3.3.1–§3.3.3, and RFC 8167 §4.1: each direction of a connection has credits of its own.
-//! A call takes a credit, its reply gives it back. The responder posts a receive for every credit it grants.
+//! Read RFC 8166 §3.3.1–§3.3.3, and RFC 8167 §4.1: each direction of a connection has its own credits. A call takes a
+//! credit, and its reply returns it. The responder posts a receive for each credit that it grants.
 
-/// The calling side: how many more calls may be sent.
+/// The requester's credits: the number of calls that can still be sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Credits {
-    /// What we ask for: the replies that we have receives for.
+    /// The credits to request: the number of replies for which this side has receives.
     limit: u32,
     granted: u32,
     outstanding: u32,
@@ -14,76 +14,79 @@ pub(crate) struct Credits {
 
 impl Credits {
     pub(crate) fn new(limit: u32) -> Self {
-        assert!(limit > 0, "a caller needs at least one credit");
-        // RFC 8166 §3.3.3: until the first reply has told the grant, it is one.
+        assert!(limit > 0, "a requester needs at least one credit");
+        // RFC 8166 §3.3.3: before the first reply announces the grant, it is one.
         Self { limit, granted: 1, outstanding: 0 }
     }
 
-    /// What to ask for.
+    /// Returns the number of credits to request.
     pub(crate) fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Takes a credit for one call, if there is one.
+    /// Takes a credit for one call. Returns `false` if there is none.
     pub(crate) fn take(&mut self) -> bool {
         let free = self.outstanding < self.granted;
         self.outstanding += u32::from(free);
         free
     }
 
-    /// A call has been answered, or was not sent after all.
-    pub(crate) fn give_back(&mut self) {
-        self.outstanding = self.outstanding.checked_sub(1).expect("no more credits come back than were taken");
+    /// Returns the credit of a call that was answered, or that was not sent after all.
+    pub(crate) fn release(&mut self) {
+        self.outstanding = self.outstanding.checked_sub(1).expect("a credit must be returned once");
     }
 
-    /// A reply grants this many. Zero would stop us for ever and is taken as one; more than we have receives
-    /// for would overrun our receive queue.
+    /// Applies the grant of a reply. A grant of zero would stop this side forever and counts as one. A grant above the
+    /// number of receives would overrun the receive queue and is reduced.
     pub(crate) fn grant(&mut self, granted: u32) {
         self.granted = granted.clamp(1, self.limit);
     }
 }
 
-/// The answering side: how many calls the caller may have sent by now.
+/// The responder's credits: the number of calls that the caller can have sent by now.
 ///
-/// A grant can shrink while calls that an earlier one allowed are still on their way, so what counts is not the last
-/// grant but the highest number of calls that any allowed: a reply that is the `n`th and grants `g` allows `n + g` calls.
-/// As with TCP's window, this edge never moves back. A caller beyond it has broken RFC 8166 §3.3.1 for certain.
+/// A grant can shrink while calls that an earlier grant allowed are still in transit. So the limit is not the last
+/// grant but the highest number of calls that any grant allowed: the `n`th reply with a grant of `g` allows `n + g`
+/// calls. Like the edge of TCP's window, this limit never decreases. A caller that exceeds it has certainly violated
+/// RFC 8166 §3.3.1.
 #[derive(Clone, Debug)]
 pub(crate) struct Grants {
-    /// Calls received.
+    /// The number of calls received.
     received: u64,
-    /// Calls answered or forgotten.
+    /// The number of calls answered or forgotten.
     ended: u64,
-    /// Calls allowed.
+    /// The number of calls allowed.
     edge: u64,
 }
 
 impl Grants {
-    /// RFC 8166 §3.3.3: a caller may count on one credit before the first reply; `initial` are borne.
+    /// Creates the state before the first call. RFC 8166 §3.3.3 guarantees one credit before the first reply; this side
+    /// accepts `initial` calls.
     pub(crate) fn new(initial: u32) -> Self {
         Self { received: 0, ended: 0, edge: initial.max(1).into() }
     }
 
-    /// A call has come; whether it was allowed.
+    /// Counts an arriving call. Returns `true` if it was allowed.
     #[must_use]
     pub(crate) fn receive(&mut self) -> bool {
         self.received += 1;
         self.received <= self.edge
     }
 
-    /// A reply leaves, and grants this many.
+    /// Counts a reply that grants `granted` credits.
     pub(crate) fn reply(&mut self, granted: u32) {
         self.ended += 1;
         self.edge = self.edge.max(self.ended + u64::from(granted));
     }
 
-    /// A call ends without a reply. Its caller may know that by itself, and then takes its credit back.
+    /// Counts a call that ends without a reply. Its caller can detect that and then reuses the credit.
     pub(crate) fn forget(&mut self) {
         self.ended += 1;
         self.edge += 1;
     }
 
-    /// What to grant to a caller that asks for `requested`, when there is room for `room`. RFC 8166 §3.3.1: never zero.
+    /// Returns the number of credits to grant to a caller that requests `requested`, if `room` are available. RFC 8166
+    /// §3.3.1: never zero.
     pub(crate) fn clamp(requested: u32, room: u32) -> u32 {
         requested.clamp(1, room.max(1))
     }
@@ -94,35 +97,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_call_until_the_first_grant_then_as_many_as_granted_and_received_for() {
+    fn credits_are_one_before_first_grant_then_limited_by_grant_and_receives() {
         let mut credits = Credits::new(4);
         assert!(credits.take() && !credits.take());
         credits.grant(100);
-        credits.give_back();
+        credits.release();
         assert_eq!((0..10).filter(|_| credits.take()).count(), 4);
     }
 
     #[test]
-    fn a_grant_of_zero_counts_as_one() {
+    fn grant_of_zero_counts_as_one() {
         let mut credits = Credits::new(8);
         credits.grant(0);
         assert!(credits.take() && !credits.take());
     }
 
     #[test]
-    fn a_grant_that_shrinks_below_what_is_outstanding_waits_for_replies() {
+    fn grant_below_outstanding_calls_waits_for_replies() {
         let mut credits = Credits::new(8);
         credits.grant(3);
         assert_eq!((0..10).filter(|_| credits.take()).count(), 3);
         credits.grant(2);
-        credits.give_back();
+        credits.release();
         assert!(!credits.take());
-        credits.give_back();
+        credits.release();
         assert!(credits.take());
     }
 
     #[test]
-    fn what_is_asked_for_is_clamped_and_never_zero() {
+    fn requested_credits_are_clamped_and_never_zero() {
         assert_eq!(Grants::clamp(0, 64), 1);
         assert_eq!(Grants::clamp(10, 64), 10);
         assert_eq!(Grants::clamp(u32::MAX, 64), 64);
@@ -130,22 +133,22 @@ mod tests {
     }
 
     #[test]
-    fn calls_that_an_earlier_grant_allowed_are_borne_and_no_more() {
+    fn calls_allowed_by_an_earlier_grant_are_accepted() {
         let mut grants = Grants::new(1);
         assert!(grants.receive());
         grants.reply(10);
         assert!((0..10).all(|_| grants.receive()));
-        // The caller may not have seen this yet; nor does it allow more.
+        // The caller can have sent before it saw this grant. The grant does not allow more calls.
         grants.reply(2);
         assert!(!grants.clone().receive());
         (0..7).for_each(|_| grants.reply(2));
-        assert!(!grants.clone().receive(), "two are outstanding, as is allowed");
+        assert!(!grants.clone().receive(), "the two allowed calls are outstanding");
         grants.reply(2);
         assert!(grants.receive() && !grants.receive());
     }
 
     #[test]
-    fn a_caller_may_take_the_credit_of_a_forgotten_call_back() {
+    fn caller_can_reuse_the_credit_of_a_forgotten_call() {
         let mut grants = Grants::new(1);
         assert!(grants.receive());
         grants.forget();

@@ -1,16 +1,18 @@
-//! Replies that the caller reads from our memory: the responder's side of the Read-Read design.
+//! Replies that the caller reads from this side's memory: the responder's side of the Read-Read design.
 //!
-//! For comparison only. Read RFC 5666, which RFC 8166 replaces (its XDR: "RDMA_DONE: Client signals reply completion"; in
-//! RFC 8166 §4.1.2: "Not to be used"). What does not fit inline is registered for the caller to read and told in the read
-//! list of the reply; RDMA_DONE ends that.
+//! For comparison only. Read RFC 5666, which RFC 8166 replaces (its XDR: "RDMA_DONE: Client signals reply completion";
+//! in RFC 8166 §4.1.2: "Not to be used"). The parts of a reply that do not fit inline are registered for the caller and
+//! listed in the read list of the reply. RDMA_DONE ends their exposure.
 //!
-//! Why nobody does this any more: our memory is advertised, and how long a reply's memory stays out is up to the
-//! caller. So a caller's credits and [`Options::exposed_max`](crate::Options::exposed_max) bound what is out at once: a
-//! call keeps its credit until RDMA_DONE, and replies beyond the bytes wait for others to be done.
+//! This design was abandoned because it advertises the server's memory, and because the caller decides how long a
+//! reply's memory stays exposed. So a caller's credits and [`Options::exposed_max`](crate::Options::exposed_max) limit
+//! the exposed memory: a call keeps its credit until RDMA_DONE, and replies above the limit in bytes wait for others to
+//! be done.
 //!
-//! Buffers: the queue pair keeps a reply's memory until its invalidation completes. On error: a caller that says
-//! RDMA_DONE for what is not exposed, or none until the timeout, is disconnected. Its connection could not be kept: the
-//! memory must be taken back, and a read of it afterwards ends the connection anyhow, only with less explanation.
+//! Buffers: the queue pair keeps a reply's memory until its invalidation completes. On error: a caller that sends
+//! RDMA_DONE for a reply that is not exposed, or does not send it before the timeout, is disconnected. The connection
+//! cannot be kept: the memory must be invalidated, and a later read of it closes the connection anyway, with a less
+//! specific error.
 
 use std::collections::VecDeque;
 
@@ -28,71 +30,72 @@ use crate::{
     table::{Key, Table},
 };
 
-/// The replies of a connection that are to be read, or are being read.
+/// The replies of a connection that the caller will read, or reads now.
 #[derive(Debug)]
 pub(crate) struct Exposed {
-    /// Waiting for others to be done.
+    /// Replies that wait for others to be done.
     waiting: VecDeque<Waiting>,
-    /// Exposed, until all of their memory has been taken back.
+    /// Exposed replies, until all of their memory has been invalidated.
     replies: Table<Reply>,
-    /// Those of them whose RDMA_DONE has not come, in the order they were exposed.
-    undone: VecDeque<(Xid, Key)>,
-    /// Bytes of memory that they expose.
+    /// Exposed replies without RDMA_DONE, in the order of their exposure.
+    awaiting_done: VecDeque<(Xid, Key)>,
+    /// Total bytes of exposed memory.
     bytes: usize,
 }
 
-/// A reply that waits to be exposed.
+/// A reply that waits for its exposure.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) xid: Xid,
-    /// Credits that the call asked for.
+    /// The number of credits that the call requested.
     pub(crate) requested: u32,
     pub(crate) granted: u32,
     pub(crate) invalidate: Option<Stag>,
     pub(crate) fit: ReadFit,
 }
 
-/// The reply that comes next.
+/// The next reply.
 pub(crate) enum Next {
-    /// It is to be sent. Its memory has been exposed under the name `exposed`, if there is any.
+    /// The reply must be sent. If memory was exposed for it, `exposed` is its key.
     Send { data: Rope, invalidate: Option<Stag>, bytes: usize, granted: u32, exposed: Option<Key> },
-    /// No more memory can be registered: its call is to be refused.
+    /// No more memory can be registered, so the call must be rejected.
     Refused { xid: Xid, requested: u32 },
 }
 
 #[derive(Debug)]
 struct Reply {
     bytes: usize,
-    /// Calls that it allows when it is done.
+    /// The number of credits that the reply grants when it is done.
     granted: u32,
-    /// Regions that are registered; nothing for one that has been taken back.
+    /// The registered regions; `None` for a region that has been invalidated.
     regions: SmallVec<[Option<Stag>; 2]>,
     is_done: bool,
 }
 
 impl Exposed {
     pub(crate) fn new() -> Self {
-        Self { waiting: VecDeque::new(), replies: Table::new(), undone: VecDeque::new(), bytes: 0 }
+        Self { waiting: VecDeque::new(), replies: Table::new(), awaiting_done: VecDeque::new(), bytes: 0 }
     }
 
-    /// Whether this reply waits for its RDMA_DONE.
-    pub(crate) fn is_undone(&self, key: Key) -> bool {
+    /// Returns `true` if this reply waits for its RDMA_DONE.
+    pub(crate) fn awaits_done(&self, key: Key) -> bool {
         self.replies.get(key).is_some_and(|reply| !reply.is_done)
     }
 
-    /// Queues a reply of which the caller is to read what does not fit inline.
+    /// Queues a reply whose large parts the caller will read.
     pub(crate) fn queue(&mut self, reply: Waiting) {
         self.waiting.push_back(reply);
     }
 
-    /// Exposes the next reply that waits, if there is room for it.
+    /// Exposes the next waiting reply if there is room for it.
     pub(crate) fn next(&mut self, link: &mut Link, registry: &mut dyn Registry) -> Option<Next> {
         let next = self.waiting.front()?;
         let bytes = next.fit.reads.iter().flat_map(|(_, pieces)| pieces).map(|piece| piece.len()).sum::<usize>();
         if self.bytes > 0 && self.bytes + bytes > link.settings.options.exposed_max {
             return None;
         }
-        let Waiting { xid, requested, granted, invalidate, fit } = self.waiting.pop_front().expect("just seen");
+        let Waiting { xid, requested, granted, invalidate, fit } =
+            self.waiting.pop_front().expect("the front element exists");
         let mut lists = Lists::default();
         let mut regions = SmallVec::new();
         for (position, piece) in fit.reads.into_iter().flat_map(|(at, pieces)| pieces.into_iter().map(move |p| (at, p)))
@@ -100,47 +103,48 @@ impl Exposed {
             let Ok(region) = registry.register(Memory::Read(piece)) else {
                 tracing::debug!("no more memory can be registered for replies");
                 let key = self.insert(bytes, granted, regions);
-                self.withdraw(link, key);
+                self.invalidate(link, key);
                 return Some(Next::Refused { xid, requested });
             };
             regions.push(Some(region.stag));
             let segment = Segment { handle: region.stag, length: region.len, offset: region.offset };
-            lists.reads.push(position, segment).expect("fit_exposed keeps to the bounds of a list");
+            lists.reads.push(position, segment).expect("fit_exposed must respect the limits of a list");
         }
         let body = if fit.inline.is_some() { Body::Msg(lists) } else { Body::NoMsg(lists) };
         let header = Header { xid, credits: granted, body };
-        let data = fit.inline.unwrap_or_else(Inline::none).behind(&header);
+        let data = fit.inline.unwrap_or_else(Inline::none).after_header(&header);
         let bytes_sent = data.len() + bytes;
         let exposed = (!regions.is_empty()).then(|| {
             let key = self.insert(bytes, granted, regions);
-            self.undone.push_back((xid, key));
+            self.awaiting_done.push_back((xid, key));
             key
         });
         Some(Next::Send { data, invalidate, bytes: bytes_sent, granted, exposed })
     }
 
-    /// The caller says that it has read the reply with this XID. Returns the credits that its end grants; nothing if no such
-    /// reply is exposed.
+    /// Handles RDMA_DONE for the reply with this XID. Returns the number of credits that it grants, or `None` if no
+    /// such reply is exposed.
     pub(crate) fn done(&mut self, link: &mut Link, xid: Xid) -> Option<u32> {
-        let index = self.undone.iter().position(|&(undone, _)| undone == xid)?;
-        let (_, key) = self.undone.remove(index).expect("just found");
-        let granted = self.replies.get(key).expect("an undone reply stands").granted;
-        self.withdraw(link, key);
+        let index = self.awaiting_done.iter().position(|&(awaiting_done, _)| awaiting_done == xid)?;
+        let (_, key) = self.awaiting_done.remove(index).expect("the index was just found");
+        let granted = self.replies.get(key).expect("a reply without RDMA_DONE must be in the table").granted;
+        self.invalidate(link, key);
         Some(granted)
     }
 
-    /// Region number `part` of a reply has been invalidated.
-    pub(crate) fn withdrawn(&mut self, key: Key, part: usize) {
-        let reply = self.replies.get_mut(key).expect("a reply stands until all of its regions are invalidated");
-        reply.regions[part].take().expect("each region is invalidated once");
-        self.remove_if_withdrawn(key);
+    /// Handles the completed invalidation of region number `part` of a reply.
+    pub(crate) fn invalidated(&mut self, key: Key, part: usize) {
+        let reply =
+            self.replies.get_mut(key).expect("a reply must stay in the table until all of its regions are invalidated");
+        reply.regions[part].take().expect("a region must be invalidated once");
+        self.remove_if_invalidated(key);
     }
 
-    /// The caller has invalidated one of our regions by a Send: it is not to be invalidated again.
+    /// Handles a region that the caller invalidated by a Send. It must not be invalidated again.
     pub(crate) fn invalidated_by_peer(&mut self, stag: Stag) {
         for key in self.replies.keys() {
-            let reply = self.replies.get_mut(key).expect("a key just listed");
-            // The invalidation of a reply that is done has been posted.
+            let reply = self.replies.get_mut(key).expect("a listed key must be valid");
+            // The invalidation of a reply that is done has been posted already.
             let found = reply.regions.iter_mut().find(|region| **region == Some(stag));
             if let Some(region) = found.filter(|_| !reply.is_done) {
                 return *region = None;
@@ -148,10 +152,10 @@ impl Exposed {
         }
     }
 
-    /// The connection is over: all memory is taken back.
+    /// Reclaims all memory after the connection was closed.
     pub(crate) fn end(&mut self, registry: &mut dyn Registry) {
         for key in self.replies.keys() {
-            let reply = self.replies.remove(key).expect("a key just listed");
+            let reply = self.replies.remove(key).expect("a listed key must be valid");
             for stag in reply.regions.into_iter().flatten() {
                 registry.reclaim(stag);
             }
@@ -164,21 +168,21 @@ impl Exposed {
         self.replies.insert(Reply { bytes, granted, regions, is_done: false })
     }
 
-    /// Takes the memory of a reply back.
-    fn withdraw(&mut self, link: &mut Link, key: Key) {
-        let reply = self.replies.get_mut(key).expect("memory is taken back once");
+    /// Posts the invalidation of a reply's memory.
+    fn invalidate(&mut self, link: &mut Link, key: Key) {
+        let reply = self.replies.get_mut(key).expect("a reply must be invalidated once");
         reply.is_done = true;
         for (part, &stag) in reply.regions.iter().enumerate() {
             if let Some(stag) = stag {
-                link.post(WorkRequest::Invalidate { id: Name::Withdraw(key, part).into(), stag });
+                link.post(WorkRequest::Invalidate { id: Name::InvalidateReply(key, part).into(), stag });
             }
         }
-        self.remove_if_withdrawn(key);
+        self.remove_if_invalidated(key);
     }
 
-    fn remove_if_withdrawn(&mut self, key: Key) {
+    fn remove_if_invalidated(&mut self, key: Key) {
         if self.replies.get(key).is_some_and(|reply| reply.is_done && reply.regions.iter().all(Option::is_none)) {
-            self.bytes -= self.replies.remove(key).expect("just seen").bytes;
+            self.bytes -= self.replies.remove(key).expect("the reply was just found").bytes;
         }
     }
 }

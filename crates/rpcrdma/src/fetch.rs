@@ -1,12 +1,13 @@
-//! [`Fetch`]: a reply that we read from the responder's memory: the requester's side of the Read-Read design.
+//! [`Fetch`]: a reply that this side reads from the responder's memory: the requester's side of the Read-Read design.
 //!
-//! Read `expose.rs` first. A reply with a read list names memory of the responder. We read it, the payload straight into
-//! the caller's buffer where it is one piece, say RDMA_DONE, and only then is the call answered and its credit free.
+//! Read `expose.rs` first. A reply with a read list names memory of the responder. The requester reads that memory,
+//! directly into the caller's buffer if the payload is one segment. Then it sends RDMA_DONE, and only then is the call
+//! answered and its credit free.
 //!
-//! The read list is checked: it must make up a message, one no longer than the call's plan allows.
+//! The read list is validated: it must form a message that is not longer than the call's plan allows.
 //!
-//! Buffers: the caller's moves into the RDMA Read and is returned with its completion, flushed or not. On error the
-//! connection ends.
+//! Buffers: the caller's buffer moves into the RDMA Read and is returned with its completion, flushed or not. On error
+//! the connection is closed.
 
 use buf::{Buffer, Piece};
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use xdr::Message;
 use crate::{
     chunk::{Lists, ReadChunk, ReadList, SEGMENTS_MAX, Segment},
     link::{Link, Name},
-    message::{assemble, reads_make_sense, without_padding},
+    message::{assemble, reads_are_valid, without_padding},
     pull::Pull,
     table::Key,
 };
@@ -25,13 +26,13 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Fetch {
     granted: u32,
-    /// All of the reply but the part that goes into the caller's buffer.
+    /// All of the reply except the part that goes to the caller's buffer.
     pull: Pull,
     reads: ReadList,
     sink: Option<SinkRead>,
 }
 
-/// The payload, as it is read into the caller's buffer.
+/// The read of the payload into the caller's buffer.
 #[derive(Debug)]
 struct SinkRead {
     position: u32,
@@ -40,12 +41,12 @@ struct SinkRead {
 }
 
 impl Fetch {
-    /// Posts the RDMA Reads of a reply to the call `key`, of at most `reply_max` bytes. The reply consists of the credits that
-    /// it grants, its lists, and the stream if that is inline. `sink` gives the caller's buffer, if a payload of so many
-    /// bytes fits it.
+    /// Posts the RDMA Reads of a reply to the call `key`, of at most `reply_max` bytes. The reply consists of the
+    /// credits that it grants, its lists, and the stream if it is inline. `sink` returns the caller's buffer if a
+    /// payload of the given length fits in it.
     ///
     /// # Errors
-    /// The lists make no such reply; says what is wrong.
+    /// Returns a description of the problem if the lists do not form such a reply.
     pub(crate) fn start(
         link: &mut Link,
         key: Key,
@@ -56,16 +57,16 @@ impl Fetch {
         let mut reads = lists.reads;
         let len = reads.total() + inline.as_ref().map_or(0, Bytes::len);
         if !lists.writes.is_empty() || lists.reply.is_some() {
-            return Err("a reply with chunks that were not offered".into());
+            return Err("the reply has chunks that were not offered".into());
         }
         if len > reply_max {
-            return Err(format!("a reply of {len} bytes to a call that allows {reply_max}"));
+            return Err(format!("the reply has {len} bytes, but the call allows {reply_max}"));
         }
-        if !reads_make_sense(&reads, inline.as_ref(), reply_max) {
-            return Err("a reply whose read chunks make no message".into());
+        if !reads_are_valid(&reads, inline.as_ref(), reply_max) {
+            return Err("the read chunks of the reply do not form a message".into());
         }
         let mut sink_read = None;
-        if let Some((position, segment)) = whole_payload(&reads)
+        if let Some((position, segment)) = single_segment_payload(&reads)
             && let Some(mut into) = sink(segment.length as usize)
         {
             into.set_len(segment.length as usize);
@@ -81,26 +82,26 @@ impl Fetch {
         Ok(Self { granted, pull, reads, sink: sink_read })
     }
 
-    /// Credits that the reply grants.
+    /// Returns the number of credits that the reply grants.
     pub(crate) fn granted(&self) -> u32 {
         self.granted
     }
 
-    /// RDMA Read number `part` has completed.
+    /// Records the completion of RDMA Read number `part`.
     pub(crate) fn arrived(&mut self, part: usize, piece: Piece) {
         self.pull.arrived(part, piece);
     }
 
-    /// The RDMA Read into the caller's buffer has completed.
+    /// Records the completion of the RDMA Read into the caller's buffer.
     pub(crate) fn sink_filled(&mut self) {
-        self.sink.as_mut().expect("only a read into the sink fills it").arrived = true;
+        self.sink.as_mut().expect("the sink must be filled only by its RDMA Read").arrived = true;
     }
 
     pub(crate) fn is_complete(&self) -> bool {
         self.pull.is_complete() && self.sink.as_ref().is_none_or(|sink| sink.arrived)
     }
 
-    /// The message that was read, and the position and length of a payload in the caller's buffer.
+    /// Returns the message, and the position and length of a payload in the caller's buffer.
     pub(crate) fn into_message(self) -> (Message, Option<(u32, usize)>) {
         let message = assemble(self.pull, &self.reads);
         let placed = self.sink.map(|SinkRead { position, segment, .. }| {
@@ -114,8 +115,8 @@ fn read(key: Key, part: usize, into: Buffer, segment: Segment) -> WorkRequest {
     WorkRequest::Read { id: Name::Fetch(key, part).into(), into, from: segment.remote(0) }
 }
 
-/// The only payload, if it is one segment.
-fn whole_payload(reads: &ReadList) -> Option<(u32, Segment)> {
+/// Returns the payload if it is the only one and is one segment.
+fn single_segment_payload(reads: &ReadList) -> Option<(u32, Segment)> {
     match reads.split_stream().1 {
         [ReadChunk { position, chunk }] if !chunk.is_empty() => match chunk.segments() {
             [segment] => Some((*position, *segment)),
@@ -125,5 +126,5 @@ fn whole_payload(reads: &ReadList) -> Option<(u32, Segment)> {
     }
 }
 
-/// The number of the RDMA Read into the caller's buffer; the others count from zero.
+/// The number of the RDMA Read into the caller's buffer. The other reads count from zero.
 pub(crate) const SINK_PART: usize = SEGMENTS_MAX;

@@ -1,7 +1,7 @@
-//! How messages travel. A call: inline, with read chunks, or as a chunk itself. A reply: inline, in the write chunks and the
-//! reply chunk that its call offered, or in chunks that the caller reads.
+//! The decision how messages travel. A call travels inline, with read chunks, or as a chunk itself. A reply travels
+//! inline, in the write chunks and the reply chunk that its call offered, or in chunks that the caller reads.
 //!
-//! Read RFC 8166 §3.4.6 and §3.5. Nothing here does I/O or registers anything: the outcome is a plan.
+//! Read RFC 8166 §3.4.6 and §3.5. This module does no I/O and registers nothing: its result is a plan.
 
 use buf::{Piece, Pool, Rope};
 use bytes::Bytes;
@@ -15,96 +15,99 @@ use crate::{
     header::{Body, Header, PLAIN_LEN},
 };
 
-/// How a message travels when its receiver is to read what is large: a call, or a reply in the Read-Read design.
+/// The plan for a message whose large parts its receiver reads: a call, or a reply in the Read-Read design.
 #[derive(Debug)]
 pub(crate) struct ReadFit {
-    /// What follows the header, for RDMA_MSG.
+    /// The data behind the header; `None` for RDMA_NOMSG.
     pub inline: Option<Inline>,
-    /// What the receiver is to read: XDR position and contiguous pieces, by ascending position. One at zero is the
-    /// stream, for RDMA_NOMSG.
+    /// The parts that the receiver reads: XDR position and contiguous pieces, ordered by position. A part at position
+    /// zero is the stream, for RDMA_NOMSG.
     pub reads: Reads,
 }
 
-/// The way of a reply into what the caller offered.
+/// The plan for a reply that goes into the memory that the caller offered.
 #[derive(Debug)]
 pub(crate) struct ReplyFit {
     pub header: Header,
-    /// Payloads, each with the write chunk that it goes to.
+    /// The payloads, each with its write chunk.
     pub writes: SmallVec<[(Chunk, Rope); 1]>,
     pub stream: Inline,
     /// The reply chunk, if the stream goes there.
     pub reply: Option<Chunk>,
 }
 
-/// What a reply is offered.
+/// The memory that a call offers for its reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReplyOffer {
-    /// Bytes of a write chunk for the payload; zero for none.
+    /// Bytes of a write chunk for the payload; zero if there is none.
     pub write: usize,
-    /// Bytes of a reply chunk; zero for none.
+    /// Bytes of a reply chunk; zero if there is none.
     pub reply: usize,
 }
 
 impl ReplyOffer {
-    /// What a reply of these sizes needs.
+    /// Returns the offer for a reply of these maximum sizes.
     pub(crate) fn new(inline_max: usize, payload_max: usize, settings: &Settings) -> Self {
         let recv_max = settings.recv_max;
         let padded = payload_max.next_multiple_of(4);
         if settings.design == Design::ReadRead {
-            return Self::default(); // the reply will be fetched
+            return Self::default(); // The requester will fetch the reply.
         }
-        // RFC 8167 §5.3 leaves chunks of callbacks open: here the accepting side exposes no memory.
+        // RFC 8167 §5.3 leaves chunks of callbacks open. Here the accepting side exposes no memory.
         if PLAIN_LEN + inline_max + padded <= recv_max || settings.role == Role::Accepting {
             return Self::default();
         }
-        // RFC 8166 §3.4.6: the reply's header returns the chunk.
+        // RFC 8166 §3.4.6: the header of the reply returns the chunk.
         let header = PLAIN_LEN + if payload_max > 0 { WRITE_CHUNK_LEN } else { 0 };
         if header + inline_max <= recv_max {
             return Self { write: payload_max, reply: 0 };
         }
-        // A reply chunk is needed anyway; a small payload takes no further one.
+        // A reply chunk is needed anyway, so a small payload gets no chunk of its own.
         match payload_max < settings.options.min_chunk {
             true => Self { write: 0, reply: inline_max + padded },
             false => Self { write: payload_max, reply: inline_max },
         }
     }
 
-    /// Bytes that it adds to the header of the call, one segment for each.
+    /// Returns the bytes that the offer adds to the header of the call, with one segment for each chunk.
     fn wire_len(self) -> usize {
         let write = if self.write > 0 { WRITE_CHUNK_LEN } else { 0 };
         write + if self.reply > 0 { REPLY_CHUNK_LEN } else { 0 }
     }
 }
 
-/// Decides how `message` travels when its reply is offered `offer`. Files and memory of peers must have been read.
+/// Decides how `message` travels if it offers `offer` for its reply. File ranges and memory of peers must have been
+/// read before.
 ///
 /// # Errors
-/// It cannot.
+/// The message is too long, or a device cannot be read.
 pub(crate) fn fit_call(
     message: Message,
     offer: ReplyOffer,
     settings: &Settings,
     pool: &Pool,
 ) -> Result<ReadFit, TransportError> {
-    // A callback has no chunks (RFC 8167 §5.3), for the accepting side exposes no memory.
+    // A callback has no chunks (RFC 8167 §5.3), because the accepting side exposes no memory.
     fit_reads(message, PLAIN_LEN + offer.wire_len(), settings.role == Role::Connecting, settings, pool)
 }
 
-/// Decides how a reply travels of which the caller is to read what is large. Files and memory of peers must have been read.
+/// Decides how a reply travels whose large parts the caller reads. File ranges and memory of peers must have been read
+/// before.
 ///
 /// # Errors
-/// It cannot.
+/// The message is too long, or a device cannot be read.
 pub(crate) fn fit_exposed(message: Message, settings: &Settings, pool: &Pool) -> Result<ReadFit, TransportError> {
     fit_reads(message, PLAIN_LEN, true, settings, pool)
 }
 
-/// Decides how the reply to the call `xid` travels, which offered these lists and is granted `credits`.
+/// Decides how the reply to the call `xid` travels. The call offered the lists `offered`, and the reply grants
+/// `credits`.
 ///
-/// Payloads go to the write chunks in order; a payload without a chunk stays in the stream. A stream too long to be sent
-/// inline goes to the reply chunk.
+/// Payloads go to the write chunks in order; a payload without a chunk stays in the stream. A stream that is too long
+/// to be sent inline goes to the reply chunk.
 ///
 /// # Errors
-/// The call has not offered enough.
+/// The call did not offer enough memory.
 pub(crate) fn fit_reply(
     xid: Xid,
     offered: &Lists,
@@ -115,8 +118,8 @@ pub(crate) fn fit_reply(
     let mut writes = SmallVec::<[(Chunk, Rope); 1]>::new();
     let mut used: SmallVec<[Option<usize>; 4]> = SmallVec::from_elem(None, offered.writes.chunks().len());
     for (payload, (chunk, used)) in message.payloads.iter().zip(offered.writes.chunks().iter().zip(&mut used)) {
-        // RFC 8166 §4.3.2.1: the first item that may be placed takes the first chunk, and so on, an empty item too
-        // (RFC 8267 §6.4.1). §4.3.2.3: an empty chunk asks for its item inline.
+        // RFC 8166 §4.3.2.1: the first item that can be placed takes the first chunk, and so on. This includes an empty
+        // item (RFC 8267 §6.4.1). §4.3.2.3: an empty chunk requests its item inline.
         match payload.data.len() {
             _ if chunk.is_empty() => {}
             len if len > chunk.len() => return Err(TransportError::TooLong { len, max: chunk.len() }),
@@ -146,7 +149,8 @@ pub(crate) fn fit_reply(
     Ok(ReplyFit { header, writes, stream, reply: offered.reply.clone() })
 }
 
-/// `header` is the length of the header without read chunks; `chunks`, whether there may be any.
+/// Decides how a message travels that its receiver can read. `header` is the length of the header without read chunks;
+/// `chunks` permits read chunks.
 fn fit_reads(
     mut message: Message,
     header: usize,
@@ -156,7 +160,7 @@ fn fit_reads(
 ) -> Result<ReadFit, TransportError> {
     let len = message.len();
     let min_chunk = settings.options.min_chunk;
-    // What is sent inline is copied here, so that a device that fails ends this call alone.
+    // Data that are sent inline are copied from devices here, so that a device that fails ends only this call.
     for payload in message.payloads.iter_mut().filter(|payload| !chunks || payload.data.len() < min_chunk) {
         payload.data.bounce().map_err(|error| unreadable(&error))?;
     }
@@ -176,7 +180,7 @@ fn fit_reads(
         fit.inline = Some(message.stream.into());
         return Ok(fit);
     }
-    // A long call (RFC 8166 §3.5.3): the stream is a chunk, too. Small payloads go back into it.
+    // A long call (RFC 8166 §3.5.3): the stream is a chunk, too. Small payloads are returned to the stream.
     let is_small = |payload: &PlacedPayload| payload.data.len() < min_chunk;
     let large: SmallVec<[_; 1]> = message.payloads.iter().filter(|&payload| !is_small(payload)).cloned().collect();
     let small: SmallVec<[bool; 4]> = message.payloads.iter().map(is_small).collect();
@@ -194,18 +198,19 @@ fn fit_reads(
 #[derive(Debug)]
 pub(crate) struct Inline {
     stream: Bytes,
-    /// Where in the (reduced) stream each payload goes, by position.
+    /// The offset of each payload in the (reduced) stream, ordered by position.
     payloads: SmallVec<[(usize, Rope); 1]>,
     len: usize,
 }
 
 impl Inline {
-    /// Nothing.
+    /// Creates an empty stream.
     pub(crate) fn none() -> Self {
         Bytes::new().into()
     }
 
-    /// `message` with those payloads in it that `inline` says, by index; the others travel apart.
+    /// Creates a stream with those payloads of `message` for whose index `inline` returns `true`. The others travel in
+    /// chunks.
     ///
     /// # Panics
     /// If a payload has no position.
@@ -213,24 +218,24 @@ impl Inline {
         let mut out = Self::from(message.stream);
         let mut reduced = 0;
         for (index, payload) in message.payloads.into_iter().enumerate() {
-            let position = payload.position.expect("a payload to be sent has a position") as usize;
+            let position = payload.position.expect("a payload to be sent must have a position") as usize;
             let padded = payload.data.len().next_multiple_of(4);
             if inline(index) {
                 out.len += padded;
                 out.payloads.push((position - reduced, payload.data));
             }
-            // RFC 8166 §3.4.5: positions count all payloads, wherever they travel.
+            // RFC 8166 §3.4.5: positions count all payloads, whether inline or in chunks.
             reduced += padded;
         }
         out
     }
 
-    /// Bytes, with padding.
+    /// Returns the length in bytes, with padding.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The same as a rope; no byte is copied.
+    /// Converts the stream to a rope without copying.
     pub(crate) fn into_rope(self) -> Rope {
         let (mut rope, mut at) = (Rope::new(), 0);
         for (end, data) in self.payloads {
@@ -244,14 +249,14 @@ impl Inline {
         rope
     }
 
-    /// The same behind `header`, as it is sent. A short one is copied, so that it is one piece.
-    pub(crate) fn behind(self, header: &Header) -> Rope {
+    /// Puts the stream behind `header`, as it is sent. A short stream is copied, so that it is one piece.
+    pub(crate) fn after_header(self, header: &Header) -> Rope {
         let header_len = header.wire_len();
         let in_memory = || {
             let pieces = self.payloads.iter().flat_map(|(_, data)| data.pieces());
             pieces.into_iter().all(|piece| matches!(piece, Piece::Memory(_)))
         };
-        // A stream that is not of whole items would not be XDR, but is not ours to judge.
+        // If the stream's length is not a multiple of four, it is not XDR. It is sent as it is.
         if self.len > COPY_MAX || !self.stream.len().is_multiple_of(4) || !in_memory() {
             let mut rope = Rope::from(encode_header(header));
             rope.append(self.into_rope());
@@ -262,7 +267,7 @@ impl Inline {
         let mut at = 0;
         for (end, data) in self.payloads {
             encoder.raw(&self.stream[at..end]);
-            encoder.fixed_opaque(&data.to_bytes().expect("in memory"));
+            encoder.fixed_opaque(&data.to_bytes().expect("payload must be in memory"));
             at = end;
         }
         encoder.raw(&self.stream[at..]);
@@ -270,14 +275,14 @@ impl Inline {
     }
 }
 
-/// A stream without payloads.
+/// Creates a stream without payloads.
 impl From<Bytes> for Inline {
     fn from(stream: Bytes) -> Self {
         Self { len: stream.len(), stream, payloads: SmallVec::new() }
     }
 }
 
-/// The bytes of a header that stands alone.
+/// Encodes a header that is sent alone.
 pub(crate) fn encode_header(header: &Header) -> Bytes {
     let mut encoder = Encoder::with_capacity(header.wire_len());
     header.encode(&mut encoder);
@@ -287,11 +292,12 @@ pub(crate) fn encode_header(header: &Header) -> Bytes {
 type Reads = SmallVec<[(u32, SmallVec<[Piece; 1]>); 1]>;
 
 fn reads_of(payloads: &[PlacedPayload], pool: &Pool) -> Result<Reads, TransportError> {
-    let position = |payload: &PlacedPayload| payload.position.expect("a payload to be sent has a position");
+    let position = |payload: &PlacedPayload| payload.position.expect("a payload to be sent must have a position");
     payloads.iter().map(|payload| Ok((position(payload), contiguous(&payload.data, pool)?))).collect()
 }
 
-/// The pieces of `rope` as they can be registered; copied together if they are many, for each takes a registration.
+/// Returns the pieces of `rope` for registration. If there are many, they are copied into one, because each piece needs
+/// a registration.
 fn contiguous(rope: &Rope, pool: &Pool) -> Result<SmallVec<[Piece; 1]>, TransportError> {
     if rope.pieces().len() <= PIECES_MAX && rope.pieces().iter().all(is_registrable) {
         return Ok(rope.pieces().into());
@@ -301,25 +307,25 @@ fn contiguous(rope: &Rope, pool: &Pool) -> Result<SmallVec<[Piece; 1]>, Transpor
     Ok(SmallVec::from_iter([copy.freeze().into()]))
 }
 
-/// Whether a queue pair may be asked to register it.
+/// Returns `true` if a queue pair can register the piece.
 pub(crate) fn is_registrable(piece: &Piece) -> bool {
     matches!(piece, Piece::Memory(_) | Piece::Device(_))
 }
 
-/// The error of a file or of device memory that cannot be read.
+/// Creates the error for a file range or device memory that cannot be read.
 pub(crate) fn unreadable(error: &std::io::Error) -> TransportError {
-    TransportError::Refused(format!("reading what is to be sent: {error}"))
+    TransportError::Refused(format!("cannot read the payload: {error}"))
 }
 
-/// A read segment in a header.
+/// Length in bytes of a read segment in a header.
 const READ_SEGMENT_LEN: usize = 24;
-/// A write chunk of one segment: 1, count, segment.
+/// Length in bytes of a write chunk with one segment: 1, count, segment.
 const WRITE_CHUNK_LEN: usize = 24;
-/// A reply chunk of one segment, less the zero that stands for none.
+/// Length in bytes of a reply chunk with one segment, without the word that is zero if there is no reply chunk.
 const REPLY_CHUNK_LEN: usize = 20;
-/// Pieces of one payload that are registered each for itself.
+/// Maximum number of pieces of one payload that are registered separately.
 const PIECES_MAX: usize = 8;
-/// Payloads in one call.
+/// Maximum number of payloads in one call.
 const PAYLOADS_MAX: usize = crate::chunk::CHUNKS_MAX - 1;
-/// Copying this much costs less than more pieces in every layer below.
+/// Maximum length in bytes for which a copy costs less than more pieces in every lower layer.
 const COPY_MAX: usize = 1024;

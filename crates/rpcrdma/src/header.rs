@@ -6,83 +6,83 @@
 //! |---|---|---|
 //! | 0..4 | `rdma_xid` | the XID of the RPC message |
 //! | 4..8 | `rdma_vers` | 1 |
-//! | 8..12 | `rdma_credit` | asked for in a call, granted in a reply |
+//! | 8..12 | `rdma_credit` | requested in a call, granted in a reply |
 //! | 12..16 | `rdma_proc` | 0 MSG, 1 NOMSG, 2 MSGP, 3 DONE, 4 ERROR |
 //! | 16.. | MSG, NOMSG | the [`Lists`], then for MSG the RPC message |
-//! | 16.. | ERROR | 1 and the versions spoken, or 2 |
+//! | 16.. | ERROR | 1 and the supported versions, or 2 |
 //!
-//! On error, a [`HeaderError`] says what the sender is to be told.
+//! On error, a [`HeaderError`] determines the reply to the sender.
 
 use rpc::Xid;
 use xdr::{Decode, DecodeError, DecodeErrorKind, Decoder, Encode, Encoder};
 
 use crate::chunk::Lists;
 
-/// A transport header; for [`Body::Msg`] the RPC message follows it.
+/// A transport header. After [`Body::Msg`], the RPC message follows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The XID of the RPC message.
     pub xid: Xid,
-    /// Calls that the sender wants to have outstanding (call), or lets the receiver have (reply).
+    /// The number of outstanding calls that the sender requests (call), or grants to the receiver (reply).
     pub credits: u32,
-    /// The rest.
+    /// The procedure and its data.
     pub body: Body,
 }
 
-/// What a header announces (RFC 8166 §4.2.4).
+/// The content of a message (RFC 8166 §4.2.4).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// RDMA_MSG: the RPC message, less its chunks, follows.
+    /// RDMA_MSG: the RPC message without its chunks follows.
     Msg(Lists),
     /// RDMA_NOMSG: the RPC message is in a chunk.
     NoMsg(Lists),
-    /// RDMA_DONE: obsolete, and ignored (RFC 8166 §4.6.2); but in the Read-Read design, of which it was a part: the
-    /// requester has read the reply from the responder's memory.
+    /// RDMA_DONE: the requester has read the reply from the responder's memory. It is obsolete and ignored (RFC 8166
+    /// §4.6.2), except in the Read-Read design, to which it belonged.
     Done,
-    /// RDMA_ERROR: the call could not be received, or its reply not be sent.
+    /// RDMA_ERROR: the responder could not receive the call, or could not send its reply.
     Error(RdmaError),
 }
 
-/// What an RDMA_ERROR says (RFC 8166 §4.5).
+/// The reason of an RDMA_ERROR (RFC 8166 §4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RdmaError {
-    /// ERR_VERS: the versions that the sender speaks.
+    /// ERR_VERS, with the versions that the sender supports.
     Version {
-        /// The lowest.
+        /// The lowest version.
         low: u32,
-        /// The highest.
+        /// The highest version.
         high: u32,
     },
-    /// ERR_CHUNK: the header makes no sense, or its chunks do not hold what they should.
+    /// ERR_CHUNK: the header is invalid, or its chunks are too short or too long.
     Chunk,
 }
 
-/// A header that cannot be used.
+/// The reason why a header is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderError {
-    /// Too short to tell whom to answer.
+    /// The header is too short to have an XID for the reply.
     Short,
-    /// Another version; answered with ERR_VERS (RFC 8166 §4.5.1).
+    /// The version is not supported; the reply is ERR_VERS (RFC 8166 §4.5.1).
     Version {
-        /// Its XID.
+        /// The XID of the header.
         xid: Xid,
-        /// The version.
+        /// The version of the header.
         version: u32,
     },
-    /// Not understood; a call is answered with ERR_CHUNK (RFC 8166 §4.5.2).
+    /// The header is malformed; the reply to a call is ERR_CHUNK (RFC 8166 §4.5.2).
     Malformed {
-        /// Its XID.
+        /// The XID of the header.
         xid: Xid,
-        /// What is wrong.
+        /// The decoding error.
         error: DecodeError,
     },
 }
 
 impl Header {
-    /// Reads a header; leaves `decoder` at the RPC message.
+    /// Decodes a header, and leaves `decoder` at the RPC message.
     ///
     /// # Errors
-    /// It cannot be used.
+    /// The header is too short, malformed, or of another version.
     pub fn decode(decoder: &mut Decoder<'_>) -> Result<Self, HeaderError> {
         let mut word = || decoder.u32().map_err(|_| HeaderError::Short);
         let (xid, version, credits, procedure) = (Xid(word()?), word()?, word()?, word()?);
@@ -93,7 +93,7 @@ impl Header {
         Ok(Self { xid, credits, body })
     }
 
-    /// Bytes of the wire form.
+    /// Returns the length in bytes of the wire form.
     pub fn wire_len(&self) -> usize {
         FIXED_LEN
             + match &self.body {
@@ -117,7 +117,7 @@ impl Body {
                 ERR_CHUNK => Ok(Body::Error(RdmaError::Chunk)),
                 other => Err(decoder.error(DecodeErrorKind::BadDiscriminant(other))),
             },
-            // RDMA_MSGP, too: no sender of it is known, and RFC 8166 §4.6.1 withdraws it.
+            // This includes RDMA_MSGP: no implementation that sends it is known, and RFC 8166 §4.6.1 withdraws it.
             other => Err(unknown(other)),
         }
     }
@@ -128,7 +128,7 @@ impl Encode for Header {
         if let Body::Msg(lists) = &self.body
             && lists.is_empty()
         {
-            // Most headers: as one piece.
+            // Most headers have no chunks; they are encoded as one piece.
             let words = [self.xid.0, VERSION, self.credits, RDMA_MSG, 0, 0, 0].map(u32::to_be_bytes);
             return encoder.raw(words.as_flattened());
         }
@@ -153,8 +153,8 @@ impl Encode for Header {
 impl std::fmt::Display for HeaderError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            HeaderError::Short => write!(f, "a message shorter than any header"),
-            HeaderError::Version { version, .. } => write!(f, "RPC-over-RDMA version {version}"),
+            HeaderError::Short => write!(f, "the message is shorter than any header"),
+            HeaderError::Version { version, .. } => write!(f, "unsupported RPC-over-RDMA version {version}"),
             HeaderError::Malformed { error, .. } => write!(f, "malformed header: {error}"),
         }
     }
@@ -162,9 +162,9 @@ impl std::fmt::Display for HeaderError {
 
 /// The version of the protocol.
 pub const VERSION: u32 = 1;
-/// Bytes of a header before its body.
+/// Length in bytes of a header before its body.
 pub const FIXED_LEN: usize = 16;
-/// Bytes of the header of a message that has no chunks.
+/// Length in bytes of the header of a message without chunks.
 pub const PLAIN_LEN: usize = FIXED_LEN + 12;
 
 const RDMA_MSG: u32 = 0;
@@ -203,7 +203,7 @@ mod tests {
         Segment { handle: Stag(handle), length, offset }
     }
 
-    /// Decodes, checks that it encodes to the same bytes, and that no prefix decodes.
+    /// Decodes a header, and checks that it encodes to the same bytes and that no prefix of it decodes.
     fn canonical(bytes: &[u8]) -> Header {
         let (header, rest) = decode(bytes).unwrap();
         assert_eq!((rest, encode(&header)), (0, bytes.to_vec()));
@@ -214,16 +214,16 @@ mod tests {
         header
     }
 
-    // Headers that a Linux 6.1 client and server exchanged over siw.
+    // These headers were exchanged by a Linux 6.1 client and server over siw.
 
     #[test]
-    fn a_linux_call_without_chunks() {
+    fn linux_call_without_chunks_is_decoded() {
         let header = canonical(&words(&[0xd444_2701, 1, 128, 0, 0, 0, 0]));
         assert_eq!(header, Header { xid: Xid(0xd444_2701), credits: 128, body: Body::Msg(Lists::default()) });
     }
 
     #[test]
-    fn a_linux_write_call_with_a_read_chunk() {
+    fn linux_write_call_with_read_chunk_is_decoded() {
         let bytes = words(&[0x6245_2701, 1, 128, 0, 1, 112, 0x252c_6303, 65536, 0x6245_2701, 0x85ce_b000, 0, 0, 0]);
         let Body::Msg(lists) = canonical(&bytes).body else { panic!() };
         let [read] = lists.reads.chunks() else { panic!() };
@@ -232,14 +232,14 @@ mod tests {
     }
 
     #[test]
-    fn a_linux_read_reply_that_returns_its_write_chunk() {
+    fn linux_read_reply_with_write_chunk_is_decoded() {
         let bytes = words(&[0x5e45_2701, 1, 64, 0, 0, 1, 1, 0x252c_6302, 8192, 0x5e45_2701, 0x85c2_4000, 0, 0]);
         let Body::Msg(lists) = canonical(&bytes).body else { panic!() };
         assert_eq!(lists.writes.chunks(), [Chunk::new([segment(0x252c_6302, 8192, 0x5e45_2701_85c2_4000)])]);
     }
 
     #[test]
-    fn a_linux_reply_in_a_reply_chunk_of_three_segments_of_which_one_is_used() {
+    fn linux_reply_in_partly_used_reply_chunk_is_decoded() {
         let offered = [
             [0xd, 256, 0xdd44_2701, 0x860d_e000],
             [0xe, 28672, 0xdd44_2701, 0x8510_a000],
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_and_done_are_recognised_and_msgp_is_not_understood() {
+    fn errors_and_done_are_decoded_and_msgp_is_rejected() {
         let body = |rest: &[u32]| canonical(&words(&[&[1, 1, 8][..], rest].concat())).body;
         assert_eq!(body(&[4, 1, 1, 2]), Body::Error(RdmaError::Version { low: 1, high: 2 }));
         assert_eq!(body(&[4, 2]), Body::Error(RdmaError::Chunk));
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn read_segments_of_one_position_are_one_chunk_whatever_comes_between() {
+    fn read_segments_with_the_same_position_form_one_chunk() {
         let entry = |position: u32, handle: u32| [1, position, handle, 16, 0, 64];
         let list = [entry(40, 1), entry(8, 2), entry(40, 3)];
         let bytes = words(&[&[1, 1, 1, 0][..], list.as_flattened(), &[0, 0, 0]].concat());
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_out_of_bounds_are_refused_before_anything_is_allocated_for_them() {
+    fn lists_out_of_bounds_are_rejected_before_allocation() {
         let malformed = |rest: &[u32]| {
             let error = decode(&words(&[&[9, 1, 1, 0][..], rest].concat())).unwrap_err();
             assert!(matches!(error, HeaderError::Malformed { xid: Xid(9), .. }), "{error:?}");
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_segments_survive_and_hold_nothing() {
+    fn empty_segments_are_kept_and_hold_no_bytes() {
         let chunk = Chunk::new([segment(1, 0, 5), segment(2, 8, 0), segment(3, 0, 0), segment(4, 8, 0)]);
         let parts: Vec<_> = chunk.parts().map(|(at, segment)| (at, segment.handle.0)).collect();
         assert_eq!((chunk.len(), parts), (16, vec![(0, 2), (8, 4)]));
@@ -311,7 +311,7 @@ mod tests {
         assert_eq!(used, [0, 8, 0, 1]);
         assert_eq!(chunk.used_in(&chunk.used(9)), Some(9));
         let other = Chunk::new([segment(1, 0, 5), segment(2, 7, 0), segment(3, 0, 0), segment(4, 2, 0)]);
-        assert_eq!(chunk.used_in(&other), None, "a gap");
+        assert_eq!(chunk.used_in(&other), None, "a chunk with a gap must be rejected");
     }
 
     fn any_segment() -> impl Strategy<Value = Segment> {
@@ -337,7 +337,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_header_survives_the_wire_and_no_prefix_of_it_does(
+        fn headers_round_trip_and_prefixes_are_rejected(
             xid: u32, credits: u32, lists in any_lists(), inline: bool
         ) {
             let body = if inline { Body::Msg(lists) } else { Body::NoMsg(lists) };
@@ -346,7 +346,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
             let _ = decode(&[&words(&[1, 1, 1, u32::from(bytes.first().is_some_and(|b| b & 1 > 0))]), &bytes[..]].concat());
         }
     }

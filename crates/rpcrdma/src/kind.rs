@@ -1,7 +1,7 @@
 //! [`RdmaKind`]: RPC-over-RDMA as a kind of transport, on any provider.
 //!
-//! Read RFC 8797 §4 for what is told while a connection is made. On error a connection is not made; a peer that
-//! takes too long over it is dropped.
+//! Read RFC 8797 §4 for the data that both sides exchange during connection setup. On error no connection is made; a
+//! peer whose setup takes too long is disconnected.
 
 use std::{
     io,
@@ -18,11 +18,11 @@ use rpc::{
 
 use crate::{
     Connection, Design, Options, RdmaTransport, Role, Settings,
-    call_memory::{CallMemory, Payer},
+    call_memory::{CallMemory, MemoryOwner},
     private_data::PrivateData,
 };
 
-/// Connects and listens over one provider.
+/// RPC-over-RDMA on one provider, which connects and listens.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -41,52 +41,52 @@ pub struct RdmaKind {
     provider: Arc<dyn Provider>,
     options: Options,
     pool: Pool,
-    /// For connections that we make: as many as they have calls outstanding.
+    /// The receives of connections that this side makes: as many as they have outstanding calls.
     connecting: ReceiveSource,
-    /// For those that we accept.
+    /// The receives of accepted connections from admitted hosts.
     accepting: ReceiveSource,
-    /// For those that we accept from hosts that are not served in full.
-    strangers: ReceiveSource,
-    /// Memory of the calls of both.
+    /// The receives of accepted connections from hosts that are not admitted.
+    unadmitted: ReceiveSource,
+    /// The memory limit for calls of all accepted connections.
     memory: CallMemory,
 }
 
-/// Waits for connections over one provider.
+/// A listener on one provider.
 pub struct RdmaListener {
     kind: RdmaKind,
     listener: Box<dyn rdma::Listener>,
 }
 
 impl RdmaKind {
-    /// RPC-over-RDMA on `provider`, with a pool of its own.
+    /// Creates RPC-over-RDMA on `provider`, with its own pool.
     pub fn new(provider: Arc<dyn Provider>, options: Options) -> Self {
         Self::with(crate::NAME, provider, options, Pool::default())
     }
 
     fn with(name: &'static str, provider: Arc<dyn Provider>, options: Options, pool: Pool) -> Self {
         let (buffer_bytes, guaranteed) = (options.inline_recv, GUARANTEED_RECEIVES);
-        // Messages are parsed where they are received, so that no peer may be able to change them there.
+        // Messages are parsed in their receive buffers, so peers must not be able to change these buffers.
         let source = |budget| {
             ReceiveSource::new(ReceiveSourceOptions { buffer_bytes, budget, guaranteed }, pool.private().clone())
         };
         let (connecting, accepting) = (source(usize::MAX), source(options.recv_memory / buffer_bytes));
-        let strangers = source(STRANGERS_RECV_MEMORY.min(options.recv_memory) / buffer_bytes);
+        let unadmitted = source(UNADMITTED_RECV_MEMORY.min(options.recv_memory) / buffer_bytes);
         let memory = CallMemory::new(options.call_memory, 2 * options.message_max + CALL_OVERHEAD);
-        Self { name, provider, options, pool, connecting, accepting, strangers, memory }
+        Self { name, provider, options, pool, connecting, accepting, unadmitted, memory }
     }
 
-    /// The same with buffers from `pool`.
+    /// Takes buffers from `pool`.
     pub fn with_pool(self, pool: Pool) -> Self {
         Self::with(self.name, self.provider, self.options, pool)
     }
 
-    /// The same under another name in the switch, for one provider beside others.
+    /// Changes the name in the switch, for one provider among several.
     pub fn named(self, name: &'static str) -> Self {
         Self { name, ..self }
     }
 
-    /// The receives that a new connection starts with, and the options of its queue pair: without a source it has receives
-    /// of its own.
+    /// Returns the initial receives of a new connection and the options of its queue pair. Without a source, the
+    /// connection has its own receives.
     fn receives(&self, options: &Options, source: Option<&ReceiveSource>) -> (Vec<(WorkId, Buffer)>, QpOptions) {
         let receive_source = source.map(|source| (source.clone(), Connection::receive_id()));
         let recvs = match receive_source {
@@ -97,7 +97,7 @@ impl RdmaKind {
     }
 
     fn private_data(&self, options: &Options) -> Vec<u8> {
-        // RFC 8797 §4: private data is optional; a fabric that carries none of this length gets along without.
+        // RFC 8797 §4: private data are optional. They are omitted if the fabric cannot carry this length.
         let caps = self.provider.caps();
         let mut data = options.private_data();
         data.remote_invalidation &= self.provider.remote_invalidation(&options.registration);
@@ -116,7 +116,7 @@ impl RdmaKind {
         let peer = qp.peer();
         tracing::debug!(%peer, send_max, recv_max, ?role, ?design, "connected");
         if design == Design::ReadRead {
-            // Of all connections of the process the first one is enough.
+            // One warning for all connections of the process is enough.
             static WARNED: Once = Once::new();
             WARNED.call_once(|| tracing::warn!(%peer, "design=read-read: {}", READ_READ_WARNING));
         }
@@ -126,7 +126,8 @@ impl RdmaKind {
         }
         if role == Role::Accepting {
             let user = qp.peer_user().map(|user| user.uid);
-            connection = connection.with_call_memory(self.memory.account(Payer { host: Host::of(peer.ip()), user }));
+            connection =
+                connection.with_call_memory(self.memory.account(MemoryOwner { host: Host::of(peer.ip()), user }));
         }
         Arc::new(RdmaTransport::new(self.name, qp, connection, self.pool.clone()))
     }
@@ -139,7 +140,7 @@ impl RdmaKind {
             self.provider.connect(remote, &options, &private_data, recvs).await?;
         let settings = Settings::negotiate(Role::Connecting, self.options.clone(), PrivateData::decode(&peer));
         if settings.design != self.options.design {
-            let why = "design=read-read was asked for and the server does not offer it; it does with the transport options \
+            let why = "design=read-read was requested, but the server does not offer it; it needs the transport options \
                        design=read-read and allow_read_read=on";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
@@ -148,11 +149,11 @@ impl RdmaKind {
 
     async fn accept(&self, mut request: Box<dyn ConnectRequest>, admitted: bool) -> io::Result<Arc<dyn Transport>> {
         let peer = PrivateData::decode(&request.private_data().await?);
-        // Who does not ask for another design gets the safe one, and is told of no other.
+        // A peer that does not request another design gets the safe one, and learns nothing of others.
         let design = self.options.agreed_design(&peer.unwrap_or_default());
-        let options = if admitted { self.options.clone() } else { self.options.for_strangers() };
+        let options = if admitted { self.options.clone() } else { self.options.for_unadmitted_host() };
         let options = Options { design: if admitted { design } else { Design::ReadWrite }, ..options };
-        let shared = if admitted { &self.accepting } else { &self.strangers };
+        let shared = if admitted { &self.accepting } else { &self.unadmitted };
         let source = request.shared_receives().then_some(shared);
         let (recvs, qp_options) = self.receives(&options, source);
         let qp = request.accept(&qp_options, &self.private_data(&options), recvs).await?;
@@ -171,9 +172,9 @@ impl TransportKind for RdmaKind {
         if let Some(way) = options.registration.way.filter(|way| !ways.contains(way)) {
             match ways {
                 [] => tracing::info!(
-                    "registration={way}: memory costs nothing to register with {provider}; all ways are alike"
+                    "registration={way} has no effect: registration of memory costs nothing with {provider}"
                 ),
-                _ => tracing::warn!("registration={way}: {provider} has no such way, and takes its own"),
+                _ => tracing::warn!("registration={way} is not supported by {provider}; its default is used"),
             }
         }
         Ok(Arc::new(Self::with(self.name, self.provider.clone(), options, self.pool.clone())))
@@ -189,7 +190,7 @@ impl TransportKind for RdmaKind {
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {
         if self.options.design == Design::ReadRead {
             if !self.options.allow_read_read {
-                let why = format!("design=read-read needs allow_read_read=on, too: {READ_READ_WARNING}");
+                let why = format!("design=read-read also needs allow_read_read=on: {READ_READ_WARNING}");
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
             }
             tracing::warn!(%local, "offering design=read-read: {}", READ_READ_WARNING);
@@ -225,17 +226,18 @@ impl Listener for RdmaListener {
     }
 }
 
-/// Why nobody should want it but to compare.
-const READ_READ_WARNING: &str = "the server's memory is advertised to its clients, and one that never sends RDMA_DONE keeps \
+/// The reason why the Read-Read design is for comparison only.
+const READ_READ_WARNING: &str = "the server's memory is advertised to its clients, and a client that never sends RDMA_DONE keeps \
                                  that memory until its timeout; this is for comparison only";
 
 async fn within<T>(limit: Duration, set_up: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     tokio::time::timeout(limit, set_up).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// Memory that the read chunks of a call can take beyond their bytes: a buffer of the pool for each of many short segments.
+/// Memory of a call's read chunks in addition to their bytes: each of many short segments takes a buffer of the pool.
 const CALL_OVERHEAD: usize = 1 << 20;
-/// Calls that a client can always have received, however little is free: one being served and the next.
+/// The number of calls that a client can always have received, however little memory is free: one in service and the
+/// next.
 const GUARANTEED_RECEIVES: usize = 2;
-/// Bytes of receive buffers that all connections of hosts not served in full share.
-const STRANGERS_RECV_MEMORY: usize = 1 << 20;
+/// Bytes of receive buffers that all connections of hosts that are not admitted share.
+const UNADMITTED_RECV_MEMORY: usize = 1 << 20;

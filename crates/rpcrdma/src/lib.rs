@@ -2,27 +2,27 @@
 //!
 //! Read RFC 8166 first, then RFC 8797 (private data) and RFC 8167 (calls in both directions).
 //!
-//! A message's payloads do not travel in the stream. The *requester*, who makes a call, exposes memory:
-//! payloads of the call as read chunks, room for those of the reply as a write chunk, and room for a
-//! reply that is too long to be sent as a reply chunk. The *responder* moves the data with RDMA Read and RDMA
-//! Write, and exposes nothing; but in the Read-Read design, which both sides must ask for and which is there for comparison only.
+//! A message's payloads do not travel in the stream. The *requester*, which makes a call, exposes memory: the payloads
+//! of the call as read chunks, a write chunk for the payloads of the reply, and a reply chunk for a reply that is too
+//! long to be sent inline. The *responder* moves the data with RDMA Read and RDMA Write, and exposes nothing. The
+//! exception is the Read-Read design, which both sides must request and which exists for comparison only.
 //!
 //! | file | |
 //! |---|---|
-//! | [`header`], [`chunk`], [`private_data`] | what is on the wire |
+//! | [`header`], [`chunk`], [`private_data`] | the wire format |
 //! | `credits` | flow control |
-//! | [`Connection`] | the protocol, without I/O: completions in, work and events out |
-//! | `requester`, `outgoing` | calls that we make |
-//! | `responder` | calls that we answer |
-//! | `call_memory` | memory for what calls have RDMA Read, shared by connections |
-//! | `link` | what these two share: the queue of work, events, deadlines, the end of the connection |
-//! | `fit`, `message`, `pull` | how messages are taken apart to travel, and put together again |
-//! | `expose`, `fetch` | replies in the Read-Read design: the responder's side, and the requester's |
-//! | [`RdmaTransport`], [`RdmaKind`] | drive a [`rdma::QueuePair`] for [`rpc`] |
+//! | [`Connection`] | the protocol without I/O: takes completions, returns work and events |
+//! | `requester`, `outgoing` | calls that this side makes |
+//! | `responder` | calls that this side answers |
+//! | `call_memory` | the memory of calls in progress, shared by connections |
+//! | `link` | the part that both share: the queues of work and events, deadlines, and the connection's state |
+//! | `fit`, `message`, `pull` | dividing messages into stream and chunks, and reassembling them |
+//! | `expose`, `fetch` | replies in the Read-Read design, on the responder's and the requester's side |
+//! | [`RdmaTransport`], [`RdmaKind`] | the transport, which drives a [`rdma::QueuePair`] for [`rpc`] |
 //!
-//! Whose the buffers are: memory that the peer can reach belongs to the queue pair until it is invalidated, so no
-//! caller can see it change. On error: what RFC 8166 §4.5 says for a header or chunks that make no sense;
-//! the connection ends when the peer cannot be trusted to have understood anything.
+//! Buffers: memory that the peer can access belongs to the queue pair until it is invalidated, so no caller can see it
+//! change. On error: RFC 8166 §4.5 defines the reply to an invalid header or invalid chunks. The connection is closed
+//! if the peer's state is uncertain.
 
 mod call_memory;
 mod connection;
@@ -51,5 +51,5 @@ pub use link::{CallId, Event, Registry, Work};
 pub use options::{Design, Options, Role, Settings, receives};
 pub use transport::RdmaTransport;
 
-/// The transport's name in the switch, unless [`RdmaKind::named`] says otherwise.
+/// The transport's name in the switch, unless [`RdmaKind::named`] changes it.
 pub const NAME: &str = "rdma";

@@ -1,7 +1,7 @@
-//! [`Link`]: what the two directions of a connection share.
+//! [`Link`]: the part that the two directions of a connection share.
 //!
-//! The requester and the responder of a connection both post work to one queue pair, both report events, both set
-//! deadlines, and both can end the connection. They own everything else themselves.
+//! The requester and the responder of a connection post work to the same queue pair, report events, set deadlines, and
+//! can close the connection. Each of them owns the rest of its state.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -15,48 +15,48 @@ use crate::{
     table::{KEY_BITS, Key},
 };
 
-/// Something for the queue pair to do.
+/// An action for the queue pair.
 #[derive(Debug)]
 pub enum Work {
-    /// Post this to the send queue.
+    /// Post this request to the send queue.
     Post(WorkRequest),
     /// Post this receive.
     Receive(WorkId, Buffer),
-    /// End the connection after what was posted.
+    /// Close the connection after the requests posted so far.
     Disconnect,
 }
 
-/// Something that has happened.
+/// An event for the user of the connection.
 #[derive(Debug)]
 pub enum Event {
-    /// The peer calls.
+    /// The peer made a call.
     Call {
-        /// The call from its XID on.
+        /// The call, beginning with its XID.
         message: Message,
-        /// What to answer it with.
+        /// The token for the reply.
         token: ReplyToken,
     },
-    /// A call of ours has ended; its memory is out of the peer's reach.
+    /// A call of this side has ended. The peer can no longer access its memory.
     Reply {
-        /// The call.
+        /// The ID of the call.
         id: CallId,
-        /// How.
+        /// The outcome.
         result: Result<Reply, CallError>,
     },
-    /// The connection has ended, and so has every call. Nothing comes after this.
+    /// The connection is closed, and all calls have ended. No event follows.
     Closed(TransportError),
 }
 
-/// Names a call that we make.
+/// The ID of a call that this side makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallId(pub(crate) Key);
 
-/// Registers memory: the queue pair.
+/// A registry of memory: the queue pair.
 pub trait Registry {
     /// See [`rdma::QueuePair::register`].
     ///
     /// # Errors
-    /// Too many regions; the memory comes back.
+    /// Too many regions are registered; returns the memory.
     fn register(&mut self, memory: Memory) -> Result<Registered, Memory>;
     /// See [`rdma::QueuePair::reclaim`].
     fn reclaim(&mut self, stag: Stag) -> Option<Memory>;
@@ -89,34 +89,34 @@ pub(crate) struct Link {
     events: VecDeque<Event>,
     deadlines: VecDeque<(Instant, Deadline)>,
     state: State,
-    /// Time of the latest RDMA Read that was begun or completed.
+    /// The time at which the latest RDMA Read was started or completed.
     last_read: Option<Instant>,
 }
 
 #[derive(Debug)]
 enum State {
     Open,
-    /// `close` was called: no more calls; disconnects when the work is done.
+    /// `close` was called: no more calls are sent, and the connection is closed when the work is done.
     Closing,
-    /// Work::Disconnect is queued or done.
+    /// `Work::Disconnect` is queued or done.
     Ending(TransportError),
     Closed(TransportError),
 }
 
-/// The connection ends unless this has been settled by its time.
+/// A condition that must be met in time; otherwise the connection is closed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Deadline {
-    /// A call whose chunks are being read.
+    /// The chunks of a call have been read.
     Pull(Key),
-    /// A call of ours that nobody waits for.
+    /// A cancelled call of this side has been answered.
     Abandoned(Key),
-    /// A call of ours whose reply is being read.
+    /// The reply to a call of this side has been read.
     Fetch(Key),
-    /// A reply that was exposed and is not done.
+    /// The caller has sent RDMA_DONE for an exposed reply.
     Done(Key),
 }
 
-/// The purpose of a work request, encoded in its [`WorkId`]: kind, part and key.
+/// The purpose of a work request, encoded in its [`WorkId`] as kind, part and key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name {
     Receive,
@@ -127,12 +127,12 @@ pub(crate) enum Name {
     Write,
     /// RDMA Read number `part` of an incoming call.
     Read(Key, usize),
-    /// Invalidation of exposure number `part` of an outgoing call.
+    /// The invalidation of exposure number `part` of an outgoing call.
     Invalidate(Key, usize),
     /// RDMA Read number `part` of the reply to an outgoing call.
     Fetch(Key, usize),
-    /// Invalidation of region number `part` of an exposed reply.
-    Withdraw(Key, usize),
+    /// The invalidation of region number `part` of an exposed reply.
+    InvalidateReply(Key, usize),
 }
 
 impl Link {
@@ -157,7 +157,7 @@ impl Link {
         self.work.push_back(Work::Receive(Name::Receive.into(), buffer));
     }
 
-    /// Puts back work for which the queue pair had no room. It is the next work again.
+    /// Returns work for which the queue pair had no room. It is the next work again.
     pub(crate) fn put_back(&mut self, request: WorkRequest) {
         self.work.push_front(Work::Post(request));
     }
@@ -179,11 +179,11 @@ impl Link {
     }
 
     pub(crate) fn add_deadline(&mut self, deadline: Deadline, now: Instant) {
-        // All kinds allow the same time, so the queue is in order.
+        // All deadlines have the same timeout, so the queue is in order.
         self.deadlines.push_back((now + self.settings.options.peer_timeout, deadline));
     }
 
-    /// The earliest deadline that `stands`; settled ones are dropped.
+    /// Returns the earliest deadline for which `stands` is `true`, and removes those before it.
     pub(crate) fn next_deadline(&mut self, stands: impl Fn(Deadline) -> bool) -> Option<Instant> {
         while let Some(&(due, deadline)) = self.deadlines.front() {
             if stands(deadline) {
@@ -194,37 +194,38 @@ impl Link {
         None
     }
 
-    /// Ends the connection for its earliest deadline, unless that waits for RDMA Reads of which some complete.
+    /// Closes the connection because its earliest deadline passed, unless the deadline is for RDMA Reads that still
+    /// progress.
     pub(crate) fn deadline_passed(&mut self, now: Instant) {
         let what = match self.deadlines.pop_front() {
             Some((_, deadline @ (Deadline::Pull(_) | Deadline::Fetch(_)))) => {
                 if self.last_read.is_some_and(|last| now < last + self.settings.options.peer_timeout) {
                     return self.add_deadline(deadline, now);
                 }
-                "does not answer an RDMA Read"
+                "did not answer an RDMA Read"
             }
-            Some((_, Deadline::Done(_))) => "does not say that it has read a reply (RDMA_DONE)",
-            _ => "does not answer a call",
+            Some((_, Deadline::Done(_))) => "did not send RDMA_DONE for a reply",
+            _ => "did not answer a call",
         };
         self.fail(TransportError::Lost(format!("the peer {what}")));
     }
 
-    /// Records that an RDMA Read was begun or completed.
+    /// Records that an RDMA Read was started or completed.
     pub(crate) fn read_progressed(&mut self, now: Instant) {
         self.last_read = Some(now);
     }
 
-    /// Whether calls may be sent.
+    /// Returns `true` if calls can be sent.
     pub(crate) fn is_open(&self) -> bool {
         matches!(self.state, State::Open)
     }
 
-    /// Whether the peer's messages are still read.
+    /// Returns `true` if the peer's messages are still processed.
     pub(crate) fn is_up(&self) -> bool {
         matches!(self.state, State::Open | State::Closing)
     }
 
-    /// The reason for which no more calls are taken, if there is one.
+    /// Returns the reason why no more calls are accepted, if there is one.
     pub(crate) fn closed(&self) -> Option<TransportError> {
         match &self.state {
             State::Open => None,
@@ -233,7 +234,7 @@ impl Link {
         }
     }
 
-    /// Ends the connection when the work queued so far is done.
+    /// Closes the connection after the work that is queued now.
     pub(crate) fn close(&mut self) {
         if self.is_open() {
             self.state = State::Closing;
@@ -241,21 +242,22 @@ impl Link {
         }
     }
 
-    /// Ends the connection for cause.
+    /// Closes the connection because of an error.
     pub(crate) fn fail(&mut self, error: TransportError) {
         if self.is_up() {
-            tracing::debug!(%error, "ending the connection");
+            tracing::debug!(%error, "closing the connection");
             self.state = State::Ending(error);
             self.work.push_back(Work::Disconnect);
         }
     }
 
-    /// Ends the connection because the peer does not speak the protocol.
+    /// Closes the connection because the peer violated the protocol.
     pub(crate) fn fail_protocol(&mut self, what: impl Into<String>) {
         self.fail(TransportError::Protocol(what.into()));
     }
 
-    /// The queue pair has ended. Returns the error that all calls end with; nothing if that was done before.
+    /// Handles the end of the queue pair. Returns the error with which all calls fail, or `None` if it was handled
+    /// before.
     pub(crate) fn disconnected(&mut self, reason: TransportError) -> Option<TransportError> {
         let error = match &self.state {
             State::Closed(_) => return None,
@@ -268,7 +270,7 @@ impl Link {
         Some(error)
     }
 
-    /// Frees the memory of queues that are empty.
+    /// Frees the memory of empty queues.
     pub(crate) fn shrink_idle(&mut self) {
         shrink_idle(&mut self.work);
         shrink_idle(&mut self.events);
@@ -276,7 +278,7 @@ impl Link {
     }
 }
 
-/// Frees the memory of a queue that is empty, unless it is little.
+/// Frees the memory of a queue that is empty, unless it is small.
 pub(crate) fn shrink_idle<T>(queue: &mut VecDeque<T>) {
     if queue.is_empty() && queue.capacity() > IDLE_ENTRIES {
         *queue = VecDeque::new();
@@ -293,7 +295,7 @@ impl From<Name> for WorkId {
             Name::Read(key, part) => (4, part, key.to_bits()),
             Name::Invalidate(key, part) => (5, part, key.to_bits()),
             Name::Fetch(key, part) => (6, part, key.to_bits()),
-            Name::Withdraw(key, part) => (7, part, key.to_bits()),
+            Name::InvalidateReply(key, part) => (7, part, key.to_bits()),
         };
         assert!(part < 1 << (64 - KIND_BITS - KEY_BITS));
         WorkId((((part as u64) << KIND_BITS | kind) << KEY_BITS) | key)
@@ -312,12 +314,12 @@ impl From<WorkId> for Name {
             4 => Name::Read(key, part),
             5 => Name::Invalidate(key, part),
             6 => Name::Fetch(key, part),
-            7 => Name::Withdraw(key, part),
-            _ => unreachable!("no work of kind {kind} is ever posted"),
+            7 => Name::InvalidateReply(key, part),
+            _ => unreachable!("work of kind {kind} is never posted"),
         }
     }
 }
 
 const KIND_BITS: u32 = 4;
-/// Entries for which the memory of an empty queue is kept.
+/// Maximum number of entries for which an empty queue keeps its memory.
 pub(crate) const IDLE_ENTRIES: usize = 4;

@@ -1,6 +1,7 @@
-//! RPC messages as they are put together from their parts.
+//! Assembling RPC messages from their parts.
 //!
-//! Read RFC 8166 §3.4.4–§3.4.5 first. Pure functions: the stream and the chunks of a message in, the message out.
+//! Read RFC 8166 §3.4.4–§3.4.5 first. These are pure functions from the stream and the chunks of a message to the
+//! message.
 
 use buf::{Piece, Rope};
 use bytes::{Bytes, BytesMut};
@@ -13,14 +14,14 @@ use crate::{
     pull::Pull,
 };
 
-/// Direction of an RPC message (RFC 5531 §9).
+/// The direction of an RPC message (RFC 5531 §9).
 pub(crate) enum Direction {
     Call,
     Reply,
 }
 
 impl Direction {
-    /// The direction of a message, if `stream` is one and has this XID.
+    /// Returns the direction, or `None` if `stream` is no RPC message with this XID.
     pub(crate) fn of(stream: &[u8], xid: Xid) -> Option<Self> {
         let direction = u32::from_be_bytes(*stream.get(4..)?.first_chunk()?);
         match direction {
@@ -32,19 +33,19 @@ impl Direction {
     }
 }
 
-/// The XID of an RPC message.
+/// Returns the XID of an RPC message.
 pub(crate) fn xid_of(stream: &[u8]) -> Option<Xid> {
     stream.first_chunk().map(|&xid| Xid(u32::from_be_bytes(xid)))
 }
 
-/// Whether `stream` begins as the reply to this call.
+/// Returns `true` if `stream` begins as the reply to the call `xid`.
 pub(crate) fn is_reply_to(stream: &[u8], xid: Xid) -> bool {
     matches!(Direction::of(stream, xid), Some(Direction::Reply))
 }
 
-/// Checks that the chunks make up a message: none lies inside another or beyond the end, the stream is
-/// in exactly one place, and the whole is no longer than `message_max`.
-pub(crate) fn reads_make_sense(reads: &ReadList, inline: Option<&Bytes>, message_max: usize) -> bool {
+/// Returns `true` if the chunks form a message: no chunk overlaps another or lies beyond the end, the stream is in
+/// exactly one place, and the message is not longer than `message_max`.
+pub(crate) fn reads_are_valid(reads: &ReadList, inline: Option<&Bytes>, message_max: usize) -> bool {
     let (stream, items) = reads.split_stream();
     let stream_len = match (inline, stream) {
         (Some(inline), None) => inline.len(),
@@ -65,13 +66,13 @@ pub(crate) fn reads_make_sense(reads: &ReadList, inline: Option<&Bytes>, message
     })
 }
 
-/// Puts the parts of a message together.
+/// Assembles the parts of a message.
 pub(crate) fn assemble(pull: Pull, reads: &ReadList) -> Message {
     let (stream_chunk, items) = reads.split_stream();
     let (inline, mut parts) = pull.into_parts();
     let mut take = |chunk: &Chunk| -> SmallVec<[Piece; 1]> { parts.by_ref().take(chunk.parts().count()).collect() };
     let stream = match stream_chunk {
-        None => inline.expect("checked by reads_make_sense"),
+        None => inline.expect("reads_are_valid must have found an inline stream"),
         Some(chunk) => join(take(chunk)),
     };
     let mut message = Message::from(stream);
@@ -86,8 +87,8 @@ pub(crate) fn assemble(pull: Pull, reads: &ReadList) -> Message {
     message
 }
 
-/// RFC 8166 §3.4.5.2: a requester may include an item's XDR padding in its chunk. The item's length, in the stream
-/// before it, tells.
+/// Returns the length of an item without its XDR padding, which a requester can include in the chunk (RFC 8166
+/// §3.4.5.2). The item's length is in the stream before it.
 pub(crate) fn without_padding(stream: &Bytes, at: usize, len: usize) -> usize {
     let word = at.checked_sub(4).and_then(|start| stream.get(start..)?.first_chunk());
     match word.map(|&word| u32::from_be_bytes(word) as usize) {
@@ -96,10 +97,10 @@ pub(crate) fn without_padding(stream: &Bytes, at: usize, len: usize) -> usize {
     }
 }
 
-/// A stream, which has been read and so is memory.
+/// Joins the parts of a stream, which are in memory because they were read.
 fn join(parts: SmallVec<[Piece; 1]>) -> Bytes {
     let parts: SmallVec<[Bytes; 1]> =
-        parts.into_iter().map(|part| part.into_memory().expect("it is memory already")).collect();
+        parts.into_iter().map(|part| part.into_memory().expect("a part that was read must be in memory")).collect();
     if let [part] = &parts[..] {
         return part.clone();
     }

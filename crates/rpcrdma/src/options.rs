@@ -1,4 +1,4 @@
-//! [`Options`] as a user sets them, and [`Settings`] after the peer had its say.
+//! [`Options`], which a user sets, and [`Settings`], which result from negotiation with the peer.
 
 use std::time::Duration;
 
@@ -7,59 +7,61 @@ use rpc::{OptionError, OptionReader, RawOptions};
 
 use crate::private_data::{INLINE_MAX, PrivateData};
 
-/// Who moves the data of a reply.
+/// The side that moves the data of a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Design {
-    /// The responder writes them into memory that the requester offers (RFC 8166). Only requesters expose memory.
+    /// The responder writes the data to memory that the requester offers (RFC 8166). Only requesters expose memory.
     #[default]
     ReadWrite,
-    /// The responder exposes them and the requester reads them, then says RDMA_DONE: how it was done at first, and
-    /// RFC 8166 §4.6.2 withdraws. For comparison only; see [`Options::allow_read_read`].
+    /// The responder exposes the data, and the requester reads them and then sends RDMA_DONE. This is the original
+    /// design, which RFC 8166 §4.6.2 withdraws. For comparison only; see [`Options::allow_read_read`].
     ReadRead,
 }
 
-/// How a connection shall behave.
+/// The options of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Longest Send that we make, in bytes, if the peer receives as much; a multiple of 1024.
+    /// Maximum bytes of a Send by this side, if the peer can receive as much; a multiple of 1024.
     pub inline_send: usize,
-    /// Bytes of each receive buffer; a multiple of 1024.
+    /// Size in bytes of each receive buffer; a multiple of 1024.
     pub inline_recv: usize,
-    /// How memory is registered with the provider, if that makes a difference to it.
+    /// The method of registering memory with the provider, if the provider has several.
     pub registration: RegistrationOptions,
-    /// Who moves the data of replies. A connecting side that asks for [`Design::ReadRead`] gets it or no connection; an
-    /// accepting side that has it offers it to those who ask.
+    /// The design. A connecting side that requests [`Design::ReadRead`] gets it or no connection. An accepting side
+    /// that has it offers it to peers that request it.
     pub design: Design,
-    /// The accepting side may do [`Design::ReadRead`]: its memory is advertised to peers, and one that never says
-    /// RDMA_DONE keeps it from being used again until `peer_timeout`.
+    /// Permits [`Design::ReadRead`] on the accepting side. Its memory is then advertised to peers, and a peer that does
+    /// not send RDMA_DONE keeps that memory in use until `peer_timeout`.
     pub allow_read_read: bool,
-    /// Calls that may be outstanding from connecting to accepting side: asked for there, granted here.
+    /// Maximum number of outstanding calls from the connecting to the accepting side: the former requests them, the
+    /// latter grants them.
     pub credits: u32,
-    /// Calls that may be outstanding the other way (RFC 8167); zero for none.
+    /// Maximum number of outstanding calls in the other direction (RFC 8167); zero for none.
     pub callback_credits: u32,
-    /// A call's payload of at least this many bytes travels as a read chunk even if it would fit inline.
+    /// The number of bytes from which a call's payload travels as a read chunk even if it fits inline.
     pub min_chunk: usize,
-    /// Longest RPC message, in bytes.
+    /// Maximum bytes of an RPC message.
     pub message_max: usize,
-    /// Bytes of calls that are being read from the peer's memory at once; further calls wait.
+    /// Maximum bytes of calls that are read from the peer's memory at once. Further calls wait.
     pub pull_max: usize,
-    /// Bytes of receive buffers that the accepted connections of one listener share; credits are granted as far as they
-    /// reach. Beyond it each connection has the few that are guaranteed.
+    /// Bytes of receive buffers that the accepted connections of one listener share. Credits are granted as long as
+    /// there are buffers. Beyond that, each connection has a few guaranteed buffers.
     pub recv_memory: usize,
-    /// Bytes that the calls of all accepted connections of one listener may hold: what was read from their peers' memory,
-    /// until they are answered, and their replies, until these are sent. Further calls wait. One host, or user of this
-    /// host, gets half of it at most.
+    /// Maximum bytes that the calls of all accepted connections of one listener hold: the data read from their peers'
+    /// memory until they are answered, and their replies until these are sent. Further calls wait. One host, or one
+    /// user of this host, gets at most half of it.
     pub call_memory: usize,
-    /// Bytes of replies that the peer can read from our memory at once ([`Design::ReadRead`]); further replies wait.
+    /// Maximum bytes of replies that the peer can read from this side's memory at once ([`Design::ReadRead`]). Further
+    /// replies wait.
     pub exposed_max: usize,
-    /// How long the peer may take for an RDMA Read, for RDMA_DONE, or for the reply to a call that its caller gave up.
+    /// The timeout of the peer for an RDMA Read, for RDMA_DONE, and for the reply to a cancelled call.
     pub peer_timeout: Duration,
-    /// How long setting up a connection may take.
+    /// The timeout of setting up a connection.
     pub connect_timeout: Duration,
-    /// Whether the peer may invalidate our memory with its reply (RFC 8797 flag R).
+    /// Permits the peer to invalidate this side's memory with its reply (RFC 8797 flag R).
     pub remote_invalidation: bool,
-    /// A connection without calls for so long is closed, and made again when it is wanted; the accepting side waits a
-    /// fifth longer. Never closed if absent.
+    /// The time without calls after which a connection is closed. It is reopened when it is needed. The accepting side
+    /// waits a fifth longer. `None`: never closed.
     pub idle: Option<Duration>,
 }
 
@@ -88,10 +90,11 @@ impl Default for Options {
 }
 
 impl Options {
-    /// These options with others in place of some: `inline_send`, `inline_recv`, `min_chunk`, `message_max`, `pull_max`,
-    /// `recv_memory`, `call_memory` and `exposed_max` in bytes, `credits`, `callback_credits`, `peer_timeout`, `connect_timeout`,
-    /// `idle=TIME|off`, `remote_invalidation=on|off`, `design=read-write|read-read`, `allow_read_read=on|off`,
-    /// `registration=per-io|fast|cache|pool`, and of its cache `cache_bytes` and `cache_entries`.
+    /// Parses options that replace some of these: `inline_send`, `inline_recv`, `min_chunk`, `message_max`, `pull_max`,
+    /// `recv_memory`, `call_memory` and `exposed_max` in bytes, `credits`, `callback_credits`, `peer_timeout`,
+    /// `connect_timeout`, `idle=TIME|off`, `remote_invalidation=on|off`, `design=read-write|read-read`,
+    /// `allow_read_read=on|off`, `registration=per-io|fast|cache|pool`, and `cache_bytes` and `cache_entries` of the
+    /// registration cache.
     ///
     /// # Errors
     /// An option is unknown or out of range.
@@ -101,7 +104,7 @@ impl Options {
         for (name, size) in [("inline_send", &mut options.inline_send), ("inline_recv", &mut options.inline_recv)] {
             if let Some(bytes) = reader.bytes(name, 1024..=INLINE_MAX)? {
                 if !bytes.is_multiple_of(1024) {
-                    // RFC 8797 §4.2: sizes are told in units of 1024 bytes.
+                    // RFC 8797 §4.2: sizes are sent in units of 1024 bytes.
                     return Err(reader.error(name, format!("{bytes} is not a multiple of 1024")));
                 }
                 *size = bytes;
@@ -139,23 +142,23 @@ impl Options {
         Ok(options)
     }
 
-    /// These options for a host that is not served in full: few calls, and none that is long.
-    pub(crate) fn for_strangers(&self) -> Self {
+    /// Returns the options for a host that is not admitted: few calls, and no long ones.
+    pub(crate) fn for_unadmitted_host(&self) -> Self {
         Self {
-            credits: self.credits.min(STRANGERS_CREDITS),
+            credits: self.credits.min(UNADMITTED_CREDITS),
             callback_credits: 0,
-            message_max: self.message_max.min(STRANGERS_MESSAGE_MAX),
-            pull_max: self.pull_max.min(STRANGERS_MESSAGE_MAX),
+            message_max: self.message_max.min(UNADMITTED_MESSAGE_MAX),
+            pull_max: self.pull_max.min(UNADMITTED_MESSAGE_MAX),
             ..self.clone()
         }
     }
 
-    /// The design of a connection to a peer that says this.
+    /// Returns the design of a connection to a peer with this private data.
     pub fn agreed_design(&self, peer: &PrivateData) -> Design {
         if peer.read_read { self.design } else { Design::ReadWrite }
     }
 
-    /// What we tell the peer.
+    /// Returns the private data for the peer.
     pub fn private_data(&self) -> PrivateData {
         PrivateData {
             remote_invalidation: self.remote_invalidation,
@@ -166,34 +169,34 @@ impl Options {
     }
 }
 
-/// Which side of the connection this is. Only the connecting side exposes memory, but in [`Design::ReadRead`].
+/// The side of the connection. Only the connecting side exposes memory, except in [`Design::ReadRead`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It connected: an RPC client, that may take callbacks.
+    /// The side that connected: an RPC client, which can answer callbacks.
     Connecting,
-    /// It accepted: an RPC server, that may make callbacks.
+    /// The side that accepted: an RPC server, which can make callbacks.
     Accepting,
 }
 
-/// What both sides have agreed.
+/// The settings that both sides have agreed on.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Our side.
+    /// The role of this side.
     pub role: Role,
-    /// Our options.
+    /// The options of this side.
     pub options: Options,
-    /// Who moves the data of replies: [`Design::ReadRead`] only if both sides ask for it.
+    /// The design: [`Design::ReadRead`] only if both sides request it.
     pub design: Design,
-    /// Longest Send that the peer receives and we make.
+    /// Maximum bytes of a Send from this side to the peer.
     pub send_max: usize,
-    /// Longest Send that the peer makes and we receive.
+    /// Maximum bytes of a Send from the peer to this side.
     pub recv_max: usize,
-    /// Whether our replies may invalidate the caller's memory.
+    /// `true` if replies of this side can invalidate the caller's memory.
     pub invalidate_peer: bool,
 }
 
 impl Settings {
-    /// What `options` and the private data that the peer sent amount to.
+    /// Combines `options` with the private data that the peer sent.
     pub fn negotiate(role: Role, options: Options, peer: Option<PrivateData>) -> Self {
         let peer = peer.unwrap_or_default();
         Self {
@@ -201,28 +204,28 @@ impl Settings {
             design: options.agreed_design(&peer),
             send_max: options.inline_send.min(peer.recv_size),
             recv_max: options.inline_recv.min(peer.send_size),
-            // RFC 8797 §4.1: a responder may if both have set the flag.
+            // RFC 8797 §4.1: a responder can invalidate if both sides have set the flag.
             invalidate_peer: options.remote_invalidation && peer.remote_invalidation,
             options,
         }
     }
 
-    /// Whether replies that we make are read by the peer from our memory.
+    /// Returns `true` if the peer reads this side's replies from its memory.
     pub(crate) fn exposes_replies(&self) -> bool {
         self.design == Design::ReadRead && self.role == Role::Accepting
     }
 
-    /// Whether we read replies from the peer's memory.
+    /// Returns `true` if this side reads replies from the peer's memory.
     pub(crate) fn fetches_replies(&self) -> bool {
         self.design == Design::ReadRead && self.role == Role::Connecting
     }
 
-    /// Calls of the peer that may be in progress.
+    /// Returns the maximum number of the peer's calls in progress.
     pub fn inbound_credits(&self) -> u32 {
         inbound_credits(self.role, &self.options)
     }
 
-    /// Calls of ours that may be outstanding, at most.
+    /// Returns the maximum number of outstanding calls of this side.
     pub fn outbound_credits(&self) -> u32 {
         match self.role {
             Role::Connecting => self.options.credits,
@@ -231,9 +234,10 @@ impl Settings {
     }
 }
 
-/// Receives to keep posted: one for each call of either direction (RFC 8167 §4.3), and a few for errors.
+/// Returns the number of receives to keep posted: one for each call of either direction (RFC 8167 §4.3), and a few for
+/// errors.
 pub fn receives(options: &Options) -> usize {
-    // A reply that was read is followed by RDMA_DONE, which may arrive together with the call that takes its credit.
+    // RDMA_DONE follows a reply that was read, and can arrive together with the call that uses its credit.
     let per_credit = if options.design == Design::ReadRead { 2 } else { 1 };
     (per_credit * options.credits + options.callback_credits) as usize + SPARE_RECEIVES
 }
@@ -246,8 +250,8 @@ fn inbound_credits(role: Role, options: &Options) -> u32 {
 }
 
 const CREDITS_MAX: u64 = 4096;
-const STRANGERS_CREDITS: u32 = 4;
-const STRANGERS_MESSAGE_MAX: usize = 64 << 10;
+const UNADMITTED_CREDITS: u32 = 4;
+const UNADMITTED_MESSAGE_MAX: usize = 64 << 10;
 const SPARE_RECEIVES: usize = 4;
 
 #[cfg(test)]
@@ -261,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn options_are_read_and_unknown_or_impossible_ones_refused() {
+    fn options_are_parsed_and_invalid_ones_rejected() {
         assert_eq!(with("credits", "7").unwrap().credits, 7);
         assert_eq!(with("inline_recv", "8k").unwrap().inline_recv, 8192);
         assert_eq!(with("peer_timeout", "1500ms").unwrap().peer_timeout, Duration::from_millis(1500));
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn thresholds_are_the_smaller_of_both_ends_and_1024_when_the_peer_is_silent() {
+    fn thresholds_are_the_minimum_of_both_sides_and_1024_without_private_data() {
         let options = Options { inline_send: 8192, inline_recv: 2048, ..Options::default() };
         let silent = Settings::negotiate(Role::Connecting, options.clone(), None);
         assert_eq!((silent.send_max, silent.recv_max, silent.invalidate_peer), (1024, 1024, false));
@@ -295,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn the_server_exposes_replies_only_if_both_ends_ask_for_it() {
+    fn server_exposes_replies_only_if_both_sides_request_it() {
         let [plain, asking] =
             [Design::ReadWrite, Design::ReadRead].map(|design| Options { design, ..Options::default() });
         for (ours, peer, agreed) in [

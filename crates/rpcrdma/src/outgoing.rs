@@ -1,8 +1,8 @@
-//! [`Outgoing`]: a call that we make, its memory and its outcome.
+//! [`Outgoing`]: a call that this side makes, its memory and its outcome.
 //!
-//! Buffers: memory that a call exposes belongs to the queue pair until it is invalidated; then it is the call's again, and the
-//! sink goes back to the caller with the result. A sink or an argument in device memory that the queue pair cannot reach is not
-//! exposed; host memory of ours is, in its place.
+//! Buffers: memory that a call exposes belongs to the queue pair until it is invalidated. Then it belongs to the call
+//! again, and the sink is returned to the caller with the result. If the queue pair cannot access a sink or an argument
+//! in device memory, host memory of this side is exposed in its place.
 
 use buf::{Buffer, Piece, Pool, Region, Rope, SharedRegion, Slab};
 use bytes::Bytes;
@@ -19,16 +19,16 @@ use crate::{
     message::is_reply_to,
 };
 
-/// A call that we make.
+/// A call that this side makes.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
     pub(crate) xid: Xid,
     pub(crate) stage: Stage,
-    /// Whether somebody waits for it.
+    /// `true` until the caller cancels the call.
     pub(crate) wanted: bool,
     /// The visible length of the caller's region, if there is one.
     pub(crate) sink_len: Option<usize>,
-    /// Longest reply that its plan allows.
+    /// Maximum bytes of a reply that its plan allows.
     pub(crate) reply_max: usize,
     pub(crate) write: Option<Chunk>,
     pub(crate) reply: Option<Chunk>,
@@ -39,7 +39,7 @@ pub(crate) struct Outgoing {
 pub(crate) enum Stage {
     Unsent(Message, ReplyPlan),
     Sent,
-    /// Its reply is read from the responder's memory.
+    /// The reply is being read from the responder's memory.
     Fetching(Fetch),
     Finishing(Outcome),
 }
@@ -48,10 +48,10 @@ pub(crate) enum Stage {
 pub(crate) enum Outcome {
     Answered {
         stream: Stream,
-        /// Bytes in the write chunk.
+        /// The number of bytes in the write chunk.
         placed: usize,
     },
-    /// The message has been read, but for a payload that is in the caller's region: its position and its bytes.
+    /// The message was read, except for a payload in the caller's region, at `placed`: its position and length.
     Fetched {
         message: Message,
         placed: Option<(u32, usize)>,
@@ -62,7 +62,7 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) enum Stream {
     Inline(Bytes),
-    /// In the reply chunk, this many bytes.
+    /// The message is in the reply chunk, with this length in bytes.
     InChunk(usize),
 }
 
@@ -71,7 +71,7 @@ pub(crate) enum Stream {
 pub(crate) struct Exposure {
     pub(crate) stag: Stag,
     pub(crate) purpose: Purpose,
-    /// The memory, while it is not exposed.
+    /// The memory while it is not exposed.
     pub(crate) memory: Option<Memory>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) enum Purpose {
     Arguments,
     /// The caller's region for the payload.
     Sink,
-    /// Memory of ours for the payload, where the caller has no region or the queue pair cannot reach it.
+    /// Memory of this side for the payload, if the caller has no region or the queue pair cannot access it.
     WriteChunk,
     ReplyChunk,
 }
@@ -93,31 +93,31 @@ impl Outgoing {
     /// Interprets a reply with these lists.
     ///
     /// # Errors
-    /// The lists are not those that the call offered; says what is wrong.
+    /// Returns a description of the problem if the lists are not those that the call offered.
     pub(crate) fn outcome(&self, lists: &Lists, stream: Option<Bytes>) -> Result<Outcome, String> {
         if !lists.reads.is_empty() {
-            return Err("a reply with a read list".into());
+            return Err("the reply has a read list".into());
         }
         let placed = match (lists.writes.chunks(), &self.write) {
             ([], _) => 0,
             ([returned], Some(offered)) => {
-                offered.used_in(returned).ok_or("a reply that returns another write chunk than was offered")?
+                offered.used_in(returned).ok_or("the reply returns another write chunk than was offered")?
             }
-            _ => return Err("a reply with write chunks that were not offered".into()),
+            _ => return Err("the reply has write chunks that were not offered".into()),
         };
         let in_chunk = match (&lists.reply, &self.reply) {
             (None, _) => 0,
             (Some(returned), Some(offered)) => {
-                offered.used_in(returned).ok_or("a reply that returns another reply chunk than was offered")?
+                offered.used_in(returned).ok_or("the reply returns another reply chunk than was offered")?
             }
             (Some(returned), None) if returned.is_empty() => 0,
-            _ => return Err("a reply with a reply chunk that was not offered".into()),
+            _ => return Err("the reply has a reply chunk that was not offered".into()),
         };
         match stream {
             Some(stream) if in_chunk == 0 => Ok(Outcome::Answered { stream: Stream::Inline(stream), placed }),
-            Some(_) => Err("an RDMA_MSG reply that also fills the reply chunk".into()),
+            Some(_) => Err("an RDMA_MSG reply also uses the reply chunk".into()),
             None if in_chunk > 0 => Ok(Outcome::Answered { stream: Stream::InChunk(in_chunk), placed }),
-            None => Err("an RDMA_NOMSG reply without a message".into()),
+            None => Err("an RDMA_NOMSG reply has no message".into()),
         }
     }
 
@@ -128,7 +128,7 @@ impl Outgoing {
             sink.set_len(len);
             sink
         });
-        let Stage::Finishing(outcome) = self.stage else { unreachable!("only finished calls have a result") };
+        let Stage::Finishing(outcome) = self.stage else { unreachable!("only a finished call has a result") };
         let (mut message, position, placed) = match outcome.into_message(reply_chunk, self.xid) {
             Ok(answer) => answer,
             Err(error) => return Err(CallError { error, sink }),
@@ -148,16 +148,16 @@ impl Outgoing {
         Ok(Reply { message, sink })
     }
 
-    /// The caller's region, for an RDMA Read into it; none if it is not host memory.
+    /// Takes the caller's region for an RDMA Read into it. Returns `None` if it is not host memory.
     pub(crate) fn take_host_sink(&mut self) -> Option<Buffer> {
         let sink = self.take_memory(Purpose::Sink)?;
         Buffer::try_from(sink).map_err(|sink| self.return_sink(sink)).ok()
     }
 
-    /// Undoes [`take_host_sink`](Self::take_host_sink).
+    /// Reverses [`take_host_sink`](Self::take_host_sink).
     pub(crate) fn return_sink(&mut self, sink: impl Into<Region>) {
         let exposure = self.exposed.iter_mut().find(|exposure| exposure.purpose == Purpose::Sink);
-        exposure.expect("the sink was taken").memory = Some(Memory::Write(sink.into()));
+        exposure.expect("the sink must have been taken").memory = Some(Memory::Write(sink.into()));
     }
 
     fn take_memory(&mut self, purpose: Purpose) -> Option<Region> {
@@ -170,7 +170,7 @@ impl Outgoing {
 }
 
 impl Outcome {
-    /// The message, from where it is, and the position and length of a payload that was placed.
+    /// Returns the message, and the position and length of a payload that was placed.
     fn into_message(
         self,
         reply_chunk: Option<Region>,
@@ -180,29 +180,31 @@ impl Outcome {
             Outcome::Failed(error) => Err(error),
             Outcome::Fetched { message, placed: None } => Ok((message, None, 0)),
             Outcome::Fetched { message, placed: Some((position, placed)) } => Ok((message, Some(position), placed)),
-            // RFC 8166 §4.3.2.1: a write chunk tells no position; it belongs to the next item that may have one.
+            // RFC 8166 §4.3.2.1: a write chunk has no position; it belongs to the next item that can be placed.
             Outcome::Answered { stream: Stream::Inline(stream), placed } => Ok((stream.into(), None, placed)),
             Outcome::Answered { stream: Stream::InChunk(len), placed } => {
                 let buffer = reply_chunk.and_then(|chunk| Buffer::try_from(chunk).ok());
-                let mut buffer = buffer.ok_or(TransportError::Lost("the reply chunk is gone".into()))?;
+                let mut buffer =
+                    buffer.ok_or(TransportError::Lost("the memory of the reply chunk was not returned".into()))?;
                 buffer.set_len(len);
                 let stream = private(buffer);
                 match is_reply_to(&stream, xid) {
                     true => Ok((stream.into(), None, placed)),
-                    false => Err(TransportError::Protocol("a reply chunk that holds no reply to its call".into())),
+                    false => Err(TransportError::Protocol("the reply chunk does not hold a reply to its call".into())),
                 }
             }
         }
     }
 }
 
-/// The bytes of a reply chunk, where a peer that maps our memory cannot change them while they are parsed.
+/// Returns the bytes of a reply chunk in memory that a peer cannot change while they are parsed. Memory that a peer can
+/// map is copied.
 fn private(buffer: Buffer) -> Bytes {
     let shared = Slab::of(&buffer).is_some_and(|(slab, _)| slab.fd().is_some());
     if shared { Bytes::copy_from_slice(&buffer) } else { buffer.freeze() }
 }
 
-/// What a call exposes.
+/// The memory that a call exposes.
 pub(crate) trait Exposures {
     fn expose(
         &mut self,
@@ -216,8 +218,8 @@ pub(crate) trait Exposures {
 }
 
 impl Exposures for SmallVec<[Exposure; 2]> {
-    /// Registers each piece as one segment of a chunk. In place of device memory that the queue pair cannot reach it registers a
-    /// copy, or room for what is to be copied there.
+    /// Registers each piece as one segment of a chunk. For device memory that the queue pair cannot access, registers a
+    /// copy, or a buffer whose content is later copied to the device.
     fn expose(
         &mut self,
         memory: impl IntoIterator<Item = Memory>,

@@ -1,4 +1,4 @@
-//! What each end says of itself while the connection is made.
+//! The private data that each side sends while a connection is set up.
 //!
 //! Read RFC 8797 §4 and §5. On the wire, eight bytes at the start of the private data:
 //!
@@ -6,28 +6,28 @@
 //! |---|---|---|
 //! | 0..4 | format identifier | `f6ab0e18` |
 //! | 4 | version | 1 |
-//! | 5 | flags | lowest bit: R, the sender's memory may be invalidated by Send with Invalidate |
-//! | 6 | send size | longest Send that it makes: (n + 1) KiB |
-//! | 7 | receive size | longest that it receives: (n + 1) KiB |
+//! | 5 | flags | lowest bit: R, the peer can invalidate the sender's memory by Send with Invalidate |
+//! | 6 | send size | maximum length of a Send by the sender: (n + 1) KiB |
+//! | 7 | receive size | maximum length of a Send that the sender can receive: (n + 1) KiB |
 //!
-//! Behind these, a receiver ignores what it does not know. There we ask for, or agree to, the Read-Read design by
-//! four bytes of our own, `SlRR`; nobody else's.
+//! A receiver ignores unknown data behind these bytes. This implementation requests, or agrees to, the Read-Read design
+//! there by four bytes of its own, `SlRR`; no other implementation does.
 
-/// The private data of one end.
+/// The private data of one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateData {
-    /// Flag R: as a requester it takes Send with Invalidate.
+    /// Flag R: as a requester this side accepts Send with Invalidate.
     pub remote_invalidation: bool,
-    /// Bytes of the longest Send that it makes; a multiple of 1024, at most 256 KiB.
+    /// Maximum bytes of a Send that this side makes: a multiple of 1024, at most 256 KiB.
     pub send_size: usize,
-    /// Bytes of the longest Send that it receives; as above.
+    /// Maximum bytes of a Send that this side receives: a multiple of 1024, at most 256 KiB.
     pub recv_size: usize,
-    /// It wants the Read-Read design ([`Design::ReadRead`](crate::Design::ReadRead)).
+    /// `true` if this side requests the Read-Read design ([`Design::ReadRead`](crate::Design::ReadRead)).
     pub read_read: bool,
 }
 
 impl PrivateData {
-    /// The wire form.
+    /// Encodes the wire form.
     pub fn encode(&self) -> Vec<u8> {
         let flags = u8::from(self.remote_invalidation);
         let mut bytes = MAGIC.to_vec();
@@ -38,10 +38,10 @@ impl PrivateData {
         bytes
     }
 
-    /// Reads the wire form; `None` if the peer sent something else, or nothing. What precedes and follows is ignored:
-    /// layers below may have data of their own there, and some connection managers pad.
+    /// Decodes the wire form. Returns `None` if the peer sent other data, or none. Bytes before and after it are
+    /// ignored, because lower layers can have their own data there, and some connection managers pad.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        // RFC 8797 §5.2: the format identifier is searched for, at any offset.
+        // RFC 8797 §5.2: the receiver searches for the format identifier at any offset.
         let at = bytes.windows(MAGIC.len()).position(|word| word == MAGIC)?;
         let (&[version, flags, send, recv], rest) = bytes[at + MAGIC.len()..].split_first_chunk()?;
         // RFC 8797 §5.1, §5.2: an unknown version is treated as no private data.
@@ -54,7 +54,7 @@ impl PrivateData {
     }
 }
 
-/// What a peer that sent no private data is taken to be (RFC 8166 §3.3.3).
+/// The assumed private data of a peer that sent none (RFC 8166 §3.3.3).
 impl Default for PrivateData {
     fn default() -> Self {
         Self { remote_invalidation: false, send_size: INLINE_DEFAULT, recv_size: INLINE_DEFAULT, read_read: false }
@@ -70,9 +70,9 @@ fn decode_size(byte: u8) -> usize {
     (usize::from(byte) + 1) * 1024
 }
 
-/// The inline threshold where nothing else is agreed (RFC 8166 §3.3.3), in bytes.
+/// The default inline threshold in bytes, if nothing else is agreed (RFC 8166 §3.3.3).
 pub const INLINE_DEFAULT: usize = 1024;
-/// The largest inline threshold that private data can say.
+/// Maximum inline threshold in bytes that private data can express.
 pub const INLINE_MAX: usize = 256 * 1024;
 const MAGIC: [u8; 4] = [0xf6, 0xab, 0x0e, 0x18];
 const VERSION: u8 = 1;
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_private_data_of_a_linux_client_reads_and_writes_back() {
+    fn private_data_of_linux_client_round_trips() {
         let bytes = [0xf6, 0xab, 0x0e, 0x18, 1, 1, 3, 3];
         let data = PrivateData::decode(&bytes).unwrap();
         assert_eq!(data, PrivateData { remote_invalidation: true, send_size: 4096, recv_size: 4096, read_read: false });
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_after_it_is_ignored_and_anything_else_is_none() {
+    fn padding_is_ignored_and_other_data_is_rejected() {
         let mut bytes = [0xf6, 0xab, 0x0e, 0x18, 1, 0, 0, 255, 0, 0, 0];
         let padded = PrivateData::decode(&bytes).unwrap();
         assert_eq!((padded.recv_size, padded.read_read), (INLINE_MAX, false));
@@ -100,13 +100,13 @@ mod tests {
         }
         bytes[4] = 2;
         assert_eq!(PrivateData::decode(&bytes), None);
-        // Behind another layer's data, at an odd offset.
+        // The private data follow data of another layer, at an odd offset.
         let behind = [&[0xf6, 0xab, 0x0e, 7, 7][..], &[0xf6, 0xab, 0x0e, 0x18, 1, 1, 0, 0]].concat();
         assert!(PrivateData::decode(&behind).unwrap().remote_invalidation);
     }
 
     #[test]
-    fn the_wish_for_read_read_is_told_behind_what_others_read() {
+    fn read_read_flag_follows_the_standard_private_data() {
         let data = PrivateData { read_read: true, ..PrivateData::default() };
         let mut bytes = data.encode();
         assert_eq!(PrivateData::decode(&bytes[..8]), Some(PrivateData::default()));

@@ -10,11 +10,11 @@ use crate::chunk::ReadList;
 pub(crate) struct Pull {
     /// The stream, if it was inline.
     inline: Option<Bytes>,
-    /// What has been read, one for each segment that holds bytes, in order of position.
+    /// The data of each segment that is not empty, ordered by position; `None` until it has been read.
     parts: Vec<Option<Piece>>,
-    /// Segments that have not been read.
+    /// The number of segments that have not been read.
     missing: usize,
-    /// Bytes of memory that it takes.
+    /// Bytes of memory that the segments take.
     bytes: usize,
 }
 
@@ -26,39 +26,39 @@ impl Pull {
         Self { inline, parts: (0..missing).map(|_| None).collect(), missing, bytes }
     }
 
-    /// RDMA Read number `part` has completed.
+    /// Records that RDMA Read number `part` has completed.
     pub(crate) fn arrived(&mut self, part: usize, bytes: Piece) {
         let slot = self.parts[part].replace(bytes);
-        assert!(slot.is_none(), "one completion for each RDMA Read");
+        assert!(slot.is_none(), "an RDMA Read must complete once");
         self.missing -= 1;
     }
 
-    /// Whether segment number `part` has yet to be read.
+    /// Returns `true` if segment number `part` has not been read.
     pub(crate) fn lacks(&self, part: usize) -> bool {
         self.parts[part].is_none()
     }
 
-    /// Whether all segments have been read.
+    /// Returns `true` if all segments have been read.
     pub(crate) fn is_complete(&self) -> bool {
         self.missing == 0
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the bytes of memory that the segments take.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The inline stream, and the parts in order.
+    /// Returns the inline stream, and the parts in order.
     pub(crate) fn into_parts(self) -> (Option<Bytes>, impl Iterator<Item = Piece>) {
         assert_eq!(self.missing, 0);
         (self.inline, self.parts.into_iter().flatten())
     }
 }
 
-/// Bytes of memory that a segment takes.
+/// Returns the bytes of memory that a segment takes.
 pub(crate) fn buffer_bytes(len: u32) -> usize {
     (len as usize).max(BUFFER_MIN)
 }
 
-/// The smallest buffer of a pool.
+/// The smallest buffer of a pool, in bytes.
 const BUFFER_MIN: usize = 4096;

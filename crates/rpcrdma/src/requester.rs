@@ -1,13 +1,14 @@
-//! Calls that we make: from the queue to the wire, and from the reply back to the caller.
+//! Calls that this side makes: from the queue to the wire, and from the reply to the caller.
 //!
-//! Read RFC 8166 §3.3 (credits), §4.4 (memory is exposed for one RPC and invalidated before its result is
-//! used). A call goes through these stages:
+//! Read RFC 8166 §3.3 (credits) and §4.4 (memory is exposed for one RPC and invalidated before its result is used). A
+//! call has these stages:
 //!
-//! `Unsent` (waits for a credit) → `Sent` (what it exposes belongs to the queue pair) → `Finishing`
-//! (answered; memory is being invalidated) → an event, unless its caller has gone. In the Read-Read design, `Fetching` may
-//! come before `Finishing`, see `fetch.rs`.
+//! `Unsent` (waits for a credit) → `Sent` (exposed memory belongs to the queue pair) → `Finishing` (answered; memory is
+//! being invalidated) → an event, unless the call was cancelled. In the Read-Read design, `Fetching` can precede
+//! `Finishing`, see `fetch.rs`.
 //!
-//! Buffers: what a call exposes belongs to the queue pair until it is invalidated. On error the caller gets its sink back.
+//! Buffers: memory that a call exposes belongs to the queue pair until it is invalidated. On error the caller gets its
+//! sink back.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -31,15 +32,15 @@ use crate::{
     table::{Key, Map, Table},
 };
 
-/// The calls that we make on one connection.
+/// The calls that this side makes on one connection.
 pub(crate) struct Requester {
     credits: Credits,
-    /// Calls made so far.
+    /// The number of calls so far.
     total: u64,
     calls: Table<Outgoing>,
-    /// Calls that have not been answered.
+    /// The calls that have not been answered.
     by_xid: Map<Xid, Key>,
-    /// Calls that wait for a credit, oldest first; some may have been cancelled.
+    /// The calls that wait for a credit, oldest first; some can have been cancelled.
     unsent: VecDeque<Key>,
 }
 
@@ -60,12 +61,14 @@ impl Requester {
         let xid = xid_of(&message.stream).unwrap_or(Xid(0));
         let refusal = match link.closed() {
             Some(error) => Some(error),
-            None if message.stream.len() < 8 => Some(TransportError::Refused("no RPC message".into())),
+            None if message.stream.len() < 8 => {
+                Some(TransportError::Refused("the message is shorter than an RPC header".into()))
+            }
             None if link.settings.outbound_credits() == 0 => {
                 Some(TransportError::Refused("callbacks are not enabled on this connection".into()))
             }
             None if self.by_xid.contains_key(&xid) => {
-                Some(TransportError::Refused(format!("a call with XID {:#x} is outstanding", xid.0)))
+                Some(TransportError::Refused(format!("a call with XID {:#x} is already outstanding", xid.0)))
             }
             None => None,
         };
@@ -85,7 +88,7 @@ impl Requester {
         CallId(key)
     }
 
-    /// Gives up a call; see [`Connection::cancel`](crate::Connection::cancel).
+    /// Cancels a call; see [`Connection::cancel`](crate::Connection::cancel).
     pub(crate) fn cancel(&mut self, link: &mut Link, CallId(key): CallId, now: Instant) {
         let Some(call) = self.calls.get_mut(key) else { return };
         call.wanted = false;
@@ -105,22 +108,22 @@ impl Requester {
         CallsMade { total: self.total, pending: self.calls.len() }
     }
 
-    /// Whether a call with this XID has not been answered.
+    /// Returns `true` if a call with this XID has not been answered.
     pub(crate) fn is_outstanding(&self, xid: Xid) -> bool {
         self.by_xid.contains_key(&xid)
     }
 
-    /// Whether this call has been sent and no reply has come.
+    /// Returns `true` if this call has been sent and its reply has not arrived.
     pub(crate) fn is_sent(&self, key: Key) -> bool {
         self.calls.get(key).is_some_and(Outgoing::is_sent)
     }
 
-    /// Whether the reply to this call is being read.
+    /// Returns `true` if the reply to this call is being read.
     pub(crate) fn is_fetching(&self, key: Key) -> bool {
         self.calls.get(key).is_some_and(|call| matches!(call.stage, Stage::Fetching(_)))
     }
 
-    /// Sends the next call that waits, if there is a credit for it. Returns whether there may be more.
+    /// Sends the next waiting call if there is a credit for it. Returns `true` if there can be more.
     pub(crate) fn send_next_call(&mut self, link: &mut Link, registry: &mut dyn Registry) -> bool {
         while self.unsent.front().is_some_and(|&key| self.calls.get(key).is_none()) {
             self.unsent.pop_front(); // cancelled
@@ -131,20 +134,20 @@ impl Requester {
         }
         self.unsent.pop_front();
         if let Err(error) = self.send_call(link, key, registry) {
-            self.credits.give_back();
+            self.credits.release();
             self.finish_when_invalidated(link, key, Outcome::Failed(error));
         }
         true
     }
 
     fn send_call(&mut self, link: &mut Link, key: Key, registry: &mut dyn Registry) -> Result<(), TransportError> {
-        let call = self.calls.get_mut(key).expect("checked by send_next_call");
+        let call = self.calls.get_mut(key).expect("send_next_call must have found the call");
         let Stage::Unsent(message, plan) = std::mem::replace(&mut call.stage, Stage::Sent) else {
-            unreachable!("a call is sent once")
+            unreachable!("a call must be sent once")
         };
         let offer = ReplyOffer::new(plan.inline_max, plan.payload_max, &link.settings);
         let fit = fit_call(message, offer, &link.settings, &link.pool);
-        // The sink is kept in any case, so that it goes back to the caller.
+        // The sink is kept even on error, so that it is returned to the caller.
         if offer.write > 0 && fit.is_ok() {
             let purpose = if plan.sink.is_some() { Purpose::Sink } else { Purpose::WriteChunk };
             let mut region = plan.sink.unwrap_or_else(|| link.pool.take(offer.write).into());
@@ -164,18 +167,19 @@ impl Requester {
             let memory = pieces.into_iter().map(Memory::Read);
             let chunk = call.exposed.expose(memory, Purpose::Arguments, registry, &link.pool)?;
             for segment in chunk.segments() {
-                lists.reads.push(position, *segment).expect("fit_call keeps to the bounds of a list");
+                lists.reads.push(position, *segment).expect("fit_call must respect the limits of a list");
             }
         }
         let body = if fit.inline.is_some() { Body::Msg(lists) } else { Body::NoMsg(lists) };
         let header = Header { xid: call.xid, credits: self.credits.limit(), body };
-        let data = fit.inline.unwrap_or_else(Inline::none).behind(&header);
-        // Nothing in RFC 8166 asks for a solicited event. Linux sends calls without, and so wireshark knows them.
+        let data = fit.inline.unwrap_or_else(Inline::none).after_header(&header);
+        // RFC 8166 does not require a solicited event. Linux sends calls without it, so wireshark recognises them
+        // without it.
         link.post(WorkRequest::Send { id: Name::Call.into(), data, invalidate: None, solicited: false });
         Ok(())
     }
 
-    /// A reply has come; `stream` is what followed its header, if it was RDMA_MSG.
+    /// Handles an arriving reply. `stream` is the data behind its header, if it was RDMA_MSG.
     pub(crate) fn handle_reply(
         &mut self,
         link: &mut Link,
@@ -189,25 +193,25 @@ impl Requester {
         if link.settings.fetches_replies() && !lists.reads.is_empty() {
             return self.fetch_reply(link, key, granted, lists, stream, now);
         }
-        let call = self.calls.get(key).expect("by_xid holds only calls that stand");
+        let call = self.calls.get(key).expect("by_xid must hold only calls in the table");
         match call.outcome(&lists, stream) {
             Ok(outcome) => self.answered(link, key, granted, outcome),
             Err(what) => link.fail_protocol(what),
         }
     }
 
-    /// The peer could not receive a call or send its reply.
+    /// Handles the error that the peer could not receive a call or send its reply.
     pub(crate) fn handle_error(&mut self, link: &mut Link, xid: Xid, granted: u32, error: RdmaError) {
         let Some(key) = self.sent_call(xid) else { return };
         let why = match error {
-            RdmaError::Version { low, high } => format!("it speaks RPC-over-RDMA versions {low} to {high}"),
+            RdmaError::Version { low, high } => format!("the peer supports RPC-over-RDMA versions {low} to {high}"),
             RdmaError::Chunk => "ERR_CHUNK".to_owned(),
         };
         self.answered(link, key, granted, Outcome::Failed(TransportError::Refused(why)));
     }
 
-    /// A message that begins with `prefix` has arrived, and has invalidated the region `stag`. Returns whether a call had
-    /// exposed it.
+    /// Handles an arriving message that begins with `prefix` and has invalidated the region `stag`. Returns `true` if a
+    /// call had exposed that region.
     pub(crate) fn handle_remote_invalidation(
         &mut self,
         link: &mut Link,
@@ -215,14 +219,14 @@ impl Requester {
         stag: Stag,
         memory: Memory,
     ) -> bool {
-        // Usually it belongs to the call that the message answers; but the peer can choose any.
+        // Usually the region belongs to the call that the message answers, but the peer can choose any.
         let answered = xid_of(prefix).and_then(|xid| self.by_xid.get(&xid).copied());
         let holds = |call: &Outgoing| call.exposed.iter().any(|exposure| exposure.is_exposed(stag));
         let key = answered.filter(|&key| self.calls.get(key).is_some_and(holds));
         let key = key.or_else(|| self.calls.iter_mut().find(|(_, call)| holds(call)).map(|(key, _)| key));
         let Some((key, call)) = key.and_then(|key| Some((key, self.calls.get_mut(key)?))) else { return false };
         let exposure = call.exposed.iter_mut().find(|exposure| exposure.is_exposed(stag));
-        exposure.expect("its call was found by it").memory = Some(memory);
+        exposure.expect("the call was found by this exposure").memory = Some(memory);
         self.finish_if_invalidated(link, key);
         true
     }
@@ -236,7 +240,7 @@ impl Requester {
         }
     }
 
-    /// One RDMA Read of a reply is over.
+    /// Handles the completion of one RDMA Read of a reply.
     pub(crate) fn handle_fetched(
         &mut self,
         link: &mut Link,
@@ -246,7 +250,7 @@ impl Requester {
         is_ok: bool,
         now: Instant,
     ) {
-        let call = self.calls.get_mut(key).expect("a call stands while its reply is read");
+        let call = self.calls.get_mut(key).expect("a call must stay in the table while its reply is read");
         if part == SINK_PART {
             call.return_sink(buffer);
             if let Stage::Fetching(fetch) = &mut call.stage
@@ -265,7 +269,7 @@ impl Requester {
         }
     }
 
-    /// Takes the caller's buffer out of an RDMA Read that was never posted.
+    /// Takes the caller's buffer out of an RDMA Read that was not posted.
     pub(crate) fn take_back_fetch(&mut self, request: WorkRequest) {
         if let WorkRequest::Read { id, into, .. } = request
             && let Name::Fetch(key, SINK_PART) = id.into()
@@ -275,10 +279,10 @@ impl Requester {
         }
     }
 
-    /// Ends every call because the connection is over, and takes back all memory.
+    /// Fails all calls after the connection was closed, and reclaims all memory.
     pub(crate) fn end(&mut self, link: &mut Link, error: &TransportError, registry: &mut dyn Registry) {
         for key in self.calls.keys() {
-            let call = self.calls.get_mut(key).expect("a key just listed");
+            let call = self.calls.get_mut(key).expect("a listed key must be valid");
             for exposure in call.exposed.iter_mut().filter(|exposure| exposure.memory.is_none()) {
                 exposure.memory = registry.reclaim(exposure.stag);
             }
@@ -305,11 +309,11 @@ impl Requester {
     }
 
     fn sent_call(&self, xid: Xid) -> Option<Key> {
-        // A reply to no call is ignored: RFC 5531 leaves late replies to the caller.
+        // A reply without a call is ignored: RFC 5531 leaves late replies to the caller.
         self.by_xid.get(&xid).copied().filter(|&key| self.is_sent(key))
     }
 
-    /// A reply has come of which parts are to be read from the responder.
+    /// Handles an arriving reply of which parts must be read from the responder.
     fn fetch_reply(
         &mut self,
         link: &mut Link,
@@ -319,7 +323,7 @@ impl Requester {
         inline: Option<Bytes>,
         now: Instant,
     ) {
-        let call = self.calls.get_mut(key).expect("the caller has found it");
+        let call = self.calls.get_mut(key).expect("the caller must have found the call");
         let (reply_max, sink_len) = (call.reply_max, call.sink_len.unwrap_or(0));
         let sink = |len| if len <= sink_len { call.take_host_sink() } else { None };
         match Fetch::start(link, key, reply_max, (granted, lists, inline), sink) {
@@ -328,25 +332,27 @@ impl Requester {
         }
         link.read_progressed(now);
         link.add_deadline(Deadline::Fetch(key), now);
-        self.finish_fetch_if_complete(link, key); // all of its segments may be empty
+        self.finish_fetch_if_complete(link, key); // All of its segments can be empty.
     }
 
     fn finish_fetch_if_complete(&mut self, link: &mut Link, key: Key) {
-        let call = self.calls.get_mut(key).expect("a call stands while its reply is read");
+        let call = self.calls.get_mut(key).expect("a call must stay in the table while its reply is read");
         if !matches!(&call.stage, Stage::Fetching(fetch) if fetch.is_complete()) {
             return;
         }
-        let Stage::Fetching(fetch) = std::mem::replace(&mut call.stage, Stage::Sent) else { unreachable!("just seen") };
+        let Stage::Fetching(fetch) = std::mem::replace(&mut call.stage, Stage::Sent) else {
+            unreachable!("the stage was just checked")
+        };
         let (xid, granted) = (call.xid, fetch.granted());
         let (message, placed) = fetch.into_message();
         if !is_reply_to(&message.stream, xid) {
-            return link.fail_protocol("a position-zero chunk that holds no reply to its call");
+            return link.fail_protocol("the position-zero chunk does not hold a reply to its call");
         }
         self.send_done(link, xid);
         self.answered(link, key, granted, Outcome::Fetched { message, placed });
     }
 
-    /// Tells the responder that its memory is not needed any more, before the call's credit is used again.
+    /// Tells the responder that its memory is no longer needed, before the call's credit is used again.
     fn send_done(&mut self, link: &mut Link, xid: Xid) {
         let header = Header { xid, credits: self.credits.limit(), body: Body::Done };
         let data = encode_header(&header).into();
@@ -354,14 +360,14 @@ impl Requester {
     }
 
     fn answered(&mut self, link: &mut Link, key: Key, granted: u32, outcome: Outcome) {
-        self.credits.give_back();
+        self.credits.release();
         self.credits.grant(granted);
         self.finish_when_invalidated(link, key, outcome);
     }
 
-    /// Invalidates what the call exposes, and then ends it.
+    /// Invalidates the memory that the call exposes, and then ends the call.
     fn finish_when_invalidated(&mut self, link: &mut Link, key: Key, outcome: Outcome) {
-        let call = self.calls.get_mut(key).expect("a call ends once");
+        let call = self.calls.get_mut(key).expect("a call must end once");
         call.stage = Stage::Finishing(outcome);
         self.by_xid.remove(&call.xid);
         for (part, exposure) in call.exposed.iter().enumerate().filter(|(_, exposure)| exposure.memory.is_none()) {
@@ -379,7 +385,7 @@ impl Requester {
     }
 
     fn finish(&mut self, link: &mut Link, key: Key) {
-        let call = self.calls.remove(key).expect("a call ends once");
+        let call = self.calls.remove(key).expect("a call must end once");
         let wanted = call.wanted;
         let result = call.into_result();
         if let Err(CallError { error: TransportError::Protocol(what), .. }) = &result {
@@ -391,8 +397,8 @@ impl Requester {
     }
 
     fn end_unsent(&mut self, link: &mut Link, key: Key, error: TransportError) {
-        let call = self.calls.remove(key).expect("a call ends once");
-        let Stage::Unsent(_, plan) = call.stage else { unreachable!("checked by the caller") };
+        let call = self.calls.remove(key).expect("a call must end once");
+        let Stage::Unsent(_, plan) = call.stage else { unreachable!("the caller must have checked the stage") };
         let result = Err(CallError { error, sink: plan.sink });
         link.report(Event::Reply { id: CallId(key), result });
     }

@@ -1,16 +1,19 @@
-//! Calls that we answer: from the wire to the server, and from the reply back to the wire.
+//! Calls that this side answers: from the wire to the server, and from the reply to the wire.
 //!
-//! Read RFC 8166 §3.4.5 and §3.4.6 (read and write chunks), §3.5 (long messages), §3.3 (credits) and RFC 8797 §4.1 (remote
-//! invalidation). A call goes through these stages:
+//! Read RFC 8166 §3.4.5 and §3.4.6 (read and write chunks), §3.5 (long messages), §3.3 (credits) and RFC 8797 §4.1
+//! (remote invalidation). A call has these stages:
 //!
-//! `Pull` (its chunks wait to be read, or are being read) → `InService` (handed to the server) → a reply, whose RDMA Writes
-//! are posted before its Send and so arrive before it. In the Read-Read design the caller reads the reply, see `expose.rs`.
+//! `Pull` (its chunks wait to be read, or are being read) → `InService` (delivered to the server) → a reply, whose RDMA
+//! Writes are posted before its Send and so arrive before it. In the Read-Read design the caller reads the reply, see
+//! `expose.rs`.
 //!
-//! Each segment is one RDMA operation; the queue pair starts no more RDMA Reads at once than the peer takes. Bytes being read
-//! on one connection are bounded, and so is what the calls of all connections hold (`call_memory.rs`): further calls wait in order.
+//! Each segment is one RDMA operation; the queue pair starts no more RDMA Reads at once than the peer allows. The bytes
+//! being read on one connection are limited, and so is the memory of the calls of all connections (`call_memory.rs`):
+//! further calls wait in order.
 //!
-//! Buffers: a call's are handed up with it; a reply's belong to the queue pair until it has been sent. On error (the caller
-//! did not offer enough) the caller hears ERR_CHUNK, and the server gets an error; nothing is retried.
+//! Buffers: a call's buffers are delivered with it; a reply's buffers belong to the queue pair until it has been sent.
+//! On error (the caller did not offer enough memory) the caller gets ERR_CHUNK, and the server gets an error. Nothing
+//! is retried.
 
 use std::{
     collections::VecDeque,
@@ -34,67 +37,67 @@ use crate::{
     fit::{Inline, ReplyFit, encode_header, fit_exposed, fit_reply},
     header::{Body, Header, RdmaError, VERSION},
     link::{Deadline, Link, Name, shrink_idle},
-    message::{Direction, assemble, reads_make_sense},
+    message::{Direction, assemble, reads_are_valid},
     pull::{Pull, buffer_bytes},
     table::{Key, Table},
 };
 
-/// The calls that we answer on one connection.
+/// The calls that this side answers on one connection.
 pub(crate) struct Responder {
     grants: Grants,
-    /// The source of receives; they are posted one by one if there is none.
+    /// The source of receives. If it is `None`, receives are posted one by one.
     receive_source: Option<ReceiveSource>,
     calls: Table<Incoming>,
-    /// Calls that wait for their chunks to be read, or for memory.
+    /// The calls that wait for their chunks to be read, or for memory.
     to_pull: VecDeque<Key>,
-    /// Bytes that are being read.
+    /// Bytes of memory for chunks that are being read.
     pulling_bytes: usize,
-    /// Our part of the memory of calls, if there is a bound on it.
+    /// The account for the memory of calls, if that is limited.
     memory: Option<MemoryAccount>,
-    /// Time of the last call or completed RDMA Read.
+    /// The time of the last call or completed RDMA Read.
     now: Option<Instant>,
-    /// Replies whose data the peer reads.
+    /// The replies whose data the peer reads.
     exposed: Exposed,
-    /// Each reply that was posted and has not completed, in order.
+    /// The replies that were posted and have not completed, in order.
     unsent: VecDeque<UnsentReply>,
     unsent_bytes: usize,
 }
 
-/// A call that we are to answer.
+/// A call that this side is to answer.
 #[derive(Debug)]
 struct Incoming {
     xid: Xid,
-    /// Credits that it asked for.
+    /// The number of credits that it requested.
     credits: u32,
     lists: Lists,
     stage: Stage,
-    /// Bytes that it has of `memory`.
+    /// The bytes that it holds of `memory`.
     memory_bytes: usize,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Its chunks are being read, or wait to be.
+    /// Its chunks are being read, or wait to be read.
     Pull(Pull),
-    /// It has been handed up.
+    /// It has been delivered to the server.
     InService,
 }
 
 #[derive(Debug)]
 struct UnsentReply {
-    /// What it and its RDMA Writes hold until it completes.
+    /// Bytes that the reply and its RDMA Writes hold until it completes.
     bytes: usize,
-    /// Bytes that it has of `memory`.
+    /// The bytes that it holds of `memory`.
     memory_bytes: usize,
-    /// Its name among the exposed ones, if it is one of them.
+    /// Its key among the exposed replies, if it is exposed.
     exposed: Option<Key>,
 }
 
-/// A message that cannot be used, and is to be answered with ERR_CHUNK.
+/// A message that is rejected with ERR_CHUNK.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refusal {
     pub(crate) xid: Xid,
-    /// Credits that it asked for.
+    /// The number of credits that it requested.
     pub(crate) credits: u32,
 }
 
@@ -116,41 +119,41 @@ impl Responder {
         }
     }
 
-    /// Bounds what calls hold by an account of memory that connections share.
+    /// Charges the memory of calls to an account of memory that connections share.
     pub(crate) fn set_memory(&mut self, memory: MemoryAccount) {
         self.memory = Some(memory);
     }
 
-    /// Whether a call that waits for memory can go on; otherwise the task is woken for that.
+    /// Returns `true` if a call that waits for memory can proceed. Otherwise wakes the task when it can.
     pub(crate) fn poll_memory(&mut self, cx: &Context<'_>) -> bool {
         self.memory.as_mut().and_then(|memory| memory.poll_wanted(cx)) == Some(Poll::Ready(()))
     }
 
-    /// Whether a receive is posted in the place of each that completes.
+    /// Returns `true` if a new receive must be posted for each one that completes.
     pub(crate) fn posts_receives(&self) -> bool {
         self.receive_source.is_none()
     }
 
-    /// Whether the peer takes its replies, so that another message of it can be handled.
-    pub(crate) fn may_receive(&self, link: &Link) -> bool {
+    /// Returns `true` if the peer receives its replies, so that its next message can be handled.
+    pub(crate) fn can_receive(&self, link: &Link) -> bool {
         let replies_max = 2 * link.settings.inbound_credits().max(CREDITS_MIN) as usize;
         self.unsent.len() < replies_max && self.unsent_bytes < REPLY_BYTES_MAX
     }
 
-    /// Whether chunks of this call are being read.
+    /// Returns `true` if chunks of this call are being read.
     pub(crate) fn is_pulling(&self, key: Key) -> bool {
         self.calls.get(key).is_some_and(|call| matches!(call.stage, Stage::Pull(_)))
     }
 
-    /// Whether this exposed reply waits for its RDMA_DONE.
-    pub(crate) fn is_undone(&self, key: Key) -> bool {
-        self.exposed.is_undone(key)
+    /// Returns `true` if this exposed reply waits for its RDMA_DONE.
+    pub(crate) fn awaits_done(&self, key: Key) -> bool {
+        self.exposed.awaits_done(key)
     }
 
-    /// A call has come; `stream` is what followed its header, if it was RDMA_MSG.
+    /// Handles an arriving call. `stream` is the data behind its header, if it was RDMA_MSG.
     ///
     /// # Errors
-    /// Its lists make no call.
+    /// Its lists do not form a valid call.
     pub(crate) fn handle_call(
         &mut self,
         link: &mut Link,
@@ -160,22 +163,23 @@ impl Responder {
         stream: Option<Bytes>,
         now: Instant,
     ) -> Result<(), Refusal> {
-        // RFC 8166 §3.3.1: whoever sends more than it was granted may lose the connection.
+        // RFC 8166 §3.3.1: a peer that sends more than it was granted can lose the connection.
         if !self.grants.receive() {
-            link.fail_protocol("more calls than it has credits for");
+            link.fail_protocol("the peer sent more calls than its credits allow");
             return Ok(());
         }
-        // RFC 8167 §5.3: whoever takes no chunks answers them with ERR_CHUNK; only the connecting side offers any.
+        // RFC 8167 §5.3: a side that does not accept chunks answers them with ERR_CHUNK. Only the connecting side
+        // offers chunks.
         let chunks_allowed = link.settings.role == Role::Accepting || lists.is_empty();
-        if !chunks_allowed || !reads_make_sense(&lists.reads, stream.as_ref(), link.settings.options.message_max) {
+        if !chunks_allowed || !reads_are_valid(&lists.reads, stream.as_ref(), link.settings.options.message_max) {
             return Err(Refusal { xid, credits });
         }
         if lists.reads.is_empty()
             && let Some(memory_bytes) = self.take_memory(room_for_reply(&lists, &link.settings))
         {
-            let message = Message::from(stream.expect("a message without read chunks is inline"));
+            let message = Message::from(stream.expect("a message without read chunks must be inline"));
             let key = self.calls.insert(Incoming { xid, credits, lists, stage: Stage::InService, memory_bytes });
-            hand_up(link, key, xid, message);
+            deliver(link, key, xid, message);
             return Ok(());
         }
         let stage = Stage::Pull(Pull::new(stream, &lists.reads));
@@ -185,7 +189,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Takes `bytes` of the memory of calls: `bytes` if there is a bound on it, none if not; `None` if the call has to wait.
+    /// Takes `bytes` from the memory of calls. Returns the bytes taken, which are zero if there is no limit, or `None`
+    /// if the call must wait.
     fn take_memory(&mut self, bytes: usize) -> Option<usize> {
         match &mut self.memory {
             Some(memory) if bytes > 0 => memory.take(bytes).then_some(bytes),
@@ -193,31 +198,32 @@ impl Responder {
         }
     }
 
-    fn give_back_memory(&mut self, bytes: usize) {
+    fn release_memory(&mut self, bytes: usize) {
         if bytes > 0
             && let Some(memory) = &mut self.memory
         {
-            memory.give_back(bytes);
+            memory.release(bytes);
         }
     }
 
-    /// Posts the RDMA Reads of the next call that waits for its chunks, if the bounds on bytes allow. Data that can be used
-    /// where they are need none; a stream is read in any case, because the peer must not change what is being decoded.
+    /// Posts the RDMA Reads of the next call that waits for its chunks, if the limits allow it. Payloads that can be
+    /// viewed in the peer's memory need no read. A stream is always read, because the peer must not change it while it
+    /// is decoded.
     ///
     /// # Errors
-    /// The call is complete, and is none.
+    /// The call is complete but invalid.
     pub(crate) fn start_pull(&mut self, link: &mut Link, registry: &mut dyn Registry) -> Option<Result<(), Refusal>> {
         let key = *self.to_pull.front()?;
-        let now = self.now.expect("a call has arrived");
+        let now = self.now.expect("a call must have arrived");
         let Some(Incoming { stage: Stage::Pull(pull), lists, memory_bytes, .. }) = self.calls.get_mut(key) else {
-            unreachable!("a call that waits to be pulled stands")
+            unreachable!("a call that waits for its chunks must be in the table")
         };
         if self.pulling_bytes > 0 && self.pulling_bytes + pull.bytes() > link.settings.options.pull_max {
             return None;
         }
         let chunks = lists.reads.chunks().iter();
         let segments = chunks.flat_map(|read| read.chunk.parts().map(|(_, segment)| (read.position, segment)));
-        // What is left to be read. Some may have been viewed before the call had to wait.
+        // The segments that must be read. Other segments can have been viewed before the call had to wait.
         let mut rest = SmallVec::<[_; 4]>::new();
         for (part, (position, segment)) in segments.enumerate() {
             if !pull.lacks(part) {
@@ -246,17 +252,17 @@ impl Responder {
             link.post(WorkRequest::Read { id, into, from: segment.remote(0) });
         }
         if pull.is_complete() {
-            return Some(self.pulled(link, key)); // its segments are empty, or can be used where they are
+            return Some(self.pulled(link, key)); // Its segments are empty or viewed.
         }
         link.read_progressed(now);
         link.add_deadline(Deadline::Pull(key), now);
         Some(Ok(()))
     }
 
-    /// One RDMA Read of a call's chunks is done.
+    /// Handles a completed RDMA Read of a call's chunks.
     ///
     /// # Errors
-    /// The call is complete, and is none.
+    /// The call is complete but invalid.
     pub(crate) fn handle_read(
         &mut self,
         link: &mut Link,
@@ -266,7 +272,7 @@ impl Responder {
         now: Instant,
     ) -> Result<(), Refusal> {
         let Some(Incoming { stage: Stage::Pull(pull), .. }) = self.calls.get_mut(key) else {
-            unreachable!("a call stands while it is being read")
+            unreachable!("a call must stay in the table while it is being read")
         };
         pull.arrived(part, Piece::Memory(buffer.freeze()));
         self.now = Some(now);
@@ -274,11 +280,11 @@ impl Responder {
         if pull.is_complete() { self.pulled(link, key) } else { Ok(()) }
     }
 
-    /// All chunks of a call have been read.
+    /// Delivers a call whose chunks have all been read.
     fn pulled(&mut self, link: &mut Link, key: Key) -> Result<(), Refusal> {
-        let call = self.calls.get_mut(key).expect("a pull is of a call that stands");
+        let call = self.calls.get_mut(key).expect("a call must stay in the table while it is being read");
         let Stage::Pull(pull) = std::mem::replace(&mut call.stage, Stage::InService) else {
-            unreachable!("a call is pulled once")
+            unreachable!("the chunks of a call must be read once")
         };
         self.pulling_bytes -= pull.bytes();
         let (xid, credits) = (call.xid, call.credits);
@@ -286,10 +292,10 @@ impl Responder {
         if !matches!(Direction::of(&message.stream, xid), Some(Direction::Call)) {
             let memory_bytes = call.memory_bytes;
             self.calls.remove(key);
-            self.give_back_memory(memory_bytes);
+            self.release_memory(memory_bytes);
             return Err(Refusal { xid, credits });
         }
-        hand_up(link, key, xid, message);
+        deliver(link, key, xid, message);
         Ok(())
     }
 
@@ -314,14 +320,14 @@ impl Responder {
                 self.send_reply(link, fit, invalidate, kept);
             })
         };
-        self.give_back_memory(memory_bytes - kept);
+        self.release_memory(memory_bytes - kept);
         queued.inspect_err(|_| self.refuse(link, Refusal { xid, credits }))
     }
 
     /// Answers a call with ERR_CHUNK; see [`Connection::refuse_call`](crate::Connection::refuse_call).
     pub(crate) fn refuse_call(&mut self, link: &mut Link, token: ReplyToken) -> Result<(), TransportError> {
         let Incoming { xid, credits, memory_bytes, .. } = self.take_call(&token)?;
-        self.give_back_memory(memory_bytes);
+        self.release_memory(memory_bytes);
         self.refuse(link, Refusal { xid, credits });
         Ok(())
     }
@@ -329,17 +335,17 @@ impl Responder {
     /// Ends a call without a reply; see [`Connection::forget`](crate::Connection::forget).
     pub(crate) fn forget(&mut self, token: &ReplyToken) {
         if let Ok(Incoming { memory_bytes, .. }) = self.take_call(token) {
-            self.give_back_memory(memory_bytes);
+            self.release_memory(memory_bytes);
             self.grants.forget();
         }
     }
 
-    /// Counts a message that is no call as one, because its answer gives a credit back.
+    /// Counts a message that is not a call as a call, because its reply returns a credit.
     pub(crate) fn count_refused(&mut self) {
         let _ = self.grants.receive();
     }
 
-    /// Answers ERR_CHUNK (RFC 8166 §4.5.2, §4.5.3).
+    /// Answers with ERR_CHUNK (RFC 8166 §4.5.2, §4.5.3).
     pub(crate) fn refuse(&mut self, link: &mut Link, Refusal { xid, credits }: Refusal) {
         let credits = self.grant(&link.settings, credits);
         self.grants.reply(credits);
@@ -347,7 +353,7 @@ impl Responder {
         self.send_error(link, encode_header(&header).into());
     }
 
-    /// Answers ERR_VERS (RFC 8166 §4.5.1), in a header of the version that was asked for.
+    /// Answers with ERR_VERS (RFC 8166 §4.5.1), in a header of the version of the call.
     pub(crate) fn refuse_version(&mut self, link: &mut Link, xid: Xid, version: u32) {
         self.count_refused();
         let credits = self.grant(&link.settings, 0);
@@ -358,18 +364,19 @@ impl Responder {
         self.send_error(link, Bytes::from(bytes).into());
     }
 
-    /// The Send of the oldest reply has completed.
+    /// Handles the completed Send of the oldest reply.
     pub(crate) fn handle_reply_sent(&mut self, link: &mut Link, now: Instant) {
-        // Completions come in the order posted.
-        let UnsentReply { bytes, memory_bytes, exposed } = self.unsent.pop_front().expect("a reply completes once");
+        // Sends complete in the order in which they were posted.
+        let UnsentReply { bytes, memory_bytes, exposed } = self.unsent.pop_front().expect("a reply must complete once");
         self.unsent_bytes -= bytes;
-        self.give_back_memory(memory_bytes);
+        self.release_memory(memory_bytes);
         if let Some(key) = exposed {
             link.add_deadline(Deadline::Done(key), now);
         }
     }
 
-    /// Exposes and sends the next reply that the caller is to read, if there is room for it. Returns whether there may be more.
+    /// Exposes and sends the next reply that the caller will read, if there is room for it. Returns `true` if there can
+    /// be more.
     pub(crate) fn send_exposed_reply(&mut self, link: &mut Link, registry: &mut dyn Registry) -> bool {
         match self.exposed.next(link, registry) {
             None => false,
@@ -387,29 +394,29 @@ impl Responder {
         }
     }
 
-    /// The caller says that it has read the reply with this XID.
+    /// Handles RDMA_DONE for the reply with this XID.
     pub(crate) fn handle_done(&mut self, link: &mut Link, xid: Xid) {
         if !link.settings.exposes_replies() {
-            return; // RFC 8166 §4.6.2: ignored.
+            return; // RFC 8166 §4.6.2: RDMA_DONE is ignored.
         }
         match self.exposed.done(link, xid) {
-            // Only now may another call come in the place of this one.
+            // The caller can use the credit of this call only from now on.
             Some(granted) => self.grants.reply(granted),
-            None => link.fail_protocol("RDMA_DONE for a reply that is not exposed"),
+            None => link.fail_protocol("the peer sent RDMA_DONE for a reply that is not exposed"),
         }
     }
 
-    /// Region number `part` of an exposed reply has been invalidated.
-    pub(crate) fn handle_withdrawn(&mut self, key: Key, part: usize) {
-        self.exposed.withdrawn(key, part);
+    /// Handles the completed invalidation of region number `part` of an exposed reply.
+    pub(crate) fn handle_reply_invalidated(&mut self, key: Key, part: usize) {
+        self.exposed.invalidated(key, part);
     }
 
-    /// The caller has invalidated one of our regions by a Send.
+    /// Handles a region that the caller invalidated by a Send.
     pub(crate) fn handle_remote_invalidation(&mut self, stag: Stag) {
         self.exposed.invalidated_by_peer(stag);
     }
 
-    /// The connection is over: every call ends, and all memory is taken back.
+    /// Ends every call and reclaims all memory after the connection was closed.
     pub(crate) fn end(&mut self, registry: &mut dyn Registry) {
         self.to_pull.clear();
         for key in self.calls.keys() {
@@ -426,12 +433,12 @@ impl Responder {
         self.calls.shrink_idle();
     }
 
-    /// Credits to grant to a caller that asked for `requested` and is being answered.
+    /// Returns the number of credits to grant to a caller that requested `requested` and is being answered.
     fn grant(&self, settings: &Settings, requested: u32) -> u32 {
         let most = settings.inbound_credits();
         let room = match &self.receive_source {
             None => most,
-            // RFC 8166 §3.3.1: as the resources of a shared receive queue allow.
+            // RFC 8166 §3.3.1: the grant depends on the resources of a shared receive queue.
             Some(source) => u32::try_from(source.allowance(self.calls.len())).unwrap_or(u32::MAX).min(most),
         };
         Grants::clamp(requested, room)
@@ -443,7 +450,7 @@ impl Responder {
             Some(Incoming { xid, stage: Stage::InService, .. }) if *xid == token.xid => {}
             _ => return Err(TransportError::Lost("no such call on this connection".into())),
         }
-        Ok(self.calls.remove(key).expect("just seen"))
+        Ok(self.calls.remove(key).expect("the call was just found"))
     }
 
     fn send_reply(&mut self, link: &mut Link, fit: ReplyFit, invalidate: Option<Stag>, memory_bytes: usize) {
@@ -460,7 +467,7 @@ impl Responder {
             }
         };
         let reply = UnsentReply { bytes, memory_bytes, exposed: None };
-        self.post_reply(link, inline.behind(&fit.header), invalidate, reply);
+        self.post_reply(link, inline.after_header(&fit.header), invalidate, reply);
     }
 
     fn send_error(&mut self, link: &mut Link, data: Rope) {
@@ -476,20 +483,20 @@ impl Responder {
     }
 }
 
-/// The longest reply that a call offers chunks for. One without chunks is short.
+/// Returns the maximum bytes of a reply for which the call offers chunks; zero if it offers none.
 fn room_for_reply(lists: &Lists, settings: &Settings) -> usize {
     let chunks = lists.writes.chunks().iter().chain(&lists.reply);
     chunks.map(Chunk::len).fold(0, usize::saturating_add).min(settings.options.message_max)
 }
 
-fn hand_up(link: &mut Link, key: Key, xid: Xid, message: Message) {
+fn deliver(link: &mut Link, key: Key, xid: Xid, message: Message) {
     link.report(Event::Call { message, token: ReplyToken { xid, call: key.to_bits() } });
 }
 
 /// Posts the RDMA Writes that put `data` at the start of `chunk`.
 ///
 /// # Panics
-/// If the chunk is shorter.
+/// If the chunk is shorter than `data`.
 fn write_chunk(link: &mut Link, chunk: &Chunk, data: Rope) {
     assert!(data.len() <= chunk.len());
     for (at, segment) in chunk.parts().take_while(|(at, _)| *at < data.len()) {
@@ -499,7 +506,7 @@ fn write_chunk(link: &mut Link, chunk: &Chunk, data: Rope) {
     }
 }
 
-/// While so many bytes of replies have not been taken, no more messages are read.
+/// The number of bytes of unsent replies at which no more messages are processed.
 const REPLY_BYTES_MAX: usize = 32 << 20;
-/// Credits that a peer without any is taken to have, so that it can be told errors.
+/// The number of credits assumed for a peer that has none, so that it can get errors.
 const CREDITS_MIN: u32 = 4;

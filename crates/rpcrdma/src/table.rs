@@ -1,14 +1,15 @@
-//! [`Table`]: entries by a key that is never valid for a later entry; [`Map`]: by numbers of our own choice.
+//! [`Table`]: entries by a key that is never valid for a later entry. [`Map`]: a hash map by numbers that this side
+//! chooses.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hash, Hasher},
 };
 
-/// A map whose keys no peer chooses, so that a cheap hash will do.
+/// A map whose keys are not chosen by a peer, so that a cheap hash is sufficient.
 pub(crate) type Map<K, V> = HashMap<K, V, BuildHasherDefault<NumberHasher>>;
 
-/// Spreads one number over all bits.
+/// A hasher that spreads one number over all bits.
 #[derive(Debug, Default)]
 pub(crate) struct NumberHasher(u64);
 
@@ -30,7 +31,8 @@ impl Hasher for NumberHasher {
     }
 }
 
-/// Names an entry of a [`Table`]: an index in the lowest 20 bits, above it 28 bits that change with each use of the index.
+/// The key of an entry of a [`Table`]: an index in the lowest 20 bits, and above it 28 bits that change with each use
+/// of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key(u64);
 
@@ -38,7 +40,7 @@ pub(crate) struct Key(u64);
 pub(crate) struct Table<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
-    /// What a new slot's first key has above its index.
+    /// The bits above the index in the first key of a new slot.
     fresh: Key,
 }
 
@@ -53,7 +55,7 @@ impl Key {
         self.0
     }
 
-    /// The key of these bits; higher bits than a key has are dropped.
+    /// Returns the key with these bits. Ignores bits above those of a key.
     pub(crate) fn from_bits(bits: u64) -> Self {
         Key(bits & ((1 << KEY_BITS) - 1))
     }
@@ -75,7 +77,7 @@ impl<T> Table<T> {
     pub(crate) fn insert(&mut self, entry: T) -> Key {
         let index = self.free.pop().unwrap_or_else(|| {
             let index = self.slots.len() as u64;
-            assert!(index <= INDEX_MASK, "more than a million calls at once");
+            assert!(index <= INDEX_MASK, "there must not be more than a million calls at once");
             self.slots.push(Slot { key: Key(self.fresh.0 | index), entry: None });
             index as u32
         });
@@ -100,9 +102,9 @@ impl<T> Table<T> {
         Some(entry)
     }
 
-    /// Holds no memory to speak of while it is empty. Keys stay valid once.
+    /// Frees the slots of an empty table. Keys that were in use stay invalid.
     pub(crate) fn shrink_idle(&mut self) {
-        if self.len() == 0 && self.slots.len() > REST_SLOTS {
+        if self.len() == 0 && self.slots.len() > IDLE_SLOTS {
             let used = self.slots.iter().map(|slot| slot.key.0).max().unwrap_or(0);
             *self = Self { fresh: Key(used & !INDEX_MASK).next(), ..Self::new() };
         }
@@ -121,10 +123,10 @@ impl<T> Table<T> {
     }
 }
 
-/// Bits of a key.
+/// The number of bits of a key.
 pub(crate) const KEY_BITS: u32 = 48;
-/// Slots that are not worth giving back.
-const REST_SLOTS: usize = 2;
+/// Maximum number of slots that an empty table keeps.
+const IDLE_SLOTS: usize = 2;
 const INDEX_MASK: u64 = (1 << 20) - 1;
 
 #[cfg(test)]
@@ -132,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_of_a_removed_entry_names_nothing_even_when_its_place_is_used_again() {
+    fn key_of_removed_entry_stays_invalid_when_its_slot_is_reused() {
         let mut table = Table::new();
         let first = table.insert("first");
         assert_eq!(table.remove(first), Some("first"));
@@ -145,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_at_rest_forgets_its_slots_but_not_which_keys_it_gave() {
+    fn empty_table_frees_slots_and_does_not_reuse_keys() {
         let mut table = Table::new();
         let mut given = Vec::new();
         for round in 0..20 {

@@ -1,12 +1,12 @@
-//! [`RdmaTransport`]: a [`Connection`] and the queue pair that it works on.
+//! [`RdmaTransport`]: a [`Connection`] and its queue pair.
 //!
-//! Read [`rpc::Transport`] for who calls what. There are two locks: callers take the one around the protocol's state,
-//! for as long as it takes to queue something; only the driver takes the one around the queue pair,
-//! and does all I/O under it. Replies are posted before the next call is handed up; whether they leave at once or together is up to
-//! the queue pair ([`QueuePair::start`]).
+//! Read [`rpc::Transport`] for the callers of each method. There are two locks. Callers take the one around the
+//! protocol's state, only to queue something. The driver alone takes the one around the queue pair, and does all I/O
+//! under it. Replies are posted before the next call is delivered; the queue pair decides whether they are sent at once
+//! or together ([`QueuePair::start`]).
 //!
-//! Buffers: see [`crate`]. On error: the queue pair returns everything, the connection ends every call, and `poll_recv`
-//! tells the driver.
+//! Buffers: see [`crate`]. On error the queue pair returns all buffers, the connection fails every call, and
+//! `poll_recv` returns the error to the driver.
 
 use std::{
     future::Future,
@@ -44,37 +44,37 @@ pub struct RdmaTransport {
 
 type Woken = SmallVec<[Waker; 16]>;
 
-/// What callers and the driver share.
+/// The state that callers and the driver share.
 struct Shared {
     connection: Connection,
     waiting: Map<CallId, Waiting>,
     incoming: std::collections::VecDeque<IncomingCall>,
-    /// The driver, if it sleeps.
+    /// The waker of the driver while it sleeps.
     driver: Option<Waker>,
     over: Option<TransportError>,
-    /// The connection is to end at once.
+    /// `true` if the connection must be closed at once.
     aborted: bool,
     peer: SocketAddr,
 }
 
-/// A call whose future has not seen its end.
+/// A call whose future has not returned its outcome.
 struct Waiting {
     waker: Waker,
     result: Option<Result<Reply, CallError>>,
 }
 
-/// What only the driver touches.
+/// The state that only the driver accesses.
 struct Io {
     qp: Box<dyn QueuePair>,
     completions: Vec<Completion>,
-    /// The send queue was full when last posted to.
+    /// `true` if the send queue was full at the last post.
     full: bool,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl RdmaTransport {
-    /// A transport of this name on a connection just made, with the receives of [`Connection::initial_receives`] posted or a source
-    /// of receives in both.
+    /// Creates a transport with the name `name` on a new connection. Either the receives of
+    /// [`Connection::initial_receives`] have been posted, or `qp` and `connection` have a receive source.
     pub fn new(name: &'static str, qp: Box<dyn QueuePair>, connection: Connection, pool: Pool) -> Self {
         let peer = qp.peer();
         let user = qp.peer_user().map(|rdma::PeerUser { uid, gid, groups }| PeerUser {
@@ -89,7 +89,7 @@ impl RdmaTransport {
             name,
             message_max: settings.options.message_max,
             lossy: false,
-            // What the peer reads must be in memory.
+            // The peer can read only from memory.
             file_ranges: qp.caps().file_ranges && settings.design == Design::ReadWrite,
             idle,
         };
@@ -129,7 +129,7 @@ impl Transport for RdmaTransport {
     }
 
     fn poll_recv(&self, cx: &mut Context<'_>) -> Poll<Result<IncomingCall, TransportError>> {
-        // Callers are woken when no lock is held.
+        // Callers are woken while no lock is held.
         let mut woken = Woken::new();
         let polled = self.drive(&mut self.io.lock(), &mut woken, cx);
         woken.into_iter().for_each(Waker::wake);
@@ -183,9 +183,10 @@ impl RdmaTransport {
                 if std::mem::take(&mut shared.aborted) {
                     io.qp.abort();
                 }
-                // The replies to calls handed up before; the peer shall have them while the next is executed.
+                // Posts the replies to the calls delivered before, so that the peer gets them while the next call is
+                // executed.
                 let posted = shared.over.is_none() && io.post_work(&mut shared.connection);
-                // A call whose data can be used where they are has arrived with that.
+                // Posting can also deliver a call whose data are viewed in the peer's memory.
                 shared.take_events(woken);
                 if let Some(call) = shared.incoming.pop_front() {
                     drop(shared);
@@ -198,7 +199,7 @@ impl RdmaTransport {
                     return Poll::Ready(Err(error.clone()));
                 }
             }
-            // Who was called back runs before this task looks again. Only the lock that is the driver's own is held.
+            // Woken callers run before this task polls again. Only the driver's own lock is held.
             woken.drain(..).for_each(Waker::wake);
             let ended = match io.qp.poll_completions(cx, &mut io.completions) {
                 Poll::Ready(Ok(())) => None,
@@ -209,15 +210,15 @@ impl RdmaTransport {
                         || io.poll_timer(&mut shared.connection, cx)
                         || (!io.full && shared.connection.poll_memory(cx))
                     {
-                        continue; // something was queued while the queue pair was at work
+                        continue; // Work was queued while the queue pair was polled.
                     }
                     shared.take_events(woken);
                     if !shared.incoming.is_empty() {
                         continue;
                     }
                     if !io.qp.is_spinning() {
-                        shared.rest();
-                        if io.completions.capacity() > REST_ENTRIES {
+                        shared.shrink_idle();
+                        if io.completions.capacity() > IDLE_ENTRIES {
                             io.completions = Vec::new();
                         }
                     }
@@ -244,7 +245,7 @@ impl RdmaTransport {
 }
 
 impl Io {
-    /// Posts what the connection has to do; says whether that was anything.
+    /// Posts the connection's work. Returns `true` if there was any.
     fn post_work(&mut self, connection: &mut Connection) -> bool {
         let mut posted = false;
         while !self.full
@@ -266,12 +267,13 @@ impl Io {
         posted
     }
 
-    /// Whether the connection's time has come.
+    /// Returns `true` if the connection's timeout has been handled.
     fn poll_timer(&mut self, connection: &mut Connection, cx: &mut Context<'_>) -> bool {
         let Some(due) = connection.poll_timeout() else { return false };
         let due = Instant::from_std(due);
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(due)));
-        // Deadlines only move out, usually before they are reached: a timer that fires early is set again then.
+        // Deadlines only move to later times, usually before they are reached. A timer that fires early is then set
+        // again.
         if timer.is_elapsed() {
             timer.as_mut().reset(due);
         }
@@ -301,14 +303,14 @@ impl Shared {
         }
     }
 
-    /// Holds little memory while nothing goes on.
-    fn rest(&mut self) {
+    /// Frees memory that an idle connection does not need.
+    fn shrink_idle(&mut self) {
         self.connection.shrink_idle();
-        if self.waiting.is_empty() && self.waiting.capacity() > REST_ENTRIES {
+        if self.waiting.is_empty() && self.waiting.capacity() > IDLE_ENTRIES {
             self.waiting = Map::default();
         }
-        if self.incoming.capacity() > REST_ENTRIES {
-            self.incoming = Default::default(); // empty, as nothing is handed up
+        if self.incoming.capacity() > IDLE_ENTRIES {
+            self.incoming = Default::default(); // It is empty, because no call waits to be delivered.
         }
     }
 
@@ -339,7 +341,7 @@ impl CallFuture<'_> {
         let id = shared.connection.call(message, plan);
         shared.waiting.insert(id, Waiting { waker: cx.waker().clone(), result: None });
         self.stage = CallStage::Waiting(id);
-        // A call that could not even be queued has ended already.
+        // A call that could not be queued has already ended.
         let mut woken = Woken::new();
         shared.take_events(&mut woken);
         shared.wake_driver();
@@ -360,7 +362,7 @@ impl Future for CallFuture<'_> {
             },
             CallStage::Waiting(id) => {
                 let mut shared = self.transport.shared.lock();
-                let waiting = shared.waiting.get_mut(&id).expect("a call waits until it has ended");
+                let waiting = shared.waiting.get_mut(&id).expect("a call must be in the table until it has ended");
                 if let Some(result) = waiting.result.take() {
                     shared.waiting.remove(&id);
                     return Poll::Ready(result);
@@ -386,11 +388,11 @@ impl Drop for CallFuture<'_> {
     }
 }
 
-/// Room that is not worth giving back.
-const REST_ENTRIES: usize = 4;
+/// Maximum number of entries for which empty collections keep their memory.
+const IDLE_ENTRIES: usize = 4;
 
-/// Copies payloads that do not consist of pieces `as_they_are`, such as files and memory of peers, to memory that can be
-/// registered.
+/// Copies payloads to memory that can be registered, unless all of their pieces satisfy `as_they_are`. This applies to
+/// file ranges and memory of peers.
 fn read_files(message: &mut Message, pool: &Pool, as_they_are: fn(&Piece) -> bool) -> Result<(), TransportError> {
     for payload in &mut message.payloads {
         if !payload.data.pieces().iter().all(as_they_are) {

@@ -1,25 +1,25 @@
-//! [`Cache`]: registrations that are kept for the next use, the least recently used given up first.
+//! [`Cache`]: a cache of registrations with least-recently-used eviction.
 //!
-//! What makes such a cache wrong is a key that comes to mean other memory: an application frees a buffer and maps
-//! something else at its address, and a registration of the old pages answers for the new. Two rules exclude it. A
-//! key names memory for ever ([`buf::Slab::id`], or a number that is never used again), or the registration *owns* the memory
-//! (an `Arc<Slab>`), so that its address can belong to nothing else while it is in the cache. Memory with no such name
-//! (that of no pool) is not for this cache: it is registered for its one region.
+//! Such a cache is wrong if a key can come to mean other memory: an application frees a buffer and maps other memory at
+//! its address, and a registration of the old pages is used for the new ones. Two rules prevent this. Either a key
+//! identifies memory permanently ([`buf::Slab::id`], or a number that is never reused), or the registration *owns* the
+//! memory (an `Arc<Slab>`), so that its address cannot be reused while it is cached. Memory without such a key (memory
+//! of no pool) is not cached: it is registered for one region.
 //!
-//! A registration in the cache gives no right to a peer. Rights come and go with each region.
+//! A cached registration gives no right to a peer. Rights are granted and revoked with each region.
 //!
-//! Who uses a registration holds an [`Arc`] of it. One that is in use is not given up: if all are, the cache is over its bounds
-//! until [`Cache::insert`] or [`Cache::trim`] finds some that are not, and there can be no more of them than regions.
-//! Giving up is dropping: the registration's `Drop` undoes it.
+//! A user of a registration holds an [`Arc`] of it. A registration in use is not evicted. If all are in use, the cache
+//! exceeds its limits until [`Cache::insert`] or [`Cache::trim`] finds unused ones; there cannot be more of them than
+//! regions. Evicting a registration drops it, and its `Drop` undoes it.
 
 use std::{collections::HashMap, hash::Hash, sync::Arc};
 
-/// What a [`Cache`] may hold.
+/// The limits of a [`Cache`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheBounds {
-    /// Registrations.
+    /// Maximum number of registrations.
     pub entries: usize,
-    /// Bytes registered.
+    /// Maximum registered bytes.
     pub bytes: u64,
 }
 
@@ -29,22 +29,22 @@ impl Default for CacheBounds {
     }
 }
 
-/// What a [`Cache`] holds, and how it has done.
+/// The statistics of a [`Cache`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Registrations held.
+    /// The number of registrations.
     pub entries: usize,
-    /// Their bytes.
+    /// The registered bytes.
     pub bytes: u64,
-    /// Lookups that found one.
+    /// The number of lookups that found a registration.
     pub hits: u64,
-    /// Lookups that found none.
+    /// The number of lookups that found none.
     pub misses: u64,
-    /// Registrations given up for others.
+    /// The number of evicted registrations.
     pub evictions: u64,
 }
 
-/// Registrations by what they register.
+/// A cache of registrations by the memory that they register.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -57,14 +57,14 @@ pub struct CacheStats {
 ///         cache.insert(slab, 4096, Arc::new(Registered("with the adapter")));
 ///     }
 /// }
-/// assert!(cache.get(&2).is_none(), "the least recently used");
+/// assert!(cache.get(&2).is_none(), "the least recently used one was evicted");
 /// assert_eq!(cache.get(&1).unwrap().0, "with the adapter");
 /// ```
 #[derive(Debug)]
 pub struct Cache<K, R> {
     bounds: CacheBounds,
     index: HashMap<K, usize>,
-    /// The entries, and places for others; linked from the most to the least recently used.
+    /// The entries and free slots. Entries are linked from the most to the least recently used.
     nodes: Vec<Option<Node<K, R>>>,
     free: Vec<usize>,
     newest: usize,
@@ -82,13 +82,13 @@ struct Node<K, R> {
 }
 
 impl<K: Hash + Eq + Clone, R> Cache<K, R> {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new(bounds: CacheBounds) -> Self {
         let (index, stats) = (HashMap::new(), CacheStats::default());
         Self { bounds, index, nodes: Vec::new(), free: Vec::new(), newest: NONE, oldest: NONE, stats }
     }
 
-    /// The registration of this key, which is now the most recently used.
+    /// Returns the registration of this key, which becomes the most recently used.
     pub fn get(&mut self, key: &K) -> Option<&Arc<R>> {
         let Some(&at) = self.index.get(key) else {
             self.stats.misses += 1;
@@ -102,7 +102,8 @@ impl<K: Hash + Eq + Clone, R> Cache<K, R> {
         Some(&self.node(at).registration)
     }
 
-    /// Keeps a registration of `bytes` bytes, giving up others for it that nobody uses. One of the same key is replaced.
+    /// Adds a registration of `bytes` bytes, and evicts unused ones if necessary. Replaces a registration with the same
+    /// key.
     pub fn insert(&mut self, key: K, bytes: u64, registration: Arc<R>) {
         self.remove(&key);
         let node = Node { key: key.clone(), bytes, registration, newer: NONE, older: NONE };
@@ -118,18 +119,18 @@ impl<K: Hash + Eq + Clone, R> Cache<K, R> {
         self.trim_but(at);
     }
 
-    /// Forgets the registration of this key, whoever uses it.
+    /// Removes the registration of this key, even if it is in use.
     pub fn remove(&mut self, key: &K) -> Option<Arc<R>> {
         let at = self.index.remove(key)?;
         Some(self.take(at).registration)
     }
 
-    /// Gives up what is beyond the bounds and not in use.
+    /// Evicts unused registrations until the cache is within its limits.
     pub fn trim(&mut self) {
         self.trim_but(NONE);
     }
 
-    /// Forgets those that are not in use and for which `is_stale`: because the memory's owner has no more use for it.
+    /// Removes unused registrations for which `is_stale` returns `true`, because the owner no longer needs the memory.
     pub fn forget(&mut self, mut is_stale: impl FnMut(&K, &R) -> bool) {
         for at in 0..self.nodes.len() {
             if let Some(node) = &self.nodes[at]
@@ -142,7 +143,7 @@ impl<K: Hash + Eq + Clone, R> Cache<K, R> {
         }
     }
 
-    /// What it holds, and how it has done.
+    /// Returns the statistics.
     pub fn stats(&self) -> CacheStats {
         self.stats
     }
@@ -163,14 +164,14 @@ impl<K: Hash + Eq + Clone, R> Cache<K, R> {
 
     fn take(&mut self, at: usize) -> Node<K, R> {
         self.unlink(at);
-        let node = self.nodes[at].take().expect("what is linked is there");
+        let node = self.nodes[at].take().expect("a linked node must exist");
         self.free.push(at);
         self.stats.entries -= 1;
         self.stats.bytes -= node.bytes;
         node
     }
 
-    /// Makes an entry that is not linked the newest.
+    /// Links an entry as the most recently used.
     fn link(&mut self, at: usize) {
         let newest = self.newest;
         let node = self.node_mut(at);
@@ -195,11 +196,11 @@ impl<K: Hash + Eq + Clone, R> Cache<K, R> {
     }
 
     fn node(&self, at: usize) -> &Node<K, R> {
-        self.nodes[at].as_ref().expect("what is linked is there")
+        self.nodes[at].as_ref().expect("a linked node must exist")
     }
 
     fn node_mut(&mut self, at: usize) -> &mut Node<K, R> {
-        self.nodes[at].as_mut().expect("what is linked is there")
+        self.nodes[at].as_mut().expect("a linked node must exist")
     }
 }
 
@@ -214,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    /// A registration that counts how many there are.
+    /// A registration that counts the existing ones.
     struct Counted(Arc<AtomicI64>);
 
     impl Counted {
@@ -248,9 +249,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against the obvious: a list in order of use.
+        /// Compares the cache with a list in order of use.
         #[test]
-        fn it_keeps_what_was_used_last_within_its_bounds(
+        fn most_recently_used_registrations_are_kept_within_limits(
             steps in prop::collection::vec(any_step(), 0..200), entries in 1..8usize, bytes in 40..200u64,
         ) {
             let alive = Arc::new(AtomicI64::new(0));
@@ -291,7 +292,7 @@ mod tests {
                     Step::Release(at) if !held.is_empty() => drop(held.swap_remove(at % held.len())),
                     Step::Release(_) => {}
                     Step::Remove(key) => {
-                        // What is removed while it is in use is no entry any more.
+                        // A registration that is removed while in use is no longer an entry.
                         held.retain(|(held, _)| *held != key);
                         let known = model.iter().position(|(known, _)| *known == key);
                         prop_assert_eq!(cache.remove(&key).is_some(), known.map(|at| model.remove(at)).is_some());
@@ -304,7 +305,7 @@ mod tests {
                 let stats = cache.stats();
                 prop_assert_eq!(stats.entries, model.len());
                 prop_assert_eq!(stats.bytes, model.iter().map(|(_, bytes)| bytes).sum::<u64>());
-                prop_assert_eq!(alive.load(Relaxed) as usize, model.len(), "what is given up is undone, and nothing else");
+                prop_assert_eq!(alive.load(Relaxed) as usize, model.len(), "exactly the removed registrations must be undone");
             }
             drop((cache, held));
             prop_assert_eq!(alive.load(Relaxed), 0);
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn one_in_use_is_kept_beyond_the_bounds_and_given_up_when_it_is_not() {
+    fn registration_in_use_exceeds_limits_until_it_is_unused() {
         let alive = Arc::new(AtomicI64::new(0));
         let mut cache = Cache::new(CacheBounds { entries: 1, bytes: 100 });
         let first = Counted::new(&alive);
@@ -327,20 +328,21 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_was_freed_and_mapped_again_is_other_memory() {
+    fn key_of_freed_memory_is_not_reused() {
         struct Registered(Arc<Slab>);
         let mut cache = Cache::new(CacheBounds::default());
         let mut seen = std::collections::HashSet::new();
         for _ in 0..50 {
-            // A pool of its own each time, gone at the end: without the cache, its address would soon come again.
+            // Each round has its own pool, which is freed at the end. Without the cache, its address would soon be
+            // reused.
             let pool = Pool::new(PoolOptions { slab_bytes: 64 << 10, ..PoolOptions::default() });
             let buffer = pool.take(4096);
             let (slab, _) = Slab::of(&buffer).unwrap();
-            assert!(cache.get(&slab.id()).is_none(), "a registration of other memory");
-            assert!(seen.insert(slab.base() as usize), "the cache keeps what it has registered mapped");
+            assert!(cache.get(&slab.id()).is_none(), "the cache must not return a registration of other memory");
+            assert!(seen.insert(slab.base() as usize), "the cache must keep registered memory mapped");
             cache.insert(slab.id(), slab.len() as u64, Arc::new(Registered(slab)));
         }
         cache.forget(|_, registered| Arc::strong_count(&registered.0) == 1);
-        assert_eq!(cache.stats().entries, 0, "nobody but the cache had them");
+        assert_eq!(cache.stats().entries, 0, "memory held only by the cache must be removed");
     }
 }

@@ -1,12 +1,13 @@
-//! How memory becomes reachable for an adapter or a peer: ways of registration, and a cache for those that keep it.
+//! Registration of memory with an adapter or a peer: the methods, and a cache for methods that keep registrations.
 //!
-//! Registering memory costs: pages are pinned and told to an adapter, or a descriptor is passed and mapped. Between "for
-//! each RPC anew" and "once and for all" there are several ways, which the literature has measured against each other. They
-//! differ in what is *registered* and how long; they must not differ in what a peer may *touch*: whatever lies beneath, a
-//! region ([`QueuePair::register`](crate::QueuePair::register)) has exactly its bytes and its one right, and ends when it is
-//! invalidated. `docs/registration.md` compares them.
+//! Registering memory is costly: pages are pinned and announced to an adapter, or a descriptor is passed and mapped.
+//! Between a registration for each RPC and a permanent registration there are several methods, which the literature has
+//! compared. They differ in the memory that is *registered* and for how long. They must not differ in the memory that a
+//! peer can *access*: with every method, a region ([`QueuePair::register`](crate::QueuePair::register)) has exactly its
+//! bytes and its one right, and ends when it is invalidated. `docs/registration.md` compares them.
 //!
-//! Each provider says by [`Provider::registrations`](crate::Provider::registrations) which ways make a difference to it.
+//! Each provider lists the methods that make a difference to it in
+//! [`Provider::registrations`](crate::Provider::registrations).
 
 mod cache;
 
@@ -14,34 +15,35 @@ use std::{fmt, str::FromStr};
 
 pub use cache::{Cache, CacheBounds, CacheStats};
 
-/// A way of registration.
+/// A method of registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Registration {
-    /// Each region is registered for itself, and its registration undone when it is invalidated.
+    /// Each region is registered separately, and its registration is removed when it is invalidated.
     PerIo,
-    /// What is costly beneath is prepared once; a region is opened in it and closed again by a cheaper operation: a
-    /// memory window, a mapping of a descriptor that is known.
+    /// The costly part is prepared once. A region is opened and closed by a cheaper operation on it: a memory window,
+    /// or a mapping of a known descriptor.
     Fast,
-    /// Registrations of memory are kept for the next region in it, the least recently used given up first.
+    /// Registrations are kept for later regions in the same memory. The least recently used one is evicted first.
     Cache,
-    /// Memory comes from a pool that is registered as a whole and for good.
+    /// Memory comes from a pool that is registered permanently as a whole.
     Pool,
 }
 
-/// Which way, and its bounds.
+/// The method and its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RegistrationOptions {
-    /// The way; the provider's own choice if not given: the fastest that lets a peer touch no more than an RPC's bytes.
+    /// The method. `None` chooses the provider's default: the fastest method with which a peer can access only the
+    /// bytes of an RPC.
     pub way: Option<Registration>,
-    /// What a [`Registration::Cache`] may hold, on each queue pair or device, as the provider keeps them.
+    /// The limits of a [`Registration::Cache`], for each queue pair or each device, depending on the provider.
     pub cache: CacheBounds,
 }
 
 impl Registration {
-    /// All of them, the slowest first.
+    /// All methods, the slowest first.
     pub const ALL: [Self; 4] = [Self::PerIo, Self::Fast, Self::Cache, Self::Pool];
 
-    /// As users write it.
+    /// Returns the name for users.
     pub fn name(self) -> &'static str {
         match self {
             Registration::PerIo => "per-io",
@@ -63,7 +65,7 @@ impl FromStr for Registration {
 
     fn from_str(name: &str) -> Result<Self, String> {
         let names = Self::ALL.map(Self::name).join(", ");
-        Self::ALL.into_iter().find(|way| way.name() == name).ok_or_else(|| format!("'{name}' is none of {names}"))
+        Self::ALL.into_iter().find(|way| way.name() == name).ok_or_else(|| format!("'{name}' is not one of {names}"))
     }
 }
 
@@ -72,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_is_read_as_it_is_written() {
+    fn method_names_round_trip() {
         for way in Registration::ALL {
             assert_eq!(way.to_string().parse(), Ok(way));
         }

@@ -1,4 +1,4 @@
-//! Calls to an rpcbind that runs: on this host to register with it, on a server to look a program up.
+//! Calls to a running rpcbind: registers programs on this host, and looks programs up on a server.
 
 use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -9,21 +9,21 @@ use super::{
 };
 use crate::{AcceptStat, CallOptions, Client, ClientError, ClientOptions, ReplyPlan, TransportKind};
 
-/// Why a program's address is not known.
+/// The reason why a call to rpcbind failed.
 #[derive(Debug)]
 pub enum LookupError {
-    /// No rpcbind answers, or it does not answer this.
+    /// No rpcbind answers, or it does not execute the call.
     Call(ClientError),
-    /// It knows no such program on that transport.
+    /// The program is not registered on that transport.
     NotRegistered {
-        /// The program and version.
+        /// The program number and version.
         program: (u32, u32),
-        /// The transport.
+        /// The transport and address family.
         netid: Netid,
     },
-    /// It answers something that is no address.
+    /// The answer is not a valid address.
     BadAddress(String),
-    /// It refuses to change what it knows.
+    /// rpcbind refused to register the binding.
     Refused(Binding),
 }
 
@@ -32,12 +32,12 @@ impl fmt::Display for LookupError {
         match self {
             LookupError::Call(error) => write!(f, "rpcbind: {error}"),
             LookupError::NotRegistered { program: (program, version), netid } => {
-                write!(f, "rpcbind knows no program {program} version {version} on {netid}")
+                write!(f, "rpcbind has no program {program} version {version} on {netid}")
             }
-            LookupError::BadAddress(address) => write!(f, "rpcbind answers '{address}', which is no address"),
+            LookupError::BadAddress(address) => write!(f, "rpcbind returned '{address}', which is not an address"),
             LookupError::Refused(Binding { program, version, netid, .. }) => {
                 write!(f, "rpcbind refuses to register program {program} version {version} on {netid}: ")?;
-                write!(f, "it takes that from root, and from a program that registered it before")
+                write!(f, "it accepts registrations only from root, or from the program that registered it before")
             }
         }
     }
@@ -51,10 +51,11 @@ impl From<ClientError> for LookupError {
     }
 }
 
-/// Asks the `rpcbind` of a host (its port is [`PORT`](super::PORT)), over `kind` (tcp or udp), where a program listens.
+/// Asks the `rpcbind` of a host (its port is [`PORT`](super::PORT)) over `kind` (tcp or udp) for the address of a
+/// program.
 ///
 /// # Errors
-/// See [`LookupError`].
+/// Fails with a [`LookupError`] if rpcbind does not answer, or does not know the program.
 pub async fn lookup(
     kind: Arc<dyn TransportKind>,
     rpcbind: SocketAddr,
@@ -67,7 +68,7 @@ pub async fn lookup(
     let rpcbind = connect(kind, rpcbind).await?;
     let unknown = || LookupError::NotRegistered { program: (program, version), netid: netid.clone() };
     if let Some(protocol) = netid.protocol() {
-        // Version 2 is spoken by every port mapper there is.
+        // Every port mapper supports version 2.
         let mapping = Mapping { program, version, protocol, port: 0 };
         let port: u32 = call(&rpcbind, 2, GETADDR, &mapping).await?;
         return match u16::try_from(port) {
@@ -85,10 +86,10 @@ pub async fn lookup(
     Ok(reachable(found, Some(host)))
 }
 
-/// Registers `bindings` with the `rpcbind` of this host, in place of what it knew of the same programs before.
+/// Registers `bindings` with the `rpcbind` of this host. They replace earlier bindings of the same programs.
 ///
 /// # Errors
-/// No rpcbind answers, or it refuses.
+/// No rpcbind answers, or it refuses a binding.
 pub async fn register(
     kind: Arc<dyn TransportKind>,
     rpcbind: SocketAddr,
@@ -105,7 +106,7 @@ pub async fn register(
     Ok(())
 }
 
-/// Takes `bindings` back from the `rpcbind` of this host.
+/// Removes `bindings` from the `rpcbind` of this host.
 ///
 /// # Errors
 /// No rpcbind answers.
@@ -126,7 +127,7 @@ async fn connect(kind: Arc<dyn TransportKind>, address: SocketAddr) -> Result<Cl
     Ok(Client::connect(kind, address, options).await?)
 }
 
-/// Calls version 4, or 3 if the server has no 4.
+/// Calls version 4, or version 3 if the server does not have version 4.
 async fn newest<R: Decode>(rpcbind: &Client, procedure: u32, arguments: &Rpcb) -> Result<R, LookupError> {
     match call(rpcbind, 4, procedure, arguments).await {
         Err(ClientError::NotExecuted(AcceptStat::ProgMismatch { .. })) => {
@@ -154,7 +155,7 @@ mod tests {
     use super::{super::*, *};
     use crate::{Drain, Hosts, Server, TcpKind, Transport, UdpKind};
 
-    /// An rpcbind on a free port of `host`.
+    /// Serves an rpcbind on a free port of the loopback address.
     async fn serve(kind: &dyn TransportKind, registry: Registry) -> SocketAddr {
         let server = Server::builder().service(Rpcbind::new(registry)).build();
         let mut listener = kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -175,21 +176,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_registered_is_found_over_tcp_and_udp() {
+    async fn registered_programs_are_found_over_tcp_and_udp() {
         let kinds: [Arc<dyn TransportKind>; 2] = [Arc::new(TcpKind::default()), Arc::new(UdpKind::default())];
         for kind in kinds {
             let registry = Registry::default();
             let rpcbind = serve(&*kind, registry.clone()).await;
             let bindings = [binding(3, "tcp", "0.0.0.0:2049"), binding(3, "rdma", "0.0.0.0:20049")];
             register(kind.clone(), rpcbind, &bindings).await.unwrap();
-            register(kind.clone(), rpcbind, &bindings).await.expect("a server that starts again registers again");
+            register(kind.clone(), rpcbind, &bindings)
+                .await
+                .expect("a restarted server must be able to register again");
             assert_eq!(registry.list(), bindings);
             for (netid, port) in [("tcp", 2049), ("rdma", 20049)] {
                 let found = lookup(kind.clone(), rpcbind, 100_003, 3, &Netid(netid.into())).await.unwrap();
                 assert_eq!(found, SocketAddr::from(([127, 0, 0, 1], port)));
             }
             let missing = lookup(kind.clone(), rpcbind, 100_003, 3, &Netid("udp".into())).await.unwrap_err();
-            assert_eq!(missing.to_string(), "rpcbind knows no program 100003 version 3 on udp");
+            assert_eq!(missing.to_string(), "rpcbind has no program 100003 version 3 on udp");
             unregister(kind, rpcbind, &bindings).await.unwrap();
             assert_eq!(registry.list(), []);
         }

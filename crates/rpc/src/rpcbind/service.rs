@@ -1,4 +1,4 @@
-//! [`Rpcbind`]: the service, and [`Registry`], what it knows.
+//! [`Rpcbind`]: the service, and [`Registry`], its table of bindings.
 
 use std::{ops::RangeInclusive, sync::Arc};
 
@@ -11,12 +11,13 @@ use super::{
 };
 use crate::{AcceptError, BoxFuture, Call, Procedure, Service};
 
-/// The bindings of a host. Cheap to clone; all clones are one.
+/// The bindings of a host. Clones share the same table.
 #[derive(Clone, Debug, Default)]
 pub struct Registry(Arc<Mutex<Vec<Binding>>>);
 
 impl Registry {
-    /// Adds a binding. False if that program version has one on that transport already, or there are too many.
+    /// Adds a binding. Returns `false` if the program version has a binding on that transport already, or the table is
+    /// full.
     pub fn set(&self, binding: Binding) -> bool {
         let mut bindings = self.0.lock();
         let taken = bindings
@@ -29,7 +30,7 @@ impl Registry {
         true
     }
 
-    /// Removes the bindings of a program version, on one transport or on all. False if there were none.
+    /// Removes the bindings of a program version on one transport, or on all. Returns `false` if there were none.
     pub fn unset(&self, program: u32, version: u32, netid: Option<&Netid>) -> bool {
         let mut bindings = self.0.lock();
         let before = bindings.len();
@@ -39,7 +40,8 @@ impl Registry {
         bindings.len() < before
     }
 
-    /// Finds a program on a transport; of this version, or, if that is not there and need not be, of another.
+    /// Finds a program on a transport. If the version is not registered and `exact` is `false`, returns another
+    /// version.
     pub fn find(&self, program: u32, version: u32, netid: &Netid, exact: bool) -> Option<Binding> {
         let bindings = self.0.lock();
         let mut candidates = bindings.iter().filter(|entry| entry.program == program && entry.netid == *netid);
@@ -47,21 +49,21 @@ impl Registry {
         candidates.find(|entry| entry.version == version).or(other.filter(|_| !exact)).cloned()
     }
 
-    /// All bindings.
+    /// Returns all bindings.
     pub fn list(&self) -> Vec<Binding> {
         self.0.lock().clone()
     }
 }
 
-/// The rpcbind program, versions 2 to 4, as a service. Its indirect calls (CALLIT, INDIRECT), with which strangers make
-/// a server call programs for them, are left out.
+/// The rpcbind program, versions 2 to 4, as a service. It leaves out the indirect calls (CALLIT, INDIRECT), by which
+/// any host can make a server call programs on its behalf.
 #[derive(Clone, Debug, Default)]
 pub struct Rpcbind {
     registry: Registry,
 }
 
 impl Rpcbind {
-    /// A service that answers from `registry`.
+    /// Creates a service that answers from `registry`.
     pub fn new(registry: Registry) -> Self {
         Self { registry }
     }
@@ -97,7 +99,7 @@ impl Rpcbind {
         }
     }
 
-    /// SET and UNSET, from this host only.
+    /// Executes SET and UNSET for callers on this host; refuses all others.
     fn change(&self, call: &Call<'_>, request: Request) -> bool {
         let Some(netid) = request.netid.filter(|_| call.peer.ip().is_loopback()) else { return false };
         if call.procedure == UNSET {
@@ -114,7 +116,7 @@ impl Rpcbind {
         let Some(binding) = self.registry.find(rpcb.program, rpcb.version, &netid, exact) else {
             return Text::default();
         };
-        // The caller may say at which address it has reached us (RFC 1833 §2.2.1).
+        // The caller can say at which address it reaches this host (RFC 1833 §2.2.1).
         let known_as = from_universal(&rpcb.address.0).map(|address| address.ip());
         Text(to_universal(reachable(binding.address, known_as)))
     }
@@ -126,7 +128,7 @@ fn arguments<T: Decode>(call: &mut Call<'_>) -> Result<T, AcceptError> {
     Ok(value)
 }
 
-/// What SET and UNSET say, in any version.
+/// The arguments of SET and UNSET of any version.
 struct Request {
     program: u32,
     version: u32,
@@ -139,7 +141,7 @@ impl From<Mapping> for Request {
         let netid = Netid::of_protocol(mapping.protocol);
         let port = u16::try_from(mapping.port).ok();
         let address = netid.as_ref().zip(port).map(|(netid, port)| any(netid, port));
-        // UNSET ignores the protocol, which need not be a known one.
+        // UNSET ignores the protocol, so an unknown protocol is valid.
         Self {
             program: mapping.program,
             version: mapping.version,
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_version_has_one_address_on_each_transport() {
+    fn program_version_has_one_binding_per_transport() {
         let registry = Registry::default();
         assert!(registry.set(binding(3, "tcp", "0.0.0.0:2049")));
         assert!(!registry.set(binding(3, "tcp", "0.0.0.0:2050")));

@@ -1,4 +1,4 @@
-//! The calling side: [`ClientFlavor`], and how it negotiates with a server.
+//! The client side: [`ClientFlavor`], and its negotiation with a server.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     msg::{CALL, RPC_VERSION},
 };
 
-/// What a client presents.
+/// The credential of a client.
 #[derive(Clone, Debug)]
 pub enum Credential {
     /// AUTH_NONE.
@@ -24,90 +24,93 @@ pub enum Credential {
     Flavor(Arc<dyn ClientFlavor>),
 }
 
-/// A security flavour on the calling side, for one user and one server.
+/// A security flavour on the client side, for one user and one server.
 pub trait ClientFlavor: fmt::Debug + Send + Sync + 'static {
-    /// Begins one transmission of a call. `encoder` holds the call's header up to its procedure; credential and verifier are
-    /// to be appended. A retransmission is another transmission.
+    /// Begins one transmission of a call. `encoder` holds the call's header up to its procedure; the flavour appends
+    /// credential and verifier. A retransmission is another transmission.
     ///
     /// # Errors
-    /// [`refresh`](Self::refresh) is needed first.
+    /// [`refresh`](Self::refresh) must be called first.
     fn begin(&self, encoder: &mut Encoder) -> Result<Box<dyn Transmission>, NotReady>;
 
-    /// Makes [`begin`](Self::begin) possible: negotiates with the server, over the connection of the call that needs it or in
-    /// its own way. Several calls may ask at a time.
+    /// Negotiates with the server, so that [`begin`](Self::begin) succeeds. It uses the connection of the call that
+    /// needs it, or another way. Several calls can run this at the same time.
     ///
     /// # Errors
-    /// There is no way to authenticate to this server. The calls that need it end with this error.
+    /// The user cannot be authenticated to this server. The calls that wait for this fail with the error.
     fn refresh<'a>(&'a self, channel: Channel<'a>) -> BoxFuture<'a, Result<(), ClientError>>;
 
-    /// The server has refused a transmission. Returns whether another one has a chance, after a
-    /// [`refresh`](Self::refresh) if [`begin`](Self::begin) asks for it.
+    /// Handles a transmission that the server has rejected. Returns `true` if another transmission can succeed, after a
+    /// [`refresh`](Self::refresh) if [`begin`](Self::begin) requires it.
     fn denied(&self, transmission: &dyn Transmission, stat: AuthStat) -> bool;
 
-    /// Whether arguments and results are wrapped. If so, no payload may be placed.
+    /// Returns `true` if arguments and results are wrapped. Then no payload can be placed.
     fn wraps(&self) -> bool {
         false
     }
 
-    /// Bytes that a reply can be longer than with AUTH_NONE: its verifier, and what wrapping adds.
+    /// Returns the maximum number of bytes by which a reply is longer than with AUTH_NONE: its verifier, and what
+    /// wrapping adds.
     fn reply_growth(&self) -> usize;
 }
 
-/// The client has nothing with which to call this server now.
+/// The error that the flavour has no context with which to call the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotReady;
 
-/// Protects one transmission of a call, and knows its reply.
+/// The protection of one transmission of a call and of its reply.
 pub trait Transmission: Send + Sync {
-    /// The context that it was made in, for [`ClientFlavor::denied`]; the flavour's own number.
+    /// Returns the context in which the transmission was made, for [`ClientFlavor::denied`]. The flavour defines the
+    /// number.
     fn context(&self) -> u64 {
         0
     }
 
-    /// Appends the arguments as they are sent to the call's header.
+    /// Appends the arguments, in the form that is sent, to the call's header.
     ///
     /// # Errors
-    /// They cannot be wrapped: nothing is sent.
+    /// The arguments cannot be wrapped; nothing is sent.
     fn wrap(&self, arguments: Bytes, call: &mut Encoder) -> Result<(), Tampered> {
         call.raw(&arguments);
         Ok(())
     }
 
-    /// Whether this is the verifier of the reply to this transmission.
+    /// Returns `true` if `verifier` is the verifier of the reply to this transmission.
     fn verifies(&self, verifier: &OpaqueAuth) -> bool;
 
-    /// The results in clear.
+    /// Unwraps the results.
     ///
     /// # Errors
-    /// They are not what the server has wrapped.
+    /// The results differ from what the server has wrapped.
     fn unwrap(&self, results: Bytes) -> Result<Bytes, Tampered> {
         Ok(results)
     }
 }
 
-/// Carries the exchanges of a flavour: calls of procedure 0, over the connection of the call that needs them.
+/// The connection for the exchanges of a flavour: calls of procedure 0, over the connection of the call that needs
+/// them.
 #[derive(Clone, Copy)]
 pub struct Channel<'a> {
     pub(crate) transport: &'a dyn Transport,
     pub(crate) next_xid: &'a (dyn Fn() -> Xid + Sync),
-    /// Program and version of the call.
+    /// The program and version of the call.
     pub(crate) program: (u32, u32),
-    /// When to send again over a transport that loses messages.
+    /// The time until the first retransmission over a transport that loses messages.
     pub(crate) retransmit: Duration,
 }
 
 /// The reply to an exchange of a flavour.
 #[derive(Clone, Debug)]
 pub struct ControlReply {
-    /// Its verifier.
+    /// The verifier.
     pub verifier: OpaqueAuth,
-    /// Its results, as XDR.
+    /// The results, as XDR.
     pub results: Bytes,
 }
 
 impl Channel<'_> {
-    /// Calls procedure 0 with a credential and a verifier made by the flavour; `sign` computes the verifier from the
-    /// bytes that it covers. Arguments and results are XDR of at most 64 KiB and a little.
+    /// Calls procedure 0 with a credential and a verifier of the flavour. `sign` computes the verifier from the bytes
+    /// that it covers. Arguments and results are XDR, of at most 64 KiB plus 1 KiB.
     ///
     /// # Errors
     /// The connection was lost, or the server did not accept the call.
@@ -153,12 +156,12 @@ impl Channel<'_> {
     }
 }
 
-/// A call's header up to its procedure, with room for so many bytes in all.
+/// Encodes a call's header up to its procedure, with room for `capacity` bytes in total.
 pub(crate) fn encode_start(xid: Xid, (program, version, procedure): (u32, u32, u32), capacity: usize) -> Encoder {
     let mut encoder = Encoder::with_capacity(capacity);
     [xid.0, CALL, RPC_VERSION, program, version, procedure].into_iter().for_each(|word| encoder.u32(word));
     encoder
 }
 
-/// Tokens have at most 64 KiB.
+/// Maximum bytes of a reply: a token of 64 KiB, and its header.
 const CONTROL_MAX: usize = (64 << 10) + 1024;

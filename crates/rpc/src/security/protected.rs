@@ -1,4 +1,4 @@
-//! [`ProtectedCall`]: a call of a [`ClientFlavor`], through all of its transmissions.
+//! [`ProtectedCall`]: a call with a [`ClientFlavor`], through all of its transmissions.
 
 use std::time::Duration;
 
@@ -13,36 +13,37 @@ use crate::{
     client::{RETRANSMIT_MAX, attempt},
 };
 
-/// A call with all that its transmissions have in common.
+/// The part of a call that all transmissions share.
 pub(crate) struct ProtectedCall<'a> {
     pub flavor: &'a dyn ClientFlavor,
     pub xid: Xid,
-    /// Program, version and procedure.
+    /// The program, version and procedure.
     pub target: (u32, u32, u32),
     pub arguments: Message,
 }
 
-/// Transmissions over one connection, the latest last.
+/// The transmissions over one connection, the latest last.
 type Sent = SmallVec<[Box<dyn Transmission>; 1]>;
 
-/// A reply whose verifier is right.
-pub(crate) struct Genuine {
+/// A reply whose verifier is correct.
+pub(crate) struct VerifiedReply {
     pub reply: Reply,
-    /// Whether its message is the results alone, which were unwrapped.
+    /// `true` if the message is only the results, which were unwrapped.
     pub is_bare: bool,
 }
 
-/// What a reply comes to.
-enum Judged {
-    Genuine(Genuine),
-    /// The call is to be sent once more, if not so for the last time.
-    Again(ClientError, Option<SharedRegion>),
+/// The outcome of checking a reply.
+enum Judgement {
+    Verified(VerifiedReply),
+    /// The call must be sent again, unless the limit of retries is reached.
+    Retry(ClientError, Option<SharedRegion>),
     Failed(ClientError, Option<SharedRegion>),
 }
 
 impl ProtectedCall<'_> {
-    /// Calls over one connection until there is a genuine reply. The plan's sink is there whenever no transport has it.
-    pub async fn exchange(&self, channel: Channel<'_>, plan: &mut ReplyPlan) -> Result<Genuine, ClientError> {
+    /// Sends the call over one connection until its reply is verified. The sink is in `plan` whenever no transport
+    /// holds it.
+    pub async fn exchange(&self, channel: Channel<'_>, plan: &mut ReplyPlan) -> Result<VerifiedReply, ClientError> {
         let mut sent = Sent::new();
         let mut pause = channel.retransmit;
         let (mut refused, mut refreshed) = (0, 0);
@@ -52,11 +53,15 @@ impl ProtectedCall<'_> {
                 Ok(Err(NotReady)) if refreshed < REFRESHED_MAX => {
                     self.flavor.refresh(channel).await?;
                     refreshed += 1;
-                    // A late reply to what was sent in another context is not used.
+                    // A late reply to a transmission of another context is not used.
                     sent.clear();
                     continue;
                 }
-                Ok(Err(NotReady)) => return Err(ClientError::Security("no context lasts".to_owned())),
+                Ok(Err(NotReady)) => {
+                    return Err(ClientError::Security(
+                        "contexts with the server expire before they can be used".to_owned(),
+                    ));
+                }
                 Err(Tampered) => return Err(ClientError::Security("the call cannot be protected".to_owned())),
             };
             let reply = match self.attempt(channel, message, plan, pause).await {
@@ -67,13 +72,13 @@ impl ProtectedCall<'_> {
                 Some(reply) => reply?,
             };
             let (error, sink) = match self.judge(reply, &sent, plan) {
-                Judged::Genuine(genuine) => return Ok(genuine),
-                Judged::Again(error, sink) if refused < REFUSED_MAX => {
+                Judgement::Verified(reply) => return Ok(reply),
+                Judgement::Retry(error, sink) if refused < REFUSED_MAX => {
                     refused += 1;
-                    tracing::debug!(xid = self.xid.0, %error, "a call is sent again");
+                    tracing::debug!(xid = self.xid.0, %error, "retransmitting a call");
                     (None, sink)
                 }
-                Judged::Again(error, sink) | Judged::Failed(error, sink) => (Some(error), sink),
+                Judgement::Retry(error, sink) | Judgement::Failed(error, sink) => (Some(error), sink),
             };
             plan.sink = plan.sink.take().or_else(|| sink.and_then(|sink| sink.into_region().ok()));
             if let Some(error) = error {
@@ -82,7 +87,7 @@ impl ProtectedCall<'_> {
         }
     }
 
-    /// One transmission's message.
+    /// Creates the message of the next transmission.
     fn next_transmission(&self, sent: &mut Sent) -> Result<Result<Message, NotReady>, Tampered> {
         let wraps = self.flavor.wraps();
         let room = 512 + if wraps { self.arguments.len() } else { self.arguments.stream.len() };
@@ -108,7 +113,8 @@ impl ProtectedCall<'_> {
         Ok(Ok(Message { payloads, ..encoder.finish() }))
     }
 
-    /// Sends a message; none if it is to be sent again, over a transport that loses messages.
+    /// Sends a message and waits for its reply. Returns `None` if the message must be retransmitted, over a transport
+    /// that loses messages.
     async fn attempt(
         &self,
         channel: Channel<'_>,
@@ -123,7 +129,7 @@ impl ProtectedCall<'_> {
                 inline_max: plan.inline_max + growth,
                 payload_max: plan.payload_max,
                 locate: plan.locate,
-                // Giving up a call gives up its sink.
+                // Cancelling a call drops its sink.
                 sink: if channel.transport.caps().lossy { None } else { plan.sink.take() },
             },
         };
@@ -138,55 +144,61 @@ impl ProtectedCall<'_> {
         Some(outcome.map_err(ClientError::Transport))
     }
 
-    fn judge(&self, reply: Reply, sent: &Sent, plan: &mut ReplyPlan) -> Judged {
+    fn judge(&self, reply: Reply, sent: &Sent, plan: &mut ReplyPlan) -> Judgement {
         let Reply { message, sink } = reply;
         let mut decoder = Decoder::new(&message);
         let header = match ReplyHeader::decode(&mut decoder) {
             Ok(header) => header,
-            Err(error) => return Judged::Again(ClientError::Decode(error), sink),
+            Err(error) => return Judgement::Retry(ClientError::Decode(error), sink),
         };
         let (verifier, stat) = match header.body {
             ReplyBody::Accepted { verifier, stat } => (verifier, stat),
             ReplyBody::Denied(stat) => {
-                let last = sent.last().expect("what is answered was sent");
+                let last = sent.last().expect("an answered call must have a transmission");
                 let again = matches!(stat, RejectStat::AuthError(stat) if self.flavor.denied(&**last, stat));
                 let error = ClientError::Denied(stat);
-                return if again { Judged::Again(error, sink) } else { Judged::Failed(error, sink) };
+                return if again { Judgement::Retry(error, sink) } else { Judgement::Failed(error, sink) };
             }
         };
-        // RFC 2203 §5.3.3.2: the reply may be to any of the transmissions.
+        // RFC 2203 §5.3.3.2: the reply can answer any of the transmissions.
         let Some(answered) = sent.iter().rev().find(|sent| sent.verifies(&verifier)) else {
-            return Judged::Again(ClientError::Security("a reply with a false verifier".to_owned()), sink);
+            return Judgement::Retry(ClientError::Security("the verifier of the reply is wrong".to_owned()), sink);
         };
         if !self.flavor.wraps() {
             let sink = sink.or_else(|| plan.sink.take().map(SharedRegion::from));
-            return Judged::Genuine(Genuine { reply: Reply { sink, message }, is_bare: false });
+            return Judgement::Verified(VerifiedReply { reply: Reply { sink, message }, is_bare: false });
         }
         if stat != AcceptStat::Success {
-            // Arguments that were changed on their way are garbage, too.
+            // Arguments that were changed in transit also cause GARBAGE_ARGS.
             let error = ClientError::NotExecuted(stat);
             return match stat {
-                AcceptStat::GarbageArgs => Judged::Again(error, sink),
-                _ => Judged::Failed(error, sink),
+                AcceptStat::GarbageArgs => Judgement::Retry(error, sink),
+                _ => Judgement::Failed(error, sink),
             };
         }
         if !message.payloads.is_empty() {
-            return Judged::Again(ClientError::Security("wrapped results that were placed".to_owned()), sink);
+            return Judgement::Retry(
+                ClientError::Security("a part of the wrapped results was placed".to_owned()),
+                sink,
+            );
         }
         let at = message.stream.len() - decoder.remaining();
         match answered.unwrap(message.stream.slice(at..)) {
             Ok(results) => {
                 let sink = plan.sink.take().map(SharedRegion::from);
-                Judged::Genuine(Genuine { reply: Reply { message: results.into(), sink }, is_bare: true })
+                Judgement::Verified(VerifiedReply { reply: Reply { message: results.into(), sink }, is_bare: true })
             }
-            Err(Tampered) => Judged::Again(ClientError::Security("results that do not verify".to_owned()), sink),
+            Err(Tampered) => {
+                Judgement::Retry(ClientError::Security("the results could not be verified".to_owned()), sink)
+            }
         }
     }
 }
 
-/// Transmissions whose replies are known.
+/// Maximum number of transmissions whose replies are recognised.
 const SENT_MAX: usize = 8;
-/// How often a call is sent again because it, or its reply, was refused.
+/// Maximum number of retries because the call or its reply was rejected.
 const REFUSED_MAX: u32 = 3;
-/// How often a call negotiates: once for each transmission, and some more if other calls end the context meanwhile.
+/// Maximum number of negotiations for a call: one for each transmission, and more if other calls destroy the context
+/// meanwhile.
 const REFRESHED_MAX: u32 = 8;

@@ -1,4 +1,4 @@
-//! The serving side: [`ServerFlavor`], and how a reply is protected.
+//! The server side: [`ServerFlavor`], and the protection of replies.
 
 use std::net::SocketAddr;
 
@@ -12,40 +12,40 @@ use crate::{
     auth::{AUTH_NONE, AUTH_SYS},
 };
 
-/// A security flavour on the serving side.
+/// A security flavour on the server side.
 pub trait ServerFlavor: Send + Sync + 'static {
-    /// Its number in credentials.
+    /// Returns the number of the flavour in credentials.
     fn flavor(&self) -> u32;
 
-    /// Decides about one transmission of a call. Procedure 0 also carries the flavour's own exchanges, which it answers by
-    /// [`Verdict::Answered`].
+    /// Decides about one transmission of a call. Procedure 0 also carries the flavour's own exchanges, to which it
+    /// replies with [`Verdict::Answered`].
     fn authenticate<'a>(&'a self, claim: Claim<'a>) -> Authentication<'a>;
 }
 
-/// A call that is to be authenticated.
+/// A call to be authenticated.
 #[derive(Clone, Debug)]
 pub struct Claim<'a> {
-    /// Its header: program, procedure, credential and verifier.
+    /// The header: program, procedure, credential and verifier.
     pub header: &'a CallHeader,
-    /// The bytes of the message from its XID to the end of its credential, which verifiers cover (RFC 2203 §5.3.1).
+    /// The bytes of the message from the XID to the end of the credential, which verifiers cover (RFC 2203 §5.3.1).
     pub signed: &'a [u8],
-    /// Stands at the arguments, which may be wrapped.
+    /// A decoder at the start of the arguments, which can be wrapped.
     pub arguments: Decoder<'a>,
-    /// The address that it came from.
+    /// The address of the caller.
     pub peer: SocketAddr,
-    /// The connection that it came by.
+    /// The connection on which the call arrived.
     pub connection: ConnectionIdentity<'a>,
 }
 
-/// What is known of a connection, apart from the calls that it carries.
+/// The properties of a connection, independent of the calls on it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct ConnectionIdentity<'a> {
-    /// The connection.
+    /// The ID of the connection.
     pub id: ConnectionId,
-    /// Its transport's name.
+    /// The name of the transport.
     pub transport: &'static str,
-    /// The user at its other end, if the kernel knows.
+    /// The user at the other end, if the kernel reports it.
     pub user: Option<&'a PeerUser>,
 }
 
@@ -55,71 +55,72 @@ impl<'a> ConnectionIdentity<'a> {
     }
 }
 
-/// A [`Verdict`], now or later.
+/// A [`Verdict`] that is available now or later.
 pub enum Authentication<'a> {
-    /// Now.
+    /// The verdict is available.
     Ready(Verdict),
-    /// Later: a library may have to wait, and does so elsewhere.
+    /// The verdict is available later: the future waits for a library that runs on another thread.
     Pending(BoxFuture<'a, Verdict>),
 }
 
-/// What becomes of a transmission.
+/// The decision about a transmission.
 pub enum Verdict {
-    /// The call is executed.
+    /// Execute the call.
     Accepted(Accepted),
-    /// The call was the flavour's own: this is the reply, with its verifier and results.
+    /// The call was an exchange of the flavour. Send a reply with this verifier and these results.
     Answered {
-        /// The verifier.
+        /// The verifier of the reply.
         verifier: OpaqueAuth,
         /// The results, as XDR.
         results: Bytes,
     },
-    /// The caller is refused.
+    /// Reject the caller.
     Denied(AuthStat),
-    /// There is no reply (RFC 2203 §5.3.3.1: so a replayed sequence number is treated).
+    /// Send no reply. RFC 2203 §5.3.3.1 requires this for a replayed sequence number.
     Dropped,
 }
 
-/// A caller that is authenticated.
+/// The identity and protection of an authenticated caller.
 pub struct Accepted {
-    /// Who calls.
+    /// The identity of the caller.
     pub caller: Identity,
-    /// The protection of the call's body and of its reply; none for AUTH_NONE and AUTH_SYS.
+    /// The protection of the call's body and of its reply; `None` for AUTH_NONE and AUTH_SYS.
     pub protection: Option<Box<dyn Protection>>,
 }
 
-/// Protects the reply to one transmission of a call.
+/// The protection of one transmission of a call and of its reply.
 pub trait Protection: Send + Sync {
-    /// The verifier of the reply. It is asked for once.
+    /// Computes the verifier of the reply. It is called once.
     ///
     /// # Errors
-    /// It cannot be computed: nothing is sent.
+    /// The verifier cannot be computed; nothing is sent.
     fn verifier(&self) -> Result<OpaqueAuth, Tampered>;
 
-    /// Whether arguments and results are wrapped. If so, no payload may be placed.
+    /// Returns `true` if arguments and results are wrapped. Then no payload can be placed.
     fn wraps(&self) -> bool {
         false
     }
 
-    /// The arguments in clear.
+    /// Unwraps the arguments.
     ///
     /// # Errors
-    /// They are not what the caller has wrapped: the call is answered with GARBAGE_ARGS (RFC 2203 §5.3.3.4.2).
+    /// The arguments differ from what the caller has wrapped; the call is answered with GARBAGE_ARGS (RFC 2203
+    /// §5.3.3.4.2).
     fn unwrap(&self, arguments: Bytes) -> Result<Bytes, Tampered> {
         Ok(arguments)
     }
 
-    /// Appends the results as they are sent to the reply's header.
+    /// Appends the results, in the form that is sent, to the reply's header.
     ///
     /// # Errors
-    /// They cannot be wrapped: nothing is sent.
+    /// The results cannot be wrapped; nothing is sent.
     fn wrap(&self, results: Bytes, reply: &mut Encoder) -> Result<(), Tampered> {
         reply.raw(&results);
         Ok(())
     }
 }
 
-/// The flavours of a server, AUTH_NONE and AUTH_SYS among them.
+/// The flavours of a server, including AUTH_NONE and AUTH_SYS.
 #[derive(Default)]
 pub(crate) struct Flavors(Vec<std::sync::Arc<dyn ServerFlavor>>);
 
@@ -129,12 +130,15 @@ impl Flavors {
     pub fn new(flavors: Vec<std::sync::Arc<dyn ServerFlavor>>) -> Self {
         let mut numbers: Vec<u32> = flavors.iter().map(|flavor| flavor.flavor()).chain([AUTH_NONE, AUTH_SYS]).collect();
         numbers.sort_unstable();
-        assert!(numbers.windows(2).all(|pair| pair[0] != pair[1]), "two flavours of one number: {numbers:?}");
+        assert!(
+            numbers.windows(2).all(|pair| pair[0] != pair[1]),
+            "two flavours must not have the same number: {numbers:?}"
+        );
         Self(flavors)
     }
 
     /// Decides about a transmission.
-    // Inline: AUTH_NONE and AUTH_SYS need nothing of the claim but the credential.
+    // This is inlined because AUTH_NONE and AUTH_SYS use only the credential of the claim.
     #[inline]
     pub fn authenticate<'a>(&'a self, claim: Claim<'a>) -> Authentication<'a> {
         let number = claim.header.credential.flavor;
@@ -160,16 +164,16 @@ impl Flavors {
     }
 }
 
-/// The arguments of a call with a wrapped body, in clear.
+/// Unwraps the arguments of a call with a wrapped body.
 ///
 /// # Errors
-/// The body does not verify, or a part of it was taken out of the stream.
+/// The body cannot be verified, or a part of it was removed from the stream.
 pub(crate) fn unwrap_arguments(
     protection: &dyn Protection,
     message: &Message,
     arguments: &Decoder<'_>,
 ) -> Result<Message, Tampered> {
-    // RFC 8166 §8.2.2: nothing of a wrapped body may be reduced.
+    // RFC 8166 §8.2.2: no part of a wrapped body can be reduced.
     if !message.payloads.is_empty() {
         return Err(Tampered);
     }
@@ -177,28 +181,28 @@ pub(crate) fn unwrap_arguments(
     protection.unwrap(body).map(Message::from)
 }
 
-/// Makes the transmissions of a reply.
+/// The maker of the transmissions of a reply.
 pub(crate) struct Reply<'a> {
     pub xid: Xid,
     pub protection: Option<&'a dyn Protection>,
-    /// Longest message of the transport.
+    /// Maximum length of a message of the transport in bytes.
     pub message_max: usize,
 }
 
 impl Reply<'_> {
-    /// The message of one transmission; none if nothing may be sent.
+    /// Creates the message of one transmission. Returns `None` if nothing can be sent.
     #[inline]
     pub fn transmission(&self, executed: Executed) -> Option<Message> {
         let Some(protection) = self.protection else {
             return Some(match executed {
-                // Its header is right: see `Call::encoder`.
+                // The message has the correct header: see `Call::encoder`.
                 Executed::Results(message) => message,
                 Executed::Failed(stat) => ReplyHeader { xid: self.xid, body: ReplyBody::accepted(stat) }.to_message(),
             });
         };
         let protected = self.protect(protection, executed);
         if protected.is_err() {
-            tracing::error!(xid = self.xid.0, "a reply that cannot be protected is not sent");
+            tracing::error!(xid = self.xid.0, "a reply could not be protected and was not sent");
         }
         protected.ok()
     }
@@ -211,7 +215,7 @@ impl Reply<'_> {
             Executed::Results(message) => message,
         };
         let (mut message, body) = match protection.wraps() {
-            // What would be sent from a file is read here.
+            // File ranges are read here.
             true => (Message::default(), gather(&results, REPLY_HEADER_LEN)?),
             false => {
                 let body = results.stream.slice(REPLY_HEADER_LEN..);
@@ -226,14 +230,14 @@ impl Reply<'_> {
         }
         message.stream = reply.finish().stream;
         message.payloads.iter_mut().filter_map(|payload| payload.position.as_mut()).for_each(|at| *at += longer);
-        // The transport would answer for itself, without the verifier.
+        // Without this check, the transport would send its own error reply, which has no verifier.
         if message.len() > self.message_max {
             return Ok(self.header(verifier, AcceptStat::SystemErr, 0).finish());
         }
         Ok(message)
     }
 
-    /// The header, with room for a body of `len` bytes and what wrapping adds.
+    /// Encodes the header, with room for a body of `len` bytes and what wrapping adds.
     fn header(&self, verifier: OpaqueAuth, stat: AcceptStat, len: usize) -> Encoder {
         let mut encoder = Encoder::with_capacity(512 + len);
         ReplyHeader { xid: self.xid, body: ReplyBody::Accepted { verifier, stat } }.encode(&mut encoder);
@@ -241,17 +245,17 @@ impl Reply<'_> {
     }
 }
 
-/// The bytes of a message from `start` on, payloads included, in one piece.
+/// Copies the bytes of a message from `start` on, payloads included, into one piece.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// A file range cannot be read.
 pub(super) fn gather(message: &Message, start: usize) -> Result<Bytes, Tampered> {
     if message.payloads.is_empty() {
         return Ok(message.stream.slice(start..));
     }
     let whole = message.to_rope();
     whole.slice(start, whole.len() - start).to_bytes().map_err(|error| {
-        tracing::error!(%error, "a file of which a reply consists cannot be read");
+        tracing::error!(%error, "a file range of a message could not be read");
         Tampered
     })
 }

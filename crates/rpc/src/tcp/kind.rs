@@ -1,4 +1,4 @@
-//! How TCP connections are made and accepted, and their options.
+//! Connecting and accepting TCP connections, and their options.
 
 use std::{
     io,
@@ -16,37 +16,38 @@ use crate::{
     TransportKind, accepting_idle, budget::Budget,
 };
 
-/// The transport "tcp": connects and listens.
+/// The transport "tcp", which connects and listens.
 #[derive(Clone, Debug, Default)]
 pub struct TcpKind {
     options: TcpOptions,
     pool: Pool,
 }
 
-/// Options of the transport "tcp".
+/// The options of the transport "tcp".
 #[derive(Clone, Debug)]
 pub struct TcpOptions {
-    /// `nodelay=on|off`: send at once, without waiting to fill a segment. On by default.
+    /// `nodelay=on|off`: sends at once, without waiting for a full segment. On by default.
     pub nodelay: bool,
     /// `congestion=cubic|bbr|reno|…`: congestion control; the system's default if absent.
     pub congestion: Option<String>,
-    /// `sndbuf=BYTES`: the socket's send buffer; sized by the system if absent.
+    /// `sndbuf=BYTES`: size of the socket's send buffer; chosen by the system if absent.
     pub send_buffer: Option<usize>,
-    /// `rcvbuf=BYTES`: the socket's receive buffer; sized by the system if absent.
+    /// `rcvbuf=BYTES`: size of the socket's receive buffer; chosen by the system if absent.
     pub receive_buffer: Option<usize>,
-    /// `message_max=BYTES`: longest message that is sent or taken. 2 MiB by default.
+    /// `message_max=BYTES`: maximum length of a message in either direction. 2 MiB by default.
     pub message_max: usize,
-    /// `memory=BYTES`: memory for calls and replies that the accepted connections of one listener share, beyond 8 KiB for each.
-    /// 128 MiB by default, and room for four messages at least.
+    /// `memory=BYTES`: memory for calls and replies that the accepted connections of one listener share, in addition to
+    /// 8 KiB for each connection. 128 MiB by default, and always room for at least four messages.
     pub memory: usize,
-    /// `resvport=on|off`: connect from a port below 1024, which some servers ask for. If absent, it is tried as root.
+    /// `resvport=on|off`: connects from a port below 1024, which some servers require. If absent, root tries such a
+    /// port first.
     pub reserved_port: Option<bool>,
-    /// `connect_timeout=TIME`: how long one attempt to connect may take. 10 s by default.
+    /// `connect_timeout=TIME`: timeout of one attempt to connect. 10 s by default.
     pub connect_timeout: Duration,
-    /// `dead_after=TIME`: a peer that has acknowledged nothing for so long is given up. 30 s by default.
+    /// `dead_after=TIME`: the time without an acknowledgement after which the connection is closed. 30 s by default.
     pub dead_after: Duration,
-    /// `idle=TIME|off`: a connection without calls for so long is closed, and made again when it is wanted; the accepting
-    /// side waits a fifth longer. 5 minutes by default.
+    /// `idle=TIME|off`: the time without calls after which a connection is closed. It is reopened when it is needed.
+    /// The accepting side waits a fifth longer. 5 minutes by default.
     pub idle: Option<Duration>,
 }
 
@@ -68,7 +69,7 @@ impl Default for TcpOptions {
 }
 
 impl TcpOptions {
-    /// Reads options as they are written; what is absent has its default.
+    /// Parses options. An absent option has its default.
     ///
     /// # Errors
     /// An option is unknown or out of range.
@@ -111,7 +112,7 @@ impl TcpOptions {
 }
 
 impl TcpKind {
-    /// Connections with these options, whose large records come from `pool`.
+    /// Creates a kind with these options, which takes the buffers of large records from `pool`.
     pub fn new(options: TcpOptions, pool: Pool) -> Self {
         Self { options, pool }
     }
@@ -173,7 +174,7 @@ impl TransportKind for TcpKind {
         Box::pin(async move {
             let limit = self.options.connect_timeout;
             let connected = tokio::time::timeout(limit, self.connect_socket(remote)).await;
-            let socket = connected.unwrap_or_else(|_| Err(io::Error::other(format!("no answer in {limit:?}"))));
+            let socket = connected.unwrap_or_else(|_| Err(io::Error::other(format!("no answer within {limit:?}"))));
             let TcpOptions { message_max, idle, .. } = self.options;
             let transport = socket.and_then(|socket| {
                 TcpTransport::new(socket, (message_max, idle), Terms::connecting(), self.pool.clone())
@@ -187,7 +188,7 @@ impl TransportKind for TcpKind {
 
     fn listen(&self, local: SocketAddr) -> io::Result<Box<dyn Listener>> {
         let socket = Socket::new(Domain::for_address(local), Type::STREAM.nonblocking().cloexec(), None)?;
-        // A server that is started again takes its port at once.
+        // A restarted server can bind its port at once.
         socket.set_reuse_address(true)?;
         if local.is_ipv6() {
             socket.set_only_v6(false)?;
@@ -207,10 +208,10 @@ struct TcpListener {
     local_addr: SocketAddr,
     kind: TcpKind,
     budgets: Budgets,
-    /// Before the first `accept`, which decides the runtime.
+    /// The socket before the first `accept`, which decides the runtime.
     socket: Option<std::net::TcpListener>,
     listening: Option<tokio::net::TcpListener>,
-    /// When a fault was last written of.
+    /// The time of the last warning.
     warned: Option<Instant>,
 }
 
@@ -225,7 +226,7 @@ impl Listener for TcpListener {
                 self.listening = Some(tokio::net::TcpListener::from_std(socket)?);
             }
             loop {
-                let listening = self.listening.as_ref().expect("set by the first accept");
+                let listening = self.listening.as_ref().expect("the first accept must set the listener");
                 match listening.accept().await {
                     Ok((socket, peer)) => {
                         if let Ok(socket) = socket.into_std() {
@@ -233,7 +234,7 @@ impl Listener for TcpListener {
                         }
                     }
                     Err(error) if is_fatal(&error) => return Err(error),
-                    // The peer has gone already, or descriptors are short for a while.
+                    // The peer has closed the connection already, or file descriptors are temporarily exhausted.
                     Err(error) => {
                         self.warn_at_times(&error);
                         tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -245,7 +246,7 @@ impl Listener for TcpListener {
 }
 
 impl TcpListener {
-    /// Writes one line a minute, however often it fails.
+    /// Logs at most one warning a minute, however often accepting fails.
     fn warn_at_times(&mut self, error: &io::Error) {
         let now = Instant::now();
         if self.warned.is_none_or(|warned| now.duration_since(warned) >= WARN_PERIOD) {
@@ -274,24 +275,24 @@ impl TcpKind {
     }
 }
 
-/// The memory of a listener's connections.
+/// The memory budgets of a listener's connections.
 #[derive(Clone)]
 struct Budgets {
     admitted: Budget,
-    strangers: Budget,
+    unadmitted: Budget,
 }
 
 impl Budgets {
     fn new(options: &TcpOptions) -> Self {
         let limit = options.memory.max(options.message_max.saturating_mul(4));
-        Self { admitted: Budget::new(limit), strangers: Budget::new(STRANGERS_MEMORY) }
+        Self { admitted: Budget::new(limit), unadmitted: Budget::new(UNADMITTED_MEMORY) }
     }
 
     fn terms(&self, peer: SocketAddr, hosts: &Hosts) -> Terms {
         let host = Host::of(peer.ip());
         match hosts.admit(peer.ip()) {
             true => Terms::admitted(self.admitted.account(host)),
-            false => Terms::stranger(self.strangers.account(host)),
+            false => Terms::unadmitted(self.unadmitted.account(host)),
         }
     }
 }
@@ -316,7 +317,7 @@ fn congestion_available(name: &str) -> Result<(), String> {
     if available.contains(&name) {
         return Ok(());
     }
-    // A module that is not loaded yet can still be had; whether it can, only the system knows.
+    // The system can load a module that is not loaded yet; only setting the option shows whether it can.
     let probe = Socket::new(Domain::IPV4, Type::STREAM, None).map_err(|error| error.to_string())?;
     available.sort_unstable();
     probe
@@ -331,9 +332,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 const BUFFER_MIN: usize = 4 << 10;
 const BUFFER_MAX: usize = 1 << 30;
 const MEMORY_MIN: usize = 1 << 20;
-/// What all connections of hosts that are not served in full share.
-const STRANGERS_MEMORY: usize = 2 << 20;
+/// Memory that all connections of hosts that are not admitted share.
+const UNADMITTED_MEMORY: usize = 2 << 20;
 const MESSAGE_MAX: usize = (1 << 31) - 1;
-/// Below 665 live other services.
+/// Other services use the ports below 665.
 pub(crate) const RESERVED_MIN: u16 = 665;
 pub(crate) const RESERVED_MAX: u16 = 1023;

@@ -1,13 +1,14 @@
-//! The memory of one connection, as it is charged to the budget of its listener.
+//! The memory of one connection, which is charged to the budget of its listener.
 //!
-//! Two parts: [`Ledger`] is behind the lock that callers take, and has the [`Account`]; [`Tally`] is the driver's own, and passes
-//! what it has counted to the ledger when the driver takes that lock anyway. So a call adds no lock and, as long as the
-//! account need not take more from the shared part, no atomic operation.
+//! There are two parts. [`Ledger`] is behind the lock that callers take, and has the [`Account`]. [`Tally`] belongs to
+//! the driver, which adds its counts to the ledger when it takes that lock anyway. So a call needs no further lock and,
+//! unless the account must take more from the shared part, no atomic operation.
 //!
-//! Charged are: incomplete records (as their buffers are allocated), bytes that stay staged while the driver sleeps, calls from
-//! their last byte to their reply, and replies until the socket has taken them. Files that replies refer to cost no memory.
+//! The following memory is charged: incomplete records (as their buffers are allocated), bytes that stay staged while
+//! the driver sleeps, calls from their last byte to their reply, and replies until the socket has accepted them. File
+//! ranges in replies use no memory.
 //!
-//! A connection that was made here has no account, and no bounds but those of its peer.
+//! A connection that this side opened has no account, and no limits except those that its peer sets.
 
 use std::{future::Future, pin::Pin, task::Context};
 
@@ -21,67 +22,68 @@ use crate::{
     record::Record,
 };
 
-/// What a connection may use.
+/// The limits of a connection.
 pub(crate) struct Terms {
-    /// None for a connection that was made here.
+    /// The memory account; `None` for a connection that this side opened.
     pub account: Option<Account>,
-    /// Longest record that is taken, if the option `message_max` is not less.
+    /// Maximum length of a record in bytes. The option `message_max` can be lower.
     pub record_max: usize,
-    /// Most calls in progress.
+    /// Maximum number of calls in progress.
     pub calls_max: usize,
-    /// While so many bytes of replies wait, calls are not read.
+    /// The number of bytes of queued replies at which calls are no longer read.
     pub replies_max: usize,
 }
 
 impl Terms {
-    /// Those of a connection that was made here.
+    /// Returns the limits of a connection that this side opened.
     pub fn connecting() -> Self {
         Self { account: None, record_max: usize::MAX, calls_max: usize::MAX, replies_max: REPLIES_MAX }
     }
 
-    /// Those of an accepted connection from a host that is served in full.
+    /// Returns the limits of an accepted connection from an admitted host.
     pub fn admitted(account: Account) -> Self {
         Self { account: Some(account), ..Self::connecting() }
     }
 
-    /// Those of an accepted connection from any other host.
-    pub fn stranger(account: Account) -> Self {
+    /// Returns the limits of an accepted connection from a host that is not admitted.
+    pub fn unadmitted(account: Account) -> Self {
         Self { account: Some(account), record_max: 16 << 10, calls_max: 4, replies_max: 64 << 10 }
     }
 }
 
-/// What callers and the driver know of the memory.
+/// The memory counts that callers and the driver share.
 pub(super) struct Ledger {
     account: Option<Account>,
-    /// Bytes of calls in progress. Below zero while the driver has not told of those that have ended already.
+    /// Bytes of calls in progress. Negative while the driver has not yet added calls that have already ended.
     executing: isize,
     calls: isize,
-    /// Memory of replies that the driver has not taken up.
+    /// Memory of replies that the driver has not yet moved to its send queue, in bytes.
     replies: usize,
 }
 
-/// What the driver has counted.
+/// The memory counts of the driver.
 pub(super) struct Tally {
     pub replies_max: usize,
     calls_max: usize,
-    /// Bytes to be charged, or to be released if below zero.
+    /// Bytes to be charged, or to be released if negative.
     unsettled: isize,
-    /// Bytes and calls handed out.
+    /// Bytes of delivered calls that the ledger does not count yet.
     executing: isize,
     calls: isize,
-    /// Charged for staged bytes.
+    /// Bytes charged for staged data.
     staged: usize,
-    /// Charged for replies in the send queue.
+    /// Bytes charged for replies in the send queue.
     replies: usize,
-    /// Bytes received and sent, wrapping.
+    /// Total bytes received and sent, wrapping.
     moved: usize,
-    /// Bytes for which the reader was refused memory.
+    /// Bytes of memory that the reader asked for and did not get.
     pub refused: usize,
-    /// Whether the guarantee is used up, there is no more, and something is going on that will release some.
+    /// `true` if the connection has used its guarantee, there is no room, and a call or reply in progress will release
+    /// memory.
     throttled: bool,
-    /// Whether as many calls are in progress as may be.
-    crowded: bool,
-    /// Whether there is room in the shared part.
+    /// `true` if the maximum number of calls is in progress.
+    calls_full: bool,
+    /// `true` if the shared part has room.
     room: bool,
     pause: Option<Pin<Box<Sleep>>>,
 }
@@ -91,7 +93,7 @@ impl Ledger {
         Self { account, executing: 0, calls: 0, replies: 0 }
     }
 
-    /// Releases a call that has ended.
+    /// Releases the memory of a call that has ended.
     pub fn ended(&mut self, token: &ReplyToken) {
         self.executing -= token.call as isize;
         self.calls -= 1;
@@ -104,7 +106,7 @@ impl Ledger {
         self.adjust(memory as isize);
     }
 
-    /// Charges a part of a record, if there is room.
+    /// Charges a part of a record if there is room. Returns `true` if it was charged.
     pub fn try_charge(&mut self, bytes: usize) -> bool {
         self.account.as_mut().is_none_or(|account| account.try_charge(bytes))
     }
@@ -134,7 +136,7 @@ impl Tally {
             moved: 0,
             refused: 0,
             throttled: false,
-            crowded: false,
+            calls_full: false,
             room: true,
             pause: None,
         }
@@ -148,13 +150,13 @@ impl Tally {
         self.unsettled -= bytes as isize;
     }
 
-    /// Counts a call that is in progress from now on. It was charged before.
+    /// Counts a call that is in progress from now on. Its memory has been charged already.
     pub fn handed_out(&mut self, token: &ReplyToken) {
         self.executing += token.call as isize;
         self.calls += 1;
     }
 
-    /// Counts bytes that went over the network.
+    /// Counts bytes that were received or sent.
     pub fn moved(&mut self, bytes: usize) {
         self.moved = self.moved.wrapping_add(bytes);
     }
@@ -165,29 +167,29 @@ impl Tally {
         self.staged = bytes;
     }
 
-    /// Releases replies of which no more than `left` bytes are in the send queue.
+    /// Releases replies that have left the send queue, in which `left` bytes remain.
     pub fn flushed(&mut self, left: usize) {
         let replies = self.replies.min(left);
         self.release(self.replies - replies);
         self.replies = replies;
     }
 
-    /// How much to read ahead, where `wanted` is best.
+    /// Returns the number of bytes to read ahead; `wanted` is the best number.
     pub fn ahead(&self, wanted: usize) -> usize {
         if self.room { wanted } else { wanted.min(GUARANTEED) }
     }
 
-    /// Whether further calls are unwanted.
+    /// Returns `true` if no further calls must be delivered.
     pub fn is_full(&self) -> bool {
-        self.throttled || self.crowded
+        self.throttled || self.calls_full
     }
 
-    /// Whether the connection waits for memory.
+    /// Returns `true` if the connection waits for memory.
     pub fn waits(&self) -> bool {
         self.throttled || self.refused > 0
     }
 
-    /// Passes on what was counted, and looks how much room there is.
+    /// Adds the counts to the ledger, and checks how much room there is.
     pub fn settle(&mut self, ledger: &mut Ledger) {
         self.replies += std::mem::take(&mut ledger.replies);
         ledger.executing += std::mem::take(&mut self.executing);
@@ -197,14 +199,15 @@ impl Tally {
         self.room = account.has_room(STEP);
         let releases = ledger.calls > 0 || self.replies > 0;
         self.throttled = !self.room && account.held() > GUARANTEED as isize && releases;
-        self.crowded = usize::try_from(ledger.calls).is_ok_and(|calls| calls >= self.calls_max);
+        self.calls_full = usize::try_from(ledger.calls).is_ok_and(|calls| calls >= self.calls_max);
     }
 
-    /// Settles before the driver sleeps. False if it has to go on. `incomplete` bytes are charged for an incomplete record.
+    /// Settles before the driver sleeps. `incomplete` bytes are charged for an incomplete record. Returns `false` if
+    /// the driver must continue instead.
     ///
     /// # Errors
-    /// The connection has to be closed, as others need its memory.
-    pub fn rest(
+    /// The connection was evicted because other connections need its memory.
+    pub fn prepare_sleep(
         &mut self,
         ledger: &mut Ledger,
         incomplete: usize,
@@ -213,7 +216,7 @@ impl Tally {
         let was_full = self.is_full();
         self.settle(ledger);
         let Some(account) = &mut ledger.account else { return Ok(true) };
-        account.rest(incomplete + self.replies, self.moved, cx.waker());
+        account.report_progress(incomplete + self.replies, self.moved, cx.waker());
         if was_full && !self.is_full() {
             return Ok(false);
         }
@@ -231,29 +234,31 @@ impl Tally {
             self.pause = None;
         }
         if account.is_evicted() {
-            return Err(TransportError::Lost("closed for want of memory, of which it held most".to_owned()));
+            return Err(TransportError::Lost(
+                "closed because the listener is out of memory and this connection held the most".to_owned(),
+            ));
         }
         Ok(true)
     }
 
-    /// Releases all but the calls in progress.
-    pub fn give_up(&mut self, ledger: &mut Ledger) {
+    /// Releases all memory except that of the calls in progress.
+    pub fn release_all(&mut self, ledger: &mut Ledger) {
         self.settle(ledger);
         let executing = ledger.executing;
         (self.replies, self.staged, self.refused, self.pause) = (0, 0, 0, None);
         if let Some(account) = &mut ledger.account {
             account.adjust(executing - account.held());
-            account.rest(0, self.moved, std::task::Waker::noop());
+            account.report_progress(0, self.moved, std::task::Waker::noop());
         }
     }
 }
 
-/// Bytes to charge for a call in progress: its message, and what its execution takes.
+/// Returns the bytes to charge for a call in progress: its message, and the memory of its execution.
 pub(super) fn call_cost(record: &Record) -> usize {
     record.charged.max(record.message.len()) + EXECUTION
 }
 
-/// Bytes of memory that a reply holds.
+/// Returns the bytes of memory that a reply holds.
 pub(super) fn memory_of(message: &Message) -> usize {
     let pieces = message.payloads.iter().flat_map(|payload| payload.data.pieces());
     let memory = pieces.map(|piece| if matches!(piece, Piece::File(_)) { 0 } else { piece.len() });
@@ -261,5 +266,6 @@ pub(super) fn memory_of(message: &Message) -> usize {
 }
 
 const REPLIES_MAX: usize = 4 << 20;
-/// What a call takes besides its message: the future that executes it, and its part of a block of small records.
+/// Memory of a call besides its message, in bytes: the future that executes it, and its part of a block of small
+/// records.
 const EXECUTION: usize = 2 << 10;

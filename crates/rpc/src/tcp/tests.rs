@@ -15,7 +15,7 @@ async fn pair(options: &[(&str, &str)]) -> (Arc<dyn Transport>, Arc<dyn Transpor
     (near, far)
 }
 
-/// Drives `transport`, answering every call with what `answer` makes of it, until it is over.
+/// Drives `transport` until it is closed, and replies to each call with the result of `answer`.
 fn drive(
     transport: Arc<dyn Transport>,
     answer: impl Fn(&Message) -> Option<Message> + Send + 'static,
@@ -41,7 +41,7 @@ fn message(xid: u32, direction: u32, words: usize) -> Message {
     encoder.finish()
 }
 
-/// A reply with as many words as the call's third word says, as a payload at position 12.
+/// Creates a reply whose payload, at position 12, is as long as the call.
 fn reply_of_words(call: &Message) -> Option<Message> {
     let word = |at: usize| u32::from_be_bytes(call.stream[at..at + 4].try_into().unwrap());
     let mut encoder = Encoder::default();
@@ -74,7 +74,7 @@ async fn replies_of_all_sizes_reach_their_calls_and_sinks() {
             assert_eq!(flat.len(), 12 + len);
             assert!(flat[12..].iter().all(|&byte| byte == xid as u8));
             let sink = reply.sink.unwrap();
-            assert_eq!(!reply.message.payloads.is_empty(), len > 512, "placed, unless it is tiny");
+            assert_eq!(!reply.message.payloads.is_empty(), len > 512, "payloads above 512 bytes must be placed");
             drop((reply.message, flat));
             assert_eq!(sink.into_region().unwrap().len(), len);
         })
@@ -87,7 +87,7 @@ async fn replies_of_all_sizes_reach_their_calls_and_sinks() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_is_forgotten_and_its_late_reply_discarded() {
+async fn late_reply_to_dropped_call_is_discarded() {
     let (near, far) = pair(&[]).await;
     drive(near.clone(), |_| None);
     let abandoned = tokio::spawn({
@@ -104,7 +104,7 @@ async fn a_dropped_call_is_forgotten_and_its_late_reply_discarded() {
 }
 
 #[tokio::test]
-async fn a_lost_connection_gives_the_sinks_back() {
+async fn lost_connection_returns_sinks() {
     let (near, far) = pair(&[]).await;
     let driver = drive(near.clone(), |_| None);
     let waiting = tokio::spawn({
@@ -123,7 +123,7 @@ async fn a_lost_connection_gives_the_sinks_back() {
 }
 
 #[tokio::test]
-async fn what_is_too_long_is_refused_on_either_side() {
+async fn too_long_messages_are_rejected_on_both_sides() {
     let (near, far) = pair(&[("message_max", "1k")]).await;
     drive(near.clone(), |_| None);
     let driver = drive(far.clone(), |call| Some(message(peek(&call.stream).unwrap().0.0, REPLY, 400)));
@@ -136,7 +136,7 @@ async fn what_is_too_long_is_refused_on_either_side() {
 }
 
 #[tokio::test]
-async fn a_record_above_the_bound_closes_the_connection() {
+async fn too_long_record_closes_connection() {
     let mut listener = TcpKind::default().listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let mut hostile = std::net::TcpStream::connect(listener.local_addr()).unwrap();
     let transport = listener.accept().await.unwrap().set_up(Hosts::all()).await.unwrap();
@@ -149,7 +149,7 @@ async fn a_record_above_the_bound_closes_the_connection() {
 }
 
 #[tokio::test]
-async fn a_held_connection_keeps_calls_back_and_still_receives_replies() {
+async fn connection_on_hold_defers_calls_and_receives_replies() {
     let (near, far) = pair(&[]).await;
     drive(far.clone(), reply_of_words);
     near.hold(true);
@@ -168,7 +168,7 @@ async fn a_held_connection_keeps_calls_back_and_still_receives_replies() {
 }
 
 #[test]
-fn options_are_checked() {
+fn options_are_validated() {
     let parse = |name: &str, value: &str| TcpOptions::parse(&RawOptions::from([(name.into(), value.into())]));
     assert!(!parse("nodelay", "off").unwrap().nodelay);
     assert_eq!(parse("sndbuf", "1m").unwrap().send_buffer, Some(1 << 20));
@@ -177,7 +177,7 @@ fn options_are_checked() {
     assert!(parse("port", "1").unwrap_err().problem.contains("congestion, connect_timeout, dead_after"));
 }
 
-/// A connection that a budget pays for, and the other end of it.
+/// Creates a connection that is charged to a budget, and returns the socket of its other end, too.
 fn charged(budget: &Budget) -> (std::net::TcpStream, Arc<TcpTransport>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let near = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -189,7 +189,7 @@ fn charged(budget: &Budget) -> (std::net::TcpStream, Arc<TcpTransport>) {
 async fn until(condition: impl Fn() -> bool) {
     let start = std::time::Instant::now();
     while !condition() {
-        assert!(start.elapsed() < Duration::from_secs(60), "it never came");
+        assert!(start.elapsed() < Duration::from_secs(60), "the condition did not become true");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -217,7 +217,7 @@ async fn all_memory_is_released_when_calls_are_answered() {
 }
 
 #[tokio::test]
-async fn what_is_held_is_charged_until_it_is_released() {
+async fn memory_is_charged_until_it_is_released() {
     let budget = Budget::new(8 << 20);
     let (mut socket, far) = charged(&budget);
     let tokens = Arc::new(Mutex::new(Vec::new()));
@@ -234,11 +234,11 @@ async fn what_is_held_is_charged_until_it_is_released() {
     });
     let mut send = |bytes: &[u8]| std::io::Write::write_all(&mut socket, bytes).unwrap();
     let mark = |len: usize, last: bool| (u32::from(last) << 31 | len as u32).to_be_bytes();
-    // A whole record, the half of one, and fragments.
+    // Sends a complete record, half a record, and fragments.
     let call = message(1, CALL, 50_000).stream;
     send(&[&mark(call.len(), true), &call[..]].concat());
     until(|| tokens.lock().len() == 1).await;
-    assert!(held(&far) >= 256 << 10, "in execution");
+    assert!(held(&far) >= 256 << 10, "a call in progress must be charged");
     let (token, _) = tokens.lock().pop().unwrap();
     far.reply(token, message(1, REPLY, 1)).unwrap();
     until(|| held(&far) == 0).await;
@@ -254,11 +254,11 @@ async fn what_is_held_is_charged_until_it_is_released() {
     until(|| held(&far) == 32 << 10).await;
     drop(socket);
     driver.await.unwrap();
-    assert_eq!((held(&far), budget.used()), (0, 0), "also of a record that is never completed");
+    assert_eq!((held(&far), budget.used()), (0, 0), "the memory of an incomplete record must be released, too");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_stalls_is_closed_when_another_waits_for_its_memory() {
+async fn stalled_connection_is_closed_when_another_waits_for_memory() {
     let budget = Budget::new(1 << 20);
     let mark = |len: u32| (1 << 31 | len).to_be_bytes();
     let (mut stalled, stalling) = charged(&budget);

@@ -1,11 +1,11 @@
-//! [`Outflow`]: bounds what a server sends to hosts that may never have asked.
+//! [`Outflow`]: limits what a server sends to hosts that possibly did not send the call.
 //!
-//! The source address of a datagram can be forged, so a server that answers at length floods a third party. A reply of up to
-//! three times the length of its call is always sent, which is the bound of QUIC before an address is validated (RFC 9000 §8.1).
-//! What a reply has beyond that is taken from a token bucket of its host, and for hosts that are not served in full from one
-//! bucket of all of these, too. Nobody forges the loopback address, which has no bound.
+//! The source address of a datagram can be forged, so a server that sends long replies floods a third party. A reply of
+//! up to three times the length of its call is always sent; this is the limit of QUIC before an address is validated
+//! (RFC 9000 §8.1). The bytes beyond that are taken from a token bucket of the host and, for hosts that are not
+//! admitted, also from one bucket that all of these share. The loopback address cannot be forged and is not limited.
 //!
-//! Pure: it is told the time.
+//! This module does no I/O; the caller passes the time.
 
 use std::{collections::HashMap, net::IpAddr};
 
@@ -13,16 +13,16 @@ use tokio::time::Instant;
 
 use crate::Host;
 
-/// Bounds replies to each host.
+/// The rate limits of replies.
 pub(super) struct Outflow {
     admitted: Rate,
     hosts: HashMap<Host, Bucket>,
-    strangers: Bucket,
-    /// Whether nobody can forge the loopback address; false in tests, which have no other.
+    unadmitted: Bucket,
+    /// `true` if the loopback address is not limited. `false` in tests, which have no other address.
     pub trusts_loopback: bool,
 }
 
-/// How fast a bucket fills, and how much it holds.
+/// The rate at which a bucket fills, and its capacity.
 #[derive(Clone, Copy)]
 struct Rate {
     bytes_per_s: usize,
@@ -35,43 +35,43 @@ struct Bucket {
     filled: Instant,
 }
 
-/// What to do with a reply.
+/// The decision about a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Send,
-    /// Not now; the caller will ask again.
+    /// Drop the reply now. The caller retransmits its call.
     Drop,
-    /// It is too long for this host at any time.
+    /// The reply is too long for this host at any time.
     TooLong,
 }
 
 impl Outflow {
-    /// To hosts that are served in full, so many bytes a second beyond three times those of their calls.
+    /// Creates limits. An admitted host gets `bytes_per_s` in addition to three times the bytes of its calls.
     pub fn new(bytes_per_s: usize, now: Instant) -> Self {
         let admitted = Rate { bytes_per_s, burst: (bytes_per_s / 4).max(BURST_MIN) };
-        Self { admitted, hosts: HashMap::new(), strangers: Bucket::new(STRANGERS, now), trusts_loopback: true }
+        Self { admitted, hosts: HashMap::new(), unadmitted: Bucket::new(ALL_UNADMITTED, now), trusts_loopback: true }
     }
 
-    /// Judges a reply of `reply` bytes to a call of `call` bytes.
+    /// Decides about a reply of `reply` bytes to a call of `call` bytes.
     pub fn judge(&mut self, to: IpAddr, admitted: bool, (call, reply): (usize, usize), now: Instant) -> Verdict {
         let beyond = reply.saturating_sub(FACTOR * call);
         if beyond == 0 || (self.trusts_loopback && to.to_canonical().is_loopback()) {
             return Verdict::Send;
         }
-        let rate = if admitted { self.admitted } else { STRANGER };
+        let rate = if admitted { self.admitted } else { UNADMITTED_HOST };
         if beyond > rate.burst {
             return Verdict::TooLong;
         }
         let host = Host::of(to);
         if self.hosts.len() >= HOSTS_MAX && !self.hosts.contains_key(&host) {
-            // A full bucket is as good as none.
+            // A full bucket has no effect, so it can be removed.
             self.hosts.retain(|_, bucket| !bucket.is_full(now));
             if self.hosts.len() >= HOSTS_MAX {
                 return Verdict::Drop;
             }
         }
         let bucket = self.hosts.entry(host).or_insert_with(|| Bucket::new(rate, now));
-        let all = (!admitted).then_some(&mut self.strangers);
+        let all = (!admitted).then_some(&mut self.unadmitted);
         if !bucket.has(beyond, now) || all.as_ref().is_some_and(|all| !all.has(beyond, now)) {
             return Verdict::Drop;
         }
@@ -107,12 +107,12 @@ impl Bucket {
     }
 }
 
-/// RFC 9000 §8.1.
+/// The factor of RFC 9000 §8.1.
 const FACTOR: usize = 3;
-/// A datagram always fits.
+/// Minimum capacity in bytes: one datagram always fits.
 const BURST_MIN: usize = 64 << 10;
-const STRANGER: Rate = Rate { bytes_per_s: 1 << 10, burst: 4 << 10 };
-const STRANGERS: Rate = Rate { bytes_per_s: 64 << 10, burst: 64 << 10 };
+const UNADMITTED_HOST: Rate = Rate { bytes_per_s: 1 << 10, burst: 4 << 10 };
+const ALL_UNADMITTED: Rate = Rate { bytes_per_s: 64 << 10, burst: 64 << 10 };
 const HOSTS_MAX: usize = 4096;
 
 #[cfg(test)]
@@ -127,7 +127,8 @@ mod tests {
         IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + at))
     }
 
-    /// Bytes sent to `hosts` hosts in ten seconds, in replies of `reply` bytes as often as they go, and the calls for them.
+    /// Returns the bytes sent to `hosts` hosts in ten seconds, in replies of `reply` bytes at the maximum rate, and the
+    /// number of calls.
     fn sent(admitted: bool, hosts: u32, reply: usize) -> (usize, usize) {
         let start = Instant::now();
         let mut outflow = Outflow::new(1 << 20, start);
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn long_replies_to_a_stranger_and_to_all_strangers_are_bounded() {
+    fn long_replies_to_unadmitted_hosts_are_limited_per_host_and_in_total() {
         let (bytes, _) = sent(false, 1, 2048);
         assert!((8 << 10..=(4 << 10) + 10 * (1 << 10) + 8 * 3 * CALL).contains(&bytes), "{bytes}");
         let (bytes, _) = sent(false, 500, 2048);
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn an_admitted_host_gets_its_rate_and_the_loopback_address_everything() {
+    fn admitted_host_gets_its_rate_and_loopback_is_not_limited() {
         let (bytes, _) = sent(true, 1, 32 << 10);
         assert!((9 << 20..=(11 << 20)).contains(&bytes), "{bytes}");
         let now = Instant::now();

@@ -25,7 +25,7 @@ async fn client(server: SocketAddr) -> Arc<dyn Transport> {
 }
 
 #[tokio::test]
-async fn replies_go_where_their_calls_came_from() {
+async fn replies_are_sent_to_the_callers() {
     let (address, server) = server().await;
     let (a, b) = (client(address).await, client(address).await);
     let sink = || ReplyPlan { payload_max: 9, sink: Some(Buffer::zeroed(9).into()), ..ReplyPlan::default() };
@@ -44,7 +44,7 @@ async fn replies_go_where_their_calls_came_from() {
 }
 
 #[tokio::test]
-async fn what_does_not_fit_a_datagram_is_refused_on_either_side() {
+async fn messages_longer_than_a_datagram_are_rejected_on_both_sides() {
     let (address, server) = server().await;
     let client = client(address).await;
     let error = client.call(message(1, CALL, 17_000), ReplyPlan::default()).await.unwrap_err();
@@ -54,12 +54,12 @@ async fn what_does_not_fit_a_datagram_is_refused_on_either_side() {
     let refused = server.reply(incoming.token, message(2, REPLY, 17_000));
     assert!(matches!(refused, Err(TransportError::TooLong { .. })));
     tokio::spawn(async move { poll_fn(|cx| server.poll_recv(cx)).await.map(drop) });
-    let told = ReplyHeader::of_error(Xid(2), AcceptError::SystemErr).unwrap();
-    assert_eq!(call.await.unwrap().message.stream, told.stream);
+    let error = ReplyHeader::of_error(Xid(2), AcceptError::SystemErr).unwrap();
+    assert_eq!(call.await.unwrap().message.stream, error.stream);
 }
 
 #[tokio::test]
-async fn garbage_is_dropped_and_the_socket_goes_on() {
+async fn garbage_is_dropped_and_socket_stays_usable() {
     let (address, server) = server().await;
     let hostile = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     hostile.send_to(b"", address).unwrap();
@@ -70,23 +70,23 @@ async fn garbage_is_dropped_and_the_socket_goes_on() {
     assert_eq!(poll_fn(|cx| server.poll_recv(cx)).await.unwrap().token.xid, Xid(7));
 }
 
-/// A server to which every host is a stranger, and a socket of one.
-async fn with_stranger() -> (Arc<UdpTransport>, std::net::UdpSocket) {
+/// Creates a server that admits no host, and the socket of a client.
+async fn with_unadmitted_client() -> (Arc<UdpTransport>, std::net::UdpSocket) {
     let mut bounds = Bounds::new(Hosts::admitted_by(|_| false), 1 << 20);
     bounds.outflow.trusts_loopback = false;
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    stranger.connect(socket.local_addr().unwrap()).unwrap();
-    (Arc::new(UdpTransport::new(socket, Pool::default(), Some(bounds)).unwrap()), stranger)
+    let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    client.connect(socket.local_addr().unwrap()).unwrap();
+    (Arc::new(UdpTransport::new(socket, Pool::default(), Some(bounds)).unwrap()), client)
 }
 
 #[tokio::test(start_paused = true)]
-async fn long_replies_to_a_host_that_may_not_have_asked_are_bounded() {
-    let (server, stranger) = with_stranger().await;
+async fn long_replies_to_unadmitted_host_are_limited() {
+    let (server, client) = with_unadmitted_client().await;
     let call = message(1, CALL, 30);
     let mut sent = 0;
     for words in [90, 400, 400, 400, 400, 2000] {
-        stranger.send(&call.stream).unwrap();
+        client.send(&call.stream).unwrap();
         let incoming = poll_fn(|cx| server.poll_recv(cx)).await.unwrap();
         let reply = message(1, REPLY, words);
         sent += match server.reply(incoming.token, reply.clone()) {
@@ -96,34 +96,34 @@ async fn long_replies_to_a_host_that_may_not_have_asked_are_bounded() {
         };
     }
     tokio::spawn(async move { poll_fn(|cx| server.poll_recv(cx)).await.map(drop) });
-    stranger.set_nonblocking(true).unwrap();
-    let stranger = UdpSocket::from_std(stranger).unwrap();
+    client.set_nonblocking(true).unwrap();
+    let client = UdpSocket::from_std(client).unwrap();
     let mut received = 0;
     for _ in 0..5 {
-        received += stranger.recv(&mut [0; 9000]).await.unwrap();
+        received += client.recv(&mut [0; 9000]).await.unwrap();
     }
-    assert_eq!(received, sent, "the fourth long one is dropped, and what is too long becomes an error");
+    assert_eq!(received, sent, "the fourth long reply must be dropped, and a too long one must become an error");
     assert!(sent <= (4 << 10) + 6 * 3 * call.len(), "{sent}");
 }
 
 #[tokio::test]
-async fn of_a_stranger_few_and_short_calls_are_taken() {
-    let (server, stranger) = with_stranger().await;
-    stranger.send(&message(1, CALL, 5000).stream).unwrap();
-    for xid in 2..2 + 2 * STRANGERS_CALLS as u32 {
-        stranger.send(&message(xid, CALL, 1).stream).unwrap();
+async fn unadmitted_host_can_make_few_and_short_calls() {
+    let (server, client) = with_unadmitted_client().await;
+    client.send(&message(1, CALL, 5000).stream).unwrap();
+    for xid in 2..2 + 2 * UNADMITTED_CALLS as u32 {
+        client.send(&message(xid, CALL, 1).stream).unwrap();
     }
     let mut tokens = Vec::new();
-    while tokens.len() < STRANGERS_CALLS {
+    while tokens.len() < UNADMITTED_CALLS {
         tokens.push(poll_fn(|cx| server.poll_recv(cx)).await.unwrap().token);
     }
     let xids: Vec<_> = tokens.iter().map(|token| token.xid.0).collect();
-    assert_eq!(xids, (2..2 + STRANGERS_CALLS as u32).collect::<Vec<_>>());
+    assert_eq!(xids, (2..2 + UNADMITTED_CALLS as u32).collect::<Vec<_>>());
     tokens.drain(..).for_each(|token| server.forget(token));
-    // Those beyond were dropped when they were looked at, or are there still.
-    stranger.send(&message(99, CALL, 1).stream).unwrap();
+    // The excess calls were dropped when they were read, or are still in the socket buffer.
+    client.send(&message(99, CALL, 1).stream).unwrap();
     while poll_fn(|cx| server.poll_recv(cx)).await.unwrap().token.xid != Xid(99) {
-        server.shared.lock().bounds.as_mut().unwrap().strangers.clear();
+        server.shared.lock().bounds.as_mut().unwrap().unadmitted.clear();
     }
 }
 

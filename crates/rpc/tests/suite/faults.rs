@@ -1,4 +1,4 @@
-//! Connections that are cut, at every byte of a message: calls are executed once, and nobody notices.
+//! Connections that are cut at every byte of a message: each call is executed once, and succeeds.
 
 use crate::common;
 use std::{
@@ -20,7 +20,7 @@ use tokio::{
     },
 };
 
-/// After how many bytes of each direction a connection is cut.
+/// The number of bytes in each direction after which a connection is cut.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     to_server: usize,
@@ -29,7 +29,7 @@ struct Cut {
 
 const WHOLE: Cut = Cut { to_server: usize::MAX, to_client: usize::MAX };
 
-/// Forwards connections, cutting each as the plan says; without a plan they stay whole.
+/// A proxy that forwards connections and cuts each as planned. A connection without a plan is not cut.
 struct Proxy {
     address: SocketAddr,
     plan: Arc<Mutex<VecDeque<Cut>>>,
@@ -48,7 +48,7 @@ impl Proxy {
                 tokio::spawn(async move {
                     let far = TcpStream::connect(server).await.unwrap();
                     let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
-                    // Both halves of both sockets go when one direction ends.
+                    // Both halves of both sockets are closed when one direction ends.
                     tokio::select! {
                         () = forward(near_read, far_write, cut.to_server) => {}
                         () = forward(far_read, near_write, cut.to_client) => {}
@@ -59,7 +59,7 @@ impl Proxy {
         Self { address, plan }
     }
 
-    /// Plans the connections to come.
+    /// Plans cuts of the next connections.
     fn cut(&self, cuts: impl IntoIterator<Item = Cut>) {
         self.plan.lock().unwrap().extend(cuts);
     }
@@ -90,19 +90,19 @@ async fn client(host: &Host, proxy: &Proxy) -> Client {
     Client::new(host.kind.clone(), proxy.address, options)
 }
 
-/// Record marks and headers counted, an `ADD` and its reply are so long.
+/// Lengths in bytes of an `ADD` call and of its reply, with record marks and headers.
 const ADD_CALL: usize = 4 + 24 + 16 + 8;
 const ADD_REPLY: usize = 4 + 24 + 8;
 
 #[tokio::test]
-async fn cut_at_every_byte_of_a_call_and_of_its_reply_each_is_executed_once() {
+async fn call_is_executed_once_when_cut_at_any_byte_of_call_or_reply() {
     let host = Host::start(&[]);
     let proxy = Proxy::start(host.address).await;
     let mut expected = 0;
     let in_call = (0..=ADD_CALL).map(|to_server| Cut { to_server, ..WHOLE });
     let in_reply = (0..=ADD_REPLY).map(|to_client| Cut { to_client, ..WHOLE });
     for cut in in_call.chain(in_reply) {
-        // Twice in a row: the copy of a call is cut, too.
+        // Two connections are cut, so that the retransmitted call is cut, too.
         proxy.cut([cut, cut]);
         let client = client(&host, &proxy).await;
         expected += 1;
@@ -115,7 +115,7 @@ async fn cut_at_every_byte_of_a_call_and_of_its_reply_each_is_executed_once() {
 }
 
 #[tokio::test]
-async fn many_calls_at_a_time_over_connections_that_keep_breaking() {
+async fn concurrent_calls_survive_connections_that_keep_breaking() {
     let host = Host::start(&[]);
     let proxy = Proxy::start(host.address).await;
     let sizes = (0..60usize).map(|i| 700 + i * 331);
@@ -142,7 +142,7 @@ async fn many_calls_at_a_time_over_connections_that_keep_breaking() {
 }
 
 #[tokio::test]
-async fn large_replies_that_are_cut_arrive_whole_in_the_end() {
+async fn large_replies_arrive_complete_after_cuts() {
     let host = Host::start(&[]);
     let proxy = Proxy::start(host.address).await;
     let len = 300_000;
@@ -160,10 +160,10 @@ async fn large_replies_that_are_cut_arrive_whole_in_the_end() {
 }
 
 #[tokio::test]
-async fn a_call_in_progress_when_the_connection_breaks_is_not_executed_again() {
+async fn call_in_progress_when_connection_breaks_is_not_executed_again() {
     let host = Host::start(&[]);
     let proxy = Proxy::start(host.address).await;
-    // Each connection is cut when the call has gone through.
+    // Each connection is cut after the call has been forwarded.
     proxy.cut([Cut { to_server: ADD_CALL - 8, ..WHOLE }; 5]);
     let client = client(&host, &proxy).await;
     let call = tokio::spawn(async move {
@@ -179,7 +179,7 @@ async fn a_call_in_progress_when_the_connection_breaks_is_not_executed_again() {
 }
 
 #[tokio::test]
-async fn the_deadline_names_what_the_transport_said_last() {
+async fn deadline_error_contains_last_transport_error() {
     let host = Host::start(&[]);
     let proxy = Proxy::start(host.address).await;
     proxy.cut(std::iter::repeat_n(Cut { to_server: 10, ..WHOLE }, 1_000_000));

@@ -1,4 +1,4 @@
-//! Peers that do not keep to the protocol harm nobody but themselves.
+//! Peers that violate the protocol affect only themselves.
 
 use crate::common;
 use crate::common::{Counter, Host, add};
@@ -25,18 +25,18 @@ fn call(xid: u32, procedure: u32, arguments: impl FnOnce(&mut Encoder)) -> Bytes
     encoder.finish().stream
 }
 
-/// Sends `wire`, and reads until the server closes.
+/// Sends `wire`, and reads until the server closes the connection.
 async fn until_closed(host: &Host, wire: &[u8]) -> Vec<u8> {
     let mut socket = TcpStream::connect(host.address).await.unwrap();
     socket.write_all(wire).await.unwrap();
     let mut got = Vec::new();
-    // A reset is as good as an end.
+    // A reset also counts as a close.
     let _ = socket.read_to_end(&mut got).await;
     got
 }
 
 #[tokio::test]
-async fn what_is_no_rpc_closes_its_own_connection_only() {
+async fn bytes_that_are_not_rpc_close_only_their_own_connection() {
     let host = Host::start(&[]);
     let client = host.client().await;
     let no_rpc: [&[u8]; 5] = [
@@ -53,7 +53,7 @@ async fn what_is_no_rpc_closes_its_own_connection_only() {
 }
 
 #[tokio::test]
-async fn every_truncation_and_every_flipped_word_of_a_call_is_answered_or_closes() {
+async fn truncated_or_corrupted_call_is_answered_or_closes_connection() {
     let host = Host::start(&[]);
     let client = host.client().await;
     let whole = call(5, common::ADD, |encoder| encoder.u64(0));
@@ -66,7 +66,7 @@ async fn every_truncation_and_every_flipped_word_of_a_call_is_answered_or_closes
     for message in messages {
         let mut socket = TcpStream::connect(host.address).await.unwrap();
         socket.write_all(&record(&message)).await.unwrap();
-        // A good call behind it tells that the bad one has been dealt with.
+        // The reply to a valid call shows that the server has processed the bad call before it.
         let _ = socket.write_all(&record(&call(6, common::ADD, |encoder| encoder.u64(0)))).await;
         let mut replies = Vec::new();
         while let Ok(mark) = socket.read_u32().await {
@@ -78,7 +78,7 @@ async fn every_truncation_and_every_flipped_word_of_a_call_is_answered_or_closes
             }
         }
         let is_call = message.get(4..8) == Some(&[0; 4]);
-        // 0xff… as the direction is no message; a reply that nobody waits for is dropped.
+        // A message with direction 0xffffffff is invalid. A reply without a pending call is dropped.
         assert_eq!(replies.len(), if is_call { 2 } else { 0 }, "{message:?}");
         assert!(replies.iter().all(|reply| reply[4..8] == [0, 0, 0, 1]));
     }
@@ -86,7 +86,7 @@ async fn every_truncation_and_every_flipped_word_of_a_call_is_answered_or_closes
 }
 
 #[tokio::test]
-async fn a_peer_that_does_not_read_its_replies_is_not_read_either() {
+async fn calls_of_peer_that_does_not_read_replies_are_not_read() {
     let host = Host::start(&[]);
     let (len, calls) = (32 << 10, 4000);
     let socket = TcpStream::connect(host.address).await.unwrap();
@@ -103,9 +103,9 @@ async fn a_peer_that_does_not_read_its_replies_is_not_read_either() {
         before = echoed();
         tokio::time::sleep(std::time::Duration::from_millis(300)).await;
     }
-    // Four MiB of replies are queued, and the sockets' buffers are full; these are 128 MiB.
+    // 4 MiB of replies are queued, and the buffers of the sockets are full; all replies are 128 MiB.
     assert!(!writer.is_finished() && echoed() < u64::from(calls) / 2, "{} of {calls} calls", echoed());
-    assert_eq!(add(&host.client().await, 1).await.unwrap(), 1, "others are served meanwhile");
+    assert_eq!(add(&host.client().await, 1).await.unwrap(), 1, "other clients must be served meanwhile");
     let mut reply = vec![0; 4 + 24 + 4 + len];
     for xid in 0..calls {
         read.read_exact(&mut reply).await.unwrap();

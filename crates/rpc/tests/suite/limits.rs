@@ -1,4 +1,4 @@
-//! Floods of many connections and hosts stay within their bounds, and others are served meanwhile.
+//! Floods of many connections and hosts stay within their limits, and other clients are served meanwhile.
 
 use std::{
     net::SocketAddr,
@@ -23,22 +23,22 @@ use tokio::{
 };
 use xdr::{Encode, Encoder, Message};
 
-/// What all connections of [`Guarded`] share.
+/// Memory that all connections of [`LimitedServer`] share, in bytes.
 const MEMORY: usize = 4 << 20;
 const RECORD_MAX: usize = 256 << 10;
 
-/// A server with little memory.
-struct Guarded {
+/// A server with a low memory limit.
+struct LimitedServer {
     counter: Arc<Counter>,
     pool: Pool,
     address: SocketAddr,
     _workers: Workers,
 }
 
-impl Guarded {
+impl LimitedServer {
     fn start(connections: ConnectionLimits, hosts: Hosts) -> Self {
         let counter = Arc::new(Counter::default());
-        let builder = Server::builder().hosts(hosts).shared(counter.clone()).service(Crowd::default());
+        let builder = Server::builder().hosts(hosts).shared(counter.clone()).service(Concurrency::default());
         let pool = Pool::default();
         let raw = RawOptions::from([("memory".into(), "4m".into()), ("message_max".into(), "256k".into())]);
         let kind = TcpKind::new(TcpOptions::parse(&raw).unwrap(), pool.clone());
@@ -49,13 +49,13 @@ impl Guarded {
         Self { counter, pool, address, _workers: workers }
     }
 
-    /// A client at 127.0.0.1 with one connection.
+    /// Connects a client with one connection from 127.0.0.1.
     async fn client(&self) -> Client {
         let kind = Arc::new(TcpKind::default());
         Client::connect(kind, self.address, ClientOptions::new(Counter::PROGRAM, 1)).await.unwrap()
     }
 
-    /// Bytes of buffers in use.
+    /// Returns the bytes of buffers in use.
     fn in_use(&self) -> usize {
         let stats = self.pool.stats();
         stats.mapped - stats.free
@@ -66,7 +66,7 @@ impl Guarded {
         assert!(in_use <= MEMORY / 4 * 5 + 2 * RECORD_MAX, "{in_use} bytes of buffers");
     }
 
-    /// Makes small calls, and looks at the memory in between.
+    /// Makes small calls, and checks the memory after each.
     async fn assert_serves(&self, client: &Client) {
         for _ in 0..200 {
             add(client, 1).await.unwrap();
@@ -75,7 +75,7 @@ impl Guarded {
     }
 }
 
-/// A connection from 127.0.0.`last`, which is a host of its own.
+/// Connects from 127.0.0.`last`, which counts as a separate host.
 async fn connect_from(last: u8, to: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::from(([127, 0, 0, last], 0))).unwrap();
@@ -94,7 +94,7 @@ fn call(xid: u32, procedure: u32, arguments: &[u8]) -> Vec<u8> {
     call_to(Counter::PROGRAM, xid, procedure, arguments)
 }
 
-/// Waits until `condition` holds.
+/// Waits until `condition` is `true`.
 async fn until(what: &str, condition: impl Fn() -> bool) {
     for _ in 0..60_000 {
         if condition() {
@@ -102,19 +102,19 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    panic!("{what}");
+    panic!("timed out while waiting: {what}");
 }
 
-/// Whether the server closes it, sooner than it closes all connections that have never called.
+/// Returns `true` if the server closes the connection before the time limit for the first call of a connection.
 async fn is_closed(socket: &mut TcpStream) -> bool {
     let mut byte = [0; 1];
     let read = tokio::time::timeout(Duration::from_secs(30), socket.read(&mut byte));
-    matches!(read.await.expect("it is still open"), Ok(0) | Err(_))
+    matches!(read.await.expect("the connection must be closed"), Ok(0) | Err(_))
 }
 
 #[tokio::test]
-async fn half_sent_records_stay_within_the_memory_and_others_are_served() {
-    let server = Guarded::start(ConnectionLimits::default(), Hosts::all());
+async fn incomplete_records_stay_within_memory_limit() {
+    let server = LimitedServer::start(ConnectionLimits::default(), Hosts::all());
     let client = server.client().await;
     add(&client, 1).await.unwrap();
     let mut floods = JoinSet::new();
@@ -122,7 +122,7 @@ async fn half_sent_records_stay_within_the_memory_and_others_are_served() {
         let mut socket = connect_from(2 + connection % 50, server.address).await;
         floods.spawn(async move {
             let record = call(1, common::ECHO, &vec![0; RECORD_MAX - 100]);
-            // The last bytes never come.
+            // The last bytes are never sent.
             let _ = socket.write_all(&record[..record.len() - 8]).await;
             is_closed(&mut socket).await
         });
@@ -132,13 +132,13 @@ async fn half_sent_records_stay_within_the_memory_and_others_are_served() {
     // A long call waits until stalled connections have been closed.
     let data = Bytes::from(vec![7; 100_000]);
     echo(&client, data, None).await.unwrap();
-    assert!(floods.join_next().await.unwrap().unwrap(), "one that stalled is closed");
+    assert!(floods.join_next().await.unwrap().unwrap(), "a stalled connection must be closed");
     server.assert_bounded();
 }
 
 #[tokio::test]
-async fn calls_in_progress_stay_within_the_memory_and_are_all_answered_in_the_end() {
-    let server = Guarded::start(ConnectionLimits::default(), Hosts::all());
+async fn calls_in_progress_stay_within_memory_limit_and_are_answered() {
+    let server = LimitedServer::start(ConnectionLimits::default(), Hosts::all());
     let client = server.client().await;
     let (connections, calls) = (30, 20);
     let mut floods = JoinSet::new();
@@ -166,12 +166,12 @@ async fn calls_in_progress_stay_within_the_memory_and_are_all_answered_in_the_en
     while let Some(answered) = floods.join_next().await {
         answered.unwrap();
     }
-    until("buffers come back", || server.in_use() == 0).await;
+    until("buffers return to the pool", || server.in_use() == 0).await;
 }
 
 #[tokio::test]
-async fn replies_that_are_not_read_stay_within_the_memory() {
-    let server = Guarded::start(ConnectionLimits::default(), Hosts::all());
+async fn unread_replies_stay_within_memory_limit() {
+    let server = LimitedServer::start(ConnectionLimits::default(), Hosts::all());
     let client = server.client().await;
     let mut floods = JoinSet::new();
     for connection in 0..60 {
@@ -188,17 +188,17 @@ async fn replies_that_are_not_read_stay_within_the_memory() {
             std::future::pending::<()>().await;
         });
     }
-    until("replies wait", || server.in_use() > MEMORY / 2).await;
+    until("replies are queued", || server.in_use() > MEMORY / 2).await;
     server.assert_serves(&client).await;
     let closed = tokio::time::timeout(Duration::from_secs(120), floods.join_next()).await;
-    closed.expect("one that reads nothing is closed").unwrap().unwrap();
+    closed.expect("a connection that reads nothing must be closed").unwrap().unwrap();
     server.assert_serves(&client).await;
 }
 
 #[tokio::test]
-async fn a_host_that_opens_all_connections_does_not_lock_out_others() {
+async fn host_that_opens_all_connections_does_not_lock_out_others() {
     let limits = ConnectionLimits { per_host: 40, ..ConnectionLimits::total(50) };
-    let server = Guarded::start(limits, Hosts::all());
+    let server = LimitedServer::start(limits, Hosts::all());
     let client = server.client().await;
     add(&client, 1).await.unwrap();
     let kept = client.transport().unwrap();
@@ -208,40 +208,43 @@ async fn a_host_that_opens_all_connections_does_not_lock_out_others() {
     }
     let other = server.client().await;
     add(&other, 1).await.unwrap();
-    // Each of the first 250 gave way to a later one.
+    // Each of the first 250 connections was evicted for a later one.
     for mut socket in silent.drain(..250) {
         assert!(is_closed(&mut socket).await);
     }
     add(&client, 1).await.unwrap();
-    assert!(Arc::ptr_eq(&kept, &client.transport().unwrap()), "a connection that is used stays");
+    assert!(Arc::ptr_eq(&kept, &client.transport().unwrap()), "a connection in use must not be evicted");
 }
 
 #[tokio::test]
-async fn a_host_that_keeps_all_connections_busy_does_not_lock_out_others() {
-    let server = Guarded::start(ConnectionLimits { per_host: 8, ..ConnectionLimits::total(8) }, Hosts::all());
+async fn host_with_only_busy_connections_does_not_lock_out_others() {
+    let server = LimitedServer::start(ConnectionLimits { per_host: 8, ..ConnectionLimits::total(8) }, Hosts::all());
     let mut busy = Vec::new();
     for connection in 0..8 {
         let mut socket = connect_from(2, server.address).await;
         socket.write_all(&call(1, common::NEVER, &[])).await.unwrap();
-        // A call behind it that is answered tells that it is in progress.
+        // The reply to a later call shows that the first call is in progress.
         socket.write_all(&call(2, common::ADD, &0u64.to_be_bytes())).await.unwrap();
         socket.read_exact(&mut [0; 4 + 24 + 8]).await.unwrap();
         assert!(connection < 8);
         busy.push(socket);
     }
-    assert!(is_closed(&mut connect_from(2, server.address).await).await, "its own calls are not given up");
+    assert!(
+        is_closed(&mut connect_from(2, server.address).await).await,
+        "a host's own busy connections must not be evicted"
+    );
     add(&server.client().await, 1).await.unwrap();
     assert!(is_closed(&mut busy[0]).await);
 }
 
-/// Counts how many of its calls are in progress at a time.
+/// A service that counts how many of its calls are in progress at the same time.
 #[derive(Default)]
-struct Crowd {
+struct Concurrency {
     now: AtomicUsize,
     most: AtomicUsize,
 }
 
-impl Crowd {
+impl Concurrency {
     const PROGRAM: u32 = 0x2000_0002;
 
     async fn execute(&self, call: Call<'_>) -> Result<Message, AcceptError> {
@@ -255,7 +258,7 @@ impl Crowd {
     }
 }
 
-impl Service for Crowd {
+impl Service for Concurrency {
     fn program(&self) -> u32 {
         Self::PROGRAM
     }
@@ -265,7 +268,7 @@ impl Service for Crowd {
     }
 
     fn procedure(&self, _: u32, procedure: u32) -> Option<Procedure> {
-        (procedure == 1).then_some(Procedure { name: "CROWD", idempotent: true })
+        (procedure == 1).then_some(Procedure { name: "CONCURRENCY", idempotent: true })
     }
 
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
@@ -273,10 +276,10 @@ impl Service for Crowd {
     }
 }
 
-/// Sends many calls at once; returns how many were in progress at most.
-async fn crowd(mut socket: TcpStream) -> u32 {
+/// Sends many calls at once. Returns the maximum number of calls in progress.
+async fn max_in_progress(mut socket: TcpStream) -> u32 {
     let calls = 40;
-    let wire: Vec<u8> = (0..calls).flat_map(|xid| call_to(Crowd::PROGRAM, xid, 1, &[])).collect();
+    let wire: Vec<u8> = (0..calls).flat_map(|xid| call_to(Concurrency::PROGRAM, xid, 1, &[])).collect();
     socket.write_all(&wire).await.unwrap();
     let mut most = 0;
     for _ in 0..calls {
@@ -288,10 +291,14 @@ async fn crowd(mut socket: TcpStream) -> u32 {
 }
 
 #[tokio::test]
-async fn a_host_that_is_not_admitted_gets_few_calls_short_messages_and_few_connections() {
-    let server = Guarded::start(ConnectionLimits::default(), Hosts::admitted_by(|ip| ip.to_string() == "127.0.0.1"));
-    assert_eq!(crowd(connect_from(2, server.address).await).await, 4);
-    assert!(crowd(connect_from(1, server.address).await).await > 4, "an admitted host has more at a time");
+async fn unadmitted_host_has_low_limits_on_calls_messages_and_connections() {
+    let server =
+        LimitedServer::start(ConnectionLimits::default(), Hosts::admitted_by(|ip| ip.to_string() == "127.0.0.1"));
+    assert_eq!(max_in_progress(connect_from(2, server.address).await).await, 4);
+    assert!(
+        max_in_progress(connect_from(1, server.address).await).await > 4,
+        "an admitted host must have a higher limit"
+    );
 
     let mut long = connect_from(2, server.address).await;
     long.write_all(&call(1, common::ECHO, &[0; 20_000])[..100]).await.unwrap();
@@ -303,9 +310,9 @@ async fn a_host_that_is_not_admitted_gets_few_calls_short_messages_and_few_conne
         connections.push(connect_from(2, server.address).await);
     }
     for socket in &mut connections[..4] {
-        assert!(is_closed(socket).await, "there are at most 16");
+        assert!(is_closed(socket).await, "the host can have at most 16 connections");
     }
-    // The last ones are served, but nothing is remembered of them.
+    // The last connections are served, but the duplicate request cache does not keep their replies.
     for socket in &mut connections[18..] {
         socket.write_all(&call(1, common::ADD, &1u64.to_be_bytes())).await.unwrap();
         socket.read_exact(&mut [0; 4 + 24 + 8]).await.unwrap();
@@ -315,5 +322,5 @@ async fn a_host_that_is_not_admitted_gets_few_calls_short_messages_and_few_conne
         socket.write_all(&call(1, common::ADD, &1u64.to_be_bytes())).await.unwrap();
         socket.read_exact(&mut [0; 4 + 24 + 8]).await.unwrap();
     }
-    assert_eq!(server.counter.value(), 3, "an admitted host's call is executed once");
+    assert_eq!(server.counter.value(), 3, "a retransmitted call of an admitted host must be executed once");
 }

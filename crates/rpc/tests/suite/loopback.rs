@@ -1,4 +1,4 @@
-//! Client and server together, over the loopback interface.
+//! Client and server over the loopback interface.
 
 use crate::common;
 use std::{sync::Arc, time::Duration};
@@ -14,7 +14,7 @@ use rpc::{
 use xdr::Message;
 
 #[tokio::test]
-async fn many_calls_at_a_time_get_their_own_answers() {
+async fn concurrent_calls_get_their_own_answers() {
     let host = Host::start(&[]);
     let client = host.client().await;
     let calls = (0..2000u64).map(|i| {
@@ -42,7 +42,7 @@ async fn many_calls_at_a_time_get_their_own_answers() {
 }
 
 #[tokio::test]
-async fn a_large_payload_comes_back_in_the_callers_own_buffer() {
+async fn large_payload_is_placed_in_callers_buffer() {
     let host = Host::start(&[]);
     let client = host.client().await;
     let mut sink = Buffer::zeroed(1 << 20);
@@ -50,7 +50,7 @@ async fn a_large_payload_comes_back_in_the_callers_own_buffer() {
         let data = Bytes::from(vec![round; 1 << 20]);
         let answer = echo(&client, data.clone(), Some(sink)).await.unwrap();
         let shared = answer.sink.unwrap();
-        assert!(shared.holds(&answer.results.0), "placed, not copied");
+        assert!(shared.holds(&answer.results.0), "the payload must be placed, not copied");
         assert!(answer.results.0.to_bytes().unwrap() == data);
         drop(answer.results);
         sink = Buffer::try_from(shared.into_region().unwrap()).unwrap();
@@ -59,7 +59,7 @@ async fn a_large_payload_comes_back_in_the_callers_own_buffer() {
 }
 
 #[tokio::test]
-async fn every_way_to_be_refused_reaches_the_caller() {
+async fn each_reason_for_rejection_reaches_the_caller() {
     let host = Host::start(&[]);
     let client = host.client().await;
     let call = |client: Client, procedure| async move {
@@ -79,13 +79,13 @@ async fn every_way_to_be_refused_reaches_the_caller() {
     assert_eq!(stat(call(client.clone(), common::PANIC).await), AcceptStat::SystemErr);
     assert_eq!(stat(call(client.clone(), common::PANIC_LATER).await), AcceptStat::SystemErr);
     client.call::<()>(0, &(), ReplyPlan::default(), CallOptions::default()).await.unwrap();
-    assert_eq!(add(&client, 1).await.unwrap(), 1, "the connection has survived all of it");
+    assert_eq!(add(&client, 1).await.unwrap(), 1, "the connection must still work");
     let panics: u64 = host.server.stats().iter().filter(|s| s.name.starts_with("PANIC")).map(|s| s.errors).sum();
     assert_eq!(panics, 2);
 }
 
 #[tokio::test]
-async fn an_unknown_flavour_is_denied() {
+async fn unknown_flavour_is_denied() {
     let host = Host::start(&[]);
     let transport = host.kind.connect(host.address).await.unwrap();
     let driver = transport.clone();
@@ -104,7 +104,7 @@ async fn an_unknown_flavour_is_denied() {
 }
 
 #[tokio::test]
-async fn a_slow_call_does_not_hold_up_others_and_has_its_deadline() {
+async fn slow_call_does_not_block_others_and_times_out() {
     let host = Host::start(&[]);
     let client = host.client().await;
     let slow = tokio::spawn({
@@ -124,7 +124,7 @@ async fn a_slow_call_does_not_hold_up_others_and_has_its_deadline() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_an_error_at_once_or_at_the_deadline() {
+async fn absent_server_is_an_error_at_once_or_at_the_deadline() {
     let host = Host::start(&[]);
     let Host { kind, address, port: _port, workers, .. } = host;
     drop(workers);
@@ -146,7 +146,7 @@ async fn a_server_that_is_not_there_is_an_error_at_once_or_at_the_deadline() {
 }
 
 #[tokio::test]
-async fn calls_beyond_the_bound_of_a_connection_wait_for_their_turn() {
+async fn calls_beyond_the_limit_of_a_connection_wait() {
     let host = Host::start(&[]);
     let client = host.client().await;
     let blocked: Vec<_> = (0..common::CALLS_MAX)
@@ -162,7 +162,7 @@ async fn calls_beyond_the_bound_of_a_connection_wait_for_their_turn() {
         let client = client.clone();
         async move { add(&client, 1).await }
     });
-    assert_eq!(add(&host.client().await, 1).await.unwrap(), 1, "another connection is not affected");
+    assert_eq!(add(&host.client().await, 1).await.unwrap(), 1, "another connection must not be affected");
     assert!(!beyond.is_finished());
     host.counter.open_gate();
     assert_eq!(beyond.await.unwrap().unwrap(), 2);
@@ -172,13 +172,14 @@ async fn calls_beyond_the_bound_of_a_connection_wait_for_their_turn() {
 }
 
 #[tokio::test]
-async fn a_full_connection_still_calls_back_and_hears_the_answer() {
+async fn callback_works_on_connection_at_its_call_limit() {
     let back = Arc::new(Counter::default());
     let host = Host::start(&[]);
     let options =
         ClientOptions { callbacks: Some(rpc::Server::builder().shared(back.clone()).build()), ..host.options() };
     let client = Client::connect(host.kind.clone(), host.address, options).await.unwrap();
-    // The last call that is taken waits for an answer that comes behind calls that are not.
+    // The last accepted call waits for the answer to a callback. That answer arrives behind calls that are not
+    // accepted.
     let calls = (1..=3 * common::CALLS_MAX).map(|call| {
         let client = client.clone();
         tokio::spawn(async move {
@@ -201,7 +202,7 @@ async fn a_full_connection_still_calls_back_and_hears_the_answer() {
 }
 
 #[tokio::test]
-async fn draining_answers_what_has_been_called_and_takes_no_more() {
+async fn drain_answers_calls_in_progress_and_accepts_no_more() {
     let host = Host::start(&[]);
     let client = host.client().await;
     let waiting = tokio::spawn({
@@ -211,7 +212,7 @@ async fn draining_answers_what_has_been_called_and_takes_no_more() {
     host.counter.wait_for_gate(1).await;
     let Host { workers, counter, kind, address, port: _port, .. } = host;
     let drained = tokio::spawn(workers.drain(Duration::from_secs(60)));
-    // The listener goes first.
+    // The listener is closed first.
     while kind.connect(address).await.is_ok() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -222,7 +223,7 @@ async fn draining_answers_what_has_been_called_and_takes_no_more() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_disturbs_nobody() {
+async fn dropped_call_does_not_affect_others() {
     let host = Host::start(&[]);
     let client = host.client().await;
     for round in 0..50u64 {
@@ -237,7 +238,7 @@ async fn a_dropped_call_disturbs_nobody() {
 }
 
 #[tokio::test]
-async fn the_server_can_call_back_on_the_same_connection() {
+async fn server_can_call_back_on_the_same_connection() {
     let back = Arc::new(Counter::default());
     let callbacks = rpc::Server::builder().shared(back.clone()).build();
     let host = Host::start(&[]);
@@ -248,9 +249,10 @@ async fn the_server_can_call_back_on_the_same_connection() {
     assert_eq!(back.value(), 5);
 }
 
-/// A service keeps who has called, calls it later by that very connection, and hears when each is over.
+/// A service stores its callers, calls them later over their own connections, and is told when each connection is
+/// closed.
 #[tokio::test]
-async fn a_service_calls_by_a_connection_after_its_call_and_until_that_is_over() {
+async fn service_can_call_back_after_its_call_until_connection_closes() {
     let host = Host::start(&[]);
     let mut clients = Vec::new();
     for _ in 0..2 {
@@ -262,7 +264,7 @@ async fn a_service_calls_by_a_connection_after_its_call_and_until_that_is_over()
         clients.push((client, back));
     }
     let callers: Vec<_> = host.counter.callers.lock().unwrap().values().cloned().collect();
-    assert_eq!(callers.len(), 2, "each connection has its own name");
+    assert_eq!(callers.len(), 2, "each connection must have its own ID");
     let target = rpc::ReverseTarget::new(Counter::PROGRAM, 1, &rpc::Credential::None);
     let plan = || (ReplyPlan::default(), Duration::from_secs(60));
     for (caller, amount) in callers.iter().zip([5u64, 7]) {
@@ -272,7 +274,7 @@ async fn a_service_calls_by_a_connection_after_its_call_and_until_that_is_over()
     }
     let mut values: Vec<u64> = clients.iter().map(|(_, back)| back.value()).collect();
     values.sort();
-    assert_eq!(values, [15, 21], "each by its own connection");
+    assert_eq!(values, [15, 21], "each client must be called over its own connection");
     let gone = clients.remove(0).0;
     drop(gone);
     while host.counter.callers.lock().unwrap().len() > 1 {
@@ -289,8 +291,8 @@ async fn a_service_calls_by_a_connection_after_its_call_and_until_that_is_over()
 }
 
 #[tokio::test]
-async fn an_idle_connection_is_closed_and_made_again_for_the_next_call() {
-    // The server's is the shorter time in the second case.
+async fn idle_connection_is_closed_and_reopened_for_the_next_call() {
+    // In the second case, the server closes the connection first.
     for (server, client) in [("off", "40ms"), ("40ms", "off")] {
         let host = Host::start(&[("idle", server)]);
         let options = RawOptions::from([("idle".to_owned(), client.to_owned())]);
@@ -306,13 +308,13 @@ async fn an_idle_connection_is_closed_and_made_again_for_the_next_call() {
 }
 
 thread_local! {
-    static KEEPS: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    static FIXED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Says whether the thread that serves keeps its credentials.
-struct Keeps;
+/// A service that returns `true` if its thread keeps its credentials.
+struct FixedCredentials;
 
-impl Service for Keeps {
+impl Service for FixedCredentials {
     fn program(&self) -> u32 {
         Counter::PROGRAM
     }
@@ -322,18 +324,18 @@ impl Service for Keeps {
     }
 
     fn procedure(&self, _: u32, _: u32) -> Option<Procedure> {
-        Some(Procedure { name: "KEEPS", idempotent: true })
+        Some(Procedure { name: "FIXED", idempotent: true })
     }
 
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        Box::pin(async move { Ok(call.reply(&KEEPS.get())) })
+        Box::pin(async move { Ok(call.reply(&FIXED.get())) })
     }
 }
 
-/// An ordinary listener, and one whose connections want threads that keep their credentials.
-struct Partly(Box<dyn Listener>, Option<Box<dyn Listener>>);
+/// A listener of two parts: connections of the second part need threads that keep their credentials.
+struct SplitListener(Box<dyn Listener>, Option<Box<dyn Listener>>);
 
-impl Listener for Partly {
+impl Listener for SplitListener {
     fn local_addr(&self) -> std::net::SocketAddr {
         self.0.local_addr()
     }
@@ -351,9 +353,9 @@ impl Listener for Partly {
     }
 }
 
-struct Keeping(Box<dyn Listener>);
+struct FixedListener(Box<dyn Listener>);
 
-impl Listener for Keeping {
+impl Listener for FixedListener {
     fn local_addr(&self) -> std::net::SocketAddr {
         self.0.local_addr()
     }
@@ -368,20 +370,22 @@ impl Listener for Keeping {
 }
 
 #[tokio::test]
-async fn connections_that_bear_no_change_of_credentials_have_threads_of_their_own() {
+async fn connections_with_fixed_credentials_have_their_own_threads() {
     let kind: Arc<dyn TransportKind> = Arc::new(TcpKind::default());
     let listen = || kind.listen("127.0.0.1:0".parse().unwrap()).unwrap();
-    let (ordinary, keeping) = (listen(), listen());
-    let at = [ordinary.local_addr(), keeping.local_addr()];
-    let options = WorkerOptions { threads: 2, keep_credentials: Some(|| KEEPS.set(true)), ..Default::default() };
+    let (ordinary, fixed) = (listen(), listen());
+    let at = [ordinary.local_addr(), fixed.local_addr()];
+    let options = WorkerOptions { threads: 2, keep_credentials: Some(|| FIXED.set(true)), ..Default::default() };
     let workers = Workers::new(options).unwrap();
-    workers
-        .listen(Server::builder().service(Keeps).build(), Box::new(Partly(ordinary, Some(Box::new(Keeping(keeping))))));
-    // More connections than threads of either kind.
+    workers.listen(
+        Server::builder().service(FixedCredentials).build(),
+        Box::new(SplitListener(ordinary, Some(Box::new(FixedListener(fixed))))),
+    );
+    // There are more connections than threads of either kind.
     for connection in 0..10 {
-        let (at, kept) = (at[connection % 2], connection % 2 == 1);
+        let (at, is_fixed) = (at[connection % 2], connection % 2 == 1);
         let client = Client::connect(kind.clone(), at, ClientOptions::new(Counter::PROGRAM, 1)).await.unwrap();
         let answer = client.call::<bool>(1, &(), ReplyPlan::default(), CallOptions::default()).await.unwrap();
-        assert_eq!(answer.results, kept);
+        assert_eq!(answer.results, is_fixed);
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of RPC over TCP and UDP. One program, because each test program links everything anew.
+//! Tests of RPC over TCP and UDP. They are one program, because linking each test program takes long.
 
 mod common;
 

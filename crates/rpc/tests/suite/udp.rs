@@ -1,4 +1,4 @@
-//! Client and server over UDP, with datagrams that are lost, doubled and late.
+//! Client and server over UDP, with datagrams that are lost, duplicated and delayed.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use rpc::{Client, ClientOptions, UdpKind};
 use tokio::net::UdpSocket;
 
-/// Forwards the datagrams of one client, and does to each what `fate` says of its number.
+/// Forwards the datagrams of one client. `fate` decides about each datagram by its number.
 async fn proxy(server: SocketAddr, fate: fn(u64) -> Fate) -> SocketAddr {
     let near = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let far = UdpSocket::bind("127.0.0.1:0").await.unwrap();
@@ -67,7 +67,7 @@ async fn client(host: &Host, server: SocketAddr) -> Client {
 }
 
 #[tokio::test]
-async fn many_calls_at_a_time_get_their_own_answers() {
+async fn concurrent_calls_get_their_own_answers() {
     let host = Host::start_with(Arc::new(UdpKind::default()), &[]);
     let client = client(&host, host.address).await;
     let calls = (0..200u64).map(|i| {
@@ -86,8 +86,8 @@ async fn many_calls_at_a_time_get_their_own_answers() {
 }
 
 #[tokio::test]
-async fn each_call_is_executed_once_whatever_becomes_of_its_datagrams() {
-    /// A number below eight, which does not fall into step with calls and replies.
+async fn call_is_executed_once_despite_lost_duplicated_and_late_datagrams() {
+    /// Returns a pseudo-random number below eight, so that losses are not in step with calls and replies.
     fn dice(number: u64) -> u64 {
         let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 61

@@ -1,4 +1,4 @@
-//! Credits: granted from what is free, never zero, and not to be overrun.
+//! Credits: grants depend on free receives, are never zero, and cannot be exceeded.
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
@@ -17,13 +17,13 @@ use rpcrdma::{
 use tokio::{sync::watch, task::JoinSet};
 use xdr::Message;
 
-const ASKED: u32 = 100;
+const REQUESTED: u32 = 100;
 
 fn call_header(xid: u32) -> Header {
-    Header { xid: Xid(xid), credits: ASKED, body: Body::Msg(Lists::default()) }
+    Header { xid: Xid(xid), credits: REQUESTED, body: Body::Msg(Lists::default()) }
 }
 
-/// A server whose receives are those of `source`, of which each call holds one as it would with a real queue pair.
+/// Creates a server with the receives of `source`. As with a real queue pair, each call holds one of them.
 fn server(source: &ReceiveSource) -> Node {
     let mut node = Node::server(Options::default());
     let options = Options::default();
@@ -33,16 +33,16 @@ fn server(source: &ReceiveSource) -> Node {
     node
 }
 
-fn tell(node: &mut Node, puppet: &mut Puppet, xid: u32) {
-    puppet.tell(node, &call_header(xid), &message(xid, CALL, 0, b"").stream);
+fn send_call(node: &mut Node, puppet: &mut Puppet, xid: u32) {
+    puppet.deliver(node, &call_header(xid), &message(xid, CALL, 0, b"").stream);
 }
 
-/// Answers a call; what the reply grants.
+/// Answers a call, and returns the number of credits that the reply grants.
 fn answer_one(node: &mut Node, puppet: &mut Puppet, token: ReplyToken) -> u32 {
     let xid = token.xid.0;
     node.reply(token, message(xid, REPLY, 0, b"")).unwrap();
     puppet.run(node);
-    puppet.heard().0.credits
+    puppet.received().0.credits
 }
 
 fn source(budget: usize) -> ReceiveSource {
@@ -50,60 +50,60 @@ fn source(budget: usize) -> ReceiveSource {
 }
 
 #[test]
-fn grants_follow_what_is_free_and_never_fall_below_the_guarantee() {
+fn grants_follow_free_receives_and_never_fall_below_the_guarantee() {
     let source = source(200);
     let (mut node, mut puppet) = (server(&source), Puppet::default());
     let (mut mine, mut others) = (source.account(), source.account());
     let mut grant = |held: usize| {
         let held: Vec<_> = (0..held).map(|_| others.take(false).unwrap()).collect();
         let call = mine.take(false).unwrap();
-        tell(&mut node, &mut puppet, 1);
+        send_call(&mut node, &mut puppet, 1);
         let token = node.next_call().1;
         let granted = answer_one(&mut node, &mut puppet, token);
         drop((held, call));
         granted
     };
     assert_eq!([0, 50, 100, 150, 190, 196, 199].map(&mut grant), [100, 74, 49, 24, 4, 2, 2]);
-    assert_eq!(grant(0), 100, "what is free again is granted again");
+    assert_eq!(grant(0), 100, "receives that are free again must be granted again");
 }
 
 #[test]
-fn calls_on_their_way_under_an_earlier_grant_are_served_and_the_next_is_one_too_many() {
+fn calls_under_an_earlier_grant_are_served_and_further_ones_rejected() {
     let source = source(300);
     let (mut node, mut puppet) = (server(&source), Puppet::default());
     let mut others = source.account();
-    tell(&mut node, &mut puppet, 0);
+    send_call(&mut node, &mut puppet, 0);
     let token = node.next_call().1;
-    assert_eq!(answer_one(&mut node, &mut puppet, token), ASKED);
+    assert_eq!(answer_one(&mut node, &mut puppet, token), REQUESTED);
     let _scarce: Vec<_> = std::iter::from_fn(|| others.take(false)).collect();
-    // The caller uses all of the grant before it hears of less.
-    (1..=ASKED).for_each(|xid| tell(&mut node, &mut puppet, xid));
-    for outstanding in (0..ASKED).rev() {
+    // The caller uses the whole grant before it receives a smaller one.
+    (1..=REQUESTED).for_each(|xid| send_call(&mut node, &mut puppet, xid));
+    for outstanding in (0..REQUESTED).rev() {
         assert!(!node.disconnecting);
         let token = node.next_call().1;
         let granted = answer_one(&mut node, &mut puppet, token);
-        assert_eq!(granted, outstanding.max(2), "no more than are outstanding");
+        assert_eq!(granted, outstanding.max(2), "the grant must be the number of outstanding calls, at least two");
     }
-    (1..=3).for_each(|xid| tell(&mut node, &mut puppet, xid));
-    assert!(node.disconnecting, "two were granted");
+    (1..=3).for_each(|xid| send_call(&mut node, &mut puppet, xid));
+    assert!(node.disconnecting, "three calls must exceed the grant of two");
     assert!(node.events.iter().any(|event| matches!(event, Event::Closed(TransportError::Protocol(_)))));
 }
 
 #[test]
-fn a_call_that_is_forgotten_gives_its_credit_back() {
+fn forgotten_call_returns_its_credit() {
     let source = source(300);
     let (mut node, mut puppet) = (server(&source), Puppet::default());
     for xid in 0..1000 {
-        tell(&mut node, &mut puppet, xid);
+        send_call(&mut node, &mut puppet, xid);
         let token = node.next_call().1;
         node.connection.forget(&token);
-        assert!(node.reply(token, message(xid, REPLY, 0, b"")).is_err(), "it is over");
+        assert!(node.reply(token, message(xid, REPLY, 0, b"")).is_err(), "a forgotten call must not be answered");
         node.post_receive();
     }
     assert!(!node.disconnecting && puppet.sent.is_empty());
 }
 
-/// A server on the simulated fabric whose connections share few receives, and answers when it is told to.
+/// A server on the simulated fabric whose connections share few receives. It answers when it is told to.
 struct Host {
     sim: Sim,
     at: std::net::SocketAddr,
@@ -131,7 +131,7 @@ impl Host {
     }
 }
 
-/// Keeps calls in progress for a while each, and those whose payload is `HELD` until told.
+/// Serves calls with a delay, and calls whose payload is `HELD` only after `go` is sent.
 async fn serve_slowly(transport: Arc<dyn Transport>, told: watch::Receiver<bool>) {
     let mut calls = JoinSet::new();
     while let Ok(call) = poll_fn(|cx| transport.poll_recv(cx)).await {
@@ -169,10 +169,10 @@ async fn connect(host: &Host) -> Arc<dyn Transport> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn under_overload_everybody_goes_on_and_what_waits_is_served_in_the_end() {
+async fn all_clients_are_served_under_overload() {
     for seed in 0..5 {
         let host = Host::start(seed, 16 * 4096);
-        // Two take all there is, with calls that are not answered for now, some of them read from their memory.
+        // Two clients use all receives with calls that are not answered yet. Some of their payloads are read.
         let mut hogs = JoinSet::new();
         for _ in 0..2 {
             let transport = connect(&host).await;
@@ -192,7 +192,7 @@ async fn under_overload_everybody_goes_on_and_what_waits_is_served_in_the_end() 
             }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        // Others are guaranteed what it takes to be served, reads from their memory included.
+        // Other clients must be served with their guaranteed receives, including reads of their payloads.
         let mut modest = JoinSet::new();
         for _ in 0..20 {
             let transport = connect(&host).await;
@@ -205,16 +205,16 @@ async fn under_overload_everybody_goes_on_and_what_waits_is_served_in_the_end() 
             });
         }
         let served = tokio::time::timeout(Duration::from_secs(50), modest.join_all()).await;
-        assert!(served.is_ok(), "seed {seed}: they are not served");
+        assert!(served.is_ok(), "seed {seed}: the other clients must be served");
         assert_eq!(hogs.len(), 200);
         assert!(hogs.try_join_next().is_none());
         host.go.send_replace(true);
-        tokio::time::timeout(Duration::from_secs(50), hogs.join_all()).await.expect("what waited is served");
+        tokio::time::timeout(Duration::from_secs(50), hogs.join_all()).await.expect("the waiting calls must be served");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_overruns_its_credits_is_disconnected_alone() {
+async fn only_the_client_that_exceeds_its_credits_is_disconnected() {
     let host = Host::start(1, 16 * 4096);
     let honest = connect(&host).await;
     let serve = |xid| {
@@ -232,6 +232,6 @@ async fn a_client_that_overruns_its_credits_is_disconnected_alone() {
     }
     let mut completions = Vec::new();
     let ended = async { while poll_fn(|cx| hostile.poll_completions(cx, &mut completions)).await.is_ok() {} };
-    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the server still talks to it");
+    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("the server must disconnect the client");
     serve(2).await;
 }

@@ -49,8 +49,8 @@ impl World {
         transport
     }
 
-    /// When both ends have seen the end of all connections, every buffer is back.
-    async fn assert_all_home(&self) {
+    /// Asserts that all buffers return to the pool after both ends have closed all connections.
+    async fn assert_no_leak(&self) {
         let patience = Instant::now() + Duration::from_secs(120);
         while Instant::now() < patience {
             let stats = self.pool.stats();
@@ -91,7 +91,7 @@ async fn call_all(transport: &Arc<dyn Transport>, count: u32) -> usize {
 }
 
 #[tokio::test]
-async fn calls_of_all_sizes_at_once_with_every_way_of_speaking() {
+async fn concurrent_calls_of_all_sizes_with_all_protocol_variants() {
     let iwarps = [
         IwarpOptions::default(),
         IwarpOptions { crc: true, fpdu_max: 1400, ..IwarpOptions::default() },
@@ -105,12 +105,12 @@ async fn calls_of_all_sizes_at_once_with_every_way_of_speaking() {
             assert_eq!(call_all(&transport, 64).await, 64);
             transport.close();
             drop(transport);
-            world.assert_all_home().await;
+            world.assert_no_leak().await;
         }
     }
 }
 
-/// Passes on bytes of one connection to `to` until `count` have come back from there, then cuts it.
+/// Forwards one connection to `to`, and cuts it after `count` bytes from there.
 async fn cut_after(to: SocketAddr, count: u64) -> SocketAddr {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
@@ -129,7 +129,7 @@ async fn cut_after(to: SocketAddr, count: u64) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn a_connection_cut_in_the_middle_ends_every_call_and_gives_all_memory_back() {
+async fn cut_connection_ends_every_call_and_releases_all_memory() {
     let world = World::new(IwarpOptions::default(), Options::default());
     let mut lost = 0;
     for count in [200, 1000, 5000, 50_000, 500_000, 2_000_000, 3_000_000] {
@@ -137,11 +137,11 @@ async fn a_connection_cut_in_the_middle_ends_every_call_and_gives_all_memory_bac
         lost += 40 - call_all(&transport, 40).await;
     }
     assert!(lost > 40, "{lost} of 280");
-    world.assert_all_home().await;
+    world.assert_no_leak().await;
 }
 
 #[tokio::test]
-async fn calls_that_are_given_up_leave_the_connection_in_order() {
+async fn connection_works_after_cancelled_calls() {
     let world = World::new(IwarpOptions::default(), Options::default());
     let transport = world.connect().await;
     for round in 0..50 {
@@ -152,5 +152,5 @@ async fn calls_that_are_given_up_leave_the_connection_in_order() {
     }
     transport.close();
     drop(transport);
-    world.assert_all_home().await;
+    world.assert_no_leak().await;
 }

@@ -1,4 +1,5 @@
-//! Tests of RPC-over-RDMA over simulated and real providers. One program, because each test program links everything anew.
+//! Tests of RPC-over-RDMA over simulated and real providers. They are one program, because linking each test program
+//! takes long.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Both sides against each other: whatever the sizes, the thresholds and the order of things, what arrives is what was
-//! sent; wherever the connection is cut, no memory stays exposed, no buffer is lost, and every call ends.
+//! Requester and responder against each other. For all sizes, thresholds and orders of requests, each message arrives
+//! as it was sent. Wherever the connection is cut, no memory stays exposed, no buffer leaks, and every call ends.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ struct Exchange {
     call_payload: usize,
     reply_words: usize,
     reply_payload: usize,
-    /// What the reply's payload could have been, beyond what it is.
+    /// The difference between the maximum and the actual length of the reply's payload.
     slack: usize,
     sink: bool,
     cancel: bool,
@@ -79,7 +79,7 @@ fn any_options() -> impl Strategy<Value = Options> {
     )
 }
 
-/// Runs all exchanges at once and checks what has come of each; returns the number of requests.
+/// Runs all exchanges concurrently and checks the outcome of each. Returns the number of requests.
 fn run(client: Options, server: Options, exchanges: &[Exchange], order: u64, cut_at: Option<usize>) -> usize {
     let mut pair = Pair::new(client, server);
     pair.cut_at = cut_at;
@@ -106,14 +106,14 @@ fn run(client: Options, server: Options, exchanges: &[Exchange], order: u64, cut
         assert_eq!(payload_of(&call, xid, CALL, exchange.call_words), bytes(xid, exchange.call_payload));
         Some(exchange.reply(xid))
     });
-    assert!(cut_at.is_some() || !pair.is_cut, "somebody broke the protocol: {:?}", pair.nodes.map(|node| node.events));
+    assert!(cut_at.is_some() || !pair.is_cut, "a node violated the protocol: {:?}", pair.nodes.map(|node| node.events));
     let events = std::mem::take(&mut pair.client().events);
     check(&mut pair, exchanges, &calls, events.into());
     let steps = pair.steps;
     if !pair.is_cut {
         pair.cut();
     }
-    pair.nodes.iter_mut().for_each(Node::assert_all_home);
+    pair.nodes.iter_mut().for_each(Node::assert_no_leak);
     steps
 }
 
@@ -121,15 +121,15 @@ fn check(pair: &mut Pair, exchanges: &[Exchange], calls: &BTreeMap<u32, CallId>,
     let mut ended = BTreeMap::new();
     for event in events {
         match event {
-            Event::Reply { id, result } => assert!(ended.insert(id.name(), result).is_none(), "ended twice"),
+            Event::Reply { id, result } => assert!(ended.insert(id.name(), result).is_none(), "a call must end once"),
             Event::Closed(_) => assert!(pair.is_cut),
-            Event::Call { .. } => panic!("the server does not call"),
+            Event::Call { .. } => panic!("the server must not make calls"),
         }
     }
     for (xid, exchange) in (1..).zip(exchanges) {
         let result = ended.remove(&calls[&xid].name());
         match result {
-            _ if exchange.cancel => assert!(result.is_none(), "nobody waits for it"),
+            _ if exchange.cancel => assert!(result.is_none(), "a cancelled call must have no event"),
             Some(Ok(reply)) => {
                 let payload = payload_of(&reply.message, xid, REPLY, exchange.reply_words);
                 assert_eq!(payload, bytes(xid + 1000, exchange.reply_payload));
@@ -140,13 +140,13 @@ fn check(pair: &mut Pair, exchanges: &[Exchange], calls: &BTreeMap<u32, CallId>,
                 assert!(pair.is_cut, "{error:?}");
                 assert_eq!(error.sink.map(|sink| sink.len()), exchange.plan().sink.map(|sink| sink.len()));
             }
-            None => panic!("call {xid} has not ended"),
+            None => panic!("call {xid} must end"),
         }
     }
     assert!(pair.client().regions.entries.is_empty());
 }
 
-/// Call ids have no order of their own.
+/// A name for call IDs, which have no order.
 trait Name {
     fn name(&self) -> String;
 }
@@ -161,7 +161,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn what_arrives_is_what_was_sent(
+    fn messages_arrive_as_they_were_sent(
         client in any_options(),
         server in any_options(),
         exchanges in prop::collection::vec(any_exchange(), 1..12),
@@ -171,7 +171,7 @@ proptest! {
     }
 
     #[test]
-    fn a_cut_anywhere_ends_every_call_and_loses_nothing(
+    fn cut_connection_ends_every_call_and_leaks_no_buffer(
         client in any_options(),
         server in any_options(),
         exchanges in prop::collection::vec(any_exchange(), 1..8),
@@ -183,7 +183,7 @@ proptest! {
 }
 
 #[test]
-fn a_cut_before_every_single_request_of_a_call_that_uses_every_list() {
+fn cut_before_each_request_of_a_call_with_all_lists() {
     let exchange = Exchange {
         call_words: 2000,
         call_payload: 70_000,
@@ -193,7 +193,7 @@ fn a_cut_before_every_single_request_of_a_call_that_uses_every_list() {
         sink: true,
         cancel: false,
     };
-    // Two Sends, four RDMA Reads or Writes, invalidations; in the other design, RDMA_DONE.
+    // There are two Sends, four RDMA Reads or Writes, and invalidations; in the Read-Read design also RDMA_DONE.
     for (design, least) in [(Design::ReadWrite, 8), (Design::ReadRead, 10)] {
         let options = Options { design, ..Options::default() };
         let run = |exchange, cut_at| run(options.clone(), options.clone(), &[exchange], 1, cut_at);
@@ -208,7 +208,7 @@ fn a_cut_before_every_single_request_of_a_call_that_uses_every_list() {
 }
 
 #[test]
-fn calls_go_both_ways_at_once() {
+fn calls_in_both_directions_at_once() {
     let mut pair = Pair::new(Options::default(), Options::default());
     for xid in 1..=40 {
         pair.client()
@@ -230,6 +230,6 @@ fn calls_go_both_ways_at_once() {
     );
     for node in &mut pair.nodes {
         (0..40).for_each(|_| drop(node.next_reply().unwrap()));
-        node.assert_all_home();
+        node.assert_no_leak();
     }
 }

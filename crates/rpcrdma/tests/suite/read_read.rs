@@ -1,5 +1,5 @@
-//! The Read-Read design, in which the responder exposes what it answers: what both sides do, and what a peer that does
-//! not keep to it can do to the other.
+//! The Read-Read design, in which the responder exposes its replies: the work of both sides, and their defence against
+//! a peer that violates the protocol.
 
 use crate::common::*;
 use buf::Buffer;
@@ -36,13 +36,13 @@ fn plan(words: usize, payload_max: usize) -> ReplyPlan {
     ReplyPlan { inline_max: 16 + 4 * words, payload_max, sink, locate: None }
 }
 
-/// Calls `node`, which answers with a payload of `len` bytes; the read list of the reply.
+/// Calls `node`, which replies with a payload of `len` bytes. Returns the read list of the reply.
 fn exposed(node: &mut Node, puppet: &mut Puppet, xid: u32, len: usize) -> ReadList {
-    puppet.tell(node, &header(xid, Body::Msg(Lists::default())), &message(xid, CALL, 0, b"").stream);
+    puppet.deliver(node, &header(xid, Body::Msg(Lists::default())), &message(xid, CALL, 0, b"").stream);
     let (_, token) = node.next_call();
     node.reply(token, message(xid, REPLY, 0, &bytes(xid, len))).unwrap();
     puppet.run(node);
-    let (lists, _) = puppet.heard_msg();
+    let (lists, _) = puppet.received_msg();
     assert!(lists.writes.is_empty() && lists.reply.is_none());
     lists.reads
 }
@@ -59,7 +59,7 @@ fn read(node: &mut Node, segment: Segment) -> Result<Vec<u8>, &'static str> {
 }
 
 fn done(node: &mut Node, puppet: &mut Puppet, xid: u32) {
-    puppet.tell(node, &header(xid, Body::Done), &[]);
+    puppet.deliver(node, &header(xid, Body::Done), &[]);
 }
 
 fn assert_ended(node: &mut Node, because: &str) {
@@ -69,32 +69,32 @@ fn assert_ended(node: &mut Node, because: &str) {
         }
         events => panic!("{events:?}"),
     }
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
-fn a_payload_is_read_from_the_responder_into_the_callers_buffer_and_then_done() {
+fn payload_is_read_into_callers_buffer_and_done_is_sent() {
     let mut pair = Pair::new(options(), options());
     let sink = Buffer::zeroed(70_000);
     let address = sink.as_ptr();
     let plan = ReplyPlan { inline_max: 16, payload_max: 70_000, sink: Some(sink.into()), locate: None };
     pair.client().call(message(7, CALL, 0, b""), plan);
-    assert!(pair.client().regions.entries.is_empty(), "the caller offers nothing");
+    assert!(pair.client().regions.entries.is_empty(), "the caller must not expose memory");
     pair.run(|| true, |_, _| Some(message(7, REPLY, 0, &bytes(7, 60_000))));
     let reply = pair.client().next_reply().unwrap();
     assert_eq!(payload_of(&reply.message, 7, REPLY, 0), bytes(7, 60_000));
     assert_eq!(reply.message.payloads[0].data.to_bytes().unwrap().as_ptr(), address);
     drop(reply);
-    pair.nodes.iter_mut().for_each(Node::assert_all_home);
+    pair.nodes.iter_mut().for_each(Node::assert_no_leak);
 }
 
 #[test]
-fn a_long_reply_is_read_from_position_zero_and_a_short_one_travels_inline() {
+fn long_reply_is_read_from_position_zero_and_short_one_travels_inline() {
     for (words, payload) in [(3000, 0), (3000, 50_000), (3, 5)] {
         let mut pair = Pair::new(options(), options());
         pair.client().call(message(7, CALL, 0, b""), plan(words, payload));
         pair.run(|| true, |_, _| Some(message(7, REPLY, words, &bytes(7, payload))));
-        assert!(pair.server().regions.entries.is_empty(), "all is done");
+        assert!(pair.server().regions.entries.is_empty(), "all replies must be done");
         let reply = pair.client().next_reply().unwrap();
         assert_eq!(payload_of(&reply.message, 7, REPLY, words), bytes(7, payload));
         assert_eq!(pair.server().regions.registered() > 0, words > 3);
@@ -102,7 +102,7 @@ fn a_long_reply_is_read_from_position_zero_and_a_short_one_travels_inline() {
 }
 
 #[test]
-fn only_a_replys_bytes_are_exposed_only_for_reading_and_only_until_it_is_done() {
+fn only_bytes_of_the_reply_are_readable_until_it_is_done() {
     let (mut node, mut puppet) = server(options());
     let segment = only_segment(&exposed(&mut node, &mut puppet, 7, 50_000));
     assert_eq!((segment.length, node.regions.entries.len()), (50_000, 1));
@@ -114,27 +114,31 @@ fn only_a_replys_bytes_are_exposed_only_for_reading_and_only_until_it_is_done() 
     done(&mut node, &mut puppet, 7);
     assert_eq!(read(&mut node, segment), Err("bad stag"));
     assert!(!node.disconnecting);
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
-fn a_caller_that_never_says_done_is_left_in_time_and_its_reply_taken_back() {
+fn caller_that_never_sends_done_times_out_and_its_reply_is_invalidated() {
     let timeout = options().peer_timeout;
     let (mut node, mut puppet) = server(options());
     exposed(&mut node, &mut puppet, 7, 50_000);
-    node.later(timeout / 2);
+    node.advance_clock(timeout / 2);
     exposed(&mut node, &mut puppet, 8, 50_000);
     done(&mut node, &mut puppet, 8);
-    assert_eq!(node.connection.poll_timeout(), Some(node.now + timeout / 2), "the first still counts");
+    assert_eq!(
+        node.connection.poll_timeout(),
+        Some(node.now + timeout / 2),
+        "the deadline of the first reply must stand"
+    );
     assert!(!node.disconnecting);
-    node.later(timeout / 2);
+    node.advance_clock(timeout / 2);
     assert!(node.disconnecting);
     node.cut();
     assert_ended(&mut node, "RDMA_DONE");
 }
 
 #[test]
-fn a_call_keeps_its_credit_until_its_reply_is_done() {
+fn call_keeps_its_credit_until_its_reply_is_done() {
     let (mut node, mut puppet) = server(Options { credits: 3, ..options() });
     for xid in 1..=3 {
         exposed(&mut node, &mut puppet, xid, 5000);
@@ -143,18 +147,18 @@ fn a_call_keeps_its_credit_until_its_reply_is_done() {
     exposed(&mut node, &mut puppet, 4, 5000);
     assert_eq!(node.regions.entries.len(), 3);
     let call = message(5, CALL, 0, b"").stream;
-    puppet.tell(&mut node, &header(5, Body::Msg(Lists::default())), &call);
-    assert_ended(&mut node, "more calls than it has credits for");
+    puppet.deliver(&mut node, &header(5, Body::Msg(Lists::default())), &call);
+    assert_ended(&mut node, "more calls than its credits allow");
 }
 
 #[test]
-fn there_are_receives_for_all_dones_and_the_calls_behind_them() {
+fn receives_suffice_for_all_dones_and_following_calls() {
     let credits = 5;
     let (mut node, mut puppet) = server(Options { credits, ..options() });
     for xid in 1..=credits {
         exposed(&mut node, &mut puppet, xid, 5000);
     }
-    // All at once, before the node can post a receive.
+    // All messages arrive before the node can post a receive.
     for xid in 1..=credits {
         node.send(xdr::Message::encode(&header(xid, Body::Done)).stream, None).unwrap();
         let call = xdr::Message::encode(&header(xid + credits, Body::Msg(Lists::default()))).stream;
@@ -165,35 +169,39 @@ fn there_are_receives_for_all_dones_and_the_calls_behind_them() {
 }
 
 #[test]
-fn replies_beyond_the_bound_on_bytes_wait_for_others_to_be_done() {
+fn replies_beyond_the_byte_limit_wait_for_others_to_be_done() {
     let (mut node, mut puppet) = server(Options { exposed_max: 1 << 20, ..options() });
     for xid in 1..=3 {
         let call = message(xid, CALL, 0, b"").stream;
-        puppet.tell(&mut node, &header(xid, Body::Msg(Lists::default())), &call);
+        puppet.deliver(&mut node, &header(xid, Body::Msg(Lists::default())), &call);
         let (_, token) = node.next_call();
         node.reply(token, message(xid, REPLY, 0, &bytes(xid, 600_000))).unwrap();
     }
     puppet.run(&mut node);
     for xid in 1..=3 {
-        assert_eq!((puppet.sent.len(), node.regions.entries.len()), (1, 1), "one of 600 kB at a time");
-        assert_eq!(puppet.heard().0.xid, Xid(xid));
+        assert_eq!(
+            (puppet.sent.len(), node.regions.entries.len()),
+            (1, 1),
+            "one reply of 600 kB must be exposed at a time"
+        );
+        assert_eq!(puppet.received().0.xid, Xid(xid));
         done(&mut node, &mut puppet, xid);
     }
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
-fn a_caller_that_lies_ends_its_own_connection_and_gets_nothing_by_it() {
-    // Done twice; done with what was never exposed; done with what is not answered yet.
-    type Lie = fn(&mut Node, &mut Puppet);
-    let lies: [Lie; 4] = [
+fn caller_with_invalid_done_is_disconnected() {
+    // RDMA_DONE is sent twice, for a reply that was never exposed, and for a call that has not been answered.
+    type Violation = fn(&mut Node, &mut Puppet);
+    let violations: [Violation; 4] = [
         |node, puppet| (0..2).for_each(|_| done(node, puppet, 7)),
         |node, puppet| done(node, puppet, 8),
         |node, puppet| {
-            puppet.tell(node, &header(9, Body::Msg(Lists::default())), &message(9, CALL, 0, b"").stream);
+            puppet.deliver(node, &header(9, Body::Msg(Lists::default())), &message(9, CALL, 0, b"").stream);
             done(node, puppet, 9);
         },
-        // An RDMA Read of what is done.
+        // An RDMA Read of a reply that is done.
         |node, puppet| {
             let segment = only_segment(&exposed(node, puppet, 10, 5000));
             done(node, puppet, 10);
@@ -201,58 +209,58 @@ fn a_caller_that_lies_ends_its_own_connection_and_gets_nothing_by_it() {
             done(node, puppet, 10);
         },
     ];
-    for lie in lies {
+    for violate in violations {
         let (mut node, mut puppet) = server(options());
         exposed(&mut node, &mut puppet, 7, 50_000);
-        lie(&mut node, &mut puppet);
+        violate(&mut node, &mut puppet);
         assert!(node.disconnecting);
         assert_ended(&mut node, "RDMA_DONE for a reply that is not exposed");
     }
 }
 
 #[test]
-fn a_reply_whose_memory_the_caller_invalidates_is_done_all_the_same() {
+fn reply_whose_memory_the_caller_invalidates_can_be_done() {
     let (mut node, mut puppet) = server(options());
     for (xid, before_done) in [(7, true), (8, false)] {
         let segment = only_segment(&exposed(&mut node, &mut puppet, xid, 50_000));
         if before_done {
             let call = xdr::Message::encode(&header(20, Body::Msg(Lists::default()))).stream;
             let call = [&call[..], &message(20, CALL, 0, b"").stream].concat();
-            puppet.tell_bytes(&mut node, call.into(), Some(segment.handle));
+            puppet.deliver_bytes(&mut node, call.into(), Some(segment.handle));
             node.next_call();
             assert!(read(&mut node, segment).is_err());
             done(&mut node, &mut puppet, xid);
         } else {
             let done = xdr::Message::encode(&header(xid, Body::Done)).stream;
-            puppet.tell_bytes(&mut node, done, Some(segment.handle));
+            puppet.deliver_bytes(&mut node, done, Some(segment.handle));
         }
-        assert!(!node.disconnecting && node.posted.is_empty(), "nothing is invalidated twice");
+        assert!(!node.disconnecting && node.posted.is_empty(), "no region must be invalidated twice");
     }
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
-fn when_no_more_memory_can_be_registered_the_caller_is_told_and_nothing_stays_exposed() {
+fn failed_registration_is_reported_and_nothing_stays_exposed() {
     let (mut node, mut puppet) = server(options());
     node.regions.room = Some(1);
-    puppet.tell(&mut node, &header(7, Body::Msg(Lists::default())), &message(7, CALL, 0, b"").stream);
+    puppet.deliver(&mut node, &header(7, Body::Msg(Lists::default())), &message(7, CALL, 0, b"").stream);
     let (_, token) = node.next_call();
-    // The stream and the payload: one region too many.
+    // The stream and the payload need two regions.
     node.reply(token, message(7, REPLY, 3000, &bytes(7, 50_000))).unwrap();
     puppet.run(&mut node);
-    assert_eq!(puppet.heard().0.body, Body::Error(RdmaError::Chunk));
-    node.assert_all_home();
+    assert_eq!(puppet.received().0.body, Body::Error(RdmaError::Chunk));
+    node.assert_no_leak();
     assert!(!node.disconnecting);
 }
 
-/// A call of XID 7 with room for 1000 bytes in the caller's buffer, answered by what the test says.
+/// Makes a call with XID 7 and a sink of 1000 bytes, and sends the given reply.
 fn answered_by(body: Body, stream: &[u8], memory: &[(u32, Vec<u8>)]) -> (Node, Puppet) {
     let (mut node, mut puppet) = client();
     node.call(message(7, CALL, 0, b""), plan(0, 1000));
     puppet.run(&mut node);
     puppet.sent.clear();
     puppet.memory = memory.iter().map(|(stag, bytes)| (Stag(*stag), bytes.clone())).collect();
-    puppet.tell(&mut node, &header(7, body), stream);
+    puppet.deliver(&mut node, &header(7, body), stream);
     (node, puppet)
 }
 
@@ -265,19 +273,19 @@ fn reads(segments: &[(u32, u32, usize)]) -> Lists {
 }
 
 #[test]
-fn a_payload_in_pieces_is_read_and_the_callers_buffer_comes_back() {
+fn payload_in_pieces_is_read_and_callers_buffer_is_returned() {
     let reply = message(7, REPLY, 0, &bytes(7, 700));
     let memory = [(1, bytes(7, 700)[..300].to_vec()), (2, bytes(7, 700)[300..].to_vec())];
     let lists = reads(&[(12, 1, 300), (12, 2, 400)]);
     let (mut node, mut puppet) = answered_by(Body::Msg(lists), &reply.stream, &memory);
-    assert!(matches!(puppet.heard(), (Header { xid: Xid(7), body: Body::Done, .. }, rest, None) if rest.is_empty()));
+    assert!(matches!(puppet.received(), (Header { xid: Xid(7), body: Body::Done, .. }, rest, None) if rest.is_empty()));
     let reply = node.next_reply().unwrap();
     assert_eq!(payload_of(&reply.message, 7, REPLY, 0), bytes(7, 700));
     assert_eq!(reply.sink.unwrap().into_region_or_copy().len(), 1000);
 }
 
 #[test]
-fn a_responder_that_lies_ends_its_own_connection_and_the_callers_buffer_comes_back() {
+fn invalid_reply_closes_connection_and_callers_buffer_is_returned() {
     let stream = message(7, REPLY, 0, b"").stream;
     let long = |position, length| Body::Msg(reads(&[(position, 1, length)]));
     let chunk = Chunk::new([Segment { handle: Stag(1), length: 4, offset: 0 }]);
@@ -285,20 +293,20 @@ fn a_responder_that_lies_ends_its_own_connection_and_the_callers_buffer_comes_ba
     let with_reply = Lists { reply: Some(chunk), ..reads(&[(12, 1, 8)]) };
     let all = vec![0; 5000];
     for (body, because) in [
-        (long(12, 1001), "call that allows"),
-        (long(12, u32::MAX as usize), "call that allows"),
-        (long(400, 8), "make no message"),
-        (long(0, 8), "make no message"),
+        (long(12, 1001), "but the call allows"),
+        (long(12, u32::MAX as usize), "but the call allows"),
+        (long(400, 8), "do not form a message"),
+        (long(0, 8), "do not form a message"),
         (Body::Msg(with_writes), "not offered"),
         (Body::Msg(with_reply), "not offered"),
-        (Body::NoMsg(reads(&[(0, 1, 16)])), "holds no reply"),
-        (Body::NoMsg(reads(&[(12, 1, 16)])), "make no message"),
-        // A tag that names nothing.
+        (Body::NoMsg(reads(&[(0, 1, 16)])), "does not hold a reply"),
+        (Body::NoMsg(reads(&[(12, 1, 16)])), "do not form a message"),
+        // The STag is unknown.
         (Body::Msg(reads(&[(12, 9, 8)])), "cut"),
     ] {
         let stream = if matches!(body, Body::Msg(_)) { &stream[..] } else { &[] };
         let (mut node, puppet) = answered_by(body, stream, &[(1, all.clone())]);
-        assert!(puppet.sent.is_empty(), "nothing is done");
+        assert!(puppet.sent.is_empty(), "RDMA_DONE must not be sent");
         match node.next_reply() {
             Err(CallError { sink: Some(sink), .. }) => assert_eq!(sink.len(), 1000),
             other => panic!("{other:?}"),
@@ -308,7 +316,7 @@ fn a_responder_that_lies_ends_its_own_connection_and_the_callers_buffer_comes_ba
 }
 
 #[test]
-fn a_responder_whose_memory_does_not_answer_is_left_and_a_cancelled_call_still_says_done() {
+fn unanswered_read_times_out_and_cancelled_call_still_sends_done() {
     let (mut node, mut puppet) = client();
     let id = node.call(message(7, CALL, 0, b""), plan(0, 1000));
     puppet.run(&mut node);
@@ -319,13 +327,13 @@ fn a_responder_whose_memory_does_not_answer_is_left_and_a_cancelled_call_still_s
     node.send(reply.clone(), None).unwrap();
     node.cancel(id);
     puppet.run(&mut node);
-    assert_eq!(puppet.heard().0.body, Body::Done);
-    assert!(node.events.is_empty(), "nobody waits for it");
+    assert_eq!(puppet.received().0.body, Body::Done);
+    assert!(node.events.is_empty(), "a cancelled call must have no event");
 
     node.call(message(7, CALL, 0, b""), plan(0, 1000));
     puppet.run(&mut node);
     node.send(reply, None).unwrap();
-    node.later(options().peer_timeout);
+    node.advance_clock(options().peer_timeout);
     assert!(node.disconnecting);
     node.cut();
     assert_eq!(node.next_reply().unwrap_err().sink.unwrap().len(), 1000);

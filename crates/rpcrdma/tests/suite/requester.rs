@@ -1,4 +1,4 @@
-//! The calling side, against a peer played by the test.
+//! The requester, against a peer that the test plays.
 
 use std::time::Duration;
 
@@ -28,10 +28,10 @@ fn header(xid: u32, credits: u32, body: Body) -> Header {
 
 fn answer(node: &mut Node, puppet: &mut Puppet, xid: u32) {
     let reply = message(xid, REPLY, 0, b"");
-    puppet.tell(node, &header(xid, 16, Body::Msg(Lists::default())), &reply.stream);
+    puppet.deliver(node, &header(xid, 16, Body::Msg(Lists::default())), &reply.stream);
 }
 
-/// Gets a first call answered, so that there are credits.
+/// Completes a first call, so that there are credits.
 fn warm_up(node: &mut Node, puppet: &mut Puppet) {
     node.call(message(1, CALL, 0, b""), plan(16, 0));
     puppet.run(node);
@@ -48,17 +48,17 @@ fn refused(result: Result<Reply, CallError>) -> Option<Region> {
 }
 
 #[test]
-fn one_call_goes_out_until_the_first_grant_and_a_grant_of_zero_is_one() {
+fn one_call_is_sent_before_first_grant_and_grant_of_zero_counts_as_one() {
     let (mut node, mut puppet) = client();
     for xid in 1..=5 {
         node.call(message(xid, CALL, 0, b""), plan(16, 0));
     }
     puppet.run(&mut node);
     assert_eq!(puppet.sent.len(), 1);
-    assert_eq!(puppet.heard().0.credits, 128, "what is asked for");
+    assert_eq!(puppet.received().0.credits, 128, "the call must request all credits");
     let zero = header(1, 0, Body::Msg(Lists::default()));
-    puppet.tell(&mut node, &zero, &message(1, REPLY, 0, b"").stream);
-    assert_eq!(puppet.sent.len(), 1, "the next, and no more");
+    puppet.deliver(&mut node, &zero, &message(1, REPLY, 0, b"").stream);
+    assert_eq!(puppet.sent.len(), 1, "only the next call must be sent");
     answer(&mut node, &mut puppet, 2);
     assert_eq!(puppet.sent.len(), 4);
 }
@@ -69,12 +69,12 @@ fn small_calls_and_replies_need_no_chunks() {
     let call = message(1, CALL, 3, b"small");
     node.call(call.clone(), plan(100, 3900));
     puppet.run(&mut node);
-    assert_eq!(puppet.heard_msg(), (Lists::default(), call.to_rope().to_bytes().unwrap()));
+    assert_eq!(puppet.received_msg(), (Lists::default(), call.to_rope().to_bytes().unwrap()));
     assert!(node.regions.entries.is_empty());
 }
 
 #[test]
-fn a_payload_is_exposed_as_it_is_for_one_call_and_then_no_more() {
+fn payload_is_exposed_without_copy_for_one_call() {
     let (mut node, mut puppet) = client();
     let (one, two) = (Bytes::from(bytes(1, 5000)), Bytes::from(bytes(2, 333)));
     let mut encoder = xdr::Encoder::default();
@@ -83,23 +83,23 @@ fn a_payload_is_exposed_as_it_is_for_one_call_and_then_no_more() {
     let call = encoder.finish();
     node.call(call.clone(), plan(100, 0));
     puppet.run(&mut node);
-    let (lists, stream) = puppet.heard_msg();
+    let (lists, stream) = puppet.received_msg();
     let [read] = lists.reads.chunks() else { panic!("{lists:?}") };
     assert_eq!((Some(read.position), stream), (call.payloads[0].position, call.stream));
     let lengths: Vec<_> = read.chunk.segments().iter().map(|segment| segment.length).collect();
-    assert_eq!(lengths, [5000, 333], "no padding, no more than the payload");
+    assert_eq!(lengths, [5000, 333], "only the payload must be exposed, without padding");
     let exposed = node.regions.entries.values().map(|memory| match memory {
         Memory::Read(Piece::Memory(bytes)) => bytes.as_ptr(),
-        _ => panic!("the peer may only read a call"),
+        _ => panic!("the peer must only read a call"),
     });
-    assert_eq!(exposed.collect::<Vec<_>>(), [one.as_ptr(), two.as_ptr()], "no byte was copied");
+    assert_eq!(exposed.collect::<Vec<_>>(), [one.as_ptr(), two.as_ptr()], "no byte must be copied");
     answer(&mut node, &mut puppet, 1);
     assert!(node.regions.entries.is_empty());
     node.next_reply().unwrap();
 }
 
 #[test]
-fn a_payload_in_many_pieces_is_copied_together() {
+fn payload_in_many_pieces_is_copied_into_one() {
     let (mut node, mut puppet) = client();
     let pieces: Vec<_> = (0..500).map(|i| Bytes::from(bytes(i, 10))).collect();
     let mut encoder = xdr::Encoder::default();
@@ -107,27 +107,27 @@ fn a_payload_in_many_pieces_is_copied_together() {
     encoder.payload(pieces.into_iter().collect());
     node.call(encoder.finish(), plan(100, 0));
     puppet.run(&mut node);
-    assert_eq!(puppet.heard_msg().0.reads.chunks()[0].chunk.segments().len(), 1);
+    assert_eq!(puppet.received_msg().0.reads.chunks()[0].chunk.segments().len(), 1);
 }
 
 #[test]
-fn the_minimum_chunk_size_decides_what_goes_inline() {
+fn minimum_chunk_size_decides_what_travels_inline() {
     for (min_chunk, chunks) in [(100, 1), (101, 0)] {
         let mut node = Node::client(Options { min_chunk, ..Options::default() });
         let mut puppet = Puppet::default();
         node.call(message(1, CALL, 0, &[5; 100]), plan(100, 0));
         puppet.run(&mut node);
-        assert_eq!(puppet.heard_msg().0.reads.chunks().len(), chunks);
+        assert_eq!(puppet.received_msg().0.reads.chunks().len(), chunks);
     }
 }
 
 #[test]
-fn a_long_call_with_a_long_reply_and_payloads_both_ways_uses_every_list() {
+fn long_call_with_long_reply_and_payloads_uses_every_list() {
     let (mut node, mut puppet) = client();
     let call = message(1, CALL, 3000, &bytes(1, 70_000));
     node.call(call.clone(), plan(9000, 50_000));
     puppet.run(&mut node);
-    let (header, rest, _) = puppet.heard();
+    let (header, rest, _) = puppet.received();
     let Body::NoMsg(lists) = header.body else { panic!("{header:?}") };
     assert!(rest.is_empty());
     let (stream, items) = lists.reads.split_stream();
@@ -138,18 +138,18 @@ fn a_long_call_with_a_long_reply_and_payloads_both_ways_uses_every_list() {
 }
 
 #[test]
-fn a_small_payload_of_a_long_call_goes_with_the_stream() {
+fn small_payload_of_long_call_travels_in_the_stream() {
     let (mut node, mut puppet) = client();
     let call = message(1, CALL, 3000, b"small");
     node.call(call.clone(), plan(100, 0));
     puppet.run(&mut node);
-    let Body::NoMsg(lists) = puppet.heard().0.body else { panic!() };
+    let Body::NoMsg(lists) = puppet.received().0.body else { panic!() };
     assert_eq!(lists.reads.total(), call.len());
     assert_eq!(lists.reads.chunks().len(), 1);
 }
 
 #[test]
-fn nothing_is_offered_that_a_reply_does_not_need() {
+fn only_chunks_that_the_reply_needs_are_offered() {
     let offers = [
         (100, 0, 0, 0),
         (4068, 0, 0, 0),
@@ -164,36 +164,36 @@ fn nothing_is_offered_that_a_reply_does_not_need() {
         let (mut node, mut puppet) = client();
         node.call(message(1, CALL, 0, b""), plan(inline_max, payload_max));
         puppet.run(&mut node);
-        let lists = puppet.heard_msg().0;
+        let lists = puppet.received_msg().0;
         let offered = lists.writes.chunks().iter().map(Chunk::len).sum::<usize>();
         assert_eq!((offered, lists.reply.map_or(0, |chunk| chunk.len())), (write, reply), "{inline_max} {payload_max}");
     }
 }
 
-/// Calls with a sink of `room` bytes, and answers with `used` bytes in the write chunk.
+/// Makes a call with a sink of `room` bytes. The reply uses `used` bytes of the write chunk.
 fn read_into_sink(invalidate: bool, room: usize, used: usize) -> (Node, Puppet, Result<Reply, CallError>) {
     let (mut node, mut puppet) = client();
     node.call(message(1, CALL, 0, b""), ReplyPlan { sink: Some(Buffer::zeroed(room + 10).into()), ..plan(100, room) });
     puppet.run(&mut node);
-    let offered = puppet.heard_msg().0.writes.chunks()[0].clone();
-    assert_eq!(offered.len(), room, "exactly what the reply can have, not the whole buffer");
+    let offered = puppet.received_msg().0.writes.chunks()[0].clone();
+    assert_eq!(offered.len(), room, "the chunk must have the maximum length of the payload, not of the buffer");
     let segment = offered.segments()[0];
     node.write(bytes(3, used).into(), segment.remote(0)).unwrap();
     let lists = Lists { writes: WriteList::new([offered.used(used)]), ..Lists::default() };
     let reply = message(1, REPLY, 0, &bytes(3, used));
     let head = xdr::Message::encode(&header(1, 16, Body::Msg(lists))).stream;
     let invalidated = invalidate.then_some(segment.handle);
-    puppet.tell_bytes(&mut node, [&head[..], &reply.stream[..]].concat().into(), invalidated);
+    puppet.deliver_bytes(&mut node, [&head[..], &reply.stream[..]].concat().into(), invalidated);
     let result = node.next_reply();
     (node, puppet, result)
 }
 
 #[test]
-fn a_payload_is_placed_in_the_callers_buffer_and_shorter_ones_say_so() {
+fn payload_is_placed_in_callers_buffer_with_its_length() {
     for invalidate in [false, true] {
         for used in [9000, 4999, 1] {
             let (node, _, result) = read_into_sink(invalidate, 9000, used);
-            assert!(node.regions.entries.is_empty(), "invalidated before the caller sees it");
+            assert!(node.regions.entries.is_empty(), "memory must be invalidated before the caller gets it");
             let Reply { message, sink } = result.unwrap();
             assert_eq!(payload_of(&message, 1, REPLY, 0), bytes(3, used));
             let sink = sink.unwrap();
@@ -205,52 +205,52 @@ fn a_payload_is_placed_in_the_callers_buffer_and_shorter_ones_say_so() {
 }
 
 #[test]
-fn a_write_chunk_that_comes_back_empty_leaves_the_payload_inline() {
+fn payload_is_inline_if_write_chunk_is_returned_empty() {
     let (mut node, mut puppet) = client();
     node.call(message(1, CALL, 0, b""), plan(100, 9000));
     puppet.run(&mut node);
-    let offered = puppet.heard_msg().0.writes.chunks()[0].clone();
+    let offered = puppet.received_msg().0.writes.chunks()[0].clone();
     let lists = Lists { writes: WriteList::new([offered.used(0)]), ..Lists::default() };
     let reply = message(1, REPLY, 0, b"inline").to_rope().to_bytes().unwrap();
-    puppet.tell(&mut node, &header(1, 16, Body::Msg(lists)), &reply);
+    puppet.deliver(&mut node, &header(1, 16, Body::Msg(lists)), &reply);
     let Reply { message, sink } = node.next_reply().unwrap();
     assert_eq!(payload_of(&message, 1, REPLY, 0), b"inline");
     assert_eq!(sink.unwrap().into_region().unwrap().len(), 9000);
 }
 
 #[test]
-fn a_buffer_from_the_pool_serves_where_the_caller_has_none() {
+fn pool_buffer_is_used_if_caller_has_no_sink() {
     let (mut node, mut puppet) = client();
     node.call(message(1, CALL, 0, b""), ReplyPlan { sink: None, ..plan(100, 9000) });
     puppet.run(&mut node);
-    let offered = puppet.heard_msg().0.writes.chunks()[0].clone();
+    let offered = puppet.received_msg().0.writes.chunks()[0].clone();
     node.write(bytes(3, 7777).into(), offered.segments()[0].remote(0)).unwrap();
     let lists = Lists { writes: WriteList::new([offered.used(7777)]), ..Lists::default() };
-    puppet.tell(&mut node, &header(1, 16, Body::Msg(lists)), &message(1, REPLY, 0, &bytes(3, 7777)).stream);
+    puppet.deliver(&mut node, &header(1, 16, Body::Msg(lists)), &message(1, REPLY, 0, &bytes(3, 7777)).stream);
     let reply = node.next_reply().unwrap();
     assert_eq!(payload_of(&reply.message, 1, REPLY, 0), bytes(3, 7777));
     assert!(reply.sink.is_none());
     drop(reply);
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
-fn an_rdma_error_ends_its_call_and_no_other() {
+fn rdma_error_ends_only_its_call() {
     for error in [RdmaError::Chunk, RdmaError::Version { low: 2, high: 2 }] {
         let (mut node, mut puppet) = client();
         warm_up(&mut node, &mut puppet);
         node.call(message(2, CALL, 0, b""), plan(100, 9000));
         node.call(message(3, CALL, 0, b""), plan(100, 0));
         puppet.run(&mut node);
-        puppet.tell(&mut node, &header(2, 16, Body::Error(error)), &[]);
-        assert_eq!(refused(node.next_reply()).unwrap().len(), 9000, "the sink comes back");
+        puppet.deliver(&mut node, &header(2, 16, Body::Error(error)), &[]);
+        assert_eq!(refused(node.next_reply()).unwrap().len(), 9000, "the sink must be returned");
         answer(&mut node, &mut puppet, 3);
         node.next_reply().unwrap();
     }
 }
 
 #[test]
-fn a_reply_to_no_call_is_ignored() {
+fn reply_without_call_is_ignored() {
     let (mut node, mut puppet) = client();
     warm_up(&mut node, &mut puppet);
     answer(&mut node, &mut puppet, 99);
@@ -259,7 +259,7 @@ fn a_reply_to_no_call_is_ignored() {
 }
 
 #[test]
-fn a_reply_that_breaks_the_protocol_ends_the_connection_with_every_sink_back() {
+fn invalid_reply_closes_connection_and_returns_every_sink() {
     let other = Chunk::new([Segment { handle: Stag(77), length: 5, offset: 0 }]);
     let reads = {
         let mut lists = Lists::default();
@@ -279,7 +279,7 @@ fn a_reply_that_breaks_the_protocol_ends_the_connection_with_every_sink_back() {
         node.call(message(2, CALL, 0, b""), plan(100, 9000));
         node.call(message(3, CALL, 0, b""), plan(9000, 0));
         puppet.run(&mut node);
-        puppet.tell(&mut node, &header(2, 16, body.clone()), &message(2, REPLY, 0, b"").stream);
+        puppet.deliver(&mut node, &header(2, 16, body.clone()), &message(2, REPLY, 0, b"").stream);
         assert!(node.disconnecting, "{body:?}");
         for _ in 0..2 {
             let error = node.next_reply().unwrap_err();
@@ -288,20 +288,20 @@ fn a_reply_that_breaks_the_protocol_ends_the_connection_with_every_sink_back() {
                 assert_eq!(sink.len(), 9000);
             }
         }
-        node.assert_all_home();
+        node.assert_no_leak();
     }
 }
 
 #[test]
-fn a_reply_chunk_must_hold_the_reply() {
+fn reply_chunk_must_hold_the_reply() {
     for (stream, ok) in [(message(1, REPLY, 2000, b""), true), (message(2, REPLY, 2000, b""), false)] {
         let (mut node, mut puppet) = client();
         node.call(message(1, CALL, 0, b""), plan(9000, 0));
         puppet.run(&mut node);
-        let offered = puppet.heard_msg().0.reply.unwrap();
+        let offered = puppet.received_msg().0.reply.unwrap();
         node.write(stream.stream.clone(), offered.segments()[0].remote(0)).unwrap();
         let lists = Lists { reply: Some(offered.used(stream.stream.len())), ..Lists::default() };
-        puppet.tell(&mut node, &header(1, 16, Body::NoMsg(lists)), &[]);
+        puppet.deliver(&mut node, &header(1, 16, Body::NoMsg(lists)), &[]);
         match node.next_reply() {
             Ok(reply) => assert!(ok && reply.message.stream == stream.stream),
             Err(error) => assert!(!ok && matches!(error.error, TransportError::Protocol(_))),
@@ -311,23 +311,23 @@ fn a_reply_chunk_must_hold_the_reply() {
 }
 
 #[test]
-fn a_peer_that_invalidates_the_memory_of_another_call_harms_only_that_one() {
+fn invalidation_of_another_calls_memory_affects_only_that_call() {
     let (mut node, mut puppet) = client();
     warm_up(&mut node, &mut puppet);
     node.call(message(2, CALL, 0, b""), plan(100, 0));
     node.call(message(3, CALL, 0, b""), plan(100, 9000));
     puppet.run(&mut node);
-    puppet.heard();
-    let other = puppet.heard_msg().0.writes.chunks()[0].segments()[0].handle;
+    puppet.received();
+    let other = puppet.received_msg().0.writes.chunks()[0].segments()[0].handle;
     let head = xdr::Message::encode(&header(2, 16, Body::Msg(Lists::default()))).stream;
-    puppet.tell_bytes(&mut node, [&head[..], &message(2, REPLY, 0, b"").stream[..]].concat().into(), Some(other));
+    puppet.deliver_bytes(&mut node, [&head[..], &message(2, REPLY, 0, b"").stream[..]].concat().into(), Some(other));
     node.next_reply().unwrap();
     answer(&mut node, &mut puppet, 3);
     assert_eq!(node.next_reply().unwrap().sink.unwrap().into_region().unwrap().len(), 9000);
 }
 
 #[test]
-fn what_cannot_travel_is_refused_before_it_is_sent() {
+fn calls_that_cannot_be_sent_are_refused() {
     let options = Options { message_max: 100_000, ..Options::default() };
     let mut node = Node::client(options);
     let mut puppet = Puppet::default();
@@ -338,17 +338,17 @@ fn what_cannot_travel_is_refused_before_it_is_sent() {
     assert_eq!(error.sink.unwrap().len(), 9000);
     node.call(message(2, CALL, 0, b""), plan(100, 9000));
     node.call(message(2, CALL, 0, b"other"), plan(100, 7));
-    assert_eq!(refused(node.next_reply()).unwrap().len(), 7, "an XID names one call");
+    assert_eq!(refused(node.next_reply()).unwrap().len(), 7, "an XID must identify one call");
     node.cut();
     assert!(matches!(node.next_reply().unwrap_err().error, TransportError::Lost(_)));
     node.events.clear();
     node.call(message(4, CALL, 0, b""), plan(100, 7));
     assert!(matches!(node.next_reply().unwrap_err().error, TransportError::Lost(_)));
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
-fn when_no_more_memory_can_be_registered_the_call_fails_and_leaves_nothing() {
+fn call_fails_without_leak_if_no_memory_can_be_registered() {
     for room in 0..3 {
         let (mut node, mut puppet) = client();
         warm_up(&mut node, &mut puppet);
@@ -361,45 +361,45 @@ fn when_no_more_memory_can_be_registered_the_call_fails_and_leaves_nothing() {
         puppet.run(&mut node);
         answer(&mut node, &mut puppet, 3);
         node.next_reply().unwrap();
-        node.assert_all_home();
+        node.assert_no_leak();
     }
 }
 
 #[test]
-fn a_cancelled_call_keeps_its_memory_from_everyone_until_it_is_answered() {
+fn cancelled_call_keeps_its_memory_until_it_is_answered() {
     let (mut node, mut puppet) = client();
     warm_up(&mut node, &mut puppet);
     let sent = node.call(message(2, CALL, 0, b""), plan(100, 9000));
     puppet.run(&mut node);
     node.cancel(sent);
-    assert_eq!(node.regions.entries.len(), 1, "the queue pair holds it, so the peer can still write");
+    assert_eq!(node.regions.entries.len(), 1, "the memory must stay exposed, because the peer can still write");
     answer(&mut node, &mut puppet, 2);
-    assert!(node.events.is_empty(), "nobody waits");
-    node.assert_all_home();
-    // One that was not sent yet never is.
+    assert!(node.events.is_empty(), "a cancelled call must have no event");
+    node.assert_no_leak();
+    // A call that was cancelled before it was sent is not sent.
     let id = node.connection.call(message(3, CALL, 0, b""), plan(100, 9000));
     node.cancel(id);
     puppet.sent.clear();
     puppet.run(&mut node);
     assert!(puppet.sent.is_empty());
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
-fn a_cancelled_call_that_is_never_answered_ends_the_connection_in_time() {
+fn cancelled_call_that_is_never_answered_times_out() {
     let (mut node, mut puppet) = client();
     let timeout = Options::default().peer_timeout;
     let id = node.call(message(1, CALL, 0, b""), plan(100, 9000));
     puppet.run(&mut node);
-    node.later(timeout);
-    assert_eq!(node.connection.poll_timeout(), None, "a caller's patience is its own affair");
+    node.advance_clock(timeout);
+    assert_eq!(node.connection.poll_timeout(), None, "a call that is not cancelled must have no deadline here");
     node.cancel(id);
-    node.later(timeout - Duration::from_millis(1));
+    node.advance_clock(timeout - Duration::from_millis(1));
     assert!(!node.disconnecting);
-    node.later(Duration::from_millis(1));
+    node.advance_clock(Duration::from_millis(1));
     assert!(node.disconnecting);
     node.cut();
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
@@ -408,13 +408,13 @@ fn a_silent_peer_gets_no_more_than_1024_bytes_and_is_expected_to_send_no_more() 
     let mut puppet = Puppet::default();
     node.call(message(1, CALL, 0, &[7; 1000]), plan(1000, 0));
     puppet.run(&mut node);
-    let lists = puppet.heard_msg().0;
+    let lists = puppet.received_msg().0;
     assert_eq!((lists.reads.total(), lists.reply.unwrap().len()), (1000, 1000));
     assert!(node.longest_send <= 1024);
 }
 
 #[test]
-fn close_sends_what_is_queued_and_then_disconnects() {
+fn close_sends_queued_calls_and_then_disconnects() {
     let (mut node, mut puppet) = client();
     node.call(message(1, CALL, 0, b""), plan(100, 0));
     node.connection.close();
@@ -422,25 +422,25 @@ fn close_sends_what_is_queued_and_then_disconnects() {
     assert_eq!(puppet.sent.len(), 1);
     assert!(node.disconnecting);
     assert!(matches!(node.next_reply().unwrap_err().error, TransportError::Lost(_)));
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
-fn callbacks_have_no_chunks_and_credits_of_their_own() {
+fn callbacks_have_no_chunks_and_their_own_credits() {
     let (mut node, mut puppet) = client();
     node.call(message(1, CALL, 0, b""), plan(16, 0));
     puppet.run(&mut node);
-    puppet.heard();
-    // While our only credit is out, the peer calls us.
-    puppet.tell(&mut node, &header(1, 99, Body::Msg(Lists::default())), &message(1, CALL, 0, b"").stream);
+    puppet.received();
+    // The peer calls while this side's only credit is in use.
+    puppet.deliver(&mut node, &header(1, 99, Body::Msg(Lists::default())), &message(1, CALL, 0, b"").stream);
     let (_, token) = node.next_call();
     node.reply(token, message(1, REPLY, 0, b"")).unwrap();
     puppet.run(&mut node);
-    assert_eq!(puppet.heard().0.credits, 8, "the callback credits");
+    assert_eq!(puppet.received().0.credits, 8, "the reply must grant the callback credits");
     let mut lists = Lists::default();
     lists.reads.push(12, Segment { handle: Stag(1), length: 4, offset: 0 }).unwrap();
-    puppet.tell(&mut node, &header(2, 1, Body::Msg(lists)), &message(2, CALL, 0, b"abcd").stream);
-    assert_eq!(puppet.heard().0.body, Body::Error(RdmaError::Chunk));
+    puppet.deliver(&mut node, &header(2, 1, Body::Msg(lists)), &message(2, CALL, 0, b"abcd").stream);
+    assert_eq!(puppet.received().0.body, Body::Error(RdmaError::Chunk));
     answer(&mut node, &mut puppet, 1);
     node.next_reply().unwrap();
 
@@ -449,5 +449,5 @@ fn callbacks_have_no_chunks_and_credits_of_their_own() {
     assert!(matches!(server.next_reply().unwrap_err().error, TransportError::TooLong { .. }));
     server.call(message(2, CALL, 0, &[0; 3000]), plan(100, 9000));
     puppet.run(&mut server);
-    assert!(puppet.heard_msg().0.is_empty() && server.regions.entries.is_empty());
+    assert!(puppet.received_msg().0.is_empty() && server.regions.entries.is_empty());
 }

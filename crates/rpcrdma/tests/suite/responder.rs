@@ -1,5 +1,4 @@
-//! The answering side, against a peer played by the test: what is on the wire, and what other implementations get
-//! wrong.
+//! The responder, against a peer that the test plays: the wire format, and common errors of other implementations.
 
 use crate::common::*;
 use rdma::Stag;
@@ -35,7 +34,7 @@ fn header(xid: u32, body: Body) -> Header {
     Header { xid: Xid(xid), credits: 10, body }
 }
 
-/// A server, and a puppet with memory of these sizes under the tags 1, 2, ….
+/// Creates a server, and a puppet that has memory with this content under the STags 1, 2, ….
 fn server(memory: &[&[u8]]) -> (Node, Puppet) {
     let mut puppet = Puppet::default();
     for (index, bytes) in memory.iter().enumerate() {
@@ -44,9 +43,9 @@ fn server(memory: &[&[u8]]) -> (Node, Puppet) {
     (Node::server(Options::default()), puppet)
 }
 
-/// Offers `lists` in a call and answers it with `reply`.
+/// Makes a call that offers `lists`, and answers it with `reply`.
 fn exchange(node: &mut Node, puppet: &mut Puppet, lists: Lists, reply: Message) -> Result<(), TransportError> {
-    puppet.tell(node, &header(7, Body::Msg(lists)), &message(7, CALL, 0, b"").stream);
+    puppet.deliver(node, &header(7, Body::Msg(lists)), &message(7, CALL, 0, b"").stream);
     let (_, token) = node.next_call();
     let replied = node.reply(token, reply);
     puppet.run(node);
@@ -54,60 +53,60 @@ fn exchange(node: &mut Node, puppet: &mut Puppet, lists: Lists, reply: Message) 
 }
 
 fn assert_chunk_error(puppet: &mut Puppet, xid: u32) {
-    let (header, rest, _) = puppet.heard();
+    let (header, rest, _) = puppet.received();
     assert_eq!((header.xid, header.body), (Xid(xid), Body::Error(RdmaError::Chunk)));
     assert!(rest.is_empty() && header.credits > 0);
 }
 
 #[test]
-fn credits_that_a_call_asks_for_are_clamped_and_never_zero() {
+fn requested_credits_are_clamped_and_never_zero() {
     for (asked, granted) in [(0, 1), (1, 1), (60, 60), (u32::MAX, 128)] {
         let (mut node, mut puppet) = server(&[]);
         let call = Header { xid: Xid(7), credits: asked, body: Body::Msg(Lists::default()) };
-        puppet.tell(&mut node, &call, &message(7, CALL, 0, b"").stream);
+        puppet.deliver(&mut node, &call, &message(7, CALL, 0, b"").stream);
         let (_, token) = node.next_call();
         node.reply(token, message(7, REPLY, 0, b"")).unwrap();
         puppet.run(&mut node);
-        assert_eq!(puppet.heard().0.credits, granted);
+        assert_eq!(puppet.received().0.credits, granted);
         assert!(node.receives_posted() >= 128);
     }
 }
 
 #[test]
-fn segments_that_share_a_position_are_one_chunk() {
+fn segments_with_the_same_position_form_one_chunk() {
     let (mut node, mut puppet) = server(&[b"hello, ", b"wor", b"ld"]);
     let call = message(7, CALL, 3, b"hello, world");
     let position = call.payloads[0].position.unwrap();
     let lists = reads(&[(position, 1, 7), (position, 2, 3), (position, 3, 2)]);
-    puppet.tell(&mut node, &header(7, Body::Msg(lists)), &call.stream);
+    puppet.deliver(&mut node, &header(7, Body::Msg(lists)), &call.stream);
     let (got, _) = node.next_call();
     assert_eq!(payload_of(&got, 7, CALL, 3), b"hello, world");
 }
 
 #[test]
-fn empty_segments_of_a_read_chunk_hold_nothing() {
+fn empty_segments_of_a_read_chunk_are_skipped() {
     let (mut node, mut puppet) = server(&[b"", b"abcde", b""]);
     let call = message(7, CALL, 0, b"abcde");
     let at = call.payloads[0].position.unwrap();
-    puppet.tell(&mut node, &header(7, Body::Msg(reads(&[(at, 1, 0), (at, 2, 5), (at, 3, 0)]))), &call.stream);
+    puppet.deliver(&mut node, &header(7, Body::Msg(reads(&[(at, 1, 0), (at, 2, 5), (at, 3, 0)]))), &call.stream);
     assert_eq!(payload_of(&node.next_call().0, 7, CALL, 0), b"abcde");
 
     let call = message(8, CALL, 0, b"");
-    puppet.tell(&mut node, &header(8, Body::Msg(reads(&[(12, 1, 0)]))), &call.stream);
+    puppet.deliver(&mut node, &header(8, Body::Msg(reads(&[(12, 1, 0)]))), &call.stream);
     assert_eq!(payload_of(&node.next_call().0, 8, CALL, 0), b"");
 }
 
 #[test]
-fn a_read_chunk_may_include_the_padding_of_its_item() {
+fn read_chunk_can_include_padding_of_its_item() {
     let (mut node, mut puppet) = server(&[b"abcde", b"\0\0\0"]);
     let call = message(7, CALL, 0, b"abcde");
     let at = call.payloads[0].position.unwrap();
-    puppet.tell(&mut node, &header(7, Body::Msg(reads(&[(at, 1, 5), (at, 2, 3)]))), &call.stream);
+    puppet.deliver(&mut node, &header(7, Body::Msg(reads(&[(at, 1, 5), (at, 2, 3)]))), &call.stream);
     assert_eq!(payload_of(&node.next_call().0, 7, CALL, 0), b"abcde");
 }
 
 #[test]
-fn several_read_chunks_in_any_order() {
+fn read_chunks_can_be_in_any_order() {
     let (mut node, mut puppet) = server(&[b"second!", b"first"]);
     let mut encoder = xdr::Encoder::default();
     [7, CALL].into_iter().for_each(|word| encoder.u32(word));
@@ -116,37 +115,37 @@ fn several_read_chunks_in_any_order() {
     let call = encoder.finish();
     let [first, second] = [0, 1].map(|index| call.payloads[index].position.unwrap());
     let lists = reads(&[(second, 1, 7), (first, 2, 5)]);
-    puppet.tell(&mut node, &header(7, Body::Msg(lists)), &call.stream);
+    puppet.deliver(&mut node, &header(7, Body::Msg(lists)), &call.stream);
     let (got, _) = node.next_call();
     assert_eq!(got.to_rope(), call.to_rope());
 }
 
 #[test]
-fn a_position_zero_chunk_is_the_stream_and_other_chunks_go_into_it() {
+fn position_zero_chunk_is_the_stream_of_other_chunks() {
     let call = message(7, CALL, 2000, b"payload");
     let (head, tail) = call.stream.split_at(3000);
     let (mut node, mut puppet) = server(&[head, tail, b"payload"]);
     let at = call.payloads[0].position.unwrap();
     let lists = reads(&[(0, 1, 3000), (0, 2, tail.len()), (at, 3, 7)]);
-    puppet.tell(&mut node, &header(7, Body::NoMsg(lists)), &[]);
+    puppet.deliver(&mut node, &header(7, Body::NoMsg(lists)), &[]);
     assert_eq!(payload_of(&node.next_call().0, 7, CALL, 2000), b"payload");
 }
 
 #[test]
-fn a_payload_fills_the_segments_of_a_write_chunk_and_its_padding_is_not_sent() {
+fn payload_fills_segments_of_write_chunk_without_padding() {
     let (mut node, mut puppet) = server(&[&[0; 4], &[], &[0; 4], &[0xaa; 8]]);
     let lists = writes(&[&[(1, 4), (2, 0), (3, 4), (4, 8)]]);
     let reply = message(7, REPLY, 2, b"abcdefghi");
     exchange(&mut node, &mut puppet, lists, reply.clone()).unwrap();
     let written: Vec<_> = puppet.memory.values().map(|bytes| bytes.to_vec()).collect();
     assert_eq!(written, [&b"abcd"[..], b"", b"efgh", b"i\xaa\xaa\xaa\xaa\xaa\xaa\xaa"]);
-    let (lists, stream) = puppet.heard_msg();
+    let (lists, stream) = puppet.received_msg();
     assert_eq!(lists.writes.chunks(), [chunk(&[(1, 4), (2, 0), (3, 4), (4, 1)])]);
-    assert_eq!(stream, reply.stream, "neither payload nor padding is in the stream");
+    assert_eq!(stream, reply.stream, "neither payload nor padding must be in the stream");
 }
 
 #[test]
-fn payloads_take_the_write_chunks_in_order_and_unused_ones_come_back_empty() {
+fn payloads_use_write_chunks_in_order_and_unused_ones_are_returned_empty() {
     let (mut node, mut puppet) = server(&[&[0; 100], &[0; 100], &[0; 100]]);
     let mut encoder = xdr::Encoder::default();
     [7, REPLY].into_iter().for_each(|word| encoder.u32(word));
@@ -154,24 +153,24 @@ fn payloads_take_the_write_chunks_in_order_and_unused_ones_come_back_empty() {
     encoder.payload(bytes::Bytes::from_static(b"two!").into());
     let lists = writes(&[&[(1, 100)], &[(2, 100)], &[(3, 100)]]);
     exchange(&mut node, &mut puppet, lists, encoder.finish()).unwrap();
-    let (lists, _) = puppet.heard_msg();
+    let (lists, _) = puppet.received_msg();
     assert_eq!(lists.writes.chunks(), [chunk(&[(1, 3)]), chunk(&[(2, 4)]), chunk(&[(3, 0)])]);
     assert_eq!((&puppet.memory[&Stag(1)][..3], &puppet.memory[&Stag(2)][..4]), (&b"one"[..], &b"two!"[..]));
 }
 
 #[test]
-fn a_payload_without_a_chunk_goes_inline_and_an_empty_chunk_asks_for_that() {
+fn payload_without_chunk_or_with_empty_chunk_travels_inline() {
     for lists in [Lists::default(), writes(&[&[]]), writes(&[&[(1, 0)]])] {
         let (mut node, mut puppet) = server(&[]);
         let reply = message(7, REPLY, 1, b"small");
         exchange(&mut node, &mut puppet, lists.clone(), reply.clone()).unwrap();
-        let (returned, stream) = puppet.heard_msg();
+        let (returned, stream) = puppet.received_msg();
         assert_eq!((returned, stream), (lists, reply.to_rope().to_bytes().unwrap()));
     }
 }
 
 #[test]
-fn a_long_reply_fills_the_reply_chunk_and_write_chunks_too() {
+fn long_reply_uses_reply_chunk_and_write_chunks() {
     for with_payload in [false, true] {
         let payload = if with_payload { &b"payload"[..] } else { b"" };
         let reply = message(7, REPLY, 3000, payload);
@@ -179,7 +178,7 @@ fn a_long_reply_fills_the_reply_chunk_and_write_chunks_too() {
         let mut lists = if with_payload { writes(&[&[(1, 8)]]) } else { Lists::default() };
         lists.reply = Some(chunk(&[(2, 5000), (3, 0), (4, 20000)]));
         exchange(&mut node, &mut puppet, lists, reply.clone()).unwrap();
-        let (header, rest, _) = puppet.heard();
+        let (header, rest, _) = puppet.received();
         let Body::NoMsg(lists) = header.body else { panic!("{header:?}") };
         assert!(rest.is_empty());
         let tail = reply.stream.len() - 5000;
@@ -192,7 +191,7 @@ fn a_long_reply_fills_the_reply_chunk_and_write_chunks_too() {
 }
 
 #[test]
-fn a_long_reply_without_a_write_chunk_takes_its_payload_along() {
+fn long_reply_without_write_chunk_contains_its_payload() {
     let (mut node, mut puppet) = server(&[&[0; 20000]]);
     let reply = message(7, REPLY, 2, &bytes(1, 9001));
     let lists = Lists { reply: Some(chunk(&[(1, 20000)])), ..Lists::default() };
@@ -202,15 +201,15 @@ fn a_long_reply_without_a_write_chunk_takes_its_payload_along() {
 }
 
 #[test]
-fn a_reply_that_fits_inline_leaves_the_reply_chunk_alone() {
+fn reply_that_fits_inline_does_not_use_reply_chunk() {
     let (mut node, mut puppet) = server(&[&[0; 20000]]);
     let lists = Lists { reply: Some(chunk(&[(1, 20000)])), ..Lists::default() };
     exchange(&mut node, &mut puppet, lists, message(7, REPLY, 2, b"")).unwrap();
-    assert_eq!((puppet.heard_msg().0, puppet.written), (Lists::default(), 0));
+    assert_eq!((puppet.received_msg().0, puppet.written), (Lists::default(), 0));
 }
 
 #[test]
-fn a_reply_that_does_not_fit_what_was_offered_is_an_error_to_both_sides() {
+fn reply_that_exceeds_the_offer_is_an_error_for_both_sides() {
     let offers = [
         (Lists::default(), message(7, REPLY, 3000, b"")),
         (Lists { reply: Some(chunk(&[(1, 100)])), ..Lists::default() }, message(7, REPLY, 3000, b"")),
@@ -222,13 +221,13 @@ fn a_reply_that_does_not_fit_what_was_offered_is_an_error_to_both_sides() {
         let error = exchange(&mut node, &mut puppet, lists, reply).unwrap_err();
         assert!(matches!(error, TransportError::TooLong { .. }));
         assert_chunk_error(&mut puppet, 7);
-        assert_eq!(puppet.written, 0, "nothing is written for a reply that does not fit");
-        node.assert_all_home();
+        assert_eq!(puppet.written, 0, "nothing must be written for a reply that does not fit");
+        node.assert_no_leak();
     }
 }
 
 #[test]
-fn a_reply_invalidates_the_memory_it_wrote_if_the_caller_agreed() {
+fn reply_invalidates_memory_that_it_wrote_if_agreed() {
     let mut lists = reads(&[(12, 1, 4)]);
     lists.writes = writes(&[&[(2, 100)]]).writes;
     for (agreed, expected) in [(true, Some(Stag(2))), (false, None)] {
@@ -237,92 +236,96 @@ fn a_reply_invalidates_the_memory_it_wrote_if_the_caller_agreed() {
         let mut node = Node::new(rpcrdma::Role::Accepting, Options::default(), Some(peer));
         let (_, mut puppet) = server(&[b"abcd", &[0; 100]]);
         exchange(&mut node, &mut puppet, lists.clone(), message(7, REPLY, 0, b"hello")).unwrap();
-        assert_eq!(puppet.heard().2, expected);
+        assert_eq!(puppet.received().2, expected);
     }
 }
 
 #[test]
-fn another_version_hears_which_is_spoken() {
+fn other_version_is_answered_with_supported_versions() {
     let (mut node, mut puppet) = server(&[]);
     let call = [7u32, 2, 10, 0, 0, 0, 0].into_iter().flat_map(u32::to_be_bytes).collect::<Vec<_>>();
-    puppet.tell_bytes(&mut node, call.into(), None);
+    puppet.deliver_bytes(&mut node, call.into(), None);
     let (answer, _) = puppet.sent.pop_front().unwrap();
     let words: Vec<_> = answer.chunks(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect();
-    assert_eq!(words, [7, 2, 1, 4, 1, 1, 1], "xid, its version, credits, RDMA_ERROR, ERR_VERS, 1 to 1");
+    assert_eq!(
+        words,
+        [7, 2, 1, 4, 1, 1, 1],
+        "reply must be: XID, version of the call, credits, RDMA_ERROR, ERR_VERS, 1 to 1"
+    );
     assert!(!node.disconnecting);
 }
 
 #[test]
-fn what_makes_no_sense_is_answered_with_err_chunk_and_does_no_harm() {
+fn invalid_messages_are_answered_with_err_chunk() {
     let call = message(7, CALL, 0, b"abcd").stream;
     let nonsense = [
-        (Body::Msg(reads(&[(0, 1, 16)])), &call[..]), // a stream in two places
-        (Body::NoMsg(Lists::default()), &[]),         // and in none
-        (Body::NoMsg(reads(&[(8, 1, 4)])), &[]),      // a chunk without a stream around it
-        (Body::NoMsg(reads(&[(0, 1, 16)])), &[0; 4]), // bytes where none belong
-        (Body::Msg(reads(&[(12, 1, 8), (16, 1, 4)])), &call[..]), // one chunk inside another
-        (Body::Msg(reads(&[(4000, 1, 4)])), &call[..]), // beyond the end
-        (Body::Msg(reads(&[(12, 1, 1 << 30)])), &call[..]), // longer than any message
-        (Body::Msg(Lists::default()), &[0, 0, 0, 8, 0, 0, 0, 0]), // the XID of another
-        (Body::Msg(Lists::default()), &[0, 0, 0, 7, 0, 0, 0, 2]), // neither call nor reply
-        (Body::Msg(Lists::default()), &[0, 0, 0, 7]), // no message at all
-        (Body::NoMsg(reads(&[(0, 1, 4)])), &[]),      // a stream too short to be a message
+        (Body::Msg(reads(&[(0, 1, 16)])), &call[..]), // The stream is in two places.
+        (Body::NoMsg(Lists::default()), &[]),         // The stream is missing.
+        (Body::NoMsg(reads(&[(8, 1, 4)])), &[]),      // A chunk has no stream around it.
+        (Body::NoMsg(reads(&[(0, 1, 16)])), &[0; 4]), // Bytes follow an RDMA_NOMSG header.
+        (Body::Msg(reads(&[(12, 1, 8), (16, 1, 4)])), &call[..]), // One chunk is inside another.
+        (Body::Msg(reads(&[(4000, 1, 4)])), &call[..]), // The position is beyond the end.
+        (Body::Msg(reads(&[(12, 1, 1 << 30)])), &call[..]), // The chunk is longer than any message.
+        (Body::Msg(Lists::default()), &[0, 0, 0, 8, 0, 0, 0, 0]), // The XID differs from the header's.
+        (Body::Msg(Lists::default()), &[0, 0, 0, 7, 0, 0, 0, 2]), // The message is neither a call nor a reply.
+        (Body::Msg(Lists::default()), &[0, 0, 0, 7]), // The message ends after its XID.
+        (Body::NoMsg(reads(&[(0, 1, 4)])), &[]),      // The stream is too short to be a message.
     ];
     for (body, stream) in nonsense {
         let (mut node, mut puppet) = server(&[&[0; 16]]);
-        puppet.tell(&mut node, &header(7, body.clone()), stream);
+        puppet.deliver(&mut node, &header(7, body.clone()), stream);
         assert_chunk_error(&mut puppet, 7);
         assert!(node.events.is_empty() && !node.disconnecting, "{body:?}");
-        puppet.tell(&mut node, &header(9, Body::Msg(Lists::default())), &message(9, CALL, 0, b"").stream);
+        puppet.deliver(&mut node, &header(9, Body::Msg(Lists::default())), &message(9, CALL, 0, b"").stream);
         assert_eq!(node.next_call().1.xid, Xid(9));
-        node.assert_all_home();
+        node.assert_no_leak();
     }
 }
 
 #[test]
-fn obsolete_procedures_are_ignored_or_refused() {
+fn obsolete_procedures_are_ignored_or_rejected() {
     let (mut node, mut puppet) = server(&[]);
-    puppet.tell(&mut node, &header(7, Body::Done), &[]);
+    puppet.deliver(&mut node, &header(7, Body::Done), &[]);
     assert!(puppet.sent.is_empty());
     let msgp = [8u32, 1, 10, 2, 0, 0, 0, 0, 0].into_iter().flat_map(u32::to_be_bytes).collect::<Vec<_>>();
-    puppet.tell_bytes(&mut node, msgp.into(), None);
+    puppet.deliver_bytes(&mut node, msgp.into(), None);
     assert_chunk_error(&mut puppet, 8);
-    puppet.tell(&mut node, &header(9, Body::Error(RdmaError::Chunk)), &[]);
+    puppet.deliver(&mut node, &header(9, Body::Error(RdmaError::Chunk)), &[]);
     assert!(puppet.sent.is_empty() && node.events.is_empty() && !node.disconnecting);
 }
 
 #[test]
-fn a_call_cut_off_anywhere_is_refused_or_ends_only_its_own_connection() {
+fn truncated_call_is_rejected_or_closes_its_connection() {
     let call = message(7, CALL, 2, b"abcd");
     let lists = Lists { reply: Some(chunk(&[(1, 100)])), ..reads(&[(call.payloads[0].position.unwrap(), 1, 4)]) };
     let bytes = [&Message::encode(&header(7, Body::Msg(lists))).stream[..], &call.stream[..]].concat();
     let headers = bytes.len() - call.stream.len();
     for len in 0..bytes.len() {
         let (mut node, mut puppet) = server(&[&[1; 4]]);
-        puppet.tell_bytes(&mut node, bytes[..len].to_vec().into(), None);
+        puppet.deliver_bytes(&mut node, bytes[..len].to_vec().into(), None);
         match len {
-            0..16 => assert!(node.disconnecting, "{len}: nobody to answer"),
-            // The rest of the message is the RPC program's to judge; its payload must lie inside.
+            0..16 => assert!(node.disconnecting, "{len}: a header without an XID must close the connection"),
+            // The RPC program validates the rest of the message; its payload must violate inside the message.
             _ if len >= headers + call.payloads[0].position.unwrap() as usize => {
                 assert_eq!(node.next_call().1.xid, Xid(7), "{len}");
             }
             _ => assert_chunk_error(&mut puppet, 7),
         }
-        node.assert_all_home();
+        node.assert_no_leak();
     }
 }
 
 #[test]
-fn a_bad_steering_tag_ends_the_connection_and_no_buffer_is_lost() {
+fn invalid_stag_closes_connection_and_leaks_no_buffer() {
     let (mut node, mut puppet) = server(&[b"abcd"]);
     let call = message(7, CALL, 0, b"abcdefgh");
-    puppet.tell(&mut node, &header(7, Body::Msg(reads(&[(12, 1, 4), (12, 99, 4)]))), &call.stream);
+    puppet.deliver(&mut node, &header(7, Body::Msg(reads(&[(12, 1, 4), (12, 99, 4)]))), &call.stream);
     assert!(node.events.iter().all(|event| matches!(event, rpcrdma::Event::Closed(_))));
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
-fn an_empty_result_takes_its_write_chunk_and_leaves_the_next_to_the_next() {
+fn empty_payload_uses_its_write_chunk() {
     let (mut node, mut puppet) = server(&[&[0; 100], &[0; 100], &[0; 100]]);
     let mut encoder = xdr::Encoder::default();
     [7, REPLY].into_iter().for_each(|word| encoder.u32(word));
@@ -330,35 +333,35 @@ fn an_empty_result_takes_its_write_chunk_and_leaves_the_next_to_the_next() {
         encoder.payload(bytes::Bytes::copy_from_slice(data).into());
     }
     exchange(&mut node, &mut puppet, writes(&[&[(1, 100)], &[(2, 100)], &[(3, 100)]]), encoder.finish()).unwrap();
-    let (lists, stream) = puppet.heard_msg();
+    let (lists, stream) = puppet.received_msg();
     let lens: Vec<_> = lists.writes.chunks().iter().map(Chunk::len).collect();
     assert_eq!(lens, [3, 0, 5]);
-    assert_eq!(stream.len(), 4 * 5, "the payloads are not in the stream");
+    assert_eq!(stream.len(), 4 * 5, "the payloads must not be in the stream");
     assert_eq!((&puppet.memory[&Stag(1)][..3], &puppet.memory[&Stag(3)][..5]), (&b"one"[..], &b"three"[..]));
     assert_eq!(puppet.memory[&Stag(2)], [0; 100]);
 }
 
 #[test]
-fn more_calls_than_credits_end_the_connection() {
+fn more_calls_than_credits_close_the_connection() {
     let options = Options { credits: 4, ..Options::default() };
     let mut node = Node::server(options);
     let mut puppet = Puppet::default();
     for xid in 1..=4 {
-        puppet.tell(&mut node, &header(xid, Body::Msg(Lists::default())), &message(xid, CALL, 0, b"").stream);
+        puppet.deliver(&mut node, &header(xid, Body::Msg(Lists::default())), &message(xid, CALL, 0, b"").stream);
     }
     assert!(!node.disconnecting);
-    puppet.tell(&mut node, &header(5, Body::Msg(Lists::default())), &message(5, CALL, 0, b"").stream);
+    puppet.deliver(&mut node, &header(5, Body::Msg(Lists::default())), &message(5, CALL, 0, b"").stream);
     assert!(node.disconnecting);
-    node.assert_all_home();
+    node.assert_no_leak();
 }
 
 #[test]
-fn a_peer_that_does_not_take_its_replies_is_not_read_further() {
+fn messages_of_peer_that_does_not_receive_replies_are_not_processed() {
     let options = Options { credits: 4, callback_credits: 0, ..Options::default() };
     let mut node = Node::server(options);
     let posted = node.receives_posted();
     let mut sent = 0;
-    // Nothing of what the node posts is done, as if the peer's window were closed.
+    // No request of the node is executed, as if the TCP window of the peer were closed.
     for xid in 1..100 {
         let call = Message::encode(&header(xid, Body::Msg(Lists::default()))).stream;
         let call = [&call[..], &message(xid, CALL, 0, b"").stream].concat();
@@ -370,8 +373,12 @@ fn a_peer_that_does_not_take_its_replies_is_not_read_further() {
             node.reply(token, message(xid, REPLY, 0, b"")).unwrap();
         }
     }
-    assert_eq!(sent, posted + 8, "twice the credits, then the end of the receive queue");
-    // When the window opens, the rest is read, and found to be more than the credits allow.
+    assert_eq!(
+        sent,
+        posted + 8,
+        "replies must stop at twice the credits, and messages at the end of the receive queue"
+    );
+    // When the window opens, the other messages are processed, and exceed the credits.
     let mut puppet = Puppet::default();
     puppet.run(&mut node);
     assert_eq!(puppet.sent.len(), 8);
@@ -380,7 +387,7 @@ fn a_peer_that_does_not_take_its_replies_is_not_read_further() {
 }
 
 #[test]
-fn reads_beyond_the_bound_wait_their_turn_and_a_peer_that_answers_none_is_left() {
+fn reads_beyond_the_limit_wait_and_unanswered_reads_time_out() {
     let options = Options { pull_max: 1 << 20, ..Options::default() };
     let mut node = Node::server(options.clone());
     let call = |xid: u32| message(xid, CALL, 0, &bytes(xid, 600_000));
@@ -389,7 +396,7 @@ fn reads_beyond_the_bound_wait_their_turn_and_a_peer_that_answers_none_is_left()
         let header = Message::encode(&header(xid, Body::Msg(lists))).stream;
         node.send([&header[..], &call(xid).stream].concat().into(), None).unwrap();
     }
-    assert_eq!(node.posted.len(), 1, "one of 600 kB at a time");
+    assert_eq!(node.posted.len(), 1, "one call of 600 kB must be read at a time");
     let mut puppet = Puppet::default();
     for xid in [1, 2, 3] {
         puppet.memory.insert(Stag(xid), bytes(xid, 600_000));
@@ -401,37 +408,37 @@ fn reads_beyond_the_bound_wait_their_turn_and_a_peer_that_answers_none_is_left()
     for xid in [1, 2, 3] {
         assert_eq!(payload_of(&node.next_call().0, xid, CALL, 0), bytes(xid, 600_000));
     }
-    other.later(options.peer_timeout);
+    other.advance_clock(options.peer_timeout);
     assert!(other.disconnecting);
     other.cut();
-    other.assert_all_home();
+    other.assert_no_leak();
 }
 
 #[test]
-fn a_slow_peer_is_given_time_as_long_as_it_answers() {
+fn slow_peer_does_not_time_out_while_reads_progress() {
     let timeout = Options::default().peer_timeout;
     let (mut node, mut puppet) = server(&[b"abcd"]);
     let lists = reads(&[(12, 1, 4), (12, 1, 4), (12, 1, 4)]);
     let header = Message::encode(&header(7, Body::Msg(lists))).stream;
     node.send([&header[..], &message(7, CALL, 0, b"abcdabcdabcd").stream].concat().into(), None).unwrap();
     for _ in 0..2 {
-        node.later(timeout * 3 / 4);
+        node.advance_clock(timeout * 3 / 4);
         assert!(!node.disconnecting);
         node.step(&mut puppet).unwrap();
     }
-    node.later(timeout * 3 / 4);
+    node.advance_clock(timeout * 3 / 4);
     assert!(!node.disconnecting);
-    node.later(timeout);
-    assert!(node.disconnecting, "the last is not answered");
+    node.advance_clock(timeout);
+    assert!(node.disconnecting, "the last read must time out");
 }
 
 #[test]
 fn the_same_xid_twice_is_two_calls() {
-    // Which of them is executed is for the duplicate request cache to say.
+    // The duplicate request cache decides which of them is executed.
     let (mut node, mut puppet) = server(&[]);
     for payload in [&b"one"[..], b"other"] {
         let call = message(7, CALL, 0, payload).to_rope().to_bytes().unwrap();
-        puppet.tell(&mut node, &header(7, Body::Msg(Lists::default())), &call);
+        puppet.deliver(&mut node, &header(7, Body::Msg(Lists::default())), &call);
     }
     let (_, first) = node.next_call();
     let (second_call, second) = node.next_call();
@@ -439,13 +446,13 @@ fn the_same_xid_twice_is_two_calls() {
     node.reply(second, message(7, REPLY, 2, b"")).unwrap();
     node.reply(first, message(7, REPLY, 1, b"")).unwrap();
     puppet.run(&mut node);
-    assert_eq!(puppet.heard_msg().1.len(), puppet.heard_msg().1.len() + 4);
+    assert_eq!(puppet.received_msg().1.len(), puppet.received_msg().1.len() + 4);
 }
 
 #[test]
-fn a_token_answers_one_call_once() {
+fn token_answers_one_call_once() {
     let (mut node, mut puppet) = server(&[]);
-    puppet.tell(&mut node, &header(7, Body::Msg(Lists::default())), &message(7, CALL, 0, b"").stream);
+    puppet.deliver(&mut node, &header(7, Body::Msg(Lists::default())), &message(7, CALL, 0, b"").stream);
     let (_, token) = node.next_call();
     let stale = rpc::ReplyToken { xid: token.xid, call: token.call };
     node.reply(token, message(7, REPLY, 0, b"")).unwrap();

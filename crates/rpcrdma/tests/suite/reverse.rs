@@ -1,4 +1,4 @@
-//! A server that calls its clients over the connections that they have made (RFC 8167), on every provider that needs no
+//! A server that calls its clients over the connections that they opened (RFC 8167), on every provider that needs no
 //! adapter.
 
 use std::{
@@ -27,7 +27,7 @@ const LENGTH: u32 = 3;
 
 type Data = Payload<{ 1 << 20 }>;
 
-/// Adds, knows its callers, and never answers some.
+/// A service that adds, records its callers, and does not answer some calls.
 #[derive(Default)]
 struct Peer {
     sum: AtomicU64,
@@ -85,7 +85,8 @@ struct World {
 }
 
 impl World {
-    /// A server, and a client that has called it once and can be called. `sim` needs no address of this host.
+    /// Creates a server, and a client that has called it once and can be called. The provider `sim` needs no address of
+    /// this host.
     async fn new(provider: Arc<dyn Provider>, options: Options, callbacks: bool) -> Self {
         let local = if provider.caps().name == "sim" { "10.0.0.1:0" } else { "127.0.0.1:0" };
         let kind = Arc::new(RdmaKind::new(provider, options));
@@ -129,7 +130,7 @@ async fn call(caller: &Reverse, procedure: u32, argument: u64, deadline: Duratio
 
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Many more callbacks than there are credits for, while calls go the other way.
+/// Makes many more callbacks than there are credits, while calls go in the other direction.
 async fn both_directions_at_once(provider: Arc<dyn Provider>) {
     let world = World::new(provider, Options { callback_credits: 3, credits: 4, ..Options::default() }, true).await;
     let caller = world.caller();
@@ -138,16 +139,16 @@ async fn both_directions_at_once(provider: Arc<dyn Provider>) {
     let (sums, _) = tokio::join!(futures_util::future::join_all(callbacks), futures_util::future::join_all(calls));
     let mut sums: Vec<u64> = sums.into_iter().map(Result::unwrap).collect();
     sums.sort();
-    assert_eq!(sums, (1..=100).collect::<Vec<_>>(), "each was executed once");
+    assert_eq!(sums, (1..=100).collect::<Vec<_>>(), "each callback must be executed once");
     assert_eq!(world.server.sum.load(SeqCst), 100);
     assert_eq!(world.back.sum.load(SeqCst), 100);
 }
 
-/// What goes wrong with a callback is the callback's: the connection goes on.
-async fn a_callback_fails_alone(provider: Arc<dyn Provider>) {
+/// Checks that a callback that fails does not affect the connection.
+async fn failed_callback_does_not_affect_others(provider: Arc<dyn Provider>) {
     let world = World::new(provider, Options::default(), true).await;
     let caller = world.caller();
-    // RFC 8167 §5.3: no chunks, so what is no Send cannot go.
+    // RFC 8167 §5.3: callbacks have no chunks, so a message that does not fit in a Send is rejected.
     let target = ReverseTarget::new(PROGRAM, 1, &Credential::None);
     let long = Data::from(Bytes::from(vec![1; 9000]));
     let failed = caller.call::<u64>(&target, LENGTH, &long, (ReplyPlan::default(), LONG)).await.unwrap_err();
@@ -158,11 +159,11 @@ async fn a_callback_fails_alone(provider: Arc<dyn Provider>) {
     let unanswered = call(&caller, NEVER, 0, Duration::from_millis(30)).await.unwrap_err();
     assert!(matches!(unanswered.error, ClientError::Deadline(_)), "{}", unanswered.error);
     let answers = futures_util::future::join_all((0..20).map(|_| call(&caller, ADD, 1, LONG))).await;
-    assert!(answers.iter().all(Result::is_ok), "the others go by the credits that are left");
+    assert!(answers.iter().all(Result::is_ok), "other callbacks must use the remaining credits");
     assert_eq!(world.add(1).await, 1);
 }
 
-async fn a_client_without_callbacks_says_so(provider: Arc<dyn Provider>) {
+async fn client_without_callbacks_rejects_them(provider: Arc<dyn Provider>) {
     let world = World::new(provider.clone(), Options::default(), false).await;
     let failed = call(&world.caller(), ADD, 1, LONG).await.unwrap_err();
     assert!(matches!(failed.error, ClientError::NotExecuted(rpc::AcceptStat::ProgUnavail)), "{}", failed.error);
@@ -172,7 +173,7 @@ async fn a_client_without_callbacks_says_so(provider: Arc<dyn Provider>) {
     assert_eq!(world.add(1).await, 1);
 }
 
-async fn the_end_of_the_connection_ends_callbacks(provider: Arc<dyn Provider>) {
+async fn closed_connection_ends_callbacks(provider: Arc<dyn Provider>) {
     let World { server, client, back } = World::new(provider, Options::default(), true).await;
     let caller = server.callers.lock().unwrap()[0].clone();
     let waiting = tokio::spawn({
@@ -216,7 +217,7 @@ macro_rules! on_every_provider {
 
 on_every_provider! {
     both_directions_at_once
-    a_callback_fails_alone
-    a_client_without_callbacks_says_so
-    the_end_of_the_connection_ends_callbacks
+    failed_callback_does_not_affect_others
+    client_without_callbacks_rejects_them
+    closed_connection_ends_callbacks
 }

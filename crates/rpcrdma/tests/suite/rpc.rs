@@ -1,5 +1,5 @@
-//! A whole RPC client and server over the simulated fabric: whatever is cut, every call is executed once and its
-//! caller gets its result.
+//! A complete RPC client and server over the simulated fabric: wherever the connection is cut, every call is executed
+//! once and its caller gets its result.
 
 use std::{
     ops::RangeInclusive,
@@ -25,14 +25,14 @@ const DEPOSIT: u32 = 1;
 
 type Data = Payload<{ 1 << 20 }>;
 
-/// What is deposited: the bytes, and how many are wanted back.
+/// The arguments: the bytes deposited, and the number of bytes wanted back.
 #[derive(Encode, Decode)]
 struct Deposit {
     want: u32,
     data: Data,
 }
 
-/// The sum of all that was deposited so far, and as many bytes as wanted.
+/// The results: the sum of all deposits so far, and as many bytes as wanted.
 #[derive(Encode, Decode)]
 struct Receipt {
     sum: u64,
@@ -40,7 +40,7 @@ struct Receipt {
     data: Data,
 }
 
-/// Adds up what it is given: each deposit must count once.
+/// A service that sums its arguments: each deposit must count once.
 #[derive(Default)]
 struct Bank {
     sum: AtomicU64,
@@ -84,7 +84,7 @@ struct Run {
     cuts: u64,
 }
 
-/// Makes `count` deposits, some at once, over a fabric with these faults.
+/// Makes `count` deposits, some of them concurrently, over a fabric with these faults.
 async fn run(sim: Sim, count: u32) -> Run {
     let kind = Arc::new(RdmaKind::new(Arc::new(sim.clone()), Options::default()));
     let bank = Arc::new(Bank::default());
@@ -108,7 +108,7 @@ async fn run(sim: Sim, count: u32) -> Run {
         }
     });
     let options = ClientOptions { deadline: Duration::from_secs(3600), ..ClientOptions::new(PROGRAM, 1) };
-    // The very first connection is the caller's to try again.
+    // The caller retries the first connection itself.
     let client = loop {
         if let Ok(client) = Client::connect(kind.clone(), at, options.clone()).await {
             break client;
@@ -137,7 +137,7 @@ async fn run(sim: Sim, count: u32) -> Run {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cut_at_every_message_and_each_call_is_executed_once() {
+async fn call_is_executed_once_when_cut_at_any_message() {
     let whole = run(Sim::new(SimOptions::default()), 8).await;
     assert_eq!(whole.cuts, 0);
     for message in 0..whole.messages {
@@ -150,7 +150,7 @@ async fn a_cut_at_every_message_and_each_call_is_executed_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cuts_at_random_and_each_call_is_executed_once() {
+async fn call_is_executed_once_with_random_cuts() {
     let mut cuts = 0;
     for seed in 0..20 {
         cuts += run(Sim::new(SimOptions { seed, cut_probability: 0.02, ..SimOptions::default() }), 60).await.cuts;

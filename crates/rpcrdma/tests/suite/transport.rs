@@ -1,4 +1,4 @@
-//! The transport over the simulated fabric: tasks, timers, real queue pairs, and a clock that jumps.
+//! The transport over the simulated fabric, with tasks, timers, queue pairs and a simulated clock.
 
 use std::{future::poll_fn, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -28,7 +28,7 @@ struct World {
 }
 
 impl World {
-    /// A server that answers every call.
+    /// Creates a server that answers every call.
     fn new(options: SimOptions) -> Self {
         Self::with(options, Options::default(), Options::default())
     }
@@ -60,22 +60,22 @@ impl World {
         transport
     }
 
-    /// The connections are over: every buffer is back in its pool.
-    async fn assert_all_home(self) {
+    /// Asserts that all buffers return to their pools after the connections were closed.
+    async fn assert_no_leak(self) {
         self.sim.cut_all();
         self.listener.abort();
         let _ = self.listener.await;
-        tokio::time::sleep(Duration::from_secs(1)).await; // tasks see the cut
+        tokio::time::sleep(Duration::from_secs(1)).await; // Lets tasks handle the cut.
         assert_eq!(self.sim.connections(), 0);
         for (side, pool) in [("client", self.client_pool), ("server", self.server_pool)] {
             let stats = pool.stats();
-            assert_eq!(stats.free, stats.mapped, "the {side} has lost buffers");
+            assert_eq!(stats.free, stats.mapped, "the {side} leaks buffers");
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_of_every_size_at_once() {
+async fn concurrent_calls_of_all_sizes() {
     calls_of_all_sizes(World::new(SimOptions::default())).await;
 }
 
@@ -91,18 +91,18 @@ async fn calls_of_all_sizes(world: World) {
             check(&reply, xid, want, words, sum);
             let payload = reply.message.payloads.first();
             let placed = reply.sink.as_ref().zip(payload).is_some_and(|(sink, payload)| sink.holds(&payload.data));
-            assert_eq!(placed, want > 4000, "a large payload is put where it is wanted");
+            assert_eq!(placed, want > 4000, "a large payload must be placed in the sink");
         })
     });
     for call in calls.collect::<Vec<_>>() {
         call.await.unwrap();
     }
     drop(transport);
-    world.assert_all_home().await;
+    world.assert_no_leak().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
+async fn cut_at_any_message_ends_every_call_and_leaks_no_buffer() {
     async fn run(options: Options, cut: Option<(u64, Cut)>) -> u64 {
         let world = World::with(SimOptions::default(), options.clone(), options);
         if let Some((message, cut)) = cut {
@@ -128,7 +128,7 @@ async fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
         }
         drop(transport);
         let messages = world.sim.messages();
-        world.assert_all_home().await;
+        world.assert_no_leak().await;
         messages
     }
     for options in [Options::default(), read_read()] {
@@ -142,7 +142,7 @@ async fn a_cut_at_every_message_ends_every_call_and_loses_no_buffer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dropped_call_leaves_nothing_behind_and_the_connection_in_order() {
+async fn dropped_call_leaks_nothing_and_connection_still_works() {
     for after_ms in [0, 1, 3, 5, 8, 12, 20, 30] {
         let world = World::new(SimOptions::default());
         let transport = world.connect().await;
@@ -152,7 +152,7 @@ async fn a_dropped_call_leaves_nothing_behind_and_the_connection_in_order() {
         check(&reply, 2, 7, 0, 5);
         tokio::time::sleep(Duration::from_secs(1)).await;
         drop((reply, transport));
-        world.assert_all_home().await;
+        world.assert_no_leak().await;
     }
 }
 
@@ -173,11 +173,11 @@ async fn close_ends_both_sides_and_pending_calls() {
     let late = transport.call(call(2, 0, 0, Bytes::new()), plan(0, 0)).await.unwrap_err();
     assert!(matches!(late.error, TransportError::Lost(_)));
     drop(transport);
-    world.assert_all_home().await;
+    world.assert_no_leak().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
+async fn options_apply_to_connection_and_full_send_queue_only_delays_it() {
     let world = World::new(SimOptions { private_data_max: 4, ..SimOptions::default() });
     let raw = RawOptions::from([("credits".to_owned(), "2".to_owned()), ("min_chunk".to_owned(), "1".to_owned())]);
     let kind = world.client.with_options(&raw).unwrap();
@@ -186,7 +186,7 @@ async fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
     let calls = (0..50u32).map(|xid| {
         let transport = transport.clone();
         tokio::spawn(async move {
-            // No private data fits on this fabric: 1024 bytes inline.
+            // The private data do not fit on this fabric, so the inline threshold is 1024 bytes.
             let (want, words) = (600, 200);
             let reply = transport.call(call(xid, want, words, Bytes::from_static(b"\x03")), plan(want, words)).await;
             check(&reply.unwrap(), xid, want, words, 3);
@@ -196,25 +196,25 @@ async fn options_reach_the_connection_and_a_full_send_queue_only_slows_it() {
         call.await.unwrap();
     }
     drop((transport, kind));
-    world.assert_all_home().await;
+    world.assert_no_leak().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_is_never_set_up_times_out_on_either_side() {
+async fn connection_that_is_not_set_up_times_out_on_both_sides() {
     let sim = Sim::new(SimOptions::default());
     let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
     let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
-    // Nobody accepts.
+    // The server does not accept the connection.
     let error = kind.connect(listener.local_addr()).await.err().unwrap();
     assert!(matches!(&error, TransportError::Connect(why) if why.contains("timed out")), "{error}");
-    // Whoever asked has gone.
+    // The client has cancelled its request.
     assert!(listener.accept().await.unwrap().set_up(Hosts::all()).await.is_err());
     let refused = kind.connect("10.0.0.1:9".parse().unwrap()).await.err().unwrap();
     assert!(matches!(refused, TransportError::Connect(_)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_host_that_is_not_served_in_full_gets_few_credits_and_short_messages() {
+async fn unadmitted_host_gets_few_credits_and_short_messages() {
     let sim = Sim::new(SimOptions::default());
     let kind = RdmaKind::new(Arc::new(sim.clone()), Options::default());
     let mut listener = kind.listen("10.0.0.1:0".parse().unwrap()).unwrap();
@@ -241,15 +241,15 @@ fn read_read() -> Options {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_read_read_design_is_done_when_both_ends_ask_for_it() {
+async fn read_read_design_is_used_if_both_sides_request_it() {
     let asking = Options { allow_read_read: false, ..read_read() };
     calls_of_all_sizes(World::with(SimOptions::default(), asking, read_read())).await;
-    // A client that does not ask is served as ever.
+    // A client that does not request it gets the Read-Write design.
     calls_of_all_sizes(World::with(SimOptions::default(), Options::default(), read_read())).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_read_read_design_is_refused_where_one_end_has_not_asked_for_it() {
+async fn read_read_design_is_rejected_if_one_side_does_not_request_it() {
     let world = World::with(SimOptions::default(), read_read(), Options::default());
     let error = world.client.connect(world.server).await.err().unwrap().to_string();
     assert!(error.contains("the server does not offer it") && error.contains("allow_read_read=on"), "{error}");
@@ -257,7 +257,7 @@ async fn the_read_read_design_is_refused_where_one_end_has_not_asked_for_it() {
     let kind = world.client.with_options(&raw).unwrap().with_options(&[("allow_read_read", "off")].map(owned).into());
     let error = kind.unwrap().listen("10.0.0.1:0".parse().unwrap()).err().unwrap().to_string();
     assert!(error.contains("allow_read_read=on") && error.contains("RDMA_DONE"), "{error}");
-    world.assert_all_home().await;
+    world.assert_no_leak().await;
 }
 
 fn owned((name, value): (&str, &str)) -> (String, String) {
@@ -265,7 +265,7 @@ fn owned((name, value): (&str, &str)) -> (String, String) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anything() {
+async fn client_that_never_sends_done_is_disconnected_and_others_are_not_affected() {
     let world = World::with(SimOptions::default(), read_read(), read_read());
     let honest = world.connect().await;
     let mut hostile = Hostile::connect(&world).await;
@@ -277,10 +277,10 @@ async fn a_client_that_never_says_done_is_left_alone_and_costs_nobody_else_anyth
     let waited = began.elapsed();
     assert!(waited >= read_read().peer_timeout && waited < 2 * read_read().peer_timeout, "{waited:?}");
     drop((hostile, honest));
-    world.assert_all_home().await;
+    world.assert_no_leak().await;
 }
 
-/// A client that does as it likes.
+/// A client that can send arbitrary messages.
 struct Hostile {
     qp: Box<dyn QueuePair>,
 }
@@ -303,16 +303,16 @@ impl Hostile {
         self.qp.post(WorkRequest::Send { id: WorkId(1), data, invalidate: None, solicited: false }).unwrap();
     }
 
-    /// Waits until the server has had enough.
+    /// Waits until the server closes the connection.
     async fn ended(&mut self) {
         let mut completions = Vec::new();
         let ended = async { while poll_fn(|cx| self.qp.poll_completions(cx, &mut completions)).await.is_ok() {} };
-        tokio::time::timeout(Duration::from_secs(200), ended).await.expect("the server still talks to it");
+        tokio::time::timeout(Duration::from_secs(200), ended).await.expect("the server must disconnect the client");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
+async fn hostile_client_affects_only_its_own_connection() {
     let world = World::new(SimOptions::default());
     let honest = world.connect().await;
     let segment = |handle: u32, length: u32| Segment { handle: Stag(handle), length, offset: 0 };
@@ -326,7 +326,7 @@ async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
     let attacks: Vec<Attack> = vec![
         Box::new(|hostile| hostile.send_bytes(Bytes::from_static(b"short"))),
         Box::new(|hostile| hostile.send_bytes(vec![0; 4097].into())),
-        // Memory that is not there: to read, to write, to reply into.
+        // The memory to read, to write, or for the reply does not exist.
         Box::new(move |hostile| hostile.send(7, Body::Msg(reads(20, 8)), &call(7, 0, 0, vec![0; 8].into()).stream)),
         Box::new(move |hostile| hostile.send(7, Body::NoMsg(reads(0, 100_000)), &[])),
         Box::new(move |hostile| {
@@ -339,9 +339,9 @@ async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
             let stream = call(7, 0, 4000, Bytes::new()).stream.slice(..20);
             hostile.send(7, Body::Msg(Lists { reply, ..Lists::default() }), &stream);
         }),
-        // More than it has credits for.
+        // The client exceeds its credits.
         Box::new(move |hostile| (0..300).for_each(|_| hostile.send(7, Body::Msg(Lists::default()), &plain))),
-        // An RDMA Write into the server.
+        // An RDMA Write into the server's memory.
         Box::new(|hostile| {
             let to = RemoteSegment { stag: Stag(0x100), offset: 0 };
             let data = Rope::from(Bytes::from_static(b"mine"));
@@ -357,13 +357,14 @@ async fn a_hostile_client_ends_its_own_connection_and_disturbs_nobody() {
         check(&reply.unwrap(), number as u32, 50_000, 10, (50_000u32 * 2) as u8);
     }
     drop(honest);
-    world.assert_all_home().await;
+    world.assert_no_leak().await;
 }
 
-/// Calls whose data the server has read take memory until they are answered, and those that want data until the replies have
-/// been sent. All connections of a host together get a part of what there is; the others wait, and go on.
+/// Checks the memory limit of calls. Calls whose data the server has read hold memory until they are answered, and
+/// calls that want data until the replies have been sent. All connections of a host together get a part of the memory;
+/// the other calls wait and then proceed.
 #[tokio::test(start_paused = true)]
-async fn memory_of_calls_is_bounded_over_all_connections() {
+async fn memory_of_calls_is_limited_over_all_connections() {
     memory_of_calls(200_000, 10).await;
     memory_of_calls(10, 200_000).await;
 }
@@ -404,7 +405,7 @@ async fn memory_of_calls(sent: usize, wanted: usize) {
     tokio::time::sleep(Duration::from_secs(5)).await;
     let mut unanswered: Vec<_> = std::iter::from_fn(|| calls.try_recv().ok()).collect();
     let used = pool.stats().mapped - pool.stats().free;
-    // One host has half of 8 MiB, which is less than one call of each connection.
+    // One host gets half of 8 MiB, which is less than one call of each connection.
     assert!((16..=4_194_304 / CALL).contains(&unanswered.len()), "{} calls are in service", unanswered.len());
     assert!(used <= 6 << 20, "{used} bytes are in use");
     for _ in 0..answered.len() {

@@ -1,6 +1,6 @@
-//! A program to call, and a server that has it.
+//! A program for tests, and a server that serves it.
 
-#![allow(dead_code, reason = "every test file uses a part of it")]
+#![allow(dead_code, reason = "each test file uses a part of this module")]
 
 #[path = "../../../../testkit/src/port.rs"]
 pub mod port;
@@ -29,12 +29,12 @@ use xdr::{Decode, Message, Payload};
 
 pub type Data = Payload<{ 1 << 20 }>;
 
-/// Counts, echoes, waits and panics.
+/// A service that counts, echoes, waits and panics.
 pub struct Counter {
     value: AtomicU64,
     at_gate: watch::Sender<usize>,
     gate: watch::Sender<bool>,
-    /// The callers by each connection, for as long as it stands.
+    /// The callers by their connection, while it is open.
     pub callers: Mutex<BTreeMap<ConnectionId, Reverse>>,
 }
 
@@ -49,7 +49,7 @@ impl Default for Counter {
     }
 }
 
-/// Adds, and returns the sum: not idempotent.
+/// Adds the argument and returns the sum. Not idempotent.
 pub const ADD: u32 = 1;
 pub const ECHO: u32 = 2;
 /// Waits until the gate is open.
@@ -60,7 +60,7 @@ pub const PANIC_LATER: u32 = 6;
 /// Calls `ADD` of the caller.
 pub const CALL_BACK: u32 = 7;
 
-/// Waits until the gate is open, then adds one and returns the sum: not idempotent.
+/// Waits until the gate is open, then adds one and returns the sum. Not idempotent.
 pub const GATED_ADD: u32 = 8;
 
 pub const CALLS_MAX: usize = 100;
@@ -85,7 +85,7 @@ impl Counter {
         self.gate.subscribe().wait_for(|&open| open).await.unwrap();
     }
 
-    /// Calls that have come to the gate so far.
+    /// Returns the number of calls that have reached the gate.
     pub fn at_gate(&self) -> usize {
         *self.at_gate.borrow()
     }
@@ -113,7 +113,7 @@ impl Counter {
             NEVER => std::future::pending().await,
             PANIC_LATER => {
                 tokio::task::yield_now().await;
-                panic!("as asked for, later");
+                panic!("the test asked for a later panic");
             }
             CALL_BACK => {
                 let add = u64::decode(&mut call.arguments)?;
@@ -123,7 +123,7 @@ impl Counter {
                 let answer = reverse.call::<u64>(&target, ADD, &add, plan).await;
                 Ok(call.reply(&answer.map_err(|_| AcceptError::SystemErr)?.results))
             }
-            _ => unreachable!("only what `procedure` knows"),
+            _ => unreachable!("`procedure` returns `None` for it"),
         }
     }
 }
@@ -144,7 +144,7 @@ impl Service for Counter {
     }
 
     fn call<'a>(&'a self, call: Call<'a>) -> BoxFuture<'a, Result<Message, AcceptError>> {
-        assert_ne!(call.procedure, PANIC, "as asked for");
+        assert_ne!(call.procedure, PANIC, "the test asked for a panic");
         Box::pin(self.execute(call))
     }
 
@@ -164,7 +164,7 @@ pub struct Host {
     pub workers: Workers,
     pub kind: Arc<dyn TransportKind>,
     pub address: SocketAddr,
-    /// Where none listens when it has ended.
+    /// A port on which nothing listens after the server has stopped.
     pub port: Port,
 }
 
@@ -215,8 +215,8 @@ pub async fn echo(client: &Client, data: Bytes, sink: Option<Buffer>) -> Result<
     client.call(ECHO, &Data::from(data), echo_plan(sink), CallOptions::default()).await
 }
 
-/// What `call` says at its deadline, and the deadline: long enough for what it says to have happened, which on a busy machine takes
-/// a while.
+/// Returns the error text of `call` at its deadline, and the deadline. Increases the deadline until the text contains
+/// `happens`, because a busy machine can need more time for it.
 pub async fn at_its_deadline(call: impl AsyncFn(Duration) -> String, happens: &str) -> (String, Duration) {
     for deadline_ms in [200, 2_000, 20_000] {
         let deadline = Duration::from_millis(deadline_ms);
@@ -225,5 +225,5 @@ pub async fn at_its_deadline(call: impl AsyncFn(Duration) -> String, happens: &s
             return (said, deadline);
         }
     }
-    panic!("nothing is said of: {happens}");
+    panic!("no error contains: {happens}");
 }

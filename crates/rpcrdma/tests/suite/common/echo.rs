@@ -1,5 +1,5 @@
-//! A program for tests of the transport: a call says how long a reply it wants, and carries a payload of which the
-//! reply's holds the sum.
+//! A program for tests of the transport. A call contains the wanted length of its reply, and a payload. Each payload
+//! byte of the reply is the sum of the call's payload.
 
 use std::{future::poll_fn, sync::Arc};
 
@@ -10,12 +10,12 @@ use xdr::{Decoder, Encoder, Message};
 
 use super::{CALL, REPLY};
 
-/// A call that asks for a reply of `want` bytes of payload and `words` words, and carries `payload`.
+/// Creates a call with `payload` that wants a reply with `want` bytes of payload and `words` words.
 pub fn call(xid: u32, want: usize, words: usize, payload: Bytes) -> Message {
     let mut encoder = Encoder::default();
     [xid, CALL, want as u32, words as u32].into_iter().for_each(|word| encoder.u32(word));
     encoder.payload(payload.into());
-    (0..words).for_each(|_| encoder.u32(9)); // as long as its reply
+    (0..words).for_each(|_| encoder.u32(9)); // The call is as long as its reply.
     encoder.finish()
 }
 
@@ -24,7 +24,7 @@ pub fn plan(want: usize, words: usize) -> ReplyPlan {
     ReplyPlan { inline_max: 16 + 4 * words, payload_max: want, sink, locate: None }
 }
 
-/// The answer to [`call`]: as many bytes as wanted, each the sum of the payload's.
+/// Returns the reply to [`call`], with as many bytes as wanted. Each is the sum of the call's payload.
 pub fn answer(call: &Message) -> Message {
     let mut decoder = Decoder::new(call);
     let [xid, direction, want, words] = [(); 4].map(|()| decoder.u32().unwrap());
@@ -47,7 +47,7 @@ pub fn check(reply: &Reply, xid: u32, want: usize, words: usize, sum: u8) {
     decoder.finish().unwrap();
 }
 
-/// Answers every call until the connection is over.
+/// Answers every call until the connection is closed.
 pub async fn drive(transport: Arc<dyn Transport>) -> TransportError {
     loop {
         match poll_fn(|cx| transport.poll_recv(cx)).await {
@@ -57,7 +57,7 @@ pub async fn drive(transport: Arc<dyn Transport>) -> TransportError {
     }
 }
 
-/// Wanted payload, wanted words, payload of the call.
+/// The wanted payload, the wanted words, and the payload of the call.
 pub const SIZES: [(usize, usize, usize); 8] = [
     (0, 0, 0),
     (10, 0, 10),

@@ -1,9 +1,9 @@
-//! A [`Connection`] at each end of a wire made of function calls, with time that stands still.
+//! A [`Connection`] at each end of a wire that consists of function calls, with a simulated clock.
 //!
-//! Everything that one end posts is done to a [`Peer`]: another [`Node`], or a [`Puppet`] by which a test plays a peer
-//! of its own making.
+//! All requests that one end posts are executed on a [`Peer`]: another [`Node`], or a [`Puppet`], by which a test plays
+//! the peer.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, reason = "each test file uses a part of this module")]
 
 #[path = "../../../../testkit/src/device.rs"]
 pub mod device;
@@ -26,25 +26,25 @@ use rpcrdma::{
 };
 use xdr::{Decoder, Encoder, Message};
 
-/// What an end can do to its peer.
+/// The operations that one end can execute on its peer.
 pub trait Peer {
     fn send(&mut self, data: Bytes, invalidate: Option<Stag>) -> Result<(), &'static str>;
     fn write(&mut self, data: Bytes, to: RemoteSegment) -> Result<(), &'static str>;
     fn read(&mut self, into: &mut [u8], from: RemoteSegment) -> Result<(), &'static str>;
 }
 
-/// One end.
+/// One end of a connection.
 pub struct Node {
     pub connection: Connection,
     pub pool: Pool,
     pub regions: Regions,
     receives: VecDeque<(WorkId, Buffer)>,
     pub posted: VecDeque<WorkRequest>,
-    /// Wants to be disconnected.
+    /// `true` if the connection has requested a disconnect.
     pub disconnecting: bool,
     pub events: VecDeque<Event>,
     pub now: Instant,
-    /// Longest Send so far.
+    /// Length in bytes of the longest Send so far.
     pub longest_send: usize,
 }
 
@@ -52,16 +52,16 @@ pub struct Node {
 pub struct Regions {
     next: u32,
     pub entries: BTreeMap<Stag, Memory>,
-    /// How many more can be registered.
+    /// The number of regions that can still be registered; unlimited if `None`.
     pub room: Option<usize>,
-    /// Only host memory can be registered.
+    /// Rejects memory that is not host memory.
     pub refuses_devices: bool,
 }
 
 pub const BASE: u64 = 0xffff_ffff_0000;
 
 impl Regions {
-    /// Regions that there have ever been.
+    /// Returns the number of regions that have ever been registered.
     pub fn registered(&self) -> u32 {
         self.next
     }
@@ -113,7 +113,7 @@ impl Node {
         Self::new(Role::Connecting, options, Some(peer))
     }
 
-    /// Takes over what the connection has to say.
+    /// Takes all work and events from the connection.
     pub fn pump(&mut self) {
         while let Some(work) = self.connection.poll_work(&mut self.regions) {
             match work {
@@ -132,10 +132,10 @@ impl Node {
         self.pump();
     }
 
-    /// Does the oldest posted request; false if there is none.
+    /// Executes the oldest posted request. Returns `false` if there is none.
     ///
     /// # Errors
-    /// The peer refused it: the connection is to be cut.
+    /// The peer rejected the request; the connection must be cut.
     pub fn step(&mut self, peer: &mut dyn Peer) -> Result<bool, &'static str> {
         let Some(request) = self.posted.pop_front() else { return Ok(false) };
         let (kind, outcome) = match request {
@@ -160,7 +160,7 @@ impl Node {
         outcome.map(|()| true)
     }
 
-    /// The connection is over: everything comes home.
+    /// Closes the connection: all requests and receives are flushed.
     pub fn cut(&mut self) {
         self.pump();
         while let Some(request) = self.posted.pop_front() {
@@ -183,7 +183,7 @@ impl Node {
         self.receives.clear();
     }
 
-    pub fn later(&mut self, time: Duration) {
+    pub fn advance_clock(&mut self, time: Duration) {
         self.now += time;
         self.connection.handle_timeout(self.now);
         self.pump();
@@ -206,7 +206,7 @@ impl Node {
         replied
     }
 
-    /// The next event, which is a call.
+    /// Returns the next event, which must be a call.
     pub fn next_call(&mut self) -> (Message, ReplyToken) {
         match self.events.pop_front() {
             Some(Event::Call { message, token }) => (message, token),
@@ -214,7 +214,7 @@ impl Node {
         }
     }
 
-    /// The next event, which is the end of a call.
+    /// Returns the next event, which must be the end of a call.
     pub fn next_reply(&mut self) -> Result<Reply, CallError> {
         match self.events.pop_front() {
             Some(Event::Reply { result, .. }) => result,
@@ -222,8 +222,9 @@ impl Node {
         }
     }
 
-    /// Nothing is registered, and every buffer of the pool is back but those of posted receives.
-    pub fn assert_all_home(&mut self) {
+    /// Asserts that nothing is registered, and that all buffers except those of posted receives have returned to the
+    /// pool.
+    pub fn assert_no_leak(&mut self) {
         assert!(self.regions.entries.is_empty(), "regions left: {:?}", self.regions.entries);
         self.events.clear();
         let out: usize = self.receives.iter().map(|(_, buffer)| buffer.capacity()).sum();
@@ -231,7 +232,7 @@ impl Node {
         assert_eq!(stats.mapped - stats.free, out, "buffers are missing");
     }
 
-    /// As a queue pair does that takes its receives from a source.
+    /// Posts a receive, like a queue pair that takes its receives from a source.
     pub fn post_receive(&mut self) {
         self.receives.push_back((Connection::receive_id(), self.pool.take(4096)));
     }
@@ -279,13 +280,13 @@ impl Peer for Node {
     }
 }
 
-/// A peer that only remembers.
+/// A peer that records what it gets.
 #[derive(Default)]
 pub struct Puppet {
     pub sent: VecDeque<(Bytes, Option<Stag>)>,
-    /// Memory by steering tag, tagged offset zero.
+    /// The memory by STag; its tagged offsets start at zero.
     pub memory: BTreeMap<Stag, Vec<u8>>,
-    /// Bytes written.
+    /// The number of bytes written.
     pub written: usize,
 }
 
@@ -312,17 +313,18 @@ impl Peer for Puppet {
 }
 
 impl Puppet {
-    /// Sends header and stream to `node`, and does what it then posts.
-    pub fn tell(&mut self, node: &mut Node, header: &Header, stream: &[u8]) {
-        self.tell_bytes(node, [&Message::encode(header).stream[..], stream].concat().into(), None);
+    /// Sends header and stream to `node`, and executes all requests that it then posts.
+    pub fn deliver(&mut self, node: &mut Node, header: &Header, stream: &[u8]) {
+        self.deliver_bytes(node, [&Message::encode(header).stream[..], stream].concat().into(), None);
     }
 
-    pub fn tell_bytes(&mut self, node: &mut Node, bytes: Bytes, invalidate: Option<Stag>) {
+    pub fn deliver_bytes(&mut self, node: &mut Node, bytes: Bytes, invalidate: Option<Stag>) {
         node.send(bytes, invalidate).unwrap();
         self.run(node);
     }
 
-    /// Does all that `node` posts; cuts it off if something was refused or it asks for it.
+    /// Executes all requests that `node` posts. Cuts its connection if a request was rejected or it requests a
+    /// disconnect.
     pub fn run(&mut self, node: &mut Node) {
         node.pump();
         loop {
@@ -334,28 +336,28 @@ impl Puppet {
         }
     }
 
-    /// What `node` sent next.
-    pub fn heard(&mut self) -> (Header, Bytes, Option<Stag>) {
-        let (bytes, invalidate) = self.sent.pop_front().expect("nothing was sent");
+    /// Returns the next message that `node` sent.
+    pub fn received(&mut self) -> (Header, Bytes, Option<Stag>) {
+        let (bytes, invalidate) = self.sent.pop_front().expect("the node must have sent a message");
         let message = Message::from(bytes);
         let mut decoder = Decoder::new(&message);
         let header = Header::decode(&mut decoder).unwrap();
         (header, decoder.take_rest(), invalidate)
     }
 
-    /// As [`heard`](Self::heard), for RDMA_MSG.
-    pub fn heard_msg(&mut self) -> (Lists, Bytes) {
-        match self.heard() {
+    /// Like [`received`](Self::received), for RDMA_MSG.
+    pub fn received_msg(&mut self) -> (Lists, Bytes) {
+        match self.received() {
             (Header { body: Body::Msg(lists), .. }, stream, _) => (lists, stream),
             (header, ..) => panic!("not RDMA_MSG: {header:?}"),
         }
     }
 }
 
-/// Two ends that understand each other.
+/// Two connected nodes.
 pub struct Pair {
     pub nodes: [Node; 2],
-    /// Requests done so far.
+    /// The number of executed requests.
     pub steps: usize,
     /// The number of the request before which the connection is cut.
     pub cut_at: Option<usize>,
@@ -381,7 +383,7 @@ impl Pair {
         &mut self.nodes[SERVER]
     }
 
-    /// Does what both ends post until neither has more, letting `answer` reply to calls; `pick` says who goes first.
+    /// Executes all requests of both nodes, and replies to calls by `answer`. `pick` decides which node is first.
     pub fn run(&mut self, mut pick: impl FnMut() -> bool, mut answer: impl FnMut(usize, Message) -> Option<Message>) {
         self.nodes.iter_mut().for_each(Node::pump);
         while !self.is_cut {
@@ -431,7 +433,7 @@ impl Pair {
     }
 }
 
-/// A message: XID, direction, words, and a payload if there is one, then one word more.
+/// Creates a message of XID, direction, `words` words, a payload if it is not empty, and one more word.
 pub fn message(xid: u32, direction: u32, words: usize, payload: &[u8]) -> Message {
     let mut encoder = Encoder::default();
     [xid, direction].into_iter().for_each(|word| encoder.u32(word));
@@ -441,7 +443,7 @@ pub fn message(xid: u32, direction: u32, words: usize, payload: &[u8]) -> Messag
     encoder.finish()
 }
 
-/// Reads what [`message`] has made; the payload.
+/// Decodes a message made by [`message`], and returns the payload.
 pub fn payload_of(message: &Message, xid: u32, direction: u32, words: usize) -> Vec<u8> {
     let mut decoder = Decoder::new(message);
     let head = (0..words + 2).map(|_| decoder.u32().unwrap());
@@ -452,7 +454,7 @@ pub fn payload_of(message: &Message, xid: u32, direction: u32, words: usize) -> 
     payload.to_bytes().unwrap().to_vec()
 }
 
-/// `len` bytes, unlike others of another seed.
+/// Returns `len` bytes that depend on `seed`.
 pub fn bytes(seed: u32, len: usize) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(31).wrapping_add(seed * 7) >> 3) as u8 ^ i as u8).collect()
 }
