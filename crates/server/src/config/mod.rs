@@ -67,7 +67,7 @@ pub struct Config {
     pub referral: Vec<Referral>,
 }
 
-/// `[server]`.
+/// The `[server]` table.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerConfig {
@@ -191,7 +191,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// One `[[listen]]`.
+/// A `[[listen]]` table.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListenConfig {
@@ -204,7 +204,7 @@ pub struct ListenConfig {
     pub options: BTreeMap<String, String>,
 }
 
-/// One `[[export]]`.
+/// An `[[export]]` table.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "RawExport")]
 pub struct ExportConfig {

@@ -74,9 +74,9 @@ pub struct Recovery {
 
 struct Kept {
     contents: Contents,
-    /// The open database; `None` if it has failed and must be written anew.
+    /// The open database; `None` if it has failed and must be rewritten.
     database: Option<Database>,
-    /// The time of the last attempt to write it anew.
+    /// The time of the last attempt to rewrite it.
     tried: Option<Instant>,
 }
 
@@ -233,7 +233,7 @@ impl Recovery {
         }
     }
 
-    /// Stores deferred changes. Writes the database anew if it has failed and [`RETRY_INTERVAL`] has passed. Returns
+    /// Stores deferred changes. Rewrites the database if it has failed and [`RETRY_INTERVAL`] has passed. Returns
     /// `true` if the storage works now.
     pub fn maintain(&self) -> bool {
         let Some(storage) = &self.storage else { return true };
@@ -401,7 +401,7 @@ impl Recovery {
     }
 
     /// Applies deferred changes in memory and returns them. The caller stores them. If that fails, the database is
-    /// written anew from memory.
+    /// rewritten from memory.
     fn take_deferred(&self, kept: &mut Kept) -> Vec<Change> {
         let deferred = std::mem::take(&mut *self.deferred.lock());
         deferred.iter().for_each(|change| kept.contents.apply(change));
@@ -422,19 +422,19 @@ impl Recovery {
         })
     }
 
-    /// Makes sure that the database can be used: one that has failed is written anew from memory.
+    /// Makes sure that the database can be used: one that has failed is rewritten from memory.
     fn reopen(&self, kept: &mut Kept, storage: &dyn Databases) -> io::Result<()> {
         if kept.database.is_some() {
             return Ok(());
         }
         let now = clock::now();
         if kept.tried.is_some_and(|tried| now.saturating_duration_since(tried) < RETRY_INTERVAL) {
-            return Err(io::Error::other("the recovery database has failed and has not been written anew yet"));
+            return Err(io::Error::other("the recovery database has failed and has not been rewritten yet"));
         }
         kept.tried = Some(now);
         let database = storage.replace(&kept.contents).inspect_err(|error| {
             self.failures.fetch_add(1, Relaxed);
-            tracing::debug!(%error, "cannot write the recovery database anew");
+            tracing::debug!(%error, "cannot rewrite the recovery database");
         })?;
         (kept.database, kept.tried) = (Some(database), None);
         self.behind.store(false, Release);
@@ -467,7 +467,7 @@ fn host_of(key: &[u8]) -> Option<(IpAddr, Bytes)> {
 }
 
 const FILE: &str = "recovery.redb";
-/// Minimum time between attempts to write the database anew.
+/// Minimum time between attempts to rewrite the database.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

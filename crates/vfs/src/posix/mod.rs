@@ -79,12 +79,12 @@ pub struct PosixOptions {
 /// The way in which handles are resolved to objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Handles {
-    /// By the kernel if it lets this process, otherwise by a database.
+    /// The kernel opens handles if it lets this process. Otherwise a database is used.
     #[default]
     Auto,
-    /// Only by the kernel.
+    /// The kernel must open handles.
     Kernel,
-    /// Only by a database.
+    /// A database is used.
     Database,
 }
 
