@@ -50,7 +50,7 @@ versions_see_each_other() {
 }
 
 # By GRANTED, not because the kernel asks again, which it does every 30 seconds.
-granted_by_callback() { await says 'a host has the lock that it waited for'; }
+granted_by_callback() { await says 'host has confirmed GRANTED'; }
 
 who_gives_up_does_not_get_it() {
   local f=h; echo data >$A/3/$f
@@ -125,10 +125,10 @@ locks_survive_the_servers_death_under_load() {
   # To come back takes as long on this machine as to come.
   GRACE=$((2 * (LEASE + $(cat /run/mounting)))); configure
   serve
-  await says 'a host knows that we have restarted'
+  await says 'host has been notified of the restart'
   # In grace the kernel asks again until it is over, and then the locks are still held.
   for v in $VERSIONS; do denied mars $LOCK w try 0 0 $B/$v/survives.$v true; done
-  says 'locks can be reclaimed'
+  says 'locks can only be reclaimed'
   await more_rounds "$before"
   touch /run/out/load.stop; wait "${loads[@]}"
   for v in $VERSIONS; do release $v; done
@@ -186,7 +186,7 @@ a_client_that_restarts_loses_its_locks() {
   mars ip link del mars0
   mars_comes_up mars.again
   mars sm-notify -f
-  await says 'a host has restarted'
+  await says 'host has restarted'
   mars_mounts 4.0 4.1 4.2
   for v in $VERSIONS; do $LOCK w try 0 0 $A/$v/lost.$v true; done
 }

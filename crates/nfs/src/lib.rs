@@ -1,7 +1,7 @@
-//! NFS protocol data: what goes over the wire, and nothing of what it does.
+//! NFS protocol data: the types of the wire protocol and their encoding. This crate executes nothing.
 //!
-//! Names are the RFCs', in Rust's case. Read RFC 1813 for [`v3`] and [`mount`], and RFC 8881 and 7862 for [`v4`].
-//! [`nlm`], [`nsm`] and [`nfsacl`] are what NFSv3 needs beside it for locks and access control lists.
+//! The names are those of the RFCs in Rust's case. Read RFC 1813 for [`v3`] and [`mount`], and RFC 8881 and 7862 for
+//! [`v4`]. [`nlm`], [`nsm`] and [`nfsacl`] are the auxiliary protocols of NFSv3 for locks and access control lists.
 
 pub mod mount;
 pub mod nfsacl;

@@ -15,24 +15,24 @@ pub enum MountProc3 {
     Null = 0,
     /// Get the handle of an export's root.
     Mnt = 1,
-    /// List who has mounted what.
+    /// List the mounts of all clients.
     Dump = 2,
-    /// Forget one mount of the caller.
+    /// Remove one mount of the caller from the list.
     Umnt = 3,
-    /// Forget all mounts of the caller.
+    /// Remove all mounts of the caller from the list.
     UmntAll = 4,
     /// List the exports.
     Export = 5,
 }
 
 impl MountProc3 {
-    /// The procedure of this number.
+    /// Returns the procedure with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         use MountProc3::*;
         [Null, Mnt, Dump, Umnt, UmntAll, Export].get(number as usize).copied()
     }
 
-    /// Its name in RFC 1813.
+    /// Returns the name in RFC 1813.
     pub fn name(self) -> &'static str {
         match self {
             MountProc3::Null => "NULL",
@@ -72,7 +72,7 @@ pub enum Mountstat3 {
 pub struct MountOk {
     /// The export's root.
     pub fhandle: NfsFh3,
-    /// RPC authentication flavours that it takes.
+    /// The RPC authentication flavours that the export accepts.
     pub auth_flavors: Vec<u32>,
 }
 
@@ -80,29 +80,29 @@ pub struct MountOk {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Mountstat3)]
 pub enum MountRes {
-    /// Here it is.
+    /// The mount succeeded.
     #[xdr(Mountstat3::Ok)]
     Ok(MountOk),
-    /// No.
+    /// The mount failed.
     #[xdr(default)]
     Fail(Mountstat3),
 }
 
-/// One mount, as DUMP lists them.
+/// A mount in the list of DUMP.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct MountEntry {
-    /// Who.
+    /// The host.
     pub hostname: Name,
-    /// What.
+    /// The mounted directory.
     pub directory: Dirpath,
 }
 
-/// One export, as EXPORT lists them.
+/// An export in the list of EXPORT.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ExportEntry {
-    /// Its path.
+    /// The path.
     pub dir: Dirpath,
-    /// Who may mount it; nobody named means everybody.
+    /// The hosts or groups that may mount the export. An empty list means everybody.
     pub groups: List<Name>,
 }
 
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn export_lists_nest() {
+    fn export_lists_are_nested() {
         let exports = List(vec![
             ExportEntry { dir: "/a".into(), groups: List(vec!["h1".into(), "h2".into()]) },
             ExportEntry { dir: "/b".into(), groups: List::default() },

@@ -1,6 +1,6 @@
-//! NFS_ACL, version 3: POSIX access control lists beside NFSv3, as Solaris and Linux have them. No RFC defines it;
-//! Linux does, in `fs/nfs_common/nfsacl.c` and `include/uapi/linux/nfsacl.h`. Nothing of it may be placed directly by
-//! RDMA (RFC 8267 §4.2).
+//! NFS_ACL, version 3: POSIX access control lists for NFSv3, as in Solaris and Linux. No RFC defines this protocol. Its
+//! definition is Linux, `fs/nfs_common/nfsacl.c` and `include/uapi/linux/nfsacl.h`. No part of it may be placed
+//! directly by RDMA (RFC 8267 §4.2).
 
 use xdr::{Array, Decode, Encode};
 
@@ -19,17 +19,17 @@ pub enum AclProc3 {
     Null = 0,
     /// Get access control lists: [`GetAclArgs`] to [`GetAclRes`].
     GetAcl = 1,
-    /// Set them: [`SetAclArgs`] to [`SetAclRes`].
+    /// Set access control lists: [`SetAclArgs`] to [`SetAclRes`].
     SetAcl = 2,
 }
 
 impl AclProc3 {
-    /// The procedure of this number.
+    /// Returns the procedure with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         [AclProc3::Null, AclProc3::GetAcl, AclProc3::SetAcl].get(number as usize).copied()
     }
 
-    /// Its name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             AclProc3::Null => "NULL",
@@ -39,48 +39,48 @@ impl AclProc3 {
     }
 }
 
-/// The access control list is wanted, or there.
+/// Mask bit for the access control list.
 pub const NFS_ACL: u32 = 0x1;
-/// Its number of entries is.
+/// Mask bit for the number of entries in the access control list.
 pub const NFS_ACLCNT: u32 = 0x2;
-/// The default access control list of a directory is.
+/// Mask bit for the default access control list of a directory.
 pub const NFS_DFACL: u32 = 0x4;
-/// Its number of entries is.
+/// Mask bit for the number of entries in the default access control list.
 pub const NFS_DFACLCNT: u32 = 0x8;
 
-/// Entry of the owner.
+/// The entry for the owner.
 pub const ACL_USER_OBJ: u32 = 0x01;
-/// Entry of a user.
+/// An entry for a user.
 pub const ACL_USER: u32 = 0x02;
-/// Entry of the owning group.
+/// The entry for the owning group.
 pub const ACL_GROUP_OBJ: u32 = 0x04;
-/// Entry of a group.
+/// An entry for a group.
 pub const ACL_GROUP: u32 = 0x08;
-/// The mask.
+/// The mask entry.
 pub const ACL_MASK: u32 = 0x10;
-/// Entry of all others.
+/// The entry for all other users.
 pub const ACL_OTHER: u32 = 0x20;
-/// In entries of a default access control list, beside one of those before.
+/// Flag of an entry in a default access control list, in addition to its kind.
 pub const ACL_DEFAULT: u32 = 0x1000;
 
-/// Most entries of a list.
+/// Maximum number of entries in a list.
 pub const ENTRIES_MAX: usize = 1024;
 
-/// An entry.
+/// An entry of an access control list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct AclEntry {
-    /// One of the `ACL_` kinds.
+    /// The kind: one of the `ACL_` constants.
     pub kind: u32,
-    /// User or group; of no meaning in entries of others.
+    /// The user or group ID. It has no meaning in entries of other kinds.
     pub id: u32,
-    /// Read 4, write 2, execute 1.
+    /// The permissions: read is 4, write is 2, execute is 1.
     pub perm: u32,
 }
 
 /// An access control list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Acl {
-    /// How many entries there are, also when they do not follow.
+    /// The number of entries, even if the entries are omitted.
     pub count: u32,
     /// The entries.
     pub entries: Array<AclEntry, ENTRIES_MAX>,
@@ -89,7 +89,7 @@ pub struct Acl {
 /// Both lists of an object (`secattr`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct SecAttr {
-    /// What is there: [`NFS_ACL`], [`NFS_ACLCNT`], [`NFS_DFACL`], [`NFS_DFACLCNT`].
+    /// The parts that are present: [`NFS_ACL`], [`NFS_ACLCNT`], [`NFS_DFACL`], [`NFS_DFACLCNT`].
     pub mask: u32,
     /// The access control list.
     pub acl: Acl,
@@ -102,7 +102,7 @@ pub struct SecAttr {
 pub struct GetAclArgs {
     /// The object.
     pub fh: NfsFh3,
-    /// What is wanted.
+    /// The requested parts.
     pub mask: u32,
 }
 
@@ -111,7 +111,7 @@ pub struct GetAclArgs {
 pub struct GetAclOk {
     /// The object's attributes.
     pub attr: PostOpAttr,
-    /// Its lists.
+    /// The access control lists.
     pub acl: SecAttr,
 }
 
@@ -123,11 +123,11 @@ pub type GetAclRes = Res3<GetAclOk, PostOpAttr>;
 pub struct SetAclArgs {
     /// The object.
     pub fh: NfsFh3,
-    /// Its lists.
+    /// The access control lists.
     pub acl: SecAttr,
 }
 
-/// SETACL results: the object's attributes, also of a failure.
+/// SETACL results: the object's attributes, even if the operation failed.
 pub type SetAclRes = Res3<PostOpAttr, PostOpAttr>;
 
 #[cfg(test)]
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_come_with_their_counts() {
+    fn lists_have_counts() {
         let entries = |kinds: &[u32]| Array(kinds.iter().map(|&kind| AclEntry { kind, id: 7, perm: 5 }).collect());
         let acl = SecAttr {
             mask: NFS_ACL | NFS_ACLCNT,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_too_many_entries_is_refused() {
+    fn list_with_too_many_entries_is_rejected() {
         let mut words = vec![0u32, 1025];
         words.extend([1; 3 * 1025]);
         let bytes: bytes::Bytes = words.iter().flat_map(|word| word.to_be_bytes()).collect();

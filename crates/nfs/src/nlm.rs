@@ -1,6 +1,6 @@
 //! The Network Lock Manager, version 4 (RFC 1813 appendix II; X/Open XNFS chapters 10 and 14).
 //!
-//! A procedure called `…_MSG` does the same as the one without, but its result comes as a call of `…_RES` to the caller.
+//! A `…_MSG` procedure does the same as the one without `_MSG`, but its result is a `…_RES` call to the caller.
 
 use xdr::{Decode, Encode, Opaque};
 
@@ -19,15 +19,15 @@ macro_rules! procedures {
         pub enum NlmProc4 { $($(#[$doc])* #[doc = concat!("`", stringify!($args), "` to `", stringify!($res), "`.")] $name = $number),* }
 
         impl NlmProc4 {
-            /// All of them, in order.
+            /// All variants, in order.
             pub const ALL: &[NlmProc4] = &[$(NlmProc4::$name),*];
 
-            /// The procedure of this number.
+            /// Returns the procedure with this number.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number { $($number => Some(NlmProc4::$name),)* _ => None }
             }
 
-            /// Its name.
+            /// Returns the name.
             pub const fn name(self) -> &'static str {
                 match self { $(NlmProc4::$name => $text),* }
             }
@@ -38,25 +38,25 @@ macro_rules! procedures {
 procedures! {
     /// Do nothing.
     Null = 0, "NULL", () => ();
-    /// Ask whether a lock could be had.
+    /// Test whether a lock could be granted.
     Test = 1, "TEST", TestArgs => TestRes;
-    /// Lock.
+    /// Lock a range.
     Lock = 2, "LOCK", LockArgs => Res;
-    /// Wait no more for a lock.
+    /// Cancel a waiting request.
     Cancel = 3, "CANCEL", CancelArgs => Res;
-    /// Unlock.
+    /// Unlock a range.
     Unlock = 4, "UNLOCK", UnlockArgs => Res;
-    /// Tell a client that it has the lock for which it waits.
+    /// Notify a client that its waiting request was granted.
     Granted = 5, "GRANTED", TestArgs => Res;
-    /// As TEST.
+    /// Like TEST, with the result in a call.
     TestMsg = 6, "TEST_MSG", TestArgs => ();
-    /// As LOCK.
+    /// Like LOCK, with the result in a call.
     LockMsg = 7, "LOCK_MSG", LockArgs => ();
-    /// As CANCEL.
+    /// Like CANCEL, with the result in a call.
     CancelMsg = 8, "CANCEL_MSG", CancelArgs => ();
-    /// As UNLOCK.
+    /// Like UNLOCK, with the result in a call.
     UnlockMsg = 9, "UNLOCK_MSG", UnlockArgs => ();
-    /// As GRANTED.
+    /// Like GRANTED, with the result in a call.
     GrantedMsg = 10, "GRANTED_MSG", TestArgs => ();
     /// The result of TEST_MSG.
     TestRes = 11, "TEST_RES", TestRes => ();
@@ -80,9 +80,9 @@ procedures! {
 
 /// The longest [`Netobj`], in bytes (`MAXNETOBJ_SZ`).
 pub const NETOBJ_MAX: usize = 1024;
-/// An object of whatever a peer likes (`netobj`).
+/// An opaque object (`netobj`).
 pub type Netobj = Opaque<NETOBJ_MAX>;
-/// The name of a machine.
+/// The name of a host.
 pub type CallerName = Opaque<1024>;
 /// A file handle of NFSv3.
 pub type NlmFh = Opaque<FHSIZE3>;
@@ -91,17 +91,17 @@ pub type NlmFh = Opaque<FHSIZE3>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 #[repr(u32)]
 pub enum Nlm4Stats {
-    /// It is done.
+    /// The request was granted.
     Granted = 0,
-    /// Another lock is in the way.
+    /// A conflicting lock exists.
     Denied = 1,
-    /// Resources are short.
+    /// The server has too few resources.
     DeniedNoLocks = 2,
-    /// Another lock is in the way, and GRANTED will tell when it is gone.
+    /// A conflicting lock exists. The server will call GRANTED when the lock is granted.
     Blocked = 3,
-    /// Only reclaims are taken now.
+    /// The server is in its grace period: only reclaims are granted.
     DeniedGracePeriod = 4,
-    /// It would wait for itself.
+    /// The request would cause a deadlock.
     Deadlck = 5,
     /// The file system is read-only.
     RoFs = 6,
@@ -109,75 +109,75 @@ pub enum Nlm4Stats {
     StaleFh = 7,
     /// An offset is too large.
     FBig = 8,
-    /// It cannot be done.
+    /// The request failed for another reason.
     Failed = 9,
 }
 
-/// Who holds a lock that is in the way.
+/// The holder of a conflicting lock.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Holder {
-    /// Whether it is exclusive.
+    /// `true` for an exclusive lock.
     pub exclusive: bool,
     /// The process.
     pub svid: u32,
     /// The owner.
     pub oh: Netobj,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes; 0 means to the end.
+    /// The number of bytes; 0 means to the end of the file.
     pub len: u64,
 }
 
 /// A lock.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Lock {
-    /// The client's machine.
+    /// The name of the client's host.
     pub caller_name: CallerName,
     /// The file.
     pub fh: NlmFh,
-    /// The owner among the machine's.
+    /// The owner on the host.
     pub oh: Netobj,
-    /// The owner's process.
+    /// The process of the owner.
     pub svid: u32,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes; 0 means to the end.
+    /// The number of bytes; 0 means to the end of the file.
     pub len: u64,
 }
 
 /// TEST and GRANTED arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TestArgs {
-    /// Comes back with the result.
+    /// Opaque data that the result returns.
     pub cookie: Netobj,
-    /// Whether it is exclusive.
+    /// `true` for an exclusive lock.
     pub exclusive: bool,
     /// The lock.
     pub lock: Lock,
 }
 
-/// The answer to TEST (`nlm4_testrply`): a status, which names the holder if it is DENIED.
+/// The reply to TEST (`nlm4_testrply`): a status, with the holder if it is DENIED.
 ///
-/// Each status has an arm of its own, so that DENIED cannot be said without a holder.
+/// Each status has a variant of its own, so that DENIED always has a holder.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Nlm4Stats)]
 pub enum TestReply {
-    /// The lock could be had.
+    /// The lock could be granted.
     #[xdr(Nlm4Stats::Granted)]
     Granted,
-    /// This lock is in the way.
+    /// This lock conflicts.
     #[xdr(Nlm4Stats::Denied)]
     Denied(Holder),
-    /// Resources are short.
+    /// The server has too few resources.
     #[xdr(Nlm4Stats::DeniedNoLocks)]
     DeniedNoLocks,
-    /// The caller would have to wait.
+    /// The request would have to wait.
     #[xdr(Nlm4Stats::Blocked)]
     Blocked,
-    /// Only reclaims are taken now.
+    /// The server is in its grace period: only reclaims are granted.
     #[xdr(Nlm4Stats::DeniedGracePeriod)]
     DeniedGracePeriod,
-    /// The caller would wait for itself.
+    /// The request would cause a deadlock.
     #[xdr(Nlm4Stats::Deadlck)]
     Deadlck,
     /// The file system is read-only.
@@ -195,8 +195,8 @@ pub enum TestReply {
 }
 
 impl TestReply {
-    /// The reply to a TEST that was not answered from the lock table. Without a holder there is no DENIED: that becomes
-    /// FAILED, as Linux's lockd answers a caller who may not open the file.
+    /// Creates the reply to a TEST that was not answered from the lock table. DENIED requires a holder, so it becomes
+    /// FAILED here, which is the answer of Linux's lockd to a caller that may not open the file.
     pub fn without_holder(status: Nlm4Stats) -> Self {
         match status {
             Nlm4Stats::Granted => TestReply::Granted,
@@ -211,7 +211,7 @@ impl TestReply {
         }
     }
 
-    /// Its status.
+    /// Returns the status of the reply.
     pub fn status(&self) -> Nlm4Stats {
         match self {
             TestReply::Granted => Nlm4Stats::Granted,
@@ -231,33 +231,33 @@ impl TestReply {
 /// TEST results.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TestRes {
-    /// As it was in the arguments.
+    /// The value from the arguments.
     pub cookie: Netobj,
-    /// How it went.
+    /// The status.
     pub reply: TestReply,
 }
 
 /// LOCK, CANCEL, UNLOCK and GRANTED results.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Res {
-    /// As it was in the arguments.
+    /// The value from the arguments.
     pub cookie: Netobj,
-    /// How it went.
+    /// The status.
     pub status: Nlm4Stats,
 }
 
 /// LOCK and NM_LOCK arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LockArgs {
-    /// Comes back with the result.
+    /// Opaque data that the result returns.
     pub cookie: Netobj,
-    /// Whether to wait.
+    /// `true` to wait if the lock cannot be granted at once.
     pub block: bool,
-    /// Whether it is exclusive.
+    /// `true` for an exclusive lock.
     pub exclusive: bool,
     /// The lock.
     pub lock: Lock,
-    /// Whether it was held before the server restarted.
+    /// `true` if the client held it before the server restarted.
     pub reclaim: bool,
     /// The state number of the client's status monitor.
     pub state: i32,
@@ -266,11 +266,11 @@ pub struct LockArgs {
 /// CANCEL arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CancelArgs {
-    /// Comes back with the result.
+    /// Opaque data that the result returns.
     pub cookie: Netobj,
-    /// As in LOCK.
+    /// The same as in LOCK.
     pub block: bool,
-    /// As in LOCK.
+    /// The same as in LOCK.
     pub exclusive: bool,
     /// The lock.
     pub lock: Lock,
@@ -279,83 +279,83 @@ pub struct CancelArgs {
 /// UNLOCK arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct UnlockArgs {
-    /// Comes back with the result.
+    /// Opaque data that the result returns.
     pub cookie: Netobj,
     /// The lock.
     pub lock: Lock,
 }
 
-/// What others may not do (`fsh4_mode`).
+/// The access that is denied to others (`fsh4_mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum ShareMode {
-    /// They may do anything.
+    /// Nothing is denied.
     DenyNone = 0,
-    /// Read.
+    /// Reading is denied.
     DenyRead = 1,
-    /// Write.
+    /// Writing is denied.
     DenyWrite = 2,
-    /// Either.
+    /// Reading and writing are denied.
     DenyReadWrite = 3,
 }
 
-/// What the owner does (`fsh4_access`).
+/// The access of the owner (`fsh4_access`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum ShareAccess {
-    /// Nothing.
+    /// No access.
     None = 0,
-    /// Reads.
+    /// The owner reads.
     Read = 1,
-    /// Writes.
+    /// The owner writes.
     Write = 2,
-    /// Both.
+    /// The owner reads and writes.
     ReadWrite = 3,
 }
 
 /// A share reservation.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Share {
-    /// The client's machine.
+    /// The name of the client's host.
     pub caller_name: CallerName,
     /// The file.
     pub fh: NlmFh,
     /// The owner.
     pub oh: Netobj,
-    /// What others may not do.
+    /// The access that is denied to others.
     pub mode: ShareMode,
-    /// What the owner does.
+    /// The access of the owner.
     pub access: ShareAccess,
 }
 
 /// SHARE and UNSHARE arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ShareArgs {
-    /// Comes back with the result.
+    /// Opaque data that the result returns.
     pub cookie: Netobj,
     /// The share.
     pub share: Share,
-    /// Whether it was held before the server restarted.
+    /// `true` if the client held it before the server restarted.
     pub reclaim: bool,
 }
 
 /// SHARE and UNSHARE results.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ShareRes {
-    /// As it was in the arguments.
+    /// The value from the arguments.
     pub cookie: Netobj,
-    /// How it went.
+    /// The status.
     pub status: Nlm4Stats,
-    /// Of no meaning.
+    /// This field has no meaning.
     pub sequence: i32,
 }
 
 /// FREE_ALL arguments (`nlm4_notify`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct FreeAllArgs {
-    /// The client's machine.
+    /// The name of the client's host.
     pub name: CallerName,
-    /// The state number of its status monitor.
+    /// The state number of the host's status monitor.
     pub state: i32,
 }
 
@@ -367,7 +367,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_the_specification() {
+    fn numbers_match_the_specification() {
         let numbers: Vec<_> = NlmProc4::ALL.iter().map(|&procedure| procedure as u32).collect();
         assert_eq!(numbers, (0..=15).chain(20..=23).collect::<Vec<_>>());
         assert!(numbers.iter().all(|&n| NlmProc4::from_number(n).is_some_and(|procedure| procedure as u32 == n)));
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_of_64_bits_has_its_fields_in_order() {
+    fn fields_of_a_64_bit_lock_are_in_order() {
         let lock = Lock {
             caller_name: "host".into(),
             fh: "handle".into(),
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_denied_test_says_who_is_in_the_way() {
+    fn only_denied_test_reply_has_a_holder() {
         let holder = Holder { exclusive: true, svid: 1, oh: "o".into(), offset: 0, len: 0 };
         let denied = TestRes { cookie: "c".into(), reply: TestReply::Denied(holder) };
         assert_eq!(Message::encode(&denied).decode::<TestRes>(), Ok(denied));
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn a_test_can_be_answered_with_every_status() {
+    fn test_reply_supports_every_status() {
         for number in 0..10 {
             let status: Nlm4Stats = Message::encode(&number).decode().unwrap();
             let res = TestRes { cookie: "c".into(), reply: TestReply::without_holder(status) };

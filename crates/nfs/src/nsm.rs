@@ -1,4 +1,4 @@
-//! The Network Status Monitor, version 1 (X/Open XNFS chapter 11): who has restarted.
+//! The Network Status Monitor, version 1 (X/Open XNFS chapter 11): notices of restarts of hosts.
 
 use xdr::{Decode, Encode, Opaque};
 
@@ -13,28 +13,28 @@ pub const VERSION: u32 = 1;
 pub enum SmProc {
     /// Do nothing.
     Null = 0,
-    /// Ask whether a host could be monitored: [`SmName`] to [`SmStatRes`].
+    /// Test whether a host can be monitored: [`SmName`] to [`SmStatRes`].
     Stat = 1,
     /// Monitor a host: [`MonArgs`] to [`SmStatRes`].
     Mon = 2,
-    /// Monitor it no more: [`MonId`] to [`SmStat`].
+    /// Stop monitoring a host: [`MonId`] to [`SmStat`].
     Unmon = 3,
-    /// Monitor nobody for the caller: [`MyId`] to [`SmStat`].
+    /// Stop monitoring all hosts for the caller: [`MyId`] to [`SmStat`].
     UnmonAll = 4,
-    /// Behave as after a restart.
+    /// Behave as if this host had restarted.
     SimuCrash = 5,
-    /// Learn that a host has restarted: [`StatChge`].
+    /// Receive the notice that a host has restarted: [`StatChge`].
     Notify = 6,
 }
 
 impl SmProc {
-    /// The procedure of this number.
+    /// Returns the procedure with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         use SmProc::*;
         [Null, Stat, Mon, Unmon, UnmonAll, SimuCrash, Notify].get(number as usize).copied()
     }
 
-    /// Its name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             SmProc::Null => "NULL",
@@ -58,60 +58,61 @@ pub struct SmName {
     pub mon_name: MonName,
 }
 
-/// Whether a host can be monitored (`res`).
+/// The result of a request to monitor a host (`res`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum SmRes {
-    /// Yes.
+    /// The host can be monitored.
     Succ = 0,
-    /// No.
+    /// The host cannot be monitored.
     Fail = 1,
 }
 
 /// STAT and MON results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SmStatRes {
-    /// Whether it can be monitored.
+    /// `Succ` if the host can be monitored.
     pub res: SmRes,
     /// The state number of this monitor.
     pub state: i32,
 }
 
-/// UNMON and UNMON_ALL results. A state number grows with each restart; it is odd while the host is up.
+/// UNMON and UNMON_ALL results. The state number of a host increases with each restart, and is odd while the host is
+/// up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SmStat {
     /// The state number of this monitor.
     pub state: i32,
 }
 
-/// Who wants to know, and which procedure to call.
+/// The monitoring program and the procedure to call.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct MyId {
     /// The host.
     pub my_name: MonName,
-    /// Program.
+    /// The program number.
     pub my_prog: u32,
-    /// Version.
+    /// The version number.
     pub my_vers: u32,
-    /// Procedure.
+    /// The procedure number.
     pub my_proc: u32,
 }
 
-/// Who is monitored for whom.
+/// The monitored host and the monitoring program.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct MonId {
     /// The host.
     pub mon_name: MonName,
-    /// Who wants to know.
+    /// The monitoring program.
     pub my_id: MyId,
 }
 
 /// MON arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct MonArgs {
-    /// Who is monitored for whom.
+    /// The monitored host and the monitoring program.
     pub mon_id: MonId,
-    /// Comes back with the news.
+    /// Private data that the notice returns.
     pub private: [u8; 16],
 }
 
@@ -120,18 +121,18 @@ pub struct MonArgs {
 pub struct StatChge {
     /// The host.
     pub mon_name: MonName,
-    /// Its state number from now on.
+    /// The new state number of the host.
     pub state: i32,
 }
 
-/// What the procedure of [`MyId`] is called with.
+/// The arguments of the procedure in [`MyId`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Status {
     /// The host that has restarted.
     pub mon_name: MonName,
-    /// Its state number from now on.
+    /// The new state number of the host.
     pub state: i32,
-    /// What came with MON.
+    /// The private data from MON.
     pub private: [u8; 16],
 }
 
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_to_monitor_has_its_fields_in_order() {
+    fn fields_of_monitor_request_are_in_order() {
         let my_id = MyId { my_name: "me".into(), my_prog: 100_021, my_vers: 4, my_proc: 16 };
         let args = MonArgs { mon_id: MonId { mon_name: "them".into(), my_id }, private: *b"0123456789abcdef" };
         let message = Message::encode(&args);
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_those_of_the_specification() {
+    fn numbers_match_the_specification() {
         for number in 0..=6 {
             assert_eq!(SmProc::from_number(number).map(|procedure| procedure as u32), Some(number));
         }

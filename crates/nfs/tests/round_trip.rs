@@ -1,4 +1,5 @@
-//! Whatever arguments and results are made of: they come back as they were, and no part of them is taken for a whole.
+//! Encodes and decodes generated arguments and results. A decoded value equals the original, and no prefix of its
+//! encoding can be decoded.
 
 use std::fmt::Debug;
 
@@ -10,7 +11,8 @@ use nfs::{
 use proptest::prelude::*;
 use xdr::{Decode, Encode, List, Message, Opaque, Payload};
 
-/// Choices, made from bytes; zeros when they run out, so that what proptest shrinks gets simpler.
+/// Choices made from bytes. They are zero when the bytes run out, so that values become simpler as proptest shrinks the
+/// bytes.
 struct Choices<'a>(std::slice::Iter<'a, u8>);
 
 impl Choices<'_> {
@@ -28,7 +30,7 @@ impl Choices<'_> {
     }
 }
 
-/// A value made of choices.
+/// A value that is generated from choices.
 trait Sample: Sized {
     fn sample(choices: &mut Choices<'_>) -> Self;
 }
@@ -190,16 +192,20 @@ sample! {
 fn check<T: Sample + Encode + Decode + PartialEq + Debug>(entropy: &[u8]) {
     let value = T::sample(&mut Choices(entropy.iter()));
     let message = Message::encode(&value);
-    assert_eq!(message.decode::<T>().as_ref(), Ok(&value), "with its payloads beside it");
+    assert_eq!(message.decode::<T>().as_ref(), Ok(&value), "with payloads beside the stream");
     let flat = message.to_rope().to_bytes().unwrap();
     assert_eq!(flat.len(), message.len());
-    assert_eq!(Message::from(flat.clone()).decode::<T>().as_ref(), Ok(&value), "as TCP carries it");
+    assert_eq!(
+        Message::from(flat.clone()).decode::<T>().as_ref(),
+        Ok(&value),
+        "with payloads in the stream, as over TCP"
+    );
     for len in 0..flat.len() {
         let part = Message::from(flat.slice(..len));
-        assert!(part.decode::<T>().is_err(), "{len} of {} bytes of {value:?}", flat.len());
+        assert!(part.decode::<T>().is_err(), "the first {len} of {} bytes of {value:?}", flat.len());
     }
     let longer = Bytes::from([&flat[..], &[0; 4]].concat());
-    assert!(Message::from(longer).decode::<T>().is_err(), "more than {value:?}");
+    assert!(Message::from(longer).decode::<T>().is_err(), "trailing bytes after {value:?}");
 }
 
 fn procedure<P: Procedure3>(entropy: &[u8])
@@ -232,7 +238,7 @@ proptest! {
     }
 
     #[test]
-    fn anything_else_is_an_error_or_means_what_it_says(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+    fn random_bytes_are_rejected_or_round_trip(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         fn check<T: Encode + Decode>(bytes: &Bytes) {
             if let Ok(value) = Message::from(bytes.clone()).decode::<T>() {
                 assert_eq!(&Message::encode(&value).to_rope().to_bytes().unwrap(), bytes);

@@ -1,7 +1,8 @@
-//! Whatever the operations of NFSv4 are made of: it comes back as it was, and no part of it is taken for a whole.
+//! Encodes and decodes generated operations of NFSv4. A decoded value equals the original, and no prefix of its
+//! encoding can be decoded.
 //!
-//! Values are made without a line for any of their types: random bytes are mended where their decoder says that they
-//! are wrong, until it takes them. So this also shows that errors say what is wrong, and where.
+//! The tests have no code for individual types. Random bytes are repaired where their decoder reports an error, until
+//! it accepts them. So this also tests that errors report the kind and the position of a problem.
 
 use std::fmt::Debug;
 
@@ -13,7 +14,7 @@ use nfs::{
 use proptest::{collection::vec, prelude::*};
 use xdr::{Decode, DecodeError, DecodeErrorKind, Decoder, Encode, Message};
 
-/// Bytes that run out never: those given, over and over, and changed each time.
+/// An endless source of bytes: the given ones, repeated and changed each time.
 struct Entropy<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -31,7 +32,7 @@ impl Entropy<'_> {
         u32::from_be_bytes(std::array::from_fn(|_| self.byte()))
     }
 
-    /// A discriminant: small, or a status.
+    /// Returns a discriminant: a small number, or a status.
     fn discriminant(&mut self) -> u32 {
         match self.byte() % 4 {
             0 | 1 => u32::from(self.byte() % 4),
@@ -40,37 +41,37 @@ impl Entropy<'_> {
         }
     }
 
-    /// Lengths are mostly short, and now and then long enough for padding of every kind.
+    /// Returns a length. It is usually short, and sometimes long enough for every kind of padding.
     fn length(&mut self, max: u32) -> u32 {
         u32::from(self.byte() % 8).min(max)
     }
 }
 
-/// A value of `T` that begins with `prefix`, and its bytes.
-fn mend<T: Decode>(prefix: &[u8], entropy: &mut Entropy<'_>) -> (T, Bytes) {
-    mend_by(prefix, entropy, |bytes| Message::from(bytes).decode())
+/// Returns a value of `T` whose encoding begins with `prefix`, and its encoding.
+fn repair<T: Decode>(prefix: &[u8], entropy: &mut Entropy<'_>) -> (T, Bytes) {
+    repair_by(prefix, entropy, |bytes| Message::from(bytes).decode())
 }
 
-fn mend_by<T>(
+fn repair_by<T>(
     prefix: &[u8],
     entropy: &mut Entropy<'_>,
     decode: impl Fn(Bytes) -> Result<T, DecodeError>,
 ) -> (T, Bytes) {
     let mut bytes = prefix.to_vec();
-    for _ in 0..MENDS_MAX {
+    for _ in 0..REPAIRS_MAX {
         match decode(bytes.clone().into()) {
             Ok(value) => return (value, bytes.into()),
-            Err(error) => mend_at(&mut bytes, error, entropy),
+            Err(error) => repair_at(&mut bytes, error, entropy),
         }
-        assert!(bytes.starts_with(prefix), "the prefix is in order");
+        assert!(bytes.starts_with(prefix), "the decoder must accept the prefix");
     }
-    panic!("{bytes:x?} cannot be mended");
+    panic!("{bytes:x?} cannot be repaired");
 }
 
-/// A value of one attribute.
-fn mend_attribute(attribute: Attr4, purpose: Purpose, entropy: &mut Entropy<'_>) -> (Attrs, Fattr4) {
+/// Returns a value of one attribute.
+fn repair_attribute(attribute: Attr4, purpose: Purpose, entropy: &mut Entropy<'_>) -> (Attrs, Fattr4) {
     let fattr = |bytes: Bytes| Fattr4 { attrmask: [attribute as u32].into_iter().collect(), attr_vals: bytes.into() };
-    let (attrs, bytes) = mend_by(&[], entropy, |bytes| {
+    let (attrs, bytes) = repair_by(&[], entropy, |bytes| {
         fattr(bytes).to_attrs(2, purpose).map_err(|error| match error.kind {
             AttrErrorKind::Malformed(error) => error,
             other => panic!("{attribute:?}: {other:?}"),
@@ -79,17 +80,17 @@ fn mend_attribute(attribute: Attr4, purpose: Purpose, entropy: &mut Entropy<'_>)
     (attrs, fattr(bytes))
 }
 
-fn mend_at(bytes: &mut Vec<u8>, DecodeError { kind, offset }: DecodeError, entropy: &mut Entropy<'_>) {
+fn repair_at(bytes: &mut Vec<u8>, DecodeError { kind, offset }: DecodeError, entropy: &mut Entropy<'_>) {
     let is_long = bytes.len() > BYTES_MAX;
     let mut put = |offset: usize, word: u32| bytes[offset..offset + 4].copy_from_slice(&word.to_be_bytes());
     match kind {
         DecodeErrorKind::TrailingBytes => bytes.truncate(offset),
-        // What is missing still is megabytes of opaque data, whose length stands before them.
+        // The missing bytes are megabytes of opaque data, whose length is before them.
         DecodeErrorKind::Truncated if is_long => put(offset - 4, 0),
         DecodeErrorKind::Truncated => (0..32).for_each(|_| bytes.push(entropy.byte())),
         DecodeErrorKind::TooLong { max: 0, .. } => {
             put(offset, 0);
-            // More may fit when there are more bytes.
+            // With more bytes, more items may fit.
             (0..16).for_each(|_| bytes.push(entropy.byte()));
         }
         DecodeErrorKind::TooLong { max, .. } => put(offset, entropy.length(max)),
@@ -103,27 +104,36 @@ fn mend_at(bytes: &mut Vec<u8>, DecodeError { kind, offset }: DecodeError, entro
     }
 }
 
-/// A value that begins with `prefix` comes back, with its payloads and without, and only as a whole.
+/// Checks a value whose encoding begins with `prefix`: it round-trips with its payloads beside the stream and in it,
+/// and only as a whole.
 fn check<T: Encode + Decode + PartialEq + Debug>(prefix: &[u8], entropy: &mut Entropy<'_>) -> T {
     check_but(prefix, entropy, 0)
 }
 
-/// The same, where what is in the last bytes, so many at most, may have been anything.
+/// Checks a value like [`check`], but the last `unread` bytes of its encoding may be arbitrary.
 fn check_but<T: Encode + Decode + PartialEq + Debug>(prefix: &[u8], entropy: &mut Entropy<'_>, unread: usize) -> T {
-    let (value, sent) = mend::<T>(prefix, entropy);
+    let (value, sent) = repair::<T>(prefix, entropy);
     let message = Message::encode(&value);
-    assert_eq!(message.decode::<T>().as_ref(), Ok(&value), "with its payloads beside it");
+    assert_eq!(message.decode::<T>().as_ref(), Ok(&value), "with payloads beside the stream");
     let flat = message.to_rope().to_bytes().unwrap();
     assert_eq!(flat.len(), message.len());
-    // What was sent may have had words of zero at the end of a bitmap.
+    // The generated bytes may have had zero words at the end of a bitmap.
     let read = flat.len() - unread;
     assert!(flat.len() < sent.len() || flat.len() == sent.len() && flat[..read] == sent[..read], "{value:?}");
-    assert_eq!(Message::from(flat.clone()).decode::<T>().as_ref(), Ok(&value), "as TCP carries it");
+    assert_eq!(
+        Message::from(flat.clone()).decode::<T>().as_ref(),
+        Ok(&value),
+        "with payloads in the stream, as over TCP"
+    );
     for len in 0..flat.len() {
-        assert!(Message::from(flat.slice(..len)).decode::<T>().is_err(), "{len} of {} bytes of {value:?}", flat.len());
+        assert!(
+            Message::from(flat.slice(..len)).decode::<T>().is_err(),
+            "the first {len} of {} bytes of {value:?}",
+            flat.len()
+        );
     }
     let longer = Bytes::from([&flat[..], &[0; 4]].concat());
-    assert!(Message::from(longer).decode::<T>().is_err(), "more than {value:?}");
+    assert!(Message::from(longer).decode::<T>().is_err(), "trailing bytes after {value:?}");
     value
 }
 
@@ -144,7 +154,7 @@ proptest! {
             let minor = *opnum.minor_versions().end();
             assert_eq!(Argop4::decode_next(&mut Decoder::new(&message), minor), Ok(arguments));
 
-            // Its padding is not looked at.
+            // The padding of GETXATTR is ignored.
             let unread = if opnum == Opnum4::GetXattr { 3 } else { 0 };
             let ok: Resop4 = check_but(&prefix(&[opnum as u32, 0]), entropy, unread);
             assert_eq!((ok.opnum(), ok.status()), (opnum, Nfsstat4::Ok));
@@ -219,7 +229,7 @@ proptest! {
         let mut all = (Bitmap4::new(), Vec::new());
         for &attribute in Attr4::ALL {
             let purpose = if attribute.access() == Access::Set { Purpose::Set } else { Purpose::Get };
-            let (attrs, fattr) = mend_attribute(attribute, purpose, entropy);
+            let (attrs, fattr) = repair_attribute(attribute, purpose, entropy);
             assert_eq!(attrs.mask().iter().collect::<Vec<_>>(), [attribute as u32]);
             assert_eq!(Fattr4::from(&attrs).to_attrs(2, purpose).as_ref(), Ok(&attrs));
             let values = &fattr.attr_vals;
@@ -251,7 +261,7 @@ proptest! {
     }
 
     #[test]
-    fn anything_else_is_an_error_or_means_what_it_says(bytes in vec(any::<u8>(), 0..300)) {
+    fn random_bytes_are_rejected_or_round_trip(bytes in vec(any::<u8>(), 0..300)) {
         fn check<T: Encode + Decode + PartialEq + Debug>(bytes: &Bytes) {
             if let Ok(value) = Message::from(bytes.clone()).decode::<T>() {
                 assert_eq!(Message::encode(&value).decode::<T>(), Ok(value));
@@ -266,7 +276,7 @@ proptest! {
     }
 }
 
-/// Each mend settles a word or adds some; no value here has as many.
-const MENDS_MAX: usize = 20_000;
-/// Of a value that is being mended.
+/// Maximum number of repairs. Each repair fixes a word or adds some, and no value here has that many.
+const REPAIRS_MAX: usize = 20_000;
+/// Maximum bytes of a value that is being repaired.
 const BYTES_MAX: usize = 64 << 10;

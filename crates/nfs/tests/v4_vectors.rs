@@ -1,4 +1,5 @@
-//! What another codec, made from the XDR of the RFCs by a program, takes and writes: we take it and write it too.
+//! Vectors from another codec, which was generated from the XDR of the RFCs. This crate decodes them and encodes them
+//! identically.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +14,10 @@ fn again<T: Decode + Encode>(bytes: &Bytes) -> T {
 }
 
 #[test]
-fn every_operation_callback_and_attribute_is_laid_out_as_in_the_rfcs() {
+fn every_operation_callback_and_attribute_matches_the_vectors() {
     let mut seen = BTreeMap::<&str, Vec<u32>>::new();
     for line in include_str!("v4_vectors.txt").lines().filter(|line| !line.starts_with('#')) {
-        let (name, hex) = line.split_once(' ').expect("a name and bytes");
+        let (name, hex) = line.split_once(' ').expect("a line must have a name and bytes");
         let bytes = (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap());
         let bytes = bytes.collect::<Bytes>();
         let number = match name {

@@ -1,10 +1,10 @@
-//! What Linux sends is understood, and what we send is the same to the byte.
+//! Messages captured from Linux. This crate decodes them and encodes them identically.
 
 use bytes::Bytes;
 use nfs::v3::*;
 use xdr::{Decode, Encode, Message};
 
-/// Decodes a value and gives its encoding, gathered.
+/// Decodes a value and returns its encoding in one piece.
 fn again<T: Decode + Encode>(bytes: &Bytes) -> Bytes {
     let value: T = Message::from(bytes.clone()).decode().unwrap();
     Message::encode(&value).to_rope().to_bytes().unwrap()
@@ -19,7 +19,7 @@ fn both<P: Procedure3>(side: &str, bytes: &Bytes) -> Bytes {
 }
 
 #[test]
-fn linux_and_we_encode_alike() {
+fn encoding_matches_linux() {
     let mut procedures = std::collections::BTreeSet::new();
     for line in include_str!("linux.txt").lines().filter(|line| !line.starts_with('#')) {
         let [name, side, hex] = line.split(' ').collect::<Vec<_>>()[..] else { panic!("{line}") };

@@ -512,7 +512,10 @@ mod tests {
         let woken: Vec<_> = (0..2).map(|_| Arc::new(Woken::default())).collect();
         for (account, woken) in accounts.iter_mut().zip(&woken) {
             let waker = Waker::from(woken.clone());
-            assert!(account.poll_free_for_all(&mut Context::from_waker(&waker)).is_pending(), "the guarantee must not count");
+            assert!(
+                account.poll_free_for_all(&mut Context::from_waker(&waker)).is_pending(),
+                "the guarantee must not count"
+            );
         }
         drop(held);
         accounts[0].wait_no_more();
@@ -529,7 +532,11 @@ mod tests {
         let rest: Vec<_> = (0..10).map(|_| other.take(false).unwrap()).collect();
         assert_eq!((source.allowance(80), source.allowance(10)), (85, 15));
         held.extend((0..10).map(|_| one.take(false).unwrap()));
-        assert_eq!((source.allowance(90), source.allowance(10)), (50, 10), "a queue pair above its equal part must get the equal part");
+        assert_eq!(
+            (source.allowance(90), source.allowance(10)),
+            (50, 10),
+            "a queue pair above its equal part must get the equal part"
+        );
         assert_eq!(source.allowance(0), 2);
         drop(rest);
         assert_eq!(source.allowance(90), 100);

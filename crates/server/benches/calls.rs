@@ -1,4 +1,5 @@
-//! What a call costs from the service's entry to the finished reply, without a network: `cargo bench -p slipway-server`.
+//! Measures the cost of a call from the service's entry to the finished reply, without a network: `cargo bench -p
+//! slipway-server`.
 
 #[path = "../tests/suite/common/mod.rs"]
 mod common;
@@ -44,14 +45,14 @@ fn measure(rig: &Rig, name: &str, procedure: Proc3, arguments: &Message) {
         start.elapsed() / calls
     };
     let calls = (200_000_000 / run(100).as_nanos().max(1)).clamp(10, 1_000_000) as u32;
-    let best = (0..3).map(|_| run(calls)).min().expect("three runs");
+    let best = (0..3).map(|_| run(calls)).min().expect("`run` must have been called");
     println!("{name:>22}: {:>8} ns", best.as_nanos());
 }
 
 fn call(rig: &Rig, procedure: Proc3, arguments: &Message) -> Message {
     let mut future = pin!(rig.paper.call(&*rig.nfs, procedure as u32, (rig.peer, &rig.caller), arguments));
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(reply) => reply.expect("accepted"),
-        Poll::Pending => unreachable!("nothing blocks"),
+        Poll::Ready(reply) => reply.expect("call must be accepted"),
+        Poll::Pending => unreachable!("the memory back end must not block"),
     }
 }

@@ -1,13 +1,14 @@
-//! The source port of connections that a client makes the server open.
+//! The source port of connections that the server opens at the request of a client.
 //!
-//! The client says to which port, or its rpcbind does. A service on the client's host may trust connections from ports below
-//! 1024, which on the server only root can use, so these are not used where the peer decides.
+//! The client, or its rpcbind, chooses the destination port. A service on the client's host may trust connections from
+//! ports below 1024, which only root can use on the server. So such connections never come from a port below 1024.
 
 use std::sync::Arc;
 
 use rpc::{RawOptions, TransportKind};
 
-/// The same transport, but its connections come from a port that any user can have. A transport without ports is left as it is.
+/// Returns the same transport with connections that come from an unprivileged port. Returns a transport without ports
+/// unchanged.
 pub(crate) fn unprivileged(kind: &Arc<dyn TransportKind>) -> Arc<dyn TransportKind> {
     let options = RawOptions::from([("resvport".to_owned(), "off".to_owned())]);
     kind.with_options(&options).unwrap_or_else(|_| kind.clone())
@@ -20,7 +21,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_connection_comes_from_an_unprivileged_port() {
+    async fn tcp_connection_comes_from_unprivileged_port() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let _connection = unprivileged(&(Arc::new(TcpKind::default()) as Arc<dyn TransportKind>))
             .connect(listener.local_addr().unwrap())
@@ -30,7 +31,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_datagram_comes_from_an_unprivileged_port() {
+    async fn datagram_comes_from_unprivileged_port() {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let kind = unprivileged(&(Arc::new(UdpKind::default()) as Arc<dyn TransportKind>));
         let options =

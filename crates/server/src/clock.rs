@@ -1,8 +1,8 @@
-//! What time it is: by the clock of the runtime, so that a server in a simulated world has that world's time.
+//! The current time by the clock of the runtime, so that a server in a simulation uses simulated time.
 
 use std::time::Instant;
 
-/// Now.
+/// Returns the current time.
 pub(crate) fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }

@@ -1,17 +1,18 @@
 //! NFS file handles: opaque to clients, authenticated, and valid across restarts.
 //!
-//! A handle names an object of an export and proves that this server has made it: without the key, which never leaves
-//! the state directory, nobody can name an object that was not shown to them. Read RFC 1813 §2.3.3 first.
+//! A handle names an object of an export and proves that this server made it. The key never leaves the state directory,
+//! and without it nobody can make a handle for an object that the server has not shown to them. Read RFC 1813 §2.3.3
+//! first.
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 0 | version of this layout: 1 |
 //! | 1–7 | [`ExportId`], big-endian |
 //! | 8–23 | SipHash-2-4-128 of bytes 0–7 and 24–end, little-endian |
 //! | 24–end | the [`vfs::Handle`], 0 to 40 bytes |
 //!
-//! On error: what no server of this layout can have made is `BadHandle`; what this server has not made, or made with a
-//! key that it no longer has, is `Stale`, so that a client looks the path up again.
+//! On error: a handle that no server with this layout can have made is `BadHandle`. A handle that this server did not
+//! make, or made with a key that it no longer has, is `Stale`, so that the client looks up the path again.
 
 use std::{
     io::{self, Read},
@@ -25,15 +26,15 @@ use vfs::{VfsError, private};
 
 use crate::recovery::state_dir::{OnLoss, StateDir, Unusable, located};
 
-/// Names an export in file handles: 56 bits.
+/// The ID of an export in file handles: 56 bits.
 ///
-/// It follows from what is exported under which name, so it survives a restart and a change of the other exports; it
-/// differs as soon as the name leads elsewhere.
+/// It is a hash of the name, the back end and the location of the export. So it survives a restart and changes of other
+/// exports, and it changes when the name is given to another tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExportId(u64);
 
 impl ExportId {
-    /// The id of an export that is described by `parts`: its name, its backend, where its data is.
+    /// Returns the ID of an export that is described by `parts`: its name, its back end, and the location of its data.
     pub fn of(parts: &[&[u8]]) -> Self {
         let mut hasher = SipHasher24::new();
         for part in parts {
@@ -43,18 +44,18 @@ impl ExportId {
         Self(hasher.finish128().h1 & ID_MASK)
     }
 
-    /// An id that no other start of a server has: for data that does not outlive the process.
+    /// Returns a random ID, for an export whose objects do not outlive the process.
     pub fn unique() -> Self {
         Self(rand::random::<u64>() & ID_MASK)
     }
 
-    /// The number.
+    /// Returns the ID as a number.
     pub fn number(self) -> u64 {
         self.0
     }
 }
 
-/// Names a file in all protocols.
+/// The ID of a file in all protocols.
 pub(crate) type FileId = (ExportId, vfs::Handle);
 
 /// The secret that authenticates file handles.
@@ -62,15 +63,17 @@ pub(crate) type FileId = (ExportId, vfs::Handle);
 pub struct HandleKey([u8; KEY_LEN]);
 
 impl HandleKey {
-    /// A new key. Handles made with it are stale when it is gone.
+    /// Creates a random key. Handles made with it are stale after the key is lost.
     pub fn random() -> Self {
         Self(rand::random())
     }
 
-    /// The key kept in a state directory. If there is none, one is created; but not where `was_used` says that there was one.
+    /// Loads the key from a state directory. If there is none, creates one, unless `was_used` says that the directory
+    /// had a key before.
     ///
     /// # Errors
-    /// It cannot be read or written, is damaged or missing, is no regular file, or is not the server's alone.
+    /// Returns an error if the key cannot be read or written, is damaged or missing, is not a regular file, or is
+    /// accessible to other users.
     pub fn load_or_create(state_dir: &StateDir, was_used: bool, on_loss: OnLoss) -> io::Result<Self> {
         let path = state_dir.file(KEY_FILE);
         match Self::load(&path) {
@@ -84,7 +87,7 @@ impl HandleKey {
         Ok(key)
     }
 
-    /// Whether there is anything where a state directory keeps its key.
+    /// Returns `true` if a state directory has a file, of any type, in the place of the key.
     pub(crate) fn exists_in(state_dir: &StateDir) -> bool {
         std::fs::symlink_metadata(state_dir.file(KEY_FILE)).is_ok()
     }
@@ -92,14 +95,14 @@ impl HandleKey {
     fn load(path: &Path) -> Result<Option<Self>, Unusable> {
         let opened = private::open(path, private::OTHERS_ANY).map_err(|error| Unusable::io(path, error))?;
         let Some(file) = opened else { return Ok(None) };
-        // One byte more than it may have.
+        // Read one byte more than a key has, to detect a file that is too long.
         let mut bytes = Vec::with_capacity(KEY_LEN + 1);
         file.take(KEY_LEN as u64 + 1).read_to_end(&mut bytes).map_err(|error| Unusable::io(path, error))?;
         let key = bytes.try_into().map_err(|_| Unusable::lost(path, format!("it is not a key of {KEY_LEN} bytes")))?;
         Ok(Some(Self(key)))
     }
 
-    /// The file handle of an object.
+    /// Returns the file handle of an object.
     pub fn seal(&self, export: ExportId, object: &vfs::Handle) -> SmallVec<[u8; SEALED_MAX]> {
         let head = (u64::from(VERSION) << 56) | export.0;
         let mut bytes = SmallVec::from_buf_and_len([0; SEALED_MAX], HEADER_LEN + object.as_bytes().len());
@@ -110,26 +113,26 @@ impl HandleKey {
         bytes
     }
 
-    /// What a file handle names.
+    /// Returns the export and the object of a file handle.
     ///
     /// # Errors
-    /// `BadHandle` or `Stale`; see above.
+    /// Returns `BadHandle` or `Stale`; see the module documentation.
     pub fn open(&self, handle: &[u8]) -> Result<(ExportId, vfs::Handle), VfsError> {
         let (header, object) = handle.split_first_chunk::<HEADER_LEN>().ok_or(VfsError::BadHandle)?;
-        let (head, mac) = header.split_first_chunk::<8>().expect("a header has more");
+        let (head, mac) = header.split_first_chunk::<8>().expect("header must be longer than its head");
         if head[0] != VERSION || object.len() > vfs::HANDLE_MAX {
             return Err(VfsError::BadHandle);
         }
         let head = u64::from_be_bytes(*head);
-        let mac = u128::from_le_bytes(mac.try_into().expect("the rest of a header is the MAC"));
-        // The difference is one number that is compared as a whole: time says nothing of where it is.
+        let mac = u128::from_le_bytes(mac.try_into().expect("header must end with the MAC"));
+        // The comparison of one number takes the same time wherever the first difference is.
         if self.mac(head, object) ^ mac != 0 {
             return Err(VfsError::Stale);
         }
         Ok((ExportId(head & ID_MASK), vfs::Handle::new(object)))
     }
 
-    /// A number for the server that has this key, which says nothing of the key.
+    /// Returns a number that identifies the server with this key and reveals nothing about the key.
     pub(crate) fn server_id(&self) -> u128 {
         self.mac(SERVER_HEAD, b"server")
     }
@@ -148,10 +151,10 @@ impl std::fmt::Debug for HandleKey {
     }
 }
 
-/// Most bytes of a file handle; every version of NFS can carry that many.
+/// Maximum bytes of a file handle. Every version of NFS can carry that many.
 pub const SEALED_MAX: usize = 64;
 const VERSION: u8 = 1;
-/// In the place of version and export: no file handle has such a version.
+/// Takes the place of version and export in the input of [`HandleKey::server_id`]. No file handle has this version.
 const SERVER_HEAD: u64 = u64::MAX;
 const KEY_LEN: usize = 16;
 const KEY_FILE: &str = "handle.key";
@@ -169,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_opens_to_what_it_was_made_of() {
+    fn sealed_handle_opens_to_its_export_and_object() {
         let key = HandleKey::random();
         for len in 0..=vfs::HANDLE_MAX {
             let object = vfs::Handle::new(&vec![len as u8; len]);
@@ -181,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_bit_and_every_other_length_is_refused() {
+    fn altered_truncated_or_extended_handle_is_rejected() {
         let key = HandleKey::random();
         let sealed = key.seal(ExportId::of(&[b"/a"]), &vfs::Handle::new(b"an object of 20 bytes"));
         for bit in 0..sealed.len() * 8 {
@@ -201,18 +204,21 @@ mod tests {
     }
 
     #[test]
-    fn ids_tell_apart_where_parts_end() {
+    fn export_id_depends_on_boundaries_between_parts() {
         assert_ne!(ExportId::of(&[b"ab", b"c"]), ExportId::of(&[b"a", b"bc"]));
         assert_eq!(ExportId::of(&[b"ab", b"c"]), ExportId::of(&[b"ab", b"c"]));
         assert_ne!(ExportId::unique(), ExportId::unique());
     }
 
     #[test]
-    fn the_key_is_made_once_for_its_owner_alone() {
+    fn key_is_created_once_and_must_be_private() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         let load = |was_used| HandleKey::load_or_create(&state, was_used, OnLoss::Refuse);
-        assert!(load(true).unwrap_err().to_string().contains("--recovery=reset"), "it was used, and has no key");
+        assert!(
+            load(true).unwrap_err().to_string().contains("--recovery=reset"),
+            "the directory was used but has no key"
+        );
         let first = load(false).unwrap();
         assert_eq!(load(true).unwrap().0, first.0);
         let path = state.file(KEY_FILE);
@@ -222,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_length_is_refused_and_kept_when_the_loss_is_accepted() {
+    fn key_of_wrong_length_is_refused_and_set_aside_after_reset() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         let path = state.file(KEY_FILE);
@@ -238,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_no_regular_file_is_refused() {
+    fn key_that_is_not_a_regular_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
         let path = state.file(KEY_FILE);

@@ -1,7 +1,8 @@
-//! Hash tables that are asked several times in each call.
+//! Hash tables that are used several times in each call.
 //!
-//! [`Map`] is for keys that this server makes, file handles and numbers: whoever could choose them could have them collide. What
-//! a peer chooses goes into a key by its [`digest`] alone, or into a table of the standard library.
+//! [`Map`] is only for keys that this server makes, such as file handles and numbers, because a peer that could choose
+//! the keys could make them collide. Data chosen by a peer goes into a key only as its [`digest`], or into a table of
+//! the standard library.
 
 use std::{
     collections::HashMap,
@@ -9,10 +10,11 @@ use std::{
     sync::LazyLock,
 };
 
-/// A table of which all keys are this server's.
+/// A hash table whose keys are all made by this server.
 pub(crate) type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
-/// A number for what a peer has chosen, who cannot know which: by SipHash, with a key of this process.
+/// Returns a hash of data chosen by a peer. It is SipHash with a random key of this process, so a peer cannot predict
+/// it.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
     static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     KEY.hash_one(bytes)
@@ -23,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_digest_is_of_all_bytes_and_the_same_for_the_same() {
+    fn digest_depends_on_all_bytes_and_is_stable() {
         assert_eq!(digest(b"owner 1"), digest(b"owner 1"));
         let all: std::collections::HashSet<u64> = (0..1000u32).map(|n| digest(&n.to_be_bytes())).collect();
         assert_eq!(all.len(), 1000);

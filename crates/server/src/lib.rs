@@ -1,16 +1,17 @@
-//! The NFS server: exports of [`vfs`] trees, served as the RPC programs NFS (versions 3, 4.1 and 4.2) and MOUNT, with NLM, NSM and NFS_ACL
-//! beside them for locks and access control lists.
+//! The NFS server: serves exports, which are [`vfs`] trees, as the RPC programs NFS (versions 3, 4.0, 4.1 and 4.2),
+//! MOUNT and NFS_ACL, with NLM and NSM for the locks of NFSv3.
 //!
-//! [`NfsServer`] is where to begin; [`Config`] is the configuration file. Calls come from [`rpc`], which knows
-//! connections; what they do is decided here, and done by [`vfs`].
+//! Start with [`NfsServer`]; [`Config`] is the configuration file. [`rpc`] accepts connections and delivers calls, this
+//! crate executes them, and [`vfs`] provides the files.
 //!
 //! Invariants:
-//! - A file handle is only believed with its MAC, and only used after its export has admitted the caller's address,
-//!   port and transport: on every call, not only when mounting.
-//! - A procedure runs in place and never blocks there. One that has to wait for storage has had no effect yet, and is run
-//!   again, as a whole, on a thread that may wait. One whose operation is pending is run again, as a whole, when that has
-//!   completed; a journal makes each operation have its effect once.
-//! - File data is not copied: READ attaches what the file system lends or fills, WRITE hands down the call's payload.
+//! - A file handle is used only after its MAC has been verified and its export has admitted the caller's address, port
+//!   and transport. This happens on every call, not only at mount time.
+//! - A procedure runs in place and never blocks there. If it has to wait for storage, it has had no effect yet, and it
+//!   is run again as a whole on a thread that may block. If one of its operations is pending, the procedure is run
+//!   again as a whole when the operation has completed. A journal makes sure that each operation has its effect once.
+//! - File data is not copied. READ attaches the memory that the file system lends or fills, and WRITE passes the
+//!   payload of the call to the file system.
 
 pub mod admin;
 mod blocking;

@@ -1,4 +1,4 @@
-//! [`NfsServer`]: from exports to the RPC programs that serve them.
+//! [`NfsServer`]: creates the RPC programs that serve a set of exports.
 
 use std::{io, path::Path, sync::Arc};
 
@@ -24,9 +24,9 @@ use crate::{
     v4::{Nfs4, service::Shared4, upkeep},
 };
 
-/// An NFS server: exports, and the RPC programs by which clients reach them.
+/// An NFS server: a set of exports, and the RPC programs by which clients use them.
 ///
-/// It neither listens nor owns a thread. Register its [`services`](Self::services) where calls arrive:
+/// It neither listens nor owns a thread. Register its [`services`](Self::services) with an [`rpc::Server`]:
 ///
 /// ```
 /// use std::{net::SocketAddr, path::Path, time::Duration};
@@ -54,8 +54,8 @@ use crate::{
 /// # assert_ne!(runtime.block_on(serve(dir.path(), state.path(), async {})).unwrap().port(), 0);
 /// ```
 ///
-/// Another tree is exported by an implementation of [`vfs::Vfs`], either with [`Export::new`](crate::Export::new) or, by a name in
-/// configurations, with [`Backends`](crate::config::Backends).
+/// To serve another kind of tree, implement [`vfs::Vfs`]. Export it with [`Export::new`](crate::Export::new), or
+/// register it with [`Backends`](crate::config::Backends) under a name for configurations.
 pub struct NfsServer {
     core: Arc<Core>,
     mounts: Arc<Mounts>,
@@ -64,18 +64,18 @@ pub struct NfsServer {
 }
 
 impl NfsServer {
-    /// A server of these exports, whose file handles are authenticated by `key`:
-    /// [`HandleKey::load_or_create`] if they shall be valid after a restart, else [`HandleKey::random`].
+    /// Creates a server of these exports, whose file handles are authenticated by `key`. Use
+    /// [`HandleKey::load_or_create`] if file handles must stay valid after a restart, otherwise [`HandleKey::random`].
     pub fn new(exports: impl Into<Exports>, key: HandleKey) -> Self {
         Self::recovering(exports, key, Recovery::in_memory(), Settings::default())
-            .expect("memory takes what is to be kept")
+            .expect("in-memory state must not fail")
     }
 
-    /// As [`new`](Self::new), with what must survive a restart of the server. If clients may have held locks before,
-    /// only these can be locked until [`upkeep`](Self::upkeep) ends the time of grace.
+    /// Creates a server like [`new`](Self::new), with state that survives a restart. If clients may have held locks
+    /// before, only these locks can be reclaimed until [`upkeep`](Self::upkeep) ends the grace period.
     ///
     /// # Errors
-    /// The storage fails.
+    /// Returns an error if the storage fails.
     pub fn recovering(
         exports: impl Into<Exports>,
         key: HandleKey,
@@ -85,24 +85,26 @@ impl NfsServer {
         Self::with_state(exports, key, recovery, settings, None)
     }
 
-    /// A server of these exports.
+    /// Creates a server of these exports.
     ///
-    /// `state_dir` keeps the state that must survive a restart: the key of file handles, the holders of locks, and for an ordinary
-    /// user's directories a database. It is created if it is needed, and locked as long as any part of this server exists. A
-    /// memory back end takes its pages from `pool`: with the pool of the transports, data is sent without a copy.
+    /// `state_dir` is the directory for state that must survive a restart: the key of file handles, the holders of
+    /// locks, and a handle database for each directory that an ordinary user exports. It is created if it is needed,
+    /// and stays locked as long as any part of this server exists. A memory back end takes its pages from `pool`. If
+    /// `pool` is also the pool of the transports, data is sent without a copy.
     ///
     /// # Errors
-    /// A tree cannot be opened; two exports are the same; clients could reach the state. The state directory is in use by another
-    /// server; a file in it is damaged, missing, or open to others.
+    /// Returns an error if a tree cannot be opened, if two exports are the same, if clients could reach the state
+    /// directory, if another server uses it, or if a file in it is damaged, missing, or accessible to others.
     pub fn open(exports: &[ExportConfig], state_dir: &Path, pool: &Pool) -> io::Result<Self> {
         let config = Config { export: exports.to_vec(), ..Config::default() };
         Self::open_with(&config, state_dir, pool, Settings::default())
     }
 
-    /// As [`open`](Self::open), with the exports and referrals of a configuration, and with `settings`.
+    /// Creates a server like [`open`](Self::open), with the exports and referrals of a configuration, and with
+    /// `settings`.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// Returns the errors of [`open`](Self::open).
     pub fn open_with(config: &Config, state_dir: &Path, pool: &Pool, settings: Settings) -> io::Result<Self> {
         let persistent = config.export.iter().any(|export| export.backend.is_persistent());
         let named = config.server.state_dir.is_some();
@@ -115,8 +117,8 @@ impl NfsServer {
             let exports = Exports::open(config, None, pool)?;
             return Self::with_state(exports, HandleKey::random(), Recovery::in_memory(), settings, state_dir);
         };
-        // The database is made before the key, and knows after the first start that there is one: either shows that the other is
-        // missing.
+        // The database is created before the key, and after the first start it records that there is a key. So each of
+        // the two reveals that the other is missing.
         let recovery = Recovery::open(dir, HandleKey::exists_in(dir), settings.on_loss)?;
         let key = HandleKey::load_or_create(dir, recovery.was_used(), settings.on_loss)?;
         let state = State { dir, recovery: &recovery, on_loss: settings.on_loss };
@@ -133,92 +135,96 @@ impl NfsServer {
     ) -> io::Result<Self> {
         let core = Core::new(exports.into(), key, recovery, (settings.blocking, settings.grace), state_dir);
         let lockd = Lockd::start(core.clone())?;
-        // Where starts are counted, none has the number of another, however soon it follows that.
+        // If starts are counted, the count is unique. Otherwise use a random number, which is unique even if another
+        // start follows at once.
         let instance = if core.recovery.is_persistent() { lockd.identity().1 as u32 } else { rand::random() };
         let v4 = Shared4::new(core.clone(), settings, instance);
         Ok(Self { mounts: Mounts::new(core.clone()), core, lockd, v4 })
     }
 
-    /// What is exported.
+    /// Returns the exports and referrals.
     pub fn exports(&self) -> &Exports {
         &self.core.exports
     }
 
-    /// The directory of what survives a restart; none for a server of memory alone, unless one was named.
+    /// Returns the state directory. It is `None` for a server with only memory back ends, unless its configuration
+    /// names one.
     pub fn state_dir(&self) -> Option<&Path> {
         self.core.state_dir.as_ref().map(StateDir::path)
     }
 
-    /// How the storage of what survives a restart has worked so far.
+    /// Returns the condition of the storage for state that survives a restart.
     pub fn storage(&self) -> StorageReport {
         self.core.recovery.report()
     }
 
-    /// The hosts that any export admits, or any referral is shown to.
+    /// Returns the hosts that any export or referral admits.
     pub fn hosts(&self) -> rpc::Hosts {
         let core = self.core.clone();
         rpc::Hosts::admitted_by(move |address| core.exports.admit(address))
     }
 
-    /// NFS version 3.
+    /// Returns the service of NFS version 3.
     pub fn nfs3(&self) -> Nfs3 {
         Nfs3::new(self.core.clone())
     }
 
-    /// NFS versions 4.1 and 4.2.
+    /// Returns the service of NFS versions 4.0, 4.1 and 4.2.
     pub fn nfs4(&self) -> Nfs4 {
         Nfs4::new(self.v4.clone())
     }
 
-    /// MOUNT version 3.
+    /// Returns the service of MOUNT version 3.
     pub fn mount3(&self) -> Mount3 {
         Mount3::new(self.mounts.clone())
     }
 
-    /// NFS_ACL version 3.
+    /// Returns the service of NFS_ACL version 3.
     pub fn nfsacl3(&self) -> NfsAcl3 {
         NfsAcl3::new(self.core.clone())
     }
 
-    /// NLM version 4.
+    /// Returns the service of NLM version 4.
     pub fn nlm4(&self) -> Nlm4 {
         Nlm4::new(self.lockd.clone())
     }
 
-    /// NSM version 1.
+    /// Returns the service of NSM version 1.
     pub fn nsm1(&self) -> Nsm1 {
         Nsm1::new(self.lockd.clone())
     }
 
-    /// What an administrator asks.
+    /// Returns the administrator's interface.
     pub fn admin(&self) -> Admin {
         Admin::new(self.lockd.clone(), self.v4.clone())
     }
 
-    /// NFS and what clients expect at the same address.
+    /// Returns the services that clients expect at the same address: NFS, MOUNT and NFS_ACL.
     pub fn services(&self) -> Vec<Arc<dyn Service>> {
         vec![Arc::new(self.nfs3()), Arc::new(self.nfs4()), Arc::new(self.mount3()), Arc::new(self.nfsacl3())]
     }
 
-    /// What a server does unasked: it recalls delegations, which are given only where this runs; revokes what silent clients
-    /// keep from others; and ends grace, for all protocols, which nothing else does. Once for a server.
+    /// Runs the periodic work of the server. It recalls delegations, which are granted only while this runs, revokes
+    /// the state of silent clients when others need it, and ends the grace period of all protocols. Call it once for
+    /// each server.
     pub fn upkeep(&self) -> impl Future<Output = ()> + Send + 'static {
         upkeep::run(self.v4.clone(), self.lockd.clone())
     }
 
-    /// Lets clients of NFSv4.0 be called, by TCP from an unprivileged port: they listen for that themselves. Without it they get
-    /// no delegations.
+    /// Lets the server call NFSv4.0 clients back by `tcp`, from an unprivileged port; these clients listen for
+    /// callbacks. Without this, they get no delegations.
     pub fn call_back_by(&self, tcp: Arc<dyn TransportKind>) {
         self.v4.call_by(&tcp);
     }
 
-    /// What NFSv3 locks files by: over TCP and UDP alone, at addresses that clients learn from rpcbind. Run
-    /// [`lock_callbacks`](Self::lock_callbacks) with them.
+    /// Returns the services with which NFSv3 clients lock files. They are for TCP and UDP only, at ports that clients
+    /// learn from rpcbind. Run [`lock_callbacks`](Self::lock_callbacks) with them.
     pub fn lock_services(&self) -> Vec<Arc<dyn Service>> {
         vec![Arc::new(self.nlm4()), Arc::new(self.nsm1())]
     }
 
-    /// Tells clients what they wait for: that they have a lock, or that the server has restarted. Once for a server.
+    /// Calls hosts that wait for a lock when they get it, and notifies hosts when the server has restarted. Call it
+    /// once for each server.
     pub fn lock_callbacks(&self, transports: CallbackTransports) -> impl Future<Output = ()> + Send + 'static {
         callbacks::run(self.lockd.clone(), transports)
     }

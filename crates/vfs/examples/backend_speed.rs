@@ -1,6 +1,7 @@
-//! What an operation costs in each backend: nanoseconds of one thread's processor time.
+//! Measures the cost of an operation in each back end, in nanoseconds of one thread's processor time.
 //!
-//! `cargo run --release -p slipway-vfs --example backend_speed [directory…]` measures memory and the given directories.
+//! `cargo run --release -p slipway-vfs --example backend_speed [directory…]` measures the memory back end and the given
+//! directories.
 
 use std::hint::black_box;
 
@@ -24,9 +25,9 @@ fn measure(title: &str, fs: &dyn Vfs) {
     let (cred, pool) = (Cred::root(), Pool::default());
     let caller = Caller::blocking(&cred);
     let root = fs.root();
-    let name = Name::new(b"backend-speed").expect("a good name");
+    let name = Name::new(b"backend-speed").expect("name must be valid");
     let mode = CreateMode::Unchecked(SetAttr { size: Some(0), ..SetAttr::default() });
-    let file = fs.create(&caller, &root, name, &mode).expect("a new file").handle;
+    let file = fs.create(&caller, &root, name, &mode).expect("cannot create a file").handle;
     let mut block = pool.take(128 << 10);
     block.fill(1);
     let block = Rope::from(block.freeze());
@@ -47,7 +48,7 @@ fn measure(title: &str, fs: &dyn Vfs) {
     report("read 128 KiB", 50_000, |i| read(fs, &caller, &file, &pool, next(i), 128 << 10));
     report("write 4 KiB", 200_000, |i| write(fs, &caller, &file, anywhere(i), &small));
     report("write 128 KiB", 20_000, |i| {
-        // As from a transport: a new buffer each time.
+        // Use a new buffer for each write, as a transport does.
         let buffer = pool.take(128 << 10);
         write(fs, &caller, &file, next(i), &Rope::from(buffer.freeze()));
     });

@@ -1,47 +1,47 @@
-//! Access control lists as POSIX.1e draft 17 has them, and Linux: acl(5).
+//! Access control lists of POSIX.1e draft 17, as Linux implements them: acl(5).
 //!
-//! An ACL stands beside a mode: owner and others are the same in both, and the mode's group bits are the ACL's mask. One
-//! without a mask says no more than the mode does, and is not kept.
+//! An object has a mode and can have an ACL. The entries for the owner and for others equal the mode's bits, and the
+//! mode's group bits equal the ACL's mask. An ACL without a mask has the same meaning as the mode, and is not stored.
 
 use crate::{Cred, VfsError, permission::in_group};
 
-/// Whom an entry is about. The order is that in which they are kept.
+/// The users to whom an entry applies. The variants are in the order in which entries are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AclWho {
     /// The owner.
     Owner,
-    /// A user.
+    /// The user with this ID.
     User(u32),
     /// The owning group.
     OwningGroup,
-    /// A group.
+    /// The group with this ID.
     Group(u32),
-    /// The most that users, groups and the owning group may.
+    /// The upper bound of the permissions of users, groups and the owning group.
     Mask,
-    /// Others.
+    /// All other users.
     Others,
 }
 
-/// One entry.
+/// An entry of an ACL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AclEntry {
-    /// Whom it is about.
+    /// The users to whom the entry applies.
     pub who: AclWho,
-    /// What they may: read 4, write 2, execute 1.
+    /// The permissions: read is 4, write is 2, execute is 1.
     pub perm: u32,
 }
 
-/// Which of a directory's two ACLs is meant; other objects have only the first.
+/// One of the two ACLs of a directory. Other objects have only the access ACL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AclKind {
-    /// Decides who may do what.
+    /// The access ACL, which decides about access to the object.
     Access,
-    /// What new objects in the directory get.
+    /// The default ACL, which new objects in the directory inherit.
     Default,
 }
 
-/// An ACL that is consistent: its entries are in order, no two about the same; owner, owning group and others are
-/// there, and the mask is if there are users or groups.
+/// A valid ACL. Its entries are sorted, and no two apply to the same user or group. It has entries for the owner, the
+/// owning group and others. If it has entries for users or groups, it has a mask.
 ///
 /// ```
 /// use vfs::{Acl, AclEntry, AclWho};
@@ -61,10 +61,10 @@ pub enum AclKind {
 pub struct Acl(Vec<AclEntry>);
 
 impl Acl {
-    /// An ACL of these entries.
+    /// Creates an ACL from its entries.
     ///
     /// # Errors
-    /// `Invalid` if it is not consistent; `NoSpace` if it has more than [`ACL_ENTRIES_MAX`] entries.
+    /// Returns `Invalid` if the ACL is not valid, and `NoSpace` if it has more than [`ACL_ENTRIES_MAX`] entries.
     pub fn new(entries: impl IntoIterator<Item = AclEntry>) -> Result<Self, VfsError> {
         let mut entries: Vec<AclEntry> = entries.into_iter().take(ACL_ENTRIES_MAX + 1).collect();
         if entries.len() > ACL_ENTRIES_MAX {
@@ -84,45 +84,47 @@ impl Acl {
         Ok(acl)
     }
 
-    /// What a mode says.
+    /// Creates the ACL that has the same meaning as a mode.
     pub fn from_mode(mode: u32) -> Self {
         let entry = |who, shift: u32| AclEntry { who, perm: mode >> shift & 7 };
         Self(vec![entry(AclWho::Owner, 6), entry(AclWho::OwningGroup, 3), entry(AclWho::Others, 0)])
     }
 
-    /// Its entries, in order.
+    /// Returns the entries in order.
     pub fn entries(&self) -> &[AclEntry] {
         &self.0
     }
 
-    /// Whether a mode says the same.
+    /// Returns `true` if a mode has the same meaning.
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
 
-    /// The nine permission bits of the mode that goes with it.
+    /// Returns the nine permission bits of the corresponding mode.
     pub fn mode(&self) -> u32 {
         let perm = |who| self.find(who).map(|entry| entry.perm);
         let group = perm(AclWho::Mask).or(perm(AclWho::OwningGroup));
         let bits = [perm(AclWho::Owner), group, perm(AclWho::Others)];
-        bits.into_iter().fold(0, |mode, perm| mode << 3 | perm.expect("it is consistent"))
+        bits.into_iter().fold(0, |mode, perm| mode << 3 | perm.expect("ACL must have an entry for each class"))
     }
 
-    /// What is left of it when the mode is set (chmod(2)).
+    /// Changes the ACL as chmod(2) does when the mode is set.
     pub(crate) fn set_mode(&mut self, mode: u32) {
         for (class, perm) in self.classes().into_iter().zip([mode >> 6, mode >> 3, mode]) {
             self.0[class].perm = perm & 7;
         }
     }
 
-    /// What a new object gets that is made with `mode` in a directory with this default ACL: nothing that not both allow.
+    /// Returns the ACL of a new object that is created with `mode` in a directory with this default ACL. It grants only
+    /// what both allow.
     pub(crate) fn inherited(&self, mode: u32) -> Acl {
         let mut acl = self.clone();
         acl.set_mode(self.mode() & mode);
         acl
     }
 
-    /// Whether it allows all of `wanted` on an object of this owner and group (acl(5), "Access check algorithm").
+    /// Returns `true` if the ACL grants all of `wanted` on an object of this owner and group (acl(5), "Access check
+    /// algorithm").
     pub(crate) fn allows(&self, owner: u32, group: u32, cred: &Cred, wanted: u32) -> bool {
         let mask = self.find(AclWho::Mask).map_or(7, |entry| entry.perm);
         let (mut in_some, mut granted) = (false, false);
@@ -141,10 +143,11 @@ impl Acl {
                 _ => {}
             }
         }
-        unreachable!("an ACL has an entry for others")
+        unreachable!("ACL must have an entry for others")
     }
 
-    /// As Linux keeps it in an extended attribute: version 2, and for each entry tag, permissions and number.
+    /// Encodes the ACL as Linux stores it in an extended attribute: version 2, then tag, permissions and ID of each
+    /// entry.
     pub(crate) fn to_xattr(&self) -> Vec<u8> {
         let mut bytes = XATTR_VERSION.to_le_bytes().to_vec();
         for AclEntry { who, perm } in &self.0 {
@@ -163,10 +166,10 @@ impl Acl {
         bytes
     }
 
-    /// Reads what [`to_xattr`](Self::to_xattr) writes.
+    /// Decodes the format of [`to_xattr`](Self::to_xattr).
     ///
     /// # Errors
-    /// `Io` if it is something else.
+    /// Returns `Io` if the bytes are not an ACL.
     pub(crate) fn from_xattr(bytes: &[u8]) -> Result<Self, VfsError> {
         let (version, entries) = bytes.split_first_chunk::<4>().ok_or(VfsError::Io)?;
         let (entries, rest) = entries.as_chunks::<8>();
@@ -195,15 +198,15 @@ impl Acl {
         Some(&self.0[self.0.binary_search_by_key(&who, |entry| entry.who).ok()?])
     }
 
-    /// The entries that the three digits of the mode stand for.
+    /// Returns the indices of the entries that correspond to the three digits of the mode.
     fn classes(&self) -> [usize; 3] {
         let at = |who| self.0.binary_search_by_key(&who, |entry| entry.who);
         let group = at(AclWho::Mask).or(at(AclWho::OwningGroup));
-        [at(AclWho::Owner), group, at(AclWho::Others)].map(|at| at.expect("it is consistent"))
+        [at(AclWho::Owner), group, at(AclWho::Others)].map(|at| at.expect("ACL must have an entry for each class"))
     }
 }
 
-/// Most entries in an ACL.
+/// Maximum number of entries in an ACL.
 pub const ACL_ENTRIES_MAX: usize = 1024;
 
 const XATTR_VERSION: u32 = 2;
@@ -227,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn only_consistent_lists_are_acls() {
+    fn only_valid_lists_are_accepted() {
         let base = [(Owner, 7), (OwningGroup, 5), (Others, 0)];
         assert!(acl(&base).unwrap().is_minimal());
         for missing in 0..3 {
@@ -238,8 +241,8 @@ mod tests {
         let with = |more: &[(AclWho, u32)]| acl(&[&base, more].concat());
         assert_eq!(with(&[(User(1), 7)]), Err(VfsError::Invalid), "no mask");
         assert_eq!(with(&[(User(1), 7), (User(1), 6), (Mask, 7)]), Err(VfsError::Invalid), "twice");
-        assert_eq!(with(&[(Mask, 8)]), Err(VfsError::Invalid), "no such permission");
-        assert_eq!(with(&[(Group(u32::MAX), 7), (Mask, 7)]), Err(VfsError::Invalid), "no such group");
+        assert_eq!(with(&[(Mask, 8)]), Err(VfsError::Invalid), "invalid permission");
+        assert_eq!(with(&[(Group(u32::MAX), 7), (Mask, 7)]), Err(VfsError::Invalid), "invalid group");
         assert!(with(&[(User(1), 7), (Group(1), 7), (Mask, 7)]).is_ok());
         let many: Vec<_> = (0..1021).map(|uid| (User(uid), 1)).chain([(Mask, 1)]).collect();
         assert!(with(&many[1..]).is_ok());
@@ -247,36 +250,36 @@ mod tests {
     }
 
     #[test]
-    fn the_mask_bounds_all_but_owner_and_others() {
+    fn mask_bounds_all_but_owner_and_others() {
         let acl =
             acl(&[(Owner, 4), (User(10), 7), (OwningGroup, 6), (Group(20), 1), (Group(21), 4), (Mask, 5), (Others, 2)])
                 .unwrap();
         let allows = |cred: &Cred, wanted| acl.allows(1, 2, cred, wanted);
-        assert!(allows(&cred(1, &[2]), 4) && !allows(&cred(1, &[2]), 5), "the owner is only the owner");
-        assert!(allows(&cred(10, &[2]), 5) && !allows(&cred(10, &[2]), 2), "a user, masked");
-        assert!(allows(&cred(3, &[2]), 4) && !allows(&cred(3, &[2]), 2), "the owning group, masked");
+        assert!(allows(&cred(1, &[2]), 4) && !allows(&cred(1, &[2]), 5), "only the owner entry applies to the owner");
+        assert!(allows(&cred(10, &[2]), 5) && !allows(&cred(10, &[2]), 2), "a user, bounded by the mask");
+        assert!(allows(&cred(3, &[2]), 4) && !allows(&cred(3, &[2]), 2), "the owning group, bounded by the mask");
         assert!(allows(&cred(3, &[20, 21]), 1) && allows(&cred(3, &[20, 21]), 4));
-        assert!(!allows(&cred(3, &[20, 21]), 5), "no one group allows both");
-        assert!(!allows(&cred(3, &[20]), 2), "in a group, one is not among the others");
+        assert!(!allows(&cred(3, &[20, 21]), 5), "no single group allows both");
+        assert!(!allows(&cred(3, &[20]), 2), "the entry for others does not apply to a member of a group");
         assert!(allows(&cred(3, &[4]), 2) && !allows(&cred(3, &[4]), 4));
     }
 
     #[test]
-    fn modes_and_acls_follow_each_other() {
+    fn modes_and_acls_are_consistent() {
         let mut acl = acl(&[(Owner, 7), (User(1), 7), (OwningGroup, 7), (Mask, 6), (Others, 4)]).unwrap();
         assert_eq!(acl.mode(), 0o764);
         acl.set_mode(0o640);
-        assert_eq!((acl.mode(), acl.find(OwningGroup).unwrap().perm), (0o640, 7), "chmod sets the mask");
+        assert_eq!((acl.mode(), acl.find(OwningGroup).unwrap().perm), (0o640, 7), "chmod must set the mask");
         assert_eq!(acl.inherited(0o755).mode(), 0o640);
         assert_eq!(acl.inherited(0o600).mode(), 0o600);
         assert_eq!(Acl::from_mode(0o7751).mode(), 0o751);
     }
 
     #[test]
-    fn the_kernels_form_is_read_and_written() {
+    fn kernel_format_round_trips() {
         let acl = acl(&[(Owner, 6), (User(1000), 6), (OwningGroup, 4), (Mask, 6), (Others, 4)]).unwrap();
         let bytes = acl.to_xattr();
-        // As getfattr(1) shows it after `setfacl -m u:1000:rw`.
+        // The output of getfattr(1) after `setfacl -m u:1000:rw`.
         let expected = "0200000001000600ffffffff02000600e803000004000400ffffffff10000600ffffffff20000400ffffffff";
         assert_eq!(bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>(), expected);
         assert_eq!(Acl::from_xattr(&bytes), Ok(acl));

@@ -1,16 +1,17 @@
-//! [`VfsError`]: what can go wrong in a file system, whatever the protocol above calls it.
+//! [`VfsError`]: the errors of a file system, independent of the protocol above it.
 
 use std::fmt;
 
-/// Why an operation failed.
+/// The reason why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VfsError {
-    /// The operation has to wait and the caller must not. It has had no effect; it is called again on a thread that may wait.
+    /// The operation would have to wait, and the caller must not. It has had no effect. Call it again on a thread that
+    /// may wait.
     WouldBlock,
-    /// The operation completes later, and may have had its effect already. Its future is in [`Caller::completion`](crate::Caller::completion);
-    /// the [`pending`](crate::pending) module has the protocol.
+    /// The operation completes later, and may already have had its effect. Its future is in
+    /// [`Caller::completion`](crate::Caller::completion). The [`pending`](crate::pending) module defines the protocol.
     Pending,
-    /// Not the owner, or not privileged.
+    /// The caller is not the owner or not privileged.
     Perm,
     /// The name does not exist.
     NotFound,
@@ -18,49 +19,49 @@ pub enum VfsError {
     Io,
     /// No such device.
     NoDevice,
-    /// The mode bits or ACL do not allow it.
+    /// The mode or the ACL denies access.
     Access,
-    /// The name exists.
+    /// The name already exists.
     Exists,
-    /// Across file systems.
+    /// The operation would cross file systems.
     CrossDevice,
-    /// Not a directory where one is needed.
+    /// The object is not a directory, but must be one.
     NotDir,
-    /// A directory where none may be.
+    /// The object is a directory, but must not be one.
     IsDir,
-    /// An argument makes no sense for this object.
+    /// An argument is not valid for this object.
     Invalid,
-    /// Beyond the largest file.
+    /// The operation would exceed the maximum file size.
     FileTooBig,
-    /// No space.
+    /// No space is left.
     NoSpace,
-    /// A read-only tree.
+    /// The tree is read-only.
     ReadOnly,
-    /// Too many links.
+    /// The object would have too many links.
     TooManyLinks,
-    /// A name or target that is too long.
+    /// A name or link target is too long.
     NameTooLong,
-    /// A directory that is not empty.
+    /// The directory is not empty.
     NotEmpty,
-    /// Quota exceeded.
+    /// A quota is exceeded.
     Quota,
-    /// The handle's object is gone.
+    /// The object of the handle does not exist any more.
     Stale,
-    /// Not a handle of this tree.
+    /// The bytes are not a handle of this tree.
     BadHandle,
-    /// The guard is not the object's ctime.
+    /// The guard differs from the object's ctime.
     NotSync,
-    /// A directory cookie that is no longer good.
+    /// A directory cookie is no longer valid.
     BadCookie,
-    /// Not possible in this tree.
+    /// The tree does not support the operation.
     NotSupported,
-    /// Of a type that cannot be made here.
+    /// Objects of this type cannot be created here.
     BadType,
-    /// There is no extended attribute of this name.
+    /// The object has no extended attribute of this name.
     NoXattr,
-    /// An extended attribute is larger than it may be.
+    /// An extended attribute is too large.
     XattrTooBig,
-    /// Some resource is short; trying again later may help.
+    /// A resource is temporarily exhausted. The caller can retry later.
     Delay,
 }
 
@@ -87,14 +88,14 @@ impl fmt::Display for VfsError {
             VfsError::NotEmpty => "directory not empty",
             VfsError::Quota => "quota exceeded",
             VfsError::Stale => "stale file handle",
-            VfsError::BadHandle => "not a file handle of this tree",
+            VfsError::BadHandle => "invalid file handle",
             VfsError::NotSync => "object has changed",
             VfsError::BadCookie => "stale directory cookie",
             VfsError::NotSupported => "not supported",
             VfsError::BadType => "unsupported type",
             VfsError::NoXattr => "no such extended attribute",
             VfsError::XattrTooBig => "extended attribute too big",
-            VfsError::Delay => "resource temporarily short",
+            VfsError::Delay => "resource temporarily unavailable",
         })
     }
 }

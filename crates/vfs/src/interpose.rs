@@ -1,7 +1,7 @@
-//! [`Interpose`]: a file system all of whose operations pass through one function.
+//! [`Interpose`]: a layer over a back end through which all operations pass.
 //!
-//! A layer over a back end that treats all operations alike (delays them, counts them, remembers their results) implements
-//! [`Interpose`], and [`Interposed`] is a [`Vfs`] of it.
+//! A layer that treats all operations alike (delays them, counts them, caches their results) implements [`Interpose`].
+//! [`Interposed`] makes a [`Vfs`] of it.
 
 use std::{hash::BuildHasher, ops::ControlFlow};
 
@@ -16,18 +16,18 @@ use crate::{
 
 /// A layer over a back end.
 pub trait Interpose: Send + Sync + 'static {
-    /// The back end.
+    /// Returns the back end.
     fn inner(&self) -> &dyn Vfs;
 
-    /// The properties and limits of the tree with this layer.
+    /// Returns the capabilities and limits of the tree with this layer.
     fn caps(&self) -> &FsCaps {
         self.inner().caps()
     }
 
-    /// Executes an operation, or not: `run` calls it on the back end, and may be called any number of times.
+    /// Executes an operation. `run` calls it on the back end, and may be called any number of times, also never.
     ///
     /// # Errors
-    /// Those of the operation.
+    /// Returns the errors of the operation.
     fn operation<T: Clone + Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -36,10 +36,10 @@ pub trait Interpose: Send + Sync + 'static {
     ) -> Result<T>;
 }
 
-/// Identifies an operation within a call.
+/// The identity of an operation within a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// The name of the function of [`Vfs`].
+    /// The name of the [`Vfs`] function.
     pub name: &'static str,
     /// A hash of the name and the arguments, without the data of a write.
     pub key: u64,
@@ -151,7 +151,7 @@ impl<I: Interpose> Vfs for Interposed<I> {
         each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<ReadDir> {
         let operation = Operation::new("readdir", (dir, cookie, verifier, attrs));
-        // `each` may call other operations, so it is not called within this one.
+        // `each` may call other operations, so it is called after this one.
         let Listing { entries, read } = self.0.operation(caller, operation, &mut |caller| {
             let mut entries = Vec::new();
             let read = self.0.inner().readdir(caller, dir, cookie, verifier, attrs, &mut |entry| {
@@ -174,7 +174,7 @@ impl<I: Interpose> Vfs for Interposed<I> {
     }
 }
 
-/// Most entries that one call of `readdir` lists.
+/// Maximum number of entries that one call of `readdir` lists.
 const ENTRIES_MAX: usize = 2048;
 const KEYS: FixedState = FixedState::with_seed(0);
 
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_directory_is_listed_in_parts_that_continue() {
+    fn long_directory_is_listed_in_consecutive_parts() {
         let fs = Interposed(Plain(Memory::new(MemoryOptions::default())));
         let (cred, root) = (Cred::root(), fs.root());
         let caller = Caller::nonblocking(&cred);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_with_other_arguments_have_other_keys() {
+    fn different_arguments_give_different_keys() {
         let (a, b) = (Handle::new(b"a"), Handle::new(b"b"));
         let keys = [
             Operation::new("getattr", &a),

@@ -1,18 +1,18 @@
-//! The file system interface, and the backends behind it.
+//! The file system interface and its back ends.
 //!
-//! This crate knows nothing of NFS, RPC or RDMA. A [`Vfs`] is one exported tree; its objects are
-//! named by opaque [`Handle`]s that stay valid as long as the object exists.
+//! This crate is independent of NFS, RPC and RDMA. A [`Vfs`] is one exported tree. Opaque [`Handle`]s identify its
+//! objects, and stay valid as long as the objects exist.
 //!
-//! **Operations are plain functions.** [`Caller::may_block`] tells whether the thread may wait for a disk. Where it must
-//! not and has to, the operation returns [`VfsError::WouldBlock`] without an effect, and the caller runs it again on a
-//! thread that may.
+//! **Operations are plain functions.** [`Caller::may_block`] is `true` if the thread may wait for a disk. If it must
+//! not wait but the operation has to, the operation returns [`VfsError::WouldBlock`] without an effect, and the caller
+//! runs it again on a thread that may wait.
 //!
-//! **An operation can complete later.** It then returns [`VfsError::Pending`] and occupies no thread while it waits. The
-//! [`pending`] module has the protocol.
+//! **An operation can complete later.** It then returns [`VfsError::Pending`] and occupies no thread while it waits.
+//! The [`pending`] module defines the protocol.
 //!
 //! **Identity.** Every operation runs with the rights of its [`Caller::cred`].
 //!
-//! On error nothing has changed, unless the error's description says otherwise.
+//! An operation that fails changes nothing, unless the documentation of its errors says otherwise.
 
 mod acl;
 mod error;
@@ -36,82 +36,84 @@ use buf::{Pool, Rope};
 /// The result of an operation.
 pub type Result<T> = std::result::Result<T, VfsError>;
 
-/// One file system tree that can be served.
+/// A file system tree that can be exported.
 ///
-/// Every name is one component: [`Name`] refuses empty names, slashes and zero bytes; `.` and `..`
-/// are decided by [`lookup`](Self::lookup), exist for whatever makes a name, and are invalid to whatever takes one.
+/// Every name is one component. [`Name`] rejects empty names, slashes and zero bytes. Only [`lookup`](Self::lookup)
+/// accepts `.` and `..`. They exist for operations that create a name, and are invalid for operations that remove or
+/// rename one.
 ///
-/// Modes of new objects are as given, without a umask; where none is given, 0644 and for directories 0755. In a
-/// set-group-id directory, new objects are of the directory's group.
+/// New objects get the given mode, without a umask. The default is 0644, and 0755 for directories. New objects in a
+/// set-group-id directory get the directory's group.
 pub trait Vfs: Send + Sync + 'static {
-    /// What the tree can do, and its limits.
+    /// Returns the capabilities and limits of the tree.
     fn caps(&self) -> &FsCaps;
 
-    /// The root directory.
+    /// Returns the root directory.
     fn root(&self) -> Handle;
 
-    /// Changes whenever writes that were not committed may have been lost: at every start of the server
-    /// for a backend that caches writes (RFC 1813 §3.3.7).
+    /// Returns the write verifier. It changes whenever uncommitted writes may have been lost. A back end that caches
+    /// writes changes it at every start of the server (RFC 1813 §3.3.7).
     fn write_verifier(&self) -> [u8; 8];
 
-    /// Finds `name` in `dir`. `.` is `dir`; `..` is its parent, and the root's parent is the root.
+    /// Looks up `name` in `dir`. `.` is `dir`, and `..` is its parent. The parent of the root is the root.
     ///
     /// # Errors
-    /// `NotFound`, `NotDir`, `Access`.
+    /// Returns `NotFound`, `NotDir` or `Access`.
     fn lookup(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Attr)>;
 
-    /// As [`lookup`](Self::lookup), where nobody asks for the attributes: what the object is called and what it is.
+    /// Looks up `name` like [`lookup`](Self::lookup), for a caller that needs only the handle and the kind of the
+    /// object.
     ///
     /// # Errors
-    /// As [`lookup`](Self::lookup).
+    /// Returns the errors of [`lookup`](Self::lookup).
     fn find(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Kind)> {
         self.lookup(caller, dir, name).map(|(handle, attr)| (handle, attr.kind))
     }
 
-    /// The attributes of an object. Needs no permission.
+    /// Returns the attributes of an object. No permission is required.
     ///
     /// # Errors
-    /// `Stale`.
+    /// Returns `Stale`.
     fn getattr(&self, caller: &Caller<'_>, object: &Handle) -> Result<Attr>;
 
-    /// Sets attributes; all or, on error, possibly some of them.
+    /// Sets attributes. If this fails, some of them may have been set.
     ///
     /// # Errors
-    /// `NotSync` if `guard` is given and is not the object's ctime; `Perm`, `Access`, …
+    /// Returns `NotSync` if `guard` is given and differs from the object's ctime; `Perm`, `Access` and others.
     fn setattr(&self, caller: &Caller<'_>, object: &Handle, set: &SetAttr, guard: Option<Time>) -> Result<Change>;
 
-    /// Which of the `wanted` rights the caller has.
+    /// Returns the subset of the `wanted` rights that the caller has, and the attributes.
     ///
     /// # Errors
-    /// `Stale`.
+    /// Returns `Stale`.
     fn access(&self, caller: &Caller<'_>, object: &Handle, wanted: Rights) -> Result<(Rights, Attr)>;
 
-    /// As [`access`](Self::access), where nobody asks for the attributes.
+    /// Returns rights like [`access`](Self::access), for a caller that does not need the attributes.
     ///
     /// # Errors
-    /// As [`access`](Self::access); an object that has been removed may still have rights.
+    /// Returns the errors of [`access`](Self::access). A removed object need not be an error here.
     fn permits(&self, caller: &Caller<'_>, object: &Handle, wanted: Rights) -> Result<Rights> {
         self.access(caller, object, wanted).map(|(rights, _)| rights)
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target and the attributes of a symbolic link.
     ///
     /// # Errors
-    /// `Invalid` if it is none.
+    /// Returns `Invalid` if the object is not a symbolic link.
     fn readlink(&self, caller: &Caller<'_>, link: &Handle) -> Result<(bytes::Bytes, Attr)>;
 
-    /// Reads up to `into.len()` bytes into `into`. A caller who owns the file may read it whatever its mode says, and
-    /// so may one who may execute it (RFC 1813 §4.4).
+    /// Reads up to `into.len()` bytes into `into`. The owner of a file may read it whatever its mode is, and so may a
+    /// caller with permission to execute it (RFC 1813 §4.4).
     ///
     /// # Errors
-    /// `IsDir`, `Invalid`, `Access`, …
+    /// Returns `IsDir`, `Invalid`, `Access` and others.
     fn read_into(&self, caller: &Caller<'_>, file: &Handle, offset: u64, into: &mut [u8]) -> Result<ReadInto>;
 
-    /// Reads up to `len` bytes, lent from the backend's own memory where it can, else in a buffer of `pool`.
-    /// With `file_ranges`, the data may be a range of an open file.
+    /// Reads up to `len` bytes. The data is lent from the back end's own memory if possible, and is otherwise in a
+    /// buffer of `pool`. With `file_ranges`, the data can be a range of an open file.
     ///
     /// # Errors
-    /// As [`read_into`](Self::read_into).
+    /// Returns the errors of [`read_into`](Self::read_into).
     fn read(
         &self,
         caller: &Caller<'_>,
@@ -128,12 +130,12 @@ pub trait Vfs: Send + Sync + 'static {
         Ok(Read { data: Rope::from(buffer.freeze()), eof, attr })
     }
 
-    /// Writes all of `data` at `offset`. A caller who owns the file may write it whatever its mode says. The backend may
-    /// keep pieces of `data` instead of copying them. It reports attributes only as far as `report` asks for them, because they can cost as
-    /// much as a small write.
+    /// Writes all of `data` at `offset`. The owner of a file may write it whatever its mode is. The back end can keep
+    /// pieces of `data` instead of copying them. It returns only the attributes that `report` asks for, because reading
+    /// them can cost as much as a small write.
     ///
     /// # Errors
-    /// `NoSpace`, `FileTooBig`, `Quota`, …; the first bytes may have been written.
+    /// Returns `NoSpace`, `FileTooBig`, `Quota` and others. The first bytes may have been written.
     fn write(
         &self,
         caller: &Caller<'_>,
@@ -144,52 +146,53 @@ pub trait Vfs: Send + Sync + 'static {
         report: Report,
     ) -> Result<Written>;
 
-    /// Makes earlier writes to the range durable; `len` 0 means to the end.
+    /// Makes earlier writes to a range durable. `len` 0 means to the end of the file.
     ///
     /// # Errors
-    /// `Io` if they may have been lost: the write verifier has then changed.
+    /// Returns `Io` if they may have been lost. The write verifier has then changed.
     fn commit(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change>;
 
-    /// Makes a regular file, or opens one that exists as `mode` allows.
+    /// Creates a regular file, or opens an existing one if `mode` allows that.
     ///
     /// # Errors
-    /// `Exists`, `NoSpace`, …
+    /// Returns `Exists`, `NoSpace` and others.
     fn create(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, mode: &CreateMode) -> Result<Created>;
 
-    /// Makes a directory.
+    /// Creates a directory.
     ///
     /// # Errors
-    /// `Exists`, …
+    /// Returns `Exists` and others.
     fn mkdir(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, set: &SetAttr) -> Result<Created>;
 
-    /// Makes a symbolic link to `target`, which is not interpreted.
+    /// Creates a symbolic link to `target`, which is not interpreted.
     ///
     /// # Errors
-    /// `Exists`, `NameTooLong`, …
+    /// Returns `Exists`, `NameTooLong` and others.
     fn symlink(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, target: &[u8], set: &SetAttr) -> Result<Created>;
 
-    /// Makes a device, socket or pipe.
+    /// Creates a device, socket or named pipe.
     ///
     /// # Errors
-    /// `Perm` for devices unless the caller may; `Exists`, `NotSupported`, …
+    /// Returns `Perm` if the caller may not create devices; `Exists`, `NotSupported` and others.
     fn mknod(&self, caller: &Caller<'_>, dir: &Handle, name: &Name, node: NodeKind, set: &SetAttr) -> Result<Created>;
 
-    /// Removes a name that is not a directory's.
+    /// Removes a name of an object that is not a directory.
     ///
     /// # Errors
-    /// `IsDir`, `NotFound`, …
+    /// Returns `IsDir`, `NotFound` and others.
     fn remove(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change>;
 
     /// Removes an empty directory.
     ///
     /// # Errors
-    /// `NotEmpty`, `NotDir`, …
+    /// Returns `NotEmpty`, `NotDir` and others.
     fn rmdir(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<Change>;
 
-    /// Moves a name, replacing what is at the target if it can be; both directories' changes come back.
+    /// Renames an object, and replaces an existing object at the target if possible. Returns the changes of both
+    /// directories.
     ///
     /// # Errors
-    /// `NotEmpty`, `IsDir`, `NotDir`, `Invalid` (into itself), `CrossDevice`, …
+    /// Returns `NotEmpty`, `IsDir`, `NotDir`, `Invalid` (a directory into itself), `CrossDevice` and others.
     fn rename(
         &self,
         caller: &Caller<'_>,
@@ -199,18 +202,19 @@ pub trait Vfs: Send + Sync + 'static {
         to: &Name,
     ) -> Result<(Change, Change)>;
 
-    /// Gives an object that is not a directory a further name. Returns the directory's change and the object's attributes.
+    /// Creates a hard link to an object that is not a directory. Returns the directory's change and the object's
+    /// attributes.
     ///
     /// # Errors
-    /// `Exists`, `TooManyLinks`, `IsDir`, …
+    /// Returns `Exists`, `TooManyLinks`, `IsDir` and others.
     fn link(&self, caller: &Caller<'_>, object: &Handle, dir: &Handle, name: &Name) -> Result<(Change, Attr)>;
 
-    /// Calls `each` for the entries after `cookie` (0: from the start, with `.` and `..`) until it breaks.
-    /// Cookies stay valid while the directory changes: an entry that was there all along is seen exactly once.
-    /// With `attrs`, entries come with handle and attributes where they are to be had.
+    /// Calls `each` for the entries after `cookie`, in order, until it returns `Break`. Cookie 0 means from the start,
+    /// with `.` and `..`. Cookies stay valid while the directory changes: an entry that exists during the whole listing
+    /// is listed exactly once. With `attrs`, entries have a handle and attributes if they are available.
     ///
     /// # Errors
-    /// `BadCookie` if `cookie` or `verifier` (of the reply that gave the cookie) is no longer good.
+    /// Returns `BadCookie` if `cookie` is no longer valid, or `verifier` is not that of the reply with the cookie.
     fn readdir(
         &self,
         caller: &Caller<'_>,
@@ -221,85 +225,94 @@ pub trait Vfs: Send + Sync + 'static {
         each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<ReadDir>;
 
-    /// An object's ACL, and its attributes; no ACL if its mode says all, or, for [`AclKind::Default`], if there is none.
+    /// Returns an object's ACL and its attributes. The ACL is `None` if the mode has the same meaning or, for
+    /// [`AclKind::Default`], if there is none.
     ///
     /// # Errors
-    /// `NotSupported` unless [`FsCaps::acls`].
+    /// Returns `NotSupported` without [`FsCaps::acls`].
     fn acl(&self, caller: &Caller<'_>, object: &Handle, kind: AclKind) -> Result<(Option<Acl>, Attr)> {
         let _ = (caller, object, kind);
         Err(VfsError::NotSupported)
     }
 
-    /// Sets an object's ACL, and with it its mode's permission bits; without one, the mode decides alone.
+    /// Sets or removes an object's ACL, and sets the permission bits of its mode accordingly. Without an ACL, only the
+    /// mode decides.
     ///
     /// # Errors
-    /// `NotSupported` unless [`FsCaps::acls`], and for symbolic links; `Perm` for all but the owner; `Access` for a default
-    /// ACL of what is no directory.
+    /// Returns `NotSupported` without [`FsCaps::acls`] and for symbolic links; `Perm` if the caller is not the owner;
+    /// and `Access` for a default ACL of an object that is not a directory.
     fn set_acl(&self, caller: &Caller<'_>, object: &Handle, kind: AclKind, acl: Option<&Acl>) -> Result<Change> {
         let _ = (caller, object, kind, acl);
         Err(VfsError::NotSupported)
     }
 
-    /// Where data, or a hole, begins: at `offset` or behind it; `None` if there is none up to the end of the file.
+    /// Returns the offset of the next data or hole at or after `offset`, or `None` if there is none before the end of
+    /// the file.
     ///
     /// # Errors
-    /// `NoDevice` from the end on; `NotSupported` if the tree does not know.
+    /// Returns `NoDevice` if `offset` is at or beyond the end of the file, and `NotSupported` if the tree does not know
+    /// its holes.
     fn seek(&self, caller: &Caller<'_>, file: &Handle, offset: u64, what: SeekFor) -> Result<Option<u64>> {
         let _ = (caller, file, offset, what);
         Err(VfsError::NotSupported)
     }
 
-    /// Sees to it that writes to a range need no more space, and that the file reaches its end.
+    /// Allocates space for a range, so that writes to it need no more, and extends the file to the end of the range if
+    /// it is shorter.
     ///
     /// # Errors
-    /// `NoSpace`, `FileTooBig`, `NotSupported`, …
+    /// Returns `NoSpace`, `FileTooBig`, `NotSupported` and others.
     fn allocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
         let _ = (caller, file, offset, len);
         Err(VfsError::NotSupported)
     }
 
-    /// Makes a range a hole, as far as it lies in the file, whose size stays.
+    /// Makes the part of a range that lies in the file a hole. The size of the file does not change.
     ///
     /// # Errors
-    /// `NotSupported`, …
+    /// Returns `NotSupported` and others.
     fn deallocate(&self, caller: &Caller<'_>, file: &Handle, offset: u64, len: u64) -> Result<Change> {
         let _ = (caller, file, offset, len);
         Err(VfsError::NotSupported)
     }
 
-    /// Copies up to `len` bytes from one file to another, or within one where the ranges do not overlap; returns how many,
-    /// which are fewer where the source ends, or where it would take long. They are as durable as an unstable write.
+    /// Copies up to `len` bytes from one file to another, or within one file if the ranges do not overlap. Returns the
+    /// number of copied bytes, which is less if the source ends or if the copy would take too long. The copy is as
+    /// durable as an unstable write.
     ///
     /// # Errors
-    /// As of reading and writing; `Invalid` for ranges that overlap; `NotSupported`.
+    /// Returns the errors of reading and writing; `Invalid` for ranges that overlap; `NotSupported`.
     fn copy(&self, caller: &Caller<'_>, from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<u64> {
         let _ = (caller, from, to, len);
         Err(VfsError::NotSupported)
     }
 
-    /// As [`copy`](Self::copy), all of it and at once, by sharing storage; `len` 0 means to the end of the source.
+    /// Copies a whole range atomically by sharing storage. `len` 0 means to the end of the source.
     ///
     /// # Errors
-    /// `NotSupported` unless [`FsCaps::clone_block`]; `Invalid` for ranges that are not aligned to that, or beyond the end of
-    /// the source.
+    /// Returns `NotSupported` without [`FsCaps::clone_block`], and `Invalid` for ranges that are not aligned to it or
+    /// extend beyond the end of the source.
     fn clone_range(&self, caller: &Caller<'_>, from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<Change> {
         let _ = (caller, from, to, len);
         Err(VfsError::NotSupported)
     }
 
-    /// The value of a user's extended attribute. Who may read a file or directory may read these.
+    /// Returns the value of an extended attribute of class `user`. A caller that may read a file or directory may read
+    /// its attributes.
     ///
     /// # Errors
-    /// `NoXattr`; `NotSupported` unless [`FsCaps::xattrs`]; `Perm` for what is neither file nor directory.
+    /// Returns `NoXattr`; `NotSupported` without [`FsCaps::xattrs`]; `Perm` if the object is neither a file nor a
+    /// directory.
     fn xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<bytes::Bytes> {
         let _ = (caller, object, name);
         Err(VfsError::NotSupported)
     }
 
-    /// Sets a user's extended attribute. Who may write a file or directory may set these.
+    /// Sets an extended attribute of class `user`. A caller that may write a file or directory may set its attributes.
     ///
     /// # Errors
-    /// `Exists` and `NoXattr` as `how` says; `XattrTooBig`, `NoSpace`; as [`xattr`](Self::xattr).
+    /// Returns `Exists` or `NoXattr` according to `how`; `XattrTooBig`; `NoSpace`; and the errors of
+    /// [`xattr`](Self::xattr).
     fn set_xattr(
         &self,
         caller: &Caller<'_>,
@@ -312,27 +325,27 @@ pub trait Vfs: Send + Sync + 'static {
         Err(VfsError::NotSupported)
     }
 
-    /// Removes a user's extended attribute.
+    /// Removes an extended attribute of class `user`.
     ///
     /// # Errors
-    /// As [`xattr`](Self::xattr).
+    /// Returns the errors of [`xattr`](Self::xattr).
     fn remove_xattr(&self, caller: &Caller<'_>, object: &Handle, name: &Name) -> Result<Change> {
         let _ = (caller, object, name);
         Err(VfsError::NotSupported)
     }
 
-    /// The names of an object's extended attributes that are users', in order.
+    /// Returns the names of an object's extended attributes of class `user`, in order.
     ///
     /// # Errors
-    /// As [`xattr`](Self::xattr).
+    /// Returns the errors of [`xattr`](Self::xattr).
     fn xattrs(&self, caller: &Caller<'_>, object: &Handle) -> Result<Vec<bytes::Bytes>> {
         let _ = (caller, object);
         Err(VfsError::NotSupported)
     }
 
-    /// Space and objects, total and free.
+    /// Returns the total and the free space and number of objects.
     ///
     /// # Errors
-    /// `Stale`.
+    /// Returns `Stale`.
     fn statfs(&self, caller: &Caller<'_>, object: &Handle) -> Result<StatFs>;
 }

@@ -1,21 +1,21 @@
 //! Operations that complete later.
 //!
-//! A back end that waits for something other than this machine's storage (another server, a ring of the kernel) does not
-//! occupy a thread while it waits. The protocol between it and its caller:
+//! A back end that waits for something other than this machine's storage (another server, an io_uring) does not occupy
+//! a thread while it waits. The back end and its caller use this protocol:
 //!
-//! 1. The caller lends a [`CompletionSlot`] in [`Caller::completion`].
-//! 2. The operation starts its work, leaves a future in the slot, and returns [`VfsError::Pending`]. It may have had its
-//!    effect already, and has it exactly once.
+//! 1. The caller provides a [`CompletionSlot`] in [`Caller::completion`].
+//! 2. The operation starts its work, leaves a future in the slot, and returns [`VfsError::Pending`]. It may already
+//!   have had its effect, and has it exactly once.
 //! 3. The caller awaits the future on any thread ([`CompletionSlot::take_future`]), puts its output back
-//!    ([`CompletionSlot::complete`]), and calls the same operation with the same arguments and the same slot again.
-//! 4. The operation finds its completion in the slot and returns its result. It may return `Pending` again if it has
-//!    several stages.
+//!   ([`CompletionSlot::complete`]), and calls the same operation again with the same arguments and the same slot.
+//! 4. The operation takes its completion from the slot and returns its result. If it has several stages, it can return
+//!   `Pending` again.
 //!
-//! A future that is dropped does not undo the effect. A caller without a slot gets no `Pending`: the operation
-//! blocks if it may, and else returns [`VfsError::WouldBlock`] without an effect. [`Caller::complete`] does all of this for a
-//! back end that has a future of its result.
+//! Dropping a future does not undo the effect. If the caller has no slot, the operation does not return `Pending`: it
+//! blocks if it may, and otherwise returns [`VfsError::WouldBlock`] without an effect. [`Caller::complete`] implements
+//! all of this for a back end that has a future of its result.
 //!
-//! An operation that needs no waiting touches none of this.
+//! An operation that need not wait ignores the slot.
 
 use std::{
     any::Any,
@@ -34,13 +34,14 @@ use crate::{
     interpose::{Interpose, Interposed, Operation},
 };
 
-/// What a future of a back end yields, and the same operation finds when it is called again. Opaque to the caller.
+/// The output of a back end's future, which the same operation takes when it is called again. It is opaque to the
+/// caller.
 pub type Completion = Box<dyn Any + Send>;
 
-/// A future of a completion. It is polled on any thread, and must not need a runtime.
+/// The future of a completion. It can be polled on any thread, and must not need a runtime.
 pub type CompletionFuture = Pin<Box<dyn Future<Output = Completion> + Send>>;
 
-/// Where one operation leaves its future, and finds its completion.
+/// The slot for the future and the completion of one operation.
 ///
 /// ```
 /// use std::task::{Context, Poll, Waker};
@@ -70,21 +71,21 @@ enum State {
 }
 
 impl CompletionSlot {
-    /// Leaves a future here, for a back end that then returns [`VfsError::Pending`].
+    /// Stores a future. The back end calls this before it returns [`VfsError::Pending`].
     pub fn leave(&self, future: CompletionFuture) {
         *self.0.lock() = State::Waiting(future);
     }
 
-    /// Takes the completion out, for the back end.
+    /// Takes the completion. The back end calls this.
     ///
     /// # Panics
-    /// If there is one and it is not a `T`: the caller has mixed up two operations.
+    /// Panics if the completion is not a `T`, because the caller has then confused two operations.
     pub fn take<T: 'static>(&self) -> Option<T> {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
             State::Completed(completion) => {
                 let completion = completion.downcast::<T>();
-                Some(*completion.unwrap_or_else(|_| panic!("a completion of another operation")))
+                Some(*completion.unwrap_or_else(|_| panic!("completion belongs to another operation")))
             }
             other => {
                 *state = other;
@@ -93,7 +94,7 @@ impl CompletionSlot {
         }
     }
 
-    /// Takes the future out, for the caller of an operation that is pending.
+    /// Takes the future. The caller of a pending operation calls this.
     pub fn take_future(&self) -> Option<CompletionFuture> {
         let mut state = self.0.lock();
         match std::mem::take(&mut *state) {
@@ -105,15 +106,15 @@ impl CompletionSlot {
         }
     }
 
-    /// Puts the output of the future here; the same operation is to be called next.
+    /// Stores the output of the future. The caller must call the same operation next.
     pub fn complete(&self, completion: Completion) {
         *self.0.lock() = State::Completed(completion);
     }
 
-    /// Drops what is here: the operation will not be called again. Its effect stays.
+    /// Drops the contents, because the operation will not be called again. Its effect is not undone.
     pub fn clear(&self) {
         let state = std::mem::take(&mut *self.0.lock());
-        // A back end's destructor does not run under the lock.
+        // The destructor of a back end must not run under the lock.
         drop(state);
     }
 }
@@ -129,10 +130,11 @@ impl fmt::Debug for CompletionSlot {
 }
 
 impl Caller<'_> {
-    /// The result of an operation that completes later. `start` begins it, and is called once.
+    /// Returns the result of an operation that completes later. `start` begins the operation, and is called once.
     ///
     /// # Errors
-    /// `Pending` where the caller has lent a slot; `WouldBlock` where it has not and must not wait. Else those of the future.
+    /// Returns `Pending` if the caller has a slot, and `WouldBlock` if it has none and must not block. Otherwise
+    /// returns the errors of the future.
     pub fn complete<T, F>(&self, start: impl FnOnce() -> F) -> Result<T>
     where
         T: Send + 'static,
@@ -150,10 +152,10 @@ impl Caller<'_> {
     }
 }
 
-/// Calls an operation until it is no longer pending, and waits for its completions on this thread.
+/// Calls an operation until it is no longer pending, and blocks this thread until each completion.
 ///
 /// # Errors
-/// Those of the operation.
+/// Returns the errors of the operation.
 pub fn drive<T>(caller: &Caller<'_>, mut operation: impl FnMut(&Caller<'_>) -> Result<T>) -> Result<T> {
     let slot = CompletionSlot::default();
     let caller = Caller { completion: Some(&slot), ..*caller };
@@ -162,15 +164,15 @@ pub fn drive<T>(caller: &Caller<'_>, mut operation: impl FnMut(&Caller<'_>) -> R
             Err(VfsError::Pending) => {}
             done => return done,
         }
-        let future = slot.take_future().expect("a pending operation leaves a future");
+        let future = slot.take_future().expect("pending operation must leave a future");
         slot.complete(block_on(future));
     }
 }
 
-/// A back end whose operations are never pending: each one waits for its completion on the thread that calls it.
+/// A back end whose operations are never pending: each blocks the calling thread until its completion.
 ///
-/// Programs that call a back end from plain code, and the conformance suite, use one that completes operations later by this
-/// layer.
+/// Programs that call a back end from synchronous code, and the conformance suite, wrap a back end whose operations
+/// complete later in this layer.
 #[derive(Clone)]
 pub struct Driven {
     inner: Arc<dyn Vfs>,
@@ -178,7 +180,7 @@ pub struct Driven {
 }
 
 impl Driven {
-    /// Drives the operations of `inner`.
+    /// Creates the layer over `inner`.
     pub fn new(inner: Arc<dyn Vfs>) -> Interposed<Self> {
         let caps = FsCaps { completes_later: false, ..inner.caps().clone() };
         Interposed(Self { inner, caps })
@@ -204,7 +206,7 @@ impl Interpose for Driven {
     }
 }
 
-/// Waits for a future on this thread.
+/// Blocks this thread until a future is ready.
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
 
@@ -240,7 +242,7 @@ mod tests {
     fn later(value: u32) -> impl Future<Output = Result<u32>> + Send {
         let (send, wakers) = mpsc::channel::<Waker>();
         thread::spawn(move || {
-            // Completed by the second poll, wherever that comes from.
+            // The second poll completes the future, on whatever thread it happens.
             send.send(Waker::noop().clone()).unwrap();
         });
         let mut from = FromThread(wakers, Some(value));
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pending_operation_is_started_once_and_collected_by_the_next_call() {
+    fn pending_operation_starts_once_and_next_call_gets_its_result() {
         let (slot, starts, cred) = (CompletionSlot::default(), Cell::new(0), Cred::root());
         let caller = Caller { completion: Some(&slot), ..Caller::nonblocking(&cred) };
         let operation = || {
@@ -276,15 +278,19 @@ mod tests {
         let future = slot.take_future().unwrap();
         slot.complete(block_on(future));
         assert_eq!((operation(), starts.get()), (Ok(7), 1));
-        assert_eq!((operation(), starts.get()), (Err(VfsError::Pending), 2), "the next operation is another one");
+        assert_eq!(
+            (operation(), starts.get()),
+            (Err(VfsError::Pending), 2),
+            "the next call must start another operation"
+        );
     }
 
     #[test]
-    fn a_caller_without_a_slot_blocks_if_it_may_and_else_starts_nothing() {
+    fn caller_without_slot_blocks_or_starts_nothing() {
         let cred = Cred::root();
         assert_eq!(Caller::blocking(&cred).complete(|| later(7)), Ok(7));
         let refused = Caller::nonblocking(&cred).complete(|| {
-            panic!("it has been started");
+            panic!("the operation must not start");
             #[expect(unreachable_code)]
             later(7)
         });

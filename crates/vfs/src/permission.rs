@@ -1,29 +1,29 @@
-//! Who may do what: the classic rules of owner, group and others, or an ACL, as Linux applies them.
+//! Permission checks by the mode (owner, group and others) or an ACL, as Linux makes them.
 
 use crate::{Acl, Attr, Cred, Kind, Rights, SetAttr, SetTime, VfsError};
 
-/// Permission to read, as a bit of a mode's last digit.
+/// The permission to read: a bit in the last digit of a mode.
 pub(crate) const READ: u32 = 4;
-/// Permission to write.
+/// The permission to write.
 pub(crate) const WRITE: u32 = 2;
-/// Permission to execute a file or search a directory.
+/// The permission to execute a file or to search a directory.
 pub(crate) const EXECUTE: u32 = 1;
 
-/// Set-user-id.
+/// The set-user-id bit.
 pub(crate) const SETUID: u32 = 0o4000;
-/// Set-group-id; on a directory: new objects are of the directory's group.
+/// The set-group-id bit. New objects in a directory with this bit get its group.
 pub(crate) const SETGID: u32 = 0o2000;
-/// On a directory: only owners remove names.
+/// The sticky bit. Only owners can remove names from a directory with this bit.
 pub(crate) const STICKY: u32 = 0o1000;
 
-/// What permissions are decided by.
+/// The attributes that decide about permissions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Guarded<'a> {
     pub(crate) kind: Kind,
     pub(crate) mode: u32,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// Beside the mode, if there is one.
+    /// The ACL, if there is one in addition to the mode.
     pub(crate) acl: Option<&'a Acl>,
 }
 
@@ -34,7 +34,7 @@ impl From<&Attr> for Guarded<'_> {
 }
 
 impl Guarded<'_> {
-    /// Whether all of `wanted` ([`READ`], [`WRITE`], [`EXECUTE`]) is allowed.
+    /// Returns `true` if all of `wanted` ([`READ`], [`WRITE`], [`EXECUTE`]) is granted.
     pub(crate) fn allows(self, cred: &Cred, wanted: u32) -> bool {
         if is_root(cred) {
             return wanted & EXECUTE == 0 || self.kind == Kind::Dir || self.mode & 0o111 != 0;
@@ -52,30 +52,33 @@ impl Guarded<'_> {
         bits & wanted == wanted
     }
 
+    /// Checks that all of `wanted` is granted.
+    ///
     /// # Errors
-    /// `Access` unless all of `wanted` is allowed.
+    /// Returns `Access` if it is not.
     pub(crate) fn check(self, cred: &Cred, wanted: u32) -> Result<(), VfsError> {
         if self.allows(cred, wanted) { Ok(()) } else { Err(VfsError::Access) }
     }
 
-    /// Whether the caller owns it, or is privileged.
+    /// Returns `true` if the caller owns the object or is privileged.
     pub(crate) fn is_owned_by(self, cred: &Cred) -> bool {
         is_root(cred) || cred.uid == self.uid
     }
 
-    /// Reading data. RFC 1813 §4.4: the owner always may, and so may who may execute the file, because a server
-    /// cannot tell a read from paging in a program.
+    /// Checks the permission to read data. The owner always has it, and so has a caller that may execute the file,
+    /// because a server cannot distinguish reading from paging in a program (RFC 1813 §4.4).
     pub(crate) fn check_read(self, cred: &Cred) -> Result<(), VfsError> {
         let may = self.allows(cred, READ) || self.is_owned_by(cred) || self.allows(cred, EXECUTE);
         if may { Ok(()) } else { Err(VfsError::Access) }
     }
 
-    /// Writing data. RFC 1813 §4.4: the owner always may, as after opening a file and then making it read-only.
+    /// Checks the permission to write data. The owner always has it, because the owner may have opened the file before
+    /// its mode was changed (RFC 1813 §4.4).
     pub(crate) fn check_write(self, cred: &Cred) -> Result<(), VfsError> {
         if self.allows(cred, WRITE) || self.is_owned_by(cred) { Ok(()) } else { Err(VfsError::Access) }
     }
 
-    /// Removing the name of `victim` from this directory: the sticky bit's rule.
+    /// Checks that the sticky bit of this directory lets the caller remove the name of `victim`.
     pub(crate) fn check_sticky(self, cred: &Cred, victim: Guarded<'_>) -> Result<(), VfsError> {
         if self.mode & STICKY == 0 || self.is_owned_by(cred) || victim.uid == cred.uid {
             return Ok(());
@@ -83,14 +86,17 @@ impl Guarded<'_> {
         Err(VfsError::Perm)
     }
 
-    /// Those of `wanted` that the caller has.
+    /// Returns the subset of `wanted` that the caller has.
     pub(crate) fn rights(self, cred: &Cred, wanted: Rights) -> Rights {
         let (read, write, execute) = (self.allows(cred, READ), self.allows(cred, WRITE), self.allows(cred, EXECUTE));
         wanted.intersect(rights_of(self.kind, read, write, execute))
     }
 
+    /// Checks that the caller may set these attributes.
+    ///
     /// # Errors
-    /// `Perm` or `Access` if the caller may not set these; `IsDir`, `Invalid`, `NotSupported` if the object has none of it.
+    /// Returns `Perm` or `Access` if the caller may not set them, and `IsDir`, `Invalid` or `NotSupported` if the
+    /// object does not have them.
     pub(crate) fn check_set(self, cred: &Cred, set: &SetAttr) -> Result<(), VfsError> {
         let owner = self.is_owned_by(cred);
         if set.mode.is_some() && self.kind == Kind::Symlink {
@@ -121,25 +127,26 @@ impl Guarded<'_> {
         Ok(())
     }
 
-    /// The mode that is left when this caller gives the object to other hands or, not being privileged, writes data.
+    /// Returns the mode after this caller has changed the owner or, if not privileged, has written data.
     pub(crate) fn without_privileges(self, cred: &Cred) -> u32 {
         if self.kind == Kind::Dir {
             return self.mode;
         }
-        // Without execution by the group, the bit means something else, and stays with the group's members.
+        // If the group has no permission to execute, the bit has another meaning, and a member of the group keeps it.
         let trusted = is_root(cred) || in_group(cred, self.gid);
         let setgid = if self.mode & 0o010 != 0 || !trusted { SETGID } else { 0 };
         self.mode & !(SETUID | setgid)
     }
 
-    /// The mode that `mode` amounts to when this caller sets it: no set-group-id for a group that is not the caller's.
+    /// Returns the mode that results when this caller sets `mode`: set-group-id is cleared if the caller is not in the
+    /// group.
     pub(crate) fn settable_mode(self, cred: &Cred, mode: u32) -> u32 {
         let mode = mode & 0o7777;
         if is_root(cred) || in_group(cred, self.gid) { mode } else { mode & !SETGID }
     }
 }
 
-/// What an object's three permissions amount to.
+/// Returns the rights that the three permissions give on an object of this kind.
 pub(crate) fn rights_of(kind: Kind, read: bool, write: bool, execute: bool) -> Rights {
     let dir = kind == Kind::Dir;
     let change = write && (!dir || execute);
@@ -153,12 +160,12 @@ pub(crate) fn rights_of(kind: Kind, read: bool, write: bool, execute: bool) -> R
     }
 }
 
-/// Whether the caller is privileged.
+/// Returns `true` if the caller is privileged.
 pub(crate) fn is_root(cred: &Cred) -> bool {
     cred.uid == 0
 }
 
-/// Whether the caller is of the group.
+/// Returns `true` if the caller is in the group.
 pub(crate) fn in_group(cred: &Cred, gid: u32) -> bool {
     cred.gid == gid || cred.groups.contains(&gid)
 }

@@ -1,10 +1,10 @@
 //! Files that only the process's own user may change: keys, databases, logs.
 //!
-//! A file is checked through its descriptor after it is opened, so that nobody can exchange it between the check and the use.
-//! The caller has checked the directory, see [`check_dir`].
+//! A file is checked through its descriptor after it has been opened, so that nobody can replace it between the check
+//! and the use. The caller must have checked the directory with [`check_dir`].
 //!
-//! Errors say what is wrong and which command mends it. Their kind is `PermissionDenied` for a wrong owner or mode,
-//! and `InvalidData` for something that is no regular file.
+//! Errors describe the problem and a command that solves it. Their kind is `PermissionDenied` for a wrong owner or
+//! mode, and `InvalidData` for something that is not a regular file.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -19,10 +19,10 @@ use rustix::{
     process::{Uid, geteuid},
 };
 
-/// Checks an open directory: it must be this user's, and nobody else may write to it.
+/// Checks an open directory: it must belong to this user, and nobody else may write to it.
 ///
 /// # Errors
-/// `PermissionDenied`, with the command that mends it.
+/// Returns `PermissionDenied` with a command that solves the problem.
 pub fn check_dir(dir: &File, path: &Path) -> io::Result<()> {
     let metadata = dir.metadata()?;
     check_owner(&metadata, path)?;
@@ -32,13 +32,14 @@ pub fn check_dir(dir: &File, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens an existing file to read and write; `None` if there is none. Others must not have the permissions `forbidden`, for
-/// which there are [`OTHERS_ANY`] and [`OTHERS_WRITE`].
+/// Opens an existing file for reading and writing. Returns `None` if it does not exist. Others must not have the
+/// permissions `forbidden`, which is [`OTHERS_ANY`] or [`OTHERS_WRITE`].
 ///
 /// # Errors
-/// It is no regular file, another user's, or has one of these permissions; or it cannot be opened.
+/// Returns an error if it is not a regular file, belongs to another user, grants one of these permissions, or cannot be
+/// opened.
 pub fn open(path: &Path, forbidden: u32) -> io::Result<Option<File>> {
-    // Without O_NONBLOCK, to open a FIFO would wait for its other end.
+    // Without O_NONBLOCK, opening a FIFO would wait for its other end.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let file = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
         Ok(file) => file,
@@ -55,10 +56,10 @@ pub fn open(path: &Path, forbidden: u32) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Creates an empty file of mode 0600. One of that name that a crash has left behind is removed before.
+/// Creates an empty file of mode 0600. First removes a file of the same name that a crash has left behind.
 ///
 /// # Errors
-/// It cannot be created.
+/// Returns an error if the file cannot be created.
 pub fn create(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -67,19 +68,19 @@ pub fn create(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Renames a file, and returns when that is on stable storage.
+/// Renames a file. The rename is on stable storage when this returns.
 ///
 /// # Errors
-/// The storage fails.
+/// Returns an error if the storage fails.
 pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)?;
     File::open(to.parent().unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Writes a file that has, whenever the system ends, either its old content or all of the new one.
+/// Replaces the contents of a file atomically: after a crash, it has either its old or its new contents.
 ///
 /// # Errors
-/// The storage fails; then the old content stays.
+/// Returns an error if the storage fails. The file then has its old contents.
 pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let new = path.with_added_extension("new");
     let written = create(&new).and_then(|mut file| {
@@ -93,10 +94,10 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
-/// Gives what is at a path another name beside it, which is returned.
+/// Renames a file to an unused name in the same directory. Returns the new path.
 ///
 /// # Errors
-/// The storage fails.
+/// Returns an error if the storage fails.
 pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let names = (0..).map(|count| path.with_added_extension(format!("bad-{seconds}-{count}")));
@@ -128,7 +129,7 @@ fn check_owner(metadata: &fs::Metadata, path: &Path) -> io::Result<()> {
     Err(denied(format!("it is owned by user {owner}, and the server runs as {user}: chown {user} {}", path.display())))
 }
 
-/// Why a file cannot be opened, as far as its metadata tell.
+/// Explains an error of opening a file by the file's metadata, if possible.
 fn explain(path: &Path, error: io::Error) -> io::Error {
     let Ok(metadata) = fs::symlink_metadata(path) else { return error };
     let why = check_kind(&metadata).and_then(|()| check_owner(&metadata, path));
@@ -145,12 +146,12 @@ fn denied(message: String) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, message)
 }
 
-/// Permissions of the group and of others to write.
+/// The write permissions of the group and of others.
 pub const OTHERS_WRITE: u32 = 0o022;
 /// All permissions of the group and of others.
 pub const OTHERS_ANY: u32 = 0o077;
 
-/// Names that are tried for what is set aside within one second.
+/// Maximum number of names to try for files that are set aside within one second.
 const NAMES_MAX: usize = 100;
 
 #[cfg(test)]
@@ -160,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_regular_file_of_this_user_is_opened() {
+    fn only_regular_file_of_this_user_is_opened() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let refused = |name: &str| open(&at(name), OTHERS_ANY).unwrap_err();
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replaced_file_is_private_and_leaves_nothing_beside_it() {
+    fn replaced_file_is_private_and_leaves_no_other_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(dir.path().join("file.new"), "left by a crash").unwrap();

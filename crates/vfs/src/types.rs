@@ -5,27 +5,27 @@ use smallvec::SmallVec;
 
 use crate::{VfsError, pending::CompletionSlot};
 
-/// Names an object of one tree, for as long as the object exists. Opaque above this crate.
+/// The ID of an object in one tree. It is valid as long as the object exists, and opaque above this crate.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Handle {
     len: u8,
-    /// Zeros behind `len`.
+    /// The bytes after `len` are zero.
     bytes: [u8; HANDLE_MAX],
 }
 
 impl Handle {
-    /// A handle of these bytes.
+    /// Creates a handle of these bytes.
     ///
     /// # Panics
-    /// If there are more than [`HANDLE_MAX`].
+    /// Panics if there are more than [`HANDLE_MAX`].
     pub fn new(bytes: &[u8]) -> Self {
-        assert!(bytes.len() <= HANDLE_MAX, "a handle of {} bytes", bytes.len());
+        assert!(bytes.len() <= HANDLE_MAX, "handle of {} bytes is too long", bytes.len());
         let mut handle = Self { len: bytes.len() as u8, bytes: [0; HANDLE_MAX] };
         handle.bytes[..bytes.len()].copy_from_slice(bytes);
         handle
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the handle.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
@@ -45,19 +45,19 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-/// Most bytes in a [`Handle`]: what an NFSv3 file handle has room for beside export, version and MAC.
+/// Maximum bytes of a [`Handle`]: the space that an NFSv3 file handle has beside export ID, version and MAC.
 pub const HANDLE_MAX: usize = 40;
 
-/// One component of a path, checked.
+/// One component of a path, which has been checked.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct Name([u8]);
 
 impl Name {
-    /// Checks a component that a peer sent.
+    /// Checks a component from a peer.
     ///
     /// # Errors
-    /// `Invalid` for an empty one or one with a slash or zero byte; `NameTooLong` above 255 bytes.
+    /// Returns `Invalid` if it is empty or has a slash or zero byte, and `NameTooLong` if it has more than 255 bytes.
     pub fn new(bytes: &[u8]) -> Result<&Self, VfsError> {
         if bytes.is_empty() || bytes.contains(&b'/') || bytes.contains(&0) {
             return Err(VfsError::Invalid);
@@ -70,27 +70,27 @@ impl Name {
         Ok(unsafe { &*(std::ptr::from_ref(bytes) as *const Name) })
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the name.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Whether it is `.` or `..`.
+    /// Returns `true` for `.` and `..`.
     pub fn is_dots(&self) -> bool {
         matches!(&self.0, b"." | b"..")
     }
 }
 
-/// Most bytes in a [`Name`].
+/// Maximum bytes of a [`Name`].
 pub const NAME_MAX: usize = 255;
 
-/// Most bytes in the target of a symbolic link.
+/// Maximum bytes of the target of a symbolic link.
 pub const TARGET_MAX: usize = 4095;
 
-/// Checks the target of a symbolic link that is to be made.
+/// Checks the target of a new symbolic link.
 ///
 /// # Errors
-/// `Invalid` for an empty one or one with a zero byte; `NameTooLong` above [`TARGET_MAX`].
+/// Returns `Invalid` if it is empty or has a zero byte, and `NameTooLong` if it has more than [`TARGET_MAX`] bytes.
 pub(crate) fn check_target(target: &[u8]) -> Result<(), VfsError> {
     if target.is_empty() || target.contains(&0) {
         return Err(VfsError::Invalid);
@@ -101,35 +101,37 @@ pub(crate) fn check_target(target: &[u8]) -> Result<(), VfsError> {
     Ok(())
 }
 
+/// Checks that the ranges of a copy do not overlap.
+///
 /// # Errors
-/// `Invalid` if a file is to be copied over what is read.
+/// Returns `Invalid` if they do.
 pub(crate) fn check_overlap(from: (&Handle, u64), to: (&Handle, u64), len: u64) -> Result<(), VfsError> {
     let apart = from.0 != to.0 || from.1.abs_diff(to.1) >= len;
     if apart { Ok(()) } else { Err(VfsError::Invalid) }
 }
 
-/// The mode of a new object for which none was given.
+/// The default mode of a new object.
 pub const DEFAULT_MODE: u32 = 0o644;
 
-/// The mode of a new directory for which none was given.
+/// The default mode of a new directory.
 pub const DEFAULT_DIR_MODE: u32 = 0o755;
 
-/// The mode of a file from [`CreateMode::Exclusive`], until the attributes that follow it are set.
+/// The mode of a file created with [`CreateMode::Exclusive`], until the client sets its attributes.
 pub const EXCLUSIVE_MODE: u32 = 0o600;
 
-/// Who acts: user, group and further groups.
+/// The credentials of a user: user, group and supplementary groups.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Cred {
-    /// User.
+    /// The user ID.
     pub uid: u32,
-    /// Group.
+    /// The group ID.
     pub gid: u32,
-    /// Further groups.
+    /// The supplementary groups.
     pub groups: SmallVec<[u32; 16]>,
 }
 
 impl Cred {
-    /// The superuser.
+    /// Returns the credentials of the superuser.
     pub fn root() -> Self {
         Self { uid: 0, gid: 0, groups: SmallVec::new() }
     }
@@ -138,22 +140,21 @@ impl Cred {
 /// The identity with which an operation runs, and the ways in which it may wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Caller<'a> {
-    /// Its rights apply.
+    /// The credentials whose rights apply.
     pub cred: &'a Cred,
-    /// Whether the thread may wait for storage.
+    /// `true` if the thread may wait for storage.
     pub may_block: bool,
-    /// A slot for an operation that completes later. Without one, no operation returns
-    /// [`VfsError::Pending`].
+    /// The slot for an operation that completes later. Without a slot, no operation returns [`VfsError::Pending`].
     pub completion: Option<&'a CompletionSlot>,
 }
 
 impl<'a> Caller<'a> {
-    /// A caller on a thread that may wait for storage.
+    /// Creates a caller on a thread that may wait for storage.
     pub fn blocking(cred: &'a Cred) -> Self {
         Self { cred, may_block: true, completion: None }
     }
 
-    /// A caller on a thread that must not wait.
+    /// Creates a caller on a thread that must not wait.
     pub fn nonblocking(cred: &'a Cred) -> Self {
         Self { cred, may_block: false, completion: None }
     }
@@ -169,13 +170,13 @@ pub struct Time {
 }
 
 impl Time {
-    /// All of it in nanoseconds; zero before 1970.
+    /// Returns the time in nanoseconds; zero before 1970.
     pub fn as_nanoseconds(self) -> u64 {
         u64::try_from(self.seconds).unwrap_or(0).saturating_mul(1_000_000_000) + u64::from(self.nanoseconds)
     }
 }
 
-/// What an object is.
+/// The type of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A regular file.
@@ -197,56 +198,56 @@ pub enum Kind {
 /// A device number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Device {
-    /// Major number.
+    /// The major number.
     pub major: u32,
-    /// Minor number.
+    /// The minor number.
     pub minor: u32,
 }
 
-/// Attributes of an object.
+/// The attributes of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attr {
-    /// What it is.
+    /// The type of the object.
     pub kind: Kind,
-    /// Permission bits, with set-user-id, set-group-id and sticky: 12 bits.
+    /// The permission bits with set-user-id, set-group-id and sticky bit: 12 bits.
     pub mode: u32,
-    /// Names it has.
+    /// The number of names.
     pub nlink: u32,
-    /// Owner.
+    /// The user ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// The group ID.
     pub gid: u32,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Bytes of storage that it takes.
+    /// The bytes of storage that the object takes.
     pub used: u64,
-    /// For devices.
+    /// The device number, for devices.
     pub device: Device,
-    /// The file system it is on; equal for all objects of one.
+    /// The ID of the file system. All objects of one file system have the same.
     pub fsid: u64,
-    /// Its number, unique in its file system.
+    /// The file number, which is unique in its file system.
     pub fileid: u64,
-    /// Last read.
+    /// The time of the last read.
     pub atime: Time,
-    /// Last write.
+    /// The time of the last change of data.
     pub mtime: Time,
-    /// Last change of data or attributes.
+    /// The time of the last change of data or attributes.
     pub ctime: Time,
-    /// Another and a greater one after each change of data or attributes, also if the clock of `ctime` has not moved since the
-    /// last ([`FsCaps::counts_changes`] says whose changes).
+    /// The change attribute. It increases with each change of data or attributes, even if the clock of `ctime` has not
+    /// ticked since the last change. [`FsCaps::counts_changes`] tells whether this includes changes by other programs.
     pub change: u64,
 }
 
-/// The attributes that weak cache consistency compares (RFC 1813 §2.6).
+/// The attributes for weak cache consistency (RFC 1813 §2.6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PreAttr {
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Last write.
+    /// The time of the last change of data.
     pub mtime: Time,
-    /// Last change.
+    /// The time of the last change of data or attributes.
     pub ctime: Time,
-    /// See [`Attr::change`].
+    /// The change attribute: see [`Attr::change`].
     pub change: u64,
 }
 
@@ -256,63 +257,63 @@ impl From<&Attr> for PreAttr {
     }
 }
 
-/// An object before and after an operation.
+/// The attributes of an object before and after an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// Before.
+    /// The attributes before the operation.
     pub before: PreAttr,
-    /// After.
+    /// The attributes after the operation.
     pub after: Attr,
 }
 
-/// A time to be set.
+/// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetTime {
-    /// The server's time of now.
+    /// The current time of the server.
     Now,
-    /// This.
+    /// The given time.
     To(Time),
 }
 
-/// Attributes to be set; what is `None` stays, or is the default of a new object.
+/// Attributes to set. An attribute that is `None` is not changed, or gets the default of a new object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SetAttr {
-    /// Permission bits.
+    /// The permission bits.
     pub mode: Option<u32>,
-    /// Owner.
+    /// The user ID of the owner.
     pub uid: Option<u32>,
-    /// Group.
+    /// The group ID.
     pub gid: Option<u32>,
-    /// Bytes: truncates or extends with a hole.
+    /// The size in bytes. Setting it truncates the file or extends it with a hole.
     pub size: Option<u64>,
-    /// Last read.
+    /// The time of the last read.
     pub atime: Option<SetTime>,
-    /// Last write.
+    /// The time of the last change of data.
     pub mtime: Option<SetTime>,
 }
 
-/// Rights to an object, as a set.
+/// A set of rights to an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Rights {
-    /// Read a file's data or a directory's entries.
+    /// The right to read a file's data or a directory's entries.
     pub read: bool,
-    /// Find a name in a directory.
+    /// The right to look up names in a directory.
     pub lookup: bool,
-    /// Change a file's data or a directory's entries.
+    /// The right to change a file's data or a directory's entries.
     pub modify: bool,
-    /// Add data at the end or entries to a directory.
+    /// The right to append data to a file or add entries to a directory.
     pub extend: bool,
-    /// Remove entries from a directory.
+    /// The right to remove entries from a directory.
     pub delete: bool,
-    /// Execute a file.
+    /// The right to execute a file.
     pub execute: bool,
 }
 
 impl Rights {
-    /// All of them.
+    /// All rights.
     pub const ALL: Self = Self { read: true, lookup: true, modify: true, extend: true, delete: true, execute: true };
 
-    /// Those in both sets.
+    /// Returns the rights that are in both sets.
     pub fn intersect(self, other: Self) -> Self {
         Self {
             read: self.read && other.read,
@@ -325,110 +326,110 @@ impl Rights {
     }
 }
 
-/// What [`Vfs::read_into`](crate::Vfs::read_into) brought.
+/// The result of [`Vfs::read_into`](crate::Vfs::read_into).
 #[derive(Clone, Debug)]
 pub struct ReadInto {
-    /// Bytes read.
+    /// The number of bytes read.
     pub len: usize,
-    /// Whether they reach the end of the file.
+    /// `true` if they reach the end of the file.
     pub eof: bool,
-    /// The file's attributes.
+    /// The attributes of the file.
     pub attr: Attr,
 }
 
-/// What [`Vfs::read`](crate::Vfs::read) brought.
+/// The result of [`Vfs::read`](crate::Vfs::read).
 #[derive(Clone, Debug)]
 pub struct Read {
-    /// The bytes.
+    /// The data.
     pub data: Rope,
-    /// Whether they reach the end of the file.
+    /// `true` if the data reaches the end of the file.
     pub eof: bool,
-    /// The file's attributes.
+    /// The attributes of the file.
     pub attr: Attr,
 }
 
-/// How durable a write must be before it is acknowledged; later ones include earlier ones.
+/// The durability that a write must have before it is acknowledged. Later variants include earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stability {
-    /// It may still be lost if the server dies.
+    /// The data may be lost if the server crashes.
     Unstable,
-    /// The data, and what is needed to read it back.
+    /// The data is durable, with the metadata that is needed to read it.
     DataSync,
-    /// Data and all attributes.
+    /// The data and all attributes are durable.
     FileSync,
 }
 
-/// What [`Vfs::write`](crate::Vfs::write) did.
+/// The result of [`Vfs::write`](crate::Vfs::write).
 #[derive(Clone, Debug)]
 pub struct Written {
-    /// How durable the data is, at least as asked.
+    /// The durability of the data, which is at least the requested one.
     pub stability: Stability,
-    /// The file before, if the caller asked for it: see [`Report::Attributes`].
+    /// The attributes before the write, if the caller asked for them: see [`Report::Attributes`].
     pub before: Option<PreAttr>,
-    /// The file afterwards, if the caller asked for it.
+    /// The attributes after the write, if the caller asked for them.
     pub after: Option<Attr>,
 }
 
-/// What [`Vfs::write`](crate::Vfs::write) reports of the file.
+/// The attributes that [`Vfs::write`](crate::Vfs::write) returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Report {
-    /// Nothing.
+    /// No attributes.
     Nothing,
-    /// The attributes after the write, and those before it. Those before can be missing if this writer knows them, because its own writes
-    /// were the only changes of the file lately, and each of them was reported.
+    /// The attributes after the write and those before it. Those before can be missing if this writer knows them,
+    /// because its own writes were the only recent changes of the file and each of them was reported.
     Attributes(Writer),
 }
 
-/// Tells apart who writes, as far as one does not hear what another one is told.
+/// The ID of a writer. Writers with different IDs do not see each other's replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Writer(pub u128);
 
-/// What [`Vfs::seek`](crate::Vfs::seek) looks for.
+/// The target of [`Vfs::seek`](crate::Vfs::seek).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SeekFor {
     /// Bytes that take storage.
     Data,
-    /// Bytes that are zero and take none.
+    /// A hole: bytes that are zero and take no storage.
     Hole,
 }
 
-/// Whether an extended attribute may, or must, be there when it is set.
+/// The condition for setting an extended attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum XattrMode {
-    /// It may.
+    /// The attribute may exist.
     Either,
-    /// It must not.
+    /// The attribute must not exist.
     Create,
-    /// It must.
+    /// The attribute must exist.
     Replace,
 }
 
-/// Most bytes in the value of an extended attribute.
+/// Maximum bytes of the value of an extended attribute.
 pub const XATTR_MAX: usize = 64 << 10;
 
-/// How a file is created.
+/// The way in which a file is created.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CreateMode {
-    /// An existing file is opened, its size set if given.
+    /// Open an existing file, and set its size if given.
     Unchecked(SetAttr),
-    /// An existing file is an error.
+    /// Fail if the file exists.
     Guarded(SetAttr),
-    /// As guarded, but a file made earlier with the same verifier is that file (RFC 1813 §3.3.8).
+    /// Fail if the file exists, unless it was created with the same verifier (RFC 1813 §3.3.8).
     Exclusive([u8; 8]),
 }
 
-/// A new object.
+/// The result of creating an object.
 #[derive(Clone, Debug)]
 pub struct Created {
-    /// Its handle.
+    /// The handle of the object.
     pub handle: Handle,
-    /// Its attributes.
+    /// The attributes of the object.
     pub attr: Attr,
-    /// Its directory before and after.
+    /// The change of the directory.
     pub dir: Change,
 }
 
-/// What [`Vfs::mknod`](crate::Vfs::mknod) makes.
+/// The type of object that [`Vfs::mknod`](crate::Vfs::mknod) creates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NodeKind {
     /// A block device.
@@ -441,76 +442,77 @@ pub enum NodeKind {
     Fifo,
 }
 
-/// One entry of a directory.
+/// An entry of a directory.
 #[derive(Clone, Debug)]
 pub struct DirEntry<'a> {
-    /// Its name, `.` and `..` included.
+    /// The name; it can be `.` or `..`.
     pub name: &'a [u8],
-    /// The object's number.
+    /// The file number of the object.
     pub fileid: u64,
-    /// Continues after this entry.
+    /// The cookie to continue after this entry.
     pub cookie: u64,
-    /// The object, if asked for and to be had.
+    /// The handle and attributes of the object, if the caller asked for them and they are available.
     pub object: Option<(Handle, Attr)>,
 }
 
-/// What [`Vfs::readdir`](crate::Vfs::readdir) says besides the entries.
+/// The result of [`Vfs::readdir`](crate::Vfs::readdir) in addition to the entries.
 #[derive(Clone, Debug)]
 pub struct ReadDir {
-    /// Goes with the cookies.
+    /// The verifier of the cookies.
     pub verifier: [u8; 8],
-    /// Whether the last entry has been given.
+    /// `true` if the last entry has been listed.
     pub eof: bool,
-    /// The directory's attributes.
+    /// The attributes of the directory.
     pub attr: Attr,
 }
 
-/// Space and objects.
+/// The space and the number of objects of a file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatFs {
-    /// Bytes in all.
+    /// The total number of bytes.
     pub bytes_total: u64,
-    /// Bytes free.
+    /// The number of free bytes.
     pub bytes_free: u64,
-    /// Bytes free for the caller.
+    /// The number of bytes that the caller can use.
     pub bytes_available: u64,
-    /// Objects in all.
+    /// The total number of objects.
     pub files_total: u64,
-    /// Objects free.
+    /// The number of free objects.
     pub files_free: u64,
-    /// Objects free for the caller.
+    /// The number of objects that the caller can create.
     pub files_available: u64,
-    /// The object's attributes.
+    /// The attributes of the object.
     pub attr: Attr,
 }
 
-/// What a tree can do, and its limits.
+/// The capabilities and limits of a tree.
 #[derive(Clone, Debug)]
 pub struct FsCaps {
-    /// Hard links.
+    /// `true` if the tree supports hard links.
     pub links: bool,
-    /// Symbolic links.
+    /// `true` if the tree supports symbolic links.
     pub symlinks: bool,
-    /// Most names of an object.
+    /// Maximum number of names of an object.
     pub link_max: u32,
-    /// Longest component, in bytes.
+    /// Maximum length of a component, in bytes.
     pub name_max: u32,
-    /// Largest file, in bytes.
+    /// Maximum size of a file, in bytes.
     pub file_size_max: u64,
-    /// Finest difference between two times that is kept, in nanoseconds.
+    /// The resolution of stored times, in nanoseconds.
     pub time_resolution_ns: u32,
-    /// Whether [`Attr::change`] counts all changes; else those of other programs count only where the time has moved.
+    /// `true` if [`Attr::change`] counts all changes. Otherwise it counts changes by other programs only if they have
+    /// changed the ctime.
     pub counts_changes: bool,
-    /// Whether only a privileged caller may give files away.
+    /// `true` if only a privileged caller can change the owner of a file.
     pub chown_restricted: bool,
-    /// Whether operations can have to wait for storage at all.
+    /// `true` if operations may have to wait for storage.
     pub blocks: bool,
-    /// Whether operations can return [`VfsError::Pending`].
+    /// `true` if operations can return [`VfsError::Pending`].
     pub completes_later: bool,
-    /// Whether objects can have ACLs.
+    /// `true` if objects can have ACLs.
     pub acls: bool,
-    /// Whether files and directories can have extended attributes.
+    /// `true` if files and directories can have extended attributes.
     pub xattrs: bool,
-    /// To what ranges must be aligned that are cloned, in bytes; 0 if nothing can be.
+    /// The required alignment of cloned ranges, in bytes; 0 if the tree does not support clones.
     pub clone_block: u32,
 }

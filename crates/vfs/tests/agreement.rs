@@ -1,6 +1,6 @@
-//! Random operations by random users do the same in memory as in a real directory.
+//! Random operations by random users have the same outcome in memory as in a directory of the kernel's.
 //!
-//! The real one is the model: what the kernel says is right. As an ordinary user the callers are all that user.
+//! The kernel's directory is the model: its behaviour is correct. As an ordinary user, all callers act as that user.
 
 use std::{os::unix::fs::PermissionsExt, sync::Arc};
 
@@ -17,29 +17,29 @@ use vfs::{
 
 #[derive(Clone, Debug)]
 enum Op {
-    Create(Who, Where, u32),
-    Truncate(Who, Where, u64),
-    Exclusive(Who, Where, u64),
-    Mkdir(Who, Where, u32),
-    Symlink(Who, Where),
-    Fifo(Who, Where),
-    Remove(Who, Where),
-    Rmdir(Who, Where),
-    Rename(Who, Where, Where),
-    Link(Who, Where, Where),
-    Chmod(Who, Where, u32),
-    Chown(Who, Where, u32, u32),
-    Resize(Who, Where, u64),
-    Write(Who, Where, u64, usize),
-    Read(Who, Where, u64, usize),
-    Access(Who, Where),
+    Create(UserIndex, Location, u32),
+    Truncate(UserIndex, Location, u64),
+    Exclusive(UserIndex, Location, u64),
+    Mkdir(UserIndex, Location, u32),
+    Symlink(UserIndex, Location),
+    Fifo(UserIndex, Location),
+    Remove(UserIndex, Location),
+    Rmdir(UserIndex, Location),
+    Rename(UserIndex, Location, Location),
+    Link(UserIndex, Location, Location),
+    Chmod(UserIndex, Location, u32),
+    Chown(UserIndex, Location, u32, u32),
+    Resize(UserIndex, Location, u64),
+    Write(UserIndex, Location, u64, usize),
+    Read(UserIndex, Location, u64, usize),
+    Access(UserIndex, Location),
 }
 
-/// An index into [`users`].
-type Who = usize;
+/// The index of a user in [`users`].
+type UserIndex = usize;
 
-/// A directory by its index into what has been made, and a name in it.
-type Where = (usize, &'static str);
+/// A location: the index of a created directory, and a name in it.
+type Location = (usize, &'static str);
 
 fn users() -> [Cred; 4] {
     let user = |uid, gid, groups: &[u32]| Cred { uid, gid, groups: SmallVec::from_slice(groups) };
@@ -55,7 +55,8 @@ fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         4 => (who(), at(), mode()).prop_map(|(who, at, mode)| Op::Create(who, at, mode)),
         1 => (who(), at(), size()).prop_map(|(who, at, size)| Op::Truncate(who, at, size)),
-        // Never the same one twice: a read would make a replay fail in a real directory, which keeps it in the times.
+        // A verifier is never used twice: a real directory stores it in the times, so a read would make a
+        // retransmission fail.
         1 => (who(), at(), any::<u64>()).prop_map(|(who, at, verifier)| Op::Exclusive(who, at, verifier)),
         4 => (who(), at(), mode()).prop_map(|(who, at, mode)| Op::Mkdir(who, at, mode)),
         1 => (who(), at()).prop_map(|(who, at)| Op::Symlink(who, at)),
@@ -73,66 +74,67 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// One of the two, with the directories that have been made in it.
-struct Side {
+/// One of the two trees, with the directories that have been created in it.
+struct Tree {
     fs: Arc<dyn Vfs>,
     dirs: Vec<Handle>,
     pool: Pool,
 }
 
-/// What can be compared of attributes: not numbers and times.
-type Seen = (Kind, u32, u32, u32, u32, u64);
+/// The attributes that can be compared: all but file numbers and times.
+type ComparedAttributes = (Kind, u32, u32, u32, u32, u64);
 
-/// What an operation came to.
+/// The outcome of an operation.
 #[derive(Debug, PartialEq)]
-enum Came {
+enum Outcome {
     Error(VfsError),
-    Object(Seen),
-    Dirs(Seen, Seen),
+    Object(ComparedAttributes),
+    Dirs(ComparedAttributes, ComparedAttributes),
     Data(Bytes, bool),
     Rights(Rights),
 }
 
-fn seen(attr: &Attr) -> Seen {
-    // The size of a directory is each file system's own affair.
+fn compared(attr: &Attr) -> ComparedAttributes {
+    // The size of a directory depends on the file system.
     let size = if attr.kind == Kind::Dir { 0 } else { attr.size };
-    // And so is the mode of a symbolic link.
+    // So does the mode of a symbolic link.
     let mode = if attr.kind == Kind::Symlink { 0 } else { attr.mode };
     (attr.kind, mode, attr.nlink, attr.uid, attr.gid, size)
 }
 
-impl Side {
+impl Tree {
     fn new(fs: Arc<dyn Vfs>) -> Self {
         Self { dirs: vec![fs.root()], fs, pool: Pool::default() }
     }
 
-    fn dir(&self, at: Where) -> (&Handle, &'static Name) {
+    fn dir(&self, at: Location) -> (&Handle, &'static Name) {
         (&self.dirs[at.0 % self.dirs.len()], Name::new(at.1.as_bytes()).unwrap())
     }
 
-    fn find(&self, at: Where) -> Result<Handle, VfsError> {
+    fn find(&self, at: Location) -> Result<Handle, VfsError> {
         let (dir, name) = self.dir(at);
         let users = users();
         let root = Caller::blocking(&users[0]);
         self.fs.lookup(&root, dir, name).map(|found| found.0)
     }
 
-    fn run(&mut self, op: &Op) -> Came {
-        self.try_run(op).unwrap_or_else(Came::Error)
+    fn run(&mut self, op: &Op) -> Outcome {
+        self.try_run(op).unwrap_or_else(Outcome::Error)
     }
 
-    fn try_run(&mut self, op: &Op) -> Result<Came, VfsError> {
+    fn try_run(&mut self, op: &Op) -> Result<Outcome, VfsError> {
         let users = users();
-        let by = |who: Who| Caller::blocking(&users[who]);
+        let by = |who: UserIndex| Caller::blocking(&users[who]);
         let fs = self.fs.clone();
         let mode = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
         let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
         let create = |who, at, mode: CreateMode| {
             let (dir, name) = self.dir(at);
-            fs.create(&by(who), dir, name, &mode).map(|made| Came::Dirs(seen(&made.attr), seen(&made.dir.after)))
+            fs.create(&by(who), dir, name, &mode)
+                .map(|made| Outcome::Dirs(compared(&made.attr), compared(&made.dir.after)))
         };
         let set = |who, at, set: SetAttr| {
-            fs.setattr(&by(who), &self.find(at)?, &set, None).map(|change| Came::Object(seen(&change.after)))
+            fs.setattr(&by(who), &self.find(at)?, &set, None).map(|change| Outcome::Object(compared(&change.after)))
         };
         match *op {
             Op::Create(who, at, bits) => create(who, at, CreateMode::Guarded(mode(bits))),
@@ -142,36 +144,36 @@ impl Side {
                 let (dir, name) = self.dir(at);
                 let made = fs.mkdir(&by(who), dir, name, &mode(bits))?;
                 self.dirs.push(made.handle);
-                Ok(Came::Dirs(seen(&made.attr), seen(&made.dir.after)))
+                Ok(Outcome::Dirs(compared(&made.attr), compared(&made.dir.after)))
             }
             Op::Symlink(who, at) => {
                 let (dir, name) = self.dir(at);
                 let made = fs.symlink(&by(who), dir, name, b"target", &SetAttr::default())?;
-                Ok(Came::Dirs(seen(&made.attr), seen(&made.dir.after)))
+                Ok(Outcome::Dirs(compared(&made.attr), compared(&made.dir.after)))
             }
             Op::Fifo(who, at) => {
                 let (dir, name) = self.dir(at);
                 let made = fs.mknod(&by(who), dir, name, NodeKind::Fifo, &mode(0o644))?;
-                Ok(Came::Dirs(seen(&made.attr), seen(&made.dir.after)))
+                Ok(Outcome::Dirs(compared(&made.attr), compared(&made.dir.after)))
             }
             Op::Remove(who, at) => {
                 let (dir, name) = self.dir(at);
-                fs.remove(&by(who), dir, name).map(|change| Came::Object(seen(&change.after)))
+                fs.remove(&by(who), dir, name).map(|change| Outcome::Object(compared(&change.after)))
             }
             Op::Rmdir(who, at) => {
                 let (dir, name) = self.dir(at);
-                fs.rmdir(&by(who), dir, name).map(|change| Came::Object(seen(&change.after)))
+                fs.rmdir(&by(who), dir, name).map(|change| Outcome::Object(compared(&change.after)))
             }
             Op::Rename(who, from, to) => {
                 let ((from_dir, from), (to_dir, to)) = (self.dir(from), self.dir(to));
                 let (from, to) = fs.rename(&by(who), from_dir, from, to_dir, to)?;
-                Ok(Came::Dirs(seen(&from.after), seen(&to.after)))
+                Ok(Outcome::Dirs(compared(&from.after), compared(&to.after)))
             }
             Op::Link(who, from, to) => {
                 let object = self.find(from)?;
                 let (dir, name) = self.dir(to);
                 let (change, attr) = fs.link(&by(who), &object, dir, name)?;
-                Ok(Came::Dirs(seen(&attr), seen(&change.after)))
+                Ok(Outcome::Dirs(compared(&attr), compared(&change.after)))
             }
             Op::Chmod(who, at, bits) => set(who, at, mode(bits)),
             Op::Chown(who, at, uid, gid) => {
@@ -188,14 +190,14 @@ impl Side {
                     Stability::Unstable,
                     Report::Attributes(Writer(1)),
                 )?;
-                Ok(Came::Object(seen(&written.after.unwrap())))
+                Ok(Outcome::Object(compared(&written.after.unwrap())))
             }
             Op::Read(who, at, offset, len) => {
                 let read = fs.read(&by(who), &self.find(at)?, offset, len, &self.pool, false)?;
-                Ok(Came::Data(read.data.to_bytes().unwrap(), read.eof))
+                Ok(Outcome::Data(read.data.to_bytes().unwrap(), read.eof))
             }
             Op::Access(who, at) => {
-                fs.access(&by(who), &self.find(at)?, Rights::ALL).map(|(rights, _)| Came::Rights(rights))
+                fs.access(&by(who), &self.find(at)?, Rights::ALL).map(|(rights, _)| Outcome::Rights(rights))
             }
         }
     }
@@ -204,7 +206,7 @@ impl Side {
 fn agree(posix: Posix, ops: &[Op]) -> Result<(), TestCaseError> {
     let mode = 0o777;
     let memory = Memory::new(MemoryOptions { mode, capacity: 1 << 30, ..MemoryOptions::default() });
-    let (mut real, mut memory) = (Side::new(Arc::new(posix)), Side::new(Arc::new(memory)));
+    let (mut real, mut memory) = (Tree::new(Arc::new(posix)), Tree::new(Arc::new(memory)));
     for (i, op) in ops.iter().enumerate() {
         let (expected, got) = (real.run(op), memory.run(op));
         prop_assert_eq!(expected, got, "operation {}: {:?}", i, op);
@@ -216,11 +218,11 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn memory_does_what_a_real_directory_does(ops in proptest::collection::vec(op(), 1..120)) {
+    fn memory_behaves_like_a_real_directory(ops in proptest::collection::vec(op(), 1..120)) {
         let dir = tempfile::tempdir().unwrap();
         let posix = Posix::open(dir.path(), PosixOptions::default()).unwrap();
         if !posix.tells_callers_apart() {
-            eprintln!("SKIPPED memory_does_what_a_real_directory_does: needs root");
+            eprintln!("SKIPPED memory_behaves_like_a_real_directory: needs root");
             return Ok(());
         }
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();

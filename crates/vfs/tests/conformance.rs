@@ -1,4 +1,4 @@
-//! The conformance suite over the back ends of this crate.
+//! Runs the conformance suite on the back ends of this crate.
 
 use std::{os::unix::fs::PermissionsExt, sync::Arc};
 
@@ -16,7 +16,7 @@ conformance::backend_suite! {
     posix_tmpfs = posix_tmpfs;
 }
 
-/// The suite skips a copy that a back end leaves out; those of this crate do not.
+/// The suite skips the cases of copies for a back end without copies. The back ends of this crate support them.
 #[test]
 fn all_back_ends_copy() {
     for world in [memory, posix_kernel, posix_database, posix_tmpfs] {
@@ -32,17 +32,17 @@ fn memory() -> Result<World, Skipped> {
     Ok(World::new(Arc::new(Memory::new(options))))
 }
 
-/// A directory of the default file system; objects are opened by the kernel's handles.
+/// A directory of the default file system, whose objects are opened by the kernel's handles.
 fn posix_kernel() -> Result<World, Skipped> {
     posix(tempfile::tempdir().unwrap(), Handles::Kernel)
 }
 
-/// The same for an ordinary user: objects are found by a database.
+/// The same directory, whose objects are found by a database, as for an ordinary user.
 fn posix_database() -> Result<World, Skipped> {
     posix(tempfile::tempdir().unwrap(), Handles::Database)
 }
 
-/// A directory of a file system that never waits.
+/// A directory of a file system that never blocks.
 fn posix_tmpfs() -> Result<World, Skipped> {
     let dir = tempfile::tempdir_in("/dev/shm").map_err(|_| Skipped("needs a writable /dev/shm"))?;
     posix(dir, Handles::Auto)

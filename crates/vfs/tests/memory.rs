@@ -1,4 +1,4 @@
-//! What only the memory file system can promise: a capacity, and data that is not copied.
+//! Properties that only the memory file system has: a capacity, and data that is not copied.
 
 use buf::{Pool, PoolOptions, Rope};
 use bytes::Bytes;
@@ -32,7 +32,7 @@ fn free(fs: &Memory) -> u64 {
 }
 
 #[test]
-fn a_full_file_system_says_so_and_loses_nothing() {
+fn full_file_system_returns_no_space_and_loses_nothing() {
     let fs = small(4 << 20);
     let root = Cred::root();
     let caller = Caller::nonblocking(&root);
@@ -44,10 +44,10 @@ fn a_full_file_system_says_so_and_loses_nothing() {
     assert!((28..32).contains(&written), "{written} blocks of 128 KiB in 4 MiB");
     assert_eq!(write(&fs, &file, 0, vec![1; 8 << 20]).unwrap_err(), VfsError::NoSpace);
     let size = fs.getattr(&caller, &file).unwrap().size;
-    assert_eq!(size, written << 17, "what did not fit has not been written in part");
+    assert_eq!(size, written << 17, "a write that did not fit must not be executed in part");
     let data = fs.read(&caller, &file, 0, 4 << 20, &Pool::default(), false).unwrap().data;
     assert!(data.to_bytes().unwrap().iter().all(|byte| *byte == 7));
-    // What is there can be written over, even while it is lent.
+    // Existing data can be overwritten, even while it is lent.
     write(&fs, &file, 0, vec![2; 128 << 10]).unwrap();
     fs.remove(&caller, &fs.root(), Name::new(b"f").unwrap()).unwrap();
     let again = create(&fs, "g").unwrap();
@@ -55,7 +55,7 @@ fn a_full_file_system_says_so_and_loses_nothing() {
 }
 
 #[test]
-fn names_and_objects_take_space_too() {
+fn names_and_objects_take_space() {
     let fs = small(1 << 20);
     let made = (0..).take_while(|i| create(&fs, &format!("f{i}")).is_ok()).count();
     assert!((100..2000).contains(&made), "{made} objects in 1 MiB");
@@ -65,11 +65,11 @@ fn names_and_objects_take_space_too() {
     for i in 0..made {
         fs.remove(&caller, &fs.root(), Name::new(format!("f{i}").as_bytes()).unwrap()).unwrap();
     }
-    assert_eq!(free(&fs), free(&small(1 << 20)), "all of it is given back");
+    assert_eq!(free(&fs), free(&small(1 << 20)), "all space must be released");
 }
 
 #[test]
-fn data_is_lent_from_the_pool_and_not_copied() {
+fn data_is_lent_from_the_pool_without_a_copy() {
     let pool = Pool::new(PoolOptions::default());
     let fs = Memory::new(MemoryOptions { pool: pool.clone(), ..MemoryOptions::default() });
     let root = Cred::root();
@@ -85,13 +85,13 @@ fn data_is_lent_from_the_pool_and_not_copied() {
     assert_eq!(first.pieces().len(), 1);
     assert_eq!(first.to_bytes().unwrap().as_ptr(), page.as_ptr());
     assert_eq!(second.to_bytes().unwrap().as_ptr(), page.as_ptr());
-    assert_eq!(pool.stats().mapped - pool.stats().free, used, "nothing was taken to read");
+    assert_eq!(pool.stats().mapped - pool.stats().free, used, "reading must not take memory from the pool");
     write(&fs, &file, 128 << 10, vec![4; 10]).unwrap();
     assert_eq!(first.to_bytes().unwrap(), vec![3; 128 << 10]);
 }
 
 #[test]
-fn handles_and_verifiers_are_of_one_instance() {
+fn handles_and_verifiers_belong_to_one_instance() {
     let (one, two) = (small(1 << 20), small(1 << 20));
     let root = Cred::root();
     let caller = Caller::nonblocking(&root);
@@ -109,13 +109,13 @@ fn remove(fs: &Memory, name: &str) {
 }
 
 #[test]
-fn what_files_held_goes_back_to_the_system() {
+fn memory_of_removed_data_returns_to_the_system() {
     const BLOCK: usize = 128 << 10;
     let pool = Pool::new(PoolOptions::default());
     let fs = Memory::new(MemoryOptions { pool: pool.clone(), ..MemoryOptions::default() });
     let root = Cred::root();
     let caller = Caller::nonblocking(&root);
-    // Two trims with nothing in between: what is free then was not needed.
+    // Trim twice with no operation in between: the memory that is free then was not needed.
     let mapped = || {
         pool.trim();
         pool.trim();
@@ -125,7 +125,7 @@ fn what_files_held_goes_back_to_the_system() {
     for name in ["removed", "cut", "renamed over"] {
         let file = create(&fs, name).unwrap();
         for block in 0..512 {
-            // Copied and adopted pages.
+            // Write both copied and adopted pages.
             let mut data = pool.take(BLOCK);
             data.fill(1);
             write(&fs, &file, block * BLOCK as u64, data.freeze()).unwrap();

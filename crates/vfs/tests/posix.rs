@@ -1,5 +1,5 @@
-//! What only a real directory can get wrong: restarts, changes behind the server's back, ways out of the export, and
-//! waiting.
+//! Tests of a directory of the local file system: restarts, changes by other programs, paths out of the export, and
+//! blocking.
 
 use std::{
     fs,
@@ -58,7 +58,7 @@ fn at(name: &str) -> &Name {
     Name::new(name.as_bytes()).unwrap()
 }
 
-/// What this user can use.
+/// Returns the kinds of handles that this user can use.
 fn sources() -> Vec<Handles> {
     let kernel = rustix::process::geteuid().is_root();
     if !kernel {
@@ -97,7 +97,7 @@ fn handles_survive_a_restart() {
 }
 
 #[test]
-fn listings_give_handles_that_survive_a_restart() {
+fn listings_return_handles_that_survive_a_restart() {
     for handles in sources() {
         let place = Place::new();
         (0..50).for_each(|i| fs::write(place.export.join(format!("f{i}")), format!("{i}")).unwrap());
@@ -117,14 +117,14 @@ fn listings_give_handles_that_survive_a_restart() {
 }
 
 #[test]
-fn a_write_verifier_is_new_after_a_restart() {
+fn write_verifier_changes_with_a_restart() {
     let place = Place::new();
     let before = place.open(Handles::Auto).write_verifier();
     assert_ne!(place.open(Handles::Auto).write_verifier(), before);
 }
 
 #[test]
-fn renames_behind_the_servers_back_are_found() {
+fn objects_renamed_by_another_program_are_found() {
     for handles in sources() {
         let place = Place::new();
         fs::create_dir_all(place.export.join("a/b")).unwrap();
@@ -134,7 +134,7 @@ fn renames_behind_the_servers_back_are_found() {
         fs::write(place.export.join("a/b/f"), "another").unwrap();
         fs::rename(place.export.join("a/b"), place.export.join("a/c")).unwrap();
         fs::create_dir(place.export.join("a/b")).unwrap();
-        // Restarted, so that nothing is at hand.
+        // Restart, so that nothing is cached.
         let fs = place.open(handles);
         assert_eq!(place.read(&fs, &file).unwrap(), b"content", "{handles:?}");
         assert_ne!(place.walk(&fs, "a/c/f").unwrap(), file);
@@ -142,7 +142,7 @@ fn renames_behind_the_servers_back_are_found() {
 }
 
 #[test]
-fn removals_behind_the_servers_back_are_noticed() {
+fn objects_removed_by_another_program_are_stale() {
     for handles in sources() {
         let place = Place::new();
         fs::create_dir(place.export.join("d")).unwrap();
@@ -161,7 +161,7 @@ fn removals_behind_the_servers_back_are_noticed() {
 }
 
 #[test]
-fn nothing_leads_out_of_the_export() {
+fn no_name_leads_out_of_the_export() {
     for handles in sources() {
         let place = Place::new();
         fs::write(place.outside.join("secret"), "secret").unwrap();
@@ -196,7 +196,7 @@ fn nothing_leads_out_of_the_export() {
 }
 
 #[test]
-fn the_parent_of_what_was_moved_out_is_not_outside() {
+fn parent_of_a_directory_moved_out_is_not_accessible() {
     for handles in sources() {
         let place = Place::new();
         fs::create_dir_all(place.export.join("d/e")).unwrap();
@@ -215,10 +215,10 @@ fn the_parent_of_what_was_moved_out_is_not_outside() {
 }
 
 #[test]
-fn what_is_mounted_inside_is_not_entered() {
+fn file_systems_mounted_inside_are_not_entered() {
     let place = Place::new();
     fs::create_dir(place.export.join("m")).unwrap();
-    // A mount of this thread's own, which nobody else sees and which goes with the thread.
+    // Mount in a namespace of this thread, which no other thread sees and which ends with the thread.
     let in_own_namespace = std::thread::scope(|scope| {
         let body = || {
             #[expect(unsafe_code)]
@@ -249,7 +249,7 @@ fn what_is_mounted_inside_is_not_entered() {
         scope.spawn(body).join().unwrap()
     });
     if !in_own_namespace {
-        eprintln!("SKIPPED what_is_mounted_inside_is_not_entered: needs root that may mount");
+        eprintln!("SKIPPED file_systems_mounted_inside_are_not_entered: needs root that may mount");
     }
 }
 
@@ -260,13 +260,13 @@ fn mount_alone(kind: &str, at: &Path) -> rustix::io::Result<()> {
 }
 
 #[test]
-fn who_must_not_wait_is_told_and_nothing_happens() {
+fn operations_that_must_not_wait_return_would_block_without_effect() {
     let place = Place::new();
     fs::write(place.export.join("f"), vec![7; 300_000]).unwrap();
     let fs = place.open(Handles::Auto);
     let waitless = Caller { may_block: false, ..place.caller() };
     if !fs.caps().blocks {
-        eprintln!("SKIPPED who_must_not_wait_is_told_and_nothing_happens: the temporary directory never waits");
+        eprintln!("SKIPPED operations_that_must_not_wait…: the temporary directory never waits");
         return;
     }
     let root = fs.root();
@@ -278,7 +278,7 @@ fn who_must_not_wait_is_told_and_nothing_happens() {
     let data = Rope::from(Bytes::from_static(b"x"));
     let written = fs.write(&waitless, &file, 0, &data, Stability::Unstable, Report::Attributes(Writer(1)));
     assert_eq!(written.unwrap_err(), VfsError::WouldBlock);
-    // What is at hand needs no waiting.
+    // Cached objects can be used without waiting.
     fs.getattr(&waitless, &file).unwrap();
     fs.lookup(&waitless, &root, at("f")).unwrap();
     assert_eq!(place.read(&fs, &file).unwrap(), [7; 300_000]);
@@ -286,21 +286,21 @@ fn who_must_not_wait_is_told_and_nothing_happens() {
         let read = fs.read(&waitless, &file, 0, 300_000, &Pool::default(), file_ranges);
         match read {
             Ok(read) => assert_eq!(read.data.to_bytes().unwrap(), vec![7; 300_000]),
-            // Evicted meanwhile, or a file system that cannot tell.
+            // The data was evicted meanwhile, or the file system cannot report whether it is cached.
             Err(error) => assert_eq!(error, VfsError::WouldBlock),
         }
     }
 }
 
 #[test]
-fn a_file_system_that_is_not_known_to_be_local_is_never_asked_without_waiting() {
+fn file_system_not_known_to_be_local_always_needs_a_blocking_thread() {
     let place = Place::new();
     let in_own_namespace = std::thread::scope(|scope| {
         let body = || {
             #[expect(unsafe_code)]
             // SAFETY: the flag unshares this thread's view of the mounts and nothing that memory safety depends on.
             let alone = unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) };
-            // Message queues: a file system of the kernel's own that nobody exports.
+            // Use the file system of message queues, which nobody exports.
             if alone.is_err() || mount_alone("mqueue", &place.export).is_err() {
                 return false;
             }
@@ -313,20 +313,18 @@ fn a_file_system_that_is_not_known_to_be_local_is_never_asked_without_waiting() 
         scope.spawn(body).join().unwrap()
     });
     if !in_own_namespace {
-        eprintln!(
-            "SKIPPED a_file_system_that_is_not_known_to_be_local…: needs root that may mount a file system `mqueue`"
-        );
+        eprintln!("SKIPPED file_system_not_known_to_be_local…: needs root that may mount a file system `mqueue`");
     }
 }
 
 #[test]
-fn data_that_are_not_in_memory_are_read_by_the_thread_that_may_wait() {
+fn data_outside_the_page_cache_is_read_by_the_blocking_thread() {
     const LEN: usize = 1 << 20;
     let place = Place::new();
     fs::write(place.export.join("f"), vec![7; LEN]).unwrap();
     let fs = place.open(Handles::Auto);
     if !fs.caps().blocks {
-        eprintln!("SKIPPED data_that_are_not_in_memory…: the temporary directory never waits");
+        eprintln!("SKIPPED data_outside_the_page_cache…: the temporary directory never waits");
         return;
     }
     let file = place.walk(&fs, "f").unwrap();
@@ -338,16 +336,16 @@ fn data_that_are_not_in_memory_are_read_by_the_thread_that_may_wait() {
         assert_eq!(read.data.to_bytes().unwrap(), vec![7; LEN]);
         read.data.pieces().iter().all(|piece| matches!(piece, buf::Piece::Memory(_)))
     };
-    // The kernel may keep the pages, or read them ahead in time.
-    assert!((0..100).any(is_copy), "a range was lent each time, for the socket's thread to wait for");
+    // The kernel may keep the pages in memory, or read them ahead in time.
+    assert!((0..100).any(is_copy), "a range that is not in the page cache was lent each time");
 }
 
-/// What the kernel's RDMA devices ask of a thread, they ask of the very object that holds its credentials; what can be
-/// seen from here is that nothing needed others.
+/// The kernel's RDMA devices require the credentials object itself to be unchanged. This test can only check that no
+/// operation needed other credentials.
 #[test]
-fn a_thread_that_keeps_its_credentials_does_nothing_as_another_and_all_else() {
+fn thread_that_keeps_its_credentials_acts_only_as_itself() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED a_thread_that_keeps_its_credentials_does_nothing_as_another_and_all_else: needs root");
+        eprintln!("SKIPPED thread_that_keeps_its_credentials_acts_only_as_itself: needs root");
         return;
     }
     let place = Place::new();
@@ -368,13 +366,13 @@ fn a_thread_that_keeps_its_credentials_does_nothing_as_another_and_all_else() {
             assert_eq!(read(&other).unwrap_err(), VfsError::WouldBlock);
             let written =
                 fs.write(&place.caller(), &file, 0, &data, Stability::Unstable, Report::Attributes(Writer(1)));
-            written.expect("root is who the thread is");
+            written.expect("root must be able to write");
             fs.getattr(&other, &file).unwrap();
         });
         keeping.join().unwrap();
     });
     assert!(place.export.join("f").exists() && !place.export.join("new").exists());
-    // Here as ever; and then the file is open for that caller.
+    // This thread does not keep its credentials. Afterwards the file is open for that caller.
     assert_eq!(read(&other), Ok(7));
     let reading = || {
         vfs::posix::keep_credentials();
@@ -440,11 +438,11 @@ fn idle_files_are_closed() {
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    panic!("the file is still open after two minutes");
+    panic!("the file must be closed within two minutes");
 }
 
 #[test]
-fn a_damaged_database_costs_handles_and_nothing_else() {
+fn damaged_database_loses_only_handles() {
     let place = Place::new();
     (0..20).for_each(|i| fs::write(place.export.join(format!("f{i}")), "content").unwrap());
     let fs = place.open(Handles::Database);
@@ -456,8 +454,8 @@ fn a_damaged_database_costs_handles_and_nothing_else() {
     fs::write(&log, &bytes[..bytes.len() / 2]).unwrap();
     let fs = place.open(Handles::Database);
     let read: Vec<_> = files.iter().map(|file| place.read(&fs, file)).collect();
-    assert!(read.contains(&Err(VfsError::Stale)), "half of the log is gone");
-    assert!(read.iter().any(|read| read.as_deref() == Ok(b"content")), "half of the log is there");
+    assert!(read.contains(&Err(VfsError::Stale)), "half of the log is lost");
+    assert!(read.iter().any(|read| read.as_deref() == Ok(b"content")), "half of the log must still be used");
     for (i, file) in files.iter().enumerate() {
         assert_eq!(place.walk(&fs, &format!("f{i}")).unwrap(), *file);
         assert_eq!(place.read(&fs, file).unwrap(), b"content");
@@ -465,7 +463,7 @@ fn a_damaged_database_costs_handles_and_nothing_else() {
 }
 
 #[test]
-fn the_change_attribute_does_not_go_back_when_the_server_restarts() {
+fn change_attribute_does_not_decrease_with_a_restart() {
     let place = Place::new();
     let data = |byte: u8| Rope::from(Bytes::from(vec![byte]));
     let written = |fs: &Posix, file: &Handle, byte| {
@@ -482,13 +480,13 @@ fn the_change_attribute_does_not_go_back_when_the_server_restarts() {
     for life in 0..5 {
         let fs = place.open(Handles::Database);
         let file = place.walk(&fs, "f").unwrap();
-        assert!(value(&fs, "f") >= last, "life {life}");
+        assert!(value(&fs, "f") >= last, "restart {life}");
         for byte in 0..200 {
             last = written(&fs, &file, byte).max(last + 1);
-            assert_eq!(value(&fs, "f"), last, "life {life}, change {byte}");
+            assert_eq!(value(&fs, "f"), last, "restart {life}, change {byte}");
         }
         idle.push(value(&fs, "idle"));
     }
     idle.dedup();
-    assert_eq!(idle.len(), 1, "what nobody changes is as it was: {idle:?}");
+    assert_eq!(idle.len(), 1, "objects that do not change must keep their change attribute: {idle:?}");
 }

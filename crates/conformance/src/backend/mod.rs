@@ -14,14 +14,14 @@
 //! }
 //! ```
 //!
-//! expands to the tests `mine::what_is_written_is_read`, `mine::names_are_bytes` and so on. Each case runs on a [`World`] of
-//! its own: a new and empty tree whose root directory every caller may write (mode 0777).
+//! This expands to the tests `mine::written_data_is_read`, `mine::names_are_bytes` and so on. Each case runs on its
+//! own [`World`]: a new, empty tree whose root directory every caller may write (mode 0777).
 //!
-//! A back end that completes operations later ([`vfs::pending`]) runs the same suite: the world drives each operation to its
-//! completion.
+//! A back end that completes operations later ([`vfs::pending`]) runs the same suite. The world awaits the completion
+//! of each operation.
 //!
-//! A back end announces optional operations in [`vfs::FsCaps`], or refuses them with [`vfs::VfsError::NotSupported`]; their cases are
-//! then skipped.
+//! A back end announces optional operations in [`vfs::FsCaps`], or refuses them with [`vfs::VfsError::NotSupported`].
+//! Their cases are skipped if it does not support them.
 
 #[doc(hidden)]
 pub mod cases;
@@ -29,19 +29,19 @@ mod world;
 
 pub use world::{Outcome, Skipped, World, caller, clock_moves, cred, mode, name, rope, size};
 
-/// Runs one case on a new file system, and prints why if it is skipped.
+/// Runs one case on a new file system. If the case is skipped, prints the reason.
 ///
-/// [`backend_suite!`](crate::backend_suite) calls this for each case. `name` is printed.
+/// [`backend_suite!`](crate::backend_suite) calls this for each case. `name` is the name of the case in the message.
 ///
 /// # Panics
-/// The back end does not conform.
+/// Panics if the back end does not conform.
 pub fn run(name: &str, world: fn() -> Result<World, Skipped>, case: fn(&World) -> Outcome) {
     if let Err(Skipped(why)) = world().and_then(|world| case(&world)) {
         eprintln!("SKIPPED {name}: {why}");
     }
 }
 
-/// The suite as tests: for each `NAME = WORLD;` a module `NAME` with one test for each case.
+/// Expands to the tests of the suite: for each `NAME = WORLD;` a module `NAME` with one test for each case.
 ///
 /// `WORLD` is a `fn() -> Result<World, Skipped>`, called once for each case. See [`backend`](crate::backend).
 #[macro_export]
@@ -49,17 +49,17 @@ macro_rules! backend_suite {
     ($($backend:ident = $world:expr;)+) => { $($crate::__backend_cases! { $backend = $world })+ };
 }
 
-/// The list of the cases.
+/// Expands to the list of cases.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __backend_cases {
     ($backend:ident = $world:expr) => {
         $crate::__backend_tests! { $backend = $world;
             acls {
-                acls_are_kept_and_show_in_the_mode
+                acls_are_stored_and_set_the_mode
                 acls_decide_access
                 default_acls_are_inherited
-                only_owners_set_acls_and_only_where_there_are_any
+                only_owners_set_acls
             }
             making {
                 a_new_tree_is_an_empty_directory
@@ -71,20 +71,20 @@ macro_rules! __backend_cases {
                 directories_count_their_subdirectories
                 symlinks_hold_any_target
                 bad_symlink_targets_are_refused
-                special_files_are_made
-                dots_cannot_be_made
+                special_files_are_created
+                dots_cannot_be_created
                 names_are_bytes
-                names_have_a_longest_length
-                nothing_is_made_in_what_is_no_directory
+                names_have_a_maximum_length
+                objects_are_created_only_in_directories
                 hard_links_are_one_object
                 links_to_directories_are_refused
                 changes_show_before_and_after
             }
             attributes {
-                handles_of_others_are_refused
+                foreign_handles_are_rejected
                 times_are_set_exactly_and_to_now
-                change_time_always_moves
-                each_change_is_counted_however_soon_it_comes
+                change_time_always_increases
+                change_attribute_counts_rapid_changes
                 guards_are_change_times
                 size_is_for_files_only
                 symlinks_have_owners_and_times_but_no_mode
@@ -93,21 +93,21 @@ macro_rules! __backend_cases {
                 capabilities_hold
             }
             data {
-                what_is_written_is_read
-                reads_end_at_the_end
+                written_data_is_read
+                reads_stop_at_the_end_of_the_file
                 writes_beyond_the_end_leave_a_hole
                 truncation_cuts_and_extends
                 offsets_beyond_four_gigabytes_work
                 offsets_beyond_the_largest_file_are_refused
                 an_empty_write_changes_nothing
-                a_write_reports_what_it_is_asked_for
+                write_returns_requested_attributes
                 ropes_of_many_pieces_are_written_in_order
                 only_files_have_data
-                lent_data_is_what_was_read
+                lent_data_does_not_change
                 data_can_come_as_file_ranges
                 every_stability_is_honoured
                 random_writes_and_truncations_agree_with_a_model
-                reads_and_writes_from_many_threads_stay_whole
+                concurrent_reads_see_whole_blocks
             }
             ranges {
                 holes_and_data_are_found
@@ -122,22 +122,22 @@ macro_rules! __backend_cases {
                 xattrs_need_permission
             }
             listing {
-                a_listing_has_everything_once
-                a_listing_can_be_continued_anywhere
-                a_listing_brings_objects
-                entries_that_stay_are_seen_exactly_once_while_others_come_and_go
-                removing_what_was_listed_skips_nothing
+                listing_has_every_entry_once
+                listing_continues_from_any_cookie
+                listing_includes_handles_and_attributes
+                unchanged_entries_are_listed_once_during_changes
+                removing_listed_entries_skips_none
                 only_directories_are_listed
                 bad_verifiers_are_refused
             }
             removing {
                 a_removed_object_is_stale
-                an_object_lives_until_its_last_name_goes
-                remove_and_rmdir_tell_files_from_directories
-                full_directories_stay
+                object_exists_until_its_last_name_is_removed
+                remove_and_rmdir_distinguish_files_from_directories
+                nonempty_directories_cannot_be_removed
                 dots_cannot_be_removed
-                a_removed_directory_takes_nothing_new
-                a_handle_never_means_another_object
+                removed_directory_accepts_no_entries
+                handle_never_refers_to_another_object
             }
             renaming {
                 handles_survive_rename
@@ -152,7 +152,7 @@ macro_rules! __backend_cases {
                 the_parent_of_the_root_is_the_root
                 symlinks_are_never_followed
                 deep_trees_keep_their_handles
-                renames_from_many_threads_lose_nothing
+                concurrent_renames_lose_no_object
             }
             pending {
                 callers_without_a_slot_get_no_pending_operation
@@ -163,16 +163,16 @@ macro_rules! __backend_cases {
                 reading_and_writing_need_permission
                 owners_read_and_write_whatever_the_mode
                 executable_files_can_be_read
-                groups_count
+                supplementary_groups_grant_access
                 the_superuser_may_do_everything
-                access_tells_what_is_allowed
+                access_returns_granted_rights
                 directories_need_write_for_names
                 sticky_directories_protect_names
-                set_group_id_directories_pass_their_group_on
-                writing_and_giving_away_drop_privileges
+                set_group_id_directories_determine_the_group
+                write_and_chown_clear_set_id_bits
                 only_owners_change_modes_and_times
-                ownership_is_given_away_by_the_superuser_only
-                devices_are_for_the_superuser
+                only_the_superuser_changes_ownership
+                only_the_superuser_creates_devices
                 new_objects_belong_to_the_caller
                 identities_do_not_leak_between_threads
             }

@@ -1,4 +1,4 @@
-//! The file system that a case runs on, with short names for its operations.
+//! The file system on which a case runs, with short methods for its operations.
 
 use std::{any::Any, ops::ControlFlow, sync::Arc};
 
@@ -10,59 +10,61 @@ use vfs::{
     pending::Driven,
 };
 
-/// A file system under test, with the facts that the cases need about it.
+/// A file system under test, and the properties of it that the cases need.
 pub struct World {
-    /// The tree: new, empty, with a root directory of mode 0777. None of its operations is pending: the world drives them.
+    /// The tree: new and empty, with a root directory of mode 0777. None of its operations is pending, because the
+    /// world awaits them.
     pub fs: Arc<dyn Vfs>,
-    /// The back end itself.
+    /// The back end itself, whose operations can be pending.
     pub back_end: Arc<dyn Vfs>,
-    /// Buffers for reads.
+    /// The pool of buffers for reads.
     pub pool: Pool,
-    /// The identity that the cases act with, unless they use another one.
+    /// The identity with which the cases act by default.
     pub cred: Cred,
-    /// The back end runs each operation with the rights of its caller. Otherwise the cases about permissions are skipped.
+    /// `true` if the back end runs each operation with the rights of its caller. Otherwise the cases about permissions
+    /// are skipped.
     pub identities: bool,
-    /// Times move in steps of the kernel's clock, so that two changes may have the same time.
+    /// `true` if the kernel's clock determines times, so that two changes can have the same time.
     pub coarse_times: bool,
-    /// Dropped after the file system.
+    /// A value that is dropped after the file system.
     _keep: Option<Box<dyn Any + Send + Sync>>,
 }
 
 /// The reason why a case cannot run here.
 pub struct Skipped(pub &'static str);
 
-/// The result of a case. A fault of the back end is a panic.
+/// The result of a case. If the back end is wrong, the case panics.
 pub type Outcome = std::result::Result<(), Skipped>;
 
-/// An identity.
+/// Returns an identity.
 pub fn cred(uid: u32, gid: u32, groups: &[u32]) -> Cred {
     Cred { uid, gid, groups: SmallVec::from_slice(groups) }
 }
 
-/// A valid name.
+/// Returns a valid name.
 ///
 /// # Panics
-/// It is not one.
+/// Panics if the name is not valid.
 pub fn name(bytes: &str) -> &Name {
     Name::new(bytes.as_bytes()).unwrap()
 }
 
-/// Data to be written.
+/// Returns data to write.
 pub fn rope(bytes: &[u8]) -> Rope {
     Rope::from(Bytes::copy_from_slice(bytes))
 }
 
-/// A change of the mode alone.
+/// Returns a change of only the mode.
 pub fn mode(mode: u32) -> SetAttr {
     SetAttr { mode: Some(mode), ..SetAttr::default() }
 }
 
-/// A change of the size alone, in bytes.
+/// Returns a change of only the size, in bytes.
 pub fn size(size: u64) -> SetAttr {
     SetAttr { size: Some(size), ..SetAttr::default() }
 }
 
-/// Waits until the kernel's clock for files moves: changes before and after this call have different times.
+/// Waits until the kernel's clock for files ticks, so that changes before and after this call have different times.
 pub fn clock_moves() {
     let now = || rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     let before = now();
@@ -71,13 +73,14 @@ pub fn clock_moves() {
     }
 }
 
-/// A caller with this identity that may block.
+/// Returns a caller with this identity that may block.
 pub fn caller(cred: &Cred) -> Caller<'_> {
     Caller::blocking(cred)
 }
 
 impl World {
-    /// A back end that has its own clock and runs each operation with the rights of its caller; the cases act as root.
+    /// Creates a world for a back end that has its own clock and runs each operation with the rights of its caller. The
+    /// cases act as root.
     pub fn new(back_end: Arc<dyn Vfs>) -> Self {
         let (pool, cred) = (Pool::default(), Cred::root());
         let later = back_end.caps().completes_later;
@@ -85,33 +88,36 @@ impl World {
         Self { fs, back_end, pool, cred, identities: true, coarse_times: false, _keep: None }
     }
 
-    /// The same with cases that act as `cred`. `identities`: the back end runs each operation with the rights of its caller.
+    /// Sets the identity with which the cases act. `identities` is `true` if the back end runs each operation with the
+    /// rights of its caller.
     pub fn acting_as(self, cred: Cred, identities: bool) -> Self {
         Self { cred, identities, ..self }
     }
 
-    /// The same for a back end whose times move in steps of the kernel's clock.
+    /// Declares that the kernel's clock determines times.
     pub fn with_coarse_times(self) -> Self {
         Self { coarse_times: true, ..self }
     }
 
-    /// The same with something that is dropped after the case, such as a temporary directory.
+    /// Keeps a value, such as a temporary directory, that is dropped after the case.
     pub fn keeping(self, keep: impl Any + Send + Sync) -> Self {
         Self { _keep: Some(Box::new(keep)), ..self }
     }
 
+    /// Checks that the back end distinguishes users.
+    ///
     /// # Errors
-    /// The back end does not tell users apart: the case is skipped.
+    /// Returns `Skipped` if it does not.
     pub fn need_identities(&self) -> Outcome {
-        if self.identities { Ok(()) } else { Err(Skipped("needs root: all callers are one user here")) }
+        if self.identities { Ok(()) } else { Err(Skipped("needs root: all callers act as one user here")) }
     }
 
-    /// The caller that the cases act as.
+    /// Returns the caller as which the cases act by default.
     pub fn me(&self) -> Caller<'_> {
         caller(&self.cred)
     }
 
-    /// The root directory.
+    /// Returns the root directory.
     pub fn root(&self) -> Handle {
         self.fs.root()
     }
@@ -126,26 +132,26 @@ impl World {
         self.fs.mkdir(&self.me(), dir, name(at), &mode(0o755)).unwrap().handle
     }
 
-    /// Creates a file that does not exist.
+    /// Creates a file that must not exist.
     ///
     /// # Errors
-    /// As the operation.
+    /// Returns the errors of the operation.
     pub fn create(&self, cred: &Cred, dir: &Handle, at: &str, set: &SetAttr) -> Result<Created> {
         self.fs.create(&caller(cred), dir, name(at), &CreateMode::Guarded(set.clone()))
     }
 
-    /// Writes without stability; the attributes afterwards.
+    /// Writes data without a stability requirement. Returns the attributes afterwards.
     ///
     /// # Errors
-    /// As the operation.
+    /// Returns the errors of the operation.
     pub fn write(&self, file: &Handle, offset: u64, data: &[u8]) -> Result<Attr> {
         self.write_as(&self.cred, file, offset, data)
     }
 
-    /// As [`write`](Self::write), with another identity.
+    /// Writes like [`write`](Self::write), with another identity.
     ///
     /// # Errors
-    /// As the operation.
+    /// Returns the errors of the operation.
     pub fn write_as(&self, cred: &Cred, file: &Handle, offset: u64, data: &[u8]) -> Result<Attr> {
         let written = self.fs.write(
             &caller(cred),
@@ -155,27 +161,27 @@ impl World {
             Stability::Unstable,
             Report::Attributes(Writer(1)),
         )?;
-        Ok(written.after.expect("the attributes were asked for"))
+        Ok(written.after.expect("the attributes were requested"))
     }
 
     /// Reads up to `len` bytes at `offset`.
     ///
     /// # Errors
-    /// As the operation.
+    /// Returns the errors of the operation.
     pub fn read(&self, file: &Handle, offset: u64, len: usize) -> Result<Bytes> {
         self.read_as(&self.cred, file, offset, len)
     }
 
-    /// As [`read`](Self::read), with another identity.
+    /// Reads like [`read`](Self::read), with another identity.
     ///
     /// # Errors
-    /// As the operation.
+    /// Returns the errors of the operation.
     pub fn read_as(&self, cred: &Cred, file: &Handle, offset: u64, len: usize) -> Result<Bytes> {
         let read = self.fs.read(&caller(cred), file, offset, len, &self.pool, false)?;
         Ok(read.data.to_bytes().unwrap())
     }
 
-    /// The attributes of an object that exists.
+    /// Returns the attributes of an existing object.
     pub fn attr(&self, object: &Handle) -> Attr {
         self.fs.getattr(&self.me(), object).unwrap()
     }
@@ -183,23 +189,23 @@ impl World {
     /// Sets attributes.
     ///
     /// # Errors
-    /// As the operation.
+    /// Returns the errors of the operation.
     pub fn set(&self, object: &Handle, set: &SetAttr) -> Result<Change> {
         self.set_as(&self.cred, object, set)
     }
 
-    /// As [`set`](Self::set), with another identity.
+    /// Sets attributes like [`set`](Self::set), with another identity.
     ///
     /// # Errors
-    /// As the operation.
+    /// Returns the errors of the operation.
     pub fn set_as(&self, cred: &Cred, object: &Handle, set: &SetAttr) -> Result<Change> {
         self.fs.setattr(&caller(cred), object, set, None)
     }
 
-    /// Finds a name.
+    /// Looks up a name.
     ///
     /// # Errors
-    /// As the operation.
+    /// Returns the errors of the operation.
     pub fn lookup(&self, dir: &Handle, at: &str) -> Result<Handle> {
         self.fs.lookup(&self.me(), dir, name(at)).map(|found| found.0)
     }
@@ -207,12 +213,12 @@ impl World {
     /// Renames an object.
     ///
     /// # Errors
-    /// As the operation.
+    /// Returns the errors of the operation.
     pub fn rename(&self, from_dir: &Handle, from: &str, to_dir: &Handle, to: &str) -> Result<(Change, Change)> {
         self.fs.rename(&self.me(), from_dir, name(from), to_dir, name(to))
     }
 
-    /// The names in a directory without `.` and `..`, read in batches of `batch` entries.
+    /// Returns the names in a directory without `.` and `..`, listed in batches of `batch` entries.
     pub fn list(&self, dir: &Handle, batch: usize) -> Vec<Vec<u8>> {
         let (mut all, mut at) = (Vec::new(), (0, [0; 8]));
         while let Some(next) = self.list_some(dir, at, batch, &mut all) {
@@ -222,7 +228,8 @@ impl World {
         all
     }
 
-    /// Appends up to `batch` names after `(cookie, verifier)`. Returns the next cookie and verifier, or `None` at the end.
+    /// Appends up to `batch` names after `(cookie, verifier)`. Returns the next cookie and verifier, or `None` at the
+    /// end of the directory.
     pub fn list_some(
         &self,
         dir: &Handle,

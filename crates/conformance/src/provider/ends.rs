@@ -1,4 +1,4 @@
-//! Two connected ends of a provider's connection, polled together by one task.
+//! The two connected ends of a connection, which one task polls together.
 
 use std::{
     any::Any,
@@ -17,7 +17,7 @@ use rdma::{
     registration::{CacheBounds, Registration, RegistrationOptions},
 };
 
-/// A provider under test, and the address that it listens at.
+/// A provider under test, and the address at which it listens.
 pub struct Fabric {
     /// The provider of the server's end.
     pub provider: Arc<dyn Provider>,
@@ -25,15 +25,15 @@ pub struct Fabric {
     pub connector: Arc<dyn Provider>,
     /// The listener's address; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// The pool of the ends' buffers; `None`: the heap.
+    /// The pool of the ends' buffers; `None` for the heap.
     pub pool: Option<Pool>,
     /// The way in which both ends register memory.
     pub registration: RegistrationOptions,
-    /// The wire belongs to an adapter. Where the contract leaves a choice, an adapter decides for itself: private data may be
-    /// padded, a solicited event is not reported, and the cause of a fault may be lost.
+    /// `true` if the connection uses an adapter. If the contract leaves a choice, the adapter decides: private data may
+    /// be padded, a solicited event may not be reported, and the cause of a fault may be lost.
     pub adapter: bool,
-    /// The device may be Linux's siw. As of 6.1 it does not refuse an address that wraps, or a read of memory that is exposed for
-    /// writing.
+    /// `true` if the device may be Linux's siw. Up to Linux 6.1, it does not refuse an address that wraps around, or a
+    /// read of memory that is exposed for writing.
     pub siw: bool,
     keep: Option<Box<dyn Any>>,
 }
@@ -46,7 +46,8 @@ pub struct End {
     pub done: Vec<Completion>,
     /// The error that ended the connection.
     pub error: Option<QpError>,
-    /// [`send_invalidate`](Self::send_invalidate) invalidates the other end's region; otherwise it sends alone.
+    /// `true` if [`send_invalidate`](Self::send_invalidate) invalidates the other end's region. Otherwise it only
+    /// sends.
     pub invalidates: bool,
     next_id: u64,
     pool: Option<Pool>,
@@ -58,9 +59,9 @@ pub struct Pair {
     pub client: End,
     /// The end that accepted.
     pub server: End,
-    /// As in [`Fabric`].
+    /// `true` if the connection uses an adapter, as in [`Fabric`].
     pub adapter: bool,
-    /// The peer can invalidate a region with its Send.
+    /// `true` if the peer can invalidate a region with its Send.
     pub remote_invalidation: bool,
 }
 
@@ -74,7 +75,7 @@ pub enum Side {
 }
 
 impl Fabric {
-    /// A provider that listens on 127.0.0.1 and registers memory in its own way.
+    /// Creates a fabric whose provider listens on 127.0.0.1 and registers memory in its own way.
     pub fn new(provider: impl Provider) -> Self {
         let provider: Arc<dyn Provider> = Arc::new(provider);
         Self {
@@ -89,33 +90,33 @@ impl Fabric {
         }
     }
 
-    /// The same with memory registered in this way. A registration cache holds one slab.
+    /// Sets the way in which memory is registered. A registration cache holds one slab.
     pub fn registering(self, way: Registration) -> Self {
         let cache = CacheBounds { entries: 1, ..CacheBounds::default() };
         Self { registration: RegistrationOptions { way: Some(way), cache }, ..self }
     }
 
-    /// The same with buffers from `pool`.
+    /// Sets the pool of the ends' buffers.
     pub fn with_pool(self, pool: Pool) -> Self {
         Self { pool: Some(pool), ..self }
     }
 
-    /// The same with something that is dropped after the case, such as the directory of the provider's sockets.
+    /// Keeps a value, such as the directory of the provider's sockets, that is dropped after the case.
     pub fn keeping(self, keep: impl Any) -> Self {
         Self { keep: Some(Box::new(keep)), ..self }
     }
 
-    /// The same with another provider for the client's end.
+    /// Sets another provider for the client's end.
     pub fn connecting_by(self, connector: impl Provider) -> Self {
         Self { connector: Arc::new(connector), ..self }
     }
 
-    /// The thing given to [`keeping`](Self::keeping).
+    /// Returns the value given to [`keeping`](Self::keeping).
     pub fn kept<T: Any>(&self) -> Option<&T> {
         self.keep.as_ref()?.downcast_ref()
     }
 
-    /// Connects two ends with default options and without receives.
+    /// Connects two ends with default options and no posted receives.
     pub async fn pair(&self) -> Pair {
         self.pair_with(&QpOptions::default(), &QpOptions::default(), 0).await
     }
@@ -152,18 +153,18 @@ impl Fabric {
 }
 
 impl End {
-    /// One end, with buffers from the heap.
+    /// Creates an end with buffers from the heap.
     pub fn new(qp: Box<dyn QueuePair>) -> Self {
         Self { qp, done: Vec::new(), error: None, invalidates: true, next_id: 1, pool: None }
     }
 
-    /// The next identifier of a work request.
+    /// Returns the next identifier of a work request.
     pub fn id(&mut self) -> WorkId {
         self.next_id += 1;
         WorkId(self.next_id)
     }
 
-    /// A buffer of `len` zeros.
+    /// Returns a buffer of `len` zeros.
     pub fn buffer(&self, len: usize) -> Buffer {
         let Some(pool) = &self.pool else { return Buffer::zeroed(len) };
         let mut buffer = pool.take(len);
@@ -230,22 +231,22 @@ impl End {
         self.qp.register(Memory::Read(buffer.freeze().into())).unwrap()
     }
 
-    /// The completion of `id`, if it has been reported.
+    /// Returns the completion of `id`, if it has been reported.
     pub fn find(&self, id: WorkId) -> Option<&Completion> {
         self.done.iter().find(|done| done.id == id)
     }
 
-    /// The completion of `id`.
+    /// Returns the completion of `id`.
     ///
     /// # Panics
-    /// It has not been reported, or its status is not [`Status::Ok`].
+    /// Panics if it has not been reported, or if its status is not [`Status::Ok`].
     pub fn ok(&self, id: WorkId) -> &CompletionKind {
         let done = self.find(id).unwrap_or_else(|| panic!("{id:?} has not completed"));
         assert_eq!(done.status, Status::Ok);
         &done.kind
     }
 
-    /// The bytes that the receive `id` got.
+    /// Returns the bytes that the receive `id` got.
     pub fn received(&self, id: WorkId) -> &[u8] {
         match self.ok(id) {
             CompletionKind::Receive { buffer, .. } => buffer,
@@ -253,7 +254,7 @@ impl End {
         }
     }
 
-    /// The bytes that the RDMA Read `id` got.
+    /// Returns the bytes that the RDMA Read `id` got.
     pub fn read_result(&self, id: WorkId) -> &[u8] {
         match self.ok(id) {
             CompletionKind::Read(buffer) => buffer,
@@ -261,17 +262,17 @@ impl End {
         }
     }
 
-    /// All of `ids` have completed.
+    /// Returns `true` if all of `ids` have completed.
     pub fn has(&self, ids: &[WorkId]) -> bool {
         ids.iter().all(|&id| self.find(id).is_some())
     }
 
-    /// The identifier and status of each completion.
+    /// Returns the identifier and the status of each completion.
     pub fn statuses(&self) -> Vec<(WorkId, Status)> {
         self.done.iter().map(|done| (done.id, done.status)).collect()
     }
 
-    /// Polls this end alone until `done`.
+    /// Polls only this end until `done` returns `true`.
     pub async fn until(&mut self, done: impl Fn(&End) -> bool) {
         let polling = poll_fn(|cx| {
             while !done(self) && self.poll(cx) {}
@@ -281,7 +282,7 @@ impl End {
         assert!(done.is_ok(), "stuck: {:?} {:?}", self.statuses(), self.error);
     }
 
-    /// Polls the queue pair; false if nothing has happened.
+    /// Polls the queue pair. Returns `false` if nothing has happened.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         if self.error.is_some() {
             return false;
@@ -296,7 +297,7 @@ impl End {
 }
 
 impl Pair {
-    /// One of the ends.
+    /// Returns one of the ends.
     pub fn end(&mut self, side: Side) -> &mut End {
         match side {
             Side::Client => &mut self.client,
@@ -304,7 +305,7 @@ impl Pair {
         }
     }
 
-    /// Polls both ends until `done`.
+    /// Polls both ends until `done` returns `true`.
     pub async fn until(&mut self, done: impl Fn(&Pair) -> bool) {
         let polling = poll_fn(|cx| {
             loop {
@@ -323,7 +324,7 @@ impl Pair {
         });
         if tokio::time::timeout(LIMIT, polling).await != Ok(true) {
             let state = |end: &End| format!("{:?} {:?}", end.statuses(), end.error);
-            panic!("stuck: client {}; server {}", state(&self.client), state(&self.server));
+            panic!("no progress: client {}; server {}", state(&self.client), state(&self.server));
         }
     }
 
@@ -341,27 +342,27 @@ impl Pair {
         self.until(done).await;
     }
 
-    /// The memory of the region `stag`, which the Send received by `recv` has invalidated. Where a peer cannot invalidate, the owner
-    /// does it now.
+    /// Returns the memory of the region `stag`, which was invalidated by the Send that the receive `recv` got. If the
+    /// peer cannot invalidate, the owner invalidates the region now.
     pub async fn invalidated(&mut self, side: Side, recv: WorkId, stag: Stag) -> Memory {
         let remote = self.remote_invalidation;
         let end = self.end(side);
-        let done = end.done.iter_mut().find(|done| done.id == recv).expect("it has completed");
+        let done = end.done.iter_mut().find(|done| done.id == recv).expect("receive must have completed");
         assert_eq!(done.status, Status::Ok);
         let CompletionKind::Receive { invalidated, .. } = &mut done.kind else { panic!("not a receive") };
         if remote {
-            let (invalidated, memory) = invalidated.take().expect("nothing invalidated");
+            let (invalidated, memory) = invalidated.take().expect("the Send must have invalidated a region");
             assert_eq!(invalidated, stag);
             return memory;
         }
         assert!(invalidated.is_none());
         if end.error.is_some() {
-            return end.qp.reclaim(stag).expect("the peer did not take it");
+            return end.qp.reclaim(stag).expect("the peer must not have taken the memory");
         }
         let id = end.invalidate(stag);
         self.until_at(side, id).await;
         let end = self.end(side);
-        let at = end.done.iter().position(|done| done.id == id).expect("ids differ");
+        let at = end.done.iter().position(|done| done.id == id).expect("invalidation must have completed");
         match end.done.remove(at).kind {
             CompletionKind::Invalidate(Some(memory)) => memory,
             other => panic!("no memory: {other:?}"),
@@ -375,12 +376,12 @@ impl Pair {
     }
 }
 
-/// A pool whose memory can be shared with another process.
+/// Creates a pool whose memory can be shared with another process.
 pub fn shared_pool() -> Pool {
     Pool::new(PoolOptions { shared: true, ..PoolOptions::default() })
 }
 
-/// Pseudorandom bytes: a misplaced piece makes a difference.
+/// Returns pseudorandom bytes, so that a misplaced piece is detected.
 pub fn pattern(seed: u64, len: usize) -> Bytes {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut out = Vec::with_capacity(len + 8);
@@ -394,5 +395,5 @@ pub fn pattern(seed: u64, len: usize) -> Bytes {
     out.into()
 }
 
-/// A case that takes longer is stuck.
+/// Maximum time of a case. A case that takes longer makes no progress.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -10,9 +10,10 @@
 //! }
 //! ```
 //!
-//! expands to the tests `mine::nobody_listens`, `mine::a_read_brings_the_bytes` and so on. Each case runs on a [`Fabric`] of its own,
-//! in a single-threaded tokio runtime. The expression may be an `Option<Fabric>`: with `None` the cases pass without a run, and
-//! the expression says why on standard output (`SKIPPED WHAT: WHY`).
+//! This expands to the tests `mine::connection_without_a_listener_is_refused`, `mine::read_fetches_remote_data` and so
+//! on. Each case runs on its own [`Fabric`], in a single-threaded tokio runtime. The expression can be an
+//! `Option<Fabric>`. With `None`, the cases pass without running, and the expression prints the reason on standard
+//! output (`SKIPPED WHAT: WHY`).
 //!
 //! [`over_fabrics!`](crate::over_fabrics) runs the cases of another test program in the same way.
 
@@ -24,10 +25,11 @@ use tokio::runtime::{Builder, Runtime};
 
 pub use ends::{End, Fabric, Pair, Side, pattern, shared_pool};
 
-/// The suite as tests: for each `NAME = FABRIC;` a module `NAME` with one test for each case.
+/// Expands to the tests of the suite: for each `NAME = FABRIC;` a module `NAME` with one test for each case.
 ///
-/// `FABRIC` is an expression of type [`Fabric`](crate::provider::Fabric) or `Option<Fabric>`, evaluated once for each case, inside of
-/// a tokio runtime. `NAME(SEED) = FABRIC;` evaluates it for some seeds (`u64`) on tokio's virtual time.
+/// `FABRIC` is an expression of type [`Fabric`](crate::provider::Fabric) or `Option<Fabric>`. It is evaluated once for
+/// each case, inside a tokio runtime. `NAME(SEED) = FABRIC;` evaluates it for some seeds (`u64`) on tokio's virtual
+/// time.
 #[macro_export]
 macro_rules! provider_suite {
     ($($fabrics:tt)+) => {
@@ -35,31 +37,31 @@ macro_rules! provider_suite {
             ($crate::provider::cases::) [
                 private_data_goes_both_ways
                 a_dropped_request_rejects_the_peer
-                nobody_listens
+                connection_without_a_listener_is_refused
                 a_send_fills_the_receives_in_order
-                writes_are_there_when_the_send_after_them_arrives
-                a_read_brings_the_bytes
+                writes_are_visible_before_a_later_send
+                read_fetches_remote_data
                 ropes_of_many_pieces_arrive_whole
                 file_pieces_arrive_whole
                 transfers_of_megabytes
-                nothing_is_a_valid_length
+                zero_length_transfers_succeed
                 traffic_both_ways_of_all_kinds
-                what_was_started_completes_once_and_in_order
-                invalidation_gives_the_memory_back
-                a_send_invalidates_on_its_way
-                device_memory_is_reached_or_comes_back
+                requests_complete_once_and_in_order
+                invalidation_returns_the_memory
+                send_with_invalidate_returns_the_memory
+                device_memory_is_used_or_returned
                 a_send_that_invalidates_nothing_is_refused
                 writes_outside_a_region_are_refused
                 reads_outside_a_region_are_refused
                 a_send_needs_a_receive
                 a_send_must_fit_the_receive
-                more_reads_than_may_be_outstanding
-                reads_that_were_not_agreed_on_fail_alone
-                the_send_queue_has_an_end
+                reads_beyond_the_limit_are_queued
+                reads_that_were_not_negotiated_fail_alone
+                send_queue_is_bounded
                 a_disconnect_returns_every_buffer
-                a_dropped_end_is_noticed
-                what_was_posted_before_a_disconnect_arrives
-                an_abort_is_seen_as_a_cut
+                dropping_one_end_ends_the_other
+                data_posted_before_a_disconnect_arrives
+                abort_resets_the_connection
                 after_the_end_everything_is_flushed
             ]
             $($fabrics)+
@@ -67,7 +69,8 @@ macro_rules! provider_suite {
     };
 }
 
-/// As [`provider_suite!`](crate::provider_suite), for the functions `async fn CASE(Fabric)` in brackets, which are in scope.
+/// Expands to tests like [`provider_suite!`](crate::provider_suite), for the functions `async fn CASE(Fabric)` in
+/// brackets, which must be in scope.
 #[macro_export]
 macro_rules! over_fabrics {
     ([$($case:ident)+] $($fabrics:tt)+) => { $crate::__over_fabrics! { (super::) [$($case)+] $($fabrics)+ } };
@@ -113,18 +116,18 @@ macro_rules! __case {
     (($($prefix:tt)+) $case:ident) => { $($prefix)+ $case };
 }
 
-/// Runs one case on a new fabric, in a tokio runtime of its own. With `None` the case passes.
+/// Runs one case on a new fabric, in its own tokio runtime. With `None`, the case passes.
 ///
 /// # Panics
-/// The provider does not conform.
+/// Panics if the provider does not conform.
 pub fn run<F: Into<Option<Fabric>>>(make: impl FnOnce() -> F, case: impl AsyncFnOnce(Fabric)) {
     run_in(runtime(false), make, case);
 }
 
-/// Runs one case on virtual time, for some seeds.
+/// Runs one case on virtual time for some seeds.
 ///
 /// # Panics
-/// The provider does not conform.
+/// Panics if the provider does not conform.
 pub fn run_seeds<F: Into<Option<Fabric>>>(make: impl Fn(u64) -> F, case: impl AsyncFn(Fabric)) {
     for seed in 0..SEEDS {
         run_in(runtime(true), || make(seed), &case);

@@ -1,7 +1,7 @@
 //! NFS version 3, RFC 1813: types in `types.rs`, procedures with their arguments and results in `procedures.rs`.
 //!
-//! Which items may be placed directly by RDMA is decided here, by their type: [`xdr::Payload`] for the data of READ
-//! and WRITE and the texts of SYMLINK and READLINK, nothing else (RFC 8267 §3.1).
+//! The type of an item decides whether RDMA may place it directly. [`xdr::Payload`] is the type of the data of READ and
+//! WRITE and of the targets in SYMLINK and READLINK. Nothing else may be placed directly (RFC 8267 §3.1).
 
 mod procedures;
 mod types;

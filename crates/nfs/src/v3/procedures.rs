@@ -8,11 +8,11 @@ use super::types::*;
 
 /// A procedure: its number, arguments and results, for callers that know it at compile time.
 pub trait Procedure3 {
-    /// Its number.
+    /// The number.
     const NUMBER: Proc3;
-    /// What it takes.
+    /// The type of the arguments.
     type Args: Encode + Decode;
-    /// What it returns.
+    /// The type of the results.
     type Res: Encode + Decode;
 }
 
@@ -24,21 +24,21 @@ macro_rules! procedures {
         pub enum Proc3 { $($(#[$doc])* $name = $number),* }
 
         impl Proc3 {
-            /// All of them, in order.
+            /// All variants, in order.
             pub const ALL: &[Proc3] = &[$(Proc3::$name),*];
 
-            /// The procedure of this number.
+            /// Returns the procedure with this number.
             pub fn from_number(number: u32) -> Option<Self> {
                 Self::ALL.get(number as usize).copied()
             }
 
-            /// Its name in RFC 1813.
+            /// Returns the name in RFC 1813.
             pub const fn name(self) -> &'static str {
                 match self { $(Proc3::$name => $text),* }
             }
 
-            /// Whether executing it twice is the same as once, even when other calls come between. WRITE is not: a
-            /// duplicate that was delayed would undo a later WRITE.
+            /// Returns `true` if executing the procedure twice has the same effect as once, even if other calls are
+            /// executed in between. WRITE is not idempotent: a delayed duplicate would undo a later WRITE.
             pub fn is_idempotent(self) -> bool {
                 match self { $(Proc3::$name => $idempotent),* }
             }
@@ -117,9 +117,9 @@ pub type GetAttrRes = Res3<Fattr3, ()>;
 pub struct SetAttrArgs {
     /// The object.
     pub object: NfsFh3,
-    /// What to set.
+    /// The attributes to set.
     pub new_attributes: Sattr3,
-    /// Only if this is the object's ctime.
+    /// Set the attributes only if this is the object's ctime.
     pub guard: Option<Nfstime3>,
 }
 
@@ -129,7 +129,7 @@ pub type SetAttrRes = Res3<WccData, WccData>;
 /// LOOKUP arguments (§3.3.3).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LookupArgs {
-    /// Directory and name.
+    /// The directory and the name.
     pub what: Diropargs3,
 }
 
@@ -138,7 +138,7 @@ pub struct LookupArgs {
 pub struct LookupOk {
     /// The object found.
     pub object: NfsFh3,
-    /// Its attributes.
+    /// The attributes of the object.
     pub obj_attributes: PostOpAttr,
     /// The directory's attributes.
     pub dir_attributes: PostOpAttr,
@@ -152,21 +152,21 @@ pub type LookupRes = Res3<LookupOk, PostOpAttr>;
 pub struct AccessArgs {
     /// The object.
     pub object: NfsFh3,
-    /// Wanted rights: the `ACCESS3_` bits.
+    /// The requested rights: `ACCESS3_` bits.
     pub access: u32,
 }
 
-/// Read data or a directory.
+/// The right to read data or a directory.
 pub const ACCESS3_READ: u32 = 0x0001;
-/// Look up a name.
+/// The right to look up a name.
 pub const ACCESS3_LOOKUP: u32 = 0x0002;
-/// Rewrite data or change entries.
+/// The right to rewrite data or change entries.
 pub const ACCESS3_MODIFY: u32 = 0x0004;
-/// Write new data or add entries.
+/// The right to write new data or add entries.
 pub const ACCESS3_EXTEND: u32 = 0x0008;
-/// Delete an entry.
+/// The right to delete an entry.
 pub const ACCESS3_DELETE: u32 = 0x0010;
-/// Execute a file.
+/// The right to execute a file.
 pub const ACCESS3_EXECUTE: u32 = 0x0020;
 
 /// A successful ACCESS.
@@ -174,7 +174,7 @@ pub const ACCESS3_EXECUTE: u32 = 0x0020;
 pub struct AccessOk {
     /// The object's attributes.
     pub obj_attributes: PostOpAttr,
-    /// Granted rights.
+    /// The granted rights.
     pub access: u32,
 }
 
@@ -193,7 +193,7 @@ pub struct ReadLinkArgs {
 pub struct ReadLinkOk {
     /// The link's attributes.
     pub symlink_attributes: PostOpAttr,
-    /// Its text; may be placed directly (RFC 8267 §3.1).
+    /// The target; it may be placed directly (RFC 8267 §3.1).
     pub data: Payload<NAME_BOUND>,
 }
 
@@ -205,9 +205,9 @@ pub type ReadLinkRes = Res3<ReadLinkOk, PostOpAttr>;
 pub struct ReadArgs {
     /// The file.
     pub file: NfsFh3,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub count: u32,
 }
 
@@ -216,26 +216,26 @@ pub struct ReadArgs {
 pub struct ReadOk {
     /// The file's attributes.
     pub file_attributes: PostOpAttr,
-    /// Bytes read.
+    /// The number of bytes read.
     pub count: u32,
-    /// Whether they reach the end.
+    /// `true` if the data reaches the end of the file.
     pub eof: bool,
-    /// The bytes; may be placed directly.
+    /// The data; it may be placed directly.
     pub data: Payload<DATA_BOUND>,
 }
 
 /// READ results.
 pub type ReadRes = Res3<ReadOk, PostOpAttr>;
 
-/// How durable a write is (§3.3.7).
+/// The durability of a write (§3.3.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode)]
 #[repr(u32)]
 pub enum StableHow {
-    /// It may be lost until committed.
+    /// The data may be lost until it is committed.
     Unstable = 0,
-    /// Data is on stable storage.
+    /// The data is on stable storage.
     DataSync = 1,
-    /// Data and attributes are.
+    /// The data and all attributes are on stable storage.
     FileSync = 2,
 }
 
@@ -244,42 +244,42 @@ pub enum StableHow {
 pub struct WriteArgs {
     /// The file.
     pub file: NfsFh3,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub count: u32,
-    /// How durable before the reply.
+    /// The durability that is required before the reply.
     pub stable: StableHow,
-    /// The bytes; may be placed directly.
+    /// The data; it may be placed directly.
     pub data: Payload<DATA_BOUND>,
 }
 
 /// A successful WRITE.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WriteOk {
-    /// The file before and after.
+    /// Attributes of the file before and after the operation.
     pub file_wcc: WccData,
-    /// Bytes written.
+    /// The number of bytes written.
     pub count: u32,
-    /// How durable they are.
+    /// The durability of the written data.
     pub committed: StableHow,
-    /// Changes when uncommitted writes may have been lost.
+    /// The write verifier, which changes when uncommitted writes may have been lost.
     pub verf: Writeverf3,
 }
 
 /// WRITE results.
 pub type WriteRes = Res3<WriteOk, WccData>;
 
-/// How to create a file (§3.3.8).
+/// The way to create a file (§3.3.8).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum CreateHow3 {
-    /// An existing file is opened.
+    /// Open an existing file.
     #[xdr(0)]
     Unchecked(Sattr3),
-    /// An existing file is an error.
+    /// Fail if the file exists.
     #[xdr(1)]
     Guarded(Sattr3),
-    /// An existing file is an error unless made with the same verifier.
+    /// Fail if the file exists, unless it was created with the same verifier.
     #[xdr(2)]
     Exclusive(Createverf3),
 }
@@ -287,9 +287,9 @@ pub enum CreateHow3 {
 /// CREATE arguments (§3.3.8).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CreateArgs {
-    /// Directory and name.
+    /// The directory and the name.
     pub what: Diropargs3,
-    /// How.
+    /// The way to create the file.
     pub how: CreateHow3,
 }
 
@@ -298,9 +298,9 @@ pub struct CreateArgs {
 pub struct NewObjectOk {
     /// The new object.
     pub obj: PostOpFh3,
-    /// Its attributes.
+    /// The attributes of the object.
     pub obj_attributes: PostOpAttr,
-    /// The directory before and after.
+    /// Attributes of the directory before and after the operation.
     pub dir_wcc: WccData,
 }
 
@@ -310,24 +310,24 @@ pub type NewObjectRes = Res3<NewObjectOk, WccData>;
 /// MKDIR arguments (§3.3.9).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct MkDirArgs {
-    /// Directory and name.
+    /// The directory and the name.
     pub what: Diropargs3,
-    /// Its attributes.
+    /// The attributes of the object.
     pub attributes: Sattr3,
 }
 
 /// SYMLINK arguments (§3.3.10).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SymLinkArgs {
-    /// Directory and name.
+    /// The directory and the name.
     pub what: Diropargs3,
-    /// Its attributes.
+    /// The attributes of the object.
     pub symlink_attributes: Sattr3,
-    /// Its text; may be placed directly (RFC 8267 §3.1).
+    /// The target; it may be placed directly (RFC 8267 §3.1).
     pub symlink_data: Payload<NAME_BOUND>,
 }
 
-/// What MKNOD makes (§3.3.11).
+/// The object that MKNOD creates (§3.3.11).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Ftype3)]
 pub enum MkNodData3 {
@@ -343,7 +343,7 @@ pub enum MkNodData3 {
     /// A named pipe.
     #[xdr(Ftype3::Fifo)]
     Fifo(Sattr3),
-    /// A type that MKNOD does not make: answered with BADTYPE.
+    /// A type that MKNOD cannot create. The status is BADTYPE.
     #[xdr(default)]
     Other(Ftype3),
 }
@@ -351,37 +351,37 @@ pub enum MkNodData3 {
 /// MKNOD arguments (§3.3.11).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct MkNodArgs {
-    /// Directory and name.
+    /// The directory and the name.
     pub what: Diropargs3,
-    /// What to make.
+    /// The object to create.
     pub data: MkNodData3,
 }
 
 /// REMOVE and RMDIR arguments (§3.3.12, §3.3.13).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RemoveArgs {
-    /// Directory and name.
+    /// The directory and the name.
     pub object: Diropargs3,
 }
 
-/// REMOVE and RMDIR results: the directory before and after.
+/// REMOVE and RMDIR results: attributes of the directory before and after the operation.
 pub type RemoveRes = Res3<WccData, WccData>;
 
 /// RENAME arguments (§3.3.14).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RenameArgs {
-    /// What.
+    /// The old name.
     pub from: Diropargs3,
-    /// To what.
+    /// The new name.
     pub to: Diropargs3,
 }
 
-/// Both directories before and after.
+/// Attributes of both directories before and after the operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct RenameWcc {
-    /// The one it left.
+    /// The source directory.
     pub fromdir_wcc: WccData,
-    /// The one it came to.
+    /// The target directory.
     pub todir_wcc: WccData,
 }
 
@@ -393,11 +393,11 @@ pub type RenameRes = Res3<RenameWcc, RenameWcc>;
 pub struct LinkArgs {
     /// The object.
     pub file: NfsFh3,
-    /// Its new name.
+    /// The new name.
     pub link: Diropargs3,
 }
 
-/// The object's attributes, and its directory before and after.
+/// Attributes of the object, and of the directory before and after the operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct LinkWcc {
     /// The object.
@@ -414,11 +414,11 @@ pub type LinkRes = Res3<LinkWcc, LinkWcc>;
 pub struct ReadDirArgs {
     /// The directory.
     pub dir: NfsFh3,
-    /// Continue behind this; 0 from the start.
+    /// Continue after the entry with this cookie; 0 means from the start.
     pub cookie: u64,
-    /// Of the reply that gave the cookie.
+    /// The verifier of the reply that returned the cookie.
     pub cookieverf: Cookieverf3,
-    /// Most bytes of the result (`READDIR3resok`).
+    /// Maximum bytes of the result (`READDIR3resok`).
     pub count: u32,
 }
 
@@ -427,48 +427,48 @@ pub struct ReadDirArgs {
 pub struct ReadDirPlusArgs {
     /// The directory.
     pub dir: NfsFh3,
-    /// Continue behind this; 0 from the start.
+    /// Continue after the entry with this cookie; 0 means from the start.
     pub cookie: u64,
-    /// Of the reply that gave the cookie.
+    /// The verifier of the reply that returned the cookie.
     pub cookieverf: Cookieverf3,
-    /// Most bytes of names, numbers and cookies.
+    /// Maximum bytes of names, file numbers and cookies.
     pub dircount: u32,
-    /// Most bytes of the result (`READDIRPLUS3resok`).
+    /// Maximum bytes of the result (`READDIRPLUS3resok`).
     pub maxcount: u32,
 }
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Entry3 {
-    /// Number of the object.
+    /// The file number of the object.
     pub fileid: u64,
-    /// Name.
+    /// The name.
     pub name: Filename3,
-    /// Continues behind this entry.
+    /// The cookie to continue after this entry.
     pub cookie: u64,
 }
 
 /// An entry of a directory, with its object.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct EntryPlus3 {
-    /// Number of the object.
+    /// The file number of the object.
     pub fileid: u64,
-    /// Name.
+    /// The name.
     pub name: Filename3,
-    /// Continues behind this entry.
+    /// The cookie to continue after this entry.
     pub cookie: u64,
-    /// Attributes.
+    /// The attributes of the object.
     pub name_attributes: PostOpAttr,
-    /// Handle.
+    /// The file handle of the object.
     pub name_handle: PostOpFh3,
 }
 
-/// A list of entries and whether it is the last: `dirlist3`, `dirlistplus3`.
+/// A list of entries, and a mark for the end of the directory: `dirlist3`, `dirlistplus3`.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Dirlist3<T> {
     /// The entries.
     pub entries: List<T>,
-    /// Whether no entries follow.
+    /// `true` if no entries follow.
     pub eof: bool,
 }
 
@@ -477,7 +477,7 @@ pub struct Dirlist3<T> {
 pub struct ReadDirOk<T> {
     /// The directory's attributes.
     pub dir_attributes: PostOpAttr,
-    /// Goes with the cookies.
+    /// The verifier of the cookies.
     pub cookieverf: Cookieverf3,
     /// The entries.
     pub reply: Dirlist3<T>,
@@ -500,19 +500,19 @@ pub struct FsStatArgs {
 pub struct FsStatOk {
     /// The object's attributes.
     pub obj_attributes: PostOpAttr,
-    /// Bytes in all.
+    /// The total number of bytes.
     pub tbytes: u64,
-    /// Bytes free.
+    /// The number of free bytes.
     pub fbytes: u64,
-    /// Bytes free for the caller.
+    /// The number of bytes that the caller can use.
     pub abytes: u64,
-    /// Objects in all.
+    /// The total number of objects.
     pub tfiles: u64,
-    /// Objects free.
+    /// The number of free objects.
     pub ffiles: u64,
-    /// Objects free for the caller.
+    /// The number of objects that the caller can create.
     pub afiles: u64,
-    /// Seconds for which this does not change.
+    /// Seconds for which these values are not expected to change.
     pub invarsec: u32,
 }
 
@@ -531,23 +531,23 @@ pub struct FsInfoArgs {
 pub struct FsInfoOk {
     /// The object's attributes.
     pub obj_attributes: PostOpAttr,
-    /// Largest READ.
+    /// Maximum size of a READ.
     pub rtmax: u32,
-    /// Best READ.
+    /// Preferred size of a READ.
     pub rtpref: u32,
     /// READ sizes should be multiples of this.
     pub rtmult: u32,
-    /// Largest WRITE.
+    /// Maximum size of a WRITE.
     pub wtmax: u32,
-    /// Best WRITE.
+    /// Preferred size of a WRITE.
     pub wtpref: u32,
     /// WRITE sizes should be multiples of this.
     pub wtmult: u32,
-    /// Best READDIR.
+    /// Preferred size of a READDIR.
     pub dtpref: u32,
-    /// Largest file.
+    /// Maximum size of a file.
     pub maxfilesize: u64,
-    /// Resolution of times.
+    /// The resolution of times.
     pub time_delta: Nfstime3,
     /// The `FSF3_` bits.
     pub properties: u32,
@@ -577,17 +577,17 @@ pub struct PathConfArgs {
 pub struct PathConfOk {
     /// The object's attributes.
     pub obj_attributes: PostOpAttr,
-    /// Most links.
+    /// Maximum number of links to an object.
     pub linkmax: u32,
-    /// Longest name.
+    /// Maximum bytes of a name.
     pub name_max: u32,
-    /// Whether a longer name is refused rather than cut.
+    /// `true` if a longer name is rejected and not truncated.
     pub no_trunc: bool,
-    /// Whether only a privileged user may give files away.
+    /// `true` if only a privileged user can change the owner of a file.
     pub chown_restricted: bool,
-    /// Whether names are the same in any case.
+    /// `true` if names are case-insensitive.
     pub case_insensitive: bool,
-    /// Whether the case of names is kept.
+    /// `true` if the case of names is preserved.
     pub case_preserving: bool,
 }
 
@@ -599,18 +599,18 @@ pub type PathConfRes = Res3<PathConfOk, PostOpAttr>;
 pub struct CommitArgs {
     /// The file.
     pub file: NfsFh3,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes; 0 means to the end.
+    /// The number of bytes; 0 means to the end of the file.
     pub count: u32,
 }
 
 /// A successful COMMIT.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CommitOk {
-    /// The file before and after.
+    /// Attributes of the file before and after the operation.
     pub file_wcc: WccData,
-    /// As in WRITE.
+    /// The write verifier, as in WRITE.
     pub verf: Writeverf3,
 }
 
@@ -625,7 +625,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_the_rfc() {
+    fn numbers_match_the_rfc() {
         assert_eq!(Proc3::ALL.len(), 22);
         for (number, procedure) in Proc3::ALL.iter().enumerate() {
             assert_eq!(*procedure as usize, number);
@@ -635,7 +635,7 @@ mod tests {
     }
 
     #[test]
-    fn read_data_is_a_payload_that_is_located_before_it_arrives() {
+    fn read_data_is_a_payload_whose_position_is_known_in_advance() {
         let res = ReadRes::Ok(ReadOk {
             file_attributes: None,
             count: 5,
@@ -653,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_list_is_a_linked_list() {
+    fn directory_list_is_a_linked_list() {
         let entry = |n: u64| Entry3 { fileid: n, name: "a".into(), cookie: n };
         let list = Dirlist3 { entries: List(vec![entry(1), entry(2)]), eof: true };
         let message = Message::encode(&list);

@@ -6,7 +6,8 @@ use xdr::{Decode, Encode, Opaque};
 
 /// A file handle (§2.3.3): 0 to 64 bytes, opaque to clients.
 pub type NfsFh3 = Opaque<FHSIZE3>;
-/// A file name; bytes, of any length here so that a long one can be answered with NAMETOOLONG.
+/// A file name, as bytes. Its length is not restricted to that of a file name, so that the server can answer a name
+/// that is too long with NAMETOOLONG.
 pub type Filename3 = Opaque<NAME_BOUND>;
 /// A verifier of a directory cookie.
 pub type Cookieverf3 = [u8; 8];
@@ -15,11 +16,11 @@ pub type Createverf3 = [u8; 8];
 /// A verifier of unstable writes.
 pub type Writeverf3 = [u8; 8];
 
-/// Most bytes in a file handle.
+/// Maximum bytes of a file handle.
 pub const FHSIZE3: usize = 64;
-/// The bound we put on names and paths, which RFC 1813 leaves open.
+/// Maximum bytes of names and paths. RFC 1813 defines no bound.
 pub const NAME_BOUND: usize = 4096;
-/// The bound we put on the data of one READ or WRITE, in bytes.
+/// Maximum bytes of data in one READ or WRITE.
 pub const DATA_BOUND: usize = 4 << 20;
 
 /// Status codes (§2.6).
@@ -94,129 +95,129 @@ impl fmt::Display for Nfsstat3 {
     }
 }
 
-/// What an object is (§2.6, `ftype3`).
+/// The type of an object (§2.6, `ftype3`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum Ftype3 {
-    /// Regular file.
+    /// A regular file.
     Reg = 1,
-    /// Directory.
+    /// A directory.
     Dir = 2,
-    /// Block device.
+    /// A block device.
     Blk = 3,
-    /// Character device.
+    /// A character device.
     Chr = 4,
-    /// Symbolic link.
+    /// A symbolic link.
     Lnk = 5,
-    /// Socket.
+    /// A socket.
     Sock = 6,
-    /// Named pipe.
+    /// A named pipe.
     Fifo = 7,
 }
 
 /// A device number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Specdata3 {
-    /// Major number.
+    /// The major number.
     pub specdata1: u32,
-    /// Minor number.
+    /// The minor number.
     pub specdata2: u32,
 }
 
 /// Seconds and nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Encode, Decode)]
 pub struct Nfstime3 {
-    /// Seconds.
+    /// The seconds.
     pub seconds: u32,
-    /// Nanoseconds.
+    /// The nanoseconds.
     pub nseconds: u32,
 }
 
 /// File attributes.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Fattr3 {
-    /// What it is.
+    /// The type of the object.
     pub ftype: Ftype3,
-    /// Permission bits.
+    /// The permission bits.
     pub mode: u32,
-    /// Names it has.
+    /// The number of names.
     pub nlink: u32,
-    /// Owner.
+    /// The user ID of the owner.
     pub uid: u32,
-    /// Group.
+    /// The group ID.
     pub gid: u32,
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Bytes of storage.
+    /// The bytes of storage that the object takes.
     pub used: u64,
-    /// Device number, for devices.
+    /// The device number, for devices.
     pub rdev: Specdata3,
-    /// File system.
+    /// The ID of the file system.
     pub fsid: u64,
-    /// Number in the file system.
+    /// The file number, unique in the file system.
     pub fileid: u64,
-    /// Last access.
+    /// The time of the last access.
     pub atime: Nfstime3,
-    /// Last data change.
+    /// The time of the last change of data.
     pub mtime: Nfstime3,
-    /// Last change.
+    /// The time of the last change of data or attributes.
     pub ctime: Nfstime3,
 }
 
-/// Attributes that are there if the server could get them.
+/// Attributes, if the server could read them.
 pub type PostOpAttr = Option<Fattr3>;
-/// A handle that is there if the server could make it.
+/// A file handle, if the server could make it.
 pub type PostOpFh3 = Option<NfsFh3>;
 
-/// The attributes that weak cache consistency compares.
+/// The attributes for weak cache consistency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WccAttr {
-    /// Bytes.
+    /// The size in bytes.
     pub size: u64,
-    /// Last data change.
+    /// The time of the last change of data.
     pub mtime: Nfstime3,
-    /// Last change.
+    /// The time of the last change of data or attributes.
     pub ctime: Nfstime3,
 }
 
 /// Weak cache consistency data: an object before and after an operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct WccData {
-    /// Before.
+    /// The value before the operation.
     pub before: Option<WccAttr>,
-    /// After.
+    /// The value after the operation.
     pub after: PostOpAttr,
 }
 
-/// How a time is set.
+/// The way to set a time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub enum SetTime {
-    /// Not at all.
+    /// Do not change it.
     #[default]
     #[xdr(0)]
     DontChange,
-    /// To the server's time.
+    /// Set it to the server's time.
     #[xdr(1)]
     ToServerTime,
-    /// To this.
+    /// Set it to this time.
     #[xdr(2)]
     ToClientTime(Nfstime3),
 }
 
-/// Attributes to be set.
+/// Attributes to set.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Sattr3 {
-    /// Permission bits.
+    /// The permission bits.
     pub mode: Option<u32>,
-    /// Owner.
+    /// The user ID of the owner.
     pub uid: Option<u32>,
-    /// Group.
+    /// The group ID.
     pub gid: Option<u32>,
-    /// Bytes.
+    /// The size in bytes.
     pub size: Option<u64>,
-    /// Last access.
+    /// The time of the last access.
     pub atime: SetTime,
-    /// Last data change.
+    /// The time of the last change of data.
     pub mtime: SetTime,
 }
 
@@ -242,10 +243,10 @@ pub enum Res3<T, F> {
 }
 
 impl<T, F> Res3<T, F> {
-    /// The value, or the status.
+    /// Returns the value, or the status and the value of the failure.
     ///
     /// # Errors
-    /// The status, if it is not OK.
+    /// Returns the status if it is not OK.
     pub fn into_result(self) -> Result<T, (Nfsstat3, F)> {
         match self {
             Res3::Ok(value) => Ok(value),

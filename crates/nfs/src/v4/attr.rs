@@ -1,9 +1,9 @@
 //! File attributes: the table of all that are defined, and their encoding (RFC 8881 §5, RFC 7862 §12, RFC 8275, RFC 8276,
 //! RFC 9754).
 //!
-//! [`Fattr4`] is how attributes travel: a bitmap and the values of its bits, one after the other without lengths. So a
-//! bit of unknown meaning makes all that follows unreadable; but the values as a whole have a length, and the compound
-//! around them can be read on. [`Attrs`] is what they mean: each attribute is there or not.
+//! [`Fattr4`] is the encoded form of attributes: a bitmap and the values of its bits, one after the other without
+//! lengths. So a bit of unknown meaning makes the later values unreadable. The values as a whole have a length, so the
+//! rest of the compound can still be decoded. [`Attrs`] is the decoded form, in which each attribute is present or not.
 
 use std::fmt;
 
@@ -11,23 +11,23 @@ use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Message, Opaque};
 
 use super::{acl::*, bitmap::Bitmap4, location::*, status::Nfsstat4, types::*};
 
-/// What can be done with an attribute.
+/// The ways in which an attribute can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It can be read.
+    /// The attribute can only be read.
     Get,
-    /// It can be set, and has no value to be read.
+    /// The attribute can only be set.
     Set,
-    /// Both.
+    /// The attribute can be read and set.
     GetSet,
 }
 
-/// Whether every server has the attribute. The RFCs call the others RECOMMENDED.
+/// The requirement level of an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Necessity {
-    /// Every server has it, in the minor versions that define it.
+    /// Every server supports it, in the minor versions that define it.
     Required,
-    /// Some have it; `supported_attrs` tells.
+    /// Servers may support it, and `supported_attrs` lists it then. The RFCs call this RECOMMENDED.
     Recommended,
 }
 
@@ -39,50 +39,50 @@ macro_rules! attributes {
         pub enum Attr4 { $(#[doc = concat!("`", stringify!($field), "`.")] $name = $number,)* }
 
         impl Attr4 {
-            /// All of them, in the order of their numbers.
+            /// All attributes, in the order of their numbers.
             pub const ALL: &[Attr4] = &[$(Attr4::$name),*];
 
-            /// The attribute of this number.
+            /// Returns the attribute with this number.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number { $($number => Some(Attr4::$name),)* _ => None }
             }
 
-            /// Its name in the RFCs.
+            /// Returns the name in the RFCs.
             pub const fn name(self) -> &'static str {
                 match self { $(Attr4::$name => stringify!($field)),* }
             }
 
-            /// Whether every server has it.
+            /// Returns the requirement level.
             pub const fn necessity(self) -> Necessity {
                 match self { $(Attr4::$name => Necessity::$necessity),* }
             }
 
-            /// What can be done with it.
+            /// Returns the ways in which the attribute can be used.
             pub const fn access(self) -> Access {
                 match self { $(Attr4::$name => Access::$access),* }
             }
 
-            /// The first minor version that has it.
+            /// Returns the first minor version that defines the attribute.
             pub const fn since(self) -> u32 {
                 match self { $(Attr4::$name => $since),* }
             }
         }
 
-        /// The values of attributes; those that are not there are `None`.
+        /// The values of attributes. An attribute that is not present is `None`.
         #[derive(Clone, Debug, Default, PartialEq, Eq)]
         pub struct Attrs {
             $(#[doc = concat!("Attribute ", $number, ".")] pub $field: Option<$type>,)*
         }
 
         impl Attrs {
-            /// Which are there.
+            /// Returns the set of attributes that are present.
             pub fn mask(&self) -> Bitmap4 {
                 let mut mask = Bitmap4::new();
                 $(if self.$field.is_some() { mask.insert($number); })*
                 mask
             }
 
-            /// Takes out those that are not in `mask`.
+            /// Removes the attributes that are not in `mask`.
             pub fn retain(&mut self, mask: &Bitmap4) {
                 $(if !mask.contains($number) { self.$field = None; })*
             }
@@ -99,7 +99,7 @@ macro_rules! attributes {
     };
 }
 
-// Values are written in the order of this table, so it has to be that of the numbers: a test sees to it.
+// Values are encoded in the order of this table, so it must be in numerical order. A test checks this.
 attributes! {
     SupportedAttrs supported_attrs: Bitmap4 = 0, Required, Get, 0;
     Type object_type: Ftype4 = 1, Required, Get, 0;
@@ -191,15 +191,15 @@ attributes! {
 }
 
 impl Attr4 {
-    /// Reads a value of which nothing is kept.
+    /// Decodes a value and discards it.
     ///
     /// # Errors
-    /// It is malformed.
+    /// Returns an error if the value is malformed.
     pub fn skip_value(self, decoder: &mut Decoder<'_>) -> Result<(), DecodeError> {
         Attrs::default().decode_value(self, decoder)
     }
 
-    /// Those that servers of `minor` have defined, with what can be done as `access` says.
+    /// Returns the attributes that minor version `minor` defines and whose access satisfies `access`.
     pub fn defined(minor: u32, access: impl Fn(Access) -> bool) -> Bitmap4 {
         Self::ALL
             .iter()
@@ -209,28 +209,28 @@ impl Attr4 {
     }
 }
 
-/// Bits of a mode to be set, and which (RFC 8881 §6.2.5).
+/// Bits of a mode to set, with a mask (RFC 8881 §6.2.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ModeMasked4 {
-    /// The values of the bits.
+    /// The new values of the bits.
     pub value_to_set: u32,
-    /// The bits.
+    /// The mask of the bits to set.
     pub mask_bits: u32,
 }
 
-/// A mode, and the umask of the process that makes the object (RFC 8275 §4).
+/// A mode, and the umask of the process that creates the object (RFC 8275 §4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ModeUmask4 {
-    /// The mode that was asked for.
+    /// The requested mode.
     pub mode: u32,
-    /// The umask, which does not apply where an access control list is inherited.
+    /// The umask, which does not apply if the object inherits an access control list.
     pub umask: u32,
 }
 
-/// What OPEN can be asked (RFC 9754): sets of the values of its arguments, except for `share_access_want`.
+/// The arguments of OPEN that a server supports (RFC 9754): sets of values, except for `share_access_want`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct OpenArguments4 {
-    /// The `OPEN4_SHARE_ACCESS_` values to read and to write.
+    /// The `OPEN4_SHARE_ACCESS_` values.
     pub share_access: Bitmap4,
     /// The `OPEN4_SHARE_DENY_` values.
     pub share_deny: Bitmap4,
@@ -242,73 +242,73 @@ pub struct OpenArguments4 {
     pub create_mode: Bitmap4,
 }
 
-/// That any delegation is wanted, which kind as may be.
+/// The client can ask for a delegation of any kind.
 pub const OPEN_ARGS_SHARE_ACCESS_WANT_ANY_DELEG: u32 = 3;
-/// That none is.
+/// The client can ask for no delegation.
 pub const OPEN_ARGS_SHARE_ACCESS_WANT_NO_DELEG: u32 = 4;
-/// That none is any more.
+/// The client can cancel an earlier request for a delegation.
 pub const OPEN_ARGS_SHARE_ACCESS_WANT_CANCEL: u32 = 5;
 
-/// How the change attribute changes (RFC 7862 §12.2.3).
+/// The behaviour of the change attribute (RFC 7862 §12.2.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum ChangeAttrType4 {
-    /// It grows with each change.
+    /// It increases with each change.
     MonotonicIncr = 0,
-    /// It grows by one with each change.
+    /// It increases by one with each change.
     VersionCounter = 1,
-    /// So it does when no layouts are used.
+    /// It increases by one with each change if no layouts are used.
     VersionCounterNopnfs = 2,
     /// It is the time of the last change.
     TimeMetadata = 3,
-    /// Nothing is known.
+    /// The behaviour is not known.
     Undefined = 4,
 }
 
-/// Attributes as they travel (`fattr4`).
+/// Encoded attributes (`fattr4`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Fattr4 {
-    /// Which.
+    /// The set of attributes.
     pub attrmask: Bitmap4,
-    /// Their values in the order of their numbers.
+    /// The values, in the order of the attributes' numbers.
     pub attr_vals: Opaque<ATTRS_BOUND>,
 }
 
-/// What attributes are for, where they are decoded.
+/// The purpose of decoded attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To be set: by SETATTR, OPEN and CREATE.
+    /// SETATTR, OPEN or CREATE sets them.
     Set,
-    /// To be compared: by VERIFY and NVERIFY.
+    /// VERIFY or NVERIFY compares them.
     Verify,
-    /// To be looked at: in the results of GETATTR, READDIR and CB_GETATTR.
+    /// They are results of GETATTR, READDIR or CB_GETATTR.
     Get,
 }
 
-/// Attributes that cannot be had from what was sent.
+/// The reason why received attributes cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttrError {
     /// The number of the attribute.
     pub attribute: u32,
-    /// What is wrong with it.
+    /// The kind of error.
     pub kind: AttrErrorKind,
 }
 
-/// What is wrong with an attribute.
+/// An error in an attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttrErrorKind {
-    /// No minor version up to this one defines it.
+    /// No minor version up to the current one defines the attribute.
     Unknown,
-    /// It cannot be set.
+    /// The attribute cannot be set.
     GetOnly,
-    /// It cannot be read or compared.
+    /// The attribute cannot be read or compared.
     SetOnly,
-    /// Its value, or what follows the last value, is malformed.
+    /// The value of the attribute, or the data after the last value, is malformed.
     Malformed(DecodeError),
 }
 
 impl AttrError {
-    /// The status that answers it.
+    /// Returns the status for the client.
     pub fn status(&self) -> Nfsstat4 {
         match self.kind {
             // RFC 8881 §15.1.15.1: also for required attributes of another minor version.
@@ -338,28 +338,30 @@ impl fmt::Display for AttrError {
 impl std::error::Error for AttrError {}
 
 impl Fattr4 {
-    /// What the attributes are, in minor version `minor`.
+    /// Decodes the attributes in minor version `minor`.
     ///
     /// # Errors
-    /// The first that is not known or is not for this purpose; if there is none, the first that is malformed.
+    /// Returns the first attribute that is unknown or cannot be used for `purpose`. If there is none, returns the first
+    /// malformed one.
     pub fn to_attrs(&self, minor: u32, purpose: Purpose) -> Result<Attrs, AttrError> {
         let mut attrs = Attrs::default();
         self.read_into(minor, purpose, &mut attrs)?;
         Ok(attrs)
     }
 
-    /// The same, into attributes that the caller has: they are large, and costly to move.
+    /// Decodes the attributes like [`to_attrs`](Self::to_attrs) into `attrs`, because the type is large and costly to
+    /// move.
     ///
     /// # Errors
-    /// As of [`to_attrs`](Self::to_attrs); some have been read then.
+    /// Returns the errors of [`to_attrs`](Self::to_attrs). Some attributes may have been decoded then.
     pub fn read_into(&self, minor: u32, purpose: Purpose, attrs: &mut Attrs) -> Result<(), AttrError> {
         self.read(minor, purpose, |attribute, decoder| attrs.decode_value(attribute, decoder))
     }
 
-    /// Reads the attributes one by one: `value` reads the value of each.
+    /// Decodes the attributes one by one. `value` decodes the value of each.
     ///
     /// # Errors
-    /// As of [`to_attrs`](Self::to_attrs); some have been read then.
+    /// Returns the errors of [`to_attrs`](Self::to_attrs). Some attributes may have been decoded then.
     pub fn read(
         &self,
         minor: u32,
@@ -369,7 +371,7 @@ impl Fattr4 {
         let message = Message::from(self.attr_vals.0.clone());
         let mut decoder = Decoder::new(&message);
         let malformed = |attribute, error| {
-            // What comes behind it may be worse.
+            // A later unknown attribute takes precedence.
             let unknown = self.attrmask.iter().find_map(|number| known(number, minor, purpose).err());
             unknown.unwrap_or(AttrError { attribute, kind: AttrErrorKind::Malformed(error) })
         };
@@ -383,7 +385,7 @@ impl Fattr4 {
     }
 }
 
-/// The attribute of a number, if there is one in this minor version, for this purpose.
+/// Returns the attribute with this number, if this minor version defines it and it can be used for `purpose`.
 #[inline]
 fn known(attribute: u32, minor: u32, purpose: Purpose) -> Result<Attr4, AttrError> {
     let error = |kind| Err(AttrError { attribute, kind });
@@ -393,13 +395,13 @@ fn known(attribute: u32, minor: u32, purpose: Purpose) -> Result<Attr4, AttrErro
     match (purpose, known.access()) {
         (Purpose::Set, Access::Get) => error(AttrErrorKind::GetOnly),
         (Purpose::Verify | Purpose::Get, Access::Set) => error(AttrErrorKind::SetOnly),
-        // RFC 8881 §18.31.3: rdattr_error is of no object, and nothing to compare with.
+        // RFC 8881 §18.31.3: rdattr_error is not an attribute of an object, so it cannot be compared.
         (Purpose::Verify, _) if known == Attr4::RdattrError => error(AttrErrorKind::SetOnly),
         _ => Ok(known),
     }
 }
 
-/// The form of [`Fattr4`].
+/// Encodes attributes in the format of [`Fattr4`].
 impl Encode for Attrs {
     fn encode(&self, encoder: &mut Encoder) {
         self.mask().encode(encoder);
@@ -407,7 +409,7 @@ impl Encode for Attrs {
         encoder.length(0);
         self.encode_values(encoder);
         let len = encoder.stream_len() - length_at - 4;
-        encoder.patch_u32(length_at, u32::try_from(len).expect("attributes fit a message"));
+        encoder.patch_u32(length_at, u32::try_from(len).expect("attributes must fit into a message"));
     }
 }
 
@@ -425,7 +427,7 @@ impl From<Attrs> for Fattr4 {
     }
 }
 
-/// The bound we put on the values of one object's attributes; long lists of access control entries fit.
+/// Maximum bytes of the values of one object's attributes. Long access control lists fit.
 const ATTRS_BOUND: usize = 1 << 20;
 
 #[cfg(test)]
@@ -440,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_in_order_and_without_gaps() {
+    fn table_is_in_order_and_without_gaps() {
         for (number, attribute) in Attr4::ALL.iter().enumerate() {
             assert_eq!(*attribute as usize, number);
             assert_eq!(Attr4::from_number(number as u32), Some(*attribute));
@@ -449,8 +451,8 @@ mod tests {
     }
 
     #[test]
-    fn required_attributes_are_those_of_the_rfcs() {
-        // RFC 8881 table 4; RFC 7530 table 3 has the same but the last.
+    fn required_attributes_match_the_rfcs() {
+        // RFC 8881 table 4. RFC 7530 table 3 has the same attributes except for the last one.
         let required = Attr4::ALL.iter().filter(|attr| attr.necessity() == Necessity::Required);
         assert_eq!(
             required.map(|attr| *attr as u32).collect::<Vec<_>>(),
@@ -459,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn set_only_attributes_are_those_of_the_rfcs() {
+    fn set_only_attributes_match_the_rfcs() {
         let set_only = Attr4::defined(2, |access| access == Access::Set);
         assert_eq!(set_only.iter().collect::<Vec<_>>(), [48, 54, 63, 70, 72, 74, 81]);
         let settable = Attr4::defined(0, |access| access == Access::GetSet);
@@ -467,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn values_come_in_the_order_of_numbers() {
+    fn values_are_in_numerical_order() {
         let attrs = Attrs { mode: Some(0o644), size: Some(9), owner: Some("7".into()), ..Attrs::default() };
         let sent = Fattr4::from(&attrs);
         assert_eq!(sent, fattr(&[4, 33, 36], &[0, 9, 0o644, 1, 0x37000000]));
@@ -479,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_is_told_apart() {
+    fn attributes_that_cannot_be_set_have_distinct_errors() {
         let status = |fattr: Fattr4, minor, purpose| fattr.to_attrs(minor, purpose).map_err(|error| error.status());
         assert_eq!(status(fattr(&[87], &[]), 2, Purpose::Set), Err(Nfsstat4::AttrNotSupp));
         assert_eq!(status(fattr(&[1999], &[]), 2, Purpose::Get), Err(Nfsstat4::AttrNotSupp));

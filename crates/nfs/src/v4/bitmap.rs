@@ -5,34 +5,34 @@ use xdr::{Decode, DecodeError, Decoder, Encode, Encoder};
 
 /// A set of numbers (RFC 8881 §3.3.7, `bitmap4`): bit `n` is bit `n % 32` of word `n / 32`.
 ///
-/// On the wire it may end with words of zero; it is kept and written without them.
+/// On the wire, it may end with zero words. It is stored and encoded without them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Bitmap4(SmallVec<[u32; 3]>);
 
 impl Bitmap4 {
-    /// The empty set.
+    /// Creates an empty set.
     pub fn new() -> Self {
         Self(SmallVec::new())
     }
 
-    /// Whether `bit` is in the set.
+    /// Returns `true` if `bit` is in the set.
     pub fn contains(&self, bit: u32) -> bool {
         self.0.get(word(bit)).is_some_and(|&word| word & mask(bit) != 0)
     }
 
-    /// Puts `bit` in.
+    /// Adds `bit`.
     ///
     /// # Panics
-    /// If it is above any that has a meaning.
+    /// Panics if `bit` is larger than all bits that can have a meaning.
     pub fn insert(&mut self, bit: u32) {
-        assert!(word(bit) < WORDS_MAX, "bit {bit} in a bitmap");
+        assert!(word(bit) < WORDS_MAX, "bit {bit} is out of range");
         if self.0.len() <= word(bit) {
             self.0.resize(word(bit) + 1, 0);
         }
         self.0[word(bit)] |= mask(bit);
     }
 
-    /// Takes `bit` out.
+    /// Removes `bit`.
     pub fn remove(&mut self, bit: u32) {
         if let Some(word) = self.0.get_mut(word(bit)) {
             *word &= !mask(bit);
@@ -40,12 +40,12 @@ impl Bitmap4 {
         }
     }
 
-    /// Whether nothing is in it.
+    /// Returns `true` if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The numbers in the set, ascending.
+    /// Returns the numbers in the set in ascending order.
     #[inline]
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         let (mut words, mut rest, mut first) = (self.0.iter().zip(0..), 0, 0);
@@ -60,32 +60,32 @@ impl Bitmap4 {
         })
     }
 
-    /// Whether anything is in both.
+    /// Returns `true` if the sets have a common number.
     pub fn intersects(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).any(|(a, b)| a & b != 0)
     }
 
-    /// What is in both.
+    /// Returns the numbers that are in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let len = self.0.len().min(other.0.len());
         Self::combined(&self.0[..len], &other.0, |a, b| a & b)
     }
 
-    /// What is in this one and not in the other.
+    /// Returns the numbers that are in this set and not in the other.
     #[must_use]
     pub fn difference(&self, other: &Self) -> Self {
         Self::combined(&self.0, &other.0, |a, b| a & !b)
     }
 
-    /// What is in either.
+    /// Returns the numbers that are in either set.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         let (long, short) = if self.0.len() < other.0.len() { (other, self) } else { (self, other) };
         Self::combined(&long.0, &short.0, |a, b| a | b)
     }
 
-    /// The words of `long`, each combined with that of `short` where there is one.
+    /// Combines each word of `long` with the word of `short` at the same index, if there is one.
     fn combined(long: &[u32], short: &[u32], combine: impl Fn(u32, u32) -> u32) -> Self {
         let mut words = SmallVec::from_slice(long);
         words.iter_mut().zip(short).for_each(|(word, &other)| *word = combine(*word, other));
@@ -105,7 +105,7 @@ impl FromIterator<u32> for Bitmap4 {
     fn from_iter<I: IntoIterator<Item = u32>>(bits: I) -> Self {
         let (mut words, mut len) = ([0; WORDS_MAX], 0);
         for bit in bits {
-            assert!(word(bit) < WORDS_MAX, "bit {bit} in a bitmap");
+            assert!(word(bit) < WORDS_MAX, "bit {bit} is out of range");
             words[word(bit)] |= mask(bit);
             len = len.max(word(bit) + 1);
         }
@@ -140,7 +140,7 @@ fn mask(bit: u32) -> u32 {
     1 << (bit % 32)
 }
 
-/// The RFCs define fewer than 100 bits of any bitmap; the rest is room for what we do not know.
+/// Maximum number of words. The RFCs define fewer than 100 bits of any bitmap, so this leaves room for future ones.
 const WORDS_MAX: usize = 64;
 
 #[cfg(test)]
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bits_are_counted_from_the_least_of_the_first_word() {
+    fn bits_are_counted_from_the_least_significant_bit_of_the_first_word() {
         let bitmap: Bitmap4 = [0, 33, 82].into_iter().collect();
         assert_eq!(Message::encode(&bitmap).stream[..], [0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 4, 0, 0]);
         assert_eq!(bitmap.iter().collect::<Vec<_>>(), [0, 33, 82]);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_zero_at_the_end_mean_nothing() {
+    fn trailing_zero_words_are_ignored() {
         let long = bytes::Bytes::from_static(&[0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0]);
         let bitmap: Bitmap4 = Message::from(long).decode().unwrap();
         assert_eq!(bitmap, [0].into_iter().collect());
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bitmap_of_more_words_than_ever_is_refused() {
+    fn bitmap_with_too_many_words_is_rejected() {
         let error = Message::from(bytes::Bytes::from_static(&[0, 0, 0, 65])).decode::<Bitmap4>().unwrap_err();
         assert_eq!(error.kind, DecodeErrorKind::TooLong { len: 65, max: 64 });
     }

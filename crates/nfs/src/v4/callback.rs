@@ -19,31 +19,31 @@ operations! {
     /// An operation of CB_COMPOUND and its result.
     results CbResop4;
 
-    /// Get attributes from who has a delegation to write.
+    /// Get attributes from the holder of a write delegation.
     GetAttr = 3, "CB_GETATTR", 0..=2, (CbGetAttrArgs) => Res4<Fattr4>;
     /// Recall a delegation.
     Recall = 4, "CB_RECALL", 0..=2, (CbRecallArgs) => Res4<()>;
     /// Recall layouts.
     LayoutRecall = 5, "CB_LAYOUTRECALL", 1..=2, (CbLayoutRecallArgs) => Res4<()>;
-    /// Tell of changes in a directory.
+    /// Notify the client of changes in a directory.
     Notify = 6, "CB_NOTIFY", 1..=2, (CbNotifyArgs) => Res4<()>;
     /// Offer a delegation.
     PushDeleg = 7, "CB_PUSH_DELEG", 1..=2, (CbPushDelegArgs) => Res4<()>;
-    /// Recall any so many.
+    /// Recall delegations or layouts of the client's choice.
     RecallAny = 8, "CB_RECALL_ANY", 1..=2, (CbRecallAnyArgs) => Res4<()>;
-    /// Tell that there are resources for more.
+    /// Notify the client that resources for more delegations or layouts are available.
     RecallableObjAvail = 9, "CB_RECALLABLE_OBJ_AVAIL", 1..=2, (CbRecallAnyArgs) => Res4<()>;
     /// Reduce the slots in use.
     RecallSlot = 10, "CB_RECALL_SLOT", 1..=2, (CbRecallSlotArgs) => Res4<()>;
-    /// Begin a request of a session's backchannel.
+    /// Identify the session, the slot and the sequence number of a callback.
     Sequence = 11, "CB_SEQUENCE", 1..=2, (CbSequenceArgs) => CbSequenceRes;
-    /// Tell that what was wanted will not come.
+    /// Notify the client that its requests for delegations were cancelled.
     WantsCancelled = 12, "CB_WANTS_CANCELLED", 1..=2, (CbWantsCancelledArgs) => Res4<()>;
-    /// Tell that a lock may be had.
+    /// Notify the client that a lock may be available.
     NotifyLock = 13, "CB_NOTIFY_LOCK", 1..=2, (CbNotifyLockArgs) => Res4<()>;
-    /// Tell of changes of devices.
+    /// Notify the client of changes of devices.
     NotifyDeviceid = 14, "CB_NOTIFY_DEVICEID", 1..=2, (CbNotifyDeviceidArgs) => Res4<()>;
-    /// Tell that a copy has ended.
+    /// Notify the client that a copy has ended.
     Offload = 15, "CB_OFFLOAD", 2..=2, (CbOffloadArgs) => Res4<()>;
 }
 
@@ -52,22 +52,22 @@ operations! {
 pub struct CbGetAttrArgs {
     /// The file.
     pub fh: NfsFh4,
-    /// Which: change and size.
+    /// The requested attributes: change and size.
     pub attr_request: Bitmap4,
 }
 
 /// CB_RECALL arguments (RFC 8881 §20.2).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbRecallArgs {
-    /// The delegation.
+    /// The stateid of the delegation.
     pub stateid: Stateid4,
-    /// Whether the file will be cut to nothing, so that its data need not be written back.
+    /// `true` if the file will be truncated to 0 bytes, so that the client need not write back its data.
     pub truncate: bool,
     /// The file.
     pub fh: NfsFh4,
 }
 
-/// What is recalled (`layoutrecall4`).
+/// The layouts that are recalled (`layoutrecall4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Layoutrecall4 {
     /// Layouts of a file.
@@ -75,17 +75,17 @@ pub enum Layoutrecall4 {
     File {
         /// The file.
         fh: NfsFh4,
-        /// First byte.
+        /// The offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// The number of bytes.
         length: u64,
-        /// The layouts.
+        /// The stateid of the layouts.
         stateid: Stateid4,
     },
-    /// All of a file system.
+    /// All layouts of a file system.
     #[xdr(2)]
     Fsid(Fsid4),
-    /// All.
+    /// All layouts.
     #[xdr(3)]
     All,
 }
@@ -93,13 +93,13 @@ pub enum Layoutrecall4 {
 /// CB_LAYOUTRECALL arguments (RFC 8881 §20.3).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbLayoutRecallArgs {
-    /// Of this type.
+    /// The layout type.
     pub layout_type: Layouttype4,
-    /// For what.
+    /// The I/O mode.
     pub iomode: Layoutiomode4,
-    /// Whether they are no longer true.
+    /// `true` if the layouts have changed, so that they must not be used any more.
     pub changed: bool,
-    /// What.
+    /// The layouts to return.
     pub recall: Layoutrecall4,
 }
 
@@ -107,88 +107,88 @@ pub struct CbLayoutRecallArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum NotifyType4 {
-    /// An entry's attributes: [`NotifyEntry4`].
+    /// The attributes of an entry have changed: [`NotifyEntry4`].
     ChangeChildAttrs = 0,
-    /// The directory's attributes: [`NotifyEntry4`].
+    /// The attributes of the directory have changed: [`NotifyEntry4`].
     ChangeDirAttrs = 1,
-    /// [`NotifyRemove4`].
+    /// An entry was removed: [`NotifyRemove4`].
     RemoveEntry = 2,
-    /// [`NotifyAdd4`].
+    /// An entry was added: [`NotifyAdd4`].
     AddEntry = 3,
-    /// [`NotifyRename4`].
+    /// An entry was renamed: [`NotifyRename4`].
     RenameEntry = 4,
-    /// [`NotifyVerifier4`].
+    /// The cookie verifier has changed: [`NotifyVerifier4`].
     ChangeCookieVerifier = 5,
 }
 
-/// Notifications of the same object.
+/// Notifications about the same object.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Notify4 {
-    /// Which.
+    /// The types of the notifications.
     pub mask: Bitmap4,
-    /// One after the other, in the order of the bits.
+    /// The encoded notifications, in the order of the bits.
     pub vals: Opaque<BODY_BOUND>,
 }
 
 /// An entry of a directory (`notify_entry4`, `notify_attr4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NotifyEntry4 {
-    /// Its name.
+    /// The name.
     pub file: Component4,
-    /// Its attributes.
+    /// The attributes of the object.
     pub attrs: Fattr4,
 }
 
-/// An entry that is gone (`notify_remove4`), and the entry before another (`prev_entry4`).
+/// A removed entry (`notify_remove4`), or the entry before another (`prev_entry4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NotifyRemove4 {
     /// The entry.
     pub entry: NotifyEntry4,
-    /// Its cookie.
+    /// The cookie.
     pub cookie: u64,
 }
 
 /// A new entry.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NotifyAdd4 {
-    /// What was there under its name.
+    /// The entry that had the name before.
     pub old_entry: Option<NotifyRemove4>,
     /// The entry.
     pub new_entry: NotifyEntry4,
-    /// Its cookie.
+    /// The cookie.
     pub new_entry_cookie: Option<u64>,
     /// The entry before it.
     pub prev_entry: Option<NotifyRemove4>,
-    /// Whether it is the last.
+    /// `true` if the entry is the last one.
     pub last_entry: bool,
 }
 
-/// An entry of another name.
+/// A renamed entry.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NotifyRename4 {
-    /// As it was.
+    /// The old value.
     pub old_entry: NotifyRemove4,
-    /// As it is.
+    /// The new value.
     pub new_entry: NotifyAdd4,
 }
 
 /// A new verifier of cookies.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NotifyVerifier4 {
-    /// As it was.
+    /// The old value.
     pub old_cookieverf: Verifier4,
-    /// As it is.
+    /// The new value.
     pub new_cookieverf: Verifier4,
 }
 
 /// CB_NOTIFY arguments (RFC 8881 §20.4).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbNotifyArgs {
-    /// The delegation.
+    /// The stateid of the delegation.
     pub stateid: Stateid4,
     /// The directory.
     pub fh: NfsFh4,
-    /// What has changed.
+    /// The changes.
     pub changes: Vec<Notify4>,
 }
 
@@ -197,43 +197,43 @@ pub struct CbNotifyArgs {
 pub struct CbPushDelegArgs {
     /// The file.
     pub fh: NfsFh4,
-    /// The delegation.
+    /// The stateid of the delegation.
     pub delegation: OpenDelegation4,
 }
 
 /// CB_RECALL_ANY and CB_RECALLABLE_OBJ_AVAIL arguments (RFC 8881 §20.6, §20.7).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbRecallAnyArgs {
-    /// How many may be kept.
+    /// The number of delegations or layouts that the client may keep.
     pub objects_to_keep: u32,
-    /// Of which kinds: the `RCA4_TYPE_MASK_` bits.
+    /// The kinds to return: `RCA4_TYPE_MASK_` bits.
     pub type_mask: Bitmap4,
 }
 
-/// Bit of delegations to read.
+/// The bit of read delegations.
 pub const RCA4_TYPE_MASK_RDATA_DLG: u32 = 0;
-/// Bit of delegations to write.
+/// The bit of write delegations.
 pub const RCA4_TYPE_MASK_WDATA_DLG: u32 = 1;
-/// Bit of delegations of directories.
+/// The bit of directory delegations.
 pub const RCA4_TYPE_MASK_DIR_DLG: u32 = 2;
-/// Bit of layouts of files.
+/// The bit of file layouts.
 pub const RCA4_TYPE_MASK_FILE_LAYOUT: u32 = 3;
-/// Bit of layouts of blocks.
+/// The bit of block layouts.
 pub const RCA4_TYPE_MASK_BLK_LAYOUT: u32 = 4;
 
 /// CB_RECALL_SLOT arguments (RFC 8881 §20.8).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbRecallSlotArgs {
-    /// The highest slot that may be used.
+    /// The highest slot that the client may use.
     pub target_highest_slotid: Slotid4,
 }
 
 /// A request that led to a callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ReferringCall4 {
-    /// Its sequence.
+    /// The sequence number.
     pub sequenceid: Sequenceid4,
-    /// Its slot.
+    /// The slot.
     pub slotid: Slotid4,
 }
 
@@ -251,15 +251,15 @@ pub struct ReferringCallList4 {
 pub struct CbSequenceArgs {
     /// The session.
     pub sessionid: Sessionid4,
-    /// The sequence of the slot.
+    /// The sequence number of the slot.
     pub sequenceid: Sequenceid4,
     /// The slot.
     pub slotid: Slotid4,
     /// The highest slot in use.
     pub highest_slotid: Slotid4,
-    /// Whether to cache the reply.
+    /// `true` to cache the reply.
     pub cachethis: bool,
-    /// The requests that led to this; it is to be executed after their replies.
+    /// The requests that led to this callback. The client must process their replies before it executes the callback.
     pub referring_call_lists: Array<ReferringCallList4, REFERRING_BOUND>,
 }
 
@@ -268,13 +268,13 @@ pub struct CbSequenceArgs {
 pub struct CbSequenceOk {
     /// The session.
     pub sessionid: Sessionid4,
-    /// The sequence of the slot.
+    /// The sequence number of the slot.
     pub sequenceid: Sequenceid4,
     /// The slot.
     pub slotid: Slotid4,
-    /// The highest slot that the client takes.
+    /// The highest slot that the client accepts.
     pub highest_slotid: Slotid4,
-    /// The highest that it would like to be used.
+    /// The highest slot that should be used.
     pub target_highest_slotid: Slotid4,
 }
 
@@ -284,9 +284,9 @@ pub type CbSequenceRes = Res4<CbSequenceOk>;
 /// CB_WANTS_CANCELLED arguments (RFC 8881 §20.10).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbWantsCancelledArgs {
-    /// What was to be pushed when uncontended.
+    /// `true` if the requests for a delegation when the file is uncontended were cancelled.
     pub contended_wants_cancelled: bool,
-    /// What was to be signalled when there are resources.
+    /// `true` if the requests for a signal when resources are available were cancelled.
     pub resourced_wants_cancelled: bool,
 }
 
@@ -295,45 +295,45 @@ pub struct CbWantsCancelledArgs {
 pub struct CbNotifyLockArgs {
     /// The file.
     pub fh: NfsFh4,
-    /// Who may try again.
+    /// The lock owner that may retry.
     pub lock_owner: StateOwner4,
 }
 
 /// CB_NOTIFY_DEVICEID arguments (RFC 8881 §20.12).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbNotifyDeviceidArgs {
-    /// What has changed: bit 1 a [`NotifyDeviceidChange4`], bit 2 a [`NotifyDeviceidDelete4`].
+    /// The changes: bit 1 is a [`NotifyDeviceidChange4`], bit 2 a [`NotifyDeviceidDelete4`].
     pub changes: Vec<Notify4>,
 }
 
-/// A device that is gone.
+/// A deleted device.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NotifyDeviceidDelete4 {
-    /// Its layout type.
+    /// The layout type.
     pub layout_type: Layouttype4,
     /// The device.
     pub deviceid: Deviceid4,
 }
 
-/// A device that is elsewhere.
+/// A device whose address has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NotifyDeviceidChange4 {
-    /// Its layout type.
+    /// The layout type.
     pub layout_type: Layouttype4,
     /// The device.
     pub deviceid: Deviceid4,
-    /// Whether the old place must not be used any more.
+    /// `true` if the client must stop using the old address at once.
     pub immediate: bool,
 }
 
-/// How a copy ended (`offload_info4`).
+/// The outcome of a copy (`offload_info4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Nfsstat4)]
 pub enum OffloadInfo4 {
-    /// Well.
+    /// The copy succeeded.
     #[xdr(Nfsstat4::Ok)]
     Ok(WriteResponse4),
-    /// Badly, after so many bytes.
+    /// The copy failed after this number of bytes.
     #[xdr(default)]
     Fail(Nfsstat4, u64),
 }
@@ -343,13 +343,13 @@ pub enum OffloadInfo4 {
 pub struct CbOffloadArgs {
     /// The file that was written.
     pub fh: NfsFh4,
-    /// The copy.
+    /// The stateid of the copy.
     pub stateid: Stateid4,
-    /// How it ended.
+    /// The outcome of the copy.
     pub offload_info: OffloadInfo4,
 }
 
-/// The bound we put on lists of referring calls: they are of slots of one client.
+/// Maximum length of a list of referring calls, which belong to slots of one client.
 const REFERRING_BOUND: usize = 1024;
 
 #[cfg(test)]
@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_the_rfcs() {
+    fn numbers_match_the_rfcs() {
         assert_eq!(CbOpnum4::ALL.len(), 13);
         for (index, operation) in CbOpnum4::ALL.iter().enumerate() {
             assert_eq!(*operation as usize, index + 3);

@@ -1,35 +1,37 @@
-//! COMPOUND and CB_COMPOUND: sequences of operations, read and written one at a time (RFC 8881 §16.2, §20.2).
+//! COMPOUND and CB_COMPOUND: sequences of operations that are decoded and encoded one at a time (RFC 8881 §16.2,
+//! §20.2).
 //!
-//! A server reads a [`CompoundHead`] and then each operation when it is about to execute it, by
-//! [`Argop4::decode_next`]: what an operation means can depend on how those before went, and what follows a failure is
-//! never looked at. It writes results the same way, by [`ResultsWriter`], whose status is that of the last one.
+//! A server decodes a [`CompoundHead`], and then each operation just before it executes it, with
+//! [`Argop4::decode_next`]. The meaning of an operation can depend on the results of earlier ones, and operations after
+//! a failure are never decoded. It encodes the results one at a time, too, with [`ResultsWriter`]. The status of the
+//! compound is that of the last result.
 
 use xdr::{Decode, DecodeError, Decoder, Encode, Encoder, Opaque};
 
 use super::{callback::*, ops::*, status::Nfsstat4};
 
-/// What comes back with the results. Meant to be UTF-8.
+/// A tag that the results return. It should be UTF-8.
 pub type Tag = Opaque<TAG_BOUND>;
 
-/// How many operations follow: no more than there are words in the message.
+/// The number of operations that follow. It is at most the number of words in the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationCount(pub u32);
 
 /// COMPOUND arguments up to the first operation.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CompoundHead {
-    /// Comes back with the results.
+    /// Opaque data that the results return.
     pub tag: Tag,
     /// The minor version.
     pub minorversion: u32,
-    /// How many operations follow.
+    /// The number of operations that follow.
     pub operations: OperationCount,
 }
 
 /// COMPOUND arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CompoundArgs {
-    /// Comes back with the results.
+    /// Opaque data that the results return.
     pub tag: Tag,
     /// The minor version.
     pub minorversion: u32,
@@ -40,9 +42,9 @@ pub struct CompoundArgs {
 /// COMPOUND results.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CompoundRes {
-    /// That of the last result.
+    /// The status of the last result.
     pub status: Nfsstat4,
-    /// As it was in the arguments.
+    /// The value from the arguments.
     pub tag: Tag,
     /// The results up to the first failure.
     pub resarray: Vec<Resop4>,
@@ -51,24 +53,24 @@ pub struct CompoundRes {
 /// CB_COMPOUND arguments up to the first operation.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbCompoundHead {
-    /// Comes back with the results.
+    /// Opaque data that the results return.
     pub tag: Tag,
     /// The minor version.
     pub minorversion: u32,
-    /// What the client gave to SETCLIENTID; of no meaning since 4.1.
+    /// The `callback_ident` of SETCLIENTID. It has no meaning since 4.1.
     pub callback_ident: u32,
-    /// How many operations follow.
+    /// The number of operations that follow.
     pub operations: OperationCount,
 }
 
 /// CB_COMPOUND arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbCompoundArgs {
-    /// Comes back with the results.
+    /// Opaque data that the results return.
     pub tag: Tag,
     /// The minor version.
     pub minorversion: u32,
-    /// What the client gave to SETCLIENTID; of no meaning since 4.1.
+    /// The `callback_ident` of SETCLIENTID. It has no meaning since 4.1.
     pub callback_ident: u32,
     /// The operations.
     pub argarray: Vec<CbArgop4>,
@@ -77,9 +79,9 @@ pub struct CbCompoundArgs {
 /// CB_COMPOUND results.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbCompoundRes {
-    /// That of the last result.
+    /// The status of the last result.
     pub status: Nfsstat4,
-    /// As it was in the arguments.
+    /// The value from the arguments.
     pub tag: Tag,
     /// The results up to the first failure.
     pub resarray: Vec<CbResop4>,
@@ -107,7 +109,7 @@ pub struct ResultsWriter {
 }
 
 impl ResultsWriter {
-    /// Begins the results of a compound with this tag.
+    /// Begins the results of a compound with `tag`.
     pub fn begin(encoder: &mut Encoder, tag: &Tag) -> Self {
         let status_at = encoder.stream_len();
         Nfsstat4::Ok.encode(encoder);
@@ -123,19 +125,19 @@ impl ResultsWriter {
         self.count += 1;
     }
 
-    /// Results so far.
+    /// Returns the number of results so far.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Ends them; `status` is that of the last, or what kept all from being executed.
+    /// Completes the results. `status` is that of the last result, or the reason why no operation was executed.
     pub fn finish(&self, encoder: &mut Encoder, status: Nfsstat4) {
         encoder.patch_u32(self.status_at, status as u32);
         encoder.patch_u32(self.count_at, self.count);
     }
 }
 
-/// The bound we put on tags, which the RFCs leave open.
+/// Maximum bytes of a tag. The RFCs define no bound.
 pub const TAG_BOUND: usize = 1024;
 
 #[cfg(test)]
@@ -161,14 +163,14 @@ mod tests {
 
     fn refusal(minorversion: u32, words: &[u32]) -> (Opnum4, Nfsstat4) {
         let (_, bad) = operations(minorversion, words);
-        let bad = bad.expect("a bad operation");
+        let bad = bad.expect("an operation must be rejected");
         assert_eq!(Resop4::from(bad), Resop4::failure(bad.opnum, bad.status));
         assert_eq!(bad.error.is_some(), bad.status == Nfsstat4::BadXdr);
         (bad.opnum, bad.status)
     }
 
     #[test]
-    fn operations_are_those_of_the_minor_version() {
+    fn operations_depend_on_the_minor_version() {
         assert_eq!(operations(0, &[24, 10, 16]).0, [Opnum4::PutRootFh, Opnum4::GetFh, Opnum4::LookupP]);
         let illegal = (Opnum4::Illegal, Nfsstat4::OpIllegal);
         for number in [0, 1, 2, 40, 58, 59, 75, 76, 10044, u32::MAX] {
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_arguments_are_those_of_their_operation() {
+    fn malformed_arguments_are_reported_for_their_operation() {
         assert_eq!(refusal(1, &[24, 53, 0]), (Opnum4::Sequence, Nfsstat4::BadXdr));
         assert_eq!(refusal(1, &[58, 2]), (Opnum4::ReclaimComplete, Nfsstat4::BadXdr));
         assert_eq!(refusal(0, &[22, 129]), (Opnum4::PutFh, Nfsstat4::BadXdr));
@@ -195,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn more_operations_than_words_are_none_at_all() {
+    fn operation_count_is_bounded_by_message_length() {
         let head = CompoundHead { tag: "t".into(), minorversion: 1, operations: OperationCount(2) };
         let mut words = Message::encode(&head).stream.to_vec();
         words.extend([0; 4]);
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn results_written_one_at_a_time_are_the_results() {
+    fn results_written_one_at_a_time_equal_the_whole() {
         let resarray = vec![
             Resop4::PutRootFh(Res4::Ok(())),
             Resop4::GetFh(Res4::Ok("handle".into())),
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_can_fail_with_nothing_but_a_status() {
+    fn every_operation_can_fail_with_only_a_status() {
         for &opnum in Opnum4::ALL.iter().chain([&Opnum4::Illegal]) {
             let result = Resop4::failure(opnum, Nfsstat4::Delay);
             assert_eq!((result.opnum(), result.status()), (opnum, Nfsstat4::Delay));
@@ -243,6 +245,6 @@ mod tests {
             }
         }
         let denied = Resop4::failure(Opnum4::Lock, Nfsstat4::Denied);
-        assert_eq!(denied.status(), Nfsstat4::ServerFault, "there is no holder to name");
+        assert_eq!(denied.status(), Nfsstat4::ServerFault, "DENIED without a holder must become SERVERFAULT");
     }
 }

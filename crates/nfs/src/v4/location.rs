@@ -1,4 +1,4 @@
-//! Where file systems are and of what kind they are (RFC 8881 §11, §5.9, §5.12–5.13), and network locations (RFC 7862).
+//! Locations and kinds of file systems (RFC 8881 §11, §5.9, §5.12–5.13), and network locations (RFC 7862).
 
 use xdr::{Array, Decode, Encode, Opaque};
 
@@ -7,28 +7,28 @@ use super::{
     types::{BODY_BOUND, Layouttype4, Netaddr4, Nfstime4, Pathname4, Utf8str},
 };
 
-/// Servers and a path there.
+/// The location of a file system: servers, and a path on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct FsLocation4 {
     /// The servers, by name or address.
     pub server: Vec<Utf8str>,
-    /// The path of the file system's root there.
+    /// The path of the file system's root on these servers.
     pub rootpath: Pathname4,
 }
 
 /// The attribute fs_locations.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct FsLocations4 {
-    /// The path of the file system's root here.
+    /// The path of the file system's root on this server.
     pub fs_root: Pathname4,
-    /// Where else it is.
+    /// The other locations of the file system.
     pub locations: Vec<FsLocation4>,
 }
 
 /// A server in fs_locations_info (RFC 8881 §11.17.1).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct FsLocationsServer4 {
-    /// How far behind its copy is, in seconds; −1 if unknown.
+    /// The age of the server's copy relative to the source, in seconds; −1 if unknown.
     pub currency: i32,
     /// Flags, classes, ranks and orders: one byte at each `FSLI4BX_…` index.
     pub info: Opaque<BODY_BOUND>,
@@ -41,65 +41,65 @@ pub struct FsLocationsServer4 {
 pub struct FsLocationsItem4 {
     /// The servers.
     pub entries: Vec<FsLocationsServer4>,
-    /// The path of the file system's root there.
+    /// The path of the file system's root on these servers.
     pub rootpath: Pathname4,
 }
 
 /// The attribute fs_locations_info.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct FsLocationsInfo4 {
-    /// [`FSLI4IF_VAR_SUB`] or nothing.
+    /// [`FSLI4IF_VAR_SUB`] or 0.
     pub flags: u32,
-    /// Seconds for which this holds.
+    /// The validity of this information, in seconds.
     pub valid_for: i32,
-    /// The path of the file system's root here.
+    /// The path of the file system's root on this server.
     pub fs_root: Pathname4,
-    /// Where it is.
+    /// The locations of the file system.
     pub items: Vec<FsLocationsItem4>,
 }
 
-/// Variables in paths are to be substituted.
+/// The client must substitute variables in paths.
 pub const FSLI4IF_VAR_SUB: u32 = 1;
 
-/// How a file system changes (`fs4_status_type`).
+/// The way in which a file system changes (`fs4_status_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum Fs4StatusType {
-    /// Never.
+    /// It never changes.
     Fixed = 1,
-    /// From time to time, as a copy.
+    /// It is a copy that is updated from time to time.
     Updated = 2,
-    /// As a copy with versions.
+    /// It is a copy with versions.
     Versioned = 3,
-    /// By those who use it.
+    /// Clients can write to it.
     Writable = 4,
-    /// It is elsewhere.
+    /// It is a referral to another server.
     Referral = 5,
 }
 
 /// The attribute fs_status.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Fs4Status {
-    /// Whether it is not here.
+    /// `true` if the file system is absent from this server.
     pub absent: bool,
-    /// How it changes.
+    /// The way in which the file system changes.
     pub status_type: Fs4StatusType,
-    /// What it was copied from.
+    /// The source of the copy.
     pub source: Utf8str,
-    /// Which version it is.
+    /// The name of the version.
     pub current: Utf8str,
-    /// How old it is at most, in seconds.
+    /// Maximum age of the copy, in seconds.
     pub age: i32,
-    /// The time of its version.
+    /// The time of the version.
     pub version: Nfstime4,
 }
 
-/// Below which sizes the metadata server is to be used for I/O (RFC 8881 §5.12.4).
+/// The sizes below which the client should use the metadata server for I/O (RFC 8881 §5.12.4).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ThresholdItem4 {
-    /// For layouts of this type.
+    /// The layout type.
     pub layout_type: Layouttype4,
-    /// Which hints follow.
+    /// The set of hints.
     pub hintset: Bitmap4,
     /// The hints.
     pub hintlist: Opaque<BODY_BOUND>,
@@ -112,34 +112,34 @@ pub struct Mdsthreshold4 {
     pub hints: Vec<ThresholdItem4>,
 }
 
-/// A layout that a client would like (RFC 8881 §5.12.3).
+/// A client's hint for the layout of a file (RFC 8881 §5.12.3).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Layouthint4 {
-    /// Its type.
+    /// The layout type.
     pub layout_type: Layouttype4,
-    /// The hint, as the type says.
+    /// The hint, whose format depends on the layout type.
     pub body: Opaque<BODY_BOUND>,
 }
 
 /// The attributes retention_get and retentevt_get (RFC 8881 §5.13).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RetentionGet4 {
-    /// Seconds.
+    /// The duration in seconds.
     pub duration: u64,
-    /// From when on, if it has begun.
+    /// The time at which retention began, if it has begun.
     pub begin_time: Option<Nfstime4>,
 }
 
 /// The attributes retention_set and retentevt_set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RetentionSet4 {
-    /// Whether it begins.
+    /// `true` to begin the retention.
     pub enable: bool,
-    /// Seconds.
+    /// The duration in seconds.
     pub duration: Option<u64>,
 }
 
-/// Somewhere in the network (RFC 7862 §11.2, `netloc4`).
+/// A network location (RFC 7862 §11.2, `netloc4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Netloc4 {
     /// A name.

@@ -1,17 +1,17 @@
-//! What makes a table of operations into types; for COMPOUND and CB_COMPOUND.
+//! The macro that defines types from a table of operations, for COMPOUND and CB_COMPOUND.
 
 use xdr::DecodeError;
 
 use super::status::Nfsstat4;
 
-/// An operation that is not to be executed: what number its result has, and which status.
+/// An operation that cannot be executed: the number and the status of its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadOperation<N> {
     /// The operation, or the one called ILLEGAL.
     pub opnum: N,
-    /// OP_ILLEGAL, NOTSUPP or BADXDR.
+    /// The status: OP_ILLEGAL, NOTSUPP or BADXDR.
     pub status: Nfsstat4,
-    /// What is wrong with the bytes, for BADXDR.
+    /// The decoding error, for BADXDR.
     pub error: Option<DecodeError>,
 }
 
@@ -27,25 +27,25 @@ macro_rules! operations {
         #[repr(u32)]
         pub enum $Opnum {
             $($(#[$doc])* $name = $number,)*
-            /// No operation at all: the result of a number that none has.
+            /// The result of a number that belongs to no operation.
             Illegal = 10044,
         }
 
         impl $Opnum {
-            /// All of them, in order, without ILLEGAL.
+            /// All operations, in order, without ILLEGAL.
             pub const ALL: &[$Opnum] = &[$($Opnum::$name),*];
 
-            /// The operation of this number; none has that of ILLEGAL.
+            /// Returns the operation with this number. Returns `None` for the number of ILLEGAL.
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number { $($number => Some($Opnum::$name),)* _ => None }
             }
 
-            /// Its name in the RFCs.
+            /// Returns the name in the RFCs.
             pub const fn name(self) -> &'static str {
                 match self { $($Opnum::$name => $text,)* $Opnum::Illegal => "ILLEGAL" }
             }
 
-            /// The minor versions in which it is to be executed.
+            /// Returns the minor versions that define the operation.
             pub const fn minor_versions(self) -> std::ops::RangeInclusive<u32> {
                 match self { $($Opnum::$name => $minors,)* $Opnum::Illegal => 0..=u32::MAX }
             }
@@ -58,16 +58,17 @@ macro_rules! operations {
         }
 
         impl $Argop {
-            /// Which operation it is.
+            /// Returns the number of the operation.
             pub const fn opnum(&self) -> $Opnum {
                 match self { $($Argop::$name { .. } => $Opnum::$name,)* }
             }
 
-            /// Reads the next operation of a compound of this minor version.
+            /// Decodes the next operation of a compound in this minor version.
             ///
             /// # Errors
-            /// It has no such operation, or the arguments are malformed. Where a next one would begin is not known
-            /// then; nor is it needed, since a compound ends with the first failure.
+            /// Returns an error if the minor version has no such operation, or if the arguments are malformed. The
+            /// position of the next operation is then unknown. It is not needed, because a compound ends with the first
+            /// failure.
             pub fn decode_next(
                 decoder: &mut xdr::Decoder<'_>,
                 minorversion: u32,
@@ -78,8 +79,9 @@ macro_rules! operations {
                     Ok(number) => number,
                     Err(error) => return bad($Opnum::Illegal, Nfsstat4::BadXdr, Some(error)),
                 };
-                // RFC 8881 §16.2.3: a number that this minor version does not have is illegal, also if a later has it.
-                // One that only an earlier has is known, and must not be implemented: §17.
+                // RFC 8881 §16.2.3: a number that this minor version does not define is illegal, even if a later
+                // version defines it. A number that only an earlier version defines is known, but must not be
+                // implemented: §17.
                 let Some(opnum) = $Opnum::from_number(number) else {
                     return bad($Opnum::Illegal, Nfsstat4::OpIllegal, None);
                 };
@@ -99,18 +101,18 @@ macro_rules! operations {
         #[derive(Clone, Debug, PartialEq, Eq, xdr::Encode, xdr::Decode)]
         pub enum $Resop {
             $($(#[$doc])* #[xdr($number)] $name($res),)*
-            /// No operation at all.
+            /// The result of a number that belongs to no operation.
             #[xdr(10044)]
             Illegal($crate::v4::Res4<()>),
         }
 
         impl $Resop {
-            /// Of which operation it is.
+            /// Returns the number of the operation.
             pub const fn opnum(&self) -> $Opnum {
                 match self { $($Resop::$name(_) => $Opnum::$name,)* $Resop::Illegal(_) => $Opnum::Illegal }
             }
 
-            /// Its status.
+            /// Returns the status.
             pub fn status(&self) -> $crate::v4::Nfsstat4 {
                 match self {
                     $($Resop::$name(res) => $crate::v4::OpResult::status(res),)*
@@ -118,10 +120,10 @@ macro_rules! operations {
                 }
             }
 
-            /// The result of an operation that says only this.
+            /// Creates the result of an operation that has only a status.
             ///
             /// # Panics
-            /// If the status comes with a body of its own in this result: OK, for nearly all.
+            /// Panics if this result has a body for the status, which is OK for nearly all results.
             pub fn failure(opnum: $Opnum, status: $crate::v4::Nfsstat4) -> Self {
                 match opnum {
                     $($Opnum::$name => $Resop::$name($crate::v4::OpResult::failure(status)),)*

@@ -1,4 +1,4 @@
-//! Status codes of all minor versions, and the shape that nearly every result has.
+//! The status codes of all minor versions, and the form of most results.
 
 use std::fmt;
 
@@ -12,10 +12,10 @@ macro_rules! statuses {
         pub enum Nfsstat4 { $(#[doc = concat!($text, ": ", $meaning, ".")] $name = $number,)* }
 
         impl Nfsstat4 {
-            /// All of them, in order.
+            /// All variants, in order.
             pub const ALL: &[Nfsstat4] = &[$(Nfsstat4::$name),*];
 
-            /// Its name in the RFCs.
+            /// Returns the name in the RFCs.
             pub const fn name(self) -> &'static str {
                 match self { $(Nfsstat4::$name => $text),* }
             }
@@ -145,17 +145,17 @@ statuses! {
     Xattr2Big = 10096, "NFS4ERR_XATTR2BIG", "extended attribute too big";
 }
 
-/// What the result of an operation can tell whatever its body is.
+/// The part of an operation's result that does not depend on its body.
 pub trait OpResult {
-    /// Its status.
+    /// Returns the status.
     fn status(&self) -> Nfsstat4;
 
-    /// The result that says only this. A status that has a body of its own in this result (OK, in nearly all) cannot be said
-    /// without it, and becomes SERVERFAULT.
+    /// Creates a result that has only a status. If this result has a body for the status (OK, in most results), the
+    /// status becomes SERVERFAULT instead.
     fn failure(status: Nfsstat4) -> Self;
 }
 
-/// A result: a body if all went well, else nothing but the status.
+/// A result: a body for NFS4_OK, otherwise only the status.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Nfsstat4)]
 pub enum Res4<T> {
@@ -168,10 +168,10 @@ pub enum Res4<T> {
 }
 
 impl<T> Res4<T> {
-    /// The value, or the status.
+    /// Returns the value, or the status of the failure.
     ///
     /// # Errors
-    /// The status, if it is not OK.
+    /// Returns the status if it is not OK.
     pub fn into_result(self) -> Result<T, Nfsstat4> {
         match self {
             Res4::Ok(value) => Ok(value),
@@ -199,7 +199,7 @@ impl<T> OpResult for Res4<T> {
     }
 }
 
-/// [`OpResult`] for a result that has bodies for more than one status.
+/// Implements [`OpResult`] for a result that has bodies for more than one status.
 macro_rules! op_result {
     ($type:ident { $($arm:ident => $status:ident),* }) => {
         impl $crate::v4::OpResult for $type {

@@ -4,38 +4,38 @@ use xdr::{Array, Decode, Encode, Opaque};
 
 /// A file handle: 0 to 128 bytes, opaque to clients.
 pub type NfsFh4 = Opaque<FHSIZE4>;
-/// A name in a directory; bytes, of any length here so that a long one can be answered with NAMETOOLONG
-/// and one that is not UTF-8 with INVAL.
+/// A name in a directory, as bytes. Its length is not restricted to that of a file name, so that the server can answer
+/// a name that is too long with NAMETOOLONG, and one that is not UTF-8 with INVAL.
 pub type Component4 = Opaque<NAME_BOUND>;
-/// A path: names from a root on.
+/// A path: a list of names that begins at a root.
 pub type Pathname4 = Vec<Component4>;
-/// A string of UTF-8, which is for its reader to check: `utf8str_cs`, `utf8str_cis` and `utf8str_mixed`.
+/// A UTF-8 string, which its reader must check: `utf8str_cs`, `utf8str_cis` and `utf8str_mixed`.
 pub type Utf8str = Opaque<OPAQUE_LIMIT>;
-/// A verifier: of a client's or server's incarnation, an exclusive creation, a directory cookie or unstable writes.
+/// A verifier of a client's or server's incarnation, an exclusive creation, a directory cookie or unstable writes.
 pub type Verifier4 = [u8; 8];
 /// A change attribute.
 pub type Changeid4 = u64;
 /// An object identifier of a security mechanism.
 pub type SecOid4 = Opaque<OPAQUE_LIMIT>;
 
-/// Most bytes in a file handle.
+/// Maximum bytes of a file handle.
 pub const FHSIZE4: usize = 128;
-/// Most bytes in an opaque owner (`NFS4_OPAQUE_LIMIT`), and the bound that we put on strings.
+/// Maximum bytes of an opaque owner (`NFS4_OPAQUE_LIMIT`) and of a string.
 pub const OPAQUE_LIMIT: usize = 1024;
-/// The bound we put on names, link texts and paths, which the RFCs leave open.
+/// Maximum bytes of names, link targets and paths. The RFCs define no bound.
 pub const NAME_BOUND: usize = 4096;
-/// The bound we put on the data of one READ or WRITE, in bytes.
+/// Maximum bytes of data in one READ or WRITE.
 pub const DATA_BOUND: usize = 4 << 20;
-/// The bound we put on opaque bodies of layouts, devices, labels and notifications, in bytes.
+/// Maximum bytes of opaque bodies of layouts, devices, labels and notifications.
 pub const BODY_BOUND: usize = 64 << 10;
-/// A length that means to the end of the file, whatever that is (RFC 8881 §18.10).
+/// The length that means to the end of the file, wherever that is (RFC 8881 §18.10).
 pub const LENGTH_TO_EOF: u64 = u64::MAX;
 
-/// The name by which the server knows a client.
+/// A client ID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
 pub struct Clientid4(pub u64);
 
-/// The name of a session.
+/// A session ID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
 pub struct Sessionid4(pub [u8; 16]);
 
@@ -43,15 +43,15 @@ pub struct Sessionid4(pub [u8; 16]);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
 pub struct Slotid4(pub u32);
 
-/// The place of a request in the sequence of its slot, or of its client for CREATE_SESSION.
+/// The sequence number of a request in its slot, or for CREATE_SESSION of its client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct Sequenceid4(pub u32);
 
-/// The place of a request in the sequence of its open or lock owner; of no meaning since 4.1.
+/// The sequence number of a request of an open-owner or lock owner. It has no meaning since 4.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct Seqid4(pub u32);
 
-/// The number of a layout type. Others than those named here exist (RFC 8881 §22.5).
+/// The number of a layout type. Types other than the constants exist (RFC 8881 §22.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
 pub struct Layouttype4(pub u32);
 
@@ -68,51 +68,51 @@ impl Layouttype4 {
     pub const SCSI: Self = Self(5);
 }
 
-/// The name of a data server.
+/// The ID of a storage device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
 pub struct Deviceid4(pub [u8; 16]);
 
-/// A reference to opens, locks, delegations or layouts (RFC 8881 §8.2).
+/// A stateid: a reference to opens, locks, delegations or layouts (RFC 8881 §8.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct Stateid4 {
-    /// Counts the changes of the state; 0 is the most recent since 4.1.
+    /// The number of changes of the state. Since 4.1, 0 means the most recent one.
     pub seqid: u32,
-    /// Which state.
+    /// The ID of the state.
     pub other: [u8; 12],
 }
 
 impl Stateid4 {
-    /// No state (RFC 8881 §8.2.3).
+    /// The anonymous stateid (RFC 8881 §8.2.3).
     pub const ANONYMOUS: Self = Self { seqid: 0, other: [0; 12] };
-    /// No state, and READ passes by locks.
+    /// The anonymous stateid with which READ bypasses locks.
     pub const READ_BYPASS: Self = Self { seqid: u32::MAX, other: [0xff; 12] };
-    /// The current state ID of the compound.
+    /// The current stateid of the compound.
     pub const CURRENT: Self = Self { seqid: 1, other: [0; 12] };
-    /// Never valid.
+    /// The stateid that is never valid.
     pub const INVALID: Self = Self { seqid: u32::MAX, other: [0; 12] };
 }
 
-/// What an object is (`nfs_ftype4`).
+/// The type of an object (`nfs_ftype4`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 #[repr(u32)]
 pub enum Ftype4 {
-    /// Regular file.
+    /// A regular file.
     Reg = 1,
-    /// Directory.
+    /// A directory.
     Dir = 2,
-    /// Block device.
+    /// A block device.
     Blk = 3,
-    /// Character device.
+    /// A character device.
     Chr = 4,
-    /// Symbolic link.
+    /// A symbolic link.
     Lnk = 5,
-    /// Socket.
+    /// A socket.
     Sock = 6,
-    /// Named pipe.
+    /// A named pipe.
     Fifo = 7,
-    /// Directory of named attributes.
+    /// A directory of named attributes.
     AttrDir = 8,
-    /// Named attribute.
+    /// A named attribute.
     NamedAttr = 9,
 }
 
@@ -125,84 +125,84 @@ pub struct Nfstime4 {
     pub nseconds: u32,
 }
 
-/// To what a time is set.
+/// The way to set a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Settime4 {
-    /// The server's time.
+    /// Set it to the server's time.
     #[xdr(0)]
     ToServerTime,
-    /// This.
+    /// Set it to this time.
     #[xdr(1)]
     ToClientTime(Nfstime4),
 }
 
-/// A file system.
+/// The ID of a file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct Fsid4 {
-    /// One half of its number.
+    /// The major number.
     pub major: u64,
-    /// The other.
+    /// The minor number.
     pub minor: u64,
 }
 
 /// A device number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Specdata4 {
-    /// Major number.
+    /// The major number.
     pub specdata1: u32,
-    /// Minor number.
+    /// The minor number.
     pub specdata2: u32,
 }
 
 /// A directory's change attribute before and after an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct ChangeInfo4 {
-    /// Whether nothing else can have come between.
+    /// `true` if both values were read atomically with the operation.
     pub atomic: bool,
-    /// Before.
+    /// The value before the operation.
     pub before: Changeid4,
-    /// After.
+    /// The value after the operation.
     pub after: Changeid4,
 }
 
-/// How durable a write is.
+/// The durability of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode)]
 #[repr(u32)]
 pub enum StableHow4 {
-    /// It may be lost until committed.
+    /// The data may be lost until it is committed.
     Unstable = 0,
-    /// Data is on stable storage.
+    /// The data is on stable storage.
     DataSync = 1,
-    /// Data and attributes are.
+    /// The data and all attributes are on stable storage.
     FileSync = 2,
 }
 
-/// Where to reach somebody (RFC 5665): `tcp` and `192.0.2.1.8.1`.
+/// A network address (RFC 5665), such as `tcp` and `192.0.2.1.8.1`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct Netaddr4 {
     /// The kind of transport and address.
     pub netid: Opaque<NETADDR_BOUND>,
-    /// The address, of that kind.
+    /// The address, in the format of that kind.
     pub addr: Opaque<NETADDR_BOUND>,
 }
 
-/// What 4.0 clients, and open and lock owners of all versions, are called (`state_owner4`).
+/// An open-owner or lock owner (`state_owner4`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct StateOwner4 {
-    /// The client; of no meaning since 4.1, where it is the session's.
+    /// The client ID. It has no meaning since 4.1, where the session determines the client.
     pub clientid: Clientid4,
-    /// The owner among the client's.
+    /// The name of the owner on the client.
     pub owner: Opaque<OPAQUE_LIMIT>,
 }
 
-/// Who wrote the software at the other end.
+/// The implementation of a client or server.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NfsImplId4 {
-    /// Domain name of its maker.
+    /// The domain name of the implementer.
     pub domain: Utf8str,
-    /// Its name.
+    /// The name of the implementation.
     pub name: Utf8str,
-    /// When it was made.
+    /// The date of the implementation.
     pub date: Nfstime4,
 }
 
@@ -211,13 +211,13 @@ pub struct NfsImplId4 {
 pub struct AuthsysParms {
     /// Any number.
     pub stamp: u32,
-    /// The caller's machine.
+    /// The name of the caller's host.
     pub machinename: Opaque<255>,
-    /// User.
+    /// The user ID.
     pub uid: u32,
-    /// Group.
+    /// The group ID.
     pub gid: u32,
-    /// More groups.
+    /// The supplementary groups.
     pub gids: Array<u32, 16>,
 }
 

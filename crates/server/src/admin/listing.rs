@@ -1,4 +1,4 @@
-//! What there is, page by page.
+//! Lists clients and the state that they hold, page by page.
 
 use std::{
     io,
@@ -18,14 +18,15 @@ use crate::{
     v4::state::recallable::{Grant, Recallable},
 };
 
-/// Takes records to whoever has asked.
+/// Writes records to the administrator.
 type Emit<'a> = dyn FnMut(&Record) -> io::Result<()> + 'a;
 
 impl Admin {
-    /// Tells of all clients, or of one; or says why not.
+    /// Emits the records of all clients, or of one. Returns an error message for the administrator if there is no such
+    /// client.
     ///
     /// # Errors
-    /// Those of `emit`.
+    /// Returns the errors of `emit`.
     pub(super) fn list(&self, client: Option<ClientName>, emit: &mut Emit<'_>) -> io::Result<Option<String>> {
         let clients = match client {
             Some(ClientName(client)) => vec![client],
@@ -38,7 +39,7 @@ impl Admin {
                 LockClient::V4(id) => self.v4_client(Clientid4(id)),
                 LockClient::Nlm(id) => self.nlm_client(id),
             };
-            // It may have gone meanwhile.
+            // The client can have gone since the list was made.
             let Some(record) = record else { continue };
             found = true;
             emit(&Record::Client(record))?;
@@ -122,7 +123,7 @@ impl Admin {
         sessions.into_iter().map(record).collect()
     }
 
-    /// Opens and locks.
+    /// Emits the opens and locks of a client.
     fn held(&self, client: LockClient, emit: &mut Emit<'_>) -> io::Result<()> {
         let mut end = None;
         loop {
@@ -190,7 +191,7 @@ impl Admin {
         FileRecord { export: text(export.name()), fileid: self.fileid(export, handle) }
     }
 
-    /// The number of a file. It is not told of the files of an export that has not answered in time.
+    /// Returns the file number of an object, or `None` if its export has not answered in time during this listing.
     fn fileid(&self, export: &Export, handle: &Handle) -> Option<u64> {
         let ask = |vfs: &dyn Vfs, handle: &Handle, may_block| {
             vfs.getattr(&Caller { cred: &Cred::root(), may_block, completion: None }, handle).map(|attr| attr.fileid)
@@ -204,7 +205,7 @@ impl Admin {
         }
         let (vfs, handle) = (export.vfs().clone(), handle.clone());
         let pool = self.lockd.core().pools.of(Some(export.id()));
-        let answer = pool.ask(PATIENCE, move || ask(&*vfs, &handle, true).ok());
+        let answer = pool.run_with_timeout(STORAGE_TIMEOUT, move || ask(&*vfs, &handle, true).ok());
         if answer.is_none() {
             self.silent.lock().insert(export.id());
         }
@@ -212,7 +213,8 @@ impl Admin {
     }
 }
 
-/// Who owns a lock or an open: of NLM, the process and what it says of itself; of version 4, what the client calls it.
+/// Returns a printable name of the owner of a lock or an open. For NLM, it consists of the process number and the
+/// opaque owner handle. For NFSv4, it is the owner's opaque name.
 fn owner(owner: &Owner) -> String {
     match owner.client {
         LockClient::Nlm(_) => {
@@ -227,8 +229,9 @@ fn text(bytes: &[u8]) -> String {
     bytes.escape_ascii().to_string()
 }
 
-/// How long a listing waits for the storage of an export.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How many opens and locks are taken at a time, and how many stateids are looked at.
+/// Maximum time for which a listing waits for the storage of one export.
+const STORAGE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Maximum number of opens and locks read from the lock table at a time.
 const PAGE: usize = 256;
+/// Maximum number of stateids searched for delegations at a time.
 const STATEIDS: usize = 4096;

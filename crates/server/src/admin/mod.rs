@@ -1,11 +1,13 @@
-//! What an administrator asks a running server: who its clients are, what they hold, and to be rid of one.
+//! The administrator's interface to a running server: it lists the clients and the state that they hold, and evicts a
+//! client.
 //!
-//! One request is a line of JSON ([`Request`]), at most [`REQUEST_MAX`] bytes long; the answer is lines of JSON ([`Record`]), of
-//! which the last is [`Record::End`] or [`Record::Error`]. Where the bytes come from, and who may send them, is for whoever
-//! calls [`Admin::serve`]; it waits for storage, but for no export longer than two seconds in a listing.
+//! A request is one line of JSON ([`Request`]) of fewer than [`REQUEST_MAX`] bytes. The answer is lines of JSON
+//! ([`Record`]), the last of which is [`Record::End`] or [`Record::Error`]. The caller of [`Admin::serve`] provides the
+//! streams and decides who may send requests. [`Admin::serve`] waits for storage. A listing waits at most two seconds
+//! for each export.
 //!
-//! Clients are looked at one after the other and in pages: no lock is held for longer than a page takes, so what is told is how
-//! each page was at its time, not all of it at one.
+//! The listing reads clients one after the other and page by page, and holds no lock for longer than one page. So each
+//! page is consistent in itself, but the whole listing is not a snapshot of one moment.
 
 mod listing;
 mod record;
@@ -33,28 +35,29 @@ use crate::{
     v4::{service::Shared4, state::transitions::evict::Evicted},
 };
 
-/// What is asked.
+/// A request of an administrator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// The clients, and what each holds.
+    /// List the clients, and the state that each holds.
     List {
-        /// This one alone.
+        /// Lists only this client.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         client: Option<ClientName>,
     },
-    /// An end to a client, and to all that it holds.
+    /// Evict a client: revoke all of its state.
     Evict {
-        /// Which.
+        /// The client to evict.
         client: ClientName,
     },
 }
 
-/// A client, as people name it: the 16 hexadecimal digits of its client ID, or `nlm` and a number for a host that locks by NLM.
+/// The name of a client for administrators: the 16 hexadecimal digits of its client ID, or `nlm` and a number for a
+/// host that locks by NLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct ClientName(
-    /// By its number.
+    /// The client.
     pub LockClient,
 );
 
@@ -76,7 +79,7 @@ impl FromStr for ClientName {
             None if text.len() == 16 => u64::from_str_radix(text, 16).ok().map(LockClient::V4),
             None => None,
         };
-        client.map(Self).ok_or("a client is 16 hexadecimal digits, or nlm and a number".to_owned())
+        client.map(Self).ok_or("a client is named by 16 hexadecimal digits, or by nlm and a number".to_owned())
     }
 }
 
@@ -94,11 +97,11 @@ impl From<ClientName> for String {
     }
 }
 
-/// Answers administrators.
+/// Answers requests of administrators.
 pub struct Admin {
     lockd: Arc<Lockd>,
     v4: Arc<Shared4>,
-    /// The exports that have not answered the last listing in time: it does not ask them again.
+    /// The exports that have timed out during the last listing, which does not wait for them again.
     silent: Mutex<HashSet<ExportId>>,
 }
 
@@ -110,7 +113,8 @@ impl Admin {
     /// Reads one request and answers it.
     ///
     /// # Errors
-    /// Whoever asks cannot be read from or written to. What is wrong with the request he is told.
+    /// Returns an error if `input` cannot be read or `output` cannot be written. An error in the request is reported in
+    /// a [`Record::Error`].
     pub fn serve(&self, input: impl Read, output: &mut impl Write) -> io::Result<()> {
         let mut line = Vec::new();
         io::BufReader::new(input.take(REQUEST_MAX as u64)).read_until(b'\n', &mut line)?;
@@ -124,16 +128,16 @@ impl Admin {
         output.flush()
     }
 
-    /// Says why nothing is answered.
+    /// Answers a request with an error message, without reading it.
     ///
     /// # Errors
-    /// Whoever asks cannot be written to.
+    /// Returns an error if `output` cannot be written.
     pub fn refuse(why: &str, output: &mut impl Write) -> io::Result<()> {
         write(&Record::Error { message: why.to_owned() }, output)?;
         output.flush()
     }
 
-    /// Ends a client; or says why not.
+    /// Evicts a client. Returns an error message if that fails.
     fn evict(&self, ClientName(client): ClientName) -> Option<String> {
         let failed = match client {
             LockClient::V4(id) => self.evict_v4(Clientid4(id)),
@@ -152,7 +156,8 @@ impl Admin {
                 Evicted::Busy if Instant::now() < until => sleep(PAUSE),
                 Evicted::Busy => {
                     return Some(
-                        "requests of it are still being executed; it can begin nothing more: try again".to_owned(),
+                        "requests of the client are still being executed, and it can start no others: try again"
+                            .to_owned(),
                     );
                 }
             }
@@ -161,7 +166,7 @@ impl Admin {
 }
 
 fn write(record: &Record, output: &mut impl Write) -> io::Result<()> {
-    let mut line = serde_json::to_vec(record).expect("records are representable");
+    let mut line = serde_json::to_vec(record).expect("record must be serializable");
     line.push(b'\n');
     output.write_all(&line)
 }
@@ -171,21 +176,21 @@ fn unknown(client: LockClient) -> String {
 }
 
 /// # Errors
-/// What is wrong with it, for a person.
+/// Returns a message for the administrator if the line is not a valid request.
 fn parse(line: &[u8]) -> Result<Request, String> {
     if line.len() >= REQUEST_MAX {
-        return Err(format!("a request is shorter than {REQUEST_MAX} bytes"));
+        return Err(format!("a request must be shorter than {REQUEST_MAX} bytes"));
     }
-    serde_json::from_slice(line).map_err(|error| format!("not a request: {error}"))
+    serde_json::from_slice(line).map_err(|error| format!("invalid request: {error}"))
 }
 
-/// The name of the socket in the state directory at which a server is asked.
+/// The name of the administration socket in the state directory.
 pub const SOCKET: &str = "admin.sock";
-/// Most bytes of a request.
+/// Exclusive bound of the length of a request, in bytes.
 pub const REQUEST_MAX: usize = 1024;
-/// How long what is being executed is waited for.
-const UNSTORED: &str = "it is done, but not stored yet, as the recovery database cannot be written: if the server ends \
-                        before, the client can reclaim what it had";
+const UNSTORED: &str = "the client has been evicted, but the recovery database cannot be written now: if the server \
+                        ends before that is stored, the client can reclaim its state";
+/// Maximum time to wait for requests of the client that are being executed.
 const EVICT_MAX: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -194,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_are_named_as_they_are_shown() {
+    fn client_names_round_trip() {
         for client in
             [LockClient::V4(0), LockClient::V4(0x65a1_b2c3_0000_0001), LockClient::Nlm(1), LockClient::Nlm(u32::MAX)]
         {
@@ -209,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_are_what_they_say_and_no_longer_than_they_may_be() {
+    fn malformed_or_too_long_requests_are_rejected() {
         assert_eq!(parse(b"{\"list\":{}}\n"), Ok(Request::List { client: None }));
         for bad in
             [&b""[..], b"\n", b"list", b"{\"list\":{\"all\":true}}", b"{\"evict\":{}}", b"{\"list\":{}} {}", b"\xff"]

@@ -1,125 +1,126 @@
-//! [`Record`]: what an administrator is told, as it stands in a line of JSON.
+//! [`Record`]: one line of the answer to an administrator.
 
 use serde::{Deserialize, Serialize};
 
 use super::ClientName;
 
-/// One line of an answer. What belongs to a client follows it.
+/// One line of an answer, in JSON. The records of a client's state follow the record of the client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Record {
     /// A client.
     Client(ClientRecord),
-    /// A session of it.
+    /// A session of a client.
     Session {
-        /// Whose.
+        /// The client.
         client: ClientName,
-        /// Its ID, in hexadecimal digits.
+        /// The session ID, in hexadecimal digits.
         session: String,
-        /// How many slots it has.
+        /// The number of slots.
         slots: u32,
-        /// The connections that are bound to it.
+        /// The connections that are bound to the session.
         connections: Vec<ConnectionRecord>,
     },
-    /// A file that is open; for a host that locks by NLM, a DOS share.
+    /// An open file; for a host that locks by NLM, a DOS share.
     Open {
-        /// By whom.
+        /// The client that has opened the file.
         client: ClientName,
-        /// Which.
+        /// The file.
         #[serde(flatten)]
         file: FileRecord,
-        /// By which of its owners; what is not printable is escaped.
+        /// The open-owner. Characters that are not printable are escaped.
         owner: String,
-        /// To read.
+        /// `true` if the file is open for reading.
         read: bool,
-        /// To write.
+        /// `true` if the file is open for writing.
         write: bool,
-        /// Nobody else may read.
+        /// `true` if the open denies reading to others.
         deny_read: bool,
-        /// Nobody else may write.
+        /// `true` if the open denies writing to others.
         deny_write: bool,
     },
-    /// Bytes that are locked, or that somebody waits for.
+    /// A byte-range lock, or a request that waits for one.
     Lock {
-        /// By whom.
+        /// The client that holds or requests the lock.
         client: ClientName,
-        /// Of which file.
+        /// The file.
         #[serde(flatten)]
         file: FileRecord,
-        /// By which of its owners; what is not printable is escaped.
+        /// The lock owner. Characters that are not printable are escaped.
         owner: String,
-        /// Whether nobody else may have them.
+        /// `true` if no other owner can lock the range.
         exclusive: bool,
-        /// The first.
+        /// The offset of the first byte.
         start: u64,
-        /// How many; to the end if it is not given.
+        /// The number of bytes; `None` if the range extends to the end of the file.
         length: Option<u64>,
-        /// Whether it is waited for, and not had.
+        /// `true` if the client waits for the lock and does not hold it.
         waiting: bool,
     },
     /// A delegation.
     Delegation {
-        /// To whom.
+        /// The client that holds the delegation.
         client: ClientName,
-        /// Of which file.
+        /// The file.
         #[serde(flatten)]
         file: FileRecord,
-        /// To write, or else to read.
+        /// `true` for a write delegation, `false` for a read delegation.
         write: bool,
-        /// Whether it is being recalled.
+        /// `true` while the delegation is being recalled.
         recalled: bool,
     },
-    /// It is not all, or was not done.
+    /// The request failed, or the answer is incomplete. This is the last record.
     Error {
-        /// Why, for a person.
+        /// The reason, for a person.
         message: String,
     },
-    /// That is all; what was asked for was done.
+    /// The request succeeded. This is the last record.
     End,
 }
 
 /// A client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClientRecord {
-    /// Its name here.
+    /// The name by which requests refer to the client.
     pub client: ClientName,
     /// The protocol: `4.0`, `4.1`, `4.2` or `nlm4`.
     pub protocol: String,
-    /// Its name for itself; what is not printable is escaped.
+    /// The client owner (NFSv4) or host name (NLM) that the client sent. Characters that are not printable are escaped.
     pub name: String,
-    /// What software it says it is.
+    /// The software of the client, as the client reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub implementation: Option<String>,
-    /// Where it is, as far as it is known without a session.
+    /// The address of the client, if it is known without a session.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Whether it has ever been confirmed: until then it has nothing.
+    /// `true` if the client ID has been confirmed. A client that has not been confirmed holds no state.
     pub confirmed: bool,
-    /// Seconds since its lease was renewed; NLM has no leases.
+    /// Seconds since the lease was renewed. NLM has no leases.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub silent_s: Option<u64>,
-    /// Whether its lease has expired: it keeps what it has until somebody wants it.
+    /// `true` if the lease has expired. The client keeps its state until another client needs it.
     pub expired: bool,
-    /// Whether it can reclaim what it holds after a restart of the server.
+    /// `true` if the client can reclaim its state after a restart of the server.
     pub remembered: bool,
 }
 
 /// A connection of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConnectionRecord {
-    /// By which transport.
+    /// The name of the transport.
     pub transport: String,
-    /// From where.
+    /// The address of the client.
     pub address: String,
-    /// Whether callbacks go by it.
+    /// `true` if the connection carries callbacks.
     pub callbacks: bool,
 }
 
 /// A file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
-    /// The export's name.
+    /// The name of the export.
     pub export: String,
-    /// The file's number in it: for a directory of this host its inode number. Not given if the file is gone.
+    /// The file number in the export, which is the inode number if the export is a directory of this host. `None` if
+    /// the file is gone or its export does not answer.
     pub fileid: Option<u64>,
 }

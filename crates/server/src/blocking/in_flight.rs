@@ -1,8 +1,9 @@
 //! [`InFlight`]: bounds the calls of an export whose operations complete later.
 //!
-//! Such a call occupies no thread while it waits, so nothing else bounds how many there are in one back end. The share of a
-//! host is a dynamic threshold (Choudhury and Hahne, 1998): a host gets another permit while it holds fewer than are free.
-//! One host alone gets half of them, *n* hosts get one part in *n* + 1 each, and some are always left for the next.
+//! Such a call occupies no thread while it waits, so the thread pools do not bound how many of these calls one back end
+//! has. The share of a host is a dynamic threshold (Choudhury and Hahne, 1998): a host gets another permit while it
+//! holds fewer permits than are free. One host alone gets half of the permits, *n* hosts get one part in *n* + 1 each,
+//! and some permits always stay free for another host.
 //!
 //! A permit is taken before the first operation of a call, so that a refused call has had no effect.
 
@@ -28,7 +29,7 @@ struct Counts {
     sources: HashMap<Source, usize>,
 }
 
-/// The right of one call to have operations in flight. It ends when this is dropped.
+/// The right of one call to have operations in flight. Dropping it returns the permit.
 #[derive(Debug)]
 pub(crate) struct Permit {
     of: Arc<InFlight>,
@@ -36,12 +37,12 @@ pub(crate) struct Permit {
 }
 
 impl InFlight {
-    /// At most `limit` calls.
+    /// Creates the permits for at most `limit` calls.
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, counts: Mutex::default() }
     }
 
-    /// A permit for a call of `source`, unless it holds as many as are free.
+    /// Returns a permit for a call of `source`, or `None` if `source` holds as many permits as are free.
     pub(crate) fn admit(self: &Arc<Self>, source: Source) -> Option<Permit> {
         let mut counts = self.counts.lock();
         let free = self.limit - counts.total;
@@ -83,23 +84,23 @@ mod tests {
     }
 
     #[test]
-    fn a_host_leaves_permits_to_others_and_all_come_back() {
+    fn one_host_leaves_permits_for_others_and_drop_returns_them() {
         let of = Arc::new(InFlight::new(100));
         let a = all(&of, A);
-        assert_eq!(a.len(), 50, "half for one host alone");
+        assert_eq!(a.len(), 50, "one host alone must get half");
         let b = all(&of, B);
-        assert_eq!(b.len(), 25, "another one finds some");
+        assert_eq!(b.len(), 25, "a second host must get half of the rest");
         assert!(of.admit(A).is_none());
         drop(a);
         assert_eq!(of.counts.lock().total, 25);
         assert_eq!(all(&of, A).len(), 38);
         drop(b);
         assert_eq!(of.counts.lock().total, 0);
-        assert!(of.counts.lock().sources.is_empty(), "idle hosts are forgotten");
+        assert!(of.counts.lock().sources.is_empty(), "hosts without permits must be removed");
     }
 
     #[test]
-    fn without_permits_nobody_is_remembered() {
+    fn refused_host_leaves_no_entry() {
         let of = Arc::new(InFlight::new(0));
         assert!(of.admit(A).is_none());
         assert!(of.counts.lock().sources.is_empty());

@@ -1,13 +1,13 @@
-//! Threads that may wait: for the storage of an export, or for what belongs to no export.
+//! Pools of threads that may block: one for the storage of each export, and one for work that belongs to no export.
 //!
-//! Each export has a [`Pool`] of its own, and so has what belongs to none. Threads are started when there is work and end
-//! when they are idle. The number of threads and the calls and bytes that wait for one are bounded, so a file system that
-//! hangs holds the threads and the queue of its export, and nothing of any other. A call beyond the queue is given back to
-//! its caller, who answers NFS4ERR_DELAY or NFS3ERR_JUKEBOX.
+//! A [`Pool`] starts threads when there is work, and they end when they are idle. The number of threads is bounded, and
+//! so are the number and the bytes of the calls that wait for one. So a file system that hangs occupies only the
+//! threads and the queue of its own export. A call for which the queue has no room is returned to its caller, which
+//! answers NFS4ERR_DELAY or NFS3ERR_JUKEBOX.
 //!
-//! The queue serves the hosts that call in turn ([`queue`]).
+//! The queue serves hosts in turn ([`queue`]).
 //!
-//! On error: a panic in a call ends that call. A call whose future has been dropped runs to its end all the same.
+//! On error: a panic in a call ends that call only. A call whose future has been dropped still runs to its end.
 
 mod in_flight;
 mod queue;
@@ -28,16 +28,17 @@ pub(crate) use self::in_flight::{InFlight, Permit};
 use self::queue::{Bounds, FairQueue};
 use crate::{export::Exports, handle::ExportId};
 
-/// Bounds of the threads that may wait, of the calls that wait for one, and of the calls that wait without one.
+/// Bounds of the threads that may block, of the calls that wait for a thread, and of the calls that wait without one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockingOptions {
-    /// Most threads of each export, and of what belongs to no export. One host occupies three quarters of them at most.
-    /// With zero there are no threads: what has to wait does so where it is called, as a simulation wants it.
+    /// Maximum number of threads for each export, and for work that belongs to no export. One host occupies at most
+    /// three quarters of them. With zero there are no threads: blocking work runs on the calling thread, as a
+    /// simulation needs it.
     pub threads: usize,
-    /// Most calls of each export that wait for a thread.
+    /// Maximum number of calls of each export that wait for a thread.
     pub queue: usize,
-    /// Most calls in progress of each export whose operations complete later
-    /// ([`completes_later`](vfs::FsCaps::completes_later)). One host holds half of them at most.
+    /// Maximum number of calls in progress of each export whose operations complete later
+    /// ([`completes_later`](vfs::FsCaps::completes_later)). One host holds at most half of them.
     pub pending: usize,
 }
 
@@ -51,12 +52,12 @@ impl Default for BlockingOptions {
 pub(crate) struct Pools {
     exports: HashMap<ExportId, Pool>,
     common: Pool,
-    /// Of the exports whose operations complete later.
+    /// The permits of the exports whose operations complete later.
     in_flight: HashMap<ExportId, Arc<InFlight>>,
 }
 
 impl Pools {
-    /// One for each export, and one for the rest. No thread is started yet.
+    /// Creates one pool for each export and one for other work. Starts no thread.
     pub(crate) fn new(exports: &Exports, options: BlockingOptions) -> Self {
         let pools =
             exports.iter().enumerate().map(|(at, export)| (export.id(), Pool::new(format!("export-{at}"), options)));
@@ -65,46 +66,46 @@ impl Pools {
         Self { exports: pools.collect(), common: Pool::new("blocking".to_owned(), options), in_flight }
     }
 
-    /// The permits for calls of an export whose operations complete later.
+    /// Returns the permits for calls of an export whose operations complete later.
     pub(crate) fn in_flight(&self, export: ExportId) -> &Arc<InFlight> {
         &self.in_flight[&export]
     }
 
-    /// The pool of an export, or that for what belongs to none.
+    /// Returns the pool of an export; for `None`, the pool for work that belongs to no export.
     pub(crate) fn of(&self, export: Option<ExportId>) -> &Pool {
         export.and_then(|id| self.exports.get(&id)).unwrap_or(&self.common)
     }
 }
 
-/// On whose behalf a call runs: threads are shared out fairly among these.
+/// The party on whose behalf a call runs. Threads are shared out fairly among sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     /// A host.
     Host(Host),
-    /// A user of this host, over a transport that knows the user for certain.
+    /// A user of this host. The transport has verified the user.
     User(u32),
     /// The server itself.
     Server,
 }
 
 impl Source {
-    /// The source of a call from `peer`.
+    /// Returns the source of a call from `peer`.
     pub(crate) fn of(peer: std::net::SocketAddr, user: Option<&PeerUser>) -> Self {
         user.map_or_else(|| Self::Host(Host::of(peer.ip())), |user| Self::User(user.uid))
     }
 }
 
-/// What became of a call that was given to a [`Pool`].
+/// The outcome of a call that was submitted to a [`Pool`].
 pub(crate) enum Outcome<S> {
-    /// It has run.
+    /// The call has run.
     Done(S),
-    /// There was no room in the queue. It has not run.
+    /// The queue had no room. The call has not run.
     Refused(S),
-    /// It has panicked.
+    /// The call has panicked.
     Panicked,
 }
 
-/// Threads that may wait.
+/// A pool of threads that may block.
 pub(crate) struct Pool(Arc<Inner>);
 
 struct Inner {
@@ -119,7 +120,7 @@ struct State {
     threads: usize,
     /// Threads that wait for work and have not been woken.
     idle: usize,
-    /// Threads that have been woken and have not looked yet.
+    /// Threads that have been woken and have not yet checked the queue.
     woken: usize,
     closed: bool,
 }
@@ -144,7 +145,7 @@ where
 {
     fn run(self: Box<Self>) {
         let Self { mut state, work, tell } = *self;
-        // Unwind safe: what has panicked is dropped.
+        // This is unwind safe: the state is dropped after a panic.
         let ran = catch_unwind(AssertUnwindSafe(move || {
             work(&mut state);
             state
@@ -160,7 +161,7 @@ where
 impl Pool {
     fn new(name: String, options: BlockingOptions) -> Self {
         let threads_max = options.threads;
-        // One host leaves some threads to others: their first call does not wait for the end of one of its calls.
+        // One host leaves some threads to other hosts, so that their first call need not wait for one of its calls.
         let host_running = (threads_max - threads_max / 4).max(1);
         let bounds = Bounds { calls: options.queue, bytes: QUEUE_BYTES_MAX, host_running };
         let queue = FairQueue::new(bounds);
@@ -168,7 +169,7 @@ impl Pool {
         Self(Arc::new(Inner { name, threads_max, state, wake: Condvar::new() }))
     }
 
-    /// Runs `work` on `state` on a thread that may wait. `bytes` is the memory that the call holds until then.
+    /// Runs `work` on `state` on a thread of the pool. `bytes` is the memory that the call holds until it has run.
     pub(crate) async fn run<S: Send + 'static>(
         &self,
         source: Source,
@@ -181,16 +182,17 @@ impl Pool {
             return Outcome::Done(state);
         }
         let (sender, outcome) = oneshot::channel();
-        // Nobody may be waiting any more.
+        // The receiver is gone if the caller's future has been dropped.
         let tell = move |outcome| drop(sender.send(outcome));
         self.submit(source, bytes, Box::new(Task { state, work, tell }));
-        outcome.await.expect("a job tells what became of it")
+        outcome.await.expect("job must report its outcome")
     }
 
-    /// As [`run`](Self::run), from a thread that waits for the result, but not for longer than `patience`.
-    pub(crate) fn ask<R: Send + 'static>(
+    /// Runs `work` like [`run`](Self::run), but blocks the calling thread until the result is there. Returns `None`
+    /// after `timeout`.
+    pub(crate) fn run_with_timeout<R: Send + 'static>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Option<R> {
         if self.0.threads_max == 0 {
@@ -200,7 +202,7 @@ impl Pool {
         let work = |answer: &mut Option<R>| *answer = Some(work());
         let tell = move |outcome| drop(sender.send(outcome));
         self.submit(Source::Server, 0, Box::new(Task { state: None, work, tell }));
-        match outcome.recv_timeout(patience) {
+        match outcome.recv_timeout(timeout) {
             Ok(Outcome::Done(answer)) => answer,
             _ => None,
         }
@@ -225,7 +227,7 @@ impl Pool {
         }
     }
 
-    /// Starts a thread, which has been counted.
+    /// Starts a thread. The caller has counted it in `State::threads`.
     fn start(&self) {
         let inner = self.0.clone();
         let started = thread::Builder::new().name(self.0.name.clone()).spawn(move || inner.serve());
@@ -236,7 +238,7 @@ impl Pool {
         if state.threads > 0 {
             return;
         }
-        // Nobody would ever run these.
+        // No thread is left to run the queued calls, so they are refused.
         let jobs: Vec<_> = std::iter::from_fn(|| {
             let (source, job) = state.queue.pop()?;
             state.queue.done(source);
@@ -256,7 +258,7 @@ impl Drop for Pool {
 }
 
 impl Inner {
-    /// Runs calls until there has been none for a while.
+    /// Runs queued calls, and returns after [`IDLE_MAX`] without one.
     fn serve(&self) {
         let mut state = self.state.lock();
         loop {
@@ -290,9 +292,9 @@ impl Inner {
     }
 }
 
-/// Most bytes of the calls that wait for a thread of one pool.
+/// Maximum bytes of the calls that wait for a thread of one pool.
 const QUEUE_BYTES_MAX: usize = 256 << 20;
-/// How long a thread waits for work before it ends.
+/// Time after which an idle thread ends.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
@@ -305,20 +307,20 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_its_call_alone() {
+    fn panic_ends_only_its_own_call() {
         let pool = Pool::new("test".to_owned(), BlockingOptions { threads: 1, queue: 1, pending: 1 });
-        assert!(matches!(run(&pool, 1, |_| panic!("this is what the test is about")), Outcome::Panicked));
+        assert!(matches!(run(&pool, 1, |_| panic!("expected by this test")), Outcome::Panicked));
         assert!(matches!(run(&pool, 1, |number| *number += 1), Outcome::Done(2)));
-        assert_eq!(pool.ask(Duration::from_secs(600), || 3), Some(3));
+        assert_eq!(pool.run_with_timeout(Duration::from_secs(600), || 3), Some(3));
     }
 
     #[test]
-    fn a_call_whose_future_is_dropped_runs_to_its_end() {
+    fn call_whose_future_is_dropped_still_runs() {
         let pool = Pool::new("test".to_owned(), BlockingOptions { threads: 1, queue: 1, pending: 1 });
         let (sender, ran) = mpsc::channel();
         let mut future = Box::pin(pool.run(Source::Server, 0, (), move |()| sender.send(()).unwrap()));
         let polled = future.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()));
         drop((polled, future));
-        ran.recv_timeout(Duration::from_secs(600)).expect("it runs");
+        ran.recv_timeout(Duration::from_secs(600)).expect("call must run");
     }
 }

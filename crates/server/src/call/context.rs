@@ -21,7 +21,7 @@ use crate::{
     handle::ExportId,
 };
 
-/// One call, with the state `S` of the service that executes it.
+/// A call, with the state `S` of the service that executes it.
 pub(crate) struct Context<'a, S = Core> {
     pub(crate) core: &'a Core,
     pub(crate) shared: &'a Arc<S>,
@@ -29,14 +29,14 @@ pub(crate) struct Context<'a, S = Core> {
     pub(crate) peer: SocketAddr,
     pub(crate) transport: TransportLimits,
     origin: Origin<'a>,
-    /// The source of buffers for payloads.
+    /// The buffer pool for payloads.
     pub(crate) pool: &'a Pool,
-    /// Whether the thread may wait at all.
+    /// `true` if the thread may block.
     pub(crate) may_block: bool,
     pub(crate) thread: &'a Thread,
 }
 
-/// Tells the source of a call.
+/// The source of a call.
 #[derive(Clone, Copy)]
 enum Origin<'a> {
     Transport(&'a Arc<dyn Transport>),
@@ -46,17 +46,17 @@ enum Origin<'a> {
 /// The properties of the transport that delivered a call.
 #[derive(Clone, Copy)]
 pub(crate) struct TransportLimits {
-    /// Its name, for exports' `transports` and for logs.
+    /// The name of the transport, for the `transports` of exports and for logs.
     pub(crate) name: &'static str,
-    /// Longest message, in bytes.
+    /// Maximum length of a message, in bytes.
     pub(crate) message_max: usize,
-    /// Whether it sends ranges of files without copying them.
+    /// `true` if the transport sends ranges of files without copying them.
     pub(crate) file_ranges: bool,
-    /// Whether it can lose a message without losing a connection.
+    /// `true` if the transport can lose a message without losing the connection.
     pub(crate) lossy: bool,
 }
 
-/// The parts of a call that it needs on another thread.
+/// The parts of a call that are needed to continue it on another thread.
 pub(crate) struct Detached<S = Core> {
     shared: Arc<S>,
     identity: Identity,
@@ -67,7 +67,7 @@ pub(crate) struct Detached<S = Core> {
 }
 
 impl<'a, S: ServiceState> Context<'a, S> {
-    /// The context of a call on the thread that has received it.
+    /// Creates the context of a call on the thread that received it.
     pub(crate) fn of_call(shared: &'a Arc<S>, call: &Call<'a>, thread: &'a Thread) -> Self {
         let caps = call.transport.caps();
         let transport = TransportLimits {
@@ -81,7 +81,7 @@ impl<'a, S: ServiceState> Context<'a, S> {
         Self { core, shared, identity, peer, transport, origin, pool, may_block: false, thread }
     }
 
-    /// The source of the call, for which the blocking pools keep a turn.
+    /// Returns the source of the call, by which the blocking pools share out their threads.
     pub(crate) fn source(&self) -> Source {
         match self.origin {
             Origin::Transport(transport) => Source::of(self.peer, transport.peer_user()),
@@ -89,7 +89,7 @@ impl<'a, S: ServiceState> Context<'a, S> {
         }
     }
 
-    /// Copies what another thread needs of it.
+    /// Copies the parts of the call that another thread needs.
     pub(crate) fn detach(&self) -> Detached<S> {
         Detached {
             shared: self.shared.clone(),
@@ -101,41 +101,41 @@ impl<'a, S: ServiceState> Context<'a, S> {
         }
     }
 
-    /// The export with an ID, if the caller may use it.
+    /// Returns the export with this ID, if the caller may use it.
     ///
     /// # Errors
-    /// `Stale`: there is none. `Access`: it does not admit the caller.
+    /// Returns `Stale` if there is no such export, and `Access` if the export does not admit the caller.
     pub(crate) fn export(&self, id: ExportId, purpose: Purpose) -> Result<&'a Export, VfsError> {
         let export = self.core.exports.find(id).ok_or(VfsError::Stale)?;
         export.decide(&self.requester(), purpose)?;
         Ok(export)
     }
 
-    /// The caller, as an export's policy sees it.
+    /// Returns the caller as the rules of an export see it.
     pub(crate) fn requester(&self) -> Requester {
         Requester { peer: self.peer, transport: self.transport.name }
     }
 
-    /// The object of a file handle, if the caller may use its export.
+    /// Returns the object of a file handle, if the caller may use its export.
     ///
     /// # Errors
-    /// As [`export`](Self::export); `BadHandle` or `Stale` if this server did not make the handle; `Delay` on a thread that
-    /// is refused.
+    /// Returns the errors of [`export`](Self::export); `BadHandle` or `Stale` if this server did not make the handle;
+    /// and `Delay` if the call was refused by its pool ([`Thread::refused`]).
     pub(crate) fn object(&self, handle: &[u8]) -> Result<Object<'a>, VfsError> {
         self.object_for(handle, Purpose::Files)
     }
 
-    /// As [`object`](Self::object), for a given purpose.
+    /// Returns the object of a file handle like [`object`](Self::object), for the given purpose.
     ///
     /// # Errors
-    /// As [`object`](Self::object).
+    /// Returns the errors of [`object`](Self::object).
     pub(crate) fn object_for(&self, handle: &[u8], purpose: Purpose) -> Result<Object<'a>, VfsError> {
         self.thread.admit()?;
         let (id, handle) = self.core.key.open(handle)?;
         Ok(self.object_of(self.export(id, purpose)?, handle))
     }
 
-    /// An object of an export that has admitted the caller.
+    /// Returns an object of an export that has admitted the caller.
     pub(crate) fn object_of(&self, export: &'a Export, handle: Handle) -> Object<'a> {
         let caps = export.vfs().caps();
         let may_wait = self.thread.may_wait_for(export.id());
@@ -146,13 +146,13 @@ impl<'a, S: ServiceState> Context<'a, S> {
         Object { export, handle, identity, may_block, foreign, journaled, key: &self.core.key }
     }
 
-    /// As [`object_of`](Self::object_of), for a procedure that does not wait for the object: operations that have to wait fail
-    /// with `WouldBlock`.
+    /// Returns an object like [`object_of`](Self::object_of), for a procedure that does not wait for it: an operation
+    /// that would have to wait fails with `WouldBlock`, and an operation does not become pending.
     pub(crate) fn object_at_once(&self, export: &'a Export, handle: Handle) -> Object<'a> {
         Object { journaled: None, ..self.object_of(export, handle) }
     }
 
-    /// The back end with the call's journal, if the call can be run again.
+    /// Returns the back end with the call's journal, if the call can be run again.
     fn journaled(&self, export: &Export) -> Option<Box<Interposed<Journaled>>> {
         let journal = self.thread.journal_for(|| self.source())?.clone();
         let (vfs, limit) = (export.vfs().clone(), self.core.pools.in_flight(export.id()).clone());
@@ -161,22 +161,22 @@ impl<'a, S: ServiceState> Context<'a, S> {
 }
 
 impl<S: ServiceState> Detached<S> {
-    /// The service's state.
+    /// Returns the state of the service.
     pub(crate) fn shared(&self) -> &Arc<S> {
         &self.shared
     }
 
-    /// The source of the call.
+    /// Returns the source of the call.
     pub(crate) fn source(&self) -> Source {
         self.source
     }
 
-    /// The source of the call, if it came from a host.
+    /// Returns the source of the call without its user: the peer's host.
     pub(crate) fn host(&self) -> Source {
         Source::of(self.peer, None)
     }
 
-    /// The context again, on another thread.
+    /// Creates the context of the call on another thread.
     pub(crate) fn context<'a>(&'a self, thread: &'a Thread) -> Context<'a, S> {
         Context {
             core: self.shared.core(),

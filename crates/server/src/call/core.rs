@@ -10,7 +10,8 @@ use crate::{
     sharing::{conflict::Conflicts, service::LockService},
 };
 
-/// The state that all protocols share. It names no protocol: each protocol's service keeps its own state beside it.
+/// The state that all protocols share. It depends on no protocol; each protocol's service keeps its own state beside
+/// it.
 pub(crate) struct Core {
     pub(crate) exports: Exports,
     pub(crate) pools: Pools,
@@ -18,12 +19,12 @@ pub(crate) struct Core {
     pub(crate) locks: LockService,
     pub(crate) conflicts: Conflicts,
     pub(crate) recovery: Arc<Recovery>,
-    /// The state directory. It is locked as long as this exists.
+    /// The state directory, which stays locked until this is dropped.
     pub(crate) state_dir: Option<StateDir>,
 }
 
 impl Core {
-    /// The core of a server; `grace` is the length of the grace period.
+    /// Creates the core of a server. `grace` is the length of the grace period.
     pub(crate) fn new(
         exports: Exports,
         key: HandleKey,
@@ -46,7 +47,7 @@ impl Core {
 
 /// The shared state of one protocol's service, which holds the [`Core`].
 pub(crate) trait ServiceState: Send + Sync + 'static {
-    /// The core.
+    /// Returns the core.
     fn core(&self) -> &Core;
 }
 

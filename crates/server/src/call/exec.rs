@@ -1,15 +1,17 @@
-//! Runs procedures: in place where that cannot block, on a thread that may wait where it must.
+//! Runs procedures: in place if they need not block, otherwise on a thread that may.
 //!
-//! A procedure is a function of its context and arguments. It first runs at once, on the thread that received the
-//! call, with operations that must not wait. If one has to wait for storage, nothing has been done, and the procedure runs again
-//! from its start on a thread of the export that it needs ([`blocking`](crate::blocking)). If that export's queue is full,
-//! the procedure runs once more on a thread that is [refused](Thread::refused), and the caller gets its protocol's status for "try
-//! again later".
+//! A procedure is a function of its context and arguments. It first runs on the thread that received the call, with
+//! operations that must not block. If an operation would have to wait for storage, it has had no effect, and the
+//! procedure runs again from its start on a thread of the export that it needs ([`blocking`](crate::blocking)). If the
+//! queue of that export is full, the procedure runs once more on a [refused](Thread::refused) thread, and the client
+//! gets the status of its protocol for "try again later".
 //!
-//! If an operation is pending, no thread is needed: the call's future awaits the completion on the worker that owns the connection, and
-//! the procedure runs again from its start. What it has done before is in its [`Journal`] and is not done again.
+//! If an operation is pending, no thread is needed. The future of the call awaits the completion on the worker that
+//! owns the connection, and then the procedure runs again from its start. Operations that have been executed are in its
+//! [`Journal`] and are not executed again.
 //!
-//! A call outlives its connection: its reply is for the duplicate request cache. It is dropped only with its worker.
+//! A call outlives its connection, because its reply goes to the duplicate request cache. The call is dropped only with
+//! its worker.
 
 use std::{fmt::Debug, future::ready, marker::PhantomData, sync::Arc};
 
@@ -27,18 +29,19 @@ use crate::blocking::Outcome;
 
 /// A procedure that the server executes.
 pub(crate) trait Answer: 'static {
-    /// The state of the service that it belongs to.
+    /// The state of the service to which the procedure belongs.
     type Shared: ServiceState;
-    /// The type of its arguments.
+    /// The type of the arguments.
     type Args: Decode + Send + 'static;
-    /// The type of its status, for the log.
+    /// The type of the status, for the log.
     type Status: Debug;
-    /// Its name.
+    /// The name of the procedure.
     const NAME: &'static str;
 
-    /// Executes it and appends the results to `out`, in which the reply's header is. After something has been changed,
-    /// no further operation may end with [`WouldBlock`] unless it is pending: all of it would be done again. An effect outside of the
-    /// file system that comes before an operation is passed by [`Object::once`](crate::call::object::Object::once).
+    /// Executes the procedure and appends the results to `out`, which already contains the reply's header. After a
+    /// change has been made, no later operation may fail with [`WouldBlock`] unless it is pending, because the whole
+    /// procedure would run again. An effect outside of the file system that precedes an operation must go through
+    /// [`Object::once`](crate::call::object::Object::once).
     fn answer(cx: &Context<'_, Self::Shared>, args: &Self::Args, out: &mut Encoder)
     -> Result<Self::Status, WouldBlock>;
 }
@@ -57,7 +60,7 @@ impl<S: ServiceState> Answer for Null<S> {
     }
 }
 
-/// Executes `P` for a call.
+/// Decodes the arguments of a call and executes procedure `P`.
 pub(crate) fn run<'a, P: Answer>(
     shared: &'a Arc<P::Shared>,
     mut call: Call<'a>,
@@ -86,12 +89,12 @@ pub(crate) fn run<'a, P: Answer>(
     Box::pin(wait(Waiting::<P> { detached, args, out, start, journal, needs, answered: false }, bytes))
 }
 
-/// A procedure that could not go on where it was run last.
+/// A procedure that could not continue in its last run.
 struct Waiting<P: Answer> {
     detached: Detached<P::Shared>,
     args: P::Args,
     out: Encoder,
-    /// Where the results begin in `out`.
+    /// The position in `out` at which the results begin.
     start: usize,
     journal: Option<Arc<Journal>>,
     needs: Needed,
@@ -112,8 +115,8 @@ impl<P: Answer> Waiting<P> {
     }
 }
 
-/// Runs a procedure again until it is answered: on the worker when the operation that is pending has completed, or on a thread that
-/// may wait for an export, or for what belongs to no export. There it stays.
+/// Runs a procedure again until it succeeds or fails for good: on the worker when its pending operation has completed,
+/// or on a thread of a pool. After its first run on a pool, it stays on that pool.
 async fn wait<P: Answer>(mut waiting: Waiting<P>, bytes: usize) -> Result<Message, AcceptError> {
     let (shared, source) = (waiting.detached.shared().clone(), waiting.detached.source());
     let mut pool = None;
@@ -126,7 +129,7 @@ async fn wait<P: Answer>(mut waiting: Waiting<P>, bytes: usize) -> Result<Messag
             }
             (Needed::Thread(export), None) => pool = Some(export),
             (Needed::Thread(_), Some(_)) => {
-                tracing::error!(procedure = P::NAME, "the file system would not wait although it may");
+                tracing::error!(procedure = P::NAME, "an operation that may block failed with WouldBlock");
                 return Err(AcceptError::SystemErr);
             }
         }
@@ -139,11 +142,11 @@ async fn wait<P: Answer>(mut waiting: Waiting<P>, bytes: usize) -> Result<Messag
             Outcome::Done(waiting) => waiting,
             Outcome::Refused(mut waiting) => {
                 waiting.answer(&Thread::refused());
-                // What needs no export has no status for this: the caller asks again by itself.
+                // Work that belongs to no export has no status for "try again later". The client retransmits the call.
                 return if waiting.answered { Ok(waiting.out.finish()) } else { Err(AcceptError::Drop) };
             }
             Outcome::Panicked => {
-                tracing::error!(procedure = P::NAME, "the procedure has panicked");
+                tracing::error!(procedure = P::NAME, "the procedure panicked");
                 return Err(AcceptError::SystemErr);
             }
         };

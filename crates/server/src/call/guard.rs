@@ -1,7 +1,7 @@
 //! The checks for conflicting delegations, which every protocol makes before it uses an object.
 //!
-//! `by` is the client that uses the object: its own delegations do not conflict. Where a file is not delegated, no lock is
-//! taken to find that.
+//! `by` is the client that uses the object; its own delegations do not conflict. For a file that is not delegated, the
+//! check takes no lock.
 
 use vfs::{Name, VfsError};
 
@@ -16,35 +16,36 @@ use crate::{
 };
 
 impl<S: ServiceState> Context<'_, S> {
-    /// Before an object's data or attributes are read.
+    /// Recalls the delegations that conflict with reading an object's data or attributes.
     ///
     /// # Errors
-    /// [`Conflict`].
+    /// Returns [`Conflict`] if a delegation conflicts, or if the check would block.
     pub(crate) fn before_read(&self, object: &Object<'_>, by: Option<LockClient>) -> Result<(), Conflict> {
         self.before(object, by, Access::Read)
     }
 
-    /// Before an object is changed. The change lasts until the returned value is dropped.
+    /// Recalls the delegations that conflict with a change of an object. No delegation is granted until the returned
+    /// value is dropped.
     ///
     /// # Errors
-    /// [`Conflict`].
+    /// Returns [`Conflict`] if a delegation conflicts, or if the check would block.
     pub(crate) fn before_change(
         &self,
         object: &Object<'_>,
         by: Option<LockClient>,
     ) -> Result<Option<Changing>, Conflict> {
-        // The order is that of `sharing/marks.rs`.
+        // `sharing/marks.rs` explains this order.
         let file = (&object.export.id(), &object.handle);
         let changing = self.core.conflicts.begin_change(&file);
         if let Some(journal) = object.journal() {
-            // The change goes on while its operation is pending.
+            // The change lasts while its operation is pending.
             journal.hold(("changing", file), self.core.conflicts.begin_change(&file));
         }
         self.before(object, by, Access::Write)?;
         Ok(changing)
     }
 
-    /// Ends a change that [`before_change`](Self::before_change) began, before the end of its procedure or operation.
+    /// Ends a change begun by [`before_change`](Self::before_change) before its procedure or operation ends.
     pub(crate) fn end_change(&self, object: &Object<'_>, changing: Option<Changing>) {
         drop(changing);
         if let Some(journal) = object.journal() {
@@ -52,10 +53,10 @@ impl<S: ServiceState> Context<'_, S> {
         }
     }
 
-    /// Before a name is removed from an object, or given to another one.
+    /// Recalls the delegations of the object `name` before the name is removed or given to another object.
     ///
     /// # Errors
-    /// [`Conflict`].
+    /// Returns [`Conflict`] if a delegation conflicts, or if the lookup would block.
     pub(crate) fn before_change_of(
         &self,
         dir: &Object<'_>,
@@ -68,16 +69,16 @@ impl<S: ServiceState> Context<'_, S> {
         match dir.vfs().lookup(&dir.caller(), &dir.handle, name) {
             Ok((handle, _)) => self.before(&self.object_of(dir.export, handle), by, Access::Write),
             Err(VfsError::WouldBlock) => Err(Conflict::WouldBlock),
-            // The operation itself fails with any other error.
+            // On any other error, the operation itself fails.
             Err(_) => Ok(()),
         }
     }
 
-    /// Before a file is locked by a protocol without delegations: the holder of one locks locally what it covers. None is
-    /// granted until the returned value is dropped.
+    /// Recalls the delegations that conflict with a lock of a protocol without delegations, because the holder of a
+    /// delegation locks locally. No delegation is granted until the returned value is dropped.
     ///
     /// # Errors
-    /// [`Conflict`].
+    /// Returns [`Conflict`] if a delegation conflicts, or if the check would block.
     pub(crate) fn before_lock(&self, file: &FileId, exclusive: bool) -> Result<Option<Changing>, Conflict> {
         let changing = self.core.conflicts.begin_change(file);
         if self.core.conflicts.may_be_delegated(file) {

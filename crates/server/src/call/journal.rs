@@ -1,23 +1,23 @@
 //! [`Journal`]: executes each file system operation of a call once, although the call is run several times.
 //!
-//! A procedure of version 3, or an operation of a COMPOUND, is a plain function that calls several operations of the file
-//! system. Where one of these is pending ([`vfs::pending`]), the function is left, its worker awaits the completion, and the
-//! function runs again from its start. The journal makes that safe:
+//! A procedure of NFSv3, or an operation of a COMPOUND, is a plain function that calls several operations of the file
+//! system. If one of these is pending ([`vfs::pending`]), the function returns, its worker awaits the completion, and
+//! the function runs again from its start. The journal makes that safe:
 //!
-//! - The result of each operation that has been executed is kept, and the next run gets it from here. So an operation has
-//!   its effect once, and all runs of the function take the same way.
-//! - Once an operation is pending, no further one is executed in this run. The run is void, whatever it returns.
-//! - Checks and effects outside of the file system that come before an operation (recalls of delegations, shares) are passed
-//!   once as well: [`Journal::once`].
+//! - It keeps the result of each executed operation, and later runs get the result from it. So an operation has its
+//!   effect once, and all runs of the function take the same branches.
+//! - While an operation is pending, no other operation is executed. The run is void, whatever it returns.
+//! - Checks and effects outside of the file system that precede an operation (recalls of delegations, shares) are
+//!   executed once as well: [`Journal::once`].
 //!
-//! Results are found by a key: the operation and its arguments. If state of the server has changed between two runs, so that the
-//! function takes another way, it never gets the result of another operation. The effect of the one that it no
-//! longer asks for stays.
+//! The key of a result consists of the operation and its arguments. If state of the server has changed between two
+//! runs, so that the function takes another branch, it never gets the result of another operation. The effect of an
+//! operation that the function no longer calls is not undone.
 //!
-//! Only exports whose back end completes operations later ([`FsCaps::completes_later`](vfs::FsCaps::completes_later)) have a
-//! journal. For all others, nothing is kept and nothing is allocated.
+//! Only exports whose back end completes operations later ([`FsCaps::completes_later`](vfs::FsCaps::completes_later))
+//! use a journal. For all others, nothing is kept and nothing is allocated.
 //!
-//! When the call is dropped, its permits are returned, and the effects of its operations stay.
+//! When the call is dropped, its permits are returned. The effects of its operations are not undone.
 
 use std::{
     any::Any,
@@ -39,10 +39,10 @@ use crate::{
     handle::ExportId,
 };
 
-/// The operations of one call.
+/// The results of the operations of one call.
 pub(crate) struct Journal {
     source: Source,
-    /// Of the operation that is pending.
+    /// The future or the completion of the pending operation.
     slot: CompletionSlot,
     state: Mutex<State>,
 }
@@ -52,37 +52,37 @@ struct State {
     kept: Vec<Kept>,
     /// The operation whose future or completion is in the slot.
     current: Option<u64>,
-    /// That operation has been left in this run.
+    /// `true` if that operation was pending in this run.
     pending: bool,
     permits: SmallVec<[(ExportId, Permit); 1]>,
 }
 
 struct Kept {
     key: u64,
-    /// This run has asked for it.
+    /// `true` if this run has already used the result.
     used: bool,
     result: Box<dyn Any + Send>,
 }
 
 impl Journal {
-    /// An empty one, for a call of `source`.
+    /// Creates an empty journal for a call of `source`.
     pub(crate) fn new(source: Source) -> Self {
         Self { source, slot: CompletionSlot::default(), state: Mutex::default() }
     }
 
-    /// Whether an operation is pending. What the run has returned is then void.
+    /// Returns `true` if an operation is pending. The results of the run are then void.
     pub(crate) fn is_pending(&self) -> bool {
         self.state.lock().pending
     }
 
-    /// Begins another run.
+    /// Begins another run: all kept results can be used again.
     pub(crate) fn rewind(&self) {
         let mut state = self.state.lock();
         state.pending = false;
         state.kept.iter_mut().for_each(|kept| kept.used = false);
     }
 
-    /// Forgets the results: the function has run to its end. The call goes on with another one.
+    /// Removes all results when the function has run to its end. The call continues with another function.
     pub(crate) fn clear(&self) {
         let mut state = self.state.lock();
         let kept = std::mem::take(&mut state.kept);
@@ -92,7 +92,7 @@ impl Journal {
         drop(kept);
     }
 
-    /// Waits for the operation that is pending, if there is one.
+    /// Awaits the pending operation, if there is one.
     pub(crate) async fn complete(&self) {
         if let Some(future) = self.slot.take_future() {
             let completion = future.await;
@@ -100,7 +100,7 @@ impl Journal {
         }
     }
 
-    /// Passes a check, or has an effect, once in all runs. It is passed again if it has failed.
+    /// Executes a check or an effect once in all runs. If it fails, the next run executes it again.
     pub(crate) fn once<T: Clone + Send + 'static, E>(
         &self,
         key: impl Hash,
@@ -115,7 +115,7 @@ impl Journal {
         Ok(value)
     }
 
-    /// Keeps a value until the function has run to its end; one for each key.
+    /// Keeps a value until the function has run to its end. Does nothing if there is already a value for `key`.
     pub(crate) fn hold<T: Send + 'static>(&self, key: impl Hash, value: T) {
         let key = KEYS.hash_one(key);
         let mut state = self.state.lock();
@@ -124,7 +124,7 @@ impl Journal {
         }
     }
 
-    /// Drops a value that is [held](Self::hold).
+    /// Drops a value that was passed to [`hold`](Self::hold).
     pub(crate) fn release(&self, key: impl Hash) {
         let key = KEYS.hash_one(key);
         let mut state = self.state.lock();
@@ -133,10 +133,10 @@ impl Journal {
         }
     }
 
-    /// The result that an earlier run has got; `None` if the operation is to be executed.
+    /// Returns the result of an earlier run, or `None` if the operation must be executed.
     ///
     /// # Errors
-    /// `WouldBlock` while another operation is pending; `Delay` if there is no permit for this call.
+    /// Returns `WouldBlock` while another operation is pending, and `Delay` if there is no permit for this call.
     fn enter<T: Clone + 'static>(
         &self,
         key: u64,
@@ -156,13 +156,13 @@ impl Journal {
         if state.current.is_some_and(|current| current != key) {
             state.current = None;
             drop(state);
-            // The completion of an operation that this run does not ask for.
+            // The slot holds the completion of an operation that this run did not call.
             self.slot.clear();
         }
         Ok(None)
     }
 
-    /// Keeps the result of an operation, unless it is to be executed again.
+    /// Keeps the result of an operation, unless the operation must be executed again.
     fn leave<T: Clone + Send + 'static>(&self, key: u64, result: vfs::Result<T>) -> vfs::Result<T> {
         let mut state = self.state.lock();
         match result {
@@ -200,8 +200,8 @@ impl fmt::Debug for Journal {
     }
 }
 
-/// The back end of an export, by way of a journal. An operation that is pending ends with
-/// [`WouldBlock`](VfsError::WouldBlock), and [`Journal::is_pending`] tells why.
+/// The back end of an export behind a journal. A pending operation fails with [`WouldBlock`](VfsError::WouldBlock), and
+/// [`Journal::is_pending`] returns `true`.
 pub(crate) struct Journaled {
     pub(crate) vfs: Arc<dyn Vfs>,
     pub(crate) export: ExportId,
@@ -263,7 +263,7 @@ mod tests {
             Interposed(Journaled { vfs: self.fs.clone(), export: ExportId::of(&[b"m"]), limit, journal })
         }
 
-        /// Completes the operation that is pending, and begins another run.
+        /// Completes the pending operation and begins another run.
         fn next_run(&self) {
             assert!(self.journal.is_pending());
             assert_eq!(self.fs.0.complete(1), 1);
@@ -277,13 +277,13 @@ mod tests {
     const WOULD_BLOCK: VfsError = VfsError::WouldBlock;
 
     #[test]
-    fn while_an_operation_is_pending_no_other_one_is_executed() {
+    fn no_operation_executes_while_another_is_pending() {
         let (world, cred) = (World::new(), Cred::root());
         let (fs, caller) = (world.vfs(), Caller::nonblocking(&cred));
         let (root, name) = (fs.root(), Name::new(b"d").unwrap());
         let mkdir = || fs.mkdir(&caller, &root, name, &SetAttr::default());
         assert_eq!(fs.getattr(&caller, &root).unwrap_err(), WOULD_BLOCK);
-        // Code that does not look at the error goes on.
+        // Code that ignores the error continues.
         assert_eq!(mkdir().unwrap_err(), WOULD_BLOCK);
         assert_eq!(world.fs.0.executed("mkdir"), 0);
         world.next_run();
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_takes_another_way_gets_no_result_of_another_operation() {
+    fn run_that_branches_differently_gets_no_result_of_another_operation() {
         let (world, cred) = (World::new(), Cred::root());
         let (fs, caller) = (world.vfs(), Caller::nonblocking(&cred));
         let root = fs.root();
@@ -310,11 +310,11 @@ mod tests {
         let tree = world.fs.0.tree();
         let found = |name: &[u8]| tree.lookup(&caller, &root, Name::new(name).unwrap()).unwrap().0;
         assert_eq!(made.handle, found(b"b"));
-        assert_ne!(made.handle, found(b"a"), "its effect stays");
+        assert_ne!(made.handle, found(b"a"), "the effect must not be undone");
     }
 
     #[test]
-    fn equal_operations_have_a_result_each_in_their_order() {
+    fn equal_operations_get_their_results_in_order() {
         let (world, cred) = (World::new(), Cred::root());
         let (fs, caller) = (world.vfs(), Caller::nonblocking(&cred));
         let root = fs.root();
@@ -328,22 +328,22 @@ mod tests {
         assert_eq!(world.fs.0.executed("getattr"), 2);
         world.journal.clear();
         assert_eq!(fs.getattr(&caller, &root).unwrap().nlink, second);
-        assert_eq!(world.fs.0.executed("getattr"), 3, "the next operation of the compound asks anew");
+        assert_eq!(world.fs.0.executed("getattr"), 3, "the next operation of the compound must execute anew");
     }
 
     #[test]
-    fn a_held_value_and_a_permit_end_with_what_they_are_for() {
+    fn held_values_and_permits_are_dropped_with_function_and_call() {
         let (world, cred) = (World::new(), Cred::root());
         let held = Arc::new(());
         (0..3).for_each(|_| world.journal.hold("change", held.clone()));
-        assert_eq!(Arc::strong_count(&held), 2, "one for each key");
+        assert_eq!(Arc::strong_count(&held), 2, "one value for each key");
         world.journal.rewind();
         assert_eq!(Arc::strong_count(&held), 2);
         world.journal.clear();
         assert_eq!(Arc::strong_count(&held), 1);
         let fs = world.vfs();
         assert_eq!(fs.getattr(&Caller::nonblocking(&cred), &fs.root()).unwrap_err(), WOULD_BLOCK);
-        assert!(world.limit.admit(Source::Server).is_none(), "one host has half of two");
+        assert!(world.limit.admit(Source::Server).is_none(), "one host must get half of two permits");
         let limit = world.limit.clone();
         drop((fs, world));
         assert!(limit.admit(Source::Server).is_some());

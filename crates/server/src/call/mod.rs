@@ -1,5 +1,6 @@
-//! The execution of a call, the same for every protocol: the call's context, the objects that it names, the limits of its
-//! transport, and the thread that it runs on. It speaks [`vfs`] types only, and names no protocol's status or handle type.
+//! The execution of a call, common to all protocols: its context, the objects that it names, the limits of its
+//! transport, and the thread on which it runs. This module uses [`vfs`] types, and no status or handle type of a
+//! protocol.
 
 pub(crate) mod context;
 pub(crate) mod core;

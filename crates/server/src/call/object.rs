@@ -1,4 +1,4 @@
-//! [`Object`]: an object of an export that a call names, with the identity of the caller.
+//! [`Object`]: an object of an export that a call uses, with the identity of the caller.
 
 use smallvec::SmallVec;
 use vfs::{Attr, Caller, Cred, Handle, Vfs, VfsError, interpose::Interposed};
@@ -10,15 +10,15 @@ use crate::{
     handle::{HandleKey, SEALED_MAX},
 };
 
-/// An object that a call names, and the identity with which the caller acts on it.
+/// An object that a call uses, and the identity with which the caller uses it.
 pub(crate) struct Object<'a> {
     pub(crate) export: &'a Export,
     pub(crate) handle: Handle,
     pub(super) identity: Cred,
     pub(super) may_block: bool,
-    /// The thread belongs to another export.
+    /// `true` if the thread belongs to another export.
     pub(super) foreign: bool,
-    /// The back end with the call's journal, if the export's operations complete later.
+    /// The back end behind the call's journal, if the export's operations complete later.
     pub(super) journaled: Option<Box<Interposed<Journaled>>>,
     pub(super) key: &'a HandleKey,
 }
@@ -31,18 +31,18 @@ impl Object<'_> {
         }
     }
 
-    /// The journal of the call, if operations on this object complete later.
+    /// Returns the journal of the call, if operations on this object complete later.
     pub(crate) fn journal(&self) -> Option<&Journal> {
         self.journaled.as_ref().map(|journaled| &*journaled.0.journal)
     }
 
-    /// Whether an operation of the call is pending.
+    /// Returns `true` if an operation of the call is pending.
     pub(crate) fn is_pending(&self) -> bool {
         self.journal().is_some_and(Journal::is_pending)
     }
 
-    /// Has an effect outside of the file system, or passes a check, that comes before an operation on this object: once, however
-    /// often the call is run.
+    /// Executes, once in all runs of the call, a check or an effect outside of the file system that precedes an
+    /// operation on this object.
     pub(crate) fn once<T: Clone + Send + 'static, E>(
         &self,
         name: &'static str,
@@ -58,15 +58,15 @@ impl Object<'_> {
         self.caller_as(&self.identity)
     }
 
-    /// A caller with another identity.
+    /// Returns a caller with another identity.
     pub(crate) fn caller_as<'c>(&self, cred: &'c Cred) -> Caller<'c> {
         Caller { cred, may_block: self.may_block, completion: None }
     }
 
-    /// Refuses changes of a read-only export.
+    /// Returns `self` if the export can be changed.
     ///
     /// # Errors
-    /// `ReadOnly`.
+    /// Returns `ReadOnly` if the export is read-only.
     pub(crate) fn writable(&self) -> Result<&Self, VfsError> {
         match self.export.options().access {
             Access::ReadWrite => Ok(self),
@@ -78,12 +78,12 @@ impl Object<'_> {
         self.vfs().getattr(&self.caller(), &self.handle)
     }
 
-    /// Whether the thread belongs to another export, so that it does not wait for this object.
+    /// Returns `true` if the thread belongs to another export, so that operations on this object do not block.
     pub(crate) fn is_foreign(&self) -> bool {
         self.foreign
     }
 
-    /// The file handle of another object of the same export.
+    /// Returns the file handle of another object of the same export.
     pub(crate) fn seal(&self, handle: &Handle) -> SmallVec<[u8; SEALED_MAX]> {
         self.key.seal(self.export.id(), handle)
     }

@@ -1,6 +1,7 @@
-//! Limits of READ, WRITE and COMMIT in every version of NFS: most bytes in one operation, and the range of a file.
+//! Limits of READ, WRITE and COMMIT in every version of NFS: the maximum bytes of one operation, and the range of a
+//! file.
 //!
-//! Offsets have 64 bits on the wire and 63 in the file system. No file reaches an offset that needs the 64th.
+//! Offsets have 64 bits on the wire and 63 bits in the file system. No file has an offset that needs the 64th bit.
 
 use std::borrow::Cow;
 
@@ -8,30 +9,32 @@ use buf::Rope;
 
 use super::{context::TransportLimits, object::Object};
 
-/// The largest offset that the file systems below can name.
+/// The largest offset that back ends support.
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// Most bytes of data in one READ or WRITE: 1 MiB, or what fits a message of the transport beside its headers.
+/// Returns the maximum bytes of data in one READ or WRITE: 1 MiB, or as much as fits into a message of the transport
+/// beside its headers.
 pub(crate) fn transfer_max(transport: &TransportLimits) -> u32 {
     let room = transport.message_max.saturating_sub(HEADERS_MAX).min(TRANSFER_MAX);
     (if room >= PAGE { room / PAGE * PAGE } else { room.max(MINIMUM) }) as u32
 }
 
-/// Most bytes of a directory in one reply.
+/// Returns the maximum bytes of a directory listing in one reply.
 pub(crate) fn directory_max(transport: &TransportLimits) -> u32 {
     transfer_max(transport).min(DIRECTORY_MAX)
 }
 
-/// Offset and bytes of what a READ is answered with: fewer than it asks for if those are too many for one reply (RFC 1813
-/// §3.3.6, RFC 8881 §18.22.3).
+/// Returns the offset and the number of bytes that a READ returns. It is less than the client asked for if that exceeds
+/// one reply (RFC 1813 §3.3.6, RFC 8881 §18.22.3).
 pub(crate) fn read_range(transport: &TransportLimits, offset: u64, count: u32) -> (u64, usize) {
     let offset = offset.min(OFFSET_MAX);
     let count = count.min(transfer_max(transport));
     (offset, u64::from(count).min(OFFSET_MAX - offset) as usize)
 }
 
-/// What a WRITE writes of its data: the first bytes, if all are too many, which it says (RFC 1813 §3.3.7, RFC 8881
-/// §18.32.3). `None` if no file of this file system can be that large.
+/// Returns the part of `data` that a WRITE writes: its first bytes if it is too long for one WRITE, which the reply
+/// reports (RFC 1813 §3.3.7, RFC 8881 §18.32.3). Returns `None` if the part extends beyond the maximum file size of the
+/// file system.
 pub(crate) fn write_part<'a>(
     transport: &TransportLimits,
     file: &Object<'_>,
@@ -44,8 +47,8 @@ pub(crate) fn write_part<'a>(
     (end <= file.vfs().caps().file_size_max.min(OFFSET_MAX)).then_some(part)
 }
 
-/// Offset and bytes of what a COMMIT is about; 0 bytes are all from there on. Of a range that no file has it is the whole
-/// file, which is always right.
+/// Returns the offset and the number of bytes that a COMMIT makes durable; 0 bytes mean all bytes from the offset on.
+/// If the range is beyond the end of every file, this is the whole file, which is always correct.
 pub(crate) fn commit_range(offset: u64, count: u32) -> (u64, u64) {
     match offset.checked_add(count.into()) {
         Some(end) if end <= OFFSET_MAX => (offset, count.into()),
@@ -55,7 +58,8 @@ pub(crate) fn commit_range(offset: u64, count: u32) -> (u64, u64) {
 
 const TRANSFER_MAX: usize = 1 << 20;
 const DIRECTORY_MAX: u32 = 256 << 10;
-/// More than the RPC header with the longest credentials and what else is in a WRITE call or READ reply.
+/// An upper bound of the RPC header with the longest credentials, and of the other fields of a WRITE call or READ
+/// reply.
 const HEADERS_MAX: usize = 1024;
 const PAGE: usize = 4096;
 const MINIMUM: usize = 512;
@@ -69,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn transfers_fit_their_transport() {
+    fn transfers_fit_into_a_message() {
         let max = |message_max| transfer_max(&limits(message_max));
         assert_eq!(max(usize::MAX), 1 << 20);
         assert_eq!(max((1 << 20) + 4096), 1 << 20);
@@ -80,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_end_where_files_do() {
+    fn ranges_are_clamped_to_file_offsets() {
         let read = |offset, count| read_range(&limits(1 << 20), offset, count);
         assert_eq!(read(7, 100), (7, 100));
         assert_eq!(read(0, u32::MAX), (0, (1 << 20) - 4096));

@@ -1,4 +1,4 @@
-//! The configuration file: TOML, with every key known and every mistake located.
+//! The configuration file, in TOML. Unknown keys are errors, and each error has its line and column.
 //!
 //! ```
 //! let config = server::Config::parse(
@@ -53,69 +53,71 @@ use crate::{
     recovery::state_dir::OnLoss,
 };
 
-/// All that a configuration file says.
+/// The contents of a configuration file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The process: `[server]`.
+    /// `[server]`: the settings of the process.
     pub server: ServerConfig,
-    /// Where it listens: one `[[listen]]` for each address.
+    /// `[[listen]]`: the addresses on which the server listens.
     pub listen: Vec<ListenConfig>,
-    /// What it serves: one `[[export]]` for each tree.
+    /// `[[export]]`: the trees that the server exports.
     pub export: Vec<ExportConfig>,
-    /// What other servers have: one `[[referral]]` for each file system.
+    /// `[[referral]]`: the file systems on other servers to which this server refers clients.
     pub referral: Vec<Referral>,
 }
 
-/// `[server]`.
+/// The `[server]` table.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerConfig {
-    /// `state_dir`: what survives a restart, such as the key of file handles.
+    /// `state_dir`: the directory for state that survives a restart, such as the handle key.
     pub state_dir: Option<PathBuf>,
-    /// `workers`: threads that serve connections; one for each core if not given.
+    /// `workers`: the number of threads that serve connections. The default is one for each core.
     pub workers: Option<NonZeroUsize>,
-    /// `connections`: most that are served at once.
+    /// `connections`: the maximum number of open connections.
     pub connections: Option<NonZeroUsize>,
-    /// `connections_per_host`: most of one host, or of one user of this host; three quarters of all if not given.
+    /// `connections_per_host`: the maximum number of connections from one host, or from one user of this host. The
+    /// default is three quarters of `connections`.
     pub connections_per_host: Option<NonZeroUsize>,
-    /// `rpcbind`: how clients learn the ports.
+    /// `rpcbind`: the way in which clients learn the ports.
     pub rpcbind: RpcbindMode,
-    /// `nlm_port`: where NLM and NSM listen, by which NFSv3 locks files; any free port if not given.
+    /// `nlm_port`: the port of NLM and NSM, by which NFSv3 clients lock files. The default is any free port.
     pub nlm_port: Option<u16>,
-    /// `grace_s`: seconds for clients to reclaim their locks after a restart; as many as a lease has if not given.
+    /// `grace_s`: the length of the grace period in seconds. The default is `lease_s` if that is given.
     pub grace_s: Option<u64>,
-    /// `lease_s`: seconds for which a client of NFSv4 may be silent; as many as grace has if not given.
+    /// `lease_s`: the length of a lease of NFSv4 in seconds. The default is `grace_s` if that is given.
     pub lease_s: Option<u64>,
-    /// `blocking_threads`: most threads that wait for the storage of each export, from 1 to 1024.
+    /// `blocking_threads`: the maximum number of threads that wait for the storage of one export, from 1 to 1024.
     pub blocking_threads: Option<usize>,
-    /// `blocking_queue`: most calls of each export that wait for such a thread, at least 1.
+    /// `blocking_queue`: the maximum number of calls that wait for such a thread of one export, at least 1.
     pub blocking_queue: Option<usize>,
-    /// `idmap_domain`: the domain of the names by which NFSv4 calls users and groups; numbers if not given.
+    /// `idmap_domain`: the domain of the names that NFSv4 sends for users and groups. Without it, NFSv4 sends numbers.
     pub idmap_domain: Option<String>,
-    /// `log`: a filter of `tracing`, such as `"info,server=debug"`.
+    /// `log`: the filter of the log in the syntax of `tracing`, such as `"info,server=debug"`.
     pub log: Option<String>,
     /// `log_format`: `"text"` or `"json"`.
     pub log_format: LogFormat,
 }
 
-/// How the server treats its clients.
+/// Settings that apply to all clients and exports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// How long who held something before a restart can reclaim it, and nobody else gets anything.
+    /// The length of the grace period after a restart.
     pub grace: Duration,
-    /// How long a client of NFSv4 can be silent, and lose nothing.
+    /// The length of a lease: the time for which a silent NFSv4 client keeps its state.
     pub lease: Duration,
-    /// NFSv4 calls users and groups by their names in this domain; by numbers, if there is none.
+    /// The domain of the names that NFSv4 sends for users and groups. If it is `None`, NFSv4 sends numbers.
     pub idmap_domain: Option<String>,
-    /// What to do about a file of the state directory that is damaged or missing.
+    /// The reaction to a file of the state directory that is damaged or missing.
     pub on_loss: OnLoss,
-    /// Threads that wait for storage, and the calls that wait for such a thread.
+    /// Bounds of the threads that wait for storage, and of the calls that wait for such a thread.
     pub blocking: BlockingOptions,
 }
 
 impl Default for Settings {
-    /// 90 seconds each, long enough for a client to hear of a restart, and to reclaim; and numbers.
+    /// Returns a grace period and a lease of 90 seconds each, in which a client can notice a restart and reclaim its
+    /// state, and no domain.
     fn default() -> Self {
         let time = Duration::from_secs(TIME_DEFAULT_S);
         let (blocking, on_loss) = (BlockingOptions::default(), OnLoss::default());
@@ -124,25 +126,26 @@ impl Default for Settings {
 }
 
 impl ServerConfig {
-    /// How clients are treated.
+    /// Returns the settings that apply to all clients and exports.
     ///
     /// # Errors
-    /// The domain is none. A lease is too short or too long, or longer than grace: who speaks but once in a lease would learn too late that there
-    /// is something to reclaim (RFC 8881 §8.4.2.1).
+    /// Returns a message for the user if `idmap_domain` is not a domain, if the lease is too short or too long, or if
+    /// the lease is longer than the grace period. A client that calls only once in a lease would otherwise notice the
+    /// restart too late to reclaim its state (RFC 8881 §8.4.2.1).
     pub fn settings(&self) -> Result<Settings, String> {
         let lease = self.lease_s.or(self.grace_s).unwrap_or(TIME_DEFAULT_S);
         let grace = self.grace_s.unwrap_or(lease);
         if !LEASE_S.contains(&lease) {
-            return Err(format!("a lease of {lease} s: it can have from {} to {} s", LEASE_S.start(), LEASE_S.end()));
+            return Err(format!("lease_s = {lease}: it must be from {} to {}", LEASE_S.start(), LEASE_S.end()));
         }
         if grace < lease {
             return Err(format!(
-                "grace of {grace} s and a lease of {lease} s: grace must be as long as a lease at least"
+                "grace_s = {grace}, lease_s = {lease}: the grace period must be at least as long as a lease"
             ));
         }
         let idmap_domain = self.idmap_domain.clone();
         if let Some(domain) = idmap_domain.as_deref().filter(|domain| !is_domain(domain)) {
-            return Err(format!("idmap_domain = '{domain}': is no domain, such as example.com"));
+            return Err(format!("idmap_domain = '{domain}': not a domain, such as example.com"));
         }
         let (grace, lease) = (Duration::from_secs(grace), Duration::from_secs(lease));
         Ok(Settings { grace, lease, idmap_domain, blocking: self.blocking()?, ..Settings::default() })
@@ -154,79 +157,81 @@ impl ServerConfig {
         let queue = self.blocking_queue.unwrap_or(default.queue);
         if !BLOCKING_THREADS.contains(&threads) {
             let (least, most) = (BLOCKING_THREADS.start(), BLOCKING_THREADS.end());
-            return Err(format!("blocking_threads = {threads}: it can be from {least} to {most}"));
+            return Err(format!("blocking_threads = {threads}: it must be from {least} to {most}"));
         }
         if queue == 0 {
-            return Err("blocking_queue = 0: it must be 1 at least".to_owned());
+            return Err("blocking_queue = 0: it must be at least 1".to_owned());
         }
         Ok(BlockingOptions { threads, queue, ..default })
     }
 }
 
-/// How clients learn on which ports the programs are (RFC 1833).
+/// The way in which clients learn the ports of the programs (RFC 1833).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RpcbindMode {
-    /// Register with the host's rpcbind if there is one, and nobody else serves the same there; else go on without.
+    /// Register with the host's rpcbind, if there is one and no other server has registered the same programs there.
+    /// Otherwise, continue without it.
     #[default]
     Auto,
-    /// Not at all: clients are told the ports (`port=`, `mountport=`).
+    /// Do not register. Clients need mount options for the ports (`port=`, `mountport=`).
     Off,
-    /// Answer on port 111.
+    /// Serve rpcbind on port 111.
     Builtin,
 }
 
-/// The form of the log.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// One JSON object in each line.
+    /// One JSON object per line.
     Json,
 }
 
-/// One `[[listen]]`.
+/// A `[[listen]]` table.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ListenConfig {
-    /// `transport`: its name, such as `"tcp"` or `"rdma"`.
+    /// `transport`: the name of the transport, such as `"tcp"` or `"rdma"`.
     pub transport: String,
-    /// `address`: `"[::]:2049"`.
+    /// `address`: the address and port, such as `"[::]:2049"`.
     pub address: SocketAddr,
-    /// `options`: the transport's own; a table of strings, numbers and booleans.
+    /// `options`: options specific to the transport; a table of strings, numbers and booleans.
     #[serde(default, deserialize_with = "options")]
     pub options: BTreeMap<String, String>,
 }
 
-/// One `[[export]]`.
+/// An `[[export]]` table.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "RawExport")]
 pub struct ExportConfig {
-    /// `name`: the path that clients mount; `path` if not given.
+    /// `name`: the path that clients mount. The default is `path`.
     pub name: String,
     /// `backend`, and the settings that it reads.
     pub backend: BackendConfig,
-    /// To whom it is exported, and how.
+    /// The clients that may use the export, and their rights.
     pub options: ExportOptions,
 }
 
 impl ExportConfig {
-    /// Exports the directory at `path` under that path.
+    /// Configures an export of the directory at `path` under the same name.
     ///
     /// # Errors
-    /// It does not exist, or its path is not UTF-8.
+    /// Returns an error if `path` does not exist or is not UTF-8.
     pub fn directory(path: &Path, options: ExportOptions) -> io::Result<Self> {
         let failed = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         let path = path.canonicalize().map_err(failed)?;
-        let not_utf8 = || failed(io::Error::new(io::ErrorKind::InvalidInput, "is not UTF-8: give it a name that is"));
+        let not_utf8 =
+            || failed(io::Error::new(io::ErrorKind::InvalidInput, "is not UTF-8: set `name` to a name that is"));
         let name = path.to_str().ok_or_else(not_utf8)?.to_owned();
         Ok(Self { name, backend: BackendConfig::directory(path), options })
     }
 }
 
-/// The keys of `[[export]]` as they are written.
+/// The keys of `[[export]]` in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawExport {
@@ -269,36 +274,36 @@ impl TryFrom<RawExport> for ExportConfig {
 }
 
 impl Config {
-    /// Reads a file.
+    /// Reads a configuration file.
     ///
     /// # Errors
-    /// It cannot be read, or says something that is not known or not possible.
+    /// Returns an error if the file cannot be read, or is not a valid configuration.
     pub fn load(path: &Path) -> io::Result<Self> {
         Self::load_with(path, &Backends::standard())
     }
 
-    /// As [`load`](Self::load), with these back ends instead of the standard ones.
+    /// Reads a configuration file like [`load`](Self::load), with these back ends instead of the standard ones.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// Returns the errors of [`load`](Self::load).
     pub fn load_with(path: &Path, backends: &Backends) -> io::Result<Self> {
         let located = |what: &dyn fmt::Display| format!("{}:{what}", path.display());
         let text = read(path).map_err(|error| io::Error::new(error.kind(), located(&format_args!(" {error}"))))?;
         Self::parse_with(&text, backends).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, located(&error)))
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a configuration file.
     ///
     /// # Errors
-    /// It says something that is not known or not possible.
+    /// Returns an error with its position if the text is not a valid configuration.
     pub fn parse(text: &str) -> Result<Self, ConfigError> {
         Self::parse_with(text, &Backends::standard())
     }
 
-    /// As [`parse`](Self::parse), with these back ends instead of the standard ones.
+    /// Parses a text like [`parse`](Self::parse), with these back ends instead of the standard ones.
     ///
     /// # Errors
-    /// As [`parse`](Self::parse).
+    /// Returns the errors of [`parse`](Self::parse).
     pub fn parse_with(text: &str, backends: &Backends) -> Result<Self, ConfigError> {
         backends.in_use(|| toml::from_str(text)).map_err(|error: toml::de::Error| {
             let at = error.span().map_or(0, |span| span.start.min(text.len()));
@@ -313,7 +318,7 @@ impl Config {
     }
 }
 
-/// Reads a file that is not longer than a configuration can be; it may be a pipe.
+/// Reads a file of at most [`CONFIG_MAX`] bytes, which can be a pipe.
 fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let file = std::fs::File::open(path)?;
@@ -324,14 +329,14 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// A mistake in a configuration file.
+/// An error in a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Its line, from 1.
+    /// The line, from 1.
     pub line: usize,
-    /// Its column in characters, from 1.
+    /// The column in characters, from 1.
     pub column: usize,
-    /// What is wrong, and what is possible.
+    /// A description of the error, with the valid values.
     pub message: String,
 }
 
@@ -343,8 +348,8 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
-/// Where state is kept unless the configuration says otherwise: `/var/lib/slipway` for root, else `slipway` in
-/// `$XDG_STATE_HOME` or `~/.local/state`.
+/// Returns the default state directory: `/var/lib/slipway` for root, otherwise `slipway` in `$XDG_STATE_HOME` or
+/// `~/.local/state`.
 pub fn default_state_dir() -> PathBuf {
     let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     if rustix::process::geteuid().is_root() {
@@ -354,10 +359,10 @@ pub fn default_state_dir() -> PathBuf {
     state.unwrap_or_else(std::env::temp_dir).join("slipway")
 }
 
-/// A number of bytes: `1048576`, `"64 MiB"`, `"2 GB"`.
+/// A number of bytes, written as `1048576`, `"64 MiB"` or `"2 GB"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteSize(
-    /// Bytes.
+    /// The number of bytes.
     pub u64,
 );
 
@@ -410,7 +415,7 @@ fn is_domain(text: &str) -> bool {
     text.len() <= 255 && text.split('.').all(part)
 }
 
-/// Options of a transport, whatever their type in TOML, as the transport takes them: as text.
+/// Deserializes options of a transport or back end. Numbers and booleans become strings.
 fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     let table = BTreeMap::<String, toml::Value>::deserialize(deserializer)?;
     let text = |(key, value): (String, toml::Value)| match value {
@@ -421,10 +426,10 @@ fn options<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String
     table.into_iter().map(text).collect()
 }
 
-/// Bytes of a configuration file.
+/// Maximum bytes of a configuration file.
 const CONFIG_MAX: u64 = 16 << 20;
 const TIME_DEFAULT_S: u64 = 90;
-/// A second is the unit in which clients are told; the most is what Linux's server takes.
+/// Valid leases. Clients learn the lease in seconds, and the maximum is that of Linux's server.
 const LEASE_S: RangeInclusive<u64> = 1..=3600;
 const BLOCKING_THREADS: RangeInclusive<usize> = 1..=1024;
 
@@ -438,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_no_longer_than_grace_and_each_stands_for_the_other() {
+    fn lease_must_not_exceed_grace_and_each_defaults_to_the_other() {
         let times = |grace_s, lease_s| {
             let times = ServerConfig { grace_s, lease_s, ..Default::default() }.settings()?;
             Ok::<_, String>((times.grace.as_secs(), times.lease.as_secs()))
@@ -458,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_and_queues_are_bounded_and_not_empty() {
+    fn blocking_threads_and_queue_are_bounded() {
         let settings = |blocking_threads, blocking_queue| {
             ServerConfig { blocking_threads, blocking_queue, ..Default::default() }.settings()
         };
@@ -469,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_has_its_effect() {
+    fn every_key_has_an_effect() {
         let config = Config::parse(
             r#"
             [server]
@@ -538,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_adds_back_ends_and_takes_others_away() {
+    fn registered_back_ends_replace_the_standard_ones() {
         struct Volumes;
         impl BackendKind for Volumes {
             fn check(&self, settings: &mut BackendSettings) -> Result<(), String> {
@@ -560,11 +565,11 @@ mod tests {
         let error = parse("[[export]]\nbackend = 'posix'\npath = '/a'").unwrap_err();
         assert_eq!((error.line, &error.message[..]), (2, "there is no back end 'posix'; there are volumes"));
         assert!(parse("[[export]]\npath = '/a'").unwrap_err().message.contains("no back end 'posix'"));
-        assert!(Config::parse("[[export]]\npath = '/a'").is_ok(), "the standard ones are found again");
+        assert!(Config::parse("[[export]]\npath = '/a'").is_ok(), "the standard back ends must be registered again");
     }
 
     #[test]
-    fn what_is_not_said_has_its_default() {
+    fn missing_keys_have_defaults() {
         let config = Config::parse("[[export]]\npath = '/srv'").unwrap();
         let export = &config.export[0];
         assert_eq!(export.name, "/srv");
@@ -576,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_located_and_explained() {
+    fn errors_have_position_and_explanation() {
         let cases = [
             ("[server]\n  threads = 3", (2, 3), "unknown field `threads`, expected one of `state_dir`"),
             ("[exports]\n", (1, 2), "unknown field `exports`, expected one of `server`, `listen`, `export`"),
@@ -590,7 +595,7 @@ mod tests {
             ("[[export]]\npath = '/a'\nclients = '*'", (3, 11), "expected a sequence"),
             ("[[export]]\nsquash = 'all'", (1, 1), "needs `path`"),
             ("[[export]]\npath = 'a'", (1, 1), "must be absolute"),
-            ("[[export]]\npath = '/a'\nsize = 5", (1, 1), "for `backend = \"memory\"` alone"),
+            ("[[export]]\npath = '/a'\nsize = 5", (1, 1), "only for `backend = \"memory\"`"),
             ("[[export]]\nbackend = 'memory'", (1, 1), "needs `name`"),
             ("[[export]]\nname = '/m'\nbackend = 'disk'", (3, 11), "no back end 'disk'; there are memory, posix"),
             ("[[export]]\npath = '/a'\noptions = { depth = 3 }", (1, 1), "option 'depth'"),
@@ -609,10 +614,14 @@ mod tests {
     }
 
     #[test]
-    fn the_documented_example_is_right() {
+    fn documented_example_is_valid() {
         let page = include_str!("../../../../docs/configuration.md");
-        let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("an example");
-        // A look-up of a host that may not be there is no part of this.
+        let example = page
+            .split("```toml\n")
+            .nth(1)
+            .and_then(|rest| rest.split("```").next())
+            .expect("documentation must have an example");
+        // The test must not depend on a look-up of a host name.
         let config = Config::parse(&example.replace(", \"build.example.com\"", "")).unwrap();
         assert_eq!((config.listen.len(), config.export.len()), (2, 3));
         for key in ["path", "name", "backend", "size", "clients", "access", "squash", "transports", "insecure"] {
@@ -621,7 +630,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_named_in_its_errors() {
+    fn read_errors_name_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("slipway.toml");
         assert!(Config::load(&path).unwrap_err().to_string().starts_with(path.to_str().unwrap()));
@@ -631,7 +640,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_units() {
+    fn sizes_are_parsed_with_units() {
         let size = |text: &str| text.parse::<ByteSize>().map(|size| size.0);
         assert_eq!(size("5"), Ok(5));
         assert_eq!(size("2 KiB"), Ok(2048));

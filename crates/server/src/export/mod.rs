@@ -1,6 +1,8 @@
-//! Exports: which tree is served under which name, to whom, and as whom.
+//! Exports: the trees that are served, their names, the clients that may use them, and the identity with which callers
+//! act.
 //!
-//! Every call is checked against its export, not only MNT: a handle that was seen on another host is of no use.
+//! The rules of an export are checked for every call, not only for MNT. So a host that the export does not admit cannot
+//! use a file handle from another host.
 
 pub(crate) mod policy;
 pub(crate) mod referral;
@@ -18,7 +20,7 @@ use crate::{
     identity::squash::{NOBODY, Squash},
 };
 
-/// One exported tree.
+/// An exported tree.
 pub struct Export {
     id: ExportId,
     name: Bytes,
@@ -27,23 +29,23 @@ pub struct Export {
     options: ExportOptions,
 }
 
-/// To whom a tree is exported, and how.
+/// The clients that may use an export, and their rights.
 #[derive(Clone, Debug)]
 pub struct ExportOptions {
-    /// Hosts that may use it.
+    /// The hosts that may use the export.
     pub clients: Vec<Client>,
-    /// Whether it can be changed.
+    /// The access that clients get: reading and writing, or only reading.
     pub access: Access,
-    /// Which users lose their identity.
+    /// The users that are replaced by the anonymous user.
     pub squash: Squash,
-    /// The user that they become, and that callers without credentials are.
+    /// The user ID of squashed callers, and of callers without credentials.
     pub anon_uid: u32,
-    /// The group that they become.
+    /// The group ID of squashed callers, and of callers without credentials.
     pub anon_gid: u32,
-    /// Names of the transports it is reached by; `None` for all.
+    /// The names of the transports over which clients may use the export; `None` for all.
     pub transports: Option<Vec<String>>,
-    /// Whether callers may use ports from 1024 on. That only root can have a lower one means little today, and
-    /// clients in user space have none: so it is allowed unless you say otherwise.
+    /// `true` if callers may use ports from 1024 on. This is the default: a privileged port proves little today, and
+    /// clients in user space cannot use one.
     pub insecure: bool,
 }
 
@@ -61,54 +63,54 @@ impl Default for ExportOptions {
     }
 }
 
-/// Whether an export can be changed.
+/// The access that clients get to an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum Access {
-    /// Reading and writing.
+    /// Clients can read and write.
     #[default]
     #[serde(rename = "rw")]
     ReadWrite,
-    /// Reading only.
+    /// Clients can only read.
     #[serde(rename = "ro")]
     ReadOnly,
 }
 
 impl Export {
-    /// Exports `vfs` under `name`, the path that clients mount. The `id` goes into file handles:
-    /// [`ExportId::of`] what is exported if that outlives the process, else [`ExportId::unique`].
+    /// Exports `vfs` under `name`, the path that clients mount. `id` is part of file handles. Use [`ExportId::of`] if
+    /// the exported objects outlive the process, otherwise [`ExportId::unique`].
     ///
     /// # Errors
-    /// The name is not an absolute path without `.` and `..`.
+    /// Returns an error if the name is not an absolute path without `.` and `..`.
     pub fn new(name: &str, id: ExportId, vfs: Arc<dyn Vfs>, options: ExportOptions) -> Result<Self, ExportError> {
         Ok(Self { id, name: normalise(name)?, root: vfs.root(), vfs, options })
     }
 
-    /// Its number in file handles.
+    /// Returns the ID that file handles contain.
     pub fn id(&self) -> ExportId {
         self.id
     }
 
-    /// The path that clients mount.
+    /// Returns the path that clients mount.
     pub fn name(&self) -> &Bytes {
         &self.name
     }
 
-    /// The tree.
+    /// Returns the tree.
     pub fn vfs(&self) -> &Arc<dyn Vfs> {
         &self.vfs
     }
 
-    /// Its root directory.
+    /// Returns the handle of the root directory.
     pub fn root(&self) -> &Handle {
         &self.root
     }
 
-    /// To whom it is exported, and how.
+    /// Returns the clients that may use the export, and their rights.
     pub fn options(&self) -> &ExportOptions {
         &self.options
     }
 
-    /// The identity with which a caller acts.
+    /// Returns the identity with which a caller acts.
     pub fn identity(&self, caller: &Identity) -> Cred {
         let options = &self.options;
         options.squash.identity(caller, (options.anon_uid, options.anon_gid))
@@ -122,7 +124,7 @@ impl fmt::Debug for Export {
     }
 }
 
-/// All exports of a server, and what it refers to others.
+/// All exports and referrals of a server.
 #[derive(Debug, Default)]
 pub struct Exports {
     exports: Vec<Export>,
@@ -130,15 +132,15 @@ pub struct Exports {
 }
 
 impl Exports {
-    /// None.
+    /// Creates an empty set of exports.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds one.
+    /// Adds an export.
     ///
     /// # Errors
-    /// Its name or id is taken.
+    /// Returns an error if the name or ID is taken.
     pub fn add(&mut self, export: Export) -> Result<(), ExportError> {
         self.check_free(export.name())?;
         if let Some(other) = self.exports.iter().find(|other| other.id == export.id) {
@@ -148,22 +150,22 @@ impl Exports {
         Ok(())
     }
 
-    /// Adds a name that stands for a file system of another server.
+    /// Adds a referral: a name that stands for a file system of another server.
     ///
     /// # Errors
-    /// The name is taken, or there is something below it that is here.
+    /// Returns an error if the name is taken or is below another referral.
     pub fn refer(&mut self, referral: Referral) -> Result<(), ExportError> {
         self.check_free(referral.name())?;
         self.referrals.push(referral);
         Ok(())
     }
 
-    /// The names that stand for file systems of other servers.
+    /// Returns the referrals.
     pub fn referrals(&self) -> impl Iterator<Item = &Referral> {
         self.referrals.iter()
     }
 
-    /// Nothing is below what is on another server, and no two have one name.
+    /// Checks that a new export has a name of its own and is not below a referral.
     fn check_free(&self, name: &[u8]) -> Result<(), ExportError> {
         let within = |outer: &[u8], inner: &[u8]| {
             let mut parts = components(inner);
@@ -178,12 +180,13 @@ impl Exports {
         }
     }
 
-    /// The export of this id.
+    /// Returns the export with this ID.
     pub fn find(&self, id: ExportId) -> Option<&Export> {
         self.exports.iter().find(|export| export.id == id)
     }
 
-    /// The export that holds `path`, and what of the path is left below it: the longest name wins.
+    /// Returns the export that contains `path`, and the components of `path` below it. If several exports contain the
+    /// path, returns the one with the longest name.
     pub fn resolve<'p>(&self, path: &'p [u8]) -> Option<(&Export, impl Iterator<Item = &'p [u8]> + use<'p>)> {
         let depth = |export: &Export| components(&export.name).count();
         let holds = |export: &&Export| {
@@ -194,15 +197,15 @@ impl Exports {
         Some((export, components(path).skip(depth(export))))
     }
 
-    /// Whether a caller at this address may use any export, or is shown any referral, whatever its transport and port.
-    /// Hosts for which this is false get only a small share of the server's memory, connections and clients.
+    /// Returns `true` if any export or referral admits the host at this address, whatever its transport and port. Other
+    /// hosts get only a small share of the server's memory, connections and clients.
     pub fn admit(&self, address: IpAddr) -> bool {
         let matches = |clients: &[Client]| clients.iter().any(|client| client.matches(address));
         self.exports.iter().any(|export| matches(&export.options.clients))
             || self.referrals.iter().any(|referral| matches(referral.clients()))
     }
 
-    /// All of them.
+    /// Returns all exports.
     pub fn iter(&self) -> impl Iterator<Item = &Export> {
         self.exports.iter()
     }
@@ -214,12 +217,12 @@ impl From<Export> for Exports {
     }
 }
 
-/// Why an export cannot be.
+/// The reason why an export or referral is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExportError {
-    /// The name is not an absolute path, or too long for the MOUNT protocol.
+    /// The name is not an absolute path, or is too long for the MOUNT protocol.
     BadName(String),
-    /// Another export has this name, or leads to the same place.
+    /// Another export has this name or the same ID, or the path is below a referral.
     Taken(String),
 }
 
@@ -239,14 +242,14 @@ impl fmt::Display for ExportError {
 
 impl std::error::Error for ExportError {}
 
-/// Hosts that may use an export: all of them, or those of some addresses.
+/// A set of hosts that may use an export: all hosts, or those with some addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
     text: String,
     nets: Option<Vec<Net>>,
 }
 
-/// Addresses with a common prefix of `bits` bits.
+/// The addresses that have their first `bits` bits in common with `address`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Net {
     address: IpAddr,
@@ -254,29 +257,31 @@ struct Net {
 }
 
 impl Client {
-    /// Every host.
+    /// Returns the set of all hosts.
     pub fn any() -> Self {
         Self { text: "*".to_owned(), nets: None }
     }
 
-    /// Whether this means every host.
+    /// Returns `true` if this is the set of all hosts.
     pub fn is_any(&self) -> bool {
         self.nets.is_none()
     }
 
-    /// As it was written.
+    /// Returns the text from which this was parsed.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Whether the host of this address is meant. An IPv4 address mapped into IPv6 is that IPv4 address.
+    /// Returns `true` if the host of this address is in the set. An IPv4 address mapped into IPv6 counts as the IPv4
+    /// address.
     pub fn matches(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.nets.as_ref().is_none_or(|nets| nets.iter().any(|net| net.holds(address)))
     }
 }
 
-/// `*`, an address, a network such as `10.0.0.0/8`, or a host name, which is looked up now and once.
+/// Parses `*`, an address, a network such as `10.0.0.0/8`, or a host name. A host name is looked up once, while it is
+/// parsed.
 impl FromStr for Client {
     type Err = String;
 
@@ -332,15 +337,15 @@ fn width(address: IpAddr) -> u32 {
     if address.is_ipv4() { 32 } else { 128 }
 }
 
-/// The components of a path; empty ones and `.` do not count.
+/// Returns the components of a path without empty components and `.`.
 pub(crate) fn components(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|&byte| byte == b'/').filter(|part| !matches!(*part, b"" | b"."))
 }
 
-/// The name of an export, with nothing in it twice.
+/// Returns the name of an export without repeated or trailing slashes.
 ///
 /// # Errors
-/// It is not an absolute path without `.` and `..`.
+/// Returns an error if the name is not an absolute path without `.` and `..`, or is too long.
 pub(crate) fn normalise(name: &str) -> Result<Bytes, ExportError> {
     let dotted = name.split('/').any(|part| matches!(part, "." | ".."));
     if !name.starts_with('/') || dotted || name.len() > NAME_MAX || name.contains('\0') {
@@ -350,7 +355,7 @@ pub(crate) fn normalise(name: &str) -> Result<Bytes, ExportError> {
     Ok([b"/", parts.join(&b'/').as_slice()].concat().into())
 }
 
-/// The bounds of the MOUNT protocol (RFC 1813 appendix I).
+/// Maximum bytes of a path in the MOUNT protocol (RFC 1813 appendix I).
 pub(crate) const NAME_MAX: usize = 1024;
 const CLIENT_MAX: usize = 255;
 
@@ -363,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_match_by_prefix_in_their_own_family() {
+    fn clients_match_by_prefix_in_their_address_family() {
         let cases = [
             ("*", "1.2.3.4", true),
             ("10.1.2.3", "10.1.2.3", true),
@@ -386,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_client_is_refused_with_a_reason() {
+    fn invalid_clients_are_rejected_with_a_reason() {
         let long = "h".repeat(256);
         for text in ["", &long, "*.example.com", "10.0.0.0/33", "10.0.0.0/x", "host/8", "@group", "fd00::/129"] {
             let error = text.parse::<Client>().unwrap_err();

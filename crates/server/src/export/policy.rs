@@ -1,5 +1,5 @@
-//! The decision whether a caller may use an export. MNT, every procedure of NFSv3 and NFS_ACL, every operation of NFSv4 and
-//! NLM ask [`Export::decide`] and nothing else.
+//! The decision whether a caller may use an export. MNT, every procedure of NFSv3 and NFS_ACL, every operation of
+//! NFSv4, and NLM use only [`Export::decide`].
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,7 @@ use vfs::VfsError;
 
 use super::Export;
 
-/// A caller, as far as it matters to an export's rules.
+/// The properties of a caller that the rules of exports use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Requester {
     pub(crate) peer: SocketAddr,
@@ -15,20 +15,20 @@ pub(crate) struct Requester {
     pub(crate) transport: &'static str,
 }
 
-/// The purpose for which an export is used.
+/// The purpose for which a caller uses an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Operations on files.
     Files,
-    /// MNT and NLM, which use TCP or UDP whatever transport NFS uses: the export's `transports` do not apply.
+    /// MNT and NLM. They use TCP or UDP even if NFS uses another transport, so the export's `transports` do not apply.
     Auxiliary,
 }
 
 impl Export {
-    /// Decides whether a caller may use the export.
+    /// Decides whether a caller may use the export for `purpose`.
     ///
     /// # Errors
-    /// `Access`.
+    /// Returns `Access` if the host, the port or the transport is not admitted.
     pub(crate) fn decide(&self, requester: &Requester, purpose: Purpose) -> Result<(), VfsError> {
         let Requester { peer, transport } = *requester;
         let options = self.options();
@@ -42,5 +42,5 @@ impl Export {
     }
 }
 
-/// Ports below this one need privileges.
+/// Ports below this one are privileged.
 const PORT_PRIVILEGED: u16 = 1024;

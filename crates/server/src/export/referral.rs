@@ -1,5 +1,5 @@
-//! [`Referral`]: a name in the tree of version 4 that stands for a file system on another server (RFC 8881 §11; RFC 7530 §8
-//! says the same in fewer words). Version 3 has no such thing, and does not see it.
+//! [`Referral`]: a name in the NFSv4 tree that stands for a file system on another server (RFC 8881 §11, and in less
+//! detail RFC 7530 §8). NFSv3 has no referrals, so its clients do not see these names.
 
 use std::{fmt, net::SocketAddr, str::FromStr};
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::export::{Client, ExportError, NAME_MAX, components, normalise};
 
-/// What stands for a file system of another server: `[[referral]]`.
+/// A name that stands for a file system of another server: `[[referral]]`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "RawReferral")]
 pub struct Referral {
@@ -17,7 +17,7 @@ pub struct Referral {
     clients: Vec<Client>,
 }
 
-/// Where a file system is: a server's name or address, and the path there.
+/// The location of a file system: the name or address of a server, and the path on that server.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Location {
@@ -25,7 +25,7 @@ pub struct Location {
     path: String,
 }
 
-/// The keys of `[[referral]]` as they are written.
+/// The keys of `[[referral]]` in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawReferral {
@@ -35,10 +35,10 @@ struct RawReferral {
 }
 
 impl Referral {
-    /// Refers whoever comes to `name`, if he is one of `clients`, to these locations, of which he may choose.
+    /// Refers the hosts in `clients` from `name` to `locations`, of which a client can choose one.
     ///
     /// # Errors
-    /// The name is not an absolute path without `.` and `..`, or that of the root.
+    /// Returns an error if the name is not an absolute path without `.` and `..`, or is the root.
     pub fn new(name: &str, locations: Vec<Location>, clients: Vec<Client>) -> Result<Self, ExportError> {
         let name = normalise(name)?;
         if components(&name).next().is_none() {
@@ -47,22 +47,22 @@ impl Referral {
         Ok(Self { name, locations, clients })
     }
 
-    /// Its path here.
+    /// Returns the path on this server.
     pub fn name(&self) -> &Bytes {
         &self.name
     }
 
-    /// Where it is.
+    /// Returns the locations of the file system.
     pub fn locations(&self) -> &[Location] {
         &self.locations
     }
 
-    /// Hosts that are shown it.
+    /// Returns the hosts that see the referral.
     pub(crate) fn clients(&self) -> &[Client] {
         &self.clients
     }
 
-    /// Whether a caller is shown it.
+    /// Returns `true` if a caller sees the referral.
     pub(crate) fn admits(&self, peer: SocketAddr) -> bool {
         self.clients.iter().any(|client| client.matches(peer.ip()))
     }
@@ -73,7 +73,7 @@ impl TryFrom<RawReferral> for Referral {
 
     fn try_from(raw: RawReferral) -> Result<Self, String> {
         if raw.locations.is_empty() || raw.locations.len() > LOCATIONS_MAX {
-            return Err(format!("a referral has from 1 to {LOCATIONS_MAX} `locations`"));
+            return Err(format!("a referral must have from 1 to {LOCATIONS_MAX} `locations`"));
         }
         let clients = raw.clients.unwrap_or_else(|| vec![Client::any()]);
         Self::new(&raw.name, raw.locations, clients).map_err(|error| error.to_string())
@@ -81,12 +81,12 @@ impl TryFrom<RawReferral> for Referral {
 }
 
 impl Location {
-    /// The server's name or address, without brackets.
+    /// Returns the server's name or address, without brackets.
     pub(crate) fn server(&self) -> &str {
         &self.server
     }
 
-    /// The path there.
+    /// Returns the path on the server.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
@@ -95,7 +95,7 @@ impl Location {
 impl FromStr for Location {
     type Err = String;
 
-    /// `server:/path`, or `[address]:/path` for an IPv6 address.
+    /// Parses `server:/path`, or `[address]:/path` for an IPv6 address.
     fn from_str(text: &str) -> Result<Self, String> {
         let split = match text.strip_prefix('[') {
             Some(rest) => rest.split_once("]:").filter(|(server, _)| server.parse::<std::net::Ipv6Addr>().is_ok()),
@@ -103,7 +103,7 @@ impl FromStr for Location {
         };
         let (server, path) = split
             .filter(|(server, path)| path.starts_with('/') && server.len() <= SERVER_MAX && path.len() <= NAME_MAX)
-            .ok_or_else(|| format!("'{text}': a location is server:/path"))?;
+            .ok_or_else(|| format!("'{text}': a location must be server:/path"))?;
         Ok(Self { server: server.to_owned(), path: path.to_owned() })
     }
 }
@@ -126,7 +126,7 @@ impl fmt::Display for Location {
 }
 
 const LOCATIONS_MAX: usize = 64;
-/// RFC 1035 §2.3.4.
+/// Maximum bytes of a host name (RFC 1035 §2.3.4).
 const SERVER_MAX: usize = 255;
 
 #[cfg(test)]
@@ -134,7 +134,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locations_are_a_server_and_a_path() {
+    fn locations_are_parsed_and_displayed() {
         for text in ["nas:/srv", "10.0.0.1:/", "[2001:db8::1]:/a/b", "nas.example.com:/a b"] {
             assert_eq!(text.parse::<Location>().unwrap().to_string(), text);
         }

@@ -1,8 +1,10 @@
-//! [`Names`]: the names of users and groups, in the form that NFSv4 sends (RFC 8881 §5.9), and the host's names for them.
+//! [`Names`]: the names of users and groups in the form that NFSv4 sends (RFC 8881 §5.9), mapped to the host's user and
+//! group IDs.
 //!
-//! Numbers are sent in decimal, as Linux's client and server do by default with AUTH_SYS; or `name@domain`, if a domain is
-//! configured, and a number for a user without a name. Either form is accepted, and a bare name. The host may need a network
-//! to find a name, so it is asked only on a thread that may wait. Its answer is cached, also that there is no such name.
+//! If no domain is configured, numbers are sent in decimal, as Linux's client and server do by default with AUTH_SYS.
+//! If a domain is configured, `name@domain` is sent, and a number for a user without a name. Both forms are accepted,
+//! and names without a domain. The host may need a network to look up a name, so the look-up runs only on a thread that
+//! may block. Results are cached, including that a name does not exist.
 
 use std::{
     collections::HashMap,
@@ -17,9 +19,9 @@ use smallvec::SmallVec;
 /// The reason why a user or group has no name or number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NameError {
-    /// The host would have to be asked, and the thread must not wait.
+    /// The host must be asked, and the thread must not block.
     WouldBlock,
-    /// The name is empty, or not UTF-8.
+    /// The name is empty or not UTF-8.
     Invalid,
     /// No user or group has this name.
     Unknown,
@@ -32,7 +34,7 @@ pub(crate) enum Who {
     Group,
 }
 
-/// A name as it is sent; that of a number needs no memory of its own.
+/// A name as NFSv4 sends it. A number fits without an allocation.
 pub(crate) type Name = SmallVec<[u8; 32]>;
 
 /// The names of users and groups.
@@ -43,17 +45,17 @@ pub(crate) struct Names {
     ids: Mutex<Known<(Who, String), Option<u32>>>,
 }
 
-/// Who knows them. It may take long.
+/// A source of names and IDs. Its methods can block for a long time.
 trait Host: Send + Sync {
     fn name(&self, who: Who, id: u32) -> Option<String>;
     fn id(&self, who: Who, name: &str) -> Option<u32>;
 }
 
-/// What has been asked lately.
+/// Cached results with the time at which they were looked up.
 type Known<K, V> = HashMap<K, (Instant, V)>;
 
 impl Names {
-    /// Those of this host, in a domain if names shall go out.
+    /// Creates the mapping of this host. With a domain, names are sent; without one, numbers.
     pub(crate) fn new(domain: Option<String>) -> Self {
         Self::of(domain, Box::new(System))
     }
@@ -62,15 +64,15 @@ impl Names {
         Self { domain, host, names: Mutex::default(), ids: Mutex::default() }
     }
 
-    /// Whether names go out, so that the host has to be asked.
+    /// Returns `true` if names are sent, so that the host must be asked.
     pub(crate) fn are_told(&self) -> bool {
         self.domain.is_some()
     }
 
-    /// The name of a user or group.
+    /// Returns the name of a user or group.
     ///
     /// # Errors
-    /// [`NameError::WouldBlock`].
+    /// Returns [`NameError::WouldBlock`] if the name is not cached and `may_block` is `false`.
     pub(crate) fn name(&self, who: Who, id: u32, may_block: bool) -> Result<Name, NameError> {
         let Some(domain) = &self.domain else { return Ok(decimal(id)) };
         let ask = || self.host.name(who, id).filter(|name| is_name(name)).map(|name| format!("{name}@{domain}").into());
@@ -78,10 +80,10 @@ impl Names {
         Ok(name.map_or_else(|| decimal(id), |name| Name::from_slice(&name)))
     }
 
-    /// The user or group with a name, or with a number in decimal.
+    /// Returns the ID of the user or group with this name, or with this number in decimal.
     ///
     /// # Errors
-    /// [`NameError`]. A name in another domain is unknown.
+    /// Returns a [`NameError`]. A name in another domain is `Unknown`.
     pub(crate) fn id(&self, who: Who, text: &[u8], may_block: bool) -> Result<u32, NameError> {
         let text = std::str::from_utf8(text).ok().filter(|text| !text.is_empty()).ok_or(NameError::Invalid)?;
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -101,7 +103,7 @@ impl Names {
     }
 }
 
-/// A number in decimal.
+/// Formats a number in decimal.
 fn decimal(mut id: u32) -> Name {
     let mut digits = [0; 10];
     let mut first = digits.len();
@@ -115,20 +117,22 @@ fn decimal(mut id: u32) -> Name {
     }
 }
 
-/// The number that a text is, in the form in which numbers are sent; no other form is a number.
+/// Parses a decimal number in exactly the form in which numbers are sent.
 pub(crate) fn number(text: &str) -> Option<u32> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-    // The systems below take the largest number for "leave it".
+    // System calls take the largest number to mean "do not change".
     text.parse().ok().filter(|&id| plain && id != u32::MAX)
 }
 
-/// Whether something can be a name: not what means something else in this protocol, or would be strange to ask for.
+/// Returns `true` if `text` can be the name of a user or group. Names with characters that have a meaning in NFSv4 or
+/// in the host's databases are rejected.
 fn is_name(text: &str) -> bool {
     let strange = |c: char| c.is_control() || matches!(c, '@' | ':' | '/');
     !text.is_empty() && text.len() <= NAME_MAX && !text.contains(strange) && !text.bytes().all(|b| b.is_ascii_digit())
 }
 
-/// What was answered lately, or is answered now, if that may take its time. Nothing is locked meanwhile.
+/// Returns the cached value for `key`, or calls `ask` and caches its result if the thread may block. No lock is held
+/// during `ask`.
 fn known<K: Eq + Hash, V: Clone>(
     known: &Mutex<Known<K, V>>,
     key: K,
@@ -156,7 +160,7 @@ fn known<K: Eq + Hash, V: Clone>(
     Ok(value)
 }
 
-/// This host's, by the name service switch.
+/// The names of this host, from the name service switch.
 struct System;
 
 impl Host for System {
@@ -176,7 +180,7 @@ impl Host for System {
 }
 
 const NAME_MAX: usize = 256;
-/// How long an answer is good for.
+/// Time for which a result is cached.
 const KEPT: Duration = Duration::from_secs(60);
 const KNOWN_MAX: usize = 4096;
 
@@ -189,7 +193,7 @@ mod tests {
 
     use super::*;
 
-    /// `venus` is user 7 and `staff` group 7; and how often that was asked.
+    /// A host with user 7, `venus`, and group 7, `staff`. Counts the look-ups.
     #[derive(Clone, Default)]
     struct Two(Arc<AtomicUsize>);
 
@@ -215,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_out_unless_there_is_a_domain() {
+    fn numbers_are_sent_unless_a_domain_is_configured() {
         let (plain, asked) = names(None);
         assert_eq!(plain.name(Who::User, 7, false), Ok(sent("7")));
         assert_eq!(plain.name(Who::User, 0, false), Ok(sent("0")));
@@ -224,18 +228,18 @@ mod tests {
         let (named, _) = names(Some("example.com"));
         assert_eq!(named.name(Who::User, 7, true), Ok(sent("venus@example.com")));
         assert_eq!(named.name(Who::Group, 7, true), Ok(sent("staff@example.com")));
-        assert_eq!(named.name(Who::User, 8, true), Ok(sent("8")), "who has no name has a number");
+        assert_eq!(named.name(Who::User, 8, true), Ok(sent("8")), "a user without a name must be sent as a number");
     }
 
     #[test]
-    fn the_host_is_asked_where_that_may_be_and_once() {
+    fn look_ups_block_and_are_cached() {
         let (names, asked) = names(Some("d"));
         assert_eq!(names.name(Who::User, 7, false), Err(NameError::WouldBlock));
         assert_eq!(names.id(Who::User, b"mars", false), Err(NameError::WouldBlock));
         assert_eq!(asked.0.load(Relaxed), 0);
         for _ in 0..3 {
             names.name(Who::User, 7, true).unwrap();
-            assert_eq!(names.id(Who::User, b"mars", true), Err(NameError::Unknown), "also that there is none");
+            assert_eq!(names.id(Who::User, b"mars", true), Err(NameError::Unknown), "a missing name must be cached");
         }
         assert_eq!(asked.0.load(Relaxed), 2);
         assert_eq!(names.name(Who::User, 7, false), Ok(sent("venus@d")));
@@ -246,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_names_come_in() {
+    fn numbers_and_names_are_accepted() {
         let (plain, _) = names(None);
         let (named, asked) = names(Some("Example.com"));
         for names in [&plain, &named] {

@@ -1,34 +1,35 @@
-//! [`Squash`]: which callers act as the anonymous user.
+//! [`Squash`]: the callers that are replaced by the anonymous user.
 
 use rpc::Identity;
 use serde::Deserialize;
 use smallvec::SmallVec;
 use vfs::Cred;
 
-/// Which callers act as the anonymous user.
+/// The callers that are replaced by the anonymous user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Squash {
-    /// User and group 0.
+    /// Callers with user ID 0. Group ID 0 is replaced, too.
     #[default]
     Root,
-    /// Everybody.
+    /// All callers.
     All,
-    /// Nobody: a client's root is root here.
+    /// No callers with credentials. Root on a client is root on the server.
     None,
 }
 
 impl Squash {
-    /// The identity with which a caller acts. The user and the group replace others, and are those of a caller without numbers.
+    /// Returns the identity with which a caller acts. `uid` and `gid` are the anonymous user, who also replaces a
+    /// caller without AUTH_SYS credentials.
     pub(crate) fn identity(self, caller: &Identity, (uid, gid): (u32, u32)) -> Cred {
         let anonymous = || Cred { uid, gid, groups: SmallVec::new() };
         let sys = match caller {
             Identity::Sys(sys) => sys,
-            // Names are not mapped to users.
+            // Principals are not mapped to users.
             Identity::None | Identity::Principal(_) => return anonymous(),
         };
         match self {
-            // `clone` copies them one by one.
+            // `clone` would copy the groups one by one.
             Squash::None => Cred { uid: sys.uid, gid: sys.gid, groups: SmallVec::from_slice(&sys.gids) },
             Squash::All => anonymous(),
             Squash::Root => {
@@ -40,5 +41,5 @@ impl Squash {
     }
 }
 
-/// The user and group `nobody`.
+/// The ID of the user and of the group `nobody`.
 pub(crate) const NOBODY: u32 = 65534;

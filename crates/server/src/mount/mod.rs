@@ -1,8 +1,8 @@
 //! MOUNT version 3: RFC 1813 appendix I.
 //!
-//! MNT turns a path into a file handle. A path is bytes; its components are looked up one after the other from an
-//! export's root, as the caller, with `..` refused and symbolic links not followed, so that it cannot leave the export.
-//! Who has mounted what is remembered for DUMP alone, within bounds, and means nothing.
+//! MNT turns a path into a file handle. A path is bytes. Its components are looked up one after the other from the root
+//! of an export, with the caller's identity. `..` is rejected and symbolic links are not followed, so a path cannot
+//! leave the export. The server keeps a bounded list of reported mounts, which only DUMP uses.
 
 use std::{
     collections::{BTreeSet, VecDeque},
@@ -162,7 +162,7 @@ impl Answer for Export {
     }
 }
 
-/// The file handle of a directory that a client mounts.
+/// Returns the file handle of a directory that a client mounts.
 fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<NfsFh3, VfsError> {
     cx.thread.admit()?;
     let (export, below) = cx.core.exports.resolve(path).ok_or(VfsError::NotFound)?;
@@ -185,7 +185,7 @@ fn resolve(cx: &Context<'_>, path: &[u8]) -> Result<NfsFh3, VfsError> {
     Ok(Bytes::copy_from_slice(&object.seal(&object.handle)).into())
 }
 
-/// The status of RFC 1813 appendix I for an error of the file system.
+/// Returns the status of RFC 1813 appendix I for an error of the file system.
 fn mountstat3(error: VfsError) -> Mountstat3 {
     match error {
         VfsError::Perm => Mountstat3::Perm,
@@ -207,7 +207,7 @@ pub(crate) struct Mounts {
 }
 
 impl Mounts {
-    /// An empty table.
+    /// Creates the state with an empty list of mounts.
     pub(crate) fn new(core: Arc<Core>) -> Arc<Self> {
         Arc::new(Self { core, table: Mutex::default() })
     }
@@ -219,7 +219,7 @@ impl ServiceState for Mounts {
     }
 }
 
-/// The mounts that clients have reported, the latest of them.
+/// The latest mounts that clients have reported.
 #[derive(Default)]
 struct MountTable {
     order: VecDeque<(IpAddr, Bytes)>,
@@ -228,14 +228,14 @@ struct MountTable {
 
 impl MountTable {
     fn add(&mut self, host: IpAddr, path: &[u8]) {
-        // A copy: what a client sent is part of a larger receive buffer.
+        // Copy the path, because it is part of a larger receive buffer.
         let entry = (host.to_canonical(), Bytes::copy_from_slice(path));
         if !self.known.insert(entry.clone()) {
             return;
         }
         self.order.push_back(entry);
         if self.order.len() > MOUNTS_MAX {
-            let oldest = self.order.pop_front().expect("the table is full");
+            let oldest = self.order.pop_front().expect("full table must have an oldest entry");
             self.known.remove(&oldest);
         }
     }
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_bounded_and_forgets_the_oldest() {
+    fn full_table_drops_the_oldest_entry() {
         let mut table = MountTable::default();
         let host = |i: usize| IpAddr::from([10, 0, (i >> 8) as u8, i as u8]);
         for i in 0..MOUNTS_MAX + 10 {

@@ -1,7 +1,8 @@
 //! NFS_ACL version 3: POSIX ACLs beside NFSv3, on the same connection.
 //!
-//! On the wire an ACL always has a mask: one that needs none gets that of its group, and loses it on the way back
-//! (Linux, `fs/nfs_common/nfsacl.c`, says that Solaris wants it so).
+//! On the wire, an ACL always has a mask. An ACL that needs no mask is sent with one that equals the permissions of its
+//! group, and such a mask is removed from a received ACL (according to Linux, `fs/nfs_common/nfsacl.c`, Solaris
+//! requires this).
 
 use std::{ops::RangeInclusive, sync::Arc};
 
@@ -107,7 +108,7 @@ fn get(object: &Object<'_>, mask: u32) -> Result<GetAclOk, Fault3> {
     let (access, attr) = object.vfs().acl(&object.caller(), &object.handle, AclKind::Access)?;
     let mut lists = SecAttr { mask, ..SecAttr::default() };
     if mask & (NFS_ACL | NFS_ACLCNT) != 0 {
-        // Solaris' way: what has no ACL has what its mode amounts to.
+        // As in Solaris, an object without an ACL has the ACL that its mode means.
         let acl = access.unwrap_or_else(|| Acl::from_mode(attr.mode));
         lists.acl = to_wire(&acl, &attr, 0, mask & NFS_ACL != 0);
     }
@@ -124,11 +125,11 @@ fn set(object: &Object<'_>, lists: &SecAttr) -> Result<(), Fault3> {
     if lists.mask & !ALL != 0 {
         return Err(Nfsstat3::Inval.into());
     }
-    // Both are read before one is set.
+    // Decode both ACLs before setting one.
     let access = if lists.mask & NFS_ACL != 0 { Some(from_wire(&lists.acl)?) } else { None };
     let default = if lists.mask & NFS_DFACL != 0 { Some(from_wire(&lists.default_acl)?) } else { None };
     let vfs = object.writable()?.vfs();
-    // The first may have to wait; once it has not, neither may the second (see `Answer`).
+    // The first operation may have to wait. If it has not, the second must not, either (see `Answer`).
     let caller = object.caller();
     if let Some(acl) = &access {
         vfs.set_acl(&caller, &object.handle, AclKind::Access, acl.as_ref())?;
@@ -160,7 +161,7 @@ fn to_wire(acl: &Acl, attr: &Attr, mark: u32, with_entries: bool) -> nfsacl::Acl
     nfsacl::Acl { count, entries: Array(if with_entries { entries } else { Vec::new() }) }
 }
 
-/// The ACL; `None` if there are no entries, which removes it.
+/// Decodes an ACL. Returns `None` if it has no entries, which means that the ACL is removed.
 fn from_wire(list: &nfsacl::Acl) -> Result<Option<Acl>, Fault3> {
     if list.count as usize != list.entries.0.len() {
         return Err(Nfsstat3::Inval.into());

@@ -1,13 +1,15 @@
-//! What we say to other hosts without having been asked, and to programs of this one.
+//! Calls from the server to other hosts, and to programs of its own host: GRANTED, results of `_MSG` procedures, and
+//! notices of restarts.
 //!
-//! Each host's programs are found by its rpcbind, at the address that the host has called from; names are not resolved. Calls come
-//! from an unprivileged port, with two exceptions. Linux's lockd takes the news of a restart only from a privileged port of its
-//! own host. Status monitors take NOTIFY from any port (Linux's does), but not all do where it comes from another address of the
-//! server. GRANTED is said until the host confirms it, and then the lock is the
-//! host's for good; who does not answer for [`GRANTED_FOR`] loses it to the next. A host is told for [`NOTIFY_FOR`] that
-//! we have restarted.
+//! The server finds the programs of a host through the host's rpcbind, at the address from which the host has called.
+//! It does not resolve names. Calls come from an unprivileged port, with two exceptions. First, Linux's lockd accepts a
+//! notice of a restart only from a privileged port of its own host. Second, status monitors accept NOTIFY from any port
+//! (Linux's does), but not all do if it comes from another address of the server.
 //!
-//! Any host can make the server call: what is on its way is bounded, and sockets with it. See [`NEWS_AT_ONCE`],
+//! GRANTED is repeated until the host confirms it. A host that does not confirm it within [`GRANT_TIMEOUT`] loses the
+//! lock to the next request. NOTIFY about a restart of this server is repeated for [`NOTIFY_TIMEOUT`].
+//!
+//! Any host can make the server call it, so calls in progress and their sockets are bounded. See [`NOTICES_AT_ONCE`],
 //! [`NOTIFY_AT_ONCE`] and [`Responses`](super::responses::Responses).
 
 use std::{
@@ -37,84 +39,85 @@ use xdr::{Decode, Encode};
 use super::lockd::{Destination, Lockd, Outgoing};
 use crate::{call::core::ServiceState, callback_port::unprivileged, sharing::locks::WaiterId};
 
-/// How other hosts are called. Connections from a port below 1024 are made where a peer needs them, if these transports can.
+/// The transports for calls to other hosts. Connections come from a port below 1024 where a peer requires it, if these
+/// transports support that.
 #[derive(Clone)]
 pub struct CallbackTransports {
     /// TCP.
     pub tcp: Arc<dyn TransportKind>,
-    /// UDP: many a status monitor has nothing else.
+    /// UDP, because many status monitors support nothing else.
     pub udp: Arc<dyn TransportKind>,
 }
 
-/// Whether a call comes from a port that only root can use.
+/// The source port of a call.
 #[derive(Clone, Copy)]
-enum From {
-    AnyPort,
-    PrivilegedPort,
+enum SourcePort {
+    Any,
+    Privileged,
 }
 
-/// Ways to call.
-struct Ways {
+/// The callback transports, with and without privileged source ports.
+struct Transports {
     privileged: CallbackTransports,
     unprivileged: CallbackTransports,
 }
 
-impl Ways {
+impl Transports {
     fn new(privileged: CallbackTransports) -> Self {
         let CallbackTransports { tcp, udp } = &privileged;
         let unprivileged = CallbackTransports { tcp: unprivileged(tcp), udp: unprivileged(udp) };
         Self { privileged, unprivileged }
     }
 
-    fn kind(&self, from: From, is_udp: bool) -> &Arc<dyn TransportKind> {
-        let CallbackTransports { tcp, udp } = match from {
-            From::AnyPort => &self.unprivileged,
-            From::PrivilegedPort => &self.privileged,
+    fn kind(&self, port: SourcePort, is_udp: bool) -> &Arc<dyn TransportKind> {
+        let CallbackTransports { tcp, udp } = match port {
+            SourcePort::Any => &self.unprivileged,
+            SourcePort::Privileged => &self.privileged,
         };
         if is_udp { udp } else { tcp }
     }
 
     async fn call<R: Decode>(
         &self,
-        way: (From, bool),
+        transport: (SourcePort, bool),
         host: IpAddr,
         program: (u32, u32),
         procedure: u32,
         args: &impl Encode,
     ) -> Result<R, LookupError> {
-        let client = self.connect(way, host, program).await?;
+        let client = self.connect(transport, host, program).await?;
         let answer = client.call::<R>(procedure, args, ReplyPlan::default(), CallOptions::default()).await;
         answer.map(|answer| answer.results).map_err(|failed| LookupError::Call(failed.error))
     }
 
-    /// Connects to a program that the host's rpcbind knows. Asking that needs no privileged port.
+    /// Connects to a program whose address the host's rpcbind knows. The request to rpcbind needs no privileged port.
     async fn connect(
         &self,
-        (from, is_udp): (From, bool),
+        (port, is_udp): (SourcePort, bool),
         host: IpAddr,
         (program, version): (u32, u32),
     ) -> Result<Client, LookupError> {
         let rpcbind = SocketAddr::new(host, rpcbind::PORT);
-        let ask = self.kind(From::AnyPort, is_udp);
+        let ask = self.kind(SourcePort::Any, is_udp);
         let netid = Netid::new(ask.name(), rpcbind);
         let address = rpcbind::lookup(ask.clone(), rpcbind, program, version, &netid).await?;
         let credential = Credential::Sys(AuthSys::of_process());
         let options = ClientOptions { deadline: DEADLINE, credential, ..ClientOptions::new(program, version) };
-        Ok(Client::connect(self.kind(from, is_udp).clone(), address, options).await?)
+        Ok(Client::connect(self.kind(port, is_udp).clone(), address, options).await?)
     }
 }
 
-/// Says what is to be said, until the server ends.
+/// Sends queued callbacks until the server ends.
 pub(crate) async fn run(lockd: Arc<Lockd>, transports: CallbackTransports) {
     let Some(mut queue) = lockd.take_queue() else { return };
-    let (ways, notify) = (Ways::new(transports), Semaphore::new(NOTIFY_AT_ONCE));
-    let callbacks = Arc::new(Callbacks { lockd: lockd.clone(), ways, clients: Mutex::default(), notify });
+    let (transports, notify) = (Transports::new(transports), Semaphore::new(NOTIFY_AT_ONCE));
+    let callbacks = Arc::new(Callbacks { lockd: lockd.clone(), transports, clients: Mutex::default(), notify });
     let mut tasks = JoinSet::new();
-    tasks.spawn(callbacks.clone().pass_on());
+    tasks.spawn(callbacks.clone().send_notices());
     loop {
         tokio::select! {
-            said = queue.recv() => match said {
-                Some(said) => drop(tasks.spawn(callbacks.clone().say(said))),
+            callback = queue.recv() => match callback {
+                Some(callback) => drop(tasks.spawn(callbacks.clone().send(callback))),
                 None => return,
             },
             () = lockd.core().locks.granted() => lockd.collect_grants(),
@@ -125,48 +128,48 @@ pub(crate) async fn run(lockd: Arc<Lockd>, transports: CallbackTransports) {
 
 struct Callbacks {
     lockd: Arc<Lockd>,
-    ways: Ways,
-    /// Connections to lock managers that have lately been called.
+    transports: Transports,
+    /// Connections to recently called lock managers.
     clients: Mutex<HashMap<Destination, Arc<tokio::sync::Mutex<Option<Client>>>>>,
-    /// Taken while a status monitor is called.
+    /// Bounds the calls to status monitors.
     notify: Semaphore,
 }
 
 impl Callbacks {
-    async fn say(self: Arc<Self>, what: Outgoing) {
-        match what {
+    async fn send(self: Arc<Self>, callback: Outgoing) {
+        match callback {
             Outgoing::Granted(id) => self.grant(id).await,
             Outgoing::Response { to, procedure, results, .. } => {
-                let said = self.call_nlm::<()>(&to, procedure, &Raw(results)).await;
-                if let Err(error) = said {
-                    tracing::debug!(host = %to.address, %error, procedure = procedure.name(), "not said");
+                let sent = self.call_nlm::<()>(&to, procedure, &Raw(results)).await;
+                if let Err(error) = sent {
+                    tracing::debug!(host = %to.address, %error, procedure = procedure.name(), "cannot send the result of a _MSG procedure");
                 }
             }
-            Outgoing::Restarted(to) => self.restarted(&to).await,
+            Outgoing::Restarted(to) => self.notify(&to).await,
         }
     }
 
-    /// Tells a host that its request is granted.
+    /// Sends GRANTED to a host whose request has been granted.
     async fn grant(&self, id: WaiterId) {
-        let until = Instant::now() + GRANTED_FOR;
+        let until = Instant::now() + GRANT_TIMEOUT;
         let mut pause = PAUSE_MIN;
-        // There is nothing to say any more when the host has asked again meanwhile, or has gone.
+        // The loop ends if the host has requested the lock again meanwhile, or is gone.
         while let Some((to, args)) = self.lockd.granted(id) {
-            let said = self.call_nlm::<nlm::Res>(&to, NlmProc4::Granted, &args).await;
-            match said {
+            let answer = self.call_nlm::<nlm::Res>(&to, NlmProc4::Granted, &args).await;
+            match answer {
                 Ok(res) if res.status == Nlm4Stats::Granted => {
-                    tracing::debug!(host = %to.address, "a host has the lock that it waited for");
+                    tracing::debug!(host = %to.address, "host has confirmed GRANTED");
                     return self.lockd.settle_granted(id, true);
                 }
                 Ok(res) if res.status != Nlm4Stats::DeniedGracePeriod => {
-                    tracing::debug!(host = %to.address, status = ?res.status, "a lock that was granted is not wanted any more");
+                    tracing::debug!(host = %to.address, status = ?res.status, "host no longer wants the granted lock");
                     return self.lockd.settle_granted(id, false);
                 }
                 Ok(_) => {}
-                Err(error) => tracing::debug!(host = %to.address, %error, "a host does not learn that it has a lock"),
+                Err(error) => tracing::debug!(host = %to.address, %error, "cannot send GRANTED"),
             }
             if Instant::now() + pause > until {
-                tracing::warn!(host = %to.address, "a host did not learn that it has a lock: the next one gets it");
+                tracing::warn!(host = %to.address, "host did not confirm GRANTED in time: its lock is released");
                 return self.lockd.settle_granted(id, false);
             }
             sleep(pause).await;
@@ -174,63 +177,70 @@ impl Callbacks {
         }
     }
 
-    /// Tells programs on this host that others have restarted, until the server ends.
-    async fn pass_on(self: Arc<Self>) {
+    /// Sends notices to programs on this host that other hosts have restarted, until the server ends.
+    async fn send_notices(self: Arc<Self>) {
         let mut tasks = JoinSet::new();
         loop {
-            let (my_id, status) = self.lockd.news.next().await;
+            let (my_id, status) = self.lockd.notices.next().await;
             let callbacks = self.clone();
-            tasks.spawn(async move { callbacks.news(&my_id, &status).await });
-            sleep(NEWS_PAUSE).await;
+            tasks.spawn(async move { callbacks.send_notice(&my_id, &status).await });
+            sleep(NOTICE_PAUSE).await;
             while tasks.try_join_next().is_some() {}
-            while tasks.len() >= NEWS_AT_ONCE {
+            while tasks.len() >= NOTICES_AT_ONCE {
                 tasks.join_next().await;
             }
         }
     }
 
-    /// Tells a host that we have restarted.
-    async fn restarted(&self, to: &Destination) {
+    /// Sends NOTIFY to a host after a restart of this server.
+    async fn notify(&self, to: &Destination) {
         let (name, state) = self.lockd.identity();
         let args = nsm::StatChge { mon_name: name.clone().into(), state };
-        let until = Instant::now() + NOTIFY_FOR;
+        let until = Instant::now() + NOTIFY_TIMEOUT;
         let mut pause = PAUSE_MIN;
         loop {
             let mut failed = None;
-            let calling = self.notify.acquire().await.expect("it is never closed");
-            // Every status monitor has UDP; a firewall may let only TCP through.
+            let calling = self.notify.acquire().await.expect("semaphore must not be closed");
+            // Every status monitor supports UDP, but a firewall may pass only TCP.
             for is_udp in [true, false] {
-                let (way, program) = ((From::PrivilegedPort, is_udp), (nsm::SM_PROGRAM, nsm::VERSION));
-                match self.ways.call::<()>(way, to.address, program, SmProc::Notify as u32, &args).await {
-                    Ok(()) => return tracing::info!(host = %to.address, "a host knows that we have restarted"),
+                let (transport, program) = ((SourcePort::Privileged, is_udp), (nsm::SM_PROGRAM, nsm::VERSION));
+                match self.transports.call::<()>(transport, to.address, program, SmProc::Notify as u32, &args).await {
+                    Ok(()) => {
+                        return tracing::info!(host = %to.address, "host has been notified of the restart of this server");
+                    }
                     Err(error) => failed = Some(error),
                 }
             }
             drop(calling);
-            let error = failed.expect("both have failed");
+            let error = failed.expect("both transports must have failed");
             if Instant::now() + pause > until {
-                return tracing::warn!(host = %to.address, %error, "a host does not learn that we have restarted");
+                return tracing::warn!(host = %to.address, %error, "giving up: host could not be notified of the restart of this server");
             }
-            tracing::debug!(host = %to.address, %error, "a host does not yet know that we have restarted");
+            tracing::debug!(host = %to.address, %error, "host could not be notified of the restart of this server: retrying");
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
         }
     }
 
-    /// Tells a program on this host that another host has restarted.
-    async fn news(&self, my_id: &nsm::MyId, status: &nsm::Status) {
-        // Any user of this host can ask for the news, at whatever program: the lock manager alone is trusted with the port.
-        let from = if my_id.my_prog == nlm::NLM_PROGRAM { From::PrivilegedPort } else { From::AnyPort };
+    /// Sends a notice to a program on this host that another host has restarted.
+    async fn send_notice(&self, my_id: &nsm::MyId, status: &nsm::Status) {
+        // Any user of this host can register any program for notices, so only the lock manager gets a call from a
+        // privileged port.
+        let port = if my_id.my_prog == nlm::NLM_PROGRAM { SourcePort::Privileged } else { SourcePort::Any };
         for is_udp in [true, false] {
-            let (way, program) = ((from, is_udp), (my_id.my_prog, my_id.my_vers));
-            match self.ways.call::<()>(way, Ipv4Addr::LOCALHOST.into(), program, my_id.my_proc, status).await {
+            let (transport, program) = ((port, is_udp), (my_id.my_prog, my_id.my_vers));
+            match self
+                .transports
+                .call::<()>(transport, Ipv4Addr::LOCALHOST.into(), program, my_id.my_proc, status)
+                .await
+            {
                 Ok(()) => return,
-                Err(error) => tracing::debug!(program = my_id.my_prog, %error, "a program does not learn of a restart"),
+                Err(error) => tracing::debug!(program = my_id.my_prog, %error, "cannot notify a program of a restart"),
             }
         }
     }
 
-    /// Calls a host's lock manager, on the connection that there is, or on a new one.
+    /// Calls a host's lock manager on the cached connection, or on a new one.
     async fn call_nlm<R: Decode>(
         &self,
         to: &Destination,
@@ -249,8 +259,8 @@ impl Callbacks {
             match &*client {
                 Some(client) => client.clone(),
                 None => {
-                    let (way, program) = ((From::AnyPort, to.lossy), (nlm::NLM_PROGRAM, nlm::VERSION));
-                    let new = self.ways.connect(way, to.address, program).await?;
+                    let (transport, program) = ((SourcePort::Any, to.lossy), (nlm::NLM_PROGRAM, nlm::VERSION));
+                    let new = self.transports.connect(transport, to.address, program).await?;
                     client.insert(new).clone()
                 }
             }
@@ -259,7 +269,7 @@ impl Callbacks {
         match answer {
             Ok(answer) => Ok(answer.results),
             Err(failed) => {
-                // It may have moved to another port.
+                // The program may have moved to another port.
                 place.lock().await.take();
                 Err(LookupError::Call(failed.error))
             }
@@ -267,28 +277,30 @@ impl Callbacks {
     }
 }
 
-/// What is encoded already.
+/// Arguments that have already been encoded.
 struct Raw(Bytes);
 
 impl Encode for Raw {
     fn encode(&self, encoder: &mut xdr::Encoder) {
-        self.0.chunks_exact(4).for_each(|word| encoder.u32(u32::from_be_bytes(word.try_into().expect("four bytes"))));
+        self.0.chunks_exact(4).for_each(|word| {
+            encoder.u32(u32::from_be_bytes(word.try_into().expect("XDR must consist of words of four bytes")))
+        });
     }
 }
 
-/// How long a host may take to confirm a lock for which it waited.
-const GRANTED_FOR: Duration = Duration::from_secs(60);
-/// How long a host is told that we have restarted, as Linux's sm-notify does.
-const NOTIFY_FOR: Duration = Duration::from_secs(15 * 60);
+/// Time for which a host can confirm a lock that it waited for.
+const GRANT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for which the server tries to notify a host of its restart, as long as Linux's sm-notify does.
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 const PAUSE_MIN: Duration = Duration::from_millis(500);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 const DEADLINE: Duration = Duration::from_secs(10);
 const CLIENTS_MAX: usize = 1024;
-/// Programs of this host that are told of a restart at the same time.
-const NEWS_AT_ONCE: usize = 8;
-/// Between one such call and the next.
-const NEWS_PAUSE: Duration = Duration::from_millis(10);
-/// Hosts that are told of our restart at the same time.
+/// Maximum number of programs of this host that are notified of a restart at the same time.
+const NOTICES_AT_ONCE: usize = 8;
+/// Pause between two such notices.
+const NOTICE_PAUSE: Duration = Duration::from_millis(10);
+/// Maximum number of hosts that are notified of a restart of this server at the same time.
 const NOTIFY_AT_ONCE: usize = 64;
 
 #[cfg(test)]
@@ -305,7 +317,7 @@ mod tests {
     };
 
     #[test]
-    fn a_host_is_told_of_a_restart_once_for_all_its_names() {
+    fn host_is_notified_of_a_restart_once_for_all_its_names() {
         let recovery = Recovery::in_memory();
         for (address, name) in [("192.0.2.1", "a"), ("192.0.2.1", "b"), ("192.0.2.1", "c"), ("192.0.2.2", "a")] {
             let (address, name) = (address.parse().unwrap(), Bytes::from_static(name.as_bytes()));
@@ -318,26 +330,29 @@ mod tests {
         let mut hosts: Vec<_> = std::iter::from_fn(|| queue.try_recv().ok())
             .map(|said| match said {
                 Outgoing::Restarted(to) => to.address.to_string(),
-                _ => panic!("nothing else is to be said"),
+                _ => panic!("no other callback must be queued"),
             })
             .collect();
         hosts.sort();
         assert_eq!(hosts, ["192.0.2.1", "192.0.2.2"]);
     }
 
-    /// A lock manager is called from an unprivileged port, a status monitor from a privileged one where that can be had.
+    /// Calls to a lock manager come from an unprivileged port. Calls to a status monitor come from a privileged port if
+    /// the process may use one.
     #[tokio::test]
-    async fn ports_are_privileged_only_where_a_peer_needs_that() {
+    async fn privileged_ports_are_used_only_where_a_peer_needs_them() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let ways =
-            Ways::new(CallbackTransports { tcp: Arc::new(TcpKind::default()), udp: Arc::new(UdpKind::default()) });
-        for (from, is_privileged) in
-            [(From::AnyPort, false), (From::PrivilegedPort, rustix::process::geteuid().is_root())]
+        let transports = Transports::new(CallbackTransports {
+            tcp: Arc::new(TcpKind::default()),
+            udp: Arc::new(UdpKind::default()),
+        });
+        for (port, is_privileged) in
+            [(SourcePort::Any, false), (SourcePort::Privileged, rustix::process::geteuid().is_root())]
         {
-            let _connection = ways.kind(from, false).connect(address).await.unwrap();
+            let _connection = transports.kind(port, false).connect(address).await.unwrap();
             assert_eq!(listener.accept().unwrap().1.port() < 1024, is_privileged);
         }
-        assert_eq!(ways.kind(From::AnyPort, true).name(), "udp");
+        assert_eq!(transports.kind(SourcePort::Any, true).name(), "udp");
     }
 }

@@ -1,7 +1,7 @@
-//! [`Hosts`]: who locks by NLM.
+//! [`Hosts`]: the hosts that lock by NLM.
 //!
-//! A host is its address and its name for itself: names alone are often `localhost`, and several hosts can share an
-//! address. The protocol does not authenticate either.
+//! A host is identified by its address and its name (`caller_name`). The name alone is often `localhost`, and several
+//! hosts can share an address. The protocol authenticates neither.
 
 use std::{
     collections::HashMap,
@@ -13,38 +13,39 @@ use bytes::Bytes;
 /// The number of a host; never 0.
 pub(super) type HostId = u32;
 
-/// One host.
+/// A host that locks by NLM.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) address: IpAddr,
     pub(super) name: Bytes,
-    /// Its NSM state number, as far as known; 0 if not.
+    /// The NSM state number of the host, or 0 if it is not known.
     pub(super) state: i32,
-    /// Whether the durable store has it.
+    /// `true` if the host is in the recovery database.
     pub(super) monitored: bool,
-    /// Whether it may have held locks before we restarted.
+    /// `true` if the host may have held locks before this server restarted.
     pub(super) may_reclaim: bool,
-    /// Whether it called by UDP, and so is to be called.
+    /// `true` if the host calls by UDP, so that the server calls it by UDP.
     pub(super) lossy: bool,
 }
 
-/// All hosts that are known, at most [`HOSTS_MAX`].
+/// All known hosts, at most [`HOSTS_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     ids: HashMap<(IpAddr, Bytes), HostId>,
     hosts: HashMap<HostId, Host>,
     last: HostId,
-    /// Made room, but the durable store still has them.
+    /// Hosts that were removed to make room but are still in the recovery database.
     forgotten: Vec<(IpAddr, Bytes)>,
 }
 
 impl Hosts {
     pub(super) fn find(&self, address: IpAddr, name: &[u8]) -> Option<HostId> {
-        // The key's lookup takes an owned name, which a slice can be made without copying only if it is static.
+        // The lookup needs an owned key, and a slice that is not static must be copied to become owned.
         self.ids.get(&(address.to_canonical(), Bytes::copy_from_slice(name))).copied()
     }
 
-    /// The number of a host, who may be new. `is_idle` says of which others nothing need be known, if there are too many.
+    /// Returns the number of a host, which is added if it is new. If there are too many hosts, one for which `is_idle`
+    /// returns `true` makes room. Returns `None` if there is no such host.
     pub(super) fn intern(
         &mut self,
         address: IpAddr,
@@ -88,7 +89,7 @@ impl Hosts {
         Some(host)
     }
 
-    /// Hosts that the durable store need not have any more.
+    /// Takes the list of hosts that can be removed from the recovery database.
     pub(super) fn take_forgotten(&mut self) -> Vec<(IpAddr, Bytes)> {
         let mut forgotten = std::mem::take(&mut self.forgotten);
         forgotten.retain(|key| !self.ids.contains_key(key));
@@ -99,9 +100,10 @@ impl Hosts {
         self.hosts.iter().map(|(id, host)| (*id, host))
     }
 
-    /// Whom a host means that says from `peer` that `name` has restarted. Its name there need not be that in its locks
-    /// (one may be qualified): then it is all hosts of the address. From another address, as a host with several may
-    /// have, the name must be right and the port one that only root has.
+    /// Returns the hosts that have restarted, according to a NOTIFY from `peer` about `name`. The name can differ from
+    /// the one in the host's locks (one of them may be fully qualified). If no host has both the address and the name,
+    /// all hosts with the address are returned. A host with several addresses may send NOTIFY from another one; then
+    /// the name must match and the port must be privileged.
     pub(super) fn restarted(&self, peer: SocketAddr, name: &[u8]) -> Vec<HostId> {
         let address = peer.ip().to_canonical();
         if let Some(id) = self.find(address, name) {
@@ -116,7 +118,7 @@ impl Hosts {
 }
 
 const HOSTS_MAX: usize = 4096;
-/// Ports from here on are anyone's.
+/// Ports from here on are not privileged.
 pub(crate) const PORT_PRIVILEGED: u16 = 1024;
 
 #[cfg(test)]
@@ -124,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_restarted_host_is_found_by_address_and_name() {
+    fn restarted_host_is_found_by_address_and_name() {
         let mut hosts = Hosts::default();
         let mut add = |address: &str, name: &str| hosts.intern(address.parse().unwrap(), name.as_bytes(), |_, _| false);
         let a = add("10.0.0.1", "venus").unwrap();
@@ -138,11 +140,15 @@ mod tests {
             found
         };
         assert_eq!(said("10.0.0.1:900", "venus"), [a]);
-        assert_eq!(said("[::ffff:10.0.0.1]:5000", "venus.example.com"), [a], "by its address");
-        assert_eq!(said("10.0.0.2:900", "mars"), [c], "not the other one behind the same address");
+        assert_eq!(
+            said("[::ffff:10.0.0.1]:5000", "venus.example.com"),
+            [a],
+            "by its address, because the name differs"
+        );
+        assert_eq!(said("10.0.0.2:900", "mars"), [c], "not the other host behind the same address");
         assert_eq!(said("10.0.0.2:900", "pluto"), [b, c]);
-        assert_eq!(said("10.0.0.9:900", "venus"), [a], "by its name, from another address of its");
-        assert!(said("10.0.0.9:1024", "venus").is_empty(), "anyone can say that");
+        assert_eq!(said("10.0.0.9:900", "venus"), [a], "by its name, from another address of the host");
+        assert!(said("10.0.0.9:1024", "venus").is_empty(), "an unprivileged port proves nothing");
         assert_eq!(said("10.0.0.9:900", "localhost"), [b, d]);
     }
 

@@ -1,7 +1,7 @@
 //! [`Lockd`]: the state behind NLM and NSM.
 //!
-//! One mutex holds the hosts and the requests that wait. It is taken before that of the lock table, and never held while
-//! waiting for storage or a peer. Calls to hosts are queued for `callbacks.rs`.
+//! One mutex holds the hosts and the requests that wait. It is taken before the mutex of the lock table, and is never
+//! held while waiting for storage or a peer. Calls to hosts are queued for `callbacks.rs`.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,7 +24,7 @@ use xdr::Message;
 
 use super::{
     hosts::{Host, HostId, Hosts},
-    news::News,
+    notices::Notices,
     responses::{Permit, Responses},
 };
 use crate::{
@@ -46,29 +46,29 @@ use crate::{
 pub(crate) struct Lockd {
     core: Arc<Core>,
     inner: Mutex<Inner>,
-    /// Held while which hosts are remembered is being changed, before `inner`.
+    /// Held while the set of hosts in the recovery database changes. Taken before `inner`.
     storing: Mutex<()>,
-    /// Our NSM state number.
+    /// The NSM state number of this server.
     state: AtomicI32,
-    /// Our name for ourselves.
+    /// The name of this host.
     name: Bytes,
     outgoing: mpsc::UnboundedSender<Outgoing>,
     queued: Mutex<Option<mpsc::UnboundedReceiver<Outgoing>>>,
-    /// Results of `_MSG` procedures on their way.
+    /// Results of `_MSG` procedures that are being sent.
     responses: Arc<Responses>,
-    pub(super) news: News,
+    pub(super) notices: Notices,
 }
 
 #[derive(Default)]
 struct Inner {
     hosts: Hosts,
-    /// Requests that wait.
+    /// Requests that wait for a lock.
     blocked: HashMap<WaiterId, Blocked>,
-    /// Requests that are granted, and whose hosts have not yet confirmed that they know.
+    /// Granted requests for which the host has not yet confirmed GRANTED.
     granted: HashMap<WaiterId, Granted>,
 }
 
-/// How a host is told that its request is granted.
+/// The data that GRANTED needs about a waiting request.
 #[derive(Clone, Debug)]
 struct Blocked {
     host: HostId,
@@ -83,59 +83,59 @@ struct Granted {
     grant: Grant<FileId>,
 }
 
-/// What we say without having been asked.
+/// A call of the server to another host.
 pub(crate) enum Outgoing {
-    /// A request that waited is granted.
+    /// GRANTED for a request that waited.
     Granted(WaiterId),
     /// The result of a `_MSG` procedure.
     Response { to: Destination, procedure: NlmProc4, results: Bytes, _permit: Permit },
-    /// A host is told that we have restarted.
+    /// NOTIFY about a restart of this server.
     Restarted(Destination),
 }
 
-/// A host that is to be called.
+/// A host to call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Destination {
     pub(crate) address: std::net::IpAddr,
     pub(crate) lossy: bool,
 }
 
-/// Who calls.
+/// The origin of a call: the host that locks.
 #[derive(Clone, Copy)]
-pub(crate) struct From<'a> {
+pub(crate) struct CallOrigin<'a> {
     pub(crate) peer: SocketAddr,
     pub(crate) lossy: bool,
-    /// Its name for itself.
+    /// The name of the host (`caller_name`).
     pub(crate) name: &'a [u8],
 }
 
-/// Whether a host can have locks.
-enum Known {
+/// The outcome of looking up a host that requests a lock.
+enum HostLookup {
     Host(HostId),
-    /// There are too many.
+    /// There are too many hosts.
     Full,
-    /// It cannot be remembered now.
+    /// The host cannot be stored in the recovery database now.
     NotStored,
 }
 
-/// A LOCK.
-pub(crate) struct Ask<'a> {
+/// The arguments of LOCK or NM_LOCK.
+pub(crate) struct LockRequest<'a> {
     pub(crate) file: FileId,
     pub(crate) lock: &'a nlm::Lock,
     pub(crate) range: Range,
     pub(crate) kind: LockKind,
     pub(crate) wait: bool,
     pub(crate) reclaim: bool,
-    /// The host's NSM state number, unless it cannot be monitored.
+    /// The host's NSM state number; `None` for a host that cannot be monitored.
     pub(crate) monitor: Option<i32>,
     pub(crate) may_block: bool,
 }
 
 impl Lockd {
-    /// Starts the service: with grace, if hosts may have held locks before.
+    /// Starts the service, with a grace period if hosts may have held locks before.
     ///
     /// # Errors
-    /// The storage fails.
+    /// Returns an error if the storage fails.
     pub(crate) fn start(core: Arc<Core>) -> io::Result<Arc<Self>> {
         let (outgoing, queued) = mpsc::unbounded_channel();
         let state = AtomicI32::new(core.recovery.next_nsm_state()?);
@@ -143,20 +143,20 @@ impl Lockd {
         let mut inner = Inner::default();
         for MonitoredHost { address, name, state } in core.recovery.hosts() {
             let Some(id) = inner.hosts.intern(address, &name, |_, _| false) else { break };
-            let host = inner.hosts.get_mut(id).expect("it has just been made");
+            let host = inner.hosts.get_mut(id).expect("host must have just been added");
             (host.state, host.monitored, host.may_reclaim) = (state, true, true);
         }
-        let (responses, news) = Default::default();
+        let (responses, notices) = Default::default();
         let (inner, storing, queued) = (Mutex::new(inner), Mutex::new(()), Mutex::new(Some(queued)));
-        let lockd = Self { core, inner, storing, state, name, outgoing, queued, responses, news };
+        let lockd = Self { core, inner, storing, state, name, outgoing, queued, responses, notices };
         lockd.recover();
         Ok(Arc::new(lockd))
     }
 
-    /// Begins grace and notifies the hosts that may reclaim locks, if there are any.
+    /// Begins the grace period and notifies the hosts that may reclaim locks, if there are any.
     fn recover(&self) {
         let inner = self.inner.lock();
-        // Once for each address, however many names its programs lock by.
+        // Notify each address once, however many names its programs use.
         let hosts: HashSet<Destination> =
             inner.hosts.iter().filter(|(_, host)| host.may_reclaim).map(|(_, host)| host.into()).collect();
         if hosts.is_empty() {
@@ -165,14 +165,14 @@ impl Lockd {
         tracing::info!(
             hosts = hosts.len(),
             grace_s = self.core.locks.grace().as_secs(),
-            "locks can be reclaimed, and nothing else locked"
+            "grace period has begun: locks can only be reclaimed"
         );
         drop(inner);
         self.core.locks.begin_grace();
-        hosts.into_iter().for_each(|host| self.say(Outgoing::Restarted(host)));
+        hosts.into_iter().for_each(|host| self.send(Outgoing::Restarted(host)));
     }
 
-    /// The hosts that hold or want something, or may reclaim it.
+    /// Returns the hosts that hold or wait for a lock or share, or may reclaim one.
     pub(crate) fn holders(&self) -> Vec<u32> {
         self.with(|inner, table| {
             let holds = |id, host: &Host| host.may_reclaim || table.has_client(LockClient::Nlm(id));
@@ -180,13 +180,14 @@ impl Lockd {
         })
     }
 
-    /// Where a host is, its name for itself, and whether it can reclaim.
+    /// Returns the address and the name of a host, and whether it can reclaim its locks after a restart.
     pub(crate) fn host(&self, id: HostId) -> Option<(IpAddr, Bytes, bool)> {
         let inner = self.inner.lock();
         inner.hosts.get(id).map(|host| (host.address, host.name.clone(), host.monitored))
     }
 
-    /// Takes from a host all that it has, now and after a restart; false if there is none. Waits for storage.
+    /// Releases all that a host holds, and removes it from the recovery database so that it cannot reclaim. Returns
+    /// `false` if there is no such host. Waits for storage.
     pub(crate) fn evict(&self, id: HostId) -> bool {
         let _storing = self.storing.lock();
         let Some((address, name, _)) = self.host(id) else { return false };
@@ -200,11 +201,12 @@ impl Lockd {
         true
     }
 
-    /// Reads or changes the hosts and requests together with the lock table, and takes the grants that result.
+    /// Runs `go` on the hosts and requests together with the lock table, and takes the resulting grants.
     fn with<T>(&self, go: impl FnOnce(&mut Inner, &mut LockTable<FileId>) -> T) -> T {
         let mut inner = self.inner.lock();
         self.core.locks.with_table(|table| {
-            // First those of other protocols' changes: a request that is granted must not be taken for one that waits.
+            // First take the grants that other protocols have caused: a granted request must not be treated as a
+            // waiting one.
             self.take_grants(&mut inner, table);
             let result = go(&mut inner, table);
             self.take_grants(&mut inner, table);
@@ -212,38 +214,44 @@ impl Lockd {
         })
     }
 
-    /// Takes the grants of waiting requests that changes by other protocols have made.
+    /// Takes the grants of waiting requests that changes by other protocols have caused.
     pub(crate) fn collect_grants(&self) {
         self.with(|_, _| ());
     }
 
-    /// What is to be said; for the one that says it.
+    /// Takes the queue of outgoing calls. Only the first caller gets it.
     pub(crate) fn take_queue(&self) -> Option<mpsc::UnboundedReceiver<Outgoing>> {
         self.queued.lock().take()
     }
 
-    /// Our name for ourselves, and our NSM state number.
+    /// Returns the name of this host and its NSM state number.
     pub(crate) fn identity(&self) -> (&Bytes, i32) {
         (&self.name, self.state.load(Relaxed))
     }
 
-    /// LOCK and NM_LOCK.
+    /// Executes LOCK or NM_LOCK.
     ///
     /// # Errors
-    /// It would have to wait for storage, and must not.
-    pub(crate) fn lock(&self, from: From<'_>, ask: &Ask<'_>) -> Result<Nlm4Stats, WouldBlock> {
+    /// Returns `WouldBlock` if the call has to wait for storage and must not.
+    pub(crate) fn lock(&self, from: CallOrigin<'_>, ask: &LockRequest<'_>) -> Result<Nlm4Stats, WouldBlock> {
         if ask.reclaim != self.core.locks.in_grace() {
             return Ok(Nlm4Stats::DeniedGracePeriod);
         }
         let host = match self.known_host(from, ask)? {
-            Known::Host(host) => host,
-            Known::Full => return Ok(Nlm4Stats::DeniedNoLocks),
-            Known::NotStored => return Ok(Nlm4Stats::DeniedGracePeriod),
+            HostLookup::Host(host) => host,
+            HostLookup::Full => return Ok(Nlm4Stats::DeniedNoLocks),
+            HostLookup::NotStored => return Ok(Nlm4Stats::DeniedGracePeriod),
         };
         Ok(self.with(|inner, table| self.lock_of(inner, table, host, ask)))
     }
 
-    fn lock_of(&self, inner: &mut Inner, table: &mut LockTable<FileId>, host: HostId, ask: &Ask<'_>) -> Nlm4Stats {
+    fn lock_of(
+        &self,
+        inner: &mut Inner,
+        table: &mut LockTable<FileId>,
+        host: HostId,
+        ask: &LockRequest<'_>,
+    ) -> Nlm4Stats {
         if self.must_wait() {
             return Nlm4Stats::DeniedGracePeriod;
         }
@@ -251,14 +259,14 @@ impl Lockd {
             return Nlm4Stats::Denied;
         }
         if ask.monitor.is_some() && !inner.hosts.get(host).is_some_and(|host| host.monitored) {
-            // It has been evicted meanwhile, and is not remembered any more.
+            // The host has been evicted meanwhile, and is no longer in the recovery database.
             return Nlm4Stats::DeniedNoLocks;
         }
         let owner = lock_owner(host, ask.lock);
-        let Ask { range, kind, wait, reclaim, .. } = *ask;
+        let LockRequest { range, kind, wait, reclaim, .. } = *ask;
         match table.lock(&ask.file, &owner, &Request { range, kind, wait, reclaim }) {
             Ok(Locked::Granted) => {
-                // It may have asked again before GRANTED reached it.
+                // The host may have requested the lock again before GRANTED reached it.
                 inner.forget_granted(&ask.file, &owner, |granted| granted == range);
                 Nlm4Stats::Granted
             }
@@ -275,7 +283,8 @@ impl Lockd {
         }
     }
 
-    /// Whether nobody may get anything, as what others have lost is not stored. The client asks again, as in grace.
+    /// Returns `true` if the loss of a lock is not stored yet. No lock can be granted then, because the former holder
+    /// could reclaim its lock after a restart. The client retries, as in the grace period.
     fn must_wait(&self) -> bool {
         let behind = self.core.recovery.is_behind();
         if behind {
@@ -284,16 +293,16 @@ impl Lockd {
         behind
     }
 
-    /// The number of a host that is remembered durably if it can be monitored.
-    fn known_host(&self, from: From<'_>, ask: &Ask<'_>) -> Result<Known, WouldBlock> {
+    /// Returns the number of a host. If the host can be monitored, stores it in the recovery database first.
+    fn known_host(&self, from: CallOrigin<'_>, ask: &LockRequest<'_>) -> Result<HostLookup, WouldBlock> {
         let storing = ask.may_block.then(|| self.storing.lock());
         let (id, record, forgotten) = {
-            let Some(id) = self.with(|inner, table| inner.intern(table, from)) else { return Ok(Known::Full) };
+            let Some(id) = self.with(|inner, table| inner.intern(table, from)) else { return Ok(HostLookup::Full) };
             let mut inner = self.inner.lock();
-            // It may have made room for another meanwhile.
-            let Some(host) = inner.hosts.get_mut(id) else { return Ok(Known::Full) };
+            // The host may have been removed meanwhile to make room.
+            let Some(host) = inner.hosts.get_mut(id) else { return Ok(HostLookup::Full) };
             host.lossy = from.lossy;
-            let Some(state) = ask.monitor.filter(|_| !host.monitored) else { return Ok(Known::Host(id)) };
+            let Some(state) = ask.monitor.filter(|_| !host.monitored) else { return Ok(HostLookup::Host(id)) };
             if storing.is_none() {
                 return Err(WouldBlock);
             }
@@ -303,42 +312,49 @@ impl Lockd {
         };
         let forgotten = forgotten.iter().map(|(address, name)| (*address, &name[..]));
         if let Err(error) = self.core.recovery.add_host(&record, forgotten) {
-            tracing::debug!(%error, "a host gets no locks because it could not be remembered");
-            return Ok(Known::NotStored);
+            tracing::debug!(%error, "host gets no locks because it cannot be stored");
+            return Ok(HostLookup::NotStored);
         }
         let mut inner = self.inner.lock();
         let host = inner.hosts.get_mut(id).filter(|host| (host.address, &host.name) == (record.address, &record.name));
-        // It may have made room for another meanwhile.
-        Ok(host.map_or(Known::Full, |host| {
+        // The host may have been removed meanwhile to make room.
+        Ok(host.map_or(HostLookup::Full, |host| {
             host.monitored = true;
-            Known::Host(id)
+            HostLookup::Host(id)
         }))
     }
 
-    /// TEST: what is in the way.
+    /// Executes TEST: returns a conflicting lock, if there is one.
     pub(crate) fn test(
         &self,
-        from: From<'_>,
+        from: CallOrigin<'_>,
         lock: &nlm::Lock,
         file: &FileId,
         range: Range,
         kind: LockKind,
     ) -> Option<Holder> {
         self.with(|inner, table| {
-            // Nobody has the number 0.
+            // No host has the number 0.
             let host = inner.hosts.find(from.peer.ip(), from.name).unwrap_or(0);
             table.test(file, &lock_owner(host, lock), range, kind)
         })
     }
 
-    /// CANCEL: whether there was something to cancel.
-    pub(crate) fn cancel(&self, from: From<'_>, lock: &nlm::Lock, file: &FileId, range: Range, kind: LockKind) -> bool {
+    /// Executes CANCEL. Returns `true` if there was a request to cancel.
+    pub(crate) fn cancel(
+        &self,
+        from: CallOrigin<'_>,
+        lock: &nlm::Lock,
+        file: &FileId,
+        range: Range,
+        kind: LockKind,
+    ) -> bool {
         self.with(|inner, table| {
             let Some(host) = inner.hosts.find(from.peer.ip(), from.name) else { return false };
             let owner = lock_owner(host, lock);
             match table.cancel(file, &owner, range, kind) {
                 Some(id) => inner.blocked.remove(&id).is_some(),
-                // GRANTED is on its way, but the lock is no longer wanted.
+                // GRANTED is being sent, but the lock is no longer wanted.
                 None => {
                     inner.forget_granted(file, &owner, |granted| granted == range)
                         && table.unlock(file, &owner, range).is_ok()
@@ -347,8 +363,8 @@ impl Lockd {
         })
     }
 
-    /// UNLOCK.
-    pub(crate) fn unlock(&self, from: From<'_>, lock: &nlm::Lock, file: &FileId, range: Range) -> Nlm4Stats {
+    /// Executes UNLOCK.
+    pub(crate) fn unlock(&self, from: CallOrigin<'_>, lock: &nlm::Lock, file: &FileId, range: Range) -> Nlm4Stats {
         self.with(|inner, table| {
             let Some(host) = inner.hosts.find(from.peer.ip(), from.name) else { return Nlm4Stats::Granted };
             let owner = lock_owner(host, lock);
@@ -360,8 +376,15 @@ impl Lockd {
         })
     }
 
-    /// SHARE.
-    pub(crate) fn share(&self, from: From<'_>, oh: &[u8], file: &FileId, share: Share, reclaim: bool) -> Nlm4Stats {
+    /// Executes SHARE.
+    pub(crate) fn share(
+        &self,
+        from: CallOrigin<'_>,
+        oh: &[u8],
+        file: &FileId,
+        share: Share,
+        reclaim: bool,
+    ) -> Nlm4Stats {
         self.with(|inner, table| {
             if self.must_wait() {
                 return Nlm4Stats::DeniedGracePeriod;
@@ -376,8 +399,8 @@ impl Lockd {
         })
     }
 
-    /// UNSHARE.
-    pub(crate) fn unshare(&self, from: From<'_>, oh: &[u8], file: &FileId) {
+    /// Executes UNSHARE.
+    pub(crate) fn unshare(&self, from: CallOrigin<'_>, oh: &[u8], file: &FileId) {
         self.with(|inner, table| {
             if let Some(host) = inner.hosts.find(from.peer.ip(), from.name) {
                 table.unshare(file, &share_owner(host, oh));
@@ -385,8 +408,8 @@ impl Lockd {
         });
     }
 
-    /// FREE_ALL: a host says that it holds nothing any more.
-    pub(crate) fn free_all(&self, from: From<'_>) {
+    /// Executes FREE_ALL: releases all that a host holds.
+    pub(crate) fn free_all(&self, from: CallOrigin<'_>) {
         self.with(|inner, table| {
             if let Some(host) = inner.hosts.find(from.peer.ip(), from.name) {
                 inner.release(table, host);
@@ -394,37 +417,37 @@ impl Lockd {
         });
     }
 
-    /// SM_NOTIFY: a host says that it has restarted. Its locks are gone with it.
+    /// Handles SM_NOTIFY from a host that has restarted: releases its locks.
     pub(crate) fn restarted(&self, peer: SocketAddr, name: &[u8], state: i32) {
         self.with(|inner, table| {
             for id in inner.hosts.restarted(peer, name) {
-                let host = inner.hosts.get_mut(id).expect("it has been found");
-                // The host may notify twice, the second time after it has locked again.
+                let host = inner.hosts.get_mut(id).expect("host must have been found");
+                // The host may send NOTIFY twice, the second time after it has locked again.
                 if host.state != state {
                     host.state = state;
                     inner.release(table, id);
-                    tracing::info!(%peer, name = %name.escape_ascii(), "a host has restarted: its locks are released");
+                    tracing::info!(%peer, name = %name.escape_ascii(), "host has restarted: its locks are released");
                 }
             }
         });
     }
 
-    /// Queues, for each monitor of `name` on this host, the news that `name` has restarted.
-    pub(crate) fn pass_on(&self, name: &nsm::MonName, state: i32) {
+    /// Queues notices of the restart of `name` for the programs of this host that monitor it.
+    pub(crate) fn queue_notices(&self, name: &nsm::MonName, state: i32) {
         // A `mon_id` begins with the name.
         let monitors = self.core.recovery.monitors(&Message::encode(name).stream);
         for (Monitor { private, .. }, mon_id) in decoded(monitors) {
             let status = nsm::Status { mon_name: name.clone(), state, private };
-            if !self.news.push(mon_id, status) {
-                tracing::debug!(name = %name.escape_ascii(), "too many restarts to pass on: one is dropped");
+            if !self.notices.push(mon_id, status) {
+                tracing::debug!(name = %name.escape_ascii(), "too many notices of restarts: one is dropped");
             }
         }
     }
 
-    /// SM_MON: false if the monitor cannot be stored.
+    /// Executes SM_MON. Returns `false` if the monitor cannot be stored.
     ///
     /// # Errors
-    /// It would have to wait for storage, which `may_block` denies.
+    /// Returns `WouldBlock` if it needs storage and `may_block` is `false`.
     pub(crate) fn monitor(&self, args: &nsm::MonArgs, may_block: bool) -> Result<bool, WouldBlock> {
         let recovery = &self.core.recovery;
         let monitor = Monitor { mon_id: Message::encode(&args.mon_id).stream, private: args.private };
@@ -440,10 +463,10 @@ impl Lockd {
         Ok(recovery.add_monitor(&monitor).is_ok())
     }
 
-    /// SM_UNMON and SM_UNMON_ALL.
+    /// Executes SM_UNMON and SM_UNMON_ALL.
     ///
     /// # Errors
-    /// It would have to wait for storage, which `may_block` denies.
+    /// Returns `WouldBlock` if it needs storage and `may_block` is `false`.
     pub(crate) fn unmonitor(&self, gone: impl Fn(&nsm::MonId) -> bool, may_block: bool) -> Result<(), WouldBlock> {
         let matching = decoded(self.core.recovery.monitors(&[])).filter(|(_, mon_id)| gone(mon_id));
         let gone: Vec<Bytes> = matching.map(|(monitor, _)| monitor.mon_id).collect();
@@ -454,19 +477,20 @@ impl Lockd {
             return Err(WouldBlock);
         }
         if let Err(error) = self.core.recovery.remove_monitors(gone) {
-            tracing::warn!(%error, "a host is still monitored");
+            tracing::warn!(%error, "cannot remove a monitor from the recovery database");
         }
         Ok(())
     }
 
-    /// SM_SIMU_CRASH: all locks of hosts are gone, as after a restart, and can be reclaimed. Waits for storage.
+    /// Executes SM_SIMU_CRASH: releases the locks of all hosts, which can then reclaim them, as after a restart. Waits
+    /// for storage.
     pub(crate) fn simulate_crash(&self) -> io::Result<()> {
         self.state.store(self.core.recovery.next_nsm_state()?, Relaxed);
         self.with(|inner, table| {
             let all: Vec<HostId> = inner.hosts.iter().map(|(id, _)| id).collect();
             for id in all {
                 inner.release(table, id);
-                let host = inner.hosts.get_mut(id).expect("it is there");
+                let host = inner.hosts.get_mut(id).expect("host must be in the table");
                 host.may_reclaim = host.monitored;
             }
         });
@@ -474,16 +498,18 @@ impl Lockd {
         Ok(())
     }
 
-    /// Queues the result of a `_MSG` procedure; drops it, as the network may, if too many are on their way to this host or to all.
-    pub(crate) fn respond(&self, from: From<'_>, procedure: NlmProc4, results: Bytes) {
+    /// Queues the result of a `_MSG` procedure. Drops it, as the network could, if too many are being sent to this host
+    /// or to all hosts.
+    pub(crate) fn respond(&self, from: CallOrigin<'_>, procedure: NlmProc4, results: Bytes) {
         let to = Destination { address: from.peer.ip().to_canonical(), lossy: from.lossy };
         match self.responses.begin(to.address) {
-            Some(permit) => self.say(Outgoing::Response { to, procedure, results, _permit: permit }),
+            Some(permit) => self.send(Outgoing::Response { to, procedure, results, _permit: permit }),
             None => tracing::debug!(peer = %from.peer, "too many results of _MSG procedures: one is dropped"),
         }
     }
 
-    /// What a host is told of a request that has been granted; `None` if that is settled.
+    /// Returns the destination and the arguments of GRANTED for a granted request, or `None` if GRANTED is no longer
+    /// needed.
     pub(crate) fn granted(&self, id: WaiterId) -> Option<(Destination, nlm::TestArgs)> {
         let inner = self.inner.lock();
         let Granted { blocked: Blocked { host, fh, offset, len }, grant } = inner.granted.get(&id)?;
@@ -495,7 +521,7 @@ impl Lockd {
         Some((host.into(), nlm::TestArgs { cookie, exclusive: grant.kind == LockKind::Exclusive, lock }))
     }
 
-    /// A host has taken, or has not taken, what was granted.
+    /// Ends the sending of GRANTED: the host has taken the lock, or it is released.
     pub(crate) fn settle_granted(&self, id: WaiterId, taken: bool) {
         self.with(|inner, table| {
             if let Some(Granted { grant, .. }) = inner.granted.remove(&id)
@@ -508,22 +534,22 @@ impl Lockd {
 
     fn take_grants(&self, inner: &mut Inner, table: &mut LockTable<FileId>) {
         if self.core.recovery.is_behind() {
-            // The client that held a lock before could reclaim it after a restart. The periodic task tries again.
+            // A client that has lost a lock could reclaim it after a restart. The periodic task tries again.
             return;
         }
         while let Some(grant) = table.poll_grant() {
-            // Owners of other protocols get a notice instead.
+            // Other protocols learn of their grants by `granted`.
             if let Some(blocked) = inner.blocked.remove(&grant.id) {
                 let id = grant.id;
                 inner.granted.insert(id, Granted { blocked, grant });
-                self.say(Outgoing::Granted(id));
+                self.send(Outgoing::Granted(id));
             }
         }
     }
 
-    fn say(&self, what: Outgoing) {
-        // It fails only when the one that says it has ended, and with it the server.
-        let _ = self.outgoing.send(what);
+    fn send(&self, callback: Outgoing) {
+        // This fails only if the receiver has ended, and the server with it.
+        let _ = self.outgoing.send(callback);
     }
 }
 
@@ -544,7 +570,7 @@ impl Reclaim for Lockd {
             let without_locks = |id: &HostId| !table.has_client(LockClient::Nlm(*id));
             let hosts = &mut inner.hosts;
             let late: Vec<HostId> = hosts.iter().filter(|(_, host)| host.may_reclaim).map(|(id, _)| id).collect();
-            late.iter().for_each(|&id| hosts.get_mut(id).expect("it is there").may_reclaim = false);
+            late.iter().for_each(|&id| hosts.get_mut(id).expect("host must be in the table").may_reclaim = false);
             late.into_iter().filter(without_locks).filter_map(|id| hosts.remove(id)).collect()
         });
         self.core.recovery.end_grace(gone.iter().map(|host| (host.address, &host.name[..])));
@@ -552,7 +578,7 @@ impl Reclaim for Lockd {
 }
 
 impl Inner {
-    fn intern(&mut self, table: &LockTable<FileId>, from: From<'_>) -> Option<HostId> {
+    fn intern(&mut self, table: &LockTable<FileId>, from: CallOrigin<'_>) -> Option<HostId> {
         let is_idle = |id, host: &Host| !host.may_reclaim && !table.has_client(LockClient::Nlm(id));
         self.hosts.intern(from.peer.ip(), from.name, is_idle)
     }
@@ -563,7 +589,7 @@ impl Inner {
         self.granted.retain(|_, granted| granted.blocked.host != host);
     }
 
-    /// Forgets that an owner is to be told of a grant; whether it was to be.
+    /// Removes a grant that has not been confirmed. Returns `true` if there was one.
     fn forget_granted(&mut self, file: &FileId, owner: &Owner, is: impl Fn(Range) -> bool) -> bool {
         let before = self.granted.len();
         self.granted
@@ -578,7 +604,7 @@ impl std::convert::From<&Host> for Destination {
     }
 }
 
-/// The monitors with their decoded `mon_id`s.
+/// Returns the monitors whose `mon_id` can be decoded, with the decoded `mon_id`.
 fn decoded(monitors: Vec<Monitor>) -> impl Iterator<Item = (Monitor, nsm::MonId)> {
     monitors.into_iter().filter_map(|monitor| {
         let mon_id = Message::from(monitor.mon_id.clone()).decode().ok()?;
@@ -586,7 +612,7 @@ fn decoded(monitors: Vec<Monitor>) -> impl Iterator<Item = (Monitor, nsm::MonId)
     })
 }
 
-/// The owner of a lock. Its `svid` tells processes apart, `oh` what runs on the host beside the kernel.
+/// Returns the owner of a lock. `svid` distinguishes processes, and `oh` distinguishes other lock owners on the host.
 fn lock_owner(host: HostId, lock: &nlm::Lock) -> Owner {
     let mut opaque = smallvec::SmallVec::from_slice(&[OF_LOCKS]);
     opaque.extend_from_slice(&lock.svid.to_be_bytes());
@@ -600,7 +626,8 @@ fn share_owner(host: HostId, oh: &[u8]) -> Owner {
     Owner { client: LockClient::Nlm(host), opaque }
 }
 
-/// The name of an owner, of whatever protocol, in NLM. One that is longer than a netobj can be is cut: a client only shows it.
+/// Returns the NLM name of an owner of any protocol. It is truncated if it is longer than a netobj can be, because a
+/// client only displays it.
 pub(crate) fn svid_and_oh(owner: &Owner) -> (u32, nlm::Netobj) {
     if let (LockClient::Nlm(_), Some((&OF_LOCKS, rest))) = (owner.client, owner.opaque.split_first())
         && let Some((svid, oh)) = rest.split_first_chunk()
@@ -613,5 +640,5 @@ pub(crate) fn svid_and_oh(owner: &Owner) -> (u32, nlm::Netobj) {
 
 const OF_LOCKS: u8 = b'L';
 const OF_SHARES: u8 = b'S';
-/// Hosts that programs of this host may have monitored.
+/// Maximum number of hosts that programs of this host can monitor.
 const MONITORS_MAX: usize = 1024;

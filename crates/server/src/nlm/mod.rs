@@ -1,13 +1,14 @@
 //! NLM version 4, the lock manager of NFSv3: X/Open "Protocols for Interworking: XNFS" (C702) chapter 14.
 //!
-//! Locks are kept in [`locks`](crate::sharing::locks), which all protocols share. A host is remembered durably before it gets its
-//! first lock (`hosts.rs`, [`recovery`](crate::recovery)), so that it is told when we have restarted, and can reclaim.
-//! What we tell hosts on our own account (GRANTED, results of `_MSG` procedures, SM_NOTIFY) is in `callbacks.rs`.
+//! Locks are in [`locks`](crate::sharing::locks), which all protocols share. A host is stored in the recovery database
+//! before it gets its first lock (`hosts.rs`, [`recovery`](crate::recovery)). So it is notified when this server has
+//! restarted, and can reclaim its locks. Calls from the server to hosts (GRANTED, results of `_MSG` procedures,
+//! SM_NOTIFY) are in `callbacks.rs`.
 
 pub(crate) mod callbacks;
 mod hosts;
 pub(crate) mod lockd;
-mod news;
+mod notices;
 mod procedures;
 mod responses;
 
@@ -42,7 +43,7 @@ impl Service for Nlm4 {
 
     fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
         let procedure = NlmProc4::from_number(procedure)?;
-        // A delayed duplicate of a LOCK must not lock again what has been unlocked since.
+        // A delayed duplicate of a LOCK must not lock again a range that has been unlocked since.
         let idempotent = matches!(procedure, NlmProc4::Null | NlmProc4::Test);
         Some(Procedure { name: procedure.name(), idempotent })
     }

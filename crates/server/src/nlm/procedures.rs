@@ -1,7 +1,8 @@
-//! The procedures: arguments to questions to [`Lockd`](super::lockd::Lockd), and answers to results.
+//! The procedures of NLM: they translate arguments to calls of [`Lockd`](super::lockd::Lockd), and its answers to
+//! results.
 //!
-//! Who may read a file may lock it, and so may its owner; who may only write it may lock it exclusively. Unlocking needs
-//! nothing but the file handle.
+//! A caller that may read a file may lock it, and so may its owner. A caller that may only write it may lock it
+//! exclusively. Unlocking requires only the file handle.
 
 use std::marker::PhantomData;
 
@@ -12,7 +13,7 @@ use nfs::nlm::{
 use vfs::{Kind, Rights, VfsError};
 use xdr::{Decode, Encode, Encoder, Message};
 
-use super::lockd::{Ask, From, Lockd, svid_and_oh};
+use super::lockd::{CallOrigin, LockRequest, Lockd, svid_and_oh};
 use crate::{
     call::{context, error::WouldBlock, exec::Answer},
     export::policy::Purpose,
@@ -25,7 +26,8 @@ use crate::{
 
 type Context<'a> = context::Context<'a, Lockd>;
 
-/// Implements [`Answer`] for a procedure, and for the one that is called and answered without a reply, if there is one.
+/// Implements [`Answer`] for a procedure and, if it has one, for its `_MSG` procedure, whose result is a call of the
+/// server.
 macro_rules! answers {
     ($($name:ident, $text:literal: $args:ty => $function:ident $(, $msg:ident, $msg_text:literal by $response:ident)?;)*) => {$(
         pub(super) struct $name;
@@ -72,7 +74,7 @@ answers! {
     Unshare, "UNSHARE": nlm::ShareArgs => unshare;
 }
 
-/// The result of a call that we have not made: whatever it says is no news.
+/// A result for which the server has no call outstanding. It is ignored.
 pub(super) struct Unexpected<A>(PhantomData<A>);
 
 impl<A: Decode + Send + 'static> Answer for Unexpected<A> {
@@ -128,7 +130,7 @@ fn lock(cx: &Context<'_>, args: &LockArgs) -> Results<Res> {
     result(&args.cookie, lock_monitored(cx, args, Some(args.state)))
 }
 
-/// From a host that cannot be told of a restart: what it held is lost then.
+/// Executes NM_LOCK, from a host that cannot be monitored. Its locks are lost when this server restarts.
 fn nm_lock(cx: &Context<'_>, args: &LockArgs) -> Results<Res> {
     result(&args.cookie, lock_monitored(cx, args, None))
 }
@@ -136,7 +138,7 @@ fn nm_lock(cx: &Context<'_>, args: &LockArgs) -> Results<Res> {
 fn lock_monitored(cx: &Context<'_>, args: &LockArgs, monitor: Option<i32>) -> Result<Nlm4Stats, Refused> {
     let file = lockable(cx, &args.lock.fh, args.exclusive)?;
     let _undelegated = cx.before_lock(&file, args.exclusive)?;
-    let ask = Ask {
+    let ask = LockRequest {
         file,
         range: range(&args.lock)?,
         lock: &args.lock,
@@ -167,7 +169,7 @@ fn unlock(cx: &Context<'_>, args: &UnlockArgs) -> Results<Res> {
     result(&args.cookie, status)
 }
 
-/// We wait for no lock of anybody's.
+/// Executes GRANTED. It fails, because the server itself waits for no lock.
 fn granted(_: &Context<'_>, args: &TestArgs) -> Results<Res> {
     result(&args.cookie, Ok(Nlm4Stats::Denied))
 }
@@ -191,7 +193,7 @@ fn unshare(cx: &Context<'_>, args: &nlm::ShareArgs) -> Results<nlm::ShareRes> {
     share_result(args, status)
 }
 
-/// Why there is nothing to ask.
+/// The reason why a call ends before it reaches [`Lockd`].
 enum Refused {
     WouldBlock,
     Status(Nlm4Stats),
@@ -214,7 +216,7 @@ impl std::convert::From<Conflict> for Refused {
     fn from(conflict: Conflict) -> Self {
         match conflict {
             Conflict::WouldBlock => Refused::WouldBlock,
-            // The only status upon which a client asks again by itself, after a while.
+            // This is the only status on which a client retries by itself after a pause.
             Conflict::Recalled => Refused::Status(Nlm4Stats::DeniedGracePeriod),
         }
     }
@@ -233,8 +235,8 @@ fn share_result(args: &nlm::ShareArgs, status: Result<Nlm4Stats, Refused>) -> Re
     Ok((status, nlm::ShareRes { cookie, status, sequence: 0 }))
 }
 
-fn from<'a>(cx: &Context<'_>, name: &'a [u8]) -> From<'a> {
-    From { peer: cx.peer, lossy: cx.transport.lossy, name }
+fn from<'a>(cx: &Context<'_>, name: &'a [u8]) -> CallOrigin<'a> {
+    CallOrigin { peer: cx.peer, lossy: cx.transport.lossy, name }
 }
 
 fn kind(exclusive: bool) -> LockKind {
@@ -247,14 +249,14 @@ fn reservation(mode: ShareMode, access: ShareAccess) -> ShareReservation {
     ShareReservation { read: has(access, 1), write: has(access, 2), deny_read: has(deny, 1), deny_write: has(deny, 2) }
 }
 
-/// What is locked; beyond what a file can have, there is nothing to lock.
+/// Returns the range of a lock, or `FBig` if it is beyond the maximum file size.
 fn range(lock: &nlm::Lock) -> Result<Range, Refused> {
     let last_max = i64::MAX as u64;
     let fits = lock.offset <= last_max && lock.len.saturating_sub(1) <= last_max - lock.offset;
     match lock.len {
         _ if !fits => Err(Refused::Status(Nlm4Stats::FBig)),
         0 => Ok(Range::to_end(lock.offset)),
-        len => Ok(Range::new(lock.offset, len).expect("it is not empty, and fits")),
+        len => Ok(Range::new(lock.offset, len).expect("range must not be empty and must fit")),
     }
 }
 
@@ -263,7 +265,7 @@ fn file(cx: &Context<'_>, fh: &[u8]) -> Result<FileId, Refused> {
     Ok((object.export.id(), object.handle))
 }
 
-/// The file of a handle, if the caller may lock it.
+/// Returns the file of a handle, if the caller may lock it.
 fn lockable(cx: &Context<'_>, fh: &[u8], exclusive: bool) -> Result<FileId, Refused> {
     let object = cx.object_for(fh, Purpose::Auxiliary)?;
     let wanted = Rights { read: true, modify: exclusive, ..Rights::default() };

@@ -1,4 +1,4 @@
-//! [`Responses`]: how many results of `_MSG` procedures are on their way.
+//! [`Responses`]: bounds the results of `_MSG` procedures that are being sent.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-/// Counts results by the host that they go to.
+/// The number of results that are being sent, in total and for each host.
 #[derive(Debug, Default)]
 pub(super) struct Responses(Mutex<Counts>);
 
@@ -18,7 +18,7 @@ struct Counts {
     all: usize,
 }
 
-/// The right to send one result, until it is dropped.
+/// The right to send one result. Dropping it returns the permit.
 #[derive(Debug)]
 pub(crate) struct Permit {
     responses: Arc<Responses>,
@@ -26,7 +26,7 @@ pub(crate) struct Permit {
 }
 
 impl Responses {
-    /// Begins a result; `None` if the host, or all hosts together, have too many on their way.
+    /// Returns a permit for one result, or `None` if too many results are being sent to the host or to all hosts.
     pub(super) fn begin(self: &Arc<Self>, host: IpAddr) -> Option<Permit> {
         let mut counts = self.0.lock();
         if counts.all >= RESPONSES_MAX || counts.hosts.get(&host).is_some_and(|&count| count >= PER_HOST_MAX) {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_are_bounded_by_host_and_in_total() {
+    fn results_are_bounded_per_host_and_in_total() {
         let responses = Arc::<Responses>::default();
         let begin = |host: u8| responses.begin([10, 0, 0, host].into());
         let mut first: Vec<_> = (0..PER_HOST_MAX).map(|_| begin(1).unwrap()).collect();
@@ -68,7 +68,7 @@ mod tests {
             .flat_map(|host| (0..PER_HOST_MAX).map(move |_| host))
             .map(|host| begin(host).unwrap())
             .collect();
-        assert!(begin(200).is_none(), "all together");
+        assert!(begin(200).is_none(), "the total bound must be reached");
         first.pop();
         assert!(begin(200).is_some());
         drop((first, others));

@@ -1,7 +1,8 @@
 //! NSM version 1, the status monitor beside NLM: X/Open "Protocols for Interworking: XNFS" (C702) chapter 11.
 //!
-//! Hosts say here that they have restarted, and lose their locks. Programs of this host, such as the kernel's own lock
-//! manager, can have other hosts monitored, as by any status monitor; nobody else can.
+//! Hosts notify this program that they have restarted, and the server releases their locks. Programs of this host, such
+//! as the kernel's own lock manager, can monitor other hosts as with any status monitor. Programs of other hosts
+//! cannot.
 
 use std::{ops::RangeInclusive, sync::Arc};
 
@@ -133,13 +134,13 @@ impl Answer for SimuCrash {
     const NAME: &'static str = "SIMU_CRASH";
 
     fn answer(cx: &Context<'_>, (): &(), _: &mut Encoder) -> Result<(), WouldBlock> {
-        // It takes everybody's locks away for a time: root alone may say so.
+        // It releases the locks of all hosts, so only root on this host may call it.
         let may = is_local(cx) && cx.peer.port() < PORT_PRIVILEGED;
         if may && !cx.may_block {
             return Err(WouldBlock);
         }
         if may && let Err(error) = cx.shared.simulate_crash() {
-            tracing::warn!(%error, "no crash was simulated");
+            tracing::warn!(%error, "SM_SIMU_CRASH failed");
         }
         Ok(())
     }
@@ -155,7 +156,7 @@ impl Answer for Notify {
 
     fn answer(cx: &Context<'_>, args: &nsm::StatChge, _: &mut Encoder) -> Result<(), WouldBlock> {
         cx.shared.restarted(cx.peer, &args.mon_name, args.state);
-        cx.shared.pass_on(&args.mon_name, args.state);
+        cx.shared.queue_notices(&args.mon_name, args.state);
         Ok(())
     }
 }
@@ -168,5 +169,5 @@ fn is_local(cx: &Context<'_>) -> bool {
     cx.peer.ip().to_canonical().is_loopback()
 }
 
-/// Ports from here on are anyone's.
+/// Ports from here on are not privileged.
 const PORT_PRIVILEGED: u16 = 1024;

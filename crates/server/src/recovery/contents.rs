@@ -1,4 +1,4 @@
-//! [`Contents`]: all that survives a restart, and how it stands in the tables of the database.
+//! [`Contents`]: all state that survives a restart, and its representation in the tables of the database.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,11 +7,11 @@ use redb::{Database, Key, ReadableDatabase, ReadableTable, TableDefinition, Tabl
 
 use super::{RecordChange, V4Clients};
 
-/// All that survives a restart.
+/// All state that survives a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Contents {
     pub(super) nsm_state: Option<u32>,
-    /// Clients of the life before may believe to hold something, and which is not known.
+    /// `true` if clients may have held state before the restart, but the records of them are lost.
     pub(super) clients_unknown: bool,
     pub(super) hosts: BTreeMap<Bytes, u32>,
     pub(super) monitors: BTreeMap<Bytes, [u8; 16]>,
@@ -19,7 +19,7 @@ pub(super) struct Contents {
     pub(super) handle_databases: BTreeSet<String>,
 }
 
-/// A change of it.
+/// A change of [`Contents`].
 #[derive(Clone, Debug)]
 pub(super) enum Change {
     NsmState(u32),
@@ -33,7 +33,7 @@ pub(super) enum Change {
 }
 
 impl Contents {
-    /// What a database says.
+    /// Reads all tables of a database.
     pub(super) fn read(database: &Database) -> Result<Self, redb::Error> {
         let transaction = database.begin_read()?;
         let mut contents = Self::default();
@@ -61,7 +61,7 @@ impl Contents {
         Ok(contents)
     }
 
-    /// Makes a change.
+    /// Applies a change.
     pub(super) fn apply(&mut self, change: &Change) {
         match change.clone() {
             Change::NsmState(state) => self.nsm_state = Some(state),
@@ -85,7 +85,7 @@ impl Contents {
         }
     }
 
-    /// The changes that make it from nothing.
+    /// Returns the changes that produce this from an empty [`Contents`].
     pub(super) fn changes(&self) -> Vec<Change> {
         let Self { nsm_state, clients_unknown, hosts, monitors, v4, handle_databases } = self;
         let mut changes: Vec<_> = nsm_state.iter().copied().map(Change::NsmState).collect();
@@ -111,7 +111,7 @@ impl V4Clients {
     }
 }
 
-/// Goes through the rows of a table; a database that was never written to has none.
+/// Calls a function for each row of a table. A database that has never been written has no tables.
 fn rows<K: Key + 'static, V: Value + 'static>(
     transaction: &redb::ReadTransaction,
     table: TableDefinition<'_, K, V>,
@@ -128,7 +128,7 @@ fn rows<K: Key + 'static, V: Value + 'static>(
     Ok(())
 }
 
-/// Makes changes in a transaction.
+/// Applies changes in a transaction.
 pub(super) fn store(transaction: &WriteTransaction, changes: &[Change]) -> Result<(), redb::Error> {
     let mut nsm = transaction.open_table(NSM)?;
     let mut hosts = transaction.open_table(NSM_HOSTS)?;

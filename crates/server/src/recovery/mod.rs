@@ -1,33 +1,34 @@
 //! State that must survive a restart of the server, in one embedded database in the state directory: `recovery.redb`.
 //!
-//! Memory has all of it, and the database is a copy. A change that gives a client something is made only when it is on stable
-//! storage, so no promise is forgotten, whenever the server ends. Calls wait for storage; run them where that is allowed. Each
-//! protocol has tables of its own:
+//! All of this state is in memory, and the database is a copy of it. A change that gives a client something takes
+//! effect only after it is on stable storage. So the server never loses a promise that it has made, whenever it ends.
+//! The calls wait for storage; make them on threads that may block. Each protocol has its own tables:
 //!
 //! | table | key | value |
 //! |---|---|---|
-//! | `nsm` | `"state"` | our NSM state number, u32 |
-//! | `nsm` | `"clients_unknown"` | 1 after a reset, until grace has ended |
+//! | `nsm` | `"state"` | the NSM state number of this server, u32 |
+//! | `nsm` | `"clients_unknown"` | 1 after a reset, until the grace period has ended |
 //! | `nsm_hosts` | 16 bytes of an IPv6 address (IPv4 mapped), then a host's name | its NSM state number, u32 |
 //! | `nsm_monitors` | a `mon_id` in XDR | its 16 private bytes |
 //! | `v4_clients` | the name of an NFSv4 client owner (`co_ownerid`) that may reclaim | nothing |
-//! | `v4_forfeited` | the name of one that may not, and may hold something | nothing |
+//! | `v4_forfeited` | the name of a client owner that may not reclaim, and may hold state | nothing |
 //! | `handle_databases` | the name of a handle database in the state directory | nothing |
 //!
-//! # What nobody waits for
+//! # Deferred changes
 //!
-//! The record of a client that ended and held nothing is removed [later](Recovery::defer_v4_clients), with the next change or by the
-//! server's periodic task. If the server crashes before, the next grace period lasts for this client, too, and nothing is lost.
+//! The record of a client that ended and held nothing is removed [later](Recovery::defer_v4_clients), with the next
+//! change or by the server's periodic task. If the server crashes before, the next grace period waits for this client,
+//! too. Nothing else is affected.
 //!
 //! # When storage fails
 //!
-//! An error, such as a full disk, closes the database. The next change writes a new one from memory, no more often than once in
-//! [`RETRY_INTERVAL`]; the server's periodic task does so as well. Meanwhile
+//! An error, such as a full disk, closes the database. The next change, or the server's periodic task, writes a new
+//! database from memory, at most once in [`RETRY_INTERVAL`]. Until that succeeds:
 //!
-//! - a change that may be refused, such as a client's first record, is refused, and nothing has changed;
-//! - a change that has happened already, such as that a client has lost its locks, is made in memory, and
-//!   [`is_behind`](Recovery::is_behind) until it is stored. What the client had nobody else may get before that: the server could end, and
-//!   in its next life the client could reclaim it.
+//! - A change that can be refused, such as the first record of a client, is refused and has no effect.
+//! - A change that has already happened, such as the loss of a client's locks, is applied in memory, and
+//!   [`is_behind`](Recovery::is_behind) returns `true` until it is stored. Meanwhile no other client can get what the
+//!   client has lost: if the server ended, the client could reclaim it after the restart.
 
 mod contents;
 pub mod state_dir;
@@ -59,17 +60,17 @@ use crate::{
     recovery::state_dir::{OnLoss, StateDir, Unusable},
 };
 
-/// The database.
+/// The state that survives a restart, and the database that stores it.
 pub struct Recovery {
-    /// None: it ends with the process.
+    /// The storage of the database; `None` if the state does not outlive the process.
     storage: Option<Box<dyn Databases>>,
-    /// Held while a change is stored. Whoever changes `contents` holds it.
+    /// Locked while a change is stored. A thread must hold this lock to change `contents`.
     stored: Mutex<Stored>,
-    /// Taken after `stored`. No writer waits for storage with it, so a reader never does.
+    /// Locked after `stored`, and never for writing while waiting for storage, so readers do not wait for it.
     contents: RwLock<Contents>,
     /// Changes that have happened and are stored later. Taken after `stored`, and never held while waiting for storage.
     deferred: Mutex<Vec<Change>>,
-    /// Whether memory has a change that is not stored.
+    /// `true` if memory has a change that is not stored.
     behind: AtomicBool,
     failures: AtomicU64,
     refusals: AtomicU64,
@@ -77,68 +78,70 @@ pub struct Recovery {
 
 #[derive(Default)]
 struct Stored {
-    /// `None` if it failed and must be written anew.
+    /// The open database; `None` if it has failed and must be rewritten.
     database: Option<Database>,
-    /// The time of the last attempt to write it anew.
+    /// The time of the last attempt to rewrite it.
     tried: Option<Instant>,
 }
 
-/// How storage has worked so far.
+/// The state of the storage, and counters of its failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StorageReport {
-    /// It does not work now.
+    /// `true` if the storage does not work now.
     pub is_failing: bool,
-    /// Attempts to write that failed.
+    /// The number of failed attempts to write.
     pub failures: u64,
-    /// Requests of clients that were refused because of that.
+    /// The number of requests of clients that were refused because of failures.
     pub refusals: u64,
 }
 
-/// A host that may hold locks, and so is told when we have restarted.
+/// A host that may hold locks, and is notified when this server has restarted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MonitoredHost {
-    /// Where it is.
+    /// The address of the host.
     pub address: IpAddr,
-    /// Its name for itself.
+    /// The name of the host (`caller_name`).
     pub name: Bytes,
-    /// Its NSM state number when it first locked.
+    /// The NSM state number of the host when it was added.
     pub state: i32,
 }
 
-/// A program on this host that wants to know when another host has restarted.
+/// A program on this host that monitors restarts of another host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Monitor {
-    /// Who is monitored for whom: a `mon_id` in XDR.
+    /// The monitored host and the program: a `mon_id` in XDR.
     pub mon_id: Bytes,
-    /// What the program is told.
+    /// Private data that the program gets back in a notice.
     pub private: [u8; 16],
 }
 
-/// NFSv4 client owners of the life before that may hold something.
+/// NFSv4 client owners that may have held state before the restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct V4Clients {
-    /// They may reclaim it.
+    /// Client owners that may reclaim their state.
     pub reclaiming: BTreeSet<Bytes>,
-    /// They may not, for they have lost something. What they have kept is theirs until they hear of the restart, or their leases
-    /// are over.
+    /// Client owners that may not reclaim, because they have lost state. The state that they still hold stays reserved
+    /// until they notice the restart or their leases expire.
     pub forfeited: BTreeSet<Bytes>,
 }
 
-/// What is to be made of the record of an NFSv4 client owner.
+/// A change of the record of an NFSv4 client owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecordChange {
-    /// It may reclaim what it holds after a restart (RFC 8881 §8.4.2.1).
+    /// The client owner may reclaim its state after a restart (RFC 8881 §8.4.2.1).
     Add(Bytes),
-    /// It may not, and what it holds is not to be given to others after a restart while it may believe that it does.
+    /// The client owner may not reclaim. After a restart, its state must not be granted to others while the client may
+    /// still assume that it holds it.
     Forfeit(Bytes),
-    /// It holds nothing any more.
+    /// The client owner holds no state any more.
     Remove(Bytes),
-    /// It ended, or is unused, and held nothing: no reply and no other client depends on when this is stored.
+    /// The client owner ended or was unused, and held no state. No reply and no other client depends on the time at
+    /// which this is stored.
     Retire(Bytes),
 }
 
 impl RecordChange {
-    /// The client owner (`co_ownerid`).
+    /// Returns the client owner (`co_ownerid`).
     pub fn owner(&self) -> &Bytes {
         let (Self::Add(owner) | Self::Forfeit(owner) | Self::Remove(owner) | Self::Retire(owner)) = self;
         owner
@@ -146,11 +149,12 @@ impl RecordChange {
 }
 
 impl Recovery {
-    /// Opens the database in a state directory. If there is none, one is created; but not where `was_used` says that there was
-    /// one. If it is lost and that is accepted, a new one takes its place, which knows that it does not know the clients.
+    /// Opens the database in a state directory. If there is none, creates one, unless `was_used` says that there was
+    /// one before. If the database is lost and `on_loss` accepts that, creates a new one that records that the clients
+    /// are unknown.
     ///
     /// # Errors
-    /// It is damaged or missing, or cannot be read or written.
+    /// Returns an error if the database is damaged or missing, or cannot be read or written.
     pub fn open(state_dir: &StateDir, was_used: bool, on_loss: OnLoss) -> io::Result<Self> {
         let path = state_dir.file(FILE);
         let files = Files::at(path.clone());
@@ -169,17 +173,17 @@ impl Recovery {
         Self::with(files, database, contents).map_err(|error| Unusable::io(&path, error).into())
     }
 
-    /// As [`open`](Self::open), on storage of any other kind.
+    /// Opens the database like [`open`](Self::open), on any other storage.
     ///
     /// # Errors
-    /// The storage fails, or what is there is no such database.
+    /// Returns an error if the storage fails or contains something that is not such a database.
     pub fn on(storage: impl Storage) -> io::Result<Self> {
         let (database, contents) =
             Databases::open(&storage)?.map_or_else(Default::default, |(database, contents)| (Some(database), contents));
         Self::with(storage, database, contents)
     }
 
-    /// A database that ends with the process: for a server whose file handles do so, too.
+    /// Creates state that does not outlive the process, for a server whose file handles do not, either.
     pub fn in_memory() -> Self {
         Self::new(None, None, Contents::default())
     }
@@ -187,7 +191,7 @@ impl Recovery {
     fn with(storage: impl Storage, database: Option<Database>, mut contents: Contents) -> io::Result<Self> {
         let mut database = database;
         if contents.clients_unknown {
-            // Nobody has got anything since, so nobody of these has a claim that can be verified.
+            // No client has been granted anything since the reset, so no claim of these clients can be verified.
             contents = Contents { hosts: Default::default(), v4: V4Clients::default(), ..contents };
             database.take().into_iter().for_each(storage::discard);
         }
@@ -204,17 +208,17 @@ impl Recovery {
         Self { storage, stored, contents: RwLock::new(contents), deferred, behind, failures, refusals }
     }
 
-    /// Whether it survives the process.
+    /// Returns `true` if the state outlives the process.
     pub fn is_persistent(&self) -> bool {
         self.storage.is_some()
     }
 
-    /// Whether a server has run with it before.
+    /// Returns `true` if a server has used this state before.
     pub fn was_used(&self) -> bool {
         self.contents.read().nsm_state.is_some()
     }
 
-    /// Whether what a client has lost may still be stored as its own. Nobody may get anything then.
+    /// Returns `true` if the loss of a client's state is not stored yet. No client can be granted state then.
     pub fn is_behind(&self) -> bool {
         self.behind.load(Acquire)
     }
@@ -224,7 +228,7 @@ impl Recovery {
         self.refusals.fetch_add(1, Relaxed);
     }
 
-    /// How storage has worked so far.
+    /// Returns the state of the storage and the counters of its failures.
     pub fn report(&self) -> StorageReport {
         StorageReport {
             is_failing: self.is_persistent() && self.stored.lock().database.is_none(),
@@ -233,7 +237,8 @@ impl Recovery {
         }
     }
 
-    /// Stores what was deferred, and writes the database anew if it has failed and it is time; whether it can be used now.
+    /// Stores deferred changes. Rewrites the database if it has failed and [`RETRY_INTERVAL`] has passed. Returns
+    /// `true` if the storage works now.
     pub fn maintain(&self) -> bool {
         let Some(storage) = &self.storage else { return true };
         let stored = &mut *self.stored.lock();
@@ -244,12 +249,12 @@ impl Recovery {
         self.reopen(stored, storage.as_ref()).is_ok()
     }
 
-    /// Whether clients of the life before may believe to hold something, and it is not known which.
+    /// Returns `true` if clients may have held state before the restart, but the records of them are lost.
     pub(crate) fn clients_unknown(&self) -> bool {
         self.contents.read().clients_unknown
     }
 
-    /// Grace has ended, and these hosts have not reclaimed anything.
+    /// Records that the grace period has ended, and removes the hosts in `gone`, which have not reclaimed anything.
     pub fn end_grace<'a>(&self, gone: impl IntoIterator<Item = (IpAddr, &'a [u8])>) {
         let mut changes: Vec<_> = gone.into_iter().map(remove_host).collect();
         if self.clients_unknown() {
@@ -258,20 +263,21 @@ impl Recovery {
         self.note(changes);
     }
 
-    /// The NSM state number of a new life: odd, and greater than that of every one before (C702 §11.2).
+    /// Returns the NSM state number for a new start of the server, and stores it. It is odd, and greater than all
+    /// previous ones (C702 §11.2).
     ///
     /// # Errors
-    /// The storage fails.
+    /// Returns an error if the storage fails.
     pub fn next_nsm_state(&self) -> io::Result<i32> {
         let last = self.contents.read().nsm_state;
-        // Where nothing is remembered, the time is greater than at every start before.
+        // Without a previous number, the time serves: it is greater than at every earlier start.
         let seconds = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs() as u32);
         let next = (last.map_or_else(seconds, |last| last + 1) | 1) & i32::MAX as u32;
         self.write(vec![Change::NsmState(next)])?;
         Ok(next as i32)
     }
 
-    /// The hosts that are told when we have restarted.
+    /// Returns the hosts to notify when this server has restarted.
     pub fn hosts(&self) -> Vec<MonitoredHost> {
         let host = |(key, state): (&Bytes, &u32)| {
             host_of(key).map(|(address, name)| MonitoredHost { address, name, state: *state as i32 })
@@ -279,10 +285,10 @@ impl Recovery {
         self.contents.read().hosts.iter().filter_map(host).collect()
     }
 
-    /// Remembers a host, and forgets others that hold nothing.
+    /// Stores a host, and removes others that hold nothing.
     ///
     /// # Errors
-    /// The storage fails: the host must not get locks then.
+    /// Returns an error if the storage fails. The host must not get locks then.
     pub fn add_host<'a>(
         &self,
         host: &MonitoredHost,
@@ -293,12 +299,12 @@ impl Recovery {
         self.write(changes)
     }
 
-    /// Forgets a host, which has lost what it held.
+    /// Removes a host that has lost its locks.
     pub fn remove_host(&self, address: IpAddr, name: &[u8]) {
         self.note(vec![remove_host((address, name))]);
     }
 
-    /// The monitors whose `mon_id` begins with `prefix`. Its XDR begins with the name of the monitored host.
+    /// Returns the monitors whose `mon_id` begins with `prefix`. The XDR of a `mon_id` begins with the name of the monitored host.
     pub fn monitors(&self, prefix: &[u8]) -> Vec<Monitor> {
         let contents = self.contents.read();
         let range = contents.monitors.range::<[u8], _>((Included(prefix), Unbounded));
@@ -306,15 +312,15 @@ impl Recovery {
         matching.map(|(mon_id, private)| Monitor { mon_id: mon_id.clone(), private: *private }).collect()
     }
 
-    /// The number of monitors.
+    /// Returns the number of monitors.
     pub fn monitors_len(&self) -> usize {
         self.contents.read().monitors.len()
     }
 
-    /// Stores a monitor, in the place of one with the same `mon_id`.
+    /// Stores a monitor. It replaces one with the same `mon_id`.
     ///
     /// # Errors
-    /// The storage fails.
+    /// Returns an error if the storage fails.
     pub fn add_monitor(&self, monitor: &Monitor) -> io::Result<()> {
         self.write(vec![Change::AddMonitor(monitor.mon_id.clone(), monitor.private)])
     }
@@ -322,30 +328,32 @@ impl Recovery {
     /// Removes the monitors with these `mon_id`s.
     ///
     /// # Errors
-    /// The storage fails.
+    /// Returns an error if the storage fails.
     pub fn remove_monitors(&self, mon_ids: impl IntoIterator<Item = Bytes>) -> io::Result<()> {
         self.write(mon_ids.into_iter().map(Change::RemoveMonitor).collect())
     }
 
-    /// The NFSv4 clients that may have held something.
+    /// Returns the NFSv4 client owners that may have held state before the restart.
     pub fn v4_clients(&self) -> V4Clients {
         self.contents.read().v4.clone()
     }
 
-    /// Remembers an NFSv4 client that may reclaim.
+    /// Stores an NFSv4 client owner that may reclaim.
     ///
     /// # Errors
-    /// The storage fails: the client must not get anything then.
+    /// Returns an error if the storage fails. The client must not get any state then.
     pub fn add_v4_client(&self, owner: Bytes) -> io::Result<()> {
         self.write(vec![Change::V4(RecordChange::Add(owner))])
     }
 
-    /// Notes what has become of NFSv4 clients, in this order and all or nothing; false if it is not stored yet.
+    /// Records changes of NFSv4 client owners that have happened, in this order and atomically. Returns `false` if they
+    /// are not stored yet.
     pub fn note_v4_clients(&self, changes: impl IntoIterator<Item = RecordChange>) -> bool {
         self.note(changes.into_iter().map(Change::V4).collect())
     }
 
-    /// Notes what has become of NFSv4 clients, in this order, and stores it later. Does not wait for storage.
+    /// Records changes of NFSv4 client owners that have happened, in this order, and stores them later. Does not wait
+    /// for storage.
     pub fn defer_v4_clients(&self, changes: impl IntoIterator<Item = RecordChange>) {
         if self.is_persistent() {
             self.deferred.lock().extend(changes.into_iter().map(Change::V4));
@@ -354,15 +362,15 @@ impl Recovery {
         }
     }
 
-    /// The handle databases that have been used.
+    /// Returns the names of the handle databases that have been used.
     pub(crate) fn handle_databases(&self) -> Vec<String> {
         self.contents.read().handle_databases.iter().cloned().collect()
     }
 
-    /// Remembers that there is a handle database.
+    /// Stores the name of a handle database.
     ///
     /// # Errors
-    /// The storage fails.
+    /// Returns an error if the storage fails.
     pub(crate) fn add_handle_database(&self, name: String) -> io::Result<()> {
         if self.contents.read().handle_databases.contains(&name) {
             return Ok(());
@@ -370,7 +378,7 @@ impl Recovery {
         self.write(vec![Change::AddHandleDatabase(name)])
     }
 
-    /// Makes changes that nobody has been told of yet: they are stored, or not made.
+    /// Stores changes that have not been announced to any client, and applies them in memory only if that succeeds.
     fn write(&self, changes: Vec<Change>) -> io::Result<()> {
         if changes.is_empty() {
             return Ok(());
@@ -388,7 +396,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Makes changes that have happened, whether or not they can be stored now; false if not.
+    /// Applies changes that have already happened in memory, and tries to store them. Returns `false` if that fails.
     fn note(&self, changes: Vec<Change>) -> bool {
         if changes.is_empty() {
             return true;
@@ -404,14 +412,15 @@ impl Recovery {
         is_stored
     }
 
-    /// Makes in memory what was deferred. The caller stores it; if that fails, the database is written anew from memory.
+    /// Applies deferred changes in memory and returns them. The caller stores them. If that fails, the database is
+    /// rewritten from memory.
     fn take_deferred(&self) -> Vec<Change> {
         let deferred = std::mem::take(&mut *self.deferred.lock());
         self.apply(&deferred);
         deferred
     }
 
-    /// Makes changes in memory. The caller holds `stored`.
+    /// Applies changes in memory. The caller holds the lock of `stored`.
     fn apply(&self, changes: &[Change]) {
         let mut contents = self.contents.write();
         changes.iter().for_each(|change| contents.apply(change));
@@ -420,30 +429,30 @@ impl Recovery {
     fn store(&self, stored: &mut Stored, changes: &[Change]) -> io::Result<()> {
         let Some(storage) = &self.storage else { return Ok(()) };
         self.reopen(stored, storage.as_ref())?;
-        let database = stored.database.as_ref().expect("it is open");
+        let database = stored.database.as_ref().expect("database must be open");
         storage::store(database, changes).inspect_err(|error| {
             self.failures.fetch_add(1, Relaxed);
             stored.database.take().into_iter().for_each(storage::discard);
             tracing::error!(
                 %error,
-                "the recovery database cannot be written: new clients get no opens and locks until it can be"
+                "cannot write the recovery database: new clients get no opens and locks until it can be written again"
             );
         })
     }
 
-    /// Sees to it that the database can be used: one that has failed is written anew, with all that memory has.
+    /// Makes sure that the database can be used: one that has failed is rewritten from memory.
     fn reopen(&self, stored: &mut Stored, storage: &dyn Databases) -> io::Result<()> {
         if stored.database.is_some() {
             return Ok(());
         }
         let now = clock::now();
         if stored.tried.is_some_and(|tried| now.saturating_duration_since(tried) < RETRY_INTERVAL) {
-            return Err(io::Error::other("the recovery database has failed, and is not written anew yet"));
+            return Err(io::Error::other("the recovery database has failed and has not been rewritten yet"));
         }
         stored.tried = Some(now);
         let database = storage.replace(&self.contents.read()).inspect_err(|error| {
             self.failures.fetch_add(1, Relaxed);
-            tracing::debug!(%error, "the recovery database cannot be written anew");
+            tracing::debug!(%error, "cannot rewrite the recovery database");
         })?;
         (stored.database, stored.tried) = (Some(database), None);
         self.behind.store(false, Release);
@@ -476,7 +485,7 @@ fn host_of(key: &[u8]) -> Option<(IpAddr, Bytes)> {
 }
 
 const FILE: &str = "recovery.redb";
-/// Between attempts to write the database anew.
+/// Minimum time between attempts to rewrite the database.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! [`StateDir`]: the directory of what survives a restart, locked by the one server that uses it.
+//! [`StateDir`]: the directory for state that survives a restart. The server that uses it locks it.
 //!
-//! It holds the key of file handles (`handle.key`), the recovery database (`recovery.redb`), for an ordinary user's exports a
-//! handle database each (`handles-…`), and the socket of `slipway clients`. A server that finds any of these damaged, missing
-//! or open to others refuses to start: without them it would give a lock that one client holds to another. Only
-//! [`OnLoss::Reset`] accepts a loss, and only of what cannot be used.
+//! It contains the key of file handles (`handle.key`), the recovery database (`recovery.redb`), a handle database for
+//! each export of an ordinary user (`handles-…`), and the socket of `slipway clients`. A server that finds any of these
+//! files damaged, missing or accessible to others refuses to start. Without them, it could grant a lock to one client
+//! that another client holds. Only [`OnLoss::Reset`] accepts a loss, and only of a file that cannot be used.
 
 use std::{
     fmt,
@@ -16,29 +16,30 @@ use std::{
 use rustix::{fs::OFlags, io::Errno};
 use vfs::private;
 
-/// The state directory; no other server can use it as long as this exists.
+/// An open state directory. No other server can use it until this is dropped.
 #[derive(Debug)]
 pub struct StateDir {
     path: PathBuf,
-    /// Its lock is released when it is closed.
+    /// The open lock file. Closing it releases the lock.
     _lock: File,
 }
 
-/// What to do about a file of the state directory that is damaged or missing.
+/// The reaction to a file of the state directory that is damaged or missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLoss {
     /// Refuse to start.
     #[default]
     Refuse,
-    /// Set it aside under another name, and start without what it said.
+    /// Rename the file, and start without its contents.
     Reset,
 }
 
 impl StateDir {
-    /// Opens and locks a directory, which is created if there is none.
+    /// Opens and locks a directory, and creates it if it does not exist.
     ///
     /// # Errors
-    /// Another server uses it; it is another user's, or others may write to it; the storage fails.
+    /// Returns an error if another server uses the directory, if it belongs to another user, if others may write to it,
+    /// or if the storage fails.
     pub fn open(path: &Path) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| located(path, error))?;
         let path = path.canonicalize().map_err(|error| located(path, error))?;
@@ -48,18 +49,18 @@ impl StateDir {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Where it is: an absolute path without symbolic links.
+    /// Returns the path of the directory: an absolute path without symbolic links.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The path of a file in it.
+    /// Returns the path of a file in the directory.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 }
 
-/// Opens the file by which a directory is locked, and locks it.
+/// Opens the lock file of a directory and locks it.
 fn lock(path: &Path) -> io::Result<File> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let mut options = File::options();
@@ -68,7 +69,7 @@ fn lock(path: &Path) -> io::Result<File> {
     let mut file = match opened {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             let known = private::open(path, private::OTHERS_WRITE).map_err(|error| located(path, error))?;
-            known.ok_or_else(|| io::Error::other("another server is starting there"))?
+            known.ok_or_else(|| io::Error::other("another server is starting with this state directory"))?
         }
         opened => opened.map_err(|error| located(path, error))?,
     };
@@ -76,7 +77,7 @@ fn lock(path: &Path) -> io::Result<File> {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut holder = String::new();
-            // Whoever holds it may not have written its number yet.
+            // The process that holds the lock may not have written its ID yet.
             let _ = (&mut file).take(PID_MAX).read_to_string(&mut holder);
             let holder = match holder.trim() {
                 "" => String::new(),
@@ -89,48 +90,48 @@ fn lock(path: &Path) -> io::Result<File> {
         }
         Err(TryLockError::Error(error)) => return Err(located(path, error)),
     }
-    // For people; a full disk must not matter here.
+    // The process ID is only information for people, so a full disk must not cause an error here.
     let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(file)
 }
 
-/// Why a file of the state directory cannot be used.
+/// The reason why a file of the state directory cannot be used.
 #[derive(Debug)]
 pub(crate) struct Unusable {
     path: PathBuf,
     error: io::Error,
-    /// Whether what it said is lost; or else it may be used once something outside of it is mended.
+    /// `true` if the contents of the file are lost. Otherwise the file can be used once its surroundings are repaired.
     is_lost: bool,
 }
 
 impl Unusable {
-    /// What a file said is lost.
+    /// Creates the error for a file whose contents are lost.
     pub(crate) fn lost(path: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self { path: path.into(), error: io::Error::new(io::ErrorKind::InvalidData, error), is_lost: true }
     }
 
-    /// A file could not be opened, read or written. It is lost if its content is wrong or cannot be read, and not if it
-    /// is another user's, or if there is no room.
+    /// Creates the error for a file that cannot be opened, read or written. The file counts as lost if its contents are
+    /// invalid or cannot be read. It does not count as lost if it belongs to another user, or if there is no space.
     pub(crate) fn io(path: &Path, error: io::Error) -> Self {
         let is_wrong = matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof);
         let is_lost = is_wrong || error.raw_os_error() == Some(Errno::IO.raw_os_error());
         Self { path: path.into(), error, is_lost }
     }
 
-    /// Sets the file aside if what it said is lost and that is accepted.
+    /// Renames the file if it is lost and `on_loss` accepts that.
     ///
     /// # Errors
-    /// It is not accepted, or the file is not lost.
+    /// Returns an error if the file is not lost, or if `on_loss` does not accept the loss.
     pub(crate) fn accept(self, on_loss: OnLoss) -> io::Result<()> {
         if !self.is_lost || on_loss == OnLoss::Refuse {
             return Err(self.into());
         }
         let aside = match private::set_aside(&self.path) {
             Ok(aside) => aside.display().to_string(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => "nowhere, it is missing".to_owned(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => "nowhere, because it is missing".to_owned(),
             Err(error) => return Err(located(&self.path, error)),
         };
-        tracing::warn!(path = %self.path.display(), error = %self.error, aside, "a state file is lost and begun anew");
+        tracing::warn!(path = %self.path.display(), error = %self.error, aside, "a state file is lost: it has been set aside and a new one is created");
         Ok(())
     }
 }
@@ -152,10 +153,10 @@ pub(crate) fn located(path: &Path, error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
 
-/// The command that accepts a loss.
+/// The part of an error message that says how to accept a loss.
 pub(crate) const ACCEPT: &str = "; restore it from a backup, or accept the loss with: slipway serve … --recovery=reset (docs/nfs4-state.md, Restarts)";
 const LOCK_FILE: &str = "lock";
-/// Digits of a process number, and more.
+/// Upper bound of the digits of a process ID.
 const PID_MAX: u64 = 32;
 
 #[cfg(test)]
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_has_one_server_at_a_time() {
+    fn directory_is_used_by_one_server_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/state");
         let first = StateDir::open(&path).unwrap();
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_can_change_is_refused() {
+    fn directory_that_others_can_change_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         for mode in [0o770, 0o707, 0o1777] {
             fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_no_regular_file_is_refused() {
+    fn lock_file_that_is_not_a_regular_file_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         std::os::unix::fs::symlink("/dev/null", dir.path().join(LOCK_FILE)).unwrap();
         assert!(StateDir::open(dir.path()).unwrap_err().to_string().contains("symbolic link"));

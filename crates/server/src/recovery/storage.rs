@@ -1,10 +1,10 @@
-//! Where the recovery database is kept: [`Storage`], and the files of a state directory as one.
+//! The storage of the recovery database: [`Storage`], and its implementation with files of a state directory.
 //!
-//! After an error redb cannot go on with a database, and what the kernel's page cache shows of the file may not be on the disk.
-//! So a database that has failed is never used again: a new one is written beside it, and takes its name.
+//! After an I/O error, redb cannot continue to use a database, and the kernel's page cache may differ from the disk. So
+//! a database that has failed is never used again: a new one is written beside it and renamed over it.
 //!
-//! redb commits in two phases here. A commit that was torn by a crash is then told apart from one that was damaged later, which is
-//! an error and not quietly undone.
+//! redb commits in two phases here. So a commit that was torn by a crash can be distinguished from one that was damaged
+//! later. The latter is an error, and is not silently rolled back.
 
 use std::{
     any::Any,
@@ -20,31 +20,31 @@ use vfs::private;
 
 use super::contents::{self, Change, Contents};
 
-/// Storage for one database, which can be replaced by a new one at once.
+/// Storage for one database, which can be atomically replaced by a new one.
 pub trait Storage: Send + Sync + 'static {
-    /// An open database.
+    /// The type of an open database file.
     type File: StorageBackend;
 
-    /// Opens the database; `None` if there is none.
+    /// Opens the database. Returns `None` if there is none.
     ///
     /// # Errors
-    /// The storage fails.
+    /// Returns an error if the storage fails.
     fn open(&self) -> io::Result<Option<Self::File>>;
 
-    /// Begins a new one, empty, beside the one that there is.
+    /// Creates a new, empty database beside the existing one.
     ///
     /// # Errors
-    /// The storage fails.
+    /// Returns an error if the storage fails.
     fn begin(&self) -> io::Result<Self::File>;
 
-    /// Puts the one that was begun last in the place of the other. It has the name on stable storage when this returns.
+    /// Replaces the database by the one that was created last. The replacement is on stable storage when this returns.
     ///
     /// # Errors
-    /// The storage fails: either of them is there.
+    /// Returns an error if the storage fails. Then either of the two databases is in place.
     fn replace(&self) -> io::Result<()>;
 }
 
-/// A file, and a second one beside it as long as it is being replaced.
+/// A file, and a second file beside it while it is being replaced.
 pub(super) struct Files {
     path: PathBuf,
     new: PathBuf,
@@ -65,7 +65,7 @@ impl Storage for Files {
 
     fn open(&self) -> io::Result<Option<FileBackend>> {
         let Some(file) = private::open(&self.path, private::OTHERS_WRITE)? else { return Ok(None) };
-        // To redb an empty file is a database that is yet to be made; here none is ever empty.
+        // redb treats an empty file as a new database, but this server never leaves an empty file.
         if file.metadata()?.len() == 0 {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it is empty"));
         }
@@ -81,18 +81,18 @@ impl Storage for Files {
     }
 }
 
-/// A [`Storage`] with the database on top.
+/// A [`Storage`] with the database on top of it.
 pub(super) trait Databases: Send + Sync {
-    /// Opens the database, every page of which is verified, and reads it; `None` if there is none.
+    /// Opens the database, verifies every page and reads the contents. Returns `None` if there is none.
     ///
     /// # Errors
-    /// `InvalidData`: it is damaged. Others: the storage fails.
+    /// Returns `InvalidData` if the database is damaged, and other errors if the storage fails.
     fn open(&self) -> io::Result<Option<(Database, Contents)>>;
 
-    /// Writes a new database, and puts it in the place of the old one.
+    /// Writes a new database and replaces the old one with it.
     ///
     /// # Errors
-    /// The storage fails.
+    /// Returns an error if the storage fails.
     fn replace(&self, contents: &Contents) -> io::Result<Database>;
 }
 
@@ -115,10 +115,10 @@ impl<S: Storage> Databases for S {
     }
 }
 
-/// Makes changes, all or none of them; they are on stable storage when this returns.
+/// Applies changes atomically. They are on stable storage when this returns.
 ///
 /// # Errors
-/// The storage fails: whether they are made is not known.
+/// Returns an error if the storage fails. It is then unknown whether the changes are stored.
 pub(super) fn store(database: &Database, changes: &[Change]) -> io::Result<()> {
     guarded(|| {
         let mut transaction = database.begin_write()?;
@@ -130,14 +130,14 @@ pub(super) fn store(database: &Database, changes: &[Change]) -> io::Result<()> {
 
 /// Closes a database that has failed.
 pub(super) fn discard(database: Database) {
-    // It has been told what to say about that.
+    // The failure has already been reported.
     let _ = guarded(|| {
         drop(database);
         Ok(())
     });
 }
 
-/// Runs a piece of redb, whose panics over damaged data are errors like the others.
+/// Runs a function of redb, and turns its panics over damaged data into errors.
 fn guarded<T>(run: impl FnOnce() -> Result<T, redb::Error>) -> io::Result<T> {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(done) => done.map_err(io_error),

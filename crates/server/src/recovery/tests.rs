@@ -33,7 +33,7 @@ fn reopen(dir: &Path) -> io::Result<Recovery> {
 }
 
 #[test]
-fn hosts_monitors_and_the_state_number_survive() {
+fn hosts_monitors_and_state_number_survive() {
     let dir = tempfile::tempdir().unwrap();
     let (a, b) = (host("10.0.0.1", "venus", 3), host("fe80::1", "", -1));
     let monitor = Monitor { mon_id: Bytes::from_static(b"mars"), private: [7; 16] };
@@ -66,7 +66,7 @@ fn hosts_monitors_and_the_state_number_survive() {
 }
 
 #[test]
-fn clients_of_version_4_survive_until_they_are_forgotten() {
+fn v4_clients_survive_until_they_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     {
         let recovery = create(dir.path());
@@ -89,7 +89,7 @@ fn clients_of_version_4_survive_until_they_are_forgotten() {
 }
 
 #[test]
-fn in_memory_it_works_alike_and_ends() {
+fn in_memory_state_works_alike_but_does_not_persist() {
     let recovery = Recovery::in_memory();
     let first = recovery.next_nsm_state().unwrap();
     assert_eq!(recovery.next_nsm_state().unwrap(), first + 2);
@@ -99,7 +99,7 @@ fn in_memory_it_works_alike_and_ends() {
     assert_eq!(recovery.report(), StorageReport::default());
 }
 
-/// Files of which every write, sync and new one fails for a while.
+/// Files that can be switched to fail every write, every sync and every creation.
 #[derive(Clone)]
 struct Flaky {
     files: Arc<Files>,
@@ -196,7 +196,7 @@ fn readers_do_not_wait_for_storage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_disk_refuses_new_clients_and_recovers_by_itself() {
+async fn full_disk_refuses_new_clients_and_recovers_by_itself() {
     let dir = tempfile::tempdir().unwrap();
     let storage = Flaky::at(dir.path());
     let recovery = Recovery::on(storage.clone()).unwrap();
@@ -207,15 +207,15 @@ async fn a_full_disk_refuses_new_clients_and_recovers_by_itself() {
     for _ in 0..100 {
         assert!(recovery.add_v4_client(owner("new")).is_err());
     }
-    assert!(!recovery.is_behind(), "nothing that has happened is missing");
-    assert_eq!(storage.begun.load(Relaxed), begun + 1, "attempts are bounded");
+    assert!(!recovery.is_behind(), "no change that has happened must be missing");
+    assert_eq!(storage.begun.load(Relaxed), begun + 1, "attempts must be bounded");
     assert_eq!(recovery.report(), StorageReport { is_failing: true, failures: 2, refusals: 100 });
     tokio::time::advance(RETRY_INTERVAL).await;
     recovery.maintain();
     assert_eq!(recovery.report().failures, 3);
 
     storage.is_full.store(false, Release);
-    assert!(recovery.add_v4_client(owner("new")).is_err(), "it is not time yet");
+    assert!(recovery.add_v4_client(owner("new")).is_err(), "the retry interval has not passed");
     tokio::time::advance(RETRY_INTERVAL).await;
     recovery.add_v4_client(owner("new")).unwrap();
     assert!(!recovery.report().is_failing);
@@ -224,7 +224,7 @@ async fn a_full_disk_refuses_new_clients_and_recovers_by_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_deferred_is_stored_with_the_next_change_or_by_maintenance_or_at_the_end() {
+async fn deferred_changes_are_stored_with_next_change_by_maintenance_or_on_drop() {
     let dir = tempfile::tempdir().unwrap();
     let storage = Flaky::at(dir.path());
     let stored = || {
@@ -237,9 +237,9 @@ async fn what_is_deferred_is_stored_with_the_next_change_or_by_maintenance_or_at
         recovery.add_v4_client(owner(name)).unwrap();
     }
     recovery.defer_v4_clients([Retire(owner("a"))]);
-    assert_eq!(stored(), clients(&["a", "b", "c", "d"], &[]), "it did not wait for storage");
+    assert_eq!(stored(), clients(&["a", "b", "c", "d"], &[]), "deferring must not wait for storage");
     recovery.add_v4_client(owner("a")).unwrap();
-    assert_eq!(stored(), clients(&["a", "b", "c", "d"], &[]), "the newer change is made last");
+    assert_eq!(stored(), clients(&["a", "b", "c", "d"], &[]), "the newer change must be applied last");
     recovery.defer_v4_clients([Retire(owner("a"))]);
     assert!(recovery.note_v4_clients([Forfeit(owner("b"))]));
     assert_eq!(stored(), clients(&["c", "d"], &["b"]));
@@ -250,7 +250,7 @@ async fn what_is_deferred_is_stored_with_the_next_change_or_by_maintenance_or_at
     recovery.defer_v4_clients([Retire(owner("d"))]);
     storage.is_full.store(true, Release);
     assert!(recovery.add_v4_client(owner("e")).is_err());
-    assert!(!recovery.is_behind(), "nobody has to wait for it");
+    assert!(!recovery.is_behind(), "no client must wait for a deferred change");
     storage.is_full.store(false, Release);
     tokio::time::advance(RETRY_INTERVAL).await;
     assert!(recovery.maintain());
@@ -262,7 +262,7 @@ async fn what_is_deferred_is_stored_with_the_next_change_or_by_maintenance_or_at
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_that_is_not_stored_blocks_others_until_it_is() {
+async fn unstored_loss_blocks_other_clients_until_it_is_stored() {
     let dir = tempfile::tempdir().unwrap();
     let storage = Flaky::at(dir.path());
     let recovery = Recovery::on(storage.clone()).unwrap();
@@ -277,7 +277,7 @@ async fn a_loss_that_is_not_stored_blocks_others_until_it_is() {
     recovery.maintain();
     assert!(recovery.is_behind());
     {
-        // If the server ended now, its next life would still know them.
+        // If the server ended now, it would still know these clients after the restart.
         let copy = tempfile::tempdir().unwrap();
         fs::copy(dir.path().join(FILE), copy.path().join(FILE)).unwrap();
         assert_eq!(Recovery::on(Flaky::at(copy.path())).unwrap().v4_clients(), clients(&["a", "b", "c"], &[]));
@@ -290,7 +290,7 @@ async fn a_loss_that_is_not_stored_blocks_others_until_it_is() {
     assert_eq!(Recovery::on(storage).unwrap().v4_clients(), clients(&["c"], &["b"]));
 }
 
-/// A state directory whose database has some of everything.
+/// Creates a state directory whose database has rows in every table.
 fn used() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let recovery = create(dir.path());
@@ -302,7 +302,7 @@ fn used() -> tempfile::TempDir {
 }
 
 #[test]
-fn a_database_that_cannot_be_used_is_refused_until_the_loss_is_accepted() {
+fn unusable_database_is_refused_until_the_loss_is_accepted() {
     type Break = fn(&Path);
     let unusable: [(&str, Break); 6] = [
         ("missing", |path| fs::remove_file(path).unwrap()),
@@ -325,7 +325,7 @@ fn a_database_that_cannot_be_used_is_refused_until_the_loss_is_accepted() {
         let dir = used();
         break_it(&dir.path().join(FILE));
         for _ in 0..2 {
-            let Err(error) = reopen(dir.path()) else { panic!("{why}: it must be refused") };
+            let Err(error) = reopen(dir.path()) else { panic!("{why}: the database must be refused") };
             let said = error.to_string();
             let parts = [why, FILE, "--recovery=reset"];
             assert!(parts.iter().all(|part| said.contains(part)), "{why}: {said}");
@@ -339,21 +339,21 @@ fn a_database_that_cannot_be_used_is_refused_until_the_loss_is_accepted() {
 }
 
 #[test]
-fn a_database_of_others_is_refused_and_not_lost() {
+fn database_accessible_to_others_is_refused_but_not_lost() {
     let dir = used();
     let path = dir.path().join(FILE);
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
     let state = StateDir::open(dir.path()).unwrap();
     for on_loss in [OnLoss::Refuse, OnLoss::Reset] {
-        let Err(error) = Recovery::open(&state, true, on_loss) else { panic!("it must be refused") };
+        let Err(error) = Recovery::open(&state, true, on_loss) else { panic!("the database must be refused") };
         assert!(error.to_string().contains("chmod 600"), "{error}");
     }
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
-    assert!(!Recovery::open(&state, true, OnLoss::Reset).unwrap().clients_unknown(), "a good one is kept");
+    assert!(!Recovery::open(&state, true, OnLoss::Reset).unwrap().clients_unknown(), "a valid database must be kept");
 }
 
 #[test]
-fn after_a_reset_the_clients_are_unknown_until_grace_has_ended() {
+fn clients_are_unknown_after_a_reset_until_grace_has_ended() {
     let dir = used();
     fs::remove_file(dir.path().join(FILE)).unwrap();
     {
@@ -362,7 +362,7 @@ fn after_a_reset_the_clients_are_unknown_until_grace_has_ended() {
         recovery.add_host(&host("10.0.0.1", "venus", 3), []).unwrap();
     }
     {
-        // The server ended in its grace: whoever was noted in it cannot have got anything.
+        // The server ended in its grace period, so clients recorded in it cannot have been granted anything.
         let recovery = reopen(dir.path()).unwrap();
         assert!(recovery.clients_unknown());
         assert_eq!((recovery.v4_clients(), recovery.hosts()), (V4Clients::default(), vec![]));
@@ -371,7 +371,7 @@ fn after_a_reset_the_clients_are_unknown_until_grace_has_ended() {
     assert!(!reopen(dir.path()).unwrap().clients_unknown());
 }
 
-/// Whatever is damaged is refused, or nothing is missing; nothing panics or hangs.
+/// Checks that a damaged database is either refused or complete, and that opening it neither panics nor hangs.
 fn damage(good: &[u8], v4: &V4Clients) {
     let dir = tempfile::tempdir().unwrap();
     let state = StateDir::open(dir.path()).unwrap();
@@ -383,7 +383,7 @@ fn damage(good: &[u8], v4: &V4Clients) {
             Err(_) => refused += 1,
         }
     };
-    // The header byte by byte; of the rest where there is anything.
+    // Change every byte of the header, and a sample of the bytes of the rest that are not zero.
     let filled: Vec<usize> = (HEADER_LEN..good.len()).filter(|at| good[*at] != 0).collect();
     let positions = (0..HEADER_LEN).chain(filled.iter().copied().step_by(filled.len().div_ceil(150).max(1)));
     for (number, at) in positions.enumerate() {
@@ -394,18 +394,18 @@ fn damage(good: &[u8], v4: &V4Clients) {
     for len in (0..good.len()).step_by(good.len() / 32) {
         check(&good[..len], &|| format!("the first {len} bytes"));
     }
-    assert!(refused > 32, "{refused} were refused");
+    assert!(refused > 32, "only {refused} databases were refused");
 }
 
 #[test]
-fn a_damaged_database_of_a_server_that_has_stopped_is_refused_or_whole() {
+fn damaged_database_of_a_stopped_server_is_refused_or_complete() {
     let dir = used();
     let v4 = reopen(dir.path()).unwrap().v4_clients();
     damage(&fs::read(dir.path().join(FILE)).unwrap(), &v4);
 }
 
 #[test]
-fn a_damaged_database_of_a_server_that_was_killed_is_refused_or_whole() {
+fn damaged_database_of_a_killed_server_is_refused_or_complete() {
     let dir = used();
     let recovery = reopen(dir.path()).unwrap();
     recovery.note_v4_clients([Remove(owner("mars"))]);
@@ -413,5 +413,5 @@ fn a_damaged_database_of_a_server_that_was_killed_is_refused_or_whole() {
     damage(&fs::read(dir.path().join(FILE)).unwrap(), &recovery.v4_clients());
 }
 
-/// Of redb: what says which pages are in use.
+/// Length of redb's header, which records the pages in use.
 const HEADER_LEN: usize = 320;

@@ -1,7 +1,8 @@
-//! [`Conflicts`]: the check that every protocol makes before it uses a file of which a client may hold a delegation.
+//! [`Conflicts`]: the check that every protocol makes before it uses a file for which a client may hold a delegation.
 //!
-//! Read RFC 8881 §10.4.2 for the list of conflicts. The protocol that grants delegations implements [`Recall`]; the others
-//! do not know it. [`Marks`] answer for files that are not delegated, so for these no lock is taken and nothing is called.
+//! Read RFC 8881 §10.4.2 for the list of conflicts. The protocol that grants delegations implements [`Recall`], and the
+//! other protocols do not depend on it. If [`Marks`] show that a file is not delegated, the check takes no lock and
+//! calls nothing.
 
 use std::{
     hash::Hash,
@@ -17,31 +18,32 @@ use crate::handle::FileId;
 /// The use of a file, as far as it conflicts with delegations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Its data or attributes are read.
+    /// Reading the file's data or attributes.
     Read,
-    /// Its data, attributes or names are changed, or others are kept from reading it.
+    /// Changing the file's data, attributes or names, or denying reads to others.
     Write,
 }
 
 /// The reason why a file cannot be used now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Conflict {
-    /// The call has to wait to find the file.
+    /// The look-up of the file would block.
     WouldBlock,
-    /// Delegations conflict, and have been recalled. The caller shall try again later.
+    /// Delegations conflict and have been recalled. The caller should retry later.
     Recalled,
 }
 
 /// A protocol that grants delegations.
 pub(crate) trait Recall: Send + Sync {
-    /// Recalls the delegations of a file that conflict with its use by a client; `None` is a client without an identity.
+    /// Recalls the delegations of a file that conflict with its use by a client. `by` is `None` for a client without an
+    /// identity.
     ///
     /// # Errors
-    /// [`Conflict::Recalled`]: there were some.
+    /// Returns [`Conflict::Recalled`] if there were such delegations.
     fn recall(&self, file: &FileId, by: Option<LockClient>, access: Access) -> Result<(), Conflict>;
 }
 
-/// The delegations of all files, as far as other protocols need to know them.
+/// The part of the delegations of all files that other protocols need.
 #[derive(Default)]
 pub(crate) struct Conflicts {
     granted: OnceLock<Granted>,
@@ -53,22 +55,23 @@ struct Granted {
 }
 
 impl Conflicts {
-    /// Sets the protocol that grants delegations, and the marks that it keeps. Only the first call has an effect.
+    /// Sets the protocol that grants delegations, and its marks. Only the first call has an effect.
     pub(crate) fn attach(&self, marks: Marks, by: Weak<dyn Recall>) {
         let _ = self.granted.set(Granted { marks, by });
     }
 
-    /// Whether there is any delegation.
+    /// Returns `true` if there is any delegation.
     pub(crate) fn any(&self) -> bool {
         self.granted.get().is_some_and(|granted| granted.marks.any())
     }
 
-    /// Whether there may be a delegation of a file. `file` hashes as a [`FileId`].
+    /// Returns `true` if there may be a delegation of `file`, which must hash like a [`FileId`].
     pub(crate) fn may_be_delegated(&self, file: &impl Hash) -> bool {
         self.granted.get().is_some_and(|granted| granted.marks.may_be_delegated(file))
     }
 
-    /// Begins a change of a file, during which no delegation of it is granted. `file` hashes as a [`FileId`].
+    /// Begins a change of a file. No delegation of it is granted until the returned value is dropped. `file` must hash
+    /// like a [`FileId`].
     pub(crate) fn begin_change(&self, file: &impl Hash) -> Option<Changing> {
         self.granted.get().map(|granted| granted.marks.begin_change(file))
     }
@@ -76,7 +79,7 @@ impl Conflicts {
     /// Recalls the delegations that conflict with the use of a file.
     ///
     /// # Errors
-    /// [`Conflict::Recalled`]: there were some.
+    /// Returns [`Conflict::Recalled`] if there were such delegations.
     pub(crate) fn recall(&self, file: &FileId, by: Option<LockClient>, access: Access) -> Result<(), Conflict> {
         match self.granted.get().and_then(|granted| granted.by.upgrade()) {
             Some(protocol) => protocol.recall(file, by, access),

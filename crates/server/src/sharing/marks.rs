@@ -1,11 +1,11 @@
-//! [`Marks`]: which files may have delegations, and which are being changed, for those who must not take a lock to ask.
+//! [`Marks`]: approximate counts of the delegations and the changes of files, which are read without a lock.
 //!
-//! Most calls are of files that nobody has a delegation of, and they learn so here, from one counter. A counter is of all
-//! files that hash alike, so that it can say "perhaps" of a file that has none; never the reverse.
+//! Most calls use files that are not delegated, and one counter tells them so. Each counter counts all files with the
+//! same hash. So it can report a delegation or change for a file that has none, but it never misses one.
 //!
-//! Who changes a file says so *before* it looks for delegations, and whoever grants one marks the file *before* he looks
-//! whether it is being changed. So at least one of the two sees the other, and no delegation is granted in the middle of a
-//! change that nobody would tell its holder of.
+//! A call that changes a file counts the change *before* it looks for delegations. A call that grants a delegation
+//! counts the delegation *before* it looks for changes. So at least one of the two sees the other, and no delegation is
+//! granted during a change without being recalled.
 
 use std::{
     hash::{BuildHasher, Hash},
@@ -17,14 +17,14 @@ use std::{
 
 use foldhash::fast::RandomState;
 
-/// Counters of delegations and of changes, shared by all who ask.
+/// Counters of delegations and of changes. Clones share the counters.
 #[derive(Clone, Debug)]
 pub struct Marks(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     hasher: RandomState,
-    /// All delegations.
+    /// The number of all delegations.
     total: AtomicU32,
     buckets: Box<[Bucket]>,
 }
@@ -35,27 +35,27 @@ struct Bucket {
     changes: AtomicU32,
 }
 
-/// A change of a file that is being made.
+/// A change of a file that is in progress.
 #[derive(Debug)]
-#[must_use = "the change is over when this is dropped"]
+#[must_use = "the change ends when this is dropped"]
 pub struct Changing {
     marks: Marks,
     at: usize,
 }
 
 impl Marks {
-    /// Nobody has anything.
+    /// Creates counters that are zero.
     pub fn new() -> Self {
         let buckets = (0..BUCKETS).map(|_| Bucket::default()).collect();
         Self(Arc::new(Inner { hasher: RandomState::default(), total: AtomicU32::new(0), buckets }))
     }
 
-    /// Whether anybody has a delegation of anything.
+    /// Returns `true` if there is any delegation.
     pub fn any(&self) -> bool {
         self.0.total.load(SeqCst) > 0
     }
 
-    /// Whether anybody may have a delegation of a file.
+    /// Returns `true` if there may be a delegation of a file.
     pub fn may_be_delegated(&self, file: &impl Hash) -> bool {
         self.any() && self.0.buckets[self.at(file)].delegations.load(SeqCst) > 0
     }
@@ -67,7 +67,7 @@ impl Marks {
         Changing { marks: self.clone(), at }
     }
 
-    /// Whether a file may be being changed now.
+    /// Returns `true` if a file may be changing now.
     pub(crate) fn may_be_changing(&self, file: &impl Hash) -> bool {
         self.0.buckets[self.at(file)].changes.load(SeqCst) > 0
     }
@@ -99,5 +99,5 @@ impl Drop for Changing {
     }
 }
 
-/// So many that a false "perhaps" is rare with some thousands of delegations.
+/// Large enough that false positives are rare with some thousands of delegations.
 const BUCKETS: usize = 1 << 14;

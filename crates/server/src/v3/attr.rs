@@ -1,4 +1,4 @@
-//! Attributes: from the file system's to RFC 1813's and back.
+//! Conversion of attributes between the file system and RFC 1813.
 
 use nfs::v3::{
     ACCESS3_DELETE, ACCESS3_EXECUTE, ACCESS3_EXTEND, ACCESS3_LOOKUP, ACCESS3_MODIFY, ACCESS3_READ, Fattr3, Ftype3,
@@ -8,7 +8,7 @@ use vfs::{Attr, Kind, PreAttr, Rights, SetAttr, Time};
 
 use crate::{call::transfer::OFFSET_MAX, export::Export};
 
-/// An object's attributes.
+/// Converts an object's attributes.
 pub(crate) fn fattr3(attr: &Attr, export: &Export) -> Fattr3 {
     Fattr3 {
         ftype: ftype3(attr.kind),
@@ -19,7 +19,7 @@ pub(crate) fn fattr3(attr: &Attr, export: &Export) -> Fattr3 {
         size: attr.size,
         used: attr.used,
         rdev: Specdata3 { specdata1: attr.device.major, specdata2: attr.device.minor },
-        // Each export is a file system of its own: nothing can be linked or renamed between two of them.
+        // Each export is a file system of its own: objects cannot be linked or renamed between exports.
         fsid: attr.fsid ^ export.id().number(),
         fileid: attr.fileid,
         atime: nfstime3(attr.atime),
@@ -28,12 +28,12 @@ pub(crate) fn fattr3(attr: &Attr, export: &Export) -> Fattr3 {
     }
 }
 
-/// What weak cache consistency compares.
+/// Converts the attributes for weak cache consistency.
 pub(crate) fn wcc_attr(before: &PreAttr) -> WccAttr {
     WccAttr { size: before.size, mtime: nfstime3(before.mtime), ctime: nfstime3(before.ctime) }
 }
 
-/// A time; one outside of 1970–2106 is the nearest that can be said.
+/// Converts a time. A time outside of 1970–2106 is clamped.
 pub(crate) fn nfstime3(time: Time) -> Nfstime3 {
     match u32::try_from(time.seconds) {
         Ok(seconds) => Nfstime3 { seconds, nseconds: time.nanoseconds },
@@ -42,7 +42,7 @@ pub(crate) fn nfstime3(time: Time) -> Nfstime3 {
     }
 }
 
-/// A time that a client sent.
+/// Converts a time from a client. Returns `Inval` if its nanoseconds are out of range.
 pub(crate) fn time(time: Nfstime3) -> Result<Time, Nfsstat3> {
     if time.nseconds >= NANOSECONDS {
         return Err(Nfsstat3::Inval);
@@ -50,9 +50,9 @@ pub(crate) fn time(time: Nfstime3) -> Result<Time, Nfsstat3> {
     Ok(Time { seconds: time.seconds.into(), nanoseconds: time.nseconds })
 }
 
-/// What to set.
+/// Converts the attributes to set.
 pub(crate) fn set_attr(set: &Sattr3) -> Result<SetAttr, Nfsstat3> {
-    // The systems below take the largest number for "leave it".
+    // System calls take the largest number to mean "do not change".
     if set.uid == Some(u32::MAX) || set.gid == Some(u32::MAX) {
         return Err(Nfsstat3::Inval);
     }
@@ -89,7 +89,7 @@ fn ftype3(kind: Kind) -> Ftype3 {
     }
 }
 
-/// The `ACCESS3_` bits as rights; unknown bits are ignored (RFC 1813 §3.3.4).
+/// Converts `ACCESS3_` bits to rights. Unknown bits are ignored (RFC 1813 §3.3.4).
 pub(crate) fn rights(bits: u32) -> Rights {
     let has = |bit| bits & bit != 0;
     Rights {
@@ -102,7 +102,7 @@ pub(crate) fn rights(bits: u32) -> Rights {
     }
 }
 
-/// Rights as `ACCESS3_` bits, those that mean something for an object of this kind.
+/// Converts rights to those `ACCESS3_` bits that have a meaning for an object of this kind.
 pub(crate) fn access_bits(rights: Rights, kind: Kind) -> u32 {
     let dir = kind == Kind::Dir;
     let bit = |right, bit| if right { bit } else { 0 };
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_clamped_to_what_can_be_said() {
+    fn times_are_clamped_to_the_range_of_nfsv3() {
         let at = |seconds| nfstime3(Time { seconds, nanoseconds: 5 });
         assert_eq!(at(-1), Nfstime3 { seconds: 0, nseconds: 0 });
         assert_eq!(at(7), Nfstime3 { seconds: 7, nseconds: 5 });
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_is_refused() {
+    fn invalid_attributes_are_rejected() {
         let set = |sattr: Sattr3| set_attr(&sattr);
         assert_eq!(set(Sattr3 { uid: Some(u32::MAX), ..Default::default() }), Err(Nfsstat3::Inval));
         assert_eq!(set(Sattr3 { gid: Some(u32::MAX), ..Default::default() }), Err(Nfsstat3::Inval));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn access_bits_survive_the_way_there_and_back_for_their_kind() {
+    fn access_bits_round_trip_for_their_kind() {
         assert_eq!(access_bits(rights(u32::MAX), Kind::Dir), 0x1f);
         assert_eq!(access_bits(rights(u32::MAX), Kind::File), 0x2d);
         for bit in [0x01, 0x04, 0x08, 0x20] {

@@ -107,7 +107,7 @@ fn remove(cx: &Context<'_>, args: &RemoveArgs, out: &mut Encoder) -> Result<Nfss
 fn rmdir(cx: &Context<'_>, args: &RemoveArgs, out: &mut Encoder) -> Result<Nfsstat3, WouldBlock> {
     let dir = cx.object(&args.object.dir);
     let result = with(&dir, |dir| {
-        // RFC 1813 §3.3.13: "." is INVAL, ".." is EXIST.
+        // RFC 1813 §3.3.13: `.` is INVAL, `..` is EXIST.
         let name = match component(&args.object.name)? {
             name if name.as_bytes() == b".." => return Err(Nfsstat3::Exist.into()),
             name if name.is_dots() => return Err(Nfsstat3::Inval.into()),
@@ -125,7 +125,7 @@ fn rename(cx: &Context<'_>, args: &RenameArgs, out: &mut Encoder) -> Result<Nfss
     let result = with(&from, |from| {
         with(&to, |to| {
             same_export(from, to)?;
-            // RFC 1813 §3.3.14: "." and ".." are INVAL.
+            // RFC 1813 §3.3.14: `.` and `..` are INVAL.
             let (old, new) = (plain_name(&args.from.name)?, plain_name(&args.to.name)?);
             let vfs = from.writable()?.vfs();
             cx.before_change_of(from, old, None)?;
@@ -161,12 +161,12 @@ fn new_object(dir: &Object<'_>, created: &Created) -> NewObjectOk {
     }
 }
 
-/// A name to be made: `.` and `..` are there already (RFC 1813 §3.3.9).
+/// Checks a name to create: `.` and `..` already exist (RFC 1813 §3.3.9).
 fn new_name(name: &[u8]) -> Result<&Name, Fault3> {
     component(name).and_then(|name| if name.is_dots() { Err(Nfsstat3::Exist.into()) } else { Ok(name) })
 }
 
-/// A name to be taken away or moved: `.` and `..` cannot be.
+/// Checks a name to remove or rename: `.` and `..` cannot be.
 fn plain_name(name: &[u8]) -> Result<&Name, Fault3> {
     component(name).and_then(|name| if name.is_dots() { Err(Nfsstat3::Inval.into()) } else { Ok(name) })
 }

@@ -89,5 +89,5 @@ fn pathconf(cx: &Context<'_>, args: &PathConfArgs, out: &mut Encoder) -> Result<
 }
 
 const DIRECTORY_PREFERRED: u32 = 64 << 10;
-/// What transfers are best a multiple of.
+/// The preferred multiple of transfer sizes.
 const PAGE: u32 = 4096;

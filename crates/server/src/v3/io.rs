@@ -1,6 +1,7 @@
 //! READ, WRITE and COMMIT: RFC 1813 §3.3.6, §3.3.7 and §3.3.21.
 //!
-//! Data is not copied here: READ passes on what the file system lends or fills, WRITE hands it the call's payload.
+//! File data is not copied here. READ sends the memory that the file system lends or fills, and WRITE passes the
+//! payload of the call to the file system.
 
 use std::net::IpAddr;
 
@@ -83,7 +84,7 @@ fn write(cx: &Context<'_>, args: &WriteArgs, out: &mut Encoder) -> Result<Nfssta
     encode_result(out, result, || post_wcc(&file))
 }
 
-/// A host hears the replies to all of its calls.
+/// Returns the writer for the calls of a host, which receives the replies to all of them.
 fn writer(host: IpAddr) -> Writer {
     Writer(match host {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().into(),
@@ -97,7 +98,7 @@ fn commit(cx: &Context<'_>, args: &CommitArgs, out: &mut Encoder) -> Result<Nfss
         let (offset, len) = commit_range(args.offset, args.count);
         let vfs = file.vfs();
         let change = vfs.commit(&file.caller(), &file.handle, offset, len)?;
-        // Asked for behind the commit: if that had lost writes, the verifier has changed.
+        // The verifier is read after the commit: if the commit had lost writes, the verifier has changed.
         Ok(CommitOk { file_wcc: file.wcc(&change), verf: vfs.write_verifier() })
     });
     encode_result(out, result, || post_wcc(&file))

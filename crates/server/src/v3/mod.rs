@@ -76,7 +76,7 @@ impl Service for Nfs3 {
     }
 }
 
-/// Implements [`Answer`] for a procedure by a function of that procedure's arguments.
+/// Implements [`Answer`] for a procedure by a function of the procedure's arguments.
 macro_rules! answers {
     ($($procedure:ident => $function:ident),* $(,)?) => {$(
         impl $crate::call::exec::Answer for nfs::v3::$procedure {

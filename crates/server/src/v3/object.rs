@@ -84,7 +84,7 @@ fn readlink(cx: &Context<'_>, args: &ReadLinkArgs, out: &mut Encoder) -> Result<
     }
 }
 
-/// Goes on with an object if there is one.
+/// Calls a function with the object, or returns the error.
 pub(crate) fn with<'o, 'a, T>(
     object: &'o Result<Object<'a>, VfsError>,
     go_on: impl FnOnce(&'o Object<'a>) -> Result<T, Fault3>,
@@ -95,34 +95,34 @@ pub(crate) fn with<'o, 'a, T>(
     }
 }
 
-/// The attributes that a failure reports.
+/// Returns the attributes for the reply of a failed procedure.
 pub(crate) fn post_op(object: &Result<Object<'_>, VfsError>) -> Result<PostOpAttr, WouldBlock> {
     object.as_ref().map_or(Ok(None), Object::post_op)
 }
 
-/// The weak cache consistency data that a failure reports.
+/// Returns the weak cache consistency data for the reply of a failed procedure.
 pub(super) fn post_wcc(object: &Result<Object<'_>, VfsError>) -> Result<WccData, WouldBlock> {
     object.as_ref().map_or(Ok(WccData::default()), Object::post_wcc)
 }
 
 impl Object<'_> {
-    /// An object's attributes as NFSv3 sends them.
+    /// Returns an object's attributes as NFSv3 sends them.
     pub(crate) fn fattr(&self, attr: &Attr) -> Fattr3 {
         attr::fattr3(attr, self.export)
     }
 
-    /// A change as NFSv3 sends it.
+    /// Returns a change as NFSv3 sends it.
     pub(crate) fn wcc(&self, change: &Change) -> WccData {
         WccData { before: Some(attr::wcc_attr(&change.before)), after: Some(self.fattr(&change.after)) }
     }
 
-    /// The file handle of another object of the same export, as NFSv3 sends it.
+    /// Returns the file handle of another object of the same export, as NFSv3 sends it.
     pub(crate) fn fh3(&self, handle: &Handle) -> NfsFh3 {
         Bytes::copy_from_slice(&self.seal(handle)).into()
     }
 
-    /// Its attributes now, which a failed procedure reports. A thread of another export does not wait for them: a procedure
-    /// that names two exports would need both at once.
+    /// Returns the current attributes for the reply of a failed procedure. A thread of another export does not wait for
+    /// them, because a procedure that uses two exports would otherwise occupy threads of both at once.
     pub(crate) fn post_op(&self) -> Result<PostOpAttr, WouldBlock> {
         match self.getattr() {
             Ok(attr) => Ok(Some(self.fattr(&attr))),
@@ -132,14 +132,14 @@ impl Object<'_> {
         }
     }
 
-    /// As [`post_op`](Self::post_op), for a procedure that would have changed the object. The attributes before are not known
-    /// for the same instant, so they are not reported (RFC 1813 §2.6, `wcc_data`).
+    /// Returns attributes like [`post_op`](Self::post_op), for a procedure that would have changed the object. It does
+    /// not report the attributes before the change, because they are not known atomically (RFC 1813 §2.6, `wcc_data`).
     fn post_wcc(&self) -> Result<WccData, WouldBlock> {
         Ok(WccData { before: None, after: self.post_op()? })
     }
 }
 
-/// A component that a client sent.
+/// Checks a component from a client.
 pub(super) fn component(name: &[u8]) -> Result<&Name, Fault3> {
     Ok(Name::new(name)?)
 }

@@ -1,7 +1,7 @@
 //! READDIR and READDIRPLUS: RFC 1813 §3.3.16 and §3.3.17.
 //!
-//! Entries are encoded while the file system visits them, up to the bytes that the client has room for; there is no
-//! list in between. What counts against which limit:
+//! Entries are encoded while the file system visits them, up to the number of bytes that the client accepts. There is
+//! no intermediate list. The parts of the result count against these limits:
 //!
 //! | part of the result | bytes | `count`, `maxcount` | `dircount` |
 //! |---|---|---|---|
@@ -11,7 +11,7 @@
 //! | an entry's attributes and handle | 88 + (4 or 8 + padded handle) | yes | no |
 //! | end of list and `eof` | 4 + 4 | yes | no |
 //!
-//! Where not even one entry fits, the answer is TOOSMALL: nothing else would let the client get on.
+//! If not even one entry fits, the status is TOOSMALL, because the client could make no progress with an empty list.
 
 use std::ops::ControlFlow;
 
@@ -62,7 +62,7 @@ fn finish(
     }
 }
 
-/// Encodes a successful result, status included; on a fault, nothing.
+/// Encodes a successful result with its status. Encodes nothing if it fails.
 fn list(dir: &Object<'_>, (cookie, verifier): (u64, [u8; 8]), mut listing: Listing<'_, '_>) -> Result<(), Fault3> {
     let result = listing.list(dir, cookie, verifier);
     if result.is_err() {
@@ -71,11 +71,11 @@ fn list(dir: &Object<'_>, (cookie, verifier): (u64, [u8; 8]), mut listing: Listi
     result
 }
 
-/// A result being encoded, and what room is left.
+/// A result that is being encoded, and the space that is left.
 struct Listing<'o, 'd> {
     dir: &'o Object<'d>,
     out: &'o mut Encoder,
-    /// Where the status is in the stream.
+    /// The position of the status in the stream.
     start: usize,
     /// Bytes left for entries.
     room: usize,
@@ -83,7 +83,7 @@ struct Listing<'o, 'd> {
     dir_room: usize,
     plus: bool,
     entries: usize,
-    /// An entry had no room.
+    /// `true` if an entry did not fit.
     full: bool,
 }
 
@@ -96,7 +96,7 @@ impl<'o, 'd> Listing<'o, 'd> {
     fn list(&mut self, dir: &Object<'_>, cookie: u64, verifier: [u8; 8]) -> Result<(), Fault3> {
         self.room = self.room.checked_sub(ATTRIBUTES + VERIFIER + END).ok_or(Nfsstat3::TooSmall)?;
         Nfsstat3::Ok.encode(self.out);
-        // The attributes are known when the entries are.
+        // The attributes are known only after the entries, so reserve space for them.
         self.out.raw(&[0; ATTRIBUTES + VERIFIER]);
         let (caller, plus) = (dir.caller(), self.plus);
         let read = dir.vfs().readdir(&caller, &dir.handle, cookie, verifier, plus, &mut |entry| self.entry(&entry))?;
@@ -145,9 +145,9 @@ impl<'o, 'd> Listing<'o, 'd> {
     }
 }
 
-/// `post_op_attr` with attributes.
+/// Bytes of `post_op_attr` with attributes.
 const ATTRIBUTES: usize = 4 + 84;
-/// `cookieverf3`.
+/// Bytes of `cookieverf3`.
 const VERIFIER: usize = 8;
-/// The end of the list, and `eof`.
+/// Bytes of the end of the list and `eof`.
 const END: usize = 4 + 4;

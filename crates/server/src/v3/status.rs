@@ -1,4 +1,4 @@
-//! From the file system's errors to the status codes of NFSv3.
+//! Conversion of file system errors to the status codes of NFSv3.
 
 use nfs::v3::Nfsstat3;
 use vfs::VfsError;
@@ -9,10 +9,10 @@ use crate::{
     sharing::conflict::Conflict,
 };
 
-/// The failure of a procedure.
+/// The failure of an NFSv3 procedure.
 pub(crate) type Fault3 = Fault<Nfsstat3>;
 
-/// The status of RFC 1813 §2.6 for an error of the file system.
+/// Returns the status of RFC 1813 §2.6 for an error of the file system.
 pub(crate) fn nfsstat3(error: VfsError) -> Nfsstat3 {
     match error {
         VfsError::WouldBlock | VfsError::Pending | VfsError::Delay => Nfsstat3::Jukebox,
@@ -39,7 +39,7 @@ pub(crate) fn nfsstat3(error: VfsError) -> Nfsstat3 {
         VfsError::BadCookie => Nfsstat3::BadCookie,
         VfsError::NotSupported => Nfsstat3::NotSupp,
         VfsError::BadType => Nfsstat3::BadType,
-        // Version 3 has no extended attributes.
+        // NFSv3 has no extended attributes.
         VfsError::NoXattr | VfsError::XattrTooBig => Nfsstat3::Inval,
     }
 }
@@ -68,7 +68,7 @@ impl From<Conflict> for Fault3 {
     }
 }
 
-/// Appends a result to a reply: OK and the value, or a status and the value that `failure` returns.
+/// Appends a result to a reply: OK and the value, or a status and the value of `failure`.
 pub(crate) fn encode_result<T: Encode, F: Encode>(
     out: &mut Encoder,
     result: Result<T, Fault3>,

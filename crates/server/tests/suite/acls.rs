@@ -1,4 +1,4 @@
-//! NFS_ACL, called directly: what Linux and Solaris expect on the wire, and that ACCESS and READ go by it.
+//! NFS_ACL, called directly: the wire format that Linux and Solaris expect, and the effect of ACLs on ACCESS and READ.
 
 use nfs::{nfsacl::*, v3::*};
 use server::{Access as ExportAccess, Export, ExportId, ExportOptions, HandleKey, NfsAcl3, NfsServer, Squash};
@@ -50,20 +50,20 @@ fn status<T, F>(res: Res3<T, F>) -> Nfsstat3 {
 }
 
 #[test]
-fn what_has_no_acl_has_its_mode_with_a_mask() {
+fn object_without_acl_has_acl_of_its_mode_with_a_mask() {
     let acls = Acls::new();
     let ok = acls.get(&acls.file, NFS_ACL | NFS_ACLCNT | NFS_DFACL | NFS_DFACLCNT).into_result().unwrap();
     let expected = [(ACL_USER_OBJ, 0, 6), (ACL_GROUP_OBJ, 0, 4), (ACL_MASK, 0, 4), (ACL_OTHER, 0, 4)];
     assert_eq!((ok.acl.acl, ok.acl.default_acl), (entries(&expected), Acl::default()));
     assert_eq!(ok.attr.unwrap().mode, 0o644);
     let counted = acls.get(&acls.file, NFS_ACLCNT).into_result().unwrap().acl.acl;
-    assert_eq!((counted.count, counted.entries.0.len()), (4, 0), "only counted");
+    assert_eq!((counted.count, counted.entries.0.len()), (4, 0), "only the counts must be returned");
     assert_eq!(status(acls.get(&acls.file, 16)), Nfsstat3::Inval);
     assert_eq!(status(acls.get(&"forged".into(), NFS_ACL)), Nfsstat3::BadHandle);
 }
 
 #[test]
-fn an_acl_is_kept_in_order_and_decides() {
+fn acl_is_stored_in_order_and_enforced() {
     let acls = Acls::new();
     let list =
         [(ACL_OTHER, 0, 0), (ACL_MASK, 0, 0x16), (ACL_USER, 1000, 6), (ACL_USER_OBJ, 99, 6), (ACL_GROUP_OBJ, 99, 0)];
@@ -78,7 +78,8 @@ fn an_acl_is_kept_in_order_and_decides() {
         acls.rig.as_user(uid, uid).call::<Access>(args).into_result().unwrap().access
     };
     assert_eq!((may(1000), may(1001)), (ACCESS3_READ | ACCESS3_MODIFY, 0));
-    // A mask that is the group's, and nobody named: what a mode says, and so no ACL.
+    // The mask equals the group's permissions, and there are no named users or groups, so this ACL has the same meaning
+    // as the mode and is not stored.
     let plain = [(ACL_USER_OBJ, 0, 7), (ACL_GROUP_OBJ, 0, 5), (ACL_MASK, 0, 5), (ACL_OTHER, 0, 4)];
     acls.set(&acls.rig, &acls.file, access(entries(&plain))).into_result().unwrap();
     assert_eq!((may(1001), acls.rig.attr(&acls.file).mode), (ACCESS3_READ, 0o754));
@@ -107,7 +108,7 @@ fn default_acls_are_marked_and_inherited() {
 }
 
 #[test]
-fn what_is_no_acl_is_refused_and_changes_nothing() {
+fn invalid_acls_are_rejected_and_change_nothing() {
     let acls = Acls::new();
     let base = [(ACL_USER_OBJ, 0, 7), (ACL_GROUP_OBJ, 0, 7), (ACL_OTHER, 0, 7)];
     for bad in [(ACL_USER, 5, 7), (ACL_OTHER, 0, 1), (0x40, 0, 1), (ACL_MASK | ACL_USER, 0, 1)] {

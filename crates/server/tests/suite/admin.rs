@@ -1,4 +1,4 @@
-//! What an administrator is told, and what becomes of a client that he evicts.
+//! The administrator's interface: listing clients and evicting one.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ fn lock(client: &mut Client4, handle: &NfsFh4, open_stateid: Stateid4, (offset, 
     client.status([putfh(handle), Argop4::Lock(args)])
 }
 
-/// Locks all of a file by NLM, as a host that waits if it must.
+/// Locks a whole file by NLM. The host waits if it must.
 fn lock_by_nlm(server: &NfsServer, peer: &str, handle: &NfsFh4) -> nlm::Nlm4Stats {
     let rig = Rig::calling(server).from(peer);
     let fh = handle.0.clone();
@@ -51,7 +51,7 @@ fn lock_by_nlm(server: &NfsServer, peer: &str, handle: &NfsFh4) -> nlm::Nlm4Stat
 }
 
 #[test]
-fn clients_and_what_they_hold_are_told_line_by_line() {
+fn clients_and_their_state_are_listed_line_by_line() {
     let server = server();
     assert_eq!(list(&server), []);
     let mut a = Client4::new(&server, "venus\n", 2);
@@ -83,9 +83,9 @@ fn clients_and_what_they_hold_are_told_line_by_line() {
     assert_eq!(one, [&records[2..], &[Record::End]].concat());
 }
 
-/// More than fits a page, of more than one owner.
+/// The client has more state than fits on a page, and more than one owner.
 #[test]
-fn nothing_is_left_out_or_told_twice() {
+fn every_item_is_listed_exactly_once() {
     let server = server();
     let mut a = Client4::new(&server, "a", 1);
     let mut wanted = Vec::new();
@@ -112,7 +112,7 @@ fn nothing_is_left_out_or_told_twice() {
 }
 
 #[test]
-fn who_is_evicted_loses_all_and_begins_anew() {
+fn evicted_client_loses_all_state_and_can_start_anew() {
     let server = server();
     let (mut a, mut b) = (Client4::new(&server, "a", 1), Client4::new(&server, "b", 1));
     let how = Open { deny: OPEN4_SHARE_DENY_BOTH, ..Open::default() };
@@ -129,7 +129,7 @@ fn who_is_evicted_loses_all_and_begins_anew() {
     assert_eq!(a.alone(a.sequence_op(0, a.sequence + 1)).status(), Nfsstat4::BadSession);
     let create = create_session(a.client, Sequenceid4(2), channel());
     assert_eq!(a.alone(create).status(), Nfsstat4::StaleClientid);
-    // Its other name is new, and nothing is reclaimed.
+    // The client gets a new client ID, and cannot reclaim anything.
     let mut anew = Client4::new(&server, "a", 1);
     assert_ne!(anew.client, a.client);
     let reclaim = OpenArgs {
@@ -144,23 +144,27 @@ fn who_is_evicted_loses_all_and_begins_anew() {
 }
 
 #[test]
-fn a_host_that_is_evicted_lets_the_next_have_its_locks() {
+fn evicting_a_host_releases_its_locks() {
     let server = server();
     let mut a = Client4::new(&server, "a", 1);
     let (stateid, handle) = a.open("/m", "f", Open::default()).unwrap();
     assert_eq!(lock_by_nlm(&server, "192.0.2.7:700", &handle), nlm::Nlm4Stats::Granted);
     assert_eq!(lock(&mut a, &handle, stateid, (0, 1)), Nfsstat4::Denied);
-    let Some(Record::Client(host)) = list(&server).into_iter().next() else { panic!("the host") };
+    let Some(Record::Client(host)) = list(&server).into_iter().next() else { panic!("the host must be listed") };
     assert_eq!(request(&server, &Request::Evict { client: host.client }), [Record::End]);
     assert_eq!(lock(&mut a, &handle, stateid, (0, 1)), Nfsstat4::Ok);
     let listed = list(&server);
     assert!(!listed.iter().any(|record| matches!(record, Record::Client(client) if client.protocol == "nlm4")));
     a.ok([putfh(&handle), close(stateid)]);
-    assert_eq!(lock_by_nlm(&server, "192.0.2.7:700", &handle), nlm::Nlm4Stats::Granted, "it may come again");
+    assert_eq!(
+        lock_by_nlm(&server, "192.0.2.7:700", &handle),
+        nlm::Nlm4Stats::Granted,
+        "an evicted host can lock again"
+    );
 }
 
 #[test]
-fn what_is_no_request_is_answered_with_what_is_wrong() {
+fn invalid_requests_are_answered_with_an_error() {
     let server = Arc::new(server());
     for bad in [&b""[..], b"{}", b"{\"list\":{}", &[b'['; 1 << 20], b"\xff\0"] {
         let answer = ask(&server, bad);

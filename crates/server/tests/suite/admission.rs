@@ -1,4 +1,4 @@
-//! MOUNT, and what exports allow to whom.
+//! MOUNT, and the rules of exports for clients.
 
 use crate::common::*;
 use bytes::Bytes;
@@ -25,7 +25,7 @@ fn clients(texts: &[&str]) -> Vec<Client> {
 }
 
 #[test]
-fn paths_resolve_to_exports_and_what_is_below_them() {
+fn paths_resolve_to_exports_and_paths_below_them() {
     let rig = Rig::new();
     let root = rig.root();
     let sub = rig.dir(&root, "sub");
@@ -48,7 +48,7 @@ fn paths_resolve_to_exports_and_what_is_below_them() {
     assert_eq!(mnt(&rig, "/m/none"), Err(Mountstat3::NoEnt));
     assert_eq!(mnt(&rig, "/m/sub/file"), Err(Mountstat3::NotDir));
     assert_eq!(mnt(&rig, "/m/sub/file/x"), Err(Mountstat3::NotDir));
-    assert_eq!(mnt(&rig, "/m/out"), Err(Mountstat3::NotDir), "symbolic links are not followed");
+    assert_eq!(mnt(&rig, "/m/out"), Err(Mountstat3::NotDir), "symbolic links must not be followed");
     assert_eq!(mnt(&rig, "/m/to-sub/deep"), Err(Mountstat3::NotDir));
     assert_eq!(mnt(&rig, &format!("/m/{}", "n".repeat(256))), Err(Mountstat3::NameTooLong));
     for path in ["/", "", "/mm", "/other", "/.."] {
@@ -57,7 +57,7 @@ fn paths_resolve_to_exports_and_what_is_below_them() {
 }
 
 #[test]
-fn the_longest_name_wins() {
+fn longest_export_name_wins() {
     let mut exports = Exports::new();
     for name in ["/a", "/a/b", "/"] {
         let id = ExportId::of(&[name.as_bytes()]);
@@ -76,7 +76,7 @@ fn the_longest_name_wins() {
 }
 
 #[test]
-fn mounts_are_listed_and_forgotten_by_their_host_alone() {
+fn mounts_are_listed_and_removed_only_by_their_host() {
     let rig = Rig::new();
     rig.dir(&rig.root(), "sub");
     mnt(&rig, "/m/sub").unwrap();
@@ -110,7 +110,7 @@ fn exports_are_listed_with_their_clients() {
     assert_eq!(list.0, expected);
 }
 
-/// Every procedure with a handle, each with the status that it fails with, if it does.
+/// Calls every procedure that takes a handle. Returns each with the status with which it fails, if it does.
 fn everything(rig: &Rig, dir: &NfsFh3, file: &NfsFh3) -> Vec<(Proc3, Option<Nfsstat3>)> {
     fn status<T, F>(res: Res3<T, F>) -> Option<Nfsstat3> {
         res.into_result().err().map(|(status, _)| status)
@@ -145,7 +145,7 @@ fn everything(rig: &Rig, dir: &NfsFh3, file: &NfsFh3) -> Vec<(Proc3, Option<Nfss
     ]
 }
 
-/// The same tree, exported by `options` and for setting it up without limits.
+/// Exports a tree twice: with `options`, and without restrictions for its setup.
 fn prepared(options: ExportOptions) -> (Rig, NfsFh3, NfsFh3) {
     let vfs = memory();
     let open = ExportOptions { squash: Squash::None, ..Default::default() };
@@ -168,7 +168,7 @@ fn prepared(options: ExportOptions) -> (Rig, NfsFh3, NfsFh3) {
 fn every_call_is_checked_against_the_clients_of_its_export() {
     let (rig, dir, file) = prepared(ExportOptions { clients: clients(&["10.0.0.0/8"]), ..Default::default() });
     let inside = rig.from("10.9.9.9:700");
-    // SETATTR by a user who does not own the file sets nothing and so succeeds or not as the backend likes.
+    // SETATTR by a user who does not own the file sets nothing. The back end decides whether it succeeds.
     for (procedure, status) in everything(&inside, &dir, &file) {
         assert!(status.is_none() || procedure == Proc3::SetAttr, "{procedure:?}: {status:?}");
     }
@@ -180,7 +180,7 @@ fn every_call_is_checked_against_the_clients_of_its_export() {
 }
 
 #[test]
-fn ports_and_transports_are_checked_too() {
+fn ports_and_transports_are_checked() {
     let options = ExportOptions { insecure: false, transports: Some(vec!["tcp".into()]), ..Default::default() };
     let (rig, dir, file) = prepared(options);
     let getattr = |rig: &Rig| rig.call::<GetAttr>(GetAttrArgs { object: file.clone() }).into_result().err();
@@ -188,14 +188,14 @@ fn ports_and_transports_are_checked_too() {
     assert_eq!(getattr(&rig.from("10.0.0.1:1024")), Some((Nfsstat3::Acces, ())));
     assert_eq!(mnt(&rig.from("10.0.0.1:1024"), "/limited"), Err(Mountstat3::Acces));
     let rdma = rig.over("rdma", 4 << 20);
-    assert!(mnt(&rdma, "/limited").is_ok(), "a handle is good for nothing here");
+    assert!(mnt(&rdma, "/limited").is_ok(), "`transports` must not apply to MNT");
     for (procedure, status) in everything(&rdma, &dir, &file) {
         assert_eq!(status, Some(Nfsstat3::Acces), "{procedure:?}");
     }
 }
 
 #[test]
-fn a_read_only_export_changes_in_no_way() {
+fn read_only_export_cannot_be_changed() {
     let (rig, dir, file) = prepared(ExportOptions { access: Rights::ReadOnly, ..Default::default() });
     let changes = [
         Proc3::SetAttr,
@@ -233,5 +233,5 @@ fn squashed_callers_act_as_the_anonymous_user() {
     assert_eq!(owner(Squash::None, user(0, 0)), (0, 0));
     assert_eq!(owner(Squash::None, Identity::None), (77, 88));
     let name = Principal { name: "root".into(), pseudo_flavor: 390_003 };
-    assert_eq!(owner(Squash::None, Identity::Principal(name)), (77, 88), "no name is mapped to a user");
+    assert_eq!(owner(Squash::None, Identity::Principal(name)), (77, 88), "principals are not mapped to users");
 }

@@ -1,4 +1,4 @@
-//! A file system that has to wait for storage is served by threads that may, and does everything once.
+//! A file system that has to wait for storage is served by threads that may block, and each operation is executed once.
 
 use std::{
     ops::ControlFlow,
@@ -26,7 +26,8 @@ use vfs::{
 };
 use xdr::Message;
 
-/// A tree that answers only where it may wait, or, if it is broken, never. It hangs as long as it is told to.
+/// A file system whose operations succeed only on threads that may block; if it is broken, they never succeed. They
+/// hang between [`hang`](Self::hang) and [`release`](Self::release).
 pub struct Slow {
     pub tree: Arc<dyn Vfs>,
     caps: FsCaps,
@@ -39,9 +40,9 @@ pub struct Slow {
 #[derive(Default)]
 struct Gate {
     closed: bool,
-    /// Operations that hang.
+    /// The number of operations that hang.
     hanging: usize,
-    /// The users whose operations were let through, in order.
+    /// The users whose operations have continued, in order.
     passed: Vec<u32>,
 }
 
@@ -53,32 +54,32 @@ impl Slow {
         Arc::new(Self { tree, caps, refused: AtomicUsize::new(0), broken, gate, changed })
     }
 
-    /// From now on operations hang.
+    /// Makes operations hang from now on.
     pub fn hang(&self) {
         *self.gate.lock() = Gate { closed: true, ..Gate::default() };
     }
 
-    /// Ends that.
+    /// Lets operations continue.
     pub fn release(&self) {
         self.gate.lock().closed = false;
         self.changed.notify_all();
     }
 
-    /// Waits until so many operations hang.
+    /// Waits until this number of operations hang.
     pub fn await_hanging(&self, operations: usize) {
         let mut gate = self.gate.lock();
         while gate.hanging < operations {
-            let waited = self.changed.wait_for(&mut gate, PATIENCE);
-            assert!(!waited.timed_out(), "{} operations hang, not {operations}", gate.hanging);
+            let waited = self.changed.wait_for(&mut gate, TIMEOUT);
+            assert!(!waited.timed_out(), "{} operations hang instead of {operations}", gate.hanging);
         }
     }
 
-    /// How many operations hang.
+    /// Returns the number of operations that hang.
     pub fn hanging(&self) -> usize {
         self.gate.lock().hanging
     }
 
-    /// The users whose operations have been let through since it hung, in order.
+    /// Returns the users whose operations have continued since [`hang`](Self::hang), in order.
     pub fn passed(&self) -> Vec<u32> {
         self.gate.lock().passed.clone()
     }
@@ -148,7 +149,7 @@ impl Vfs for Slow {
         each: &mut dyn FnMut(DirEntry<'_>) -> ControlFlow<()>,
     ) -> Result<vfs::ReadDir> {
         if self.wait(caller).is_err() {
-            // Some entries are known and some are not.
+            // As when some entries are cached and some are not.
             let may = Caller { may_block: true, ..*caller };
             let mut first = true;
             let mut some = |entry: DirEntry<'_>| {
@@ -160,8 +161,8 @@ impl Vfs for Slow {
     }
 }
 
-/// Longer than anything takes that does not hang.
-const PATIENCE: Duration = Duration::from_secs(600);
+/// Longer than any operation that does not hang.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 fn rig(slow: &Arc<Slow>) -> Rig {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
@@ -169,7 +170,7 @@ fn rig(slow: &Arc<Slow>) -> Rig {
 }
 
 #[test]
-fn every_procedure_ends_elsewhere_and_is_done_once() {
+fn every_procedure_is_executed_once_on_a_pool_thread() {
     let slow = Slow::new(false);
     let rig = rig(&slow);
     let root = rig.root();
@@ -187,11 +188,11 @@ fn every_procedure_ends_elsewhere_and_is_done_once() {
     rig.call::<Remove>(RemoveArgs { object: name_in(&root, "h") }).into_result().unwrap();
     let again = rig.call::<Remove>(RemoveArgs { object: name_in(&root, "h") }).into_result().unwrap_err();
     assert_eq!(again, (Nfsstat3::NoEnt, WccData { before: None, after: Some(rig.attr(&root)) }));
-    assert!(slow.refused.load(Ordering::Relaxed) > 10, "operations were tried in place first");
+    assert!(slow.refused.load(Ordering::Relaxed) > 10, "operations must be tried in place first");
 }
 
 #[test]
-fn without_threads_that_may_wait_the_call_waits_in_place() {
+fn without_pool_threads_the_call_blocks_in_place() {
     let slow = Slow::new(false);
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = Export::new("/m", ExportId::unique(), slow.clone(), options).unwrap();
@@ -210,14 +211,14 @@ fn without_threads_that_may_wait_the_call_waits_in_place() {
     let caller = (rig.peer, &rig.caller);
     let future = pin!(rig.paper.call(&*rig.nfs, Proc3::Lookup as u32, caller, &args));
     let Poll::Ready(reply) = { future }.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-        panic!("there is nothing to wait for");
+        panic!("the call must not wait for another thread");
     };
     let found: LookupRes = results(&reply.unwrap());
     assert_eq!(found.into_result().unwrap().obj_attributes.unwrap().mode, 0o640);
 }
 
 #[test]
-fn a_file_system_that_never_waits_is_a_broken_server() {
+fn would_block_on_a_thread_that_may_block_is_an_error() {
     let rig = rig(&Slow::new(true));
     let args = Message::encode(&GetAttrArgs { object: rig.root() });
     assert_eq!(rig.raw(&*rig.nfs, Proc3::GetAttr as u32, &args).unwrap_err(), AcceptError::SystemErr);

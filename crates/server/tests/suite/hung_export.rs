@@ -1,5 +1,5 @@
-//! An export whose file system hangs holds its own threads and queue, and nothing of any other export; hosts share the threads
-//! of an export.
+//! An export whose file system hangs occupies only its own threads and queue, and nothing of any other export. Hosts
+//! share the threads of an export.
 
 use std::{
     pin::Pin,
@@ -29,7 +29,7 @@ use server::{
 use vfs::{Caller, Cred, Name, Vfs};
 use xdr::Message;
 
-/// Exports `/hung` and `/free`, both of which wait for storage.
+/// A server with the exports `/hung` and `/free`, both of which wait for storage.
 struct Server {
     nfs: NfsServer,
     hung: Arc<Slow>,
@@ -50,7 +50,7 @@ impl Server {
         Self { nfs, hung, free }
     }
 
-    /// A caller of version 3.
+    /// Returns a caller of NFSv3.
     fn rig(&self) -> Rig {
         Rig::calling(&self.nfs)
     }
@@ -59,16 +59,16 @@ impl Server {
 type Made = <Create as Procedure3>::Res;
 type Called<'a> = BoxFuture<'a, Result<Message, AcceptError>>;
 
-/// Begins a call: its reply, if there is one at once.
+/// Begins a call. Returns its reply if it is answered at once.
 fn begin(call: &mut Called<'_>) -> Option<Message> {
     match Pin::new(call).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(reply) => Some(reply.expect("accepted")),
+        Poll::Ready(reply) => Some(reply.expect("call must be accepted")),
         Poll::Pending => None,
     }
 }
 
 fn finish(call: Called<'_>) -> Message {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(call).expect("accepted")
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(call).expect("call must be accepted")
 }
 
 fn create_args(dir: &NfsFh3, name: &str) -> CreateArgs {
@@ -78,17 +78,18 @@ fn create_args(dir: &NfsFh3, name: &str) -> CreateArgs {
     }
 }
 
-/// Whether a tree has this name in its root.
+/// Returns `true` if a tree has this name in its root.
 fn has(tree: &dyn Vfs, name: &str) -> bool {
     let cred = Cred::root();
     let caller = Caller::blocking(&cred);
     tree.lookup(&caller, &tree.root(), Name::new(name.as_bytes()).unwrap()).is_ok()
 }
 
-/// With the numbers of the calls.
+/// Values with the numbers of their calls.
 type Numbered<T> = Vec<(usize, T)>;
 
-/// Begins `calls`, of which the first `running` hang: those that go on, and what the others are told.
+/// Begins `calls`, of which the first `running` hang. Returns the calls that wait or hang, and the replies to the
+/// others.
 fn fill<'a>(hung: &Slow, running: usize, calls: Vec<Called<'a>>) -> (Numbered<Called<'a>>, Numbered<Message>) {
     let (mut going_on, mut refused) = (Vec::new(), Vec::new());
     for (number, mut call) in calls.into_iter().enumerate() {
@@ -103,13 +104,14 @@ fn fill<'a>(hung: &Slow, running: usize, calls: Vec<Called<'a>>) -> (Numbered<Ca
     (going_on, refused)
 }
 
-/// Four threads, of which a host has three; and a queue of eight.
+/// The number of calls of one host that run at once: there are four threads, of which one host gets three. The queue
+/// has eight places.
 const RUNNING: usize = 3;
 const CALLS: usize = 20;
 const ROOM: usize = RUNNING + 8;
 
 #[test]
-fn calls_of_version_3_beyond_the_queue_are_told_to_come_again_and_other_exports_are_served() {
+fn nfsv3_calls_beyond_the_queue_get_jukebox_and_other_exports_are_served() {
     let server = Server::new(4, 8);
     let rig = server.rig();
     let (root, free) = (rig.root_of("/hung"), rig.root_of("/free"));
@@ -124,21 +126,25 @@ fn calls_of_version_3_beyond_the_queue_are_told_to_come_again_and_other_exports_
         let (status, wcc) = results::<Made>(reply).into_result().unwrap_err();
         assert_eq!((status, wcc), (Nfsstat3::Jukebox, WccData::default()));
     }
-    // Other procedures are as busy, each in its own way.
+    // Other procedures are refused as well, each with its own status.
     let attr = rig.call::<GetAttr>(GetAttrArgs { object: root.clone() }).into_result().unwrap_err();
     assert_eq!(attr.0, Nfsstat3::Jukebox);
     let rename = RenameArgs { from: name_in(&root, "a"), to: name_in(&free, "b") };
     let (status, wcc) = rig.call::<Rename>(rename).into_result().unwrap_err();
-    assert_eq!((status, wcc.fromdir_wcc.after), (Nfsstat3::XDev, None), "the attributes of a hung export are left out");
+    assert_eq!(
+        (status, wcc.fromdir_wcc.after),
+        (Nfsstat3::XDev, None),
+        "the reply must have no attributes of a hung export"
+    );
     match rig.mount(MountProc3::Mnt, Dirpath::from("/hung/below")) {
         MountRes::Fail(status) => assert_eq!(status, Mountstat3::ServerFault),
-        MountRes::Ok(_) => panic!("it hangs"),
+        MountRes::Ok(_) => panic!("MNT on a hung export must fail"),
     }
 
-    rig.call::<Create>(create_args(&free, "f")).into_result().expect("another export does not hang");
+    rig.call::<Create>(create_args(&free, "f")).into_result().expect("the other export must not hang");
     let mut client = Client4::new(&server.nfs, "client", 1);
     client.ok([at("/free"), vec![mkdir("d")]].concat());
-    assert_eq!(server.hung.hanging(), RUNNING, "a host leaves a thread to others");
+    assert_eq!(server.hung.hanging(), RUNNING, "one host must leave a thread to others");
 
     server.hung.release();
     let done: Vec<_> = going_on.into_iter().map(|(number, call)| (number, results::<Made>(&finish(call)))).collect();
@@ -146,12 +152,15 @@ fn calls_of_version_3_beyond_the_queue_are_told_to_come_again_and_other_exports_
         made.into_result().unwrap_or_else(|error| panic!("{number}: {error:?}"));
         assert!(has(&*server.hung.tree, &name(number)));
     }
-    assert!(refused.iter().all(|(number, _)| !has(&*server.hung.tree, &name(*number))), "they were not executed");
-    rig.call::<Create>(create_args(&root, "later")).into_result().expect("it does not hang any more");
+    assert!(
+        refused.iter().all(|(number, _)| !has(&*server.hung.tree, &name(*number))),
+        "refused calls must not have been executed"
+    );
+    rig.call::<Create>(create_args(&root, "later")).into_result().expect("the export must not hang any more");
 }
 
 #[test]
-fn compounds_beyond_the_queue_are_told_to_come_again_and_other_exports_are_served() {
+fn compounds_beyond_the_queue_get_delay_and_other_exports_are_served() {
     for minor in [0, 1, 2] {
         let server = Server::new(4, 8);
         let mut clients: Vec<_> = (0..CALLS).map(|_| Client4::stranger(&server.nfs, minor)).collect();
@@ -178,12 +187,14 @@ fn compounds_beyond_the_queue_are_told_to_come_again_and_other_exports_are_serve
             assert_eq!(
                 (last.opnum(), last.status()),
                 (v4::Opnum4::Create, Nfsstat4::Delay),
-                "the operation that waits"
+                "the operation that cannot wait must fail"
             );
         }
 
         let rig = server.rig();
-        rig.call::<Create>(create_args(&rig.root_of("/free"), "f")).into_result().expect("another export");
+        rig.call::<Create>(create_args(&rig.root_of("/free"), "f"))
+            .into_result()
+            .expect("the other export must not hang");
         let mut other = Client4::stranger(&server.nfs, minor);
         if minor > 0 {
             other.introduce("another", v4_channel());
@@ -196,7 +207,10 @@ fn compounds_beyond_the_queue_are_told_to_come_again_and_other_exports_are_serve
             assert_eq!(results::<CompoundRes>(&finish(call)).status, Nfsstat4::Ok);
             assert!(has(&*server.hung.tree, &name(number)));
         }
-        assert!(refused.iter().all(|(number, _)| !has(&*server.hung.tree, &name(*number))), "they were not executed");
+        assert!(
+            refused.iter().all(|(number, _)| !has(&*server.hung.tree, &name(*number))),
+            "refused calls must not have been executed"
+        );
     }
 }
 
@@ -209,7 +223,7 @@ fn v4_channel() -> v4::ChannelAttrs4 {
 }
 
 #[test]
-fn a_compound_of_two_exports_waits_for_each_on_its_own_threads() {
+fn compound_of_two_exports_blocks_on_each_exports_own_threads() {
     let server = Server::new(1, 8);
     let mut clients: Vec<_> = (0..4).map(|number| Client4::new(&server.nfs, &format!("client {number}"), 1)).collect();
     let mut last = clients.pop().unwrap();
@@ -228,17 +242,17 @@ fn a_compound_of_two_exports_waits_for_each_on_its_own_threads() {
         })
         .collect();
     server.hung.await_hanging(1);
-    // There is one thread for `/free`, which all of the compounds need before they hang.
+    // `/free` has one thread, which all of the compounds need before they hang.
     last.ok([at("/free"), vec![mkdir("last")]].concat());
     server.hung.release();
     let mut statuses: Vec<_> = calls.into_iter().map(|call| call.join().unwrap()).collect();
     statuses.sort();
-    assert_eq!(statuses, [Nfsstat4::Ok, Nfsstat4::Exist, Nfsstat4::Exist], "each was executed once");
+    assert_eq!(statuses, [Nfsstat4::Ok, Nfsstat4::Exist, Nfsstat4::Exist], "each compound must be executed once");
     assert!((0..3).all(|number| has(&*server.free.tree, &format!("d{number}"))));
 }
 
 #[test]
-fn the_list_of_exports_is_answered_while_one_hangs() {
+fn list_of_exports_is_returned_while_one_hangs() {
     let server = Server::new(2, 4);
     let mut client = Client4::new(&server.nfs, "client", 1);
     server.hung.hang();
@@ -254,14 +268,14 @@ fn the_list_of_exports_is_answered_while_one_hangs() {
     let entries = list.reply.entries.0.iter();
     let entries: Vec<_> = entries.map(|entry| (entry.name.to_vec(), attrs(entry).rdattr_error)).collect();
     let busy = Some(Nfsstat4::Delay);
-    assert_eq!(entries, [(b"hung".to_vec(), busy), (b"free".to_vec(), busy)], "not as if they were no exports");
-    // The exports themselves are entered all the same.
+    assert_eq!(entries, [(b"hung".to_vec(), busy), (b"free".to_vec(), busy)], "the exports must be listed as busy");
+    // Clients can still look up the exports themselves.
     client.ok([at("/hung"), vec![Argop4::GetFh], at("/free"), vec![getattr(&[Attr4::Fileid])]].concat());
     server.hung.release();
 }
 
 #[test]
-fn an_administrator_is_answered_while_an_export_hangs() {
+fn administrator_is_answered_while_an_export_hangs() {
     let server = Server::new(2, 4);
     let mut client = Client4::new(&server.nfs, "client", 1);
     let how = crate::common::v4::Open::default();
@@ -283,12 +297,12 @@ fn an_administrator_is_answered_while_an_export_hangs() {
     known.sort();
     let expected = [("/free", true), ("/free", true), ("/hung", false), ("/hung", false)];
     assert_eq!(known, expected.map(|(export, known)| (export.to_owned(), known)));
-    assert_eq!(server.hung.hanging(), 1, "it is not asked for every file");
+    assert_eq!(server.hung.hanging(), 1, "the listing must not wait for every file of the export");
     server.hung.release();
 }
 
 #[test]
-fn a_host_with_one_call_is_served_in_its_turn() {
+fn host_with_one_call_is_served_in_turn() {
     let server = Server::new(1, 1000);
     let (heavy, root) = (server.rig().as_user(1, 1), server.rig().root_of("/hung"));
     server.hung.hang();
@@ -307,5 +321,5 @@ fn a_host_with_one_call_is_served_in_its_turn() {
     let passed = server.hung.passed();
     assert_eq!(passed.len(), 201);
     let turn = passed.iter().position(|uid| *uid == 2).unwrap();
-    assert!(turn <= 2, "one was being executed, and one more was in turn; it came after {turn}");
+    assert!(turn <= 2, "at most one running call and one queued call may come first, but it came after {turn}");
 }

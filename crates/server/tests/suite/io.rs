@@ -32,7 +32,7 @@ fn every_range_reads_as_it_was_written() {
 }
 
 #[test]
-fn transfers_are_cut_at_what_fsinfo_says() {
+fn transfers_are_limited_as_fsinfo_says() {
     let rig = Rig::new();
     let content = pattern((1 << 20) + 5000);
     let root = rig.root();
@@ -49,19 +49,19 @@ fn transfers_are_cut_at_what_fsinfo_says() {
 }
 
 #[test]
-fn the_read_payload_is_beside_the_stream() {
+fn read_data_is_a_payload_beside_the_stream() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", &pattern(8192));
     let args = Message::encode(&ReadArgs { file, offset: 0, count: 8192 });
     let reply = rig.raw(&*rig.nfs, Proc3::Read as u32, &args).unwrap();
     let [payload] = &reply.payloads[..] else { panic!("one payload") };
-    // Header, status, attributes, count, eof, length.
+    // Header, status, attributes, count, eof, and length of the data.
     assert_eq!(payload.position, Some(24 + 4 + 88 + 4 + 4 + 4));
     assert_eq!((payload.data.len(), reply.stream.len()), (8192, 128));
 }
 
 #[test]
-fn writes_report_the_file_before_and_after() {
+fn writes_return_attributes_before_and_after() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"0123456789");
     let before = rig.attr(&file);
@@ -73,7 +73,7 @@ fn writes_report_the_file_before_and_after() {
     assert_eq!(rig.attr(&file).size, 13);
 
     let commit = rig.call::<Commit>(CommitArgs { file: file.clone(), offset: 0, count: 0 }).into_result().unwrap();
-    assert_eq!(commit.verf, ok.verf, "nothing was lost");
+    assert_eq!(commit.verf, ok.verf, "no write may have been lost");
     assert_eq!(commit.file_wcc.after, Some(rig.attr(&file)));
     for (offset, count) in [(u64::MAX, 1), (i64::MAX as u64, 9), (3, u32::MAX)] {
         rig.call::<Commit>(CommitArgs { file: file.clone(), offset, count }).into_result().unwrap();
@@ -84,7 +84,7 @@ fn writes_report_the_file_before_and_after() {
 }
 
 #[test]
-fn a_payload_in_several_pieces_is_written_whole() {
+fn payload_in_several_pieces_is_written_completely() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"");
     let pieces = [Bytes::from_static(b"abc"), Bytes::from_static(b"defgh"), Bytes::from_static(b"i")];
@@ -95,7 +95,7 @@ fn a_payload_in_several_pieces_is_written_whole() {
 }
 
 #[test]
-fn offsets_beyond_every_file_are_too_big() {
+fn offsets_beyond_the_maximum_file_size_are_too_big() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"x");
     let fails = |offset| rig.call::<Write>(write_args(&file, offset, b"data")).into_result().unwrap_err();
@@ -110,7 +110,7 @@ fn offsets_beyond_every_file_are_too_big() {
 }
 
 #[test]
-fn a_count_that_is_not_the_length_is_invalid() {
+fn count_that_differs_from_the_data_length_is_invalid() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"x");
     for count in [0, 3, 5, u32::MAX] {
@@ -158,7 +158,7 @@ fn mode_bits_bind_others_but_not_the_owner() {
 }
 
 #[test]
-fn arguments_that_are_none_are_garbage() {
+fn malformed_arguments_are_garbage() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"x");
     let whole = Message::encode(&ReadArgs { file, offset: 0, count: 1 }).stream;
@@ -166,7 +166,7 @@ fn arguments_that_are_none_are_garbage() {
         for len in 0..whole.len() {
             let cut = Message::from(whole.slice(..len));
             let reply = rig.raw(&*rig.nfs, procedure, &cut);
-            // A shorter procedure's arguments can be a prefix of these.
+            // A prefix of these arguments can be valid for another procedure.
             if let Ok(reply) = reply {
                 assert!(len >= 4 + 40, "procedure {procedure} took {len} bytes");
                 assert!(!reply.is_empty());

@@ -1,4 +1,4 @@
-//! NLM and NSM, called directly: who gets a lock, who loses it, and what a restart does.
+//! NLM and NSM, called directly: granting and losing locks, and restarts.
 
 use crate::common;
 use std::{sync::Arc, time::Duration};
@@ -28,11 +28,11 @@ impl Host {
     }
 
     fn nlm<R: Decode>(&self, procedure: NlmProc4, args: impl Encode) -> R {
-        results(&self.rig.raw(&*self.nlm, procedure as u32, &Message::encode(&args)).expect("accepted"))
+        results(&self.rig.raw(&*self.nlm, procedure as u32, &Message::encode(&args)).expect("call must be accepted"))
     }
 
     fn nsm<R: Decode>(&self, procedure: nsm::SmProc, args: impl Encode) -> R {
-        results(&self.rig.raw(&*self.nsm, procedure as u32, &Message::encode(&args)).expect("accepted"))
+        results(&self.rig.raw(&*self.nsm, procedure as u32, &Message::encode(&args)).expect("call must be accepted"))
     }
 
     fn of(&self, file: &NfsFh3, svid: u32, offset: u64, len: u64) -> Lock {
@@ -72,16 +72,16 @@ fn hosts() -> (Host, Host, NfsFh3) {
 }
 
 #[test]
-fn locks_of_two_hosts_conflict_and_test_names_the_holder() {
+fn locks_of_two_hosts_conflict_and_test_returns_the_holder() {
     let (a, b, file) = hosts();
     assert_eq!(a.lock(a.args(a.of(&file, 7, 10, 10), true)), Nlm4Stats::Granted);
     assert_eq!(b.lock(b.args(b.of(&file, 7, 0, 0), false)), Nlm4Stats::Denied);
-    assert_eq!(a.lock(a.args(a.of(&file, 8, 19, 1), false)), Nlm4Stats::Denied, "another process of the host");
+    assert_eq!(a.lock(a.args(a.of(&file, 8, 19, 1), false)), Nlm4Stats::Denied, "another process of the same host");
     assert_eq!(b.lock(b.args(b.of(&file, 7, 20, 0), true)), Nlm4Stats::Granted);
     let holder = Holder { exclusive: true, svid: 7, oh: "7@venus".into(), offset: 10, len: 10 };
     assert_eq!(b.test(b.of(&file, 9, 0, 0), false), TestReply::Denied(holder));
     let holder = Holder { exclusive: true, svid: 7, oh: "7@mars".into(), offset: 20, len: 0 };
-    assert_eq!(a.test(a.of(&file, 9, 25, 1), false), TestReply::Denied(holder), "0 is to the end");
+    assert_eq!(a.test(a.of(&file, 9, 25, 1), false), TestReply::Denied(holder), "length 0 extends to the end");
     assert_eq!(a.test(a.of(&file, 7, 0, 20), true), TestReply::Granted);
     assert_eq!(a.unlock(a.of(&file, 7, 12, 2)), Nlm4Stats::Granted);
     assert_eq!(b.lock(b.args(b.of(&file, 7, 12, 2), true)), Nlm4Stats::Granted);
@@ -89,7 +89,7 @@ fn locks_of_two_hosts_conflict_and_test_names_the_holder() {
 }
 
 #[test]
-fn what_cannot_be_locked_is_told_apart() {
+fn objects_that_cannot_be_locked_have_distinct_errors() {
     let (a, _, file) = hosts();
     let root = a.rig.root();
     assert_eq!(a.lock(a.args(a.of(&root, 1, 0, 0), false)), Nlm4Stats::Failed, "a directory");
@@ -99,9 +99,13 @@ fn what_cannot_be_locked_is_told_apart() {
     assert_eq!(a.lock(a.args(a.of(&"forged".into(), 1, 0, 0), false)), Nlm4Stats::StaleFh);
     a.rig.set_mode(&file, 0o640);
     let other = Host { rig: a.rig.as_user(1000, 1000), ..a.clone() };
-    assert_eq!(other.lock(other.args(other.of(&file, 2, 0, 1), false)), Nlm4Stats::Denied, "who may not read");
+    assert_eq!(
+        other.lock(other.args(other.of(&file, 2, 0, 1), false)),
+        Nlm4Stats::Denied,
+        "a caller that may not read"
+    );
     a.rig.set_mode(&file, 0o644);
-    assert_eq!(other.lock(other.args(other.of(&file, 2, 0, 1), true)), Nlm4Stats::Granted, "who may read");
+    assert_eq!(other.lock(other.args(other.of(&file, 2, 0, 1), true)), Nlm4Stats::Granted, "a caller that may read");
     assert_eq!(
         a.nlm::<Res>(NlmProc4::Granted, TestArgs { cookie: "c".into(), exclusive: true, lock: a.of(&file, 1, 0, 0) })
             .status,
@@ -110,20 +114,20 @@ fn what_cannot_be_locked_is_told_apart() {
 }
 
 #[test]
-fn a_test_by_a_caller_without_rights_fails() {
+fn test_by_a_caller_without_rights_fails() {
     let (a, _, file) = hosts();
     assert_eq!(a.lock(a.args(a.of(&file, 1, 0, 0), true)), Nlm4Stats::Granted);
     a.rig.set_mode(&file, 0o600);
     let other = Host { rig: a.rig.as_user(1000, 1000), ..a.clone() };
     let lock = other.of(&file, 2, 0, 1);
-    assert_eq!(other.test(lock.clone(), false), TestReply::Failed, "the caller does not learn who holds the lock");
+    assert_eq!(other.test(lock.clone(), false), TestReply::Failed, "the caller must not learn the holder of the lock");
     other.nlm::<()>(NlmProc4::TestMsg, TestArgs { cookie: "c".into(), exclusive: true, lock });
     let holder = Holder { exclusive: true, svid: 1, oh: "1@venus".into(), offset: 0, len: 0 };
     assert_eq!(a.test(a.of(&file, 2, 0, 1), false), TestReply::Denied(holder));
 }
 
 #[test]
-fn a_test_names_a_holder_whose_name_is_longer_than_a_netobj() {
+fn holder_name_longer_than_a_netobj_is_truncated() {
     let server = server();
     let mut holder = Client4::new(&server, "venus", 1);
     let (open_stateid, handle) = holder.open("/m", "f", Open::default()).unwrap();
@@ -136,20 +140,20 @@ fn a_test_names_a_holder_whose_name_is_longer_than_a_netobj() {
     assert_eq!(holder.status([putfh(&handle), v4::Argop4::Lock(args)]), v4::Nfsstat4::Ok);
     let mars = Host::new(&server, "192.0.2.2:700", "mars");
     let TestReply::Denied(named) = mars.test(mars.of(&handle.0.clone().into(), 1, 0, 0), true) else {
-        panic!("the whole file is locked")
+        panic!("the whole file must be locked")
     };
     assert_eq!(named.oh.len(), NETOBJ_MAX);
 }
 
 #[test]
-fn a_request_waits_until_it_is_cancelled_or_would_wait_for_itself() {
+fn request_waits_until_it_is_cancelled_and_deadlock_is_refused() {
     let (a, b, file) = hosts();
     let other = a.rig.file(&a.rig.root(), "g", b"data");
     let block =
         |host: &Host, file: &NfsFh3| host.lock(LockArgs { block: true, ..host.args(host.of(file, 1, 0, 0), true) });
     assert_eq!((block(&a, &file), block(&b, &other)), (Nlm4Stats::Granted, Nlm4Stats::Granted));
     assert_eq!(block(&b, &file), Nlm4Stats::Blocked);
-    assert_eq!(block(&b, &file), Nlm4Stats::Blocked, "asked again");
+    assert_eq!(block(&b, &file), Nlm4Stats::Blocked, "a repeated request");
     assert_eq!(block(&a, &other), Nlm4Stats::Deadlck);
     let cancel = |exclusive| {
         let args = CancelArgs { cookie: "c".into(), block: true, exclusive, lock: b.of(&file, 1, 0, 0) };
@@ -157,8 +161,12 @@ fn a_request_waits_until_it_is_cancelled_or_would_wait_for_itself() {
     };
     assert_eq!((cancel(false), cancel(true), cancel(true)), (Nlm4Stats::Denied, Nlm4Stats::Granted, Nlm4Stats::Denied));
     assert_eq!(a.unlock(a.of(&file, 1, 0, 0)), Nlm4Stats::Granted);
-    assert_eq!(a.lock(a.args(a.of(&file, 2, 0, 0), true)), Nlm4Stats::Granted, "the cancelled one did not get it");
-    // Granted, but not wanted any more before it was told.
+    assert_eq!(
+        a.lock(a.args(a.of(&file, 2, 0, 0), true)),
+        Nlm4Stats::Granted,
+        "the cancelled request must not get the lock"
+    );
+    // The request is granted, and cancelled before the host has confirmed GRANTED.
     assert_eq!(block(&b, &file), Nlm4Stats::Blocked);
     a.unlock(a.of(&file, 2, 0, 0));
     assert_eq!(a.lock(a.args(a.of(&file, 2, 0, 0), true)), Nlm4Stats::Denied);
@@ -167,7 +175,7 @@ fn a_request_waits_until_it_is_cancelled_or_would_wait_for_itself() {
 }
 
 #[test]
-fn shares_keep_others_out() {
+fn shares_deny_access_to_others() {
     let (a, b, file) = hosts();
     let share = |host: &Host, procedure, mode, access| {
         let (caller_name, fh) = (host.name.into(), file.0.clone().into());
@@ -183,7 +191,7 @@ fn shares_keep_others_out() {
 }
 
 #[test]
-fn a_host_that_restarts_or_frees_all_holds_nothing() {
+fn restart_or_free_all_releases_the_locks_of_a_host() {
     let (a, b, file) = hosts();
     let lock = |host: &Host, svid| host.lock(host.args(host.of(&file, svid, 0, 0), true));
     let notify = |host: &Host, name: &str, state| {
@@ -192,18 +200,18 @@ fn a_host_that_restarts_or_frees_all_holds_nothing() {
     assert_eq!(lock(&a, 1), Nlm4Stats::Granted);
     notify(&b, "pluto", 5);
     notify(&a, "venus", 3);
-    assert_eq!(lock(&b, 1), Nlm4Stats::Denied, "state 3 is that in which it locked");
+    assert_eq!(lock(&b, 1), Nlm4Stats::Denied, "state 3 is the one in which the host locked");
     notify(&a, "venus.example.com", 5);
     assert_eq!(lock(&b, 1), Nlm4Stats::Granted);
     assert_eq!(lock(&a, 1), Nlm4Stats::Denied);
     b.nlm::<()>(NlmProc4::FreeAll, FreeAllArgs { name: b.name.into(), state: 3 });
     assert_eq!(lock(&a, 1), Nlm4Stats::Granted);
     notify(&a, "venus", 5);
-    assert_eq!(lock(&b, 1), Nlm4Stats::Denied, "said again, after it has locked anew");
+    assert_eq!(lock(&b, 1), Nlm4Stats::Denied, "the repeated notice must not release new locks");
 }
 
 #[test]
-fn only_programs_of_this_host_have_others_monitored() {
+fn only_programs_of_this_host_can_monitor_others() {
     let server = server();
     let (far, near) = (Host::new(&server, "192.0.2.1:700", "venus"), Host::new(&server, "127.0.0.1:700", "here"));
     let my_id = nsm::MyId { my_name: "here".into(), my_prog: 100_021, my_vers: 3, my_proc: 16 };
@@ -219,13 +227,13 @@ fn only_programs_of_this_host_have_others_monitored() {
     far.nsm::<()>(nsm::SmProc::SimuCrash, ());
     Host { rig: near.rig.from("127.0.0.1:5000"), ..near.clone() }.nsm::<()>(nsm::SmProc::SimuCrash, ());
     let now = || far.nsm::<nsm::SmStatRes>(nsm::SmProc::Stat, nsm::SmName { mon_name: "x".into() }).state;
-    assert_eq!(now(), state, "nobody else simulates a crash");
+    assert_eq!(now(), state, "no other caller may simulate a crash");
     near.nsm::<()>(nsm::SmProc::SimuCrash, ());
     assert_eq!(now(), state + 2);
 }
 
 #[test]
-fn after_a_restart_who_held_locks_reclaims_them_and_nobody_else() {
+fn only_holders_of_locks_can_reclaim_after_a_restart() {
     let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let long = Duration::from_secs(3600);
     let root_of = |rig: &Rig| rig.root_of(dir.path().to_str().unwrap());
@@ -239,7 +247,7 @@ fn after_a_restart_who_held_locks_reclaims_them_and_nobody_else() {
         let server = serve(dir.path(), state.path(), long);
         let a = host(&server, "192.0.2.1:700", "venus");
         let file = a.rig.file(&root_of(&a.rig), "f", b"data");
-        assert_eq!(a.lock(a.args(a.of(&file, 1, 0, 0), true)), Nlm4Stats::Granted, "nobody had locks before");
+        assert_eq!(a.lock(a.args(a.of(&file, 1, 0, 0), true)), Nlm4Stats::Granted, "no host had locks before");
         let m = host(&server, "192.0.2.3:700", "pluto");
         assert_eq!(
             m.nlm::<Res>(NlmProc4::NmLock, m.args(m.of(&m.rig.file(&root_of(&m.rig), "g", b""), 1, 0, 0), true)).status,
@@ -253,17 +261,17 @@ fn after_a_restart_who_held_locks_reclaims_them_and_nobody_else() {
         let reclaim = |host: &Host| host.lock(LockArgs { reclaim: true, ..host.args(host.of(&file, 1, 0, 0), true) });
         assert_eq!(b.lock(b.args(b.of(&file, 1, 0, 0), true)), Nlm4Stats::DeniedGracePeriod);
         assert_eq!(b.test(b.of(&file, 1, 0, 0), true), TestReply::DeniedGracePeriod);
-        assert_eq!(reclaim(&b), Nlm4Stats::Denied, "it held nothing");
+        assert_eq!(reclaim(&b), Nlm4Stats::Denied, "the host held no lock");
         let m = host(&server, "192.0.2.3:700", "pluto");
-        assert_eq!(reclaim(&m), Nlm4Stats::Denied, "it asked not to be remembered");
+        assert_eq!(reclaim(&m), Nlm4Stats::Denied, "the host used NM_LOCK");
         assert_eq!(reclaim(&a), Nlm4Stats::Granted);
-        assert_eq!(a.unlock(a.of(&file, 1, 5, 1)), Nlm4Stats::Granted, "also in grace");
+        assert_eq!(a.unlock(a.of(&file, 1, 5, 1)), Nlm4Stats::Granted, "a host can unlock in the grace period");
     }
-    // It is remembered as long as nobody has said that it holds nothing.
+    // The host stays in the recovery database until its claims end.
     let server = serve(dir.path(), state.path(), Duration::ZERO);
     let (a, b) = (host(&server, "192.0.2.1:800", "venus"), host(&server, "192.0.2.2:700", "mars"));
     let lock = || b.lock(b.args(b.of(&file, 1, 0, 0), true));
-    assert_eq!(lock(), Nlm4Stats::DeniedGracePeriod, "it has had its time, and is not ended");
+    assert_eq!(lock(), Nlm4Stats::DeniedGracePeriod, "the grace period lasts until it is ended");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.spawn(server.upkeep());
     while lock() == Nlm4Stats::DeniedGracePeriod {

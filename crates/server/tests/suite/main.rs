@@ -1,4 +1,5 @@
-//! Tests of the server, called directly and over TCP. One program, because each test program links everything anew.
+//! Tests of the server, called directly and over TCP. They are one program, because each test program would link
+//! everything again.
 
 mod common;
 

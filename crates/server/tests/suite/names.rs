@@ -25,16 +25,16 @@ fn handle(rig: &Rig, dir: &NfsFh3, name: &str) -> Result<NfsFh3, Nfsstat3> {
     found.into_result().map(|ok| ok.object).map_err(|(status, _)| status)
 }
 
-/// The directory's change runs from what it was to what it is.
+/// Checks that the change of a directory has these attributes before and after it.
 fn assert_wcc(wcc: &WccData, before: &Fattr3, after: &Fattr3) {
-    let was = wcc.before.expect("before");
+    let was = wcc.before.expect("attributes before the change must be present");
     assert_eq!((was.size, was.mtime, was.ctime), (before.size, before.mtime, before.ctime));
     assert_eq!(wcc.after.as_ref(), Some(after));
     assert!(after.mtime > before.mtime);
 }
 
 #[test]
-fn a_created_file_is_as_it_was_asked_for() {
+fn created_file_has_the_requested_attributes() {
     let rig = Rig::new();
     let root = rig.root();
     let before = rig.attr(&root);
@@ -55,12 +55,12 @@ fn a_created_file_is_as_it_was_asked_for() {
 }
 
 #[test]
-fn exclusive_creation_tells_a_repetition_from_another_client() {
+fn exclusive_creation_distinguishes_a_retransmission_from_another_client() {
     let rig = Rig::new();
     let root = rig.root();
     let make = |verifier: &[u8; 8]| create(&rig, &root, "x", CreateHow3::Exclusive(*verifier));
     let first = make(b"client-1").into_result().unwrap().obj.unwrap();
-    assert_eq!(make(b"client-1").into_result().unwrap().obj.unwrap(), first, "the same client, again");
+    assert_eq!(make(b"client-1").into_result().unwrap().obj.unwrap(), first, "a retransmission by the same client");
     assert_eq!(make(b"client-2").into_result().unwrap_err().0, Nfsstat3::Exist);
     let set = SetAttrArgs {
         object: first,
@@ -108,7 +108,7 @@ fn special_names_and_types_are_refused_with_the_rfcs_status() {
 }
 
 #[test]
-fn nodes_keep_their_type_and_number() {
+fn nodes_keep_their_type_and_device_number() {
     let rig = Rig::new();
     let root = rig.root();
     let set = Sattr3 { mode: Some(0o640), ..Default::default() };
@@ -130,7 +130,7 @@ fn nodes_keep_their_type_and_number() {
 }
 
 #[test]
-fn removing_takes_the_name_and_reports_the_directory() {
+fn remove_removes_the_name_and_reports_the_directory() {
     let rig = Rig::new();
     let root = rig.root();
     let (file, dir) = (rig.file(&root, "f", b"x"), rig.dir(&root, "d"));
@@ -150,7 +150,7 @@ fn removing_takes_the_name_and_reports_the_directory() {
 }
 
 #[test]
-fn renaming_replaces_what_may_be_replaced() {
+fn rename_replaces_only_compatible_objects() {
     let rig = Rig::new();
     let root = rig.root();
     let (a, b) = (rig.dir(&root, "a"), rig.dir(&root, "b"));
@@ -174,11 +174,11 @@ fn renaming_replaces_what_may_be_replaced() {
     assert_eq!(fails(name_in(&root, "a"), name_in(&a, "below")), Nfsstat3::Inval);
     assert_eq!(fails(name_in(&root, "none"), name_in(&a, "n")), Nfsstat3::NoEnt);
     rename(&rig, name_in(&root, "a"), name_in(&b, "a")).into_result().unwrap();
-    assert_eq!(handle(&rig, &a, ".."), Ok(b), "its parent is the new one");
+    assert_eq!(handle(&rig, &a, ".."), Ok(b), "its parent must be the new directory");
 }
 
 #[test]
-fn links_are_further_names_of_one_object() {
+fn links_are_additional_names_of_one_object() {
     let rig = Rig::new();
     let root = rig.root();
     let file = rig.file(&root, "f", b"x");
@@ -202,7 +202,7 @@ fn links_are_further_names_of_one_object() {
 }
 
 #[test]
-fn directories_that_a_user_may_not_write_stay_as_they_are() {
+fn directories_without_write_permission_cannot_be_changed() {
     let rig = Rig::new();
     let root = rig.root();
     rig.file(&root, "f", b"");

@@ -40,7 +40,7 @@ fn two_exports_are_two_file_systems() {
 }
 
 #[test]
-fn setattr_sets_all_it_is_given_and_reports_the_change() {
+fn setattr_sets_all_given_attributes_and_reports_the_change() {
     let rig = Rig::new();
     let file = rig.file(&rig.root(), "f", b"hello");
     let before = rig.attr(&file);
@@ -57,7 +57,7 @@ fn setattr_sets_all_it_is_given_and_reports_the_change() {
     let other = Nfstime3 { seconds: 1, nseconds: 1 };
     let (status, wcc) = set_it(Some(other)).into_result().unwrap_err();
     assert_eq!(status, Nfsstat3::NotSync);
-    assert_eq!(wcc.after, Some(before.clone()), "nothing has changed");
+    assert_eq!(wcc.after, Some(before.clone()), "nothing must have changed");
     assert_eq!(set_it(Some(Nfstime3 { nseconds: 1 << 31, ..other })).into_result().unwrap_err().0, Nfsstat3::Inval);
 
     let wcc = set_it(Some(before.ctime)).into_result().unwrap();
@@ -84,7 +84,7 @@ fn lookup_finds_names_and_never_leaves_the_export() {
     let object = |dir: &NfsFh3, name: &str| lookup(&rig, dir, name).into_result().unwrap().object;
     assert_eq!(object(&sub, "."), sub);
     assert_eq!(object(&sub, ".."), root);
-    assert_eq!(object(&root, ".."), root, "the root's parent is the root");
+    assert_eq!(object(&root, ".."), root, "the parent of the root must be the root");
 
     let fails = |dir: &NfsFh3, name: &str| lookup(&rig, dir, name).into_result().unwrap_err();
     assert_eq!(fails(&root, "none"), (Nfsstat3::NoEnt, Some(rig.attr(&root))));
@@ -96,7 +96,7 @@ fn lookup_finds_names_and_never_leaves_the_export() {
 }
 
 #[test]
-fn handles_that_this_server_did_not_make_are_refused_everywhere() {
+fn foreign_handles_are_rejected_by_every_procedure() {
     let rig = Rig::new();
     let root = rig.root();
     let foreign = Rig::new().root();
@@ -144,11 +144,11 @@ fn access_grants_what_mode_and_kind_allow() {
     assert_eq!(access(&rig, &root, 0x3f), read | ACCESS3_LOOKUP | write | ACCESS3_DELETE);
     assert_eq!(access(&rig.as_user(9, 9), &root, u32::MAX), read | ACCESS3_LOOKUP);
     assert_eq!(access(&rig, &root, 0), 0);
-    assert_eq!(access(&rig, &root, ACCESS3_LOOKUP), ACCESS3_LOOKUP, "only what was asked for");
+    assert_eq!(access(&rig, &root, ACCESS3_LOOKUP), ACCESS3_LOOKUP, "only requested rights may be granted");
 }
 
 #[test]
-fn readlink_returns_the_text_of_links_alone() {
+fn readlink_works_only_on_links() {
     let rig = Rig::new();
     let root = rig.root();
     let text = bytes::Bytes::from_static(b"../else/where");
@@ -166,7 +166,7 @@ fn readlink_returns_the_text_of_links_alone() {
 }
 
 #[test]
-fn limits_are_told_truthfully() {
+fn fsinfo_and_pathconf_report_correct_limits() {
     let rig = Rig::new();
     let root = rig.root();
     let info = rig.call::<FsInfo>(FsInfoArgs { fsroot: root.clone() }).into_result().unwrap();

@@ -1,4 +1,4 @@
-//! The server behind a real connection.
+//! The server behind a TCP connection.
 
 use std::{future::poll_fn, sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ impl Caller {
         let payload_max = sink.as_ref().map_or(0, |sink| sink.len());
         let plan = ReplyPlan { inline_max: 4096, payload_max, sink: sink.map(Into::into), locate: None };
         let reply = tokio::time::timeout(Duration::from_secs(60), self.transport.call(call.finish(), plan));
-        let reply = reply.await.expect("an answer").expect("a connection");
+        let reply = reply.await.expect("call must be answered").expect("connection must stay open");
         let mut decoder = Decoder::new(&reply.message);
         let header: [u32; 6] = std::array::from_fn(|_| decoder.u32().unwrap());
         assert_eq!(header, [xid.0, 1, 0, 0, 0, 0]);
@@ -42,7 +42,7 @@ impl Caller {
 }
 
 #[tokio::test]
-async fn a_megabyte_goes_there_and_back() {
+async fn one_megabyte_is_written_and_read_back() {
     let export = Export::new("/m", ExportId::unique(), memory(), Default::default()).unwrap();
     assert_eq!(export.identity(&Identity::None).uid, 65534);
     let cred = vfs::Cred::root();

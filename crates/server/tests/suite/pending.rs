@@ -28,7 +28,7 @@ use xdr::Message;
 type Made = <Create as Procedure3>::Res;
 type Called<'a> = BoxFuture<'a, Result<Message, AcceptError>>;
 
-/// Exports `/m`, whose operations complete when the test says so.
+/// A server with the export `/m`, whose operations complete when the test says so.
 struct World {
     nfs: NfsServer,
     fs: Arc<DeferredFs>,
@@ -54,7 +54,7 @@ impl World {
         tree.lookup(&Caller::blocking(&cred), &tree.root(), Name::new(name.as_bytes()).unwrap()).is_ok()
     }
 
-    /// Completes operations until all calls are answered. All of it happens on this thread.
+    /// Completes operations until all calls have been answered. All of it happens on this thread.
     fn finish(&self, mut calls: Vec<Called<'_>>, each: usize) -> Vec<Message> {
         let mut replies: Vec<_> = calls.iter().map(|_| None).collect();
         while replies.iter().any(Option::is_none) {
@@ -65,26 +65,26 @@ impl World {
                     *reply = begin(call);
                 }
             }
-            assert!(completed > 0 || replies.iter().flatten().count() > before, "nothing completes any more");
+            assert!(completed > 0 || replies.iter().flatten().count() > before, "no operation completes any more");
         }
         replies.into_iter().flatten().collect()
     }
 }
 
-/// Polls a call: its reply, if it has one.
+/// Polls a call. Returns its reply, if there is one.
 fn begin(call: &mut Called<'_>) -> Option<Message> {
     match Pin::new(call).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(reply) => Some(reply.expect("accepted")),
+        Poll::Ready(reply) => Some(reply.expect("call must be accepted")),
         Poll::Pending => None,
     }
 }
 
-/// No thread of this process waits for storage.
+/// Checks that no pool thread exists in this process.
 fn assert_no_pool_thread() {
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let name = std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap_or_default();
-        // The other tests of this program have such threads if it is run by itself.
-        assert!(!name.starts_with("export-") || std::env::var_os("NEXTEST").is_none(), "a thread waits: {name}");
+        // If the test program runs without nextest, other tests may have started such threads.
+        assert!(!name.starts_with("export-") || std::env::var_os("NEXTEST").is_none(), "a pool thread exists: {name}");
     }
 }
 
@@ -96,13 +96,13 @@ fn create_args(dir: &NfsFh3, name: &str) -> CreateArgs {
 const MANY: usize = 10_000;
 
 #[test]
-fn ten_thousand_calls_of_version_3_wait_on_one_thread() {
+fn ten_thousand_nfsv3_calls_wait_on_one_thread() {
     let world = World::new();
     let rig = Rig::calling(&world.nfs);
     let root = rig.root();
     world.fs.0.hold(true);
     let name = |number: usize| format!("f{number}");
-    // LOOKUP is two operations, CREATE one.
+    // LOOKUP executes two operations, and CREATE one.
     let args: Vec<_> = (0..MANY)
         .map(|number| match number % 2 {
             0 => (Proc3::Create, Message::encode(&create_args(&root, &name(number)))),
@@ -125,13 +125,13 @@ fn ten_thousand_calls_of_version_3_wait_on_one_thread() {
         }
     }
     let executed = ["create", "lookup", "getattr"].map(|operation| world.fs.0.executed(operation));
-    assert_eq!(executed, [MANY / 2; 3], "each operation once");
+    assert_eq!(executed, [MANY / 2; 3], "each operation must be executed once");
     assert!((0..MANY).step_by(2).all(|number| world.has(&name(number))));
     assert_eq!(world.fs.0.in_flight(), 0);
 }
 
 #[test]
-fn ten_thousand_compounds_of_version_4_1_wait_on_one_thread() {
+fn ten_thousand_nfsv4_1_compounds_wait_on_one_thread() {
     let world = World::new();
     let fore = v4::ChannelAttrs4 { maxrequests: 64, maxresponsesize_cached: 512, ..channel() };
     let slots = 40;
@@ -145,7 +145,7 @@ fn ten_thousand_compounds_of_version_4_1_wait_on_one_thread() {
         .collect();
     world.fs.0.hold(true);
     let name = |client: usize, slot: usize| format!("d{client}-{slot}");
-    // The first slot has been used once.
+    // The first slot has already been used once.
     let compound = |number: usize, client: &Client4, slot: usize| {
         let sequence = client.sequence_op(slot as u32, if slot == 0 { client.sequence + 1 } else { 1 });
         let operations = [mkdir(&name(number, slot)), getattr(&[Attr4::Type, Attr4::Owner])];
@@ -170,7 +170,11 @@ fn ten_thousand_compounds_of_version_4_1_wait_on_one_thread() {
         let result: CompoundRes = results(&reply);
         assert_eq!(result.status, Nfsstat4::Ok, "{:?}", result.resarray.last());
     }
-    assert_eq!([world.fs.0.executed("mkdir"), world.fs.0.executed("getattr")], [MANY; 2], "each operation once");
+    assert_eq!(
+        [world.fs.0.executed("mkdir"), world.fs.0.executed("getattr")],
+        [MANY; 2],
+        "each operation must be executed once"
+    );
     assert!((0..clients.len()).all(|client| (0..slots).all(|slot| world.has(&name(client, slot)))));
 }
 
@@ -178,25 +182,25 @@ fn compound_call<'a>(client: &'a Client4, args: &'a Message) -> Called<'a> {
     client.paper.call(&*client.nfs, v4::PROC_COMPOUND, (client.peer, &client.caller), args)
 }
 
-/// A compound whose operations are pending one after the other.
+/// Executes a compound whose operations are pending one after the other.
 fn slowly(world: &World, client: &mut Client4, operations: Vec<Argop4>) -> CompoundRes {
     client.sequence += 1;
     let argarray = [client.sequence_op(0, client.sequence)].into_iter().chain(operations).collect();
     let args = Message::encode(&CompoundArgs { tag: "".into(), minorversion: client.minor, argarray });
     let mut call = compound_call(client, &args);
-    assert!(begin(&mut call).is_none(), "it waits");
+    assert!(begin(&mut call).is_none(), "the compound must wait");
     results(&world.finish(vec![call], 1)[0])
 }
 
-/// An OPEN that truncates a file if it is there.
+/// Returns an OPEN that truncates an existing file.
 fn truncating(name: &str) -> Argop4 {
-    let Argop4::Open(args) = open(name, Open::default()) else { unreachable!("it is an OPEN") };
+    let Argop4::Open(args) = open(name, Open::default()) else { unreachable!("open() must return an OPEN") };
     let attrs = v4::attr::Fattr4::from(Attrs { size: Some(0), ..Attrs::default() });
     Argop4::Open(v4::OpenArgs { openhow: v4::Openflag4::Create(v4::Createhow4::Unchecked(attrs)), ..args })
 }
 
 #[test]
-fn an_open_that_creates_and_one_that_truncates_have_each_effect_once() {
+fn creating_open_and_truncating_open_have_each_effect_once() {
     let world = World::new();
     let mut client = Client4::new(&world.nfs, "client", 2);
     world.fs.0.hold(true);
@@ -209,10 +213,10 @@ fn an_open_that_creates_and_one_that_truncates_have_each_effect_once() {
             Resop4::Open(v4::Res4::Ok(opened)) => Some(opened.stateid),
             _ => None,
         });
-        opened.expect("OPEN").seqid
+        opened.expect("OPEN must succeed").seqid
     };
-    assert_eq!(seqid(&made), 1, "the share is taken once");
-    // It is shared, then truncated; the share is not taken again when that has completed.
+    assert_eq!(seqid(&made), 1, "the share must be taken once");
+    // The share is taken before the truncation, and not again when the truncation has completed.
     let truncate = [at("/m"), vec![truncating("f")], vec![read(Stateid4::CURRENT, 0, 100)]].concat();
     let truncated = slowly(&world, &mut client, truncate);
     assert_eq!((truncated.status, seqid(&truncated)), (Nfsstat4::Ok, 2), "{truncated:?}");
@@ -222,7 +226,7 @@ fn an_open_that_creates_and_one_that_truncates_have_each_effect_once() {
 }
 
 #[test]
-fn calls_beyond_the_bound_are_told_to_come_again_and_hosts_share_it() {
+fn calls_beyond_the_bound_are_refused_and_hosts_share_the_bound() {
     let world = World::with(BlockingOptions { pending: 8, ..Default::default() });
     let one = Rig::calling(&world.nfs);
     let other = one.from("192.0.2.2:700");
@@ -250,18 +254,18 @@ fn calls_beyond_the_bound_are_told_to_come_again_and_hosts_share_it() {
         (going_on, refused)
     };
     let (first, refused) = start(0);
-    assert_eq!((first.len(), refused), (4, 4), "one host has half of all");
+    assert_eq!((first.len(), refused), (4, 4), "one host must get half of the permits");
     let (second, refused) = start(1);
-    assert_eq!((second.len(), refused), (2, 6), "and another one half of the rest");
-    assert_eq!(world.fs.0.executed("create"), 6, "a refused call has had no effect");
-    // MOUNT and version 4 are refused as well, each in its own way.
+    assert_eq!((second.len(), refused), (2, 6), "a second host must get half of the rest");
+    assert_eq!(world.fs.0.executed("create"), 6, "a refused call must have had no effect");
+    // MOUNT and NFSv4 refuse calls as well, each with its own status.
     match one.mount(MountProc3::Mnt, Dirpath::from("/m/below")) {
         MountRes::Fail(status) => assert_eq!(status, Mountstat3::ServerFault),
-        MountRes::Ok(_) => panic!("there is no room"),
+        MountRes::Ok(_) => panic!("there must be no permit left"),
     }
     let mut client = Client4::new(&world.nfs, "client", 1);
     assert_eq!(client.status([at("/m"), vec![mkdir("d")]].concat()), Nfsstat4::Delay);
-    // Calls that are given up return their permits, and have had their effect.
+    // Dropped calls return their permits. Their operations have had their effect.
     drop(first);
     assert_eq!(world.fs.0.in_flight(), 2);
     assert!((0..4).all(|number| world.has(&name(0, number))));
@@ -272,7 +276,7 @@ fn calls_beyond_the_bound_are_told_to_come_again_and_hosts_share_it() {
 }
 
 #[test]
-fn mount_and_acls_wait_like_all_others() {
+fn mount_and_acl_calls_can_be_pending() {
     let world = World::new();
     let rig = Rig::calling(&world.nfs);
     let root = rig.root();
@@ -288,6 +292,6 @@ fn mount_and_acls_wait_like_all_others() {
     assert!(calls.iter_mut().all(|call| begin(call).is_none()));
     let replies = world.finish(calls, 1);
     assert!(matches!(results::<MountRes>(&replies[0]), MountRes::Ok(_)));
-    assert_eq!(world.fs.0.executed("acl"), 2, "one ACL after the other, each asked for once");
+    assert_eq!(world.fs.0.executed("acl"), 2, "both ACLs must be requested one after the other, each once");
     assert_no_pool_thread();
 }

@@ -1,4 +1,4 @@
-//! READDIR and READDIRPLUS: budgets, cookies and verifiers.
+//! READDIR and READDIRPLUS: size limits, cookies and verifiers.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use crate::common::*;
 use nfs::v3::*;
 use xdr::Message;
 
-/// A directory of files with names of all lengths from 1.
+/// Creates a directory of files with names of all lengths from 1.
 fn populated(rig: &Rig, files: usize) -> (NfsFh3, BTreeSet<String>) {
     let dir = rig.dir(&rig.root(), "d");
     let mut names = BTreeSet::from([".".to_owned(), "..".to_owned()]);
@@ -31,7 +31,7 @@ fn text(name: &Filename3) -> String {
 }
 
 #[test]
-fn every_count_is_honoured_to_the_byte_and_lists_everything_once() {
+fn every_count_is_respected_and_lists_every_entry_once() {
     let rig = Rig::new();
     let (dir, names) = populated(&rig, 20);
     for count in 1..=2000 {
@@ -41,13 +41,13 @@ fn every_count_is_honoured_to_the_byte_and_lists_everything_once() {
                 ReadDirRes::Ok(ok) => ok,
                 ReadDirRes::Fail(status, attr) => {
                     assert_eq!((status, attr), (Nfsstat3::TooSmall, Some(rig.attr(&dir))));
-                    // Head 96, end 8, and the longest entry that can be next: 24 and a name of up to 20.
-                    assert!(count < 96 + 8 + 24 + 20, "{count} is enough for an entry");
+                    // The head has 96 bytes and the end 8. The longest next entry has 24 bytes and a name of up to 20.
+                    assert!(count < 96 + 8 + 24 + 20, "{count} bytes are enough for an entry");
                     break;
                 }
             };
             let size = Message::encode(&ok).stream.len();
-            assert!(size <= count as usize, "{size} bytes for {count}");
+            assert!(size <= count as usize, "{size} bytes for a count of {count}");
             assert_eq!(ok.dir_attributes, Some(rig.attr(&dir)));
             for entry in &ok.reply.entries {
                 assert!(seen.insert(text(&entry.name)), "{entry:?} twice");
@@ -56,17 +56,17 @@ fn every_count_is_honoured_to_the_byte_and_lists_everything_once() {
                 assert_eq!(seen, names, "count {count}");
                 break;
             }
-            let last = ok.reply.entries.last().expect("progress");
+            let last = ok.reply.entries.last().expect("the listing must make progress");
             (cookie, verf) = (last.cookie, ok.cookieverf);
             let next = readdir(&rig, &dir, cookie, verf, 4096).into_result().unwrap();
             let more = 24 + next.reply.entries[0].name.len().next_multiple_of(4);
-            assert!(size + more > count as usize, "{size} bytes for {count} leave room for {more}");
+            assert!(size + more > count as usize, "{size} bytes for a count of {count} leave space for {more} more");
         }
     }
 }
 
 #[test]
-fn plus_honours_both_limits() {
+fn readdirplus_respects_both_limits() {
     let rig = Rig::new();
     let (dir, names) = populated(&rig, 20);
     let base = |name: &Filename3| 24 + name.len().next_multiple_of(4);
@@ -94,19 +94,19 @@ fn plus_honours_both_limits() {
                 assert_eq!(seen, names);
                 break;
             }
-            (cookie, verf) = (ok.reply.entries.last().expect("progress").cookie, ok.cookieverf);
+            (cookie, verf) = (ok.reply.entries.last().expect("the listing must make progress").cookie, ok.cookieverf);
         }
     }
 }
 
 #[test]
-fn plus_brings_the_attributes_and_handles_of_the_entries() {
+fn readdirplus_returns_attributes_and_handles_of_entries() {
     let rig = Rig::new();
     let (dir, _) = populated(&rig, 10);
     let ok = plus(&rig, &dir, 0, [0; 8], 1 << 20, 1 << 20).into_result().unwrap();
     assert_eq!((ok.reply.entries.len(), ok.reply.eof), (12, true));
     for entry in ok.reply.entries {
-        let handle = entry.name_handle.expect("a handle");
+        let handle = entry.name_handle.expect("entry must have a handle");
         let found = rig.call::<Lookup>(LookupArgs { what: Diropargs3 { dir: dir.clone(), name: entry.name } });
         let found = found.into_result().unwrap();
         assert_eq!((found.object, found.obj_attributes), (handle.clone(), entry.name_attributes));
@@ -115,13 +115,13 @@ fn plus_brings_the_attributes_and_handles_of_the_entries() {
 }
 
 #[test]
-fn cookies_survive_changes_and_false_ones_are_refused() {
+fn cookies_survive_changes_and_invalid_ones_are_rejected() {
     let rig = Rig::new();
     let (dir, names) = populated(&rig, 30);
     let first = readdir(&rig, &dir, 0, [0; 8], 400).into_result().unwrap();
     let mut seen: BTreeSet<_> = first.reply.entries.iter().map(|entry| text(&entry.name)).collect();
     let last = first.reply.entries.last().unwrap();
-    // The entry that the cookie is of goes away, as while a directory tree is being removed.
+    // Remove the entry of the cookie, as happens while a directory tree is being removed.
     rig.call::<Remove>(RemoveArgs { object: Diropargs3 { dir: dir.clone(), name: last.name.clone() } })
         .into_result()
         .unwrap();
@@ -137,7 +137,7 @@ fn cookies_survive_changes_and_false_ones_are_refused() {
 }
 
 #[test]
-fn an_empty_end_needs_room_for_nothing_but_itself() {
+fn end_of_the_listing_needs_no_space_for_an_entry() {
     let rig = Rig::new();
     let dir = rig.dir(&rig.root(), "d");
     let all = readdir(&rig, &dir, 0, [0; 8], 4096).into_result().unwrap();
@@ -149,7 +149,7 @@ fn an_empty_end_needs_room_for_nothing_but_itself() {
 }
 
 #[test]
-fn what_is_no_directory_or_may_not_be_read_is_not_listed() {
+fn only_readable_directories_are_listed() {
     let rig = Rig::new();
     let root = rig.root();
     let file = rig.file(&root, "f", b"");
@@ -162,7 +162,7 @@ fn what_is_no_directory_or_may_not_be_read_is_not_listed() {
 }
 
 #[test]
-fn replies_are_bounded_whatever_is_asked_for() {
+fn replies_are_bounded_whatever_the_count() {
     let rig = Rig::new();
     let (dir, _) = populated(&rig, 3000);
     let ok = plus(&rig, &dir, 0, [0; 8], u32::MAX, u32::MAX).into_result().unwrap();

@@ -1,4 +1,4 @@
-//! A directory that is served again: handles stay good as long as their key does.
+//! A directory that is served again after a restart. File handles stay valid as long as their key exists.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn serve(dir: &Path, state: &Path) -> Rig {
 }
 
 #[test]
-fn handles_survive_a_restart_with_the_same_state_and_no_other() {
+fn handles_survive_a_restart_with_the_same_state_directory_only() {
     let (dir, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let name = dir.path().canonicalize().unwrap();
     let before = serve(dir.path(), state.path());
@@ -44,16 +44,16 @@ fn handles_survive_a_restart_with_the_same_state_and_no_other() {
 }
 
 #[test]
-fn the_state_directory_is_not_for_clients() {
+fn state_directory_must_not_be_exported() {
     let dir = tempfile::tempdir().unwrap();
     let export = ExportConfig::directory(dir.path(), ExportOptions::default()).unwrap();
     let opened = NfsServer::open(std::slice::from_ref(&export), &dir.path().join("state"), &buf::Pool::default());
-    let Err(error) = opened else { panic!("it must be refused") };
+    let Err(error) = opened else { panic!("the export must be refused") };
     assert!(error.to_string().contains("name another state directory"), "{error}");
 
     let state = tempfile::tempdir().unwrap();
     let twice = NfsServer::open(&[export.clone(), export], &state.path().join("state"), &buf::Pool::default());
-    let Err(error) = twice else { panic!("it must be refused") };
+    let Err(error) = twice else { panic!("the export must be refused") };
     assert!(error.to_string().contains("is exported already"), "{error}");
 
     let missing = ExportConfig::directory(&dir.path().join("none"), ExportOptions::default()).unwrap_err();

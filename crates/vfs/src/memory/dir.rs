@@ -1,4 +1,4 @@
-//! [`Dir`]: the names in one directory.
+//! [`Dir`]: the entries of a directory.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,12 +8,13 @@ use std::{
 
 use super::{space::Charge, table::shrink};
 
-/// The names in one directory, found by name and listed in the order of their cookies.
+/// The entries of a directory, indexed by name and by cookie.
 ///
-/// A cookie is the number of the entry among all that the directory has ever had, so it never means another entry.
+/// A cookie is a counter of the entries that have ever been added to the directory, so it never refers to another
+/// entry.
 #[derive(Debug)]
 pub(super) struct Dir {
-    /// The parent's object number; the root's is its own.
+    /// The object number of the parent directory. The root is its own parent.
     pub(super) parent: u64,
     names: HashMap<Arc<[u8]>, Slot>,
     order: BTreeMap<u64, (Arc<[u8]>, u64)>,
@@ -27,9 +28,9 @@ struct Slot {
     _charge: Charge,
 }
 
-/// Cookie of the entry `.`.
+/// The cookie of the entry `.`.
 pub(super) const COOKIE_SELF: u64 = 1;
-/// Cookie of the entry `..`.
+/// The cookie of the entry `..`.
 pub(super) const COOKIE_PARENT: u64 = 2;
 
 impl Dir {
@@ -45,36 +46,36 @@ impl Dir {
         self.names.get(name).map(|slot| slot.object)
     }
 
-    /// Adds a name that is not there.
+    /// Adds an entry. Its name must not exist.
     pub(super) fn insert(&mut self, name: &[u8], object: u64, charge: Charge) {
         let name: Arc<[u8]> = name.into();
         let cookie = self.next_cookie;
         self.next_cookie += 1;
         self.order.insert(cookie, (name.clone(), object));
         let old = self.names.insert(name, Slot { object, cookie, _charge: charge });
-        assert!(old.is_none(), "the name was free");
+        assert!(old.is_none(), "name must not exist");
     }
 
-    /// Lets a name that is there mean another object. It keeps its place in the listing, as the name was never gone.
+    /// Replaces the object of an existing entry. The entry keeps its cookie, because its name has existed all the time.
     pub(super) fn replace(&mut self, name: &[u8], object: u64) {
-        let slot = self.names.get_mut(name).expect("the name is there");
+        let slot = self.names.get_mut(name).expect("name must exist");
         slot.object = object;
-        self.order.get_mut(&slot.cookie).expect("every name is in the order").1 = object;
+        self.order.get_mut(&slot.cookie).expect("name must have an entry in `order`").1 = object;
     }
 
-    /// Removes a name that is there.
+    /// Removes an existing entry.
     pub(super) fn remove(&mut self, name: &[u8]) {
-        let slot = self.names.remove(name).expect("the name is there");
+        let slot = self.names.remove(name).expect("name must exist");
         self.order.remove(&slot.cookie);
         shrink(&mut self.names);
     }
 
-    /// Whether this directory has ever given the cookie.
+    /// Returns `true` if this directory has ever given out the cookie.
     pub(super) fn knows(&self, cookie: u64) -> bool {
         cookie < self.next_cookie
     }
 
-    /// The entries after `cookie`, `.` and `..` aside: cookie, name, object.
+    /// Returns cookie, name and object of the entries after `cookie`, without `.` and `..`.
     pub(super) fn after(&self, cookie: u64) -> impl Iterator<Item = (u64, &Arc<[u8]>, u64)> {
         let range = (Bound::Excluded(cookie), Bound::Unbounded);
         self.order.range(range).map(|(cookie, (name, object))| (*cookie, name, *object))

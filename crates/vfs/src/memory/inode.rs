@@ -1,4 +1,4 @@
-//! [`Inode`]: one object, whatever its kind.
+//! [`Inode`]: an object of any kind.
 
 use std::{
     sync::Arc,
@@ -19,7 +19,7 @@ use crate::{
     permission::{self, Guarded},
 };
 
-/// One object.
+/// An object.
 #[derive(Debug)]
 pub(super) struct Inode {
     pub(super) id: u64,
@@ -30,29 +30,29 @@ pub(super) struct Inode {
     _charge: Charge,
 }
 
-/// What of an object can change.
+/// The mutable part of an object.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) kind: Kind,
     pub(super) mode: u32,
-    /// Names; none when the object is gone, though someone may still be about to lock it.
+    /// The number of names. It is 0 when the object has been removed, but another thread may still be about to lock it.
     pub(super) nlink: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) atime: Time,
     pub(super) mtime: Time,
     pub(super) ctime: Time,
-    /// Of the exclusive create that made it, until data or times are set.
+    /// The verifier of the exclusive create that created the file, until data or times are set.
     pub(super) verifier: Option<[u8; 8]>,
-    /// Beside the mode, if it says more.
+    /// The access ACL, unless the mode has the same meaning.
     pub(super) acl: Option<KeptAcl>,
-    /// Of a directory: what new objects in it get.
+    /// The default ACL of a directory.
     pub(super) default_acl: Option<KeptAcl>,
     pub(super) xattrs: Xattrs,
     pub(super) content: Content,
 }
 
-/// An ACL, and the space that it takes.
+/// An ACL and the space that it takes.
 #[derive(Debug)]
 pub(super) struct KeptAcl {
     pub(super) acl: Acl,
@@ -60,15 +60,17 @@ pub(super) struct KeptAcl {
 }
 
 impl KeptAcl {
+    /// Stores an ACL and charges its space.
+    ///
     /// # Errors
-    /// `NoSpace`.
+    /// Returns `NoSpace`.
     pub(super) fn new(acl: Acl, space: &Arc<Space>) -> Result<Self> {
         let charge = Charge::new(space, size_of_val(acl.entries()) as u64)?;
         Ok(Self { acl, _charge: charge })
     }
 }
 
-/// What an object holds.
+/// The content of an object.
 #[derive(Debug)]
 pub(super) enum Content {
     File(Pages),
@@ -77,7 +79,7 @@ pub(super) enum Content {
     Special,
 }
 
-/// What a new object is.
+/// The initial properties of a new object.
 pub(super) struct Origin {
     pub(super) kind: Kind,
     pub(super) device: Device,
@@ -111,15 +113,19 @@ impl Inode {
         Arc::new(Self { id, fsid, kind, device, state: RwLock::new(state), _charge: charge })
     }
 
+    /// Locks the state for reading.
+    ///
     /// # Errors
-    /// `Stale` if it is gone.
+    /// Returns `Stale` if the object has been removed.
     pub(super) fn read(&self) -> Result<RwLockReadGuard<'_, State>> {
         let state = self.state.read();
         if state.nlink == 0 { Err(VfsError::Stale) } else { Ok(state) }
     }
 
+    /// Locks the state for writing.
+    ///
     /// # Errors
-    /// `Stale` if it is gone.
+    /// Returns `Stale` if the object has been removed.
     pub(super) fn write(&self) -> Result<RwLockWriteGuard<'_, State>> {
         let state = self.state.write();
         if state.nlink == 0 { Err(VfsError::Stale) } else { Ok(state) }
@@ -146,7 +152,7 @@ impl Inode {
             atime: state.atime,
             mtime: state.mtime,
             ctime: state.ctime,
-            // Each change makes it later.
+            // Each change makes the ctime later.
             change: state.ctime.as_nanoseconds(),
         }
     }
@@ -158,8 +164,10 @@ impl State {
         Guarded { kind: self.kind, mode: self.mode, uid: self.uid, gid: self.gid, acl }
     }
 
+    /// Returns the entries of a directory.
+    ///
     /// # Errors
-    /// `NotDir`.
+    /// Returns `NotDir`.
     pub(super) fn dir(&self) -> Result<&Dir> {
         match &self.content {
             Content::Dir(dir) => Ok(dir),
@@ -167,8 +175,10 @@ impl State {
         }
     }
 
+    /// Returns the entries of a directory.
+    ///
     /// # Errors
-    /// `NotDir`.
+    /// Returns `NotDir`.
     pub(super) fn dir_mut(&mut self) -> Result<&mut Dir> {
         match &mut self.content {
             Content::Dir(dir) => Ok(dir),
@@ -176,8 +186,10 @@ impl State {
         }
     }
 
+    /// Returns the data of a file.
+    ///
     /// # Errors
-    /// `IsDir`, or `Invalid` for what has no data.
+    /// Returns `IsDir`, or `Invalid` for other objects without data.
     pub(super) fn pages(&self) -> Result<&Pages> {
         match &self.content {
             Content::File(pages) => Ok(pages),
@@ -186,8 +198,10 @@ impl State {
         }
     }
 
+    /// Returns the data of a file.
+    ///
     /// # Errors
-    /// `IsDir`, or `Invalid` for what has no data.
+    /// Returns `IsDir`, or `Invalid` for other objects without data.
     pub(super) fn pages_mut(&mut self) -> Result<&mut Pages> {
         match &mut self.content {
             Content::File(pages) => Ok(pages),
@@ -196,43 +210,44 @@ impl State {
         }
     }
 
-    /// The time of a change that happens now: later than the last one, so that clients see every change.
+    /// Returns the time for a change now. It is later than that of the previous change, so that clients notice every
+    /// change.
     fn next(&self) -> Time {
         now().max(successor(self.ctime))
     }
 
-    /// Attributes have changed.
+    /// Sets the ctime after a change of attributes.
     pub(super) fn changed(&mut self) {
         self.ctime = self.next();
     }
 
-    /// Data or entries have changed.
+    /// Sets mtime and ctime after a change of data or entries.
     pub(super) fn modified(&mut self) {
         self.ctime = self.next();
         self.mtime = self.ctime;
         self.verifier = None;
     }
 
-    /// Whether a read now is the first since a change, and so is to be noted.
+    /// Returns `true` if no read has been recorded since the last change.
     pub(super) fn atime_is_old(&self) -> bool {
         self.atime <= self.mtime || self.atime <= self.ctime
     }
 
-    /// One name less; returns whether that was the last.
+    /// Removes one name. Returns `true` if it was the last one.
     pub(super) fn unlink(&mut self) -> bool {
         self.nlink = if self.kind == Kind::Dir { 0 } else { self.nlink - 1 };
         self.changed();
         self.nlink == 0
     }
 
-    /// Writing by one who is not privileged takes set-user-id and set-group-id away.
+    /// Clears set-user-id and set-group-id if the writer is not privileged.
     pub(super) fn drop_privileges(&mut self, cred: &Cred) {
         if !permission::is_root(cred) {
             self.mode = self.guarded().without_privileges(cred);
         }
     }
 
-    /// Sets what may be set; `set` has been checked.
+    /// Sets attributes. `set` has been checked.
     pub(super) fn set(&mut self, cred: &Cred, set: &SetAttr, source: &PageSource) -> Result<()> {
         if *set == SetAttr::default() {
             return Ok(());
@@ -269,7 +284,7 @@ impl State {
 }
 
 impl State {
-    /// The ACL of this kind.
+    /// Returns the ACL of this kind.
     pub(super) fn acl(&self, kind: AclKind) -> Option<&Acl> {
         let kept = match kind {
             AclKind::Access => &self.acl,
@@ -281,7 +296,7 @@ impl State {
     /// Sets an ACL.
     ///
     /// # Errors
-    /// See [`set_acl`](crate::Vfs::set_acl); `NoSpace`.
+    /// Returns the errors of [`set_acl`](crate::Vfs::set_acl), and `NoSpace`.
     pub(super) fn set_acl(&mut self, cred: &Cred, kind: AclKind, acl: Option<&Acl>, space: &Arc<Space>) -> Result<()> {
         if self.kind == Kind::Symlink {
             return Err(VfsError::NotSupported);
@@ -308,10 +323,10 @@ impl State {
         Ok(())
     }
 
-    /// Gives a new object what it gets of its directory's default ACL, in place of what `mode` alone would allow.
+    /// Gives a new object the ACLs that it inherits from its directory's default ACL.
     ///
     /// # Errors
-    /// `NoSpace`.
+    /// Returns `NoSpace`.
     pub(super) fn inherit(&mut self, parent: &State, space: &Arc<Space>) -> Result<()> {
         let Some(default) = parent.acl(AclKind::Default).filter(|_| self.kind != Kind::Symlink) else { return Ok(()) };
         let acl = default.inherited(self.mode);
@@ -326,7 +341,7 @@ impl State {
     }
 }
 
-/// The time of day.
+/// Returns the time of day.
 pub(super) fn now() -> Time {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Time { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }

@@ -1,11 +1,11 @@
-//! A file system in memory, with the semantics of a local Linux one.
+//! A file system in memory with the semantics of a local Linux file system.
 //!
-//! [`Memory`] keeps every object in a table by number; directories name objects by number. Each object has a lock of
-//! its own, and nothing blocks. Data moves without copies where it can: see `pages.rs`.
+//! [`Memory`] keeps every object in a table by number, and directories refer to objects by number. Each object has a
+//! lock of its own, and no operation blocks. Data moves without copies where possible: see `pages.rs`.
 //!
-//! **Lock order.** An operation on one object locks that object. One that changes names locks the directory, then the
-//! object in it, and holds `names` shared meanwhile; rename, which locks up to four objects in no order, holds `names`
-//! alone. Nobody holds an object's lock while taking `names`, or while calling back.
+//! **Lock order.** An operation on one object locks that object. An operation that changes names first locks `names`
+//! shared, then the directory, then the object in it. A rename locks up to four objects in no particular order, so it
+//! locks `names` exclusively. A thread that holds an object's lock never takes `names` and never calls back.
 
 mod dir;
 mod inode;
@@ -38,18 +38,18 @@ use crate::{
     permission::{EXECUTE, READ},
 };
 
-/// How a [`Memory`] behaves.
+/// The options of a [`Memory`].
 #[derive(Clone, Debug)]
 pub struct MemoryOptions {
-    /// Bytes that data and objects may take together.
+    /// Maximum bytes that data and objects can take together.
     pub capacity: u64,
-    /// Where pages come from.
+    /// The pool from which pages are allocated.
     pub pool: Pool,
-    /// The root's permission bits.
+    /// The permission bits of the root.
     pub mode: u32,
-    /// The root's owner.
+    /// The owner of the root.
     pub uid: u32,
-    /// The root's group.
+    /// The group of the root.
     pub gid: u32,
 }
 
@@ -59,7 +59,7 @@ impl Default for MemoryOptions {
     }
 }
 
-/// A file system in memory. It is empty at first and gone when dropped.
+/// A file system in memory. It is empty at first, and its contents are lost when it is dropped.
 ///
 /// ```
 /// use vfs::{Caller, CreateMode, Cred, Name, Report, SetAttr, Stability, Vfs, memory::{Memory, MemoryOptions}};
@@ -78,7 +78,7 @@ impl Default for MemoryOptions {
 /// ```
 pub struct Memory {
     caps: FsCaps,
-    /// Random: tells this instance's handles and writes from another's.
+    /// A random number that distinguishes this instance's handles and writes from those of other instances.
     instance: [u8; 8],
     fsid: u64,
     space: Arc<Space>,
@@ -88,10 +88,10 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// An empty file system.
+    /// Creates an empty file system.
     pub fn new(options: MemoryOptions) -> Self {
         let MemoryOptions { capacity, pool, mode, uid, gid } = options;
-        // The root always fits.
+        // There is always space for the root.
         let space = Arc::new(Space::new(capacity.max(OBJECT_BYTES)));
         let fs = Self {
             caps: CAPS,
@@ -105,7 +105,7 @@ impl Memory {
         let content = Content::Dir(Dir::new(ROOT));
         let mode = mode & 0o7777;
         let root = Origin { kind: Kind::Dir, device: Device::default(), mode, uid, gid, verifier: None, content };
-        let charge = Charge::new(&fs.space, OBJECT_BYTES).expect("the root fits");
+        let charge = Charge::new(&fs.space, OBJECT_BYTES).expect("root must fit");
         let root = Inode::new(fs.table.next_id(), fs.fsid, root, charge);
         assert_eq!(root.id, ROOT);
         fs.table.insert(root);
@@ -119,19 +119,21 @@ impl Memory {
         Handle::new(&bytes)
     }
 
+    /// Finds the object of a handle.
+    ///
     /// # Errors
-    /// `BadHandle`; `Stale` for an object that is gone or of another instance.
+    /// Returns `BadHandle`, or `Stale` for an object that was removed or belongs to another instance.
     fn find(&self, handle: &Handle) -> Result<Arc<Inode>> {
         let bytes: &[u8; 16] = handle.as_bytes().try_into().map_err(|_| VfsError::BadHandle)?;
         let (instance, id) = bytes.split_at(8);
         if instance != self.instance {
             return Err(VfsError::Stale);
         }
-        let id = u64::from_be_bytes(id.try_into().expect("eight bytes"));
+        let id = u64::from_be_bytes(id.try_into().expect("object number must have eight bytes"));
         self.table.find(id).ok_or(VfsError::Stale)
     }
 
-    /// Up to [`BATCH`] entries after `cookie`, and whether they are the last.
+    /// Returns up to [`BATCH`] entries after `cookie`, and `true` if they include the last one.
     fn list(&self, dir: &Inode, state: &State, cookie: u64) -> Result<(SmallVec<[Listed; BATCH]>, bool)> {
         let content = state.dir()?;
         if !content.knows(cookie) {
@@ -144,16 +146,16 @@ impl Memory {
         Ok((listed, all.next().is_none()))
     }
 
-    /// Notes a read if it is the first since a change (as the `relatime` of Linux mounts).
+    /// Updates the atime if this is the first read since a change (like `relatime` of Linux mounts).
     fn accessed(&self, inode: &Inode) {
         if let Ok(mut state) = inode.write() {
             state.atime = inode::now().max(state.ctime).max(state.mtime);
-            // Never equal to the change, or each read would note itself again.
+            // The atime must differ from the time of the change, or every read would update it again.
             state.atime = inode::successor(state.atime);
         }
     }
 
-    /// Locks a file for reading its data.
+    /// Locks a file for reading and runs a function on its data.
     fn open<T>(
         &self,
         caller: &Caller<'_>,
@@ -174,7 +176,7 @@ impl Memory {
     }
 }
 
-/// An entry to be listed: cookie, name, object.
+/// An entry to list: cookie, name, object.
 type Listed = (u64, Arc<[u8]>, u64);
 
 impl Vfs for Memory {
@@ -202,7 +204,7 @@ impl Vfs for Memory {
                 name => entries.find(name).ok_or(VfsError::NotFound)?,
             }
         };
-        // Gone between the two locks: as if it had been gone before.
+        // If the object was removed between the two locks, it counts as not found.
         let inode = self.table.find(id).ok_or(VfsError::NotFound)?;
         let attr = inode.attr(&*inode.read().map_err(|_| VfsError::NotFound)?);
         Ok((self.handle(id), attr))
@@ -272,7 +274,7 @@ impl Vfs for Memory {
             state.modified();
             written?;
         }
-        // Nothing is more durable here than this.
+        // Memory cannot be more durable than this.
         let (before, after) = match report {
             Report::Nothing => (None, None),
             Report::Attributes(_) => (Some(before), Some(inode.attr(&state))),
@@ -448,9 +450,9 @@ fn reaches_end(offset: u64, len: usize, size: u64) -> bool {
 }
 
 const ROOT: u64 = 1;
-/// Entries that are copied out under a directory's lock at a time.
+/// Number of entries that are copied at a time while a directory is locked.
 const BATCH: usize = 32;
-/// What an object takes beside its data, at least about.
+/// Approximate bytes that an object takes beside its data.
 const OBJECT_BYTES: u64 = 1024;
 
 const CAPS: FsCaps = FsCaps {

@@ -1,4 +1,4 @@
-//! What changes names: making, removing, moving, linking.
+//! Operations that change names: create, remove and link.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::{
     types::check_target,
 };
 
-/// What is to be made.
+/// An object to create.
 struct New<'a> {
     kind: Kind,
     device: Device,
@@ -91,7 +91,7 @@ impl Memory {
         self.make(caller, dir, name, &new, exists)
     }
 
-    /// Makes an object, unless the name is there: then `existing` decides.
+    /// Creates an object. If the name already exists, `existing` decides.
     fn make(
         &self,
         caller: &Caller<'_>,
@@ -153,7 +153,7 @@ impl Memory {
         let inode = Inode::new(self.table.next_id(), self.fsid, origin, charge);
         let mut state = inode.write()?;
         state.inherit(parent, &self.space)?;
-        // The mode has been seen to; a symbolic link has none, and only a file has a size.
+        // The mode has already been set. A symbolic link has no mode, and only a file has a size.
         let set = SetAttr { mode: None, size: new.set.size.filter(|_| new.kind == Kind::File), ..new.set.clone() };
         if set != SetAttr::default() {
             let mode = state.mode;
@@ -165,7 +165,7 @@ impl Memory {
         Ok(inode)
     }
 
-    /// What creating a file means when the name is there.
+    /// Opens an existing file as `mode` requires.
     fn open_existing(&self, caller: &Caller<'_>, found: &Inode, mode: &CreateMode) -> Result<Attr> {
         let mut state = found.write()?;
         match mode {
@@ -213,7 +213,7 @@ impl Memory {
         Ok(Change { before, after: parent.attr(&state) })
     }
 
-    /// One name less for an object, which is gone with its last one.
+    /// Removes one name of an object, and the object with its last name.
     fn unlink(&self, inode: &Inode, mut state: RwLockWriteGuard<'_, State>) {
         if state.unlink() {
             drop(state);
@@ -221,7 +221,7 @@ impl Memory {
         }
     }
 
-    /// The object whose name is to be taken.
+    /// Returns the object whose name is to be removed.
     fn victim(&self, cred: &Cred, dir: &State, name: &Name) -> Result<Arc<Inode>> {
         let entries = dir.dir()?;
         dir.guarded().check(cred, EXECUTE)?;
@@ -231,12 +231,12 @@ impl Memory {
         entries.find(name.as_bytes()).map(|id| self.named(id)).ok_or(VfsError::NotFound)
     }
 
-    /// An object that a locked directory names.
+    /// Returns an object to which a locked directory refers.
     pub(super) fn named(&self, id: u64) -> Arc<Inode> {
-        self.table.find(id).expect("an object with a name is in the table")
+        self.table.find(id).expect("object with a name must be in the table")
     }
 
-    /// An object and its attributes, if it is still there.
+    /// Returns the handle and the attributes of an object, if it still exists.
     pub(super) fn object(&self, id: u64) -> Option<(Handle, Attr)> {
         let inode = self.table.find(id)?;
         let attr = inode.attr(&*inode.read().ok()?);
@@ -281,7 +281,7 @@ fn exists(_: &Inode) -> Result<Attr> {
     Err(VfsError::Exists)
 }
 
-/// What a name takes.
+/// Returns the bytes that an entry takes.
 pub(super) fn entry_bytes(name: &Name) -> u64 {
     256 + name.as_bytes().len() as u64
 }

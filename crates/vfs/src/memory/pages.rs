@@ -1,11 +1,11 @@
 //! [`Pages`]: the data of one file.
 //!
-//! A file is a map of pages of [`PAGE`] bytes; a page that is not there is a hole. A page's buffer is a power of two
-//! of at least 4 KiB, so that a small file takes little; what lies beyond the buffer is zero.
+//! A file is a map of pages of [`PAGE`] bytes. A missing page is a hole. The buffer of a page has a power of two of at
+//! least 4 KiB, so that a small file takes little memory. The bytes of a page beyond its buffer are zero.
 //!
-//! Pages are *lent*: a read shares the buffer, and no byte is copied. A write that meets a lent page replaces its
-//! buffer, so lent bytes never change. A write of exactly one whole page in one aligned piece of memory is *adopted*:
-//! the piece becomes the page.
+//! Pages are *lent*: a read shares the buffer and copies no byte. A write to a lent page replaces its buffer, so lent
+//! bytes never change. A write of exactly one whole page in one aligned piece of memory is *adopted*: the piece becomes
+//! the page.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,15 +15,15 @@ use bytes::Bytes;
 use super::space::{Charge, Space};
 use crate::{SeekFor, VfsError};
 
-/// Bytes of a page: one piece for an aligned read or write of 128 KiB, and not too much to copy for a small write to
-/// a page that is lent.
+/// The size of a page, in bytes. An aligned read or write of 128 KiB is one piece, and a small write to a lent page
+/// does not copy too much.
 pub(super) const PAGE: usize = 128 << 10;
 
-/// What the pages of one file system have in common.
+/// The resources that the pages of one file system share.
 #[derive(Debug)]
 pub(super) struct PageSource {
     pub(super) pool: Pool,
-    /// One page of zeros, lent for holes.
+    /// One page of zeros, which is lent for holes.
     zeros: Bytes,
 }
 
@@ -41,7 +41,7 @@ impl PageSource {
 
 /// The data of one file.
 ///
-/// Invariant: no byte at or beyond `size` is other than zero.
+/// Invariant: all bytes at or beyond `size` are zero.
 #[derive(Debug)]
 pub(super) struct Pages {
     map: BTreeMap<u64, Page>,
@@ -55,7 +55,7 @@ enum Page {
     Adopted(Bytes),
 }
 
-/// Keeps a lent page alive.
+/// The owner of lent bytes, which keeps a page's buffer alive.
 struct Lent(Arc<Buffer>);
 
 impl AsRef<[u8]> for Lent {
@@ -79,7 +79,8 @@ impl Page {
         }
     }
 
-    /// Its memory for writing, at least `len` bytes of it. What it holds in the range `written` may be lost.
+    /// Returns at least `len` bytes of the page's memory for writing. The previous contents of the range `written` may
+    /// be lost.
     fn writable(&mut self, len: usize, written: (usize, usize), source: &PageSource) -> &mut [u8] {
         let fits = self.bytes().len() >= len;
         let exclusive = match self {
@@ -94,12 +95,12 @@ impl Page {
             copy_or_zero(&mut new, old, end, usize::MAX);
             *self = Page::Own(Arc::new(new));
         }
-        let Page::Own(buffer) = self else { unreachable!("an adopted page has been replaced") };
-        Arc::get_mut(buffer).expect("the buffer is exclusive or new")
+        let Page::Own(buffer) = self else { unreachable!("adopted page must have been replaced") };
+        Arc::get_mut(buffer).expect("buffer must not be shared")
     }
 }
 
-/// Fills `new[start..end]` with what `old` has there, and zeros beyond.
+/// Fills `new[start..end]` with the bytes of `old` at the same position, and with zeros beyond the end of `old`.
 fn copy_or_zero(new: &mut [u8], old: &[u8], start: usize, end: usize) {
     let end = end.min(new.len());
     if start >= end {
@@ -112,9 +113,9 @@ fn copy_or_zero(new: &mut [u8], old: &[u8], start: usize, end: usize) {
 }
 
 impl Pages {
-    /// An empty file.
+    /// Creates an empty file.
     pub(super) fn new(space: &Arc<Space>) -> Self {
-        let charge = Charge::new(space, 0).expect("nothing fits everywhere");
+        let charge = Charge::new(space, 0).expect("a charge of 0 bytes must fit");
         Self { map: BTreeMap::new(), size: 0, charge }
     }
 
@@ -122,12 +123,12 @@ impl Pages {
         self.size
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the bytes of memory that the file takes.
     pub(super) fn used(&self) -> u64 {
         self.charge.bytes()
     }
 
-    /// The bytes of `offset .. offset + len` that lie inside the file, lent.
+    /// Lends the bytes of `offset .. offset + len` that lie inside the file.
     pub(super) fn read(&self, offset: u64, len: usize, source: &PageSource) -> Rope {
         let mut rope = Rope::new();
         self.for_each(offset, len, |page, start, end| {
@@ -143,7 +144,7 @@ impl Pages {
         rope
     }
 
-    /// Copies the bytes from `offset` that lie inside the file; returns how many.
+    /// Copies the bytes from `offset` that lie inside the file. Returns their number.
     pub(super) fn read_into(&self, offset: u64, into: &mut [u8]) -> usize {
         let mut at = 0;
         self.for_each(offset, into.len(), |page, start, end| {
@@ -158,7 +159,7 @@ impl Pages {
         at
     }
 
-    /// Calls `each` with every page, or hole, that the range touches, and the range inside it.
+    /// Calls `each` for every page or hole that the range touches, with the part of the range inside of it.
     fn for_each(&self, offset: u64, len: usize, mut each: impl FnMut(Option<&Page>, usize, usize)) {
         let end = self.size.min(offset.saturating_add(len as u64));
         let mut at = offset;
@@ -170,10 +171,11 @@ impl Pages {
         }
     }
 
-    /// Writes `data` at `offset`; their sum must not overflow.
+    /// Writes `data` at `offset`. `offset + data.len()` must not overflow.
     ///
     /// # Errors
-    /// `NoSpace`, and nothing is written; `Io` if a file piece of `data` cannot be read, and the first bytes may be.
+    /// Returns `NoSpace` if there is not enough space; nothing is written then. Returns `Io` if a file piece of `data`
+    /// cannot be read; the first bytes may have been written then.
     pub(super) fn write(&mut self, offset: u64, data: &Rope, source: &PageSource) -> Result<(), VfsError> {
         self.charge.grow(self.growth(offset, data.len()))?;
         let mut cursor = Cursor { pieces: data.pieces(), skip: 0 };
@@ -189,7 +191,7 @@ impl Pages {
                 let page = self.map.entry(index).or_insert_with(|| Page::Adopted(Bytes::new()));
                 let memory = page.writable(stop, (start, stop), source);
                 if let Err(error) = cursor.copy_to(&mut memory[start..stop]) {
-                    // Whatever a recycled buffer held must not be seen.
+                    // Readers must not see the earlier contents of a reused buffer.
                     memory[start..stop].fill(0);
                     let held: u64 = self.map.values().map(|page| page.bytes().len() as u64).sum();
                     self.charge.shrink(self.charge.bytes() - held);
@@ -202,7 +204,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Memory that a write of this range takes beyond what there is.
+    /// Returns the bytes of memory that a write of this range needs in addition.
     fn growth(&self, offset: u64, len: usize) -> u64 {
         let end = offset + len as u64;
         let (mut at, mut growth) = (offset, 0);
@@ -216,7 +218,7 @@ impl Pages {
         growth
     }
 
-    /// Cuts the file, or extends it with a hole.
+    /// Truncates the file, or extends it with a hole.
     pub(super) fn truncate(&mut self, size: u64, source: &PageSource) {
         if size < self.size {
             let (index, start) = split(size);
@@ -237,7 +239,7 @@ impl Pages {
 }
 
 impl Pages {
-    /// Where data or a hole begins, from `offset` on.
+    /// Returns the offset of the next data or hole at or after `offset`.
     pub(super) fn seek(&self, offset: u64, what: SeekFor) -> Result<Option<u64>, VfsError> {
         if offset >= self.size {
             return Err(VfsError::NoDevice);
@@ -261,13 +263,13 @@ impl Pages {
         Ok((what == SeekFor::Hole && at < self.size).then_some(at))
     }
 
-    /// Takes the memory for a range, and extends the file to its end.
+    /// Allocates the memory for a range, and extends the file to the end of the range.
     ///
     /// # Errors
-    /// `NoSpace`, `FileTooBig`; nothing has changed then.
+    /// Returns `NoSpace` or `FileTooBig`; nothing has changed then.
     pub(super) fn allocate(&mut self, offset: u64, len: u64, source: &PageSource) -> Result<(), VfsError> {
         let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64).ok_or(VfsError::FileTooBig)?;
-        // Before anything is counted: the range may be of any length.
+        // Check this before counting pages, because the range can be of any length.
         if len > self.charge.capacity() {
             return Err(VfsError::NoSpace);
         }
@@ -286,7 +288,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Makes a range zero, and gives back the memory of its whole pages.
+    /// Zeroes a range, and frees the memory of its whole pages.
     pub(super) fn deallocate(&mut self, offset: u64, len: u64, source: &PageSource) {
         let end = offset.saturating_add(len).min(self.size);
         if offset >= end {
@@ -298,7 +300,7 @@ impl Pages {
             let page_start = index * PAGE as u64;
             let start = offset.saturating_sub(page_start) as usize;
             let stop = (end - page_start).min(PAGE as u64) as usize;
-            let page = self.map.get_mut(&index).expect("it was listed");
+            let page = self.map.get_mut(&index).expect("page must be in the map");
             let held = page.bytes().len();
             if start == 0 && stop >= held.min((self.size - page_start) as usize) {
                 self.map.remove(&index);
@@ -311,15 +313,15 @@ impl Pages {
     }
 }
 
-/// Where in a rope a write has come to.
+/// The position of a write in its rope.
 struct Cursor<'a> {
     pieces: &'a [Piece],
     skip: usize,
 }
 
 impl Cursor<'_> {
-    /// The next piece, if it is one page of memory that can become a page of the file: whole, so that no larger
-    /// buffer is held by it, and aligned, as memory is that an adapter can register.
+    /// Returns the next piece if it is one page of memory that can become a page of the file. It must be whole, so that
+    /// the file does not hold a larger buffer, and aligned, like memory that an adapter can register.
     fn whole_page(&self) -> Option<&Bytes> {
         match self.pieces {
             [Piece::Memory(bytes), ..] if self.skip == 0 && bytes.len() == PAGE => {
@@ -331,7 +333,7 @@ impl Cursor<'_> {
 
     fn copy_to(&mut self, mut into: &mut [u8]) -> Result<(), VfsError> {
         while !into.is_empty() {
-            let piece = self.pieces.first().expect("the rope is as long as it says");
+            let piece = self.pieces.first().expect("rope must be as long as its length");
             let len = into.len().min(piece.len() - self.skip);
             let (target, rest) = into.split_at_mut(len);
             match piece {
@@ -368,7 +370,7 @@ fn split(offset: u64) -> (u64, usize) {
     (offset / PAGE as u64, (offset % PAGE as u64) as usize)
 }
 
-/// The buffer that holds the first `len` bytes of a page.
+/// Returns the size of the buffer for the first `len` bytes of a page.
 fn buffer_len(len: usize) -> usize {
     len.next_power_of_two().max(ALIGN)
 }
@@ -388,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_file_takes_little_and_its_buffer_grows_with_it() {
+    fn buffer_of_a_small_file_is_small_and_grows() {
         let (mut pages, source) = fresh();
         pages.write(0, &rope(b"x"), &source).unwrap();
         assert_eq!(pages.used(), 4096);
@@ -403,21 +405,21 @@ mod tests {
     }
 
     #[test]
-    fn an_aligned_page_is_adopted_and_not_changed_by_later_writes() {
+    fn aligned_page_is_adopted_and_not_changed_by_later_writes() {
         let (mut pages, source) = fresh();
         let mut buffer = source.pool.take(PAGE);
         buffer.fill(7);
         let page = buffer.freeze();
         pages.write(0, &Rope::from(page.clone()), &source).unwrap();
         let lent = pages.read(0, PAGE, &source).to_bytes().unwrap();
-        assert_eq!(lent.as_ptr(), page.as_ptr(), "adopted and lent without a copy");
+        assert_eq!(lent.as_ptr(), page.as_ptr(), "the page must be adopted and lent without a copy");
         pages.write(10, &rope(b"new"), &source).unwrap();
         assert!(page.iter().all(|byte| *byte == 7));
         assert_eq!(&pages.read(9, 5, &source).to_bytes().unwrap()[..], b"\x07new\x07");
     }
 
     #[test]
-    fn a_write_in_place_keeps_the_buffer_unless_it_is_lent() {
+    fn write_in_place_keeps_the_buffer_unless_it_is_lent() {
         let (mut pages, source) = fresh();
         pages.write(0, &rope(&[1; 100]), &source).unwrap();
         let place = pages.read(0, 1, &source).to_bytes().unwrap().as_ptr();
@@ -430,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn recycled_buffers_show_nothing_of_their_past() {
+    fn reused_buffers_do_not_expose_old_data() {
         let (mut pages, source) = fresh();
         for _ in 0..2 {
             pages.write(0, &rope(&[0xff; 3 * PAGE]), &source).unwrap();

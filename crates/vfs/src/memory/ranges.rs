@@ -4,7 +4,7 @@ use super::{Memory, inode::State, pages::Pages};
 use crate::{Caller, Change, Handle, PreAttr, Result, VfsError, types::check_overlap};
 
 impl Memory {
-    /// Changes an object.
+    /// Changes an object, and returns its attributes before and after.
     pub(super) fn change_state(
         &self,
         object: &Handle,
@@ -43,7 +43,7 @@ impl Memory {
     ) -> Result<u64> {
         check_overlap(from, to, len)?;
         let len = len.min(COPY_MAX) as usize;
-        // What is lent does not change: the copy is of one instant.
+        // Lent data does not change, so the copy is atomic.
         let (data, _, _) = self.open(caller, from.0, |pages| pages.read(from.1, len, &self.source))?;
         self.change_pages(caller, to.0, |pages| {
             self.check_end(to.1, data.len() as u64)?;
@@ -52,7 +52,7 @@ impl Memory {
         Ok(data.len() as u64)
     }
 
-    /// As a copy, whose whole pages are shared, and which is of one instant.
+    /// Copies a range by sharing its whole pages. The copy is atomic.
     pub(super) fn share_range(
         &self,
         caller: &Caller<'_>,
@@ -84,5 +84,5 @@ impl Memory {
     }
 }
 
-/// Most bytes that are copied at a time: what takes some tens of milliseconds.
+/// Maximum bytes that are copied at a time. This takes some tens of milliseconds.
 const COPY_MAX: u64 = 64 << 20;

@@ -1,4 +1,4 @@
-//! Rename: the one operation that locks objects in no order, and so excludes all others that lock two.
+//! Rename. It locks objects in no particular order, so it excludes all other operations that lock two objects.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl Memory {
         if moved.kind == Kind::Dir && self.is_inside(&target.dir, moved.id)? {
             return Err(VfsError::Invalid);
         }
-        // A directory above the source is not empty, whatever else may be wrong.
+        // A directory above the source is not empty. This check comes first because its error has precedence.
         if let Some(replaced) = replaced
             && self.is_inside(&source.dir, replaced.id)?
         {
@@ -67,7 +67,7 @@ impl Memory {
             }
         }
         if moved.kind == Kind::Dir && source.dir.id != target.dir.id {
-            // A directory that changes its parent is itself written: its `..` changes.
+            // A directory that changes its parent is itself changed: its `..` entry.
             moved.read()?.guarded().check(caller.cred, WRITE)?;
             if replaced.is_none() && target.dir.read()?.nlink >= self.caps.link_max {
                 return Err(VfsError::TooManyLinks);
@@ -79,7 +79,8 @@ impl Memory {
         }
     }
 
-    /// Every check has been made; one lock is held at a time, as nobody else can be in between.
+    /// Applies a rename that has been checked. It holds one lock at a time, because all operations that could interfere
+    /// are excluded.
     fn apply_move(
         &self,
         source: &Place<'_>,
@@ -120,7 +121,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Whether `dir` is the directory `id` or below it.
+    /// Returns `true` if `dir` is the directory `id` or below it.
     fn is_inside(&self, dir: &Arc<Inode>, id: u64) -> Result<bool> {
         let mut at = dir.clone();
         loop {
@@ -143,7 +144,7 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// That the caller may look for the name; and the directory before the change.
+    /// Checks that the caller may look up the name. Returns the directory's attributes before the change.
     fn check(&self, caller: &Caller<'_>) -> Result<PreAttr> {
         let state = self.dir.read()?;
         state.dir()?;

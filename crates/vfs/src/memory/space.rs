@@ -1,4 +1,4 @@
-//! Space: how much of the capacity is taken, and by whom it is given back.
+//! The space of a file system: its capacity, and the part that is used.
 
 use std::sync::{
     Arc,
@@ -28,7 +28,7 @@ impl Space {
     }
 }
 
-/// Bytes taken from a [`Space`], given back on drop.
+/// Bytes of a [`Space`] that are in use. Dropping the charge releases them.
 #[derive(Debug)]
 pub(super) struct Charge {
     space: Arc<Space>,
@@ -36,38 +36,38 @@ pub(super) struct Charge {
 }
 
 impl Charge {
-    /// Takes `bytes`.
+    /// Reserves `bytes`.
     ///
     /// # Errors
-    /// `NoSpace`, and nothing is taken.
+    /// Returns `NoSpace` if they do not fit; nothing is reserved then.
     pub(super) fn new(space: &Arc<Space>, bytes: u64) -> Result<Self, VfsError> {
         let mut charge = Self { space: space.clone(), bytes: 0 };
         charge.grow(bytes)?;
         Ok(charge)
     }
 
-    /// Takes `bytes` more.
+    /// Reserves `bytes` more.
     ///
     /// # Errors
-    /// `NoSpace`, and nothing is taken.
+    /// Returns `NoSpace` if they do not fit; nothing is reserved then.
     pub(super) fn grow(&mut self, bytes: u64) -> Result<(), VfsError> {
         let capacity = self.space.capacity;
         let take = |used: u64| used.checked_add(bytes).filter(|used| *used <= capacity);
-        // Relaxed: the counter orders no other memory.
+        // Relaxed: the counter does not order other memory.
         let taken = self.space.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
         taken.map_err(|_| VfsError::NoSpace)?;
         self.bytes += bytes;
         Ok(())
     }
 
-    /// Gives `bytes` of it back.
+    /// Releases some of the bytes.
     pub(super) fn shrink(&mut self, bytes: u64) {
-        assert!(bytes <= self.bytes, "more space given back than was taken");
+        assert!(bytes <= self.bytes, "charge must not be released twice");
         self.bytes -= bytes;
         self.space.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Of the whole file system.
+    /// Returns the capacity of the whole file system.
     pub(super) fn capacity(&self) -> u64 {
         self.space.capacity
     }

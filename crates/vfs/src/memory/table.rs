@@ -1,4 +1,4 @@
-//! [`Table`]: every object by its number.
+//! [`Table`]: all objects by number.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 
 use super::inode::Inode;
 
-/// Every object by its number. Numbers are never used again.
+/// All objects by number. Numbers are never reused.
 #[derive(Debug)]
 pub(super) struct Table {
     shards: Box<[RwLock<Shard>]>,
@@ -22,7 +22,7 @@ pub(super) struct Table {
 
 type Shard = HashMap<u64, Arc<Inode>, BuildHasherDefault<ById>>;
 
-/// Spreads numbers that this table gave itself, so nobody can choose them to collide.
+/// Hashes object numbers. The table assigns them, so nobody can choose them to collide.
 #[derive(Debug, Default)]
 pub(super) struct ById(u64);
 
@@ -67,7 +67,7 @@ impl Table {
             shrink(&mut shard);
             removed
         };
-        // Its data is freed here, outside the lock.
+        // Free the object's data outside of the lock.
         drop(removed);
     }
 
@@ -76,8 +76,8 @@ impl Table {
     }
 }
 
-/// Gives back most of the room of a map in which few of many entries are left. What follows until it shrinks again, or
-/// grows, is proportional to its size: the cost of each removal stays constant.
+/// Releases most of the memory of a map that has few entries left. Before the map shrinks again or grows, the number of
+/// changes is proportional to its size, so the amortised cost of a removal is constant.
 pub(super) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     if map.capacity() > ROOM_MIN && map.len() < map.capacity() / 8 {
         map.shrink_to(2 * map.len());
@@ -85,7 +85,7 @@ pub(super) fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>
 }
 
 const SHARDS: usize = 64;
-/// Entries whose room is not worth giving back.
+/// Number of entries below which the memory of a map is not released.
 const ROOM_MIN: usize = 1024;
 
 #[cfg(test)]
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_map_gives_its_room_back_when_few_entries_are_left() {
+    fn map_releases_memory_when_few_entries_are_left() {
         let mut map: HashMap<u32, u32> = (0..100_000).map(|number| (number, number)).collect();
         for number in 10..100_000 {
             map.remove(&number);

@@ -16,7 +16,7 @@ use crate::{
 /// The extended attributes of one object, by name.
 pub(super) type Xattrs = BTreeMap<Bytes, Xattr>;
 
-/// A value, and the space that it takes.
+/// A value and the space that it takes.
 #[derive(Debug)]
 pub(super) struct Xattr {
     value: Bytes,
@@ -63,7 +63,8 @@ impl State {
         Ok(())
     }
 
-    /// As xattr(7) says of the user's: for files and directories alone, as their mode allows.
+    /// Checks the rules of xattr(7) for the class `user`: only files and directories have such attributes, and their
+    /// mode decides.
     fn check_xattrs(&self, cred: &Cred, rights: u32) -> Result<()> {
         if !matches!(self.kind, Kind::File | Kind::Dir) {
             return Err(VfsError::Perm);
@@ -72,5 +73,5 @@ impl State {
     }
 }
 
-/// What an entry takes beside its bytes, at least about.
+/// Approximate bytes that an attribute takes beside its name and value.
 const ENTRY_BYTES: usize = 128;

@@ -1,4 +1,4 @@
-//! ACLs: extended attributes of the kernel's, which enforces them and keeps the mode in step.
+//! ACLs, stored in extended attributes. The kernel enforces them and keeps the mode consistent with them.
 
 use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd},
@@ -10,7 +10,7 @@ use rustix::{fs::XattrFlags, io::Errno};
 use super::{Posix, objects::Object};
 use crate::{ACL_ENTRIES_MAX, Acl, AclKind, Attr, Caller, Change, Kind, Result, VfsError};
 
-/// Whether a file system keeps ACLs.
+/// Returns `true` if a file system supports ACLs.
 pub(super) fn supported(root: impl AsFd) -> bool {
     let name = attribute(AclKind::Access);
     !matches!(rustix::fs::fgetxattr(root, name, &mut [0u8; 0][..]), Err(Errno::OPNOTSUPP | Errno::NOSYS))
@@ -24,7 +24,8 @@ impl Posix {
         }
         let acl = match rustix::fs::getxattr(path(object.fd()), attribute(kind), &mut bytes[..]) {
             Ok(len) => Some(Acl::from_xattr(&bytes[..len])?),
-            // What is no directory has no default one to the kernel, but for some file systems that is an error.
+            // For an object that is not a directory, the kernel reports that there is no default ACL, but some file
+            // systems report an error.
             Err(Errno::NODATA | Errno::OPNOTSUPP) => None,
             Err(error) => return Err(error.into()),
         };
@@ -59,7 +60,8 @@ impl Posix {
     }
 }
 
-/// The extended attributes of an object that is open by path alone are reached by its name among our descriptors.
+/// Returns a path to an object that is open only as a path descriptor, because the system calls for its extended
+/// attributes need a path.
 pub(super) fn path(object: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", object.as_raw_fd())
 }

@@ -1,4 +1,4 @@
-//! Attributes: what the kernel says, and setting them.
+//! Reading and setting attributes.
 
 use std::{
     fs::File,
@@ -24,7 +24,7 @@ use crate::{
     permission,
 };
 
-/// What the kernel says of what a descriptor is open for.
+/// Returns the attributes of a descriptor's object, as the kernel reports them.
 fn stat(fd: BorrowedFd<'_>, fsid: u64) -> Result<Attr> {
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
     let kind = match FileType::from_raw_mode(u32::from(stat.stx_mode)) {
@@ -59,7 +59,8 @@ fn time(time: StatxTimestamp) -> Time {
     Time { seconds: time.tv_sec, nanoseconds: time.tv_nsec }
 }
 
-/// A number for the file system: its own where it has one, which is the same after a restart.
+/// Returns an ID for the file system. If the file system has an ID of its own, that is used, because it survives a
+/// restart.
 pub(super) fn fsid(root: impl AsFd) -> rustix::io::Result<u64> {
     let own = rustix::fs::fstatvfs(&root)?.f_fsid;
     let stat = rustix::fs::statx(&root, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
@@ -68,27 +69,29 @@ pub(super) fn fsid(root: impl AsFd) -> rustix::io::Result<u64> {
 }
 
 impl Posix {
-    /// The attributes of what a descriptor is open for.
+    /// Returns the attributes of a descriptor's object.
     pub(super) fn stat(&self, fd: BorrowedFd<'_>) -> Result<Attr> {
         let mut attr = stat(fd, self.fsid)?;
         attr.change = self.changes.of(attr.fileid, attr.ctime);
         Ok(attr)
     }
 
-    /// The same, after a change of what had the change attribute `before`.
+    /// Returns the attributes of a descriptor's object after a change. `before` is its previous change attribute.
     pub(super) fn changed(&self, fd: BorrowedFd<'_>, before: u64) -> Result<Attr> {
         let mut attr = self.stat(fd)?;
         self.changes.note(before, &mut attr);
         Ok(attr)
     }
 
+    /// Returns the attributes of an object.
+    ///
     /// # Errors
-    /// `Stale` if the object has been removed.
+    /// Returns `Stale` if the object has been removed.
     pub(super) fn attr(&self, object: &Object) -> Result<Attr> {
         self.attr_by(object, object.fd())
     }
 
-    /// The attributes of an object, by any descriptor of it.
+    /// Returns the attributes of an object by any descriptor of it.
     pub(super) fn attr_by(&self, object: &Object, fd: BorrowedFd<'_>) -> Result<Attr> {
         let attr = self.stat(fd)?;
         if attr.nlink == 0 {
@@ -98,12 +101,13 @@ impl Posix {
         Ok(attr)
     }
 
-    /// Changes an object, with its attributes before and after: no other operation of this server's gets in between.
+    /// Changes an object, and returns its attributes before and after. No other operation of this server comes in
+    /// between.
     pub(super) fn change<T>(&self, object: &Object, run: impl FnOnce(&Attr) -> Result<T>) -> Result<(T, Change)> {
         self.change_if(true, object, run)
     }
 
-    /// The same where it is known whether anything changes.
+    /// Changes an object like [`change`](Self::change). The caller says whether attributes will change at all.
     pub(super) fn change_if<T>(
         &self,
         changes: bool,
@@ -115,15 +119,15 @@ impl Posix {
         self.change_locked(changes, object, &mut history, |_, before| run(before))
     }
 
-    /// Runs what changes no attributes: they are read once.
+    /// Runs an operation that changes no attributes, so they are read only once.
     pub(super) fn unchanged(&self, object: &Object, run: impl FnOnce() -> Result<()>) -> Result<Change> {
         run()?;
         let after = self.attr(object)?;
         Ok(Change { before: PreAttr::from(&after), after })
     }
 
-    /// Changes names in a directory, and notes them in its history. Another program that changes the same names at the same moment can
-    /// make the history wrong: see [`unlink`](Self::unlink).
+    /// Changes names in a directory, and records them in its history. If another program changes the same names at the
+    /// same time, the history can be wrong: see [`unlink`](Self::unlink).
     pub(super) fn change_names_in<T>(
         &self,
         dir: &Object,
@@ -149,15 +153,17 @@ impl Posix {
     ) -> Result<(T, Change)> {
         let before = self.attr(object)?;
         let done = run(history, &before);
-        // What fails may have been half done.
+        // An operation that fails may have changed something.
         let after = if changes { self.changed(object.fd(), before.change) } else { self.stat(object.fd()) };
         Ok((done?, Change { before: PreAttr::from(&before), after: after? }))
     }
 
-    /// Changes the data of a file for a writer who may know what the file was before. Then only the attributes afterwards are read.
+    /// Changes the data of a file. If the writer already knows the attributes from before, only those afterwards are
+    /// read.
     ///
-    /// The writer does not learn that another program on this host has changed the file between two of its writes, which follow each
-    /// other within milliseconds. It learns all other changes, as those by this server are in the file's history.
+    /// If another program on this host changes the file between two writes of this writer that follow each other within
+    /// milliseconds, the writer does not notice. It notices all other changes, because changes by this server are in
+    /// the file's history.
     pub(super) fn change_data(
         &self,
         object: &Object,
@@ -165,7 +171,8 @@ impl Posix {
         run: impl FnOnce() -> Result<()>,
     ) -> Result<(Option<PreAttr>, Attr)> {
         let mut history = object.changing.lock();
-        // Without this, attributes that are read later can have the ctime of those that were read earlier.
+        // Without fine-grained times, attributes that are read later can have the same ctime as those that were read
+        // earlier.
         let is_known = history.writers.write(writer, history::now()) && self.fine_times;
         if !is_known {
             let ((), change) = self.change_locked(true, object, &mut history, |_, _| run())?;
@@ -175,7 +182,7 @@ impl Posix {
         Ok((None, self.attr(object)?))
     }
 
-    /// Changes an object of which the caller wants no attributes.
+    /// Changes an object whose attributes the caller does not need.
     pub(super) fn change_unreported<T>(&self, object: &Object, run: impl FnOnce() -> Result<T>) -> Result<T> {
         let mut history = object.changing.lock();
         history.writers.forget();
@@ -186,14 +193,15 @@ impl Posix {
         done
     }
 
-    /// The tick in which a change begins whose attributes nobody reads. `None` if the change gives the object another ctime than any that was
-    /// read before, so that its change attribute is another one by itself.
+    /// Returns the clock tick in which a change begins whose attributes are not read. Returns `None` if the change
+    /// gives the object a ctime that was never read before, because its change attribute is then new without further
+    /// action.
     pub(super) fn begin_unreported(&self) -> Option<Tick> {
         (!self.fine_times).then(Tick::now)
     }
 
-    /// Gives an object that was changed since `begun` a new change attribute. This needs no system call if the change took less than a
-    /// tick of the kernel's clock, because then the ctime is known.
+    /// Gives an object that was changed since `begun` a new change attribute. This needs no system call if the change
+    /// took less than a tick of the kernel's clock, because the ctime is then known.
     pub(super) fn advance_change(&self, object: &Object, begun: Tick) {
         let ctime = if self.exact_times && Tick::now() == begun {
             begun.time()
@@ -232,7 +240,7 @@ impl Posix {
         Ok(change)
     }
 
-    /// Sets what is given, as the caller. `data` is open for writing if the size is set.
+    /// Sets the given attributes as the caller. `data` must be open for writing if the size is set.
     pub(super) fn apply(
         &self,
         caller: &Caller<'_>,
@@ -245,7 +253,7 @@ impl Posix {
             rustix::fs::ftruncate(data, size)?;
         }
         if set.uid.is_some() || set.gid.is_some() {
-            // All ones would mean to leave it.
+            // All ones would mean "do not change".
             if set.uid == Some(u32::MAX) || set.gid == Some(u32::MAX) {
                 return Err(VfsError::Invalid);
             }
@@ -255,7 +263,8 @@ impl Posix {
         if let Some(mode) = set.mode {
             self.chmod(fd, mode & 0o7777)?;
         }
-        // Truncating has set it, as whoever may write may; alone, only the owner may set it (utimensat(2)).
+        // Truncating has already set the mtime, with write permission. Setting it alone would require the owner
+        // (utimensat(2)).
         let mtime = set.mtime.filter(|mtime| !(set.size.is_some() && *mtime == SetTime::Now));
         if set.atime.is_some() || mtime.is_some() {
             let times = Timestamps { last_access: timespec(set.atime), last_modification: timespec(mtime) };
@@ -275,7 +284,7 @@ impl Posix {
         Ok((self.rights_now(caller, object, wanted)?, attr))
     }
 
-    /// As the kernel decides it, with ACLs and whatever else there is.
+    /// Returns the rights as the kernel decides them, with ACLs and other rules.
     pub(super) fn rights_now(&self, caller: &Caller<'_>, object: &Object, wanted: Rights) -> Result<Rights> {
         let change = wanted.modify || wanted.extend || wanted.delete;
         let _acting = self.identity.assume(caller)?;

@@ -1,15 +1,18 @@
-//! [`Changes`]: the change attribute of a file system whose kernel does not tell one.
+//! [`Changes`]: the change attribute of objects, for a file system whose kernel does not provide one.
 //!
-//! What the kernel tells is the time of the last change, by a clock that stands still for up to 10 ms. Two changes within one
-//! of its ticks look the same, and who has looked in between would believe that nothing has happened. So an object's value is
-//! its ctime, in nanoseconds, but one more than before where a change by this server has not moved that.
+//! The kernel provides the ctime, the time of the last change, from a clock that ticks only every 10 ms or so. Two
+//! changes within one tick have the same ctime. A client that reads the ctime between them would not notice the second
+//! change. So the change attribute of an object is its ctime in nanoseconds, but at least one more than before after
+//! each change by this server.
 //!
-//! **It never goes back.** What is more than the ctime is kept in a table of bounded size, which a restart empties. An object
-//! that was last changed before the table was emptied has [`FORGOTTEN`] more than its ctime, whether it was in the table or
-//! not: that is more than it can have had, since nothing is changed so often within a tick, and less than it will have, as its
-//! next change comes a tick later. Who has cached such an object looks at it anew, once.
+//! **It never decreases.** Values above the ctime are in a table of bounded size, which a restart empties. When the
+//! table is emptied, every object that was last changed before gets a value of ctime + [`FORGOTTEN`], whether it was in
+//! the table or not. That is more than any value that it had, because no object is changed so often within one tick. It
+//! is less than any later value, because the next change happens in a later tick. A client that has cached such an
+//! object revalidates it once.
 //!
-//! Changes by other programs count by their ctime alone. The clock must not be set back, and be this host's.
+//! Changes by other programs count only by their ctime. The clock must not be set back, and must be the clock of this
+//! host.
 
 use std::{
     collections::HashMap,
@@ -21,27 +24,27 @@ use rustix::time::ClockId;
 
 use crate::{Attr, Time};
 
-/// The values that are not what the ctime says.
+/// The values that differ from the ctime.
 #[derive(Debug)]
 pub(super) struct Changes {
     shards: [Mutex<Shard>; SHARDS],
 }
 
-/// A tick of the kernel's clock: the ctime of everything that changes in it.
+/// A tick of the kernel's clock: the ctime of all objects that change during it.
 ///
-/// A kernel with multigrain timestamps (Linux 6.13) gives a change a later ctime than the tick's if someone has read the ctime since the
-/// last change. Such a change attribute differs from the earlier one by itself.
+/// A kernel with multigrain timestamps (Linux 6.13) gives a change a later ctime than the tick's if the ctime was read
+/// since the last change. The change attribute then differs from the earlier one without further action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tick(Time);
 
 impl Tick {
-    /// Reads the clock, without a system call.
+    /// Returns the current tick without a system call.
     pub(super) fn now() -> Self {
         let now = rustix::time::clock_gettime(ClockId::RealtimeCoarse);
         Self(Time { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 })
     }
 
-    /// The ctime of what changes in this tick.
+    /// Returns the ctime of objects that change in this tick.
     pub(super) fn time(self) -> Time {
         self.0
     }
@@ -49,27 +52,27 @@ impl Tick {
 
 #[derive(Debug)]
 struct Shard {
-    /// What was last changed before this, in nanoseconds, was perhaps in the table, and is not any more.
+    /// Objects that were last changed before this time, in nanoseconds, may have been removed from the table.
     forgotten: u64,
-    /// The least values of objects, by their numbers.
+    /// The minimum values of objects, by file number.
     least: HashMap<u64, u64>,
 }
 
 impl Changes {
-    /// Nothing is remembered of what was changed before now. Waits until the kernel's clock has moved on, so that what is
-    /// changed from now on is told from that.
+    /// Creates an empty table. Waits until the kernel's clock has ticked, so that later changes differ from those
+    /// before.
     pub(super) fn new() -> Self {
         let forgotten = nanoseconds(SystemTime::now());
         std::thread::sleep(TICK);
         Self { shards: std::array::from_fn(|_| Mutex::new(Shard { forgotten, least: HashMap::new() })) }
     }
 
-    /// The value of an object that was last changed then.
+    /// Returns the change attribute of an object that was last changed at `ctime`.
     pub(super) fn of(&self, fileid: u64, ctime: Time) -> u64 {
         self.shard(fileid).lock().of(fileid, ctime)
     }
 
-    /// An object has been changed that had the value `before`: `after` has another.
+    /// Makes the change attribute in `after` greater than `before`, the value before a change.
     pub(super) fn note(&self, before: u64, after: &mut Attr) {
         if after.change <= before {
             after.change = before + 1;
@@ -77,7 +80,7 @@ impl Changes {
         }
     }
 
-    /// Gives an object another value than it ever had. It was changed, and its ctime is now `ctime`.
+    /// Gives an object a new change attribute after a change. `ctime` is its ctime after the change.
     pub(super) fn advance(&self, fileid: u64, ctime: Time) {
         let mut shard = self.shard(fileid).lock();
         let value = shard.of(fileid, ctime) + 1;
@@ -98,7 +101,7 @@ impl Shard {
 
     fn raise(&mut self, fileid: u64, value: u64, now: SystemTime) {
         if self.least.len() >= SHARD_MAX {
-            // What may be changed once more within its tick stays.
+            // Keep the objects that can change again within the same tick.
             let ago = nanoseconds(now).saturating_sub(2 * TICK.as_nanos() as u64);
             if ago > self.forgotten {
                 self.forgotten = ago;
@@ -113,12 +116,12 @@ fn nanoseconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
 }
 
-/// Longer than a tick of any kernel's clock.
+/// Longer than one tick of any kernel's clock.
 const TICK: Duration = Duration::from_millis(11);
-/// Nanoseconds: more than there are changes of one object in a tick, and fewer than from one tick to the next.
+/// Nanoseconds. More than the number of changes of one object in a tick, and less than the time between two ticks.
 const FORGOTTEN: u64 = 100_000;
 const SHARDS: usize = 16;
-/// Objects in one shard, beside those that were changed within the last two ticks.
+/// Maximum number of objects in one shard, in addition to those that were changed within the last two ticks.
 const SHARD_MAX: usize = 4096;
 
 #[cfg(test)]
@@ -131,18 +134,18 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_the_ctime_and_more_where_that_stands_still() {
+    fn value_is_ctime_or_more_if_the_clock_has_not_ticked() {
         let mut shard = Shard { forgotten: 1000, least: HashMap::new() };
         let (ctime, now) = at(5_000_000);
         assert_eq!(shard.of(1, ctime), 5_000_000);
         shard.raise(1, 5_000_001, now);
         assert_eq!((shard.of(1, ctime), shard.of(2, ctime)), (5_000_001, 5_000_000));
         assert_eq!(shard.of(1, at(9_000_000).0), 9_000_000);
-        assert_eq!(shard.of(3, at(999).0), 999 + FORGOTTEN, "nobody knows what it had in another life");
+        assert_eq!(shard.of(3, at(999).0), 999 + FORGOTTEN, "the value before the restart is unknown");
     }
 
     #[test]
-    fn a_change_that_did_not_move_the_ctime_gets_a_new_value() {
+    fn change_within_one_tick_gets_a_new_value() {
         let changes = Changes::new();
         let tick = Tick::now().time();
         let mut last = changes.of(7, tick);
@@ -153,11 +156,15 @@ mod tests {
             last = value;
         }
         let (later, _) = at(tick.as_nanoseconds() + 4_000_000);
-        assert_eq!(changes.of(7, later), later.as_nanoseconds(), "a later ctime is the value again");
+        assert_eq!(
+            changes.of(7, later),
+            later.as_nanoseconds(),
+            "with a later ctime, the value must be the ctime again"
+        );
     }
 
     #[test]
-    fn the_table_is_bounded_and_no_value_goes_back_when_it_is_emptied() {
+    fn table_is_bounded_and_values_never_decrease() {
         let mut shard = Shard { forgotten: 0, least: HashMap::new() };
         let mut told: HashMap<u64, (Time, u64)> = HashMap::new();
         let tick = 4_000_000;
@@ -174,6 +181,7 @@ mod tests {
             }
         }
         let next = at((1001 + SHARD_MAX as u64 / 2) * tick).0;
-        told.iter().for_each(|(fileid, (_, told))| assert!(shard.of(*fileid, next) > *told, "a later change is seen"));
+        told.iter()
+            .for_each(|(fileid, (_, told))| assert!(shard.of(*fileid, next) > *told, "a later change must be noticed"));
     }
 }

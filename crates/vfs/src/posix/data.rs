@@ -18,7 +18,7 @@ use super::{Posix, identity::Identity, kernel, objects::Object};
 use crate::{Attr, Caller, Change, Kind, PreAttr, ReadInto, Report, Result, Stability, VfsError};
 
 impl Posix {
-    /// A descriptor of a file for data, with the caller's rights.
+    /// Returns a descriptor for a file's data, opened with the caller's rights.
     pub(super) fn data(&self, caller: &Caller<'_>, object: &Arc<Object>, write: bool) -> Result<Arc<File>> {
         let cred = self.identity.effective(caller.cred);
         if let Some(file) = self.objects.opened(object, cred, write) {
@@ -47,7 +47,8 @@ impl Posix {
         }
     }
 
-    /// RFC 1813 §4.4: the owner may always read and write, and who may execute may read.
+    /// Opens a file despite its mode. RFC 1813 §4.4: the owner may always read and write, and a caller that may execute
+    /// may read.
     fn open_overriding(&self, caller: &Caller<'_>, object: &Object, write: bool, flags: OFlags) -> Result<File> {
         let attr = self.attr(object)?;
         match &self.identity {
@@ -60,7 +61,7 @@ impl Posix {
                 if may { Ok(self.reopen(object.fd(), flags)?.into()) } else { Err(VfsError::Access) }
             }
             Identity::Own(own) if own.uid == attr.uid => {
-                // The owner may change the mode, and so may open the file with another one.
+                // The owner may change the mode, so temporarily set one that allows opening the file.
                 let mut history = object.changing.lock();
                 history.writers.forget();
                 self.chmod(object.fd(), attr.mode | 0o600)?;
@@ -72,7 +73,7 @@ impl Posix {
         }
     }
 
-    /// Reads into memory, without waiting if the caller must not.
+    /// Reads into memory. Does not block if the caller must not.
     pub(super) fn read_file(
         &self,
         caller: &Caller<'_>,
@@ -86,12 +87,12 @@ impl Posix {
         Ok(ReadInto { len, eof: offset.saturating_add(len as u64) >= attr.size, attr })
     }
 
-    /// Reads as much as there is, and fits. Returns how much that was.
+    /// Reads until `into` is full or the file ends. Returns the number of bytes.
     pub(super) fn fill(&self, caller: &Caller<'_>, file: &File, offset: u64, into: &mut [u8]) -> Result<usize> {
         let wait = self.may_wait(caller).is_ok();
         let flags = if wait { ReadWriteFlags::empty() } else { ReadWriteFlags::NOWAIT };
         let mut len = 0;
-        // The kernel's offsets are signed; beyond them there is nothing to read.
+        // The kernel's offsets are signed, so nothing can be read beyond the largest one.
         while len < into.len() && offset.saturating_add(into.len() as u64) <= i64::MAX as u64 {
             let rest = &mut [IoSliceMut::new(&mut into[len..])];
             match rustix::io::preadv2(file, rest, offset + len as u64, flags) {
@@ -105,11 +106,11 @@ impl Posix {
         Ok(len)
     }
 
-    /// Whether a range of a file may be lent to a socket, which sends it by itself: its data are in memory, so the thread that
-    /// sends them does not wait for storage. Of a remote file system that is never known.
+    /// Returns `true` if a range of a file can be lent to a socket, which sends it by itself. The data must be in the
+    /// page cache, so that the sending thread does not wait for storage. This is never certain on a remote file system.
     ///
     /// # Errors
-    /// `WouldBlock` if they are not, and the caller must not read them.
+    /// Returns `WouldBlock` if the data is not in the page cache and the caller must not block.
     pub(super) fn may_lend(&self, caller: &Caller<'_>, file: &File, offset: u64, len: usize) -> Result<bool> {
         if !self.caps.blocks {
             return Ok(true);
@@ -124,7 +125,7 @@ impl Posix {
         }
     }
 
-    /// Writes data, and returns the attributes of the file before and after as far as the caller asked for them.
+    /// Writes data, and returns the attributes before and after that the caller has asked for.
     pub(super) fn write_file(
         &self,
         caller: &Caller<'_>,
@@ -143,7 +144,8 @@ impl Posix {
             Stability::FileSync => ReadWriteFlags::DSYNC | ReadWriteFlags::SYNC,
         };
         let write = || {
-            // As the caller: set-user-id bits go, and quotas and reserved space are the caller's.
+            // Write as the caller, so that set-user-id bits are cleared, and quotas and reserved space are the
+            // caller's.
             let _acting = self.identity.assume(caller)?;
             let written = write_all(file, offset, data, flags);
             written.inspect_err(|error| self.note_failure(*error))
@@ -170,8 +172,8 @@ impl Posix {
         })
     }
 
-    /// After a failure of storage, what was written and not yet committed may be lost: clients must write it again,
-    /// which a new verifier tells them.
+    /// Changes the write verifier after a failure of storage. Uncommitted writes may be lost, and the new verifier
+    /// makes the clients write them again.
     fn note_failure(&self, error: VfsError) {
         if error == VfsError::Io {
             *self.verifier.lock() = rand::random();
@@ -179,8 +181,10 @@ impl Posix {
     }
 }
 
+/// Checks that reading the range would not wait for storage, as far as a few samples show.
+///
 /// # Errors
-/// `WouldBlock` if reading the range would wait for storage, as far as a few samples tell.
+/// Returns `WouldBlock` if it would.
 fn probe(file: &File, offset: u64, len: usize) -> Result<()> {
     let last = len.saturating_sub(1);
     for at in (0..last).step_by(PROBE_STEP).chain([last]) {
@@ -195,7 +199,7 @@ fn probe(file: &File, offset: u64, len: usize) -> Result<()> {
 }
 
 fn write_all(file: &File, mut offset: u64, data: &Rope, flags: ReadWriteFlags) -> Result<()> {
-    // Pieces of files and of device memory go through host memory. What is a peer's is for the kernel alone to look at.
+    // Pieces of files and of device memory are copied to host memory. Only the kernel may read a peer's memory.
     let copies: SmallVec<[Option<Vec<u8>>; 4]> = data
         .pieces()
         .iter()
@@ -235,11 +239,11 @@ fn write_all(file: &File, mut offset: u64, data: &Rope, flags: ReadWriteFlags) -
     Ok(())
 }
 
-/// `pwritev2` of memory that may be a peer's, of which there can be no slices.
+/// Calls `pwritev2` with memory that may be shared with a peer, so it cannot be passed as Rust slices.
 fn pwritev(file: &File, slices: &[libc::iovec], offset: u64, flags: ReadWriteFlags) -> rustix::io::Result<usize> {
     let offset = offset.try_into().map_err(|_| Errno::INVAL)?;
     let (count, flags) = (slices.len() as libc::c_int, flags.bits() as libc::c_int);
-    // SAFETY: the kernel only reads the slices, which are of pieces that the caller holds, or of copies of them.
+    // SAFETY: the kernel only reads the slices. The caller holds the pieces, or copies of them, to which they point.
     #[expect(unsafe_code)]
     let written = unsafe { libc::pwritev2(file.as_raw_fd(), slices.as_ptr(), count, offset, flags) };
     usize::try_from(written).map_err(|_| {
@@ -248,7 +252,7 @@ fn pwritev(file: &File, slices: &[libc::iovec], offset: u64, flags: ReadWriteFla
     })
 }
 
-/// What is left of `slices` behind the first `len` bytes.
+/// Returns the part of `slices` after the first `len` bytes.
 fn skip(mut slices: &mut [libc::iovec], mut len: usize) -> &mut [libc::iovec] {
     while let [first, ..] = slices
         && len >= first.iov_len
@@ -265,11 +269,11 @@ fn skip(mut slices: &mut [libc::iovec], mut len: usize) -> &mut [libc::iovec] {
     slices
 }
 
-/// Fewer bytes than this are copied to memory even if a range of a file would do.
+/// Minimum bytes of a range of a file that is lent. Fewer bytes are copied to memory.
 pub(super) const RANGE_MIN: usize = 32 << 10;
-/// Distance of the samples that tell whether a range is in memory.
+/// Distance in bytes between the samples that show whether a range is in the page cache.
 const PROBE_STEP: usize = 64 << 10;
-/// Slices that one system call takes (`UIO_MAXIOV`).
+/// Maximum number of slices in one system call (`UIO_MAXIOV`).
 const GATHER_MAX: usize = 1024;
 
 #[cfg(test)]
@@ -281,16 +285,17 @@ mod tests {
     use super::*;
     use crate::{CreateMode, Cred, Handle, Name, SetAttr, Vfs, Writer, posix::PosixOptions};
 
-    /// Writes again and again until the attributes before are not reported any more, as the writer knows them.
+    /// Writes repeatedly until the attributes before the write are not reported any more, because the writer knows
+    /// them.
     fn write_until_known(write: impl Fn() -> Option<PreAttr>) {
         let deadline = Instant::now() + Duration::from_secs(600);
         while write().is_some() {
-            assert!(Instant::now() < deadline, "the only writer knows the file");
+            assert!(Instant::now() < deadline, "the only writer must get to know the file");
         }
     }
 
     #[test]
-    fn a_writer_is_told_what_others_have_changed() {
+    fn writer_learns_of_changes_by_others() {
         let dir = tempfile::tempdir().unwrap();
         let fs = Posix::open(dir.path(), PosixOptions::default()).unwrap();
         let cred = Cred { uid: rustix::process::geteuid().as_raw(), ..Cred::root() };
@@ -306,21 +311,21 @@ mod tests {
         };
         let attr = || Some(PreAttr::from(&fs.getattr(&caller, &file).unwrap()));
         if !fs.fine_times {
-            eprintln!("SKIPPED writers who know a file: its ctime does not tell all changes");
+            eprintln!("SKIPPED writer_learns_of_changes_by_others: the file system has no fine-grained ctime");
             return;
         }
         write_until_known(|| write(&file, 1));
         let before = attr();
         assert_eq!(write(&file, 2), before, "another writer");
         let before = attr();
-        assert_eq!(write(&file, 1), before, "the other one has written");
+        assert_eq!(write(&file, 1), before, "the other writer has written");
         write_until_known(|| write(&file, 1));
         fs.setattr(&caller, &file, &SetAttr { size: Some(1), ..SetAttr::default() }, None).unwrap();
         let before = attr();
-        assert_eq!(write(&file, 1), before, "somebody has truncated it");
+        assert_eq!(write(&file, 1), before, "the file has been truncated");
         write_until_known(|| write(&file, 1));
         fs.write(&caller, &file, 0, &data, Stability::Unstable, Report::Nothing).unwrap();
         let before = attr();
-        assert_eq!(write(&file, 1), before, "somebody has written without a report");
+        assert_eq!(write(&file, 1), before, "there was a write without a report");
     }
 }

@@ -1,10 +1,11 @@
-//! [`Database`]: where objects are, for a process that may not open them by handle.
+//! [`Database`]: the locations of objects, for a process that may not open objects by handle.
 //!
-//! A handle's bytes identify an object but do not lead to it. The database knows under which names an object was last
-//! seen; whoever opens it by one of them checks that it is the object still. Names change by operations of this
-//! process, which are recorded, or behind its back, and then the directory is searched.
+//! The bytes of a handle identify an object but do not locate it. The database records the names under which an object
+//! was last seen. To open an object, the server opens such a name and checks that it still is that object. Operations
+//! of this process that change names are recorded. If another program has changed a name, the directory is searched.
 //!
-//! It is a map in memory and, if there is a state directory, a log that is read at the start. The log begins with
+//! The database is a map in memory. If there is a state directory, it also has a log, which is read at the start. The
+//! log begins with this header:
 //!
 //! | bytes | |
 //! |---|---|
@@ -12,20 +13,21 @@
 //! | 8 | length of the snapshot, with this header, little-endian |
 //! | 4 | CRC32C of these 16 bytes, little-endian |
 //!
-//! and goes on with records:
+//! Records follow the header:
 //!
 //! | bytes | |
 //! |---|---|
 //! | 4 | CRC32C of the rest, little-endian |
-//! | 1 | 1: is at; 2: is no longer at |
+//! | 1 | 1: the object is at this location; 2: it is no longer there |
 //! | 1 + n | handle |
 //! | 1 + n | the directory's handle |
 //! | 1 + n | name |
 //!
-//! The snapshot was on stable storage before the log got its name, so damage there is an error. What follows it is appended and
-//! not synced: a crash of the process loses nothing, a crash of the system may cut the end off. The first record that is incomplete
-//! or damaged ends the log there, and handles that it would have noted are stale until their objects are looked up again. The log is
-//! written anew when most of it is obsolete, and, after storage has failed, as soon as it works again.
+//! The snapshot was on stable storage before the log was renamed to its final name, so damage in the snapshot is an
+//! error. Later records are appended without a sync: a crash of the process loses none of them, but a crash of the
+//! system can truncate them. The first incomplete or damaged record ends the log. Handles in lost records are stale
+//! until their objects are looked up again. The log is rewritten when most of it is obsolete. After a failure of
+//! storage, it is rewritten as soon as the storage works again.
 
 use std::{
     collections::HashMap,
@@ -41,14 +43,14 @@ use smallvec::SmallVec;
 
 use crate::{HANDLE_MAX, Handle, NAME_MAX, private};
 
-/// A name of an object.
+/// A location of an object: a name in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) dir: Handle,
     pub(super) name: Box<[u8]>,
 }
 
-/// Where objects are.
+/// The locations of objects.
 #[derive(Debug)]
 pub(super) struct Database {
     places: RwLock<Places>,
@@ -62,32 +64,33 @@ struct Log {
     path: PathBuf,
     file: File,
     bytes: usize,
-    /// When a record could not be appended: the log lacks it, and is to be written anew.
+    /// The time at which a record could not be appended. The log is then incomplete and must be rewritten.
     failed: Option<Instant>,
 }
 
-/// What to do about a log that is missing or damaged.
+/// The reaction to a log that is missing or damaged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// Refuse a damaged one; create a missing one.
+    /// Refuse a damaged log. Create a missing one.
     Create,
-    /// Refuse either: there was one.
+    /// Refuse a damaged or missing log, because there was one.
     Refuse,
-    /// Set a damaged one aside and begin a new one.
+    /// Rename a damaged log and create a new one.
     Accept,
 }
 
 impl Database {
-    /// Reads the log at `path`, if one is to be kept, and writes it anew without what is obsolete.
+    /// Reads the log at `path`, if there is a path, and rewrites it without obsolete records.
     ///
     /// # Errors
-    /// `InvalidData`: it is damaged, is no regular file, or is missing and must not be. Others: it cannot be used as it is.
+    /// Returns `InvalidData` if the log is damaged, is not a regular file, or is missing and must not be. Returns other
+    /// errors if it cannot be opened or written.
     pub(super) fn open(path: Option<PathBuf>, loss: Loss) -> io::Result<Self> {
         let Some(path) = path else { return Ok(Self { places: RwLock::default(), log: None }) };
         let places = match Self::read(&path, loss) {
             Err(error) if loss == Loss::Accept && error.kind() == io::ErrorKind::InvalidData => {
                 let aside = private::set_aside(&path)?;
-                tracing::warn!(%error, aside = %aside.display(), "a new handle database is begun: clients must mount again");
+                tracing::warn!(%error, aside = %aside.display(), "a new handle database is created: clients must mount again");
                 Places::new()
             }
             read => read?,
@@ -99,40 +102,40 @@ impl Database {
     fn read(path: &std::path::Path, loss: Loss) -> io::Result<Places> {
         let mut places = Places::new();
         let Some(mut file) = private::open(path, private::OTHERS_WRITE)? else {
-            return if loss == Loss::Refuse { Err(damaged("it is missing, and there was one")) } else { Ok(places) };
+            return if loss == Loss::Refuse { Err(damaged("it is missing, but there was one")) } else { Ok(places) };
         };
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes)?;
         let snapshot = snapshot_len(&bytes).ok_or_else(|| damaged("its header is damaged"))?;
         let read = HEADER_LEN + replay(&bytes[HEADER_LEN..], &mut places);
         if read < snapshot {
-            return Err(damaged(&format!("it is damaged at byte {read} of {snapshot} that were stored")));
+            return Err(damaged(&format!("it is damaged at byte {read} of {snapshot} stored bytes")));
         }
         if read < bytes.len() {
-            tracing::warn!(bytes = bytes.len() - read, "the end of the handle database is damaged and left out");
+            tracing::warn!(bytes = bytes.len() - read, "the end of the handle database is damaged and ignored");
         }
         Ok(places)
     }
 
-    /// The names under which an object was seen.
+    /// Returns the locations at which an object was seen.
     pub(super) fn places(&self, object: &Handle) -> SmallVec<[Place; 1]> {
         self.places.read().get(object).cloned().unwrap_or_default()
     }
 
-    /// Notes that the object is at `name` in `dir`.
-    pub(super) fn place(&self, object: &Handle, dir: &Handle, name: &[u8]) {
+    /// Records that the object is at `name` in `dir`.
+    pub(super) fn add(&self, object: &Handle, dir: &Handle, name: &[u8]) {
         let at = |place: &Place| place.dir == *dir && *place.name == *name;
         if self.places.read().get(object).is_some_and(|places| places.iter().any(at)) {
             return;
         }
         let place = Place { dir: dir.clone(), name: name.into() };
-        // The map first: a log that is written anew in between then has it already.
+        // Change the map first: if the log is rewritten concurrently, the new log includes the change.
         add(&mut self.places.write(), object.clone(), place.clone());
         self.append(IS_AT, object, &place);
     }
 
-    /// Notes that the object is no longer at `name` in `dir`.
-    pub(super) fn displace(&self, object: &Handle, dir: &Handle, name: &[u8]) {
+    /// Records that the object is no longer at `name` in `dir`.
+    pub(super) fn remove(&self, object: &Handle, dir: &Handle, name: &[u8]) {
         let place = Place { dir: dir.clone(), name: name.into() };
         if remove(&mut self.places.write(), object, &place) {
             self.append(IS_NOT_AT, object, &place);
@@ -146,7 +149,7 @@ impl Database {
         log.lock().append(&record, &self.places);
     }
 
-    /// Whether it is kept on disk.
+    /// Returns `true` if the database is stored on disk.
     pub(super) fn is_persistent(&self) -> bool {
         self.log.is_some()
     }
@@ -183,14 +186,14 @@ fn encode(into: &mut Vec<u8>, kind: u8, object: &Handle, place: &Place) {
     into.extend([0; 4]);
     into.push(kind);
     for field in [object.as_bytes(), place.dir.as_bytes(), &place.name] {
-        into.push(u8::try_from(field.len()).expect("handles and names are shorter than 256 bytes"));
+        into.push(u8::try_from(field.len()).expect("handles and names must be shorter than 256 bytes"));
         into.extend(field);
     }
     let crc = crc32c::crc32c(&into[start + 4..]);
     into[start..start + 4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Reads a record; returns it and what follows.
+/// Decodes a record. Returns it and the remaining bytes.
 fn decode(bytes: &[u8]) -> Option<(u8, Handle, Place, &[u8])> {
     let (crc, record) = bytes.split_first_chunk::<4>()?;
     let (kind, mut rest) = record.split_first()?;
@@ -207,7 +210,7 @@ fn decode(bytes: &[u8]) -> Option<(u8, Handle, Place, &[u8])> {
     (crc32c::crc32c(&record[..len]) == u32::from_le_bytes(*crc)).then_some((*kind, object, Place { dir, name }, rest))
 }
 
-/// Reads records up to the first that is incomplete or damaged; returns how many bytes they have.
+/// Applies records up to the first that is incomplete or damaged. Returns their length in bytes.
 fn replay(bytes: &[u8], places: &mut Places) -> usize {
     let mut left = bytes;
     while let Some((kind, object, place, rest)) = decode(left) {
@@ -229,7 +232,7 @@ fn header(snapshot_len: usize) -> [u8; HEADER_LEN] {
     header
 }
 
-/// The length of a log's snapshot, if its header is good.
+/// Returns the length of a log's snapshot if its header is valid.
 fn snapshot_len(bytes: &[u8]) -> Option<usize> {
     let found = bytes.first_chunk::<HEADER_LEN>()?;
     let len = usize::try_from(u64::from_le_bytes(found[8..16].try_into().expect("eight bytes"))).ok()?;
@@ -241,7 +244,7 @@ fn damaged(what: &str) -> io::Error {
 }
 
 impl Log {
-    /// Writes a new log beside the old one and puts it in its place.
+    /// Writes a new log beside the old one and renames it over the old one.
     fn rewrite(path: PathBuf, places: &Places) -> io::Result<Self> {
         let new = path.with_extension("new");
         let mut file = private::create(&new)?;
@@ -250,7 +253,7 @@ impl Log {
             Ok(bytes)
         });
         if written.is_err() {
-            // It would only keep others from the room that it takes.
+            // Remove the incomplete file, because it takes space that others may need.
             let _ = std::fs::remove_file(&new);
         }
         Ok(Self { path, file, bytes: written?, failed: None })
@@ -273,20 +276,20 @@ impl Log {
         Ok(bytes)
     }
 
-    /// Appends a record. If that fails the operation is done all the same, and its handle stale after a restart, unless the log
-    /// can be written anew before.
+    /// Appends a record. If that fails, the operation still succeeds, but the handle is stale after a restart unless
+    /// the log can be rewritten before.
     fn append(&mut self, record: &[u8], places: &RwLock<Places>) {
         if self.failed.is_some_and(|at| at.elapsed() < RETRY_INTERVAL) {
             return;
         }
         let again = self.failed.is_some();
         match self.try_append(record, places) {
-            Ok(()) if again => tracing::info!(path = %self.path.display(), "handles are noted again"),
+            Ok(()) if again => tracing::info!(path = %self.path.display(), "handles can be stored again"),
             Ok(()) => {}
             Err(error) => {
                 self.failed = Some(Instant::now());
                 if !again {
-                    tracing::error!(%error, path = %self.path.display(), "cannot note handles: they may not survive a restart");
+                    tracing::error!(%error, path = %self.path.display(), "cannot store handles: they may not survive a restart");
                 }
             }
         }
@@ -297,7 +300,7 @@ impl Log {
             *self = Self::rewrite(self.path.clone(), &places.read())?;
             return Ok(());
         }
-        // At its place: if a record was written in part, the next one replaces it.
+        // Write at a fixed position, so that the next record overwrites one that was written in part.
         self.file.write_all_at(record, self.bytes as u64)?;
         self.bytes += record.len();
         if self.bytes > LOG_LEAST {
@@ -312,15 +315,15 @@ impl Log {
 
 const MAGIC: &[u8; 8] = b"slipwayH";
 const HEADER_LEN: usize = 20;
-/// Between attempts to write a log anew after storage has failed.
+/// Minimum time between attempts to rewrite the log after a failure of storage.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const IS_AT: u8 = 1;
 const IS_NOT_AT: u8 = 2;
-/// Names of one object that are remembered.
+/// Maximum number of recorded locations of one object.
 const PLACES_MAX: usize = 8;
-/// Bytes of a record, about.
+/// Approximate bytes of a record.
 const RECORD_USUAL: usize = 64;
-/// A log up to this length is left as it is.
+/// Length up to which a log is not rewritten.
 const LOG_LEAST: usize = 4 << 20;
 const RECORD_MAX: usize = 4 + 1 + 2 * (1 + HANDLE_MAX) + 1 + NAME_MAX;
 
@@ -333,15 +336,15 @@ mod tests {
     }
 
     #[test]
-    fn the_log_brings_back_what_was_noted() {
+    fn log_restores_recorded_locations() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("handles");
         let root = handle(0);
         {
             let database = Database::open(Some(path.clone()), Loss::Create).unwrap();
-            (1..100).for_each(|i| database.place(&handle(i), &root, format!("n{i}").as_bytes()));
-            (1..50).for_each(|i| database.displace(&handle(i), &root, format!("n{i}").as_bytes()));
-            database.place(&handle(60), &handle(1), b"second");
+            (1..100).for_each(|i| database.add(&handle(i), &root, format!("n{i}").as_bytes()));
+            (1..50).for_each(|i| database.remove(&handle(i), &root, format!("n{i}").as_bytes()));
+            database.add(&handle(60), &handle(1), b"second");
         }
         for _ in 0..2 {
             let database = Database::open(Some(path.clone()), Loss::Create).unwrap();
@@ -354,26 +357,27 @@ mod tests {
     }
 
     #[test]
-    fn a_log_of_much_that_is_obsolete_is_written_anew() {
+    fn mostly_obsolete_log_is_rewritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("handles");
         let database = Database::open(Some(path.clone()), Loss::Create).unwrap();
-        database.place(&handle(1), &handle(0), b"stays");
+        database.add(&handle(1), &handle(0), b"stays");
         for i in 0..100_000 {
-            database.place(&handle(2), &handle(0), format!("name-{i}").as_bytes());
-            database.displace(&handle(2), &handle(0), format!("name-{i}").as_bytes());
+            database.add(&handle(2), &handle(0), format!("name-{i}").as_bytes());
+            database.remove(&handle(2), &handle(0), format!("name-{i}").as_bytes());
         }
         assert!(std::fs::metadata(&path).unwrap().len() < 2 * LOG_LEAST as u64);
-        database.place(&handle(3), &handle(0), b"last");
+        database.add(&handle(3), &handle(0), b"last");
         drop(database);
         let database = Database::open(Some(path), Loss::Create).unwrap();
         assert_eq!(database.len(), 2);
         assert_eq!(&*database.places(&handle(3))[0].name, b"last");
     }
 
-    /// A log of a snapshot of ten objects and ten records behind it, and where each of these records ends.
+    /// Creates a log with a snapshot of ten objects and ten records after it. Returns its bytes and the end of each of
+    /// these records.
     fn logged(path: &std::path::Path) -> (Vec<u8>, Vec<usize>) {
-        let place = |database: &Database, i: u32| database.place(&handle(i), &handle(99), &vec![b'x'; i as usize]);
+        let place = |database: &Database, i: u32| database.add(&handle(i), &handle(99), &vec![b'x'; i as usize]);
         {
             let database = Database::open(Some(path.into()), Loss::Create).unwrap();
             (0..10).for_each(|i| place(&database, i));
@@ -389,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_cut_behind_its_snapshot_gives_what_is_before() {
+    fn log_truncated_after_its_snapshot_keeps_earlier_records() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("handles");
         let (log, ends) = logged(&path);
@@ -400,7 +404,7 @@ mod tests {
                     let whole = ends.iter().filter(|end| **end <= cut).count();
                     assert_eq!(
                         database.len(),
-                        10 + whole.checked_sub(1).expect("the snapshot is whole"),
+                        10 + whole.checked_sub(1).expect("snapshot must be complete"),
                         "cut at {cut}"
                     );
                 }
@@ -413,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_byte_of_the_snapshot_is_refused_and_one_behind_it_ends_the_log() {
+    fn changed_byte_in_snapshot_is_refused_and_later_one_ends_the_log() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("handles");
         let (log, ends) = logged(&path);
@@ -430,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_log_is_refused_until_the_loss_is_accepted() {
+    fn lost_log_is_refused_until_the_loss_is_accepted() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("handles");
         let open = |loss| Database::open(Some(path.clone()), loss);
@@ -439,22 +443,22 @@ mod tests {
         assert!(open(Loss::Create).unwrap_err().to_string().contains("a directory"));
         assert_eq!(open(Loss::Accept).unwrap().len(), 0);
         assert_eq!(open(Loss::Refuse).unwrap().len(), 0);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "the old one is kept beside it");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "the old log must be kept beside the new one");
     }
 
     #[test]
-    fn what_could_not_be_appended_is_noted_when_storage_works_again() {
+    fn failed_appends_are_stored_when_storage_works_again() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("handles");
         let database = Database::open(Some(path.clone()), Loss::Create).unwrap();
-        database.place(&handle(1), &handle(0), b"before");
+        database.add(&handle(1), &handle(0), b"before");
         let log = database.log.as_ref().unwrap();
-        // A descriptor that cannot be written to.
+        // Replace the descriptor by one that cannot be written.
         log.lock().file = File::open(&path).unwrap();
-        database.place(&handle(2), &handle(0), b"meanwhile");
-        let failed = log.lock().failed.expect("it is noticed");
+        database.add(&handle(2), &handle(0), b"meanwhile");
+        let failed = log.lock().failed.expect("the failure must be recorded");
         log.lock().failed = failed.checked_sub(RETRY_INTERVAL);
-        database.place(&handle(3), &handle(0), b"after");
+        database.add(&handle(3), &handle(0), b"after");
         drop(database);
         assert_eq!(Database::open(Some(path), Loss::Refuse).unwrap().len(), 3);
     }

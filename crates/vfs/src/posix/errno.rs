@@ -1,4 +1,4 @@
-//! What the kernel's errors mean here.
+//! Conversion of the kernel's errors.
 
 use rustix::io::Errno;
 
@@ -10,7 +10,7 @@ impl From<Errno> for VfsError {
             Errno::PERM => VfsError::Perm,
             Errno::NOENT => VfsError::NotFound,
             Errno::NXIO | Errno::NODEV => VfsError::NoDevice,
-            // Busy: a mount point, or the root of another tree, which is not for clients to touch.
+            // EBUSY: a mount point, or the root of another tree, which clients must not change.
             Errno::ACCESS | Errno::BUSY | Errno::TXTBSY => VfsError::Access,
             Errno::EXIST => VfsError::Exists,
             Errno::XDEV => VfsError::CrossDevice,

@@ -1,7 +1,7 @@
-//! [`History`]: what this server knows of an object by the changes that it has made itself.
+//! [`History`]: knowledge about an object from the changes that this server has made itself.
 //!
-//! It saves system calls where it is certain enough, and whoever uses it says what follows if another program has changed the
-//! object at the same moment. It belongs to one object, and is locked for each change of that.
+//! It saves system calls where it is reliable enough. Its users document the consequences if another program has
+//! changed the object at the same time. A history belongs to one object, and is locked for each change of the object.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -9,17 +9,17 @@ use rustix::time::ClockId;
 
 use crate::{Handle, Name, Time, Writer};
 
-/// What this server knows of an object by its own changes.
+/// Knowledge about an object from the server's own changes.
 #[derive(Debug, Default)]
 pub(super) struct History {
-    /// Of a directory.
+    /// The recent names, for a directory.
     pub(super) names: RecentNames,
-    /// Of a file.
+    /// The recent writers, for a file.
     pub(super) writers: Writers,
 }
 
-/// The names that were given in a directory lately, and the objects that have them. They hold as long as the directory has the ctime that
-/// the last change by this server left.
+/// The names that were recently created in a directory, and their objects. They are valid as long as the directory has
+/// the ctime of the last change by this server.
 #[derive(Debug, Default)]
 pub(super) struct RecentNames {
     ctime: Time,
@@ -27,19 +27,19 @@ pub(super) struct RecentNames {
 }
 
 impl RecentNames {
-    /// The directory, which is about to be changed, has this ctime.
+    /// Begins a change of the directory, which has this ctime. Drops the names if another program has changed it.
     pub(super) fn begin(&mut self, ctime: Time) {
         if self.ctime != ctime {
             self.names.clear();
         }
     }
 
-    /// The change is done, and was noted here; the directory now has this ctime.
+    /// Ends a change that has been recorded here. The directory now has this ctime.
     pub(super) fn end(&mut self, ctime: Time) {
         self.ctime = ctime;
     }
 
-    /// An object was given a name that nothing had.
+    /// Records a new name of an object.
     pub(super) fn add(&mut self, name: &Name, object: &Handle) {
         if self.names.len() == NAMES_MAX {
             self.names.pop_front();
@@ -47,14 +47,14 @@ impl RecentNames {
         self.names.push_back((name.as_bytes().into(), object.clone()));
     }
 
-    /// A name is to be removed. Returns the object that has it, if that is known.
+    /// Removes a name. Returns its object, if that is known.
     pub(super) fn remove(&mut self, name: &Name) -> Option<Handle> {
         let at = self.names.iter().position(|(recent, _)| **recent == *name.as_bytes())?;
         Some(self.names.remove(at)?.1)
     }
 }
 
-/// Who has written a file lately, without another change by this server since.
+/// The only recent writer of a file, if this server has made no other change of the file since.
 #[derive(Debug, Default)]
 pub(super) struct Writers(Option<Sole>);
 
@@ -66,13 +66,13 @@ struct Sole {
 }
 
 impl Writers {
-    /// Somebody else changes the file.
+    /// Records a change of the file by somebody else.
     pub(super) fn forget(&mut self) {
         self.0 = None;
     }
 
-    /// `writer` writes the file now. Returns whether it knows the attributes that the file had before, as only its own writes have changed
-    /// them lately.
+    /// Records a write by `writer`. Returns `true` if the writer knows the attributes from before the write, because
+    /// only its own writes have changed them recently.
     pub(super) fn write(&mut self, writer: Writer, now: Duration) -> bool {
         match &mut self.0 {
             Some(sole) if sole.writer == writer && now.saturating_sub(sole.last) < PAUSE_MAX => {
@@ -87,18 +87,18 @@ impl Writers {
     }
 }
 
-/// The time, within a few milliseconds, without a system call.
+/// Returns the monotonic time, accurate to a few milliseconds, without a system call.
 pub(super) fn now() -> Duration {
     let now = rustix::time::clock_gettime(ClockId::MonotonicCoarse);
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// Names that are kept for each directory.
+/// Maximum number of recorded names of each directory.
 const NAMES_MAX: usize = 32;
-/// Longest pause between two writes after which the writer still knows the file.
+/// Maximum pause between two writes after which the writer still knows the attributes.
 const PAUSE_MAX: Duration = Duration::from_millis(20);
-/// The time that a writer has to be the only one. By then it has the replies to all writes that it had sent before the last change by
-/// somebody else: a client may process them in another order.
+/// Time for which a writer must be the only one before it is assumed to know the attributes. It then has the replies to
+/// all writes that it sent before the last change by somebody else. A client may process replies in another order.
 const SETTLED: Duration = Duration::from_millis(100);
 
 #[cfg(test)]
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn names_hold_until_somebody_else_changes_the_directory() {
+    fn names_are_valid_until_somebody_else_changes_the_directory() {
         let at = |nanoseconds| Time { seconds: 1, nanoseconds };
         let (mut names, object) = (RecentNames::default(), Handle::new(b"object"));
         names.begin(at(1));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_knows_the_file_when_it_has_been_the_only_one_for_a_while() {
+    fn only_writer_knows_the_file_after_a_while() {
         let (one, other) = (Writer(1), Writer(2));
         let (mut writers, mut now) = (Writers::default(), Duration::from_secs(9));
         let step = PAUSE_MAX / 2;
@@ -147,8 +147,8 @@ mod tests {
             now += step;
         }
         assert!(writers.write(one, now));
-        assert!(!writers.write(other, now), "somebody else");
-        assert!(!writers.write(one, now), "somebody else has written in between");
+        assert!(!writers.write(other, now), "another writer");
+        assert!(!writers.write(one, now), "the other writer has written in between");
         for _ in 0..=steps {
             writers.write(one, now);
             now += step;
@@ -162,6 +162,6 @@ mod tests {
         }
         assert!(writers.write(one, now));
         writers.forget();
-        assert!(!writers.write(one, now), "the file was changed by something else than a write");
+        assert!(!writers.write(one, now), "the file was changed by another operation");
     }
 }

@@ -1,16 +1,16 @@
-//! Acting as the caller.
+//! Runs operations with the identity of the caller.
 //!
-//! As root, each operation runs with the caller's file system user, file system group and groups, of the calling
-//! thread only. The kernel takes the capabilities that override permissions away with the user (capabilities(7),
-//! "Effect of user ID changes on capabilities") and gives them back when root returns. The identity is given back at
-//! the end of every operation, so that nothing else that the thread does is done as a client.
+//! If the server is root, each operation runs with the caller's file system user ID, file system group ID and groups,
+//! set for the calling thread only. When the user ID changes, the kernel removes the capabilities that override
+//! permissions (capabilities(7), "Effect of user ID changes on capabilities"), and restores them with root's. Root's
+//! identity is restored at the end of every operation, so that the thread does nothing else as a client.
 //!
-//! What a thread has opened may answer only to the credentials that opened it: the kernel compares the object that holds
-//! them, not its contents (`ib_safe_file_access` of the RDMA devices), and every change, back to root as well, makes
-//! another object. A thread that [keeps its credentials](keep_credentials) therefore never acts as anybody: what would
-//! need that is for a thread that may wait.
+//! A descriptor may be usable only with the credentials that opened it. The kernel compares the credentials object, not
+//! its contents (`ib_safe_file_access` of the RDMA devices), and every change of credentials, even back to root's,
+//! creates another object. So a thread that [keeps its credentials](keep_credentials) never assumes another identity.
+//! Operations that need one run on a thread that may block.
 //!
-//! As an ordinary user, everything runs as that user.
+//! If the server is an ordinary user, all operations run as that user.
 
 use std::{
     cell::{Cell, RefCell},
@@ -26,40 +26,43 @@ use smallvec::SmallVec;
 use super::kernel::{set_fsgid, set_fsuid};
 use crate::{Caller, Cred, Result, VfsError};
 
-/// How callers' identities are assumed.
+/// The way in which operations get the identity of their callers.
 #[derive(Debug)]
 pub(super) enum Identity {
-    /// Each operation as its caller.
+    /// Each operation runs as its caller.
     Caller,
-    /// Every operation as this user, who the process runs as.
+    /// All operations run as this user, the one that runs the process.
     Own(Cred),
 }
 
-/// The thread acts as the caller while this lives.
+/// A guard: the thread has the identity of the caller until it is dropped.
 pub(super) struct Acting {
     uid: bool,
     gid: bool,
 }
 
 thread_local! {
-    /// Whether this thread keeps its credentials.
+    /// `true` if this thread keeps its credentials.
     static KEEPS: Cell<bool> = const { Cell::new(false) };
-    /// The groups that this thread has, if it has set any. They stay when root returns, whom they give nothing.
+    /// The groups that this thread has set, if any. They stay when root's identity is restored, because root needs no
+    /// groups.
     static GROUPS: RefCell<Option<SmallVec<[u32; 16]>>> = const { RefCell::new(None) };
 }
 
-/// The calling thread keeps the credentials that it has, for good. Operations that would need others end on it with
-/// [`WouldBlock`](VfsError::WouldBlock), before anything has happened, to be run again by another thread; those that need
-/// none (reading a file that is open for its caller, attributes) and those of root run on it as ever.
+/// Makes the calling thread keep its credentials for good. Operations on it that would need other credentials fail with
+/// [`WouldBlock`](VfsError::WouldBlock) before they have any effect, and can be run again by another thread. Operations
+/// that need no other credentials (reading a file that is open for its caller, reading attributes) and those of root
+/// still run on it.
 pub fn keep_credentials() {
     KEEPS.set(true);
 }
 
 impl Identity {
-    /// What this process can do.
+    /// Returns the way that the privileges of this process allow.
     ///
     /// # Errors
-    /// Root without the capabilities to become others: then every caller would be root.
+    /// Returns an error if the process is root but lacks the capabilities to become other users, because every caller
+    /// would then act as root.
     pub(super) fn of_process() -> io::Result<Self> {
         let uid = rustix::process::geteuid();
         if !uid.is_root() {
@@ -69,14 +72,14 @@ impl Identity {
         }
         let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
         if !rustix::thread::capabilities(None)?.effective.contains(needed) {
-            let message = "running as root without CAP_SETUID and CAP_SETGID, callers cannot be told apart; \
+            let message = "running as root without CAP_SETUID and CAP_SETGID, the server cannot act as its callers; \
                            grant them or run as an ordinary user";
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, message));
         }
         Ok(Self::Caller)
     }
 
-    /// Whose rights an operation for `cred` has.
+    /// Returns the credentials with which an operation for `cred` runs.
     pub(super) fn effective<'a>(&'a self, cred: &'a Cred) -> &'a Cred {
         match self {
             Self::Caller => cred,
@@ -84,17 +87,17 @@ impl Identity {
         }
     }
 
-    /// Makes the calling thread act as `caller`. Before an operation's first call nothing has been changed.
+    /// Makes the calling thread act as `caller`. Call it before the operation changes anything.
     ///
     /// # Errors
-    /// `Perm` for one who cannot be; `WouldBlock` on a thread that keeps its credentials.
+    /// Returns `Perm` if the identity cannot be assumed, and `WouldBlock` on a thread that keeps its credentials.
     pub(super) fn assume(&self, caller: &Caller<'_>) -> Result<Acting> {
         let cred = caller.cred;
         let mut acting = Acting { uid: false, gid: false };
         if matches!(self, Self::Own(_)) {
             return Ok(acting);
         }
-        // All ones means "leave it" to the kernel: the operation would run as root.
+        // To the kernel, all ones mean "do not change": the operation would run as root.
         if cred.uid == u32::MAX || cred.gid == u32::MAX || cred.groups.contains(&u32::MAX) {
             return Err(VfsError::Perm);
         }
@@ -107,7 +110,8 @@ impl Identity {
         if cred.gid != 0 {
             acting.gid = true;
             set_fsgid(cred.gid);
-            // The call reports no failure (an unmapped user, in a namespace), but the current value.
+            // The call does not report failure (such as a user without a mapping in a namespace), but returns the
+            // current value.
             if set_fsgid(u32::MAX) != cred.gid {
                 return Err(VfsError::Perm);
             }
@@ -139,7 +143,7 @@ fn set_groups(groups: &[u32]) -> Result<()> {
         if current.as_deref() == Some(groups) {
             return Ok(());
         }
-        // Of the thread: the C library's function of this name is the process's.
+        // This sets the groups of the thread. The C library's function of the same name sets those of the process.
         let raw: SmallVec<[Gid; 16]> = groups.iter().map(|gid| Gid::from_raw(*gid)).collect();
         rustix::thread::set_thread_groups(&raw)?;
         *current = Some(SmallVec::from_slice(groups));

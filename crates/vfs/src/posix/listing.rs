@@ -1,5 +1,5 @@
-//! Listing directories. Cookies are the kernel's: positions that stay good while the directory changes, on the
-//! file systems that Linux exports.
+//! Directory listings. Cookies are the kernel's: positions that stay valid while the directory changes, on the file
+//! systems that Linux can export.
 
 use std::{mem::MaybeUninit, ops::ControlFlow, os::fd::AsFd, sync::Arc};
 
@@ -34,7 +34,7 @@ impl Posix {
         let eof = loop {
             let entry = match entries.next() {
                 None => break true,
-                // Removed since it was opened.
+                // The directory was removed after it had been opened.
                 Some(Err(Errno::NOENT)) => return Err(VfsError::Stale),
                 Some(Err(errno)) => return Err(errno.into()),
                 Some(Ok(entry)) => entry,
@@ -43,7 +43,7 @@ impl Posix {
             let object = if attrs { self.entry(caller, dir, name) } else { None };
             let fileid = match (&object, name) {
                 (Some((_, attr)), _) => attr.fileid,
-                // What is above the root is not for clients to know.
+                // Clients must not see the parent of the root.
                 (None, b"..") if dir.handle == self.root.handle => attr.fileid,
                 _ => entry.ino(),
             };
@@ -55,7 +55,7 @@ impl Posix {
         Ok(ReadDir { verifier: VERIFIER, eof, attr })
     }
 
-    /// An entry's object, if the caller may find it.
+    /// Returns the object of an entry, if the caller may look it up.
     fn entry(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &[u8]) -> Option<(Handle, Attr)> {
         match name {
             b"." => Some((dir.handle.clone(), self.attr(dir).ok()?)),
@@ -73,7 +73,7 @@ impl Posix {
             let _acting = self.identity.assume(caller).ok()?;
             open_beneath(dir.fd(), name, ResolveFlags::empty()).ok()?
         };
-        // Not kept at hand: a large directory would drive out what is in use.
+        // Do not cache the object: the entries of a large directory would evict objects that are in use.
         let handle = self.naming.handle(fd.as_fd(), c"").ok()?;
         let attr = self.stat(fd.as_fd()).ok()?;
         self.note(&handle, dir, name);
@@ -81,8 +81,8 @@ impl Posix {
     }
 }
 
-/// Goes with all cookies.
+/// The verifier of all cookies.
 pub(super) const VERIFIER: [u8; 8] = [0; 8];
 
-/// What one system call brings.
+/// Bytes that one system call returns.
 const BUFFER: usize = 8 << 10;

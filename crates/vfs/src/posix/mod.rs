@@ -1,16 +1,16 @@
 //! A directory of the local file system.
 //!
-//! **Paths never leave the export.** The server follows no path that a client sends: each step is one name, opened in
-//! a directory that is already open, by `openat2` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and
-//! `RESOLVE_NO_XDEV`. So symbolic links are never followed, other file systems mounted inside are not entered, and
-//! `..` is a case of its own, which ends at the root.
+//! **Paths never leave the export.** The server never resolves a path from a client as a whole. Each step opens one
+//! name in a directory that is already open, by `openat2` with `RESOLVE_BENEATH`, `RESOLVE_NO_SYMLINKS` and
+//! `RESOLVE_NO_XDEV`. So symbolic links are never followed, and file systems that are mounted inside are not entered.
+//! `..` is handled separately, and ends at the root.
 //!
-//! **Handles** are the kernel's (name_to_handle_at(2)): the object's number and generation, the same for as long as it
-//! exists, across restarts. Root opens objects by them; an ordinary user, whom the kernel does not let, finds them
-//! with a database of where they are (`database.rs`).
+//! **Handles** are those of the kernel (name_to_handle_at(2)). They consist of the object's inode number and
+//! generation, so they stay the same as long as the object exists, even across restarts. Root opens objects by handle.
+//! An ordinary user may not, and finds them with a database of their locations (`database.rs`).
 //!
-//! **Identity**: see `identity.rs`. Descriptors that name objects are opened by the server; whatever a caller's rights
-//! decide is done as the caller.
+//! **Identity**: see `identity.rs`. The server opens the descriptors that identify objects. Operations that depend on
+//! the caller's rights run as the caller.
 
 mod acl;
 mod attributes;
@@ -60,54 +60,54 @@ use crate::{
     XattrMode, types::check_overlap,
 };
 
-/// How a [`Posix`] behaves.
+/// The options of a [`Posix`].
 #[derive(Clone, Debug, Default)]
 pub struct PosixOptions {
-    /// Where the handle database is kept, if one is needed; without it, handles do not survive a restart then. The
-    /// directory must exist, be this user's alone, and lie outside the export.
+    /// The directory for the handle database, if one is needed. Without it, handles that need a database do not survive
+    /// a restart. The directory must exist, belong to this user alone, and be outside the export.
     pub state_dir: Option<PathBuf>,
-    /// Handle databases that the state directory had before, by their [names](Posix::database_name): they must be there.
+    /// The [names](Posix::database_name) of handle databases that the state directory had before. They must exist.
     pub known_databases: Vec<String>,
-    /// Begin a new handle database in the place of one that is damaged or missing, which is set aside.
+    /// Create a new handle database in place of one that is damaged or missing. A damaged one is renamed.
     pub accept_loss: bool,
-    /// How handles lead to objects.
+    /// The way in which handles are resolved to objects.
     pub handles: Handles,
-    /// Descriptors to hold, at most and about; by default half of what the process may have.
+    /// The approximate maximum number of open descriptors. The default is half of the process's limit.
     pub descriptors: Option<usize>,
 }
 
-/// How handles lead to objects.
+/// The way in which handles are resolved to objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Handles {
-    /// By the kernel where it lets this process, else by a database.
+    /// The kernel opens handles if it lets this process. Otherwise a database is used.
     #[default]
     Auto,
-    /// By the kernel, or not at all.
+    /// The kernel must open handles.
     Kernel,
-    /// By a database.
+    /// A database is used.
     Database,
 }
 
 /// A directory of the local file system.
 ///
-/// Opening one sets the process's umask to 0, because the modes of new objects are the clients' to choose.
+/// Opening it sets the umask of the process to 0, because clients choose the modes of new objects.
 pub struct Posix {
     caps: FsCaps,
     root: Arc<Object>,
     fsid: u64,
-    /// The root again, open for reading: what handles are opened relative to.
+    /// The root, open for reading. Handles are opened relative to it.
     mount: OwnedFd,
     /// `/proc/self/fd`, through which a path descriptor is opened for data.
     descriptors: OwnedFd,
-    /// Whether the file system keeps each ctime as this host's clock gave it, without rounding.
+    /// `true` if the file system stores each ctime exactly as this host's clock gave it.
     exact_times: bool,
-    /// Whether a change gives an object another ctime than any that was read before.
+    /// `true` if each change gives an object a ctime that was never read before.
     fine_times: bool,
-    /// Whether even attributes that are at hand may have to be waited for: another host or program is asked for them.
+    /// `true` if even cached attributes can require waiting for another host or program.
     remote: bool,
     identity: Identity,
     naming: Naming,
-    /// Where objects are, if the kernel does not open them by handle.
+    /// The locations of objects, if the kernel does not open them by handle.
     database: Option<Database>,
     objects: Objects,
     changes: Changes,
@@ -115,11 +115,12 @@ pub struct Posix {
 }
 
 impl Posix {
-    /// Serves the directory at `path`.
+    /// Opens the directory at `path`.
     ///
     /// # Errors
-    /// It is no directory or cannot be read; the handle database cannot be used (`InvalidData` if it is damaged or missing); a root process that cannot take its
-    /// callers' identities; [`Handles::Kernel`] where the kernel refuses.
+    /// Returns an error if `path` is not a directory or cannot be read; if the handle database cannot be used
+    /// (`InvalidData` if it is damaged or missing); if the process is root but cannot act as its callers; and, with
+    /// [`Handles::Kernel`], if the kernel does not open handles.
     pub fn open(path: impl AsRef<Path>, options: PosixOptions) -> io::Result<Self> {
         let identity = Identity::of_process()?;
         let directory = OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -160,31 +161,32 @@ impl Posix {
         })
     }
 
-    /// Whether operations run with their callers' identities: the process is root's. Else they all run as this user.
+    /// Returns `true` if operations run with their callers' identities, because the process is root. Otherwise all
+    /// operations run as this user.
     pub fn tells_callers_apart(&self) -> bool {
         matches!(self.identity, Identity::Caller)
     }
 
-    /// Whether handles from before a restart are still good: not if they need a database and there is no directory
-    /// for it.
+    /// Returns `true` if handles stay valid across a restart. They do not if they need a database and there is no
+    /// directory for it.
     pub fn handles_persist(&self) -> bool {
         self.database.as_ref().is_none_or(Database::is_persistent)
     }
 
-    /// The name of the handle database in the state directory, if there is one.
+    /// Returns the name of the handle database in the state directory, if there is one.
     pub fn database_name(&self) -> Option<String> {
         self.database.as_ref().filter(|database| database.is_persistent()).map(|_| database_name(&self.root.handle))
     }
 
-    /// An operation that may have to wait for storage.
+    /// Checks that the caller may wait for storage.
     ///
     /// # Errors
-    /// `WouldBlock` if the caller must not.
+    /// Returns `WouldBlock` if it must not.
     fn may_wait(&self, caller: &Caller<'_>) -> Result<()> {
         if caller.may_block || !self.caps.blocks { Ok(()) } else { Err(VfsError::WouldBlock) }
     }
 
-    /// Runs what takes a descriptor; again, after closing some, if there was none left.
+    /// Runs a function that needs a descriptor. If there is none left, closes some descriptors and runs it again.
     fn with_room<T>(&self, mut run: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
         match run() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -236,7 +238,8 @@ fn caps(root: &OwnedFd, file_system: u64) -> FsCaps {
     }
 }
 
-/// Whether times are kept to the nanosecond. No call tells, so it is tried on a nameless file.
+/// Returns `true` if times are stored with nanoseconds. No system call reports this, so the function tries it on an
+/// unnamed file.
 fn has_exact_times(root: &OwnedFd) -> bool {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let exact = || -> rustix::io::Result<bool> {
@@ -249,15 +252,15 @@ fn has_exact_times(root: &OwnedFd) -> bool {
     exact().unwrap_or(false)
 }
 
-/// Whether a change gives an object another ctime than any that was read before: multigrain timestamps, which some file systems have
-/// since Linux 6.13. No call tells, so it is tried on a nameless file.
+/// Returns `true` if each change gives an object a ctime that was never read before: multigrain timestamps, which some
+/// file systems have since Linux 6.13. No system call reports this, so the function tries it on an unnamed file.
 fn has_fine_times(root: &OwnedFd) -> bool {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let fine = || -> rustix::io::Result<bool> {
         let mode = Mode::RUSR | Mode::WUSR;
         let file = rustix::fs::openat(root, c".", flags, mode)?;
         let mut last = None;
-        // More changes than there can be ticks of the kernel's clock meanwhile.
+        // Make more changes than there can be ticks of the kernel's clock meanwhile.
         for _ in 0..FINE_LOOKS {
             rustix::fs::fchmod(&file, mode)?;
             let stat = rustix::fs::fstat(&file)?;
@@ -271,12 +274,12 @@ fn has_fine_times(root: &OwnedFd) -> bool {
     fine().unwrap_or(false)
 }
 
-/// The largest file: no call tells, so it is tried on a nameless one.
+/// Returns the maximum file size. No system call reports it, so the function tries it on an unnamed file.
 fn file_size_max(root: &OwnedFd) -> u64 {
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
     let Ok(file) = rustix::fs::openat(root, c".", flags, Mode::RUSR | Mode::WUSR) else { return i64::MAX as u64 };
     let file = File::from(file);
-    // Beyond a limit on the process, not an error would come but a signal that ends it.
+    // Beyond a limit of the process, the call would not fail but cause a signal that kills the process.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current.unwrap_or(u64::MAX);
     let (mut fits, mut exceeds) = (0, (1u64 << 63).min(limit.saturating_add(1)));
     while exceeds - fits > 1 {
@@ -286,7 +289,7 @@ fn file_size_max(root: &OwnedFd) -> u64 {
             Err(_) => exceeds = middle,
         }
     }
-    // A quota may allow nothing; then the file system's own errors will tell.
+    // If a quota allows nothing, rely on the errors of the file system.
     if fits > 0 { fits } else { i64::MAX as u64 }
 }
 
@@ -311,9 +314,9 @@ impl Vfs for Posix {
 
     fn find(&self, caller: &Caller<'_>, dir: &Handle, name: &Name) -> Result<(Handle, Kind)> {
         let dir = self.resolve_dir(caller, dir)?;
-        let object = match self.step_at_hand(caller, &dir, name)? {
+        let object = match self.step_cached(caller, &dir, name)? {
             Some(object) => object,
-            None => self.step_anew(caller, &dir, name)?.0,
+            None => self.step_uncached(caller, &dir, name)?.0,
         };
         Ok((object.handle.clone(), object.kind))
     }
@@ -362,7 +365,7 @@ impl Vfs for Posix {
     ) -> Result<Read> {
         let object = self.resolve(caller, file)?;
         let file = self.data(caller, &object, false)?;
-        // Before the data, so that nobody takes old data for those of later attributes.
+        // Read the attributes before the data, so that old data is never returned with newer attributes.
         let attr = self.attr_by(&object, file.as_fd())?;
         let len = attr.size.saturating_sub(offset).min(len as u64) as usize;
         if file_ranges && len >= data::RANGE_MIN && self.may_lend(caller, &file, offset, len)? {
@@ -375,7 +378,7 @@ impl Vfs for Posix {
         let mut buffer = pool.take(len);
         let read = self.fill(caller, &file, offset, &mut buffer)?;
         buffer.set_len(read);
-        // What is shorter than it was a moment ago ends there.
+        // If fewer bytes than expected were read, the file has been truncated meanwhile and ends there.
         let eof = read < len || offset.saturating_add(read as u64) >= attr.size;
         Ok(Read { data: Rope::from(buffer.freeze()), eof, attr })
     }
@@ -471,7 +474,7 @@ impl Vfs for Posix {
     ) -> Result<ReadDir> {
         self.may_wait(caller)?;
         let dir = self.resolve_dir(caller, dir)?;
-        // Cookies are the file system's and do not depend on a verifier, as with other servers on Linux.
+        // Cookies are those of the file system and do not depend on a verifier, as on other servers on Linux.
         if cookie != 0 && verifier != listing::VERIFIER {
             return Err(VfsError::BadCookie);
         }
@@ -568,9 +571,9 @@ impl Vfs for Posix {
 const FINE_LOOKS: usize = 32;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
-/// File systems of a disk or of memory: ext2 to ext4, xfs, btrfs, f2fs, bcachefs, ZFS, JFS, ReiserFS, NILFS, overlayfs, tmpfs,
-/// ramfs, squashfs, EROFS, ISO 9660, UDF, FAT, exFAT and NTFS. Any other, known or not, counts as remote: NFS, CIFS, 9P, Ceph,
-/// AFS and FUSE among them.
+/// File systems on a disk or in memory: ext2 to ext4, xfs, btrfs, f2fs, bcachefs, ZFS, JFS, ReiserFS, NILFS, overlayfs,
+/// tmpfs, ramfs, squashfs, EROFS, ISO 9660, UDF, FAT, exFAT and NTFS. All others count as remote, known or not. NFS,
+/// CIFS, 9P, Ceph, AFS and FUSE are among them.
 const LOCAL_MAGIC: [u64; 19] = [
     0xef53,
     0x5846_5342,
@@ -592,5 +595,6 @@ const LOCAL_MAGIC: [u64; 19] = [
     0x2011_bab0,
     0x7366_746e,
 ];
-/// What any file system with hard links can do; the C library's answer for those that it does not know is less.
+/// Minimum link count that all file systems with hard links support. The C library reports less for file systems that
+/// it does not know.
 const LINK_MAX_LEAST: u32 = 32_000;

@@ -1,4 +1,4 @@
-//! What changes names: making, removing, moving, linking.
+//! Operations that change names: create, remove, rename and link.
 
 use std::{fs::File, os::fd::BorrowedFd, sync::Arc};
 
@@ -35,7 +35,7 @@ impl Posix {
                 created => return created,
             }
             match self.open_existing(caller, dir, name, mode) {
-                // Removed in between, behind our back: then it can be made.
+                // Another program has removed the file meanwhile, so it can be created.
                 Err(VfsError::NotFound) => {}
                 opened => return opened,
             }
@@ -64,14 +64,14 @@ impl Posix {
             history.names.add(name, &object.handle);
             Ok((file, object, attr))
         })?;
-        // It is likely to be written next, and whatever its mode, its maker may.
+        // The file will probably be written next, and its creator may write it whatever its mode is.
         let cred = self.identity.effective(caller.cred);
         self.objects.keep_open(&object, cred, true, file);
         Ok(Created { handle: object.handle.clone(), attr, dir: change })
     }
 
-    /// Sets a new object's attributes; it does not stay if they cannot be.
-    #[expect(clippy::too_many_arguments, reason = "all of a new object")]
+    /// Sets the attributes of a new object. Removes the object if that fails.
+    #[expect(clippy::too_many_arguments, reason = "all describe one new object")]
     fn finish(
         &self,
         caller: &Caller<'_>,
@@ -84,7 +84,7 @@ impl Posix {
     ) -> Result<Attr> {
         let uid = set.uid.filter(|uid| *uid != attr.uid);
         let gid = set.gid.filter(|gid| *gid != attr.gid);
-        // Giving it away takes set-user-id and set-group-id, and so does setting the size; they were asked for.
+        // Changing the owner or the size clears set-user-id and set-group-id, but the client asked for these bits.
         let lost = uid.is_some() || gid.is_some() || set.size.is_some();
         let mode = (lost && attr.kind == Kind::File && attr.mode & 0o6000 != 0).then_some(attr.mode);
         let set = SetAttr { mode, uid, gid, ..set.clone() };
@@ -101,8 +101,8 @@ impl Posix {
         self.attr(object)
     }
 
-    /// Removes a new object again, as the caller, if the name is still that object's. What another process has put in its place
-    /// stays, and so does what the caller may not remove.
+    /// Removes a new object as the caller, if the name still belongs to it. If another process has put another object
+    /// in its place, that one stays. The new object also stays if the caller may not remove it.
     fn remove_made(&self, caller: &Caller<'_>, dir: &Object, name: &Name, object: &Object) {
         if self.peek(dir, name).as_ref() != Some(&object.handle) {
             return;
@@ -113,18 +113,18 @@ impl Posix {
             Ok(())
         });
         match removed {
-            Ok(()) => self.gone(&object.handle, dir, name),
-            Err(error) => tracing::debug!(?error, "a new object whose attributes cannot be set stays"),
+            Ok(()) => self.name_removed(&object.handle, dir, name),
+            Err(error) => tracing::debug!(?error, "cannot remove a new object whose attributes could not be set"),
         }
     }
 
-    /// What creating a file means when the name is there.
+    /// Opens an existing file as `mode` requires.
     fn open_existing(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name, mode: &CreateMode) -> Result<Created> {
         if matches!(mode, CreateMode::Guarded(_)) {
             return Err(VfsError::Exists);
         }
         let (object, attr) = self.step(caller, dir, name).map_err(|error| match error {
-            // Something is there, if only the place where something is mounted.
+            // The name exists, even if it is only a mount point.
             VfsError::Access => VfsError::Exists,
             error => error,
         })?;
@@ -194,7 +194,7 @@ impl Posix {
         self.make(caller, dir, name, set, |at| rustix::fs::mknodat(at, name.as_bytes(), kind, mode, device))
     }
 
-    /// Makes what `make` makes, as the caller.
+    /// Creates an object by calling `make` as the caller.
     fn make(
         &self,
         caller: &Caller<'_>,
@@ -222,9 +222,9 @@ impl Posix {
 
     /// Removes a name.
     ///
-    /// The object that has the name is found in the directory's history where the kernel's timestamps tell all changes. If another program gives
-    /// the name to another object at the same moment, that one stays at hand for a while. Its attributes are those of the
-    /// kernel all the same.
+    /// If the kernel's timestamps show all changes, the object of the name is looked up in the directory's history. If
+    /// another program gives the name to another object at the same time, that object stays cached for a while. Its
+    /// attributes are still read from the kernel.
     pub(super) fn unlink(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name, flags: AtFlags) -> Result<Change> {
         if name.is_dots() {
             return Err(VfsError::Invalid);
@@ -237,7 +237,7 @@ impl Posix {
                 rustix::fs::unlinkat(dir.fd(), name.as_bytes(), flags).map_err(not_empty)?;
                 Ok(true)
             })?;
-            victim.inspect(|victim| self.gone(victim, dir, name));
+            victim.inspect(|victim| self.name_removed(victim, dir, name));
             Ok(())
         })?;
         Ok(change)
@@ -252,7 +252,7 @@ impl Posix {
         if from.is_dots() || to.is_dots() {
             return Err(VfsError::Invalid);
         }
-        // In an order, so that two renames do not wait for each other; one directory is locked once.
+        // Lock the directories in a fixed order, so that two renames do not deadlock. Lock a single directory once.
         let (first, second) = if from_dir.handle.as_bytes() <= to_dir.handle.as_bytes() {
             (from_dir, to_dir)
         } else {
@@ -266,10 +266,10 @@ impl Posix {
             let unchanged = |dir: &Object| self.unchanged(dir, || Ok(()));
             return Ok((unchanged(from_dir)?, unchanged(to_dir)?));
         };
-        replaced.inspect(|replaced| self.gone(replaced, to_dir, to));
+        replaced.inspect(|replaced| self.name_removed(replaced, to_dir, to));
         if let (Some(moved), Some(database)) = (moved, &self.database) {
-            database.place(&moved, &to_dir.handle, to.as_bytes());
-            database.displace(&moved, &from_dir.handle, from.as_bytes());
+            database.add(&moved, &to_dir.handle, to.as_bytes());
+            database.remove(&moved, &from_dir.handle, from.as_bytes());
         }
         let change = |before: Attr, dir: &Object| -> Result<_> {
             let after = self.changed(dir.fd(), before.change)?;
@@ -278,11 +278,12 @@ impl Posix {
         Ok((change(before.0, from_dir)?, change(before.1, to_dir)?))
     }
 
-    /// Renames, and returns the object that was moved and the one that was replaced. `None` if both names are of one object:
-    /// then rename(2) does nothing, and no directory has changed (RFC 8881 §18.26.3, RFC 1813 §3.3.14).
+    /// Renames, and returns the object that was moved and the one that was replaced. Returns `None` if both names
+    /// belong to one object: rename(2) does nothing then, and no directory has changed (RFC 8881 §18.26.3, RFC 1813
+    /// §3.3.14).
     ///
-    /// Other processes rename at the same time. Two names that were of one object a moment ago are therefore renamed with
-    /// RENAME_NOREPLACE, which changes nothing while the target is there, and are then looked at again.
+    /// Other processes can rename at the same time. So two names that belonged to one object when they were looked up
+    /// are renamed with RENAME_NOREPLACE, which changes nothing while the target exists, and are then looked up again.
     fn rename_names(
         &self,
         caller: &Caller<'_>,
@@ -305,11 +306,12 @@ impl Posix {
             let flags = if one_object { RenameFlags::NOREPLACE } else { RenameFlags::empty() };
             match self.change_names([moved.as_ref(), replaced.as_ref()], || rename(flags)) {
                 Ok(true) => {
-                    // With NOREPLACE the target had gone.
+                    // With NOREPLACE, success means that the target did not exist any more.
                     return Ok(Some((moved, replaced.filter(|_| !one_object))));
                 }
                 Ok(false) => {}
-                // The file system does not have the flag: rename(2) leaves both names where they are of one object.
+                // The file system does not support the flag. Without it, rename(2) changes nothing if both names belong
+                // to one object.
                 Err(VfsError::Invalid) if one_object => {
                     rename(RenameFlags::empty())?;
                     return Ok((self.peek(from_dir, from) != moved).then_some((moved, replaced)));
@@ -351,9 +353,11 @@ impl Posix {
         Ok((change, self.changed(object.fd(), before.change)?))
     }
 
-    /// Runs what changes the names of objects, and with the names the attributes of the objects. `run` returns whether it changed any.
+    /// Runs a function that changes names of objects, and with the names the attributes of the objects. `run` returns
+    /// `true` if it has changed any.
     ///
-    /// An object that is not in the table needs no new change attribute: nobody was told one in this tick.
+    /// An object that is not cached needs no new change attribute, because no client has read its attributes in this
+    /// tick.
     fn change_names(&self, objects: [Option<&Handle>; 2], run: impl FnOnce() -> Result<bool>) -> Result<bool> {
         let Some(begun) = self.begin_unreported() else { return run() };
         let objects = objects.map(|object| self.objects.find(object?));
@@ -364,31 +368,32 @@ impl Posix {
         Ok(changed)
     }
 
-    /// A name of an object is gone, and the object perhaps with it.
-    fn gone(&self, object: &Handle, dir: &Object, name: &Name) {
+    /// Records that a name of an object has been removed, and perhaps the object with it.
+    fn name_removed(&self, object: &Handle, dir: &Object, name: &Name) {
         self.objects.forget(object);
         if let Some(database) = &self.database {
-            database.displace(object, &dir.handle, name.as_bytes());
+            database.remove(object, &dir.handle, name.as_bytes());
         }
     }
 }
 
-/// Some file systems call a full directory an existing one.
+/// Some file systems report EEXIST for a directory that is not empty.
 fn not_empty(errno: Errno) -> VfsError {
     if errno == Errno::EXIST { VfsError::NotEmpty } else { errno.into() }
 }
 
-/// The verifier of an exclusive create, kept as access and modification time until the client sets them: 31 bits
-/// in the seconds, which every file system can hold, and one in the nanoseconds.
+/// Encodes the verifier of an exclusive create as access and modification time. They are kept until the client sets
+/// these times. Each time holds 31 bits in the seconds, which every file system can store, and one bit in the
+/// nanoseconds.
 fn verifier_times(verifier: [u8; 8]) -> [Time; 2] {
     let (atime, mtime) = verifier.split_at(4);
     [atime, mtime].map(|half| {
-        let half = u32::from_be_bytes(half.try_into().expect("four bytes"));
+        let half = u32::from_be_bytes(half.try_into().expect("half of a verifier must have four bytes"));
         Time { seconds: i64::from(half & 0x7fff_ffff), nanoseconds: half >> 31 }
     })
 }
 
-/// How often a name may vanish between two looks at it.
+/// Maximum number of attempts if a name disappears between two look-ups.
 const RACES_MAX: usize = 16;
 
 #[cfg(test)]
@@ -413,7 +418,8 @@ mod tests {
         cred
     }
 
-    /// Creates a file in a directory and does something to it; then removes it as a new object is removed.
+    /// Creates a file in a directory, runs `between`, and then removes the file like a new object whose attributes
+    /// cannot be set.
     fn create_and_remove(maker: &Cred, remover: &Cred, mode: u32, between: impl FnOnce(&Path)) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         rustix::fs::chmod(dir.path(), Mode::from_raw_mode(mode)).unwrap();
@@ -433,49 +439,49 @@ mod tests {
     }
 
     #[test]
-    fn a_new_object_is_removed_again() {
+    fn new_object_is_removed_again() {
         let dir = create_and_remove(&own(), &own(), 0o755, |_| {});
         assert!(!dir.path().join(NAME).exists());
     }
 
     #[test]
-    fn what_has_taken_the_name_of_a_new_object_stays() {
+    fn object_that_has_taken_the_name_is_not_removed() {
         let dir = create_and_remove(&own(), &own(), 0o755, |dir| {
-            std::fs::write(dir.join("other"), "of somebody else").unwrap();
+            std::fs::write(dir.join("other"), "another object").unwrap();
             std::fs::rename(dir.join("other"), dir.join(NAME)).unwrap();
         });
-        assert_eq!(std::fs::read(dir.path().join(NAME)).unwrap(), b"of somebody else");
+        assert_eq!(std::fs::read(dir.path().join(NAME)).unwrap(), b"another object");
     }
 
     #[test]
-    fn a_new_object_that_its_caller_may_not_remove_stays() {
+    fn new_object_stays_if_caller_may_not_remove_it() {
         if !rustix::process::geteuid().is_root() {
             eprintln!("SKIPPED acting as another user: needs root");
             return;
         }
-        // In a sticky directory only the owner of a file removes it.
+        // In a sticky directory, only the owner of a file may remove it.
         let dir = create_and_remove(&cred(1001), &cred(1000), 0o1777, |_| {});
         assert!(dir.path().join(NAME).exists());
         let dir = create_and_remove(&cred(1001), &cred(1001), 0o1777, |_| {});
         assert!(!dir.path().join(NAME).exists());
     }
     #[test]
-    fn what_is_removed_is_not_at_hand_any_more() {
+    fn removed_object_is_not_cached() {
         let dir = tempfile::tempdir().unwrap();
         let fs = Posix::open(dir.path(), PosixOptions::default()).unwrap();
         let (cred, guarded) = (own(), CreateMode::Guarded(SetAttr::default()));
         let by = Caller::blocking(&cred);
-        let is_at_hand = |handle| fs.objects.find(handle).is_some();
+        let is_cached = |handle| fs.objects.find(handle).is_some();
         let made = fs.create(&by, &fs.root(), name(), &guarded).unwrap().handle;
-        assert!(is_at_hand(&made));
+        assert!(is_cached(&made));
         fs.remove(&by, &fs.root(), name()).unwrap();
-        assert!(!is_at_hand(&made));
+        assert!(!is_cached(&made));
 
         // Another program gives the name to another object.
         fs.create(&by, &fs.root(), name(), &guarded).unwrap();
         let other = fs.create(&by, &fs.root(), Name::new(b"other").unwrap(), &guarded).unwrap().handle;
         std::fs::rename(dir.path().join("other"), dir.path().join(NAME)).unwrap();
         fs.remove(&by, &fs.root(), name()).unwrap();
-        assert!(!is_at_hand(&other));
+        assert!(!is_cached(&other));
     }
 }

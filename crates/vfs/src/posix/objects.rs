@@ -1,12 +1,14 @@
-//! [`Objects`]: the objects that are at hand, as open descriptors.
+//! [`Objects`]: the cache of objects, as open descriptors.
 //!
-//! An object is held as a path descriptor, which is good for attributes and as a starting point but opens nothing. A
-//! file that is being read or written also has descriptors for that, one for each caller and direction: an open file's
-//! rights are those of who opened it. Both are bounded in number and age. Those for data live briefly, so that a file
-//! is not busy for long, and a change of its permissions that this process did not make is seen soon.
+//! An object is cached as a path descriptor. It is used to read attributes and to open other objects, but not for data.
+//! A file that is read or written also has descriptors for data, one for each caller and direction, because the rights
+//! of an open file are those of the caller that opened it. Both kinds are bounded in number and age. Descriptors for
+//! data live briefly, so that the file is not busy for long, and changes of its permissions by other processes take
+//! effect soon.
 //!
-//! A file that was created by this server is held by the descriptor that created it, which saves opening another one. It is open for
-//! data, so the object is put away when the descriptors for data are closed, as soon as nobody uses it.
+//! A file that this server has created is cached with the descriptor that created it, which saves opening another one.
+//! That descriptor is open for data, so the object is evicted when its descriptors for data are closed, as soon as
+//! nothing uses it.
 
 use std::{
     collections::HashMap,
@@ -27,27 +29,28 @@ use smallvec::SmallVec;
 use super::history::History;
 use crate::{Cred, Handle, Kind};
 
-/// One object that is at hand.
+/// A cached object.
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) handle: Handle,
     pub(super) kind: Kind,
     pub(super) fileid: u64,
     fd: Descriptor,
-    /// Locked while a change and the attributes before and after it are made one.
+    /// The history of the object. It is locked during a change, so that the attributes before and after it are
+    /// consistent.
     pub(super) changing: Mutex<History>,
     opens: Mutex<SmallVec<[Open; 2]>>,
-    /// Whether any descriptor is open for data, that which holds the object included.
+    /// `true` if any descriptor is open for data, including the one with which the object is cached.
     has_data: AtomicBool,
     used: AtomicU64,
 }
 
-/// What holds an object.
+/// The descriptor with which an object is cached.
 #[derive(Debug)]
 pub(super) enum Descriptor {
     /// A path descriptor.
     Path(OwnedFd),
-    /// The descriptor that has created a file, which is open for data.
+    /// The descriptor that created the file. It is open for data.
     Data(Arc<File>),
 }
 
@@ -77,7 +80,7 @@ impl Object {
     fn close(&self) {
         let closed = std::mem::take(&mut *self.opens.lock());
         self.has_data.store(self.is_held_by_data(), Ordering::Relaxed);
-        // Outside the lock: to close a file can take as long as its file system likes.
+        // Close them outside the lock, because closing a file can take long.
         drop(closed);
     }
 }
@@ -97,22 +100,22 @@ impl From<OwnedFd> for Descriptor {
     }
 }
 
-/// The objects that are at hand.
+/// The cache of objects.
 #[derive(Debug)]
 pub(super) struct Objects(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
     shards: Box<[Mutex<Shard>]>,
-    /// Finds an object's shard. Handles are the kernel's to choose.
+    /// Hashes handles to shards. It needs no random keys, because the kernel chooses the handles.
     hasher: RandomState,
-    /// Objects in one shard, at most.
+    /// Maximum number of objects in one shard.
     shard_max: usize,
-    /// Descriptors for data, about, at most.
+    /// Approximate maximum number of descriptors for data.
     opens_max: usize,
     opens: AtomicUsize,
     count: AtomicUsize,
-    /// Seconds, while there is anything to grow old.
+    /// A counter of seconds. It advances while there are objects.
     tick: AtomicU64,
     stopped: Mutex<bool>,
     wake: Condvar,
@@ -122,12 +125,12 @@ struct Shared {
 struct Shard {
     index: HashMap<Handle, usize, RandomState>,
     slots: Vec<Arc<Object>>,
-    /// Where the search for one to put away goes on.
+    /// The position of the clock hand, at which the search for an object to evict continues.
     hand: usize,
 }
 
 impl Objects {
-    /// Room for objects of about `max` descriptors in all, and a thread that puts old ones away.
+    /// Creates a cache with about `max` descriptors, and starts the thread that evicts old objects.
     pub(super) fn new(max: usize) -> Self {
         let shared = Arc::new(Shared {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -143,12 +146,12 @@ impl Objects {
         let thread = shared.clone();
         let spawned = std::thread::Builder::new().name("slipway-fds".into()).spawn(move || thread.run());
         if let Err(error) = spawned {
-            tracing::warn!(%error, "no thread to close files that are no longer used; they stay open longer");
+            tracing::warn!(%error, "cannot start the thread that closes unused files: they stay open longer");
         }
         Self(shared)
     }
 
-    /// An object that is at hand.
+    /// Returns an object if it is cached.
     pub(super) fn find(&self, handle: &Handle) -> Option<Arc<Object>> {
         let shard = self.0.shard(handle).lock();
         let object = shard.slots[*shard.index.get(handle)?].clone();
@@ -156,7 +159,7 @@ impl Objects {
         Some(object)
     }
 
-    /// Keeps an object at hand; gives back the one that was, if there was one.
+    /// Adds an object. Returns the cached one if there is one.
     pub(super) fn insert(&self, handle: Handle, (kind, fileid): (Kind, u64), fd: Descriptor) -> Arc<Object> {
         let tick = self.0.tick.load(Ordering::Relaxed);
         let mut shard = self.0.shard(&handle).lock();
@@ -178,16 +181,16 @@ impl Objects {
         shard.slots.push(object.clone());
         shard.index.insert(handle, index);
         drop(shard);
-        // `evicted` is closed at the end, outside the lock.
+        // Drop `evicted` at the end, outside the lock, because that closes its descriptor.
         if evicted.is_none() && self.0.count.fetch_add(1, Ordering::Relaxed) == 0 {
-            // Under the lock, so that the thread is either before its look at the count or waiting.
+            // Notify under the lock, so that the thread either has not yet read the count or already waits.
             let _stopped = self.0.stopped.lock();
             self.0.wake.notify_one();
         }
         object
     }
 
-    /// Puts an object away, as after its removal.
+    /// Evicts an object, for example after it was removed.
     pub(super) fn forget(&self, handle: &Handle) {
         let mut shard = self.0.shard(handle).lock();
         let index = shard.index.get(handle).copied();
@@ -199,15 +202,15 @@ impl Objects {
         }
     }
 
-    /// Closes what is open of an object for data, as who may open it may have changed.
+    /// Closes an object's descriptors for data, because the permissions to open them may have changed.
     pub(super) fn close(&self, object: &Arc<Object>) {
         object.close();
         if object.is_held_by_data() {
-            self.0.put_away_unused(object);
+            self.0.evict_unused(object);
         }
     }
 
-    /// A descriptor that `cred` has opened for data.
+    /// Returns a descriptor for data that was opened for `cred`.
     pub(super) fn opened(&self, object: &Object, cred: &Cred, write: bool) -> Option<Arc<File>> {
         let mut opens = object.opens.lock();
         let open = opens.iter_mut().find(|open| open.write == write && open.cred == *cred)?;
@@ -215,7 +218,7 @@ impl Objects {
         Some(open.file.clone())
     }
 
-    /// Keeps a descriptor for data.
+    /// Adds a descriptor for data.
     pub(super) fn keep_open(&self, object: &Object, cred: &Cred, write: bool, file: Arc<File>) {
         let tick = self.0.tick.load(Ordering::Relaxed);
         let mut opens = object.opens.lock();
@@ -229,7 +232,7 @@ impl Objects {
         }
     }
 
-    /// Makes room when the process has run out of descriptors.
+    /// Closes descriptors when the process has run out of them.
     pub(super) fn shrink(&self) {
         let tick = self.0.tick.load(Ordering::Relaxed);
         self.0.close_old(tick, 0);
@@ -254,7 +257,8 @@ impl Shared {
         &self.shards[self.hasher.hash_one(handle) as usize % SHARDS]
     }
 
-    /// Until stopped: once a second, puts away what is old. Waits while there is nothing.
+    /// Evicts old objects and closes old descriptors once a second, until it is stopped. Waits while the cache is
+    /// empty.
     fn run(&self) {
         let mut stopped = self.stopped.lock();
         while !*stopped {
@@ -263,16 +267,16 @@ impl Shared {
             } else {
                 self.wake.wait_for(&mut stopped, Duration::from_secs(1));
             }
-            // Nobody waits for this thread where the file system hangs.
+            // No other thread waits for this one if the file system hangs.
             MutexGuard::unlocked(&mut stopped, || {
                 let tick = self.tick.fetch_add(1, Ordering::Relaxed) + 1;
                 self.close_old(tick, OPEN_IDLE);
-                self.put_away_old(tick);
+                self.evict_old(tick);
             });
         }
     }
 
-    /// Closes descriptors for data that have not been used for `idle` seconds, or are old.
+    /// Closes descriptors for data that have not been used for `idle` seconds, or are too old.
     fn close_old(&self, tick: u64, idle: u64) {
         let mut left = 0;
         for shard in &self.shards {
@@ -289,19 +293,19 @@ impl Shared {
                 drop(opens);
                 drop::<SmallVec<[Open; 2]>>(old);
                 if is_closed && object.is_held_by_data() {
-                    self.put_away_unused(&object);
+                    self.evict_unused(&object);
                 }
             }
         }
         self.opens.store(left, Ordering::Relaxed);
     }
 
-    /// Puts an object away unless somebody beside the caller uses it: all who use an object must have the same one, for its locks.
-    fn put_away_unused(&self, object: &Arc<Object>) {
+    /// Evicts an object unless another thread uses it. All users of an object must share it, because of its locks.
+    fn evict_unused(&self, object: &Arc<Object>) {
         let mut shard = self.shard(&object.handle).lock();
         let index = shard.index.get(&object.handle).copied();
         let index = index.filter(|index| Arc::ptr_eq(&shard.slots[*index], object));
-        // The table's and the caller's; others come by theirs only while the table is locked.
+        // Two references are the cache's and the caller's. Others get theirs only while they hold the lock.
         let removed = index.filter(|_| Arc::strong_count(object) == 2).map(|index| shard.remove(index));
         drop(shard);
         if removed.is_some() {
@@ -309,7 +313,7 @@ impl Shared {
         }
     }
 
-    fn put_away_old(&self, tick: u64) {
+    fn evict_old(&self, tick: u64) {
         for shard in &self.shards {
             let (mut shard, mut old) = (shard.lock(), Vec::new());
             let mut index = 0;
@@ -337,7 +341,8 @@ impl Shard {
         object
     }
 
-    /// Removes one that has not been used in this second or, if there is none, any: a clock's hand goes round.
+    /// Removes an object that was not used in this second or, if there is none, any object. It uses the clock
+    /// algorithm.
     fn evict(&mut self, tick: u64) -> Arc<Object> {
         for _ in 0..EVICT_LOOKS.min(self.slots.len()) {
             self.hand = (self.hand + 1) % self.slots.len();
@@ -352,13 +357,13 @@ impl Shard {
 
 const SHARDS: usize = 16;
 const OPENS_PER_OBJECT: usize = 8;
-/// How many are looked at to find one to put away.
+/// Maximum number of objects that a search for an object to evict inspects.
 const EVICT_LOOKS: usize = 16;
 /// Seconds without use after which a descriptor for data is closed.
 const OPEN_IDLE: u64 = 2;
-/// Seconds after which a descriptor for data is closed even when it is used.
+/// Seconds after which a descriptor for data is closed even if it is used.
 const OPEN_LIFE: u64 = 10;
-/// Seconds without use after which an object is put away.
+/// Seconds without use after which an object is evicted.
 const OBJECT_IDLE: u64 = 60;
 
 #[cfg(test)]
@@ -372,8 +377,8 @@ mod tests {
 
     use super::*;
 
-    /// A descriptor that takes an hour to close unless the peer, which comes with it, goes first: a socket that lingers over
-    /// data which nobody reads.
+    /// Returns a descriptor that takes an hour to close unless its peer, which is also returned, is closed first. It is
+    /// a socket that lingers because nobody reads its data.
     fn slow_to_close() -> (File, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -385,14 +390,14 @@ mod tests {
             }
         };
         assert_eq!(full.kind(), ErrorKind::WouldBlock);
-        // A socket that does not block does not linger either.
+        // A nonblocking socket does not linger.
         socket.set_nonblocking(false).unwrap();
         rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::from_secs(3600))).unwrap();
         (File::from(OwnedFd::from(socket)), peer)
     }
 
     #[test]
-    fn nobody_waits_for_a_file_that_is_slow_to_close() {
+    fn no_thread_waits_for_a_file_that_is_slow_to_close() {
         let objects = Objects::new(64);
         let object = objects.insert(
             Handle::new(b"1"),
@@ -403,7 +408,7 @@ mod tests {
         objects.keep_open(&object, &Cred::root(), false, Arc::new(file));
         let deadline = Instant::now() + Duration::from_secs(600);
         while object.has_data.load(Ordering::Relaxed) {
-            assert!(Instant::now() < deadline, "it is put away when it has not been used");
+            assert!(Instant::now() < deadline, "an unused file must be evicted");
             std::thread::sleep(Duration::from_millis(10));
         }
         let (told, ended) = mpsc::channel();
@@ -415,10 +420,10 @@ mod tests {
         });
         let ended = ended.recv_timeout(Duration::from_secs(600));
         drop(peer);
-        ended.expect("neither a look at the object nor the end of all waits for the thread that closes it");
+        ended.expect("neither `find` nor `drop` may wait for the thread that closes the file");
     }
     #[test]
-    fn what_is_held_by_data_is_put_away_when_that_is_closed_and_nobody_uses_it() {
+    fn object_held_by_data_descriptor_is_evicted_when_that_is_closed_and_unused() {
         let objects = Objects::new(64);
         let file = Arc::new(File::open("/dev/null").unwrap());
         let handle = Handle::new(b"1");
@@ -427,22 +432,22 @@ mod tests {
         let other = objects.find(&handle).unwrap();
         objects.close(&object);
         assert!(objects.opened(&object, &Cred::root(), true).is_none());
-        assert!(Arc::ptr_eq(&objects.find(&handle).unwrap(), &object), "somebody uses it");
+        assert!(Arc::ptr_eq(&objects.find(&handle).unwrap(), &object), "the object is in use");
         drop(other);
         objects.close(&object);
         assert!(objects.find(&handle).is_none());
         drop(object);
-        assert_eq!(Arc::strong_count(&file), 1, "it is closed");
+        assert_eq!(Arc::strong_count(&file), 1, "the file must be closed");
     }
 
     #[test]
-    fn what_is_held_by_data_is_put_away_when_it_is_idle() {
+    fn object_held_by_data_descriptor_is_evicted_when_idle() {
         let objects = Objects::new(64);
         let file = Arc::new(File::open("/dev/null").unwrap());
         objects.insert(Handle::new(b"1"), (Kind::File, 1), Descriptor::Data(file.clone()));
         let deadline = Instant::now() + Duration::from_secs(600);
         while Arc::strong_count(&file) > 1 {
-            assert!(Instant::now() < deadline, "a file is not busy for long");
+            assert!(Instant::now() < deadline, "the file must be closed soon");
             std::thread::sleep(Duration::from_millis(10));
         }
     }

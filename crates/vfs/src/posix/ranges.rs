@@ -1,4 +1,4 @@
-//! Ranges of files: holes, allocation, copies and clones, all of which the kernel knows.
+//! Ranges of files: holes, allocation, copies and clones, all of which the kernel implements.
 
 use std::{
     fs::File,
@@ -13,7 +13,8 @@ use rustix::{
 use super::{Posix, objects::Object};
 use crate::{Caller, Change, Result, SeekFor, VfsError};
 
-/// To what clones must be aligned: found out with two nameless files; 0 if the file system has none.
+/// Returns the alignment of clones in bytes, or 0 if the file system does not support them. The function tries it on
+/// two unnamed files.
 pub(super) fn clone_block(root: &OwnedFd) -> u32 {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let nameless = || rustix::fs::openat(root, c".", flags, Mode::RUSR | Mode::WUSR);
@@ -32,7 +33,7 @@ impl Posix {
             SeekFor::Data => SeekFrom::Data(offset),
             SeekFor::Hole => SeekFrom::Hole(offset),
         };
-        // The descriptor's position means nothing to anybody else.
+        // No other code uses the position of the descriptor.
         match rustix::fs::seek(file, position) {
             Ok(found) => Ok((found < size).then_some(found)),
             Err(Errno::NXIO) => Ok(None),
@@ -84,7 +85,7 @@ impl Posix {
                     Ok(0) => break,
                     Ok(more) => copied += more as u64,
                     Err(Errno::INTR) => {}
-                    // The client is told how much was done, and meets the error again if it goes on.
+                    // Report the copied bytes. The client gets the error again if it continues.
                     Err(_) if copied > 0 => break,
                     Err(errno) => return Err(errno.into()),
                 }
@@ -112,7 +113,7 @@ impl Posix {
                 src_length: len,
                 dest_offset: to,
             };
-            // SAFETY: both descriptors are open, and the kernel reads `range` and nothing else.
+            // SAFETY: both descriptors are open, and the kernel only reads `range`.
             #[expect(unsafe_code)]
             let done = unsafe { libc::ioctl(target.as_raw_fd(), libc::FICLONERANGE, &raw const range) };
             if done == 0 {
@@ -125,5 +126,5 @@ impl Posix {
     }
 }
 
-/// Most bytes that are copied at a time, so that nobody waits for long behind it.
+/// Maximum bytes that are copied at a time, so that other calls do not wait for long.
 const COPY_MAX: u64 = 256 << 20;

@@ -1,4 +1,4 @@
-//! From handles and names to objects.
+//! Resolves handles and names to objects.
 
 use std::{
     ffi::CStr,
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{Attr, Caller, HANDLE_MAX, Handle, Name, Result, VfsError};
 
-/// What handles are made of.
+/// The contents of handles on a file system.
 ///
 /// | byte 0 | then |
 /// |---|---|
@@ -28,35 +28,35 @@ use crate::{Attr, Caller, HANDLE_MAX, Handle, Name, Result, VfsError};
 /// | 2 | inode number (8), time of birth (8 + 4), big-endian |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
-    /// A handle of the kernel's that it can open.
+    /// A handle of the kernel that the kernel can open.
     Kernel {
-        /// The number of the export's mount.
+        /// The ID of the export's mount.
         mount: i32,
     },
-    /// One that it cannot open, but that tells objects apart: file systems that cannot be exported.
+    /// A handle of the kernel that identifies objects but cannot be opened, on file systems that cannot be exported.
     Identity {
-        /// The number of the export's mount.
+        /// The ID of the export's mount.
         mount: i32,
     },
-    /// Where there is not even that: number and time of birth. Two objects that had the same number within one tick of
-    /// the file system's clock are not told apart.
+    /// Inode number and time of birth, on file systems without handles. Two objects that had the same inode number
+    /// within one tick of the file system's clock are not distinguished.
     Birth,
 }
 
 impl Naming {
-    /// What this file system gives.
+    /// Returns the naming for a file system.
     pub(super) fn of(root: BorrowedFd<'_>) -> Self {
         let kernel = FileHandle::of(root, c"", false).map(|(_, mount)| Self::Kernel { mount });
         let identity = || FileHandle::of(root, c"", true).map(|(_, mount)| Self::Identity { mount });
         let naming = kernel.or_else(|_| identity()).unwrap_or(Self::Birth);
-        // Longer than there is room for: as if there were none.
+        // A handle that is too long for [`Handle`] cannot be used.
         if naming.handle(root, c"").is_ok() { naming } else { Self::Birth }
     }
 
-    /// The handle of `path` in `dir`, or of `dir` itself if it is empty.
+    /// Returns the handle of `path` in `dir`, or of `dir` itself if `path` is empty.
     ///
     /// # Errors
-    /// `XDEV` if something else is mounted there: its objects can have the same handles.
+    /// Returns `XDEV` if another file system is mounted there, because its objects can have the same handles.
     pub(super) fn handle(self, dir: BorrowedFd<'_>, path: &CStr) -> rustix::io::Result<Handle> {
         let mut bytes = [0; HANDLE_MAX];
         let len = match self {
@@ -86,9 +86,9 @@ impl Naming {
 
     /// Opens an object by its handle.
     ///
-    /// The kernel opens any object of the file system, inside the export or not: a handle must have been made by this
-    /// server, which is what the authentication of handles above this crate sees to. An object that was moved out of
-    /// the export stays reachable by those who hold its handle, as with other servers that do not check for it.
+    /// The kernel opens any object of the file system, inside the export or not. So a handle must have been made by
+    /// this server; the authentication of file handles above this crate ensures that. An object that was moved out of
+    /// the export stays accessible to clients that have its handle, as on other servers without a subtree check.
     pub(super) fn open(self, handle: &Handle, mount: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
         match handle.as_bytes() {
             [BY_KERNEL, kind, bytes @ ..] => FileHandle::new(i32::from(*kind), bytes).ok_or(Errno::STALE)?.open(mount),
@@ -98,10 +98,10 @@ impl Naming {
 }
 
 impl Posix {
-    /// The object of a handle.
+    /// Returns the object of a handle.
     ///
     /// # Errors
-    /// `BadHandle`, `Stale`; `WouldBlock` if it is not at hand and the caller must not wait.
+    /// Returns `BadHandle` or `Stale`; or `WouldBlock` if the object is not cached and the caller must not wait.
     pub(super) fn resolve(&self, caller: &Caller<'_>, handle: &Handle) -> Result<Arc<Object>> {
         if self.remote {
             self.may_wait(caller)?;
@@ -125,10 +125,10 @@ impl Posix {
         }
     }
 
-    /// Opens an object by a handle of the kernel's.
+    /// Opens an object by a handle of the kernel.
     ///
-    /// The kernel also says that memory is short when the inode number of a removed object is just being given to a new
-    /// one (`iget_locked` meets `I_CREATING`). That is over in an instant, and then the handle is known to be stale.
+    /// The kernel also reports ENOMEM while it gives the inode number of a removed object to a new one (`iget_locked`
+    /// meets `I_CREATING`). That takes only an instant, and afterwards the kernel reports that the handle is stale.
     fn open_by_handle(&self, handle: &Handle) -> rustix::io::Result<OwnedFd> {
         let mut opened = self.with_room(|| self.naming.open(handle, self.mount.as_fd()));
         for _ in 0..REUSE_TRIES {
@@ -141,44 +141,49 @@ impl Posix {
         opened
     }
 
-    /// The directory of a handle.
+    /// Returns the directory of a handle.
     ///
     /// # Errors
-    /// As [`resolve`](Self::resolve), and `NotDir`.
+    /// Returns the errors of [`resolve`](Self::resolve), and `NotDir`.
     pub(super) fn resolve_dir(&self, caller: &Caller<'_>, handle: &Handle) -> Result<Arc<Object>> {
         let object = self.resolve(caller, handle)?;
         if object.is_dir() { Ok(object) } else { Err(VfsError::NotDir) }
     }
 
-    /// The object `name` in `dir`, by the caller's rights.
+    /// Looks up `name` in `dir` with the caller's rights.
     pub(super) fn step(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name) -> Result<(Arc<Object>, Attr)> {
-        match self.step_at_hand(caller, dir, name)? {
+        match self.step_cached(caller, dir, name)? {
             Some(object) => {
                 let attr = self.attr(&object).map_err(|_| VfsError::NotFound)?;
                 Ok((object, attr))
             }
-            None => self.step_anew(caller, dir, name),
+            None => self.step_uncached(caller, dir, name),
         }
     }
 
-    /// As [`step`](Self::step), by opening it.
-    pub(super) fn step_anew(&self, caller: &Caller<'_>, dir: &Arc<Object>, name: &Name) -> Result<(Arc<Object>, Attr)> {
-        // Names that the kernel has at hand can be followed without waiting.
+    /// Looks up a name like [`step`](Self::step), but always opens it.
+    pub(super) fn step_uncached(
+        &self,
+        caller: &Caller<'_>,
+        dir: &Arc<Object>,
+        name: &Name,
+    ) -> Result<(Arc<Object>, Attr)> {
+        // Without waiting, the kernel can only resolve names in its cache.
         let cached = if self.may_wait(caller).is_err() { ResolveFlags::CACHED } else { ResolveFlags::empty() };
         let opened = {
             let _acting = self.identity.assume(caller)?;
-            // `.` in place of `..`: only to see whether the caller may search.
+            // Open `.` instead of `..`, only to check that the caller may search the directory.
             let path = if name.as_bytes() == b".." { b"." } else { name.as_bytes() };
             self.with_room(|| open_beneath(dir.fd(), path, cached))
         };
         let fd = match opened {
             Ok(fd) => fd,
-            // The flag is newer than the call: a kernel that does not know it cannot tell.
+            // A kernel that does not support this newer flag cannot say whether the name is cached.
             Err(Errno::AGAIN | Errno::INVAL) if !cached.is_empty() => return Err(VfsError::WouldBlock),
-            // Another file system is mounted there, which is not for this export to show.
+            // Another file system is mounted there, which this export must not expose.
             Err(Errno::XDEV) => return Err(VfsError::Access),
             Err(Errno::NOENT) => {
-                // In a directory that was removed there are no names, but that is not the reason to give.
+                // A removed directory has no names, but the error must be `Stale`.
                 self.attr(dir)?;
                 return Err(VfsError::NotFound);
             }
@@ -196,14 +201,14 @@ impl Posix {
         }
     }
 
-    /// The object `name` in `dir`, by the caller's rights, if it is at hand.
-    pub(super) fn step_at_hand(
+    /// Returns the object `name` in `dir`, if it is cached and the caller may look it up.
+    pub(super) fn step_cached(
         &self,
         caller: &Caller<'_>,
         dir: &Arc<Object>,
         name: &Name,
     ) -> Result<Option<Arc<Object>>> {
-        // By birth, another object on another file system could have the same handle.
+        // With `Naming::Birth`, an object on another file system could have the same handle.
         if name.is_dots() || self.naming == Naming::Birth || self.may_wait(caller).is_err() {
             return Ok(None);
         }
@@ -216,7 +221,7 @@ impl Posix {
         Ok(Some(object))
     }
 
-    /// An object that has been opened by a name.
+    /// Adds an object that has been opened by a name to the cache.
     pub(super) fn found(&self, dir: &Object, name: &[u8], fd: impl Into<Descriptor>) -> Result<(Arc<Object>, Attr)> {
         let fd = fd.into();
         let handle = self.naming.handle(fd.as_fd(), c"")?;
@@ -225,17 +230,17 @@ impl Posix {
         Ok(found)
     }
 
-    /// Notes where an object is.
+    /// Records the location of an object.
     pub(super) fn note(&self, object: &Handle, dir: &Object, name: &[u8]) {
         if let Some(database) = &self.database {
-            database.place(object, &dir.handle, name);
+            database.add(object, &dir.handle, name);
         }
     }
 
-    /// Takes a descriptor in.
+    /// Adds the object of a descriptor to the cache.
     ///
     /// # Errors
-    /// `Stale` if the object has been removed.
+    /// Returns `Stale` if the object has been removed.
     fn adopt(&self, handle: Handle, fd: impl Into<Descriptor>) -> Result<(Arc<Object>, Attr)> {
         let fd = fd.into();
         let attr = self.stat(fd.as_fd())?;
@@ -245,9 +250,10 @@ impl Posix {
         Ok((self.objects.insert(handle, (attr.kind, attr.fileid), fd), attr))
     }
 
-    /// The parent of a directory; the root's is the root.
+    /// Returns the parent of a directory. The parent of the root is the root.
     ///
-    /// A directory that was moved out of the export has a parent outside; so the way up must lead to the root.
+    /// If a directory was moved out of the export, its parent is outside. So the function checks that the path upwards
+    /// reaches the root.
     pub(super) fn parent(&self, dir: &Arc<Object>) -> Result<Arc<Object>> {
         if dir.handle == self.root.handle {
             return Ok(dir.clone());
@@ -274,7 +280,7 @@ impl Posix {
         Err(VfsError::Stale)
     }
 
-    /// Finds an object by where it was last seen.
+    /// Finds an object at its recorded locations.
     fn search(&self, database: &Database, handle: &Handle, depth: usize) -> Result<Arc<Object>> {
         if *handle == self.root.handle {
             return Ok(self.root.clone());
@@ -292,32 +298,32 @@ impl Posix {
                 return Ok(object);
             }
         }
-        // Renamed behind our back: perhaps in the same directory.
+        // Another program has renamed the object, perhaps in the same directory.
         for place in &places {
             let Ok(dir) = self.search(database, &place.dir, depth + 1) else { continue };
             let Ok(found) = self.name_of(&dir, handle) else { continue };
             let Some(name) = found else {
-                // For good, as far as anyone knows.
-                database.displace(handle, &place.dir, &place.name);
+                // The object is not in this directory any more.
+                database.remove(handle, &place.dir, &place.name);
                 continue;
             };
             if let Some(object) = self.open_if(&dir, &name, handle) {
-                database.displace(handle, &place.dir, &place.name);
-                database.place(handle, &dir.handle, &name);
+                database.remove(handle, &place.dir, &place.name);
+                database.add(handle, &dir.handle, &name);
                 return Ok(object);
             }
         }
         Err(VfsError::Stale)
     }
 
-    /// Opens `name` in `dir` if it is the object.
+    /// Opens `name` in `dir` if it is this object.
     fn open_if(&self, dir: &Object, name: &[u8], handle: &Handle) -> Option<Arc<Object>> {
         let fd = self.with_room(|| open_beneath(dir.fd(), name, ResolveFlags::empty())).ok()?;
         let found = self.naming.handle(fd.as_fd(), c"").ok()?;
         if found == *handle { Some(self.adopt(found, fd).ok()?.0) } else { None }
     }
 
-    /// A name of the object in `dir`, if it has one there.
+    /// Returns a name of the object in `dir`, if it has one.
     fn name_of(&self, dir: &Object, handle: &Handle) -> rustix::io::Result<Option<Vec<u8>>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open = self.with_room(|| rustix::fs::openat(dir.fd(), c".", flags, Mode::empty()))?;
@@ -333,12 +339,12 @@ impl Posix {
         Ok(None)
     }
 
-    /// The handle of `name` in `dir`, if there is one.
+    /// Returns the handle of `name` in `dir`, if the name exists.
     pub(super) fn peek(&self, dir: &Object, name: &Name) -> Option<Handle> {
         name.as_bytes().into_with_c_str(|name| self.naming.handle(dir.fd(), name)).ok()
     }
 
-    /// Opens an object, by its path descriptor, for something else.
+    /// Opens an object again through its path descriptor, with other flags.
     pub(super) fn reopen(&self, object: BorrowedFd<'_>, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let name = DecInt::from_fd(object);
         let flags = flags | OFlags::CLOEXEC;
@@ -346,14 +352,14 @@ impl Posix {
     }
 }
 
-/// A path descriptor of one name, on the same file system, not through a symbolic link.
+/// Opens a path descriptor of one name on the same file system, without following a symbolic link.
 pub(super) fn open_beneath(dir: BorrowedFd<'_>, name: &[u8], more: ResolveFlags) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve =
         ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     loop {
         match rustix::fs::openat2(dir, name, flags, Mode::empty(), resolve | more) {
-            // A rename somewhere got in the way of the check.
+            // A concurrent rename has disturbed the check. Try again.
             Err(Errno::AGAIN) if more.is_empty() => {}
             opened => return opened,
         }
@@ -367,9 +373,9 @@ fn up(dir: BorrowedFd<'_>) -> rustix::io::Result<OwnedFd> {
 
 const BY_KERNEL: u8 = 1;
 const BY_BIRTH: u8 = 2;
-/// How often to look again whether an inode number is still being given away.
+/// Maximum number of attempts while an inode number is being reused.
 const REUSE_TRIES: usize = 64;
-/// Directories that are climbed to see whether one is inside the export.
+/// Maximum number of directories on the path from a directory up to the root.
 const DEPTH_MAX: usize = 4096;
-/// Directories that are gone down to find an object.
+/// Maximum depth of the search for an object.
 const SEARCH_MAX: usize = 1024;

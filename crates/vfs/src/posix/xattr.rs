@@ -1,4 +1,4 @@
-//! Extended attributes: the kernel's of the class `user`, which ordinary programs use (xattr(7)).
+//! Extended attributes of the class `user`, which ordinary programs use (xattr(7)).
 
 use std::os::fd::AsFd;
 
@@ -8,7 +8,7 @@ use rustix::{fs::XattrFlags, io::Errno};
 use super::{Posix, acl::path, objects::Object};
 use crate::{Caller, Change, Kind, Name, Result, VfsError, XATTR_MAX, XattrMode};
 
-/// Whether a file system keeps them.
+/// Returns `true` if a file system supports them.
 pub(super) fn supported(root: impl AsFd) -> bool {
     !matches!(rustix::fs::fgetxattr(root, c"user.slipway", &mut [0u8; 0][..]), Err(Errno::OPNOTSUPP | Errno::NOSYS))
 }
@@ -91,5 +91,5 @@ fn error(errno: Errno) -> VfsError {
 }
 
 const USER: &str = "user.";
-/// Most bytes of names that the kernel lists (`XATTR_LIST_MAX`).
+/// Maximum bytes of names that the kernel lists (`XATTR_LIST_MAX`).
 const LIST_MAX: usize = 64 << 10;

@@ -1,4 +1,4 @@
-//! ACLs: kept, enforced, inherited, and in step with the mode.
+//! ACLs: they are stored, enforced and inherited, and consistent with the mode.
 
 use vfs::{Acl, AclEntry, AclKind, AclWho, AclWho::*, Cred, Handle, Rights, VfsError};
 
@@ -9,7 +9,11 @@ fn acl(entries: &[(AclWho, u32)]) -> Acl {
 }
 
 fn need_acls(w: &World) -> Outcome {
-    if w.fs.caps().acls { Ok(()) } else { Err(Skipped("the file system of the temporary directory keeps no ACLs")) }
+    if w.fs.caps().acls {
+        Ok(())
+    } else {
+        Err(Skipped("the file system of the temporary directory does not support ACLs"))
+    }
 }
 
 fn set(w: &World, cred: &Cred, object: &Handle, kind: AclKind, acl: Option<&Acl>) -> vfs::Result<u32> {
@@ -20,7 +24,7 @@ fn kept(w: &World, object: &Handle, kind: AclKind) -> Option<Acl> {
     w.fs.acl(&w.me(), object, kind).unwrap().0
 }
 
-pub fn acls_are_kept_and_show_in_the_mode(w: &World) -> Outcome {
+pub fn acls_are_stored_and_set_the_mode(w: &World) -> Outcome {
     need_acls(w)?;
     let file = w.file(&w.root(), "f");
     assert_eq!(kept(w, &file, AclKind::Access), None);
@@ -29,11 +33,11 @@ pub fn acls_are_kept_and_show_in_the_mode(w: &World) -> Outcome {
     assert_eq!(set(w, &w.cred, &file, AclKind::Access, Some(&more)), Ok(0o650));
     assert!(w.coarse_times || w.attr(&file).ctime > before);
     assert_eq!(kept(w, &file, AclKind::Access), Some(more.clone()));
-    // Setting the mode moves the mask, and nothing else of the ACL but owner and others.
+    // Setting the mode changes the entries for the owner, the mask and others, and nothing else.
     w.set(&file, &mode(0o711)).unwrap();
     let moved = acl(&[(Owner, 7), (User(77), 7), (OwningGroup, 4), (Group(88), 1), (Mask, 1), (Others, 1)]);
     assert_eq!(kept(w, &file, AclKind::Access), Some(moved));
-    // One that says no more than the mode is not kept.
+    // An ACL with the same meaning as the mode is not stored.
     assert_eq!(set(w, &w.cred, &file, AclKind::Access, Some(&Acl::from_mode(0o640))), Ok(0o640));
     assert_eq!(kept(w, &file, AclKind::Access), None);
     set(w, &w.cred, &file, AclKind::Access, Some(&more)).unwrap();
@@ -62,7 +66,7 @@ pub fn acls_decide_access(w: &World) -> Outcome {
     }
     assert_eq!(w.read_as(&other, &file, 0, 9).unwrap_err(), VfsError::Access);
     assert_eq!(w.fs.access(&caller(&other), &file, Rights::ALL).unwrap().0, Rights::default());
-    // The mask takes it away again.
+    // The mask bounds the permissions of the named user.
     w.set_as(&owner, &file, &mode(0o640)).unwrap();
     assert_eq!(&w.read_as(&named, &file, 0, 9).unwrap()[..], b"data");
     assert_eq!(w.write_as(&named, &file, 0, b"x").unwrap_err(), VfsError::Access);
@@ -74,15 +78,19 @@ pub fn default_acls_are_inherited(w: &World) -> Outcome {
     let dir = w.dir(&w.root(), "d");
     let default = acl(&[(Owner, 7), (User(77), 7), (OwningGroup, 5), (Mask, 7), (Others, 0)]);
     set(w, &w.cred, &dir, AclKind::Default, Some(&default)).unwrap();
-    assert_eq!((kept(w, &dir, AclKind::Access), w.attr(&dir).mode), (None, 0o755), "the directory itself is as before");
+    assert_eq!(
+        (kept(w, &dir, AclKind::Access), w.attr(&dir).mode),
+        (None, 0o755),
+        "the directory itself must not change"
+    );
     let file = w.create(&w.cred, &dir, "f", &mode(0o664)).unwrap();
-    assert_eq!(file.attr.mode, 0o660, "others get nothing, the mask is what the mode leaves");
+    assert_eq!(file.attr.mode, 0o660, "others must get nothing, and the mask is bounded by the mode");
     let inherited = acl(&[(Owner, 6), (User(77), 7), (OwningGroup, 5), (Mask, 6), (Others, 0)]);
     assert_eq!(kept(w, &file.handle, AclKind::Access), Some(inherited));
     let sub = w.fs.mkdir(&w.me(), &dir, name("s"), &mode(0o755)).unwrap();
     assert_eq!(sub.attr.mode, 0o750);
     assert_eq!(kept(w, &sub.handle, AclKind::Default), Some(default));
-    // A link has no ACL, and what comes after the default's end is as ever.
+    // A link has no ACL. Removing the default ACL affects only later objects.
     w.fs.symlink(&w.me(), &dir, name("l"), b"f", &mode(0o777)).unwrap();
     set(w, &w.cred, &dir, AclKind::Default, None).unwrap();
     assert_eq!(kept(w, &dir, AclKind::Default), None);
@@ -91,7 +99,7 @@ pub fn default_acls_are_inherited(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn only_owners_set_acls_and_only_where_there_are_any(w: &World) -> Outcome {
+pub fn only_owners_set_acls(w: &World) -> Outcome {
     need_acls(w)?;
     let list = Acl::from_mode(0o777);
     let link = w.fs.symlink(&w.me(), &w.root(), name("l"), b"f", &mode(0o777)).unwrap().handle;

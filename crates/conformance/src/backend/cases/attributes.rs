@@ -1,4 +1,4 @@
-//! Reading and setting attributes, and what the file system says of itself.
+//! Reading and setting attributes, and the capabilities of the file system.
 
 use buf::Rope;
 use bytes::Bytes;
@@ -6,13 +6,13 @@ use vfs::{Handle, Kind, NodeKind, Report, SetAttr, SetTime, Stability, Time, Vfs
 
 use crate::backend::{Outcome, World, clock_moves, mode, name, size};
 
-pub fn handles_of_others_are_refused(w: &World) -> Outcome {
+pub fn foreign_handles_are_rejected(w: &World) -> Outcome {
     let real = w.file(&w.root(), "f");
     assert_eq!(w.fs.getattr(&w.me(), &Handle::new(b"")).unwrap_err(), VfsError::BadHandle);
     let mut bytes = real.as_bytes().to_vec();
     for i in 0..bytes.len() {
         bytes[i] ^= 0x55;
-        // Never another object; which of the two errors depends on what was altered.
+        // The handle must never refer to another object. The altered byte decides which of the two errors is returned.
         if let Err(error) = w.fs.getattr(&w.me(), &Handle::new(&bytes)) {
             assert!(matches!(error, VfsError::BadHandle | VfsError::Stale), "byte {i}: {error}");
         }
@@ -42,16 +42,16 @@ pub fn times_are_set_exactly_and_to_now(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn each_change_is_counted_however_soon_it_comes(w: &World) -> Outcome {
+pub fn change_attribute_counts_rapid_changes(w: &World) -> Outcome {
     let (root, dir) = (w.root(), w.dir(&w.root(), "d"));
     let file = w.file(&root, "f");
     let mut last = [&file, &root, &dir].map(|object| w.attr(object).change);
-    // `moved`: which of the three were changed.
+    // `moved` tells which of the three objects were changed.
     let mut check = |what: &str, moved: [bool; 3]| {
         for ((object, last), moved) in [&file, &root, &dir].into_iter().zip(&mut last).zip(moved) {
             let now = w.attr(object).change;
             if moved {
-                assert!(now > *last, "{what}: {now} behind {last}");
+                assert!(now > *last, "{what}: {now} is less than {last}");
             } else {
                 assert_eq!(now, *last, "{what}");
             }
@@ -87,11 +87,11 @@ pub fn each_change_is_counted_however_soon_it_comes(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn change_time_always_moves(w: &World) -> Outcome {
+pub fn change_time_always_increases(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     let mut last = w.attr(&file).ctime;
     for i in 0..20 {
-        // Coarser clocks than a nanosecond's are the kernel's affair.
+        // If the kernel's clock is coarse, wait for its next tick.
         if w.coarse_times {
             clock_moves();
         }
@@ -126,7 +126,7 @@ pub fn size_is_for_files_only(w: &World) -> Outcome {
     let file = w.file(&root, "f");
     w.write(&file, 0, b"data").unwrap();
     assert_eq!(w.set(&link, &size(0)).unwrap_err(), VfsError::Invalid);
-    assert_eq!(w.attr(&file).size, 4, "not through the link");
+    assert_eq!(w.attr(&file).size, 4, "the link must not be followed");
     Ok(())
 }
 
@@ -140,7 +140,7 @@ pub fn symlinks_have_owners_and_times_but_no_mode(w: &World) -> Outcome {
     let set = SetAttr { mtime: Some(SetTime::To(time)), uid: Some(w.cred.uid), ..Default::default() };
     assert_eq!(w.set(&link.handle, &set).unwrap().after.mtime, time);
     assert_eq!(w.set(&link.handle, &mode(0o600)).unwrap_err(), VfsError::NotSupported);
-    assert_eq!(w.attr(&file), before, "nothing goes through the link");
+    assert_eq!(w.attr(&file), before, "the link must not be followed");
     Ok(())
 }
 

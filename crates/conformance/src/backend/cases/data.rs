@@ -7,7 +7,7 @@ use vfs::{NodeKind, PreAttr, Report, SetAttr, Stability, VfsError, Writer};
 
 use crate::backend::{Outcome, World, mode, name, rope, size};
 
-pub fn what_is_written_is_read(w: &World) -> Outcome {
+pub fn written_data_is_read(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     let content: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
     assert_eq!(w.write(&file, 0, &content).unwrap().size, 1_000_000);
@@ -21,7 +21,7 @@ pub fn what_is_written_is_read(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn reads_end_at_the_end(w: &World) -> Outcome {
+pub fn reads_stop_at_the_end_of_the_file(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     let read = |offset, len| {
         let read = w.fs.read(&w.me(), &file, offset, len, &w.pool, false).unwrap();
@@ -46,7 +46,7 @@ pub fn writes_beyond_the_end_leave_a_hole(w: &World) -> Outcome {
     w.write(&file, 300_000, b"end").unwrap();
     let attr = w.attr(&file);
     assert_eq!(attr.size, 300_003);
-    assert!(attr.used < 300_000, "holes take no space");
+    assert!(attr.used < 300_000, "holes must take no space");
     let mut expected = vec![0; 300_000];
     expected.extend(b"end");
     assert_eq!(w.read(&file, 0, 1 << 20).unwrap(), expected);
@@ -118,7 +118,7 @@ pub fn ropes_of_many_pieces_are_written_in_order(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn a_write_reports_what_it_is_asked_for(w: &World) -> Outcome {
+pub fn write_returns_requested_attributes(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     let attr = || w.attr(&file);
     let write = |report| w.fs.write(&w.me(), &file, 0, &rope(b"data"), Stability::Unstable, report).unwrap();
@@ -127,7 +127,7 @@ pub fn a_write_reports_what_it_is_asked_for(w: &World) -> Outcome {
     for writer in [1, 2, 1] {
         let before = attr();
         let written = write(Report::Attributes(Writer(writer)));
-        assert_eq!(written.before, Some(PreAttr::from(&before)), "somebody else has written before");
+        assert_eq!(written.before, Some(PreAttr::from(&before)), "another writer has changed the file before");
         assert_eq!(written.after, Some(attr()));
     }
     Ok(())
@@ -151,7 +151,7 @@ pub fn only_files_have_data(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn lent_data_is_what_was_read(w: &World) -> Outcome {
+pub fn lent_data_does_not_change(w: &World) -> Outcome {
     let file = w.file(&w.root(), "f");
     w.write(&file, 0, &[1; 400_000]).unwrap();
     let lent = w.fs.read(&w.me(), &file, 0, 400_000, &w.pool, false).unwrap().data;
@@ -206,7 +206,7 @@ pub fn random_writes_and_truncations_agree_with_a_model(w: &World) -> Outcome {
                 w.set(&file, &size(keep as u64)).unwrap();
             }
             1 => {
-                // Whole, aligned pages from a pool.
+                // Write whole, aligned pages from a pool.
                 let mut page = w.pool.take(128 << 10);
                 page.fill(round as u8);
                 let at = at / page.len() * page.len();
@@ -240,7 +240,7 @@ pub fn random_writes_and_truncations_agree_with_a_model(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn reads_and_writes_from_many_threads_stay_whole(w: &World) -> Outcome {
+pub fn concurrent_reads_see_whole_blocks(w: &World) -> Outcome {
     const BLOCK: usize = 4096;
     let files: Vec<_> = (0..2).map(|i| w.file(&w.root(), &format!("f{i}"))).collect();
     for file in &files {
@@ -253,7 +253,7 @@ pub fn reads_and_writes_from_many_threads_stay_whole(w: &World) -> Outcome {
                 let mut rng = SmallRng::seed_from_u64(u64::from(thread));
                 for i in 0..400u32 {
                     let file = &files[rng.random_range(0..2)];
-                    // Each thread writes blocks of its own, and reads those of all.
+                    // Each thread writes only its own blocks, and reads the blocks of all threads.
                     let block = rng.random_range(0..16u64) * 4 + u64::from(thread);
                     let byte = (i % 50) as u8 * 4 + thread;
                     w.write(file, block * BLOCK as u64, &[byte; BLOCK]).unwrap();

@@ -6,12 +6,12 @@ use vfs::{DirEntry, VfsError};
 
 use crate::backend::{Outcome, World, name};
 
-pub fn a_listing_has_everything_once(w: &World) -> Outcome {
+pub fn listing_has_every_entry_once(w: &World) -> Outcome {
     let dir = w.dir(&w.root(), "d");
     let mut expected: Vec<_> = (0..5000).map(|i| format!("entry-{i}").into_bytes()).collect();
     let mut last = None;
     for (i, at) in expected.iter().enumerate() {
-        // Mostly further names, which cost less than files.
+        // Create mostly hard links, which are cheaper than files.
         match &last {
             Some(file) if i % 20 != 0 => drop(w.fs.link(&w.me(), file, &dir, vfs::Name::new(at).unwrap()).unwrap()),
             _ => last = Some(w.file(&dir, std::str::from_utf8(at).unwrap())),
@@ -26,7 +26,7 @@ pub fn a_listing_has_everything_once(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn a_listing_can_be_continued_anywhere(w: &World) -> Outcome {
+pub fn listing_continues_from_any_cookie(w: &World) -> Outcome {
     let dir = w.dir(&w.root(), "d");
     for i in 0..40 {
         w.file(&dir, &format!("f{i}"));
@@ -42,7 +42,7 @@ pub fn a_listing_can_be_continued_anywhere(w: &World) -> Outcome {
     let fileid = |at: &[u8]| entries.iter().find(|entry| entry.0 == at).unwrap().1;
     assert_eq!(fileid(b"."), w.attr(&dir).fileid);
     assert_eq!(fileid(b".."), w.attr(&w.root()).fileid);
-    assert!(entries.iter().all(|entry| entry.2 != 0), "cookie 0 is the start");
+    assert!(entries.iter().all(|entry| entry.2 != 0), "cookie 0 must mean the start");
     for (i, (_, _, cookie)) in entries.iter().enumerate() {
         let mut rest = Vec::new();
         let mut each = |entry: DirEntry<'_>| {
@@ -55,7 +55,7 @@ pub fn a_listing_can_be_continued_anywhere(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn a_listing_brings_objects(w: &World) -> Outcome {
+pub fn listing_includes_handles_and_attributes(w: &World) -> Outcome {
     let dir = w.dir(&w.root(), "d");
     let mut expected = HashMap::new();
     for i in 0..100 {
@@ -70,8 +70,8 @@ pub fn a_listing_brings_objects(w: &World) -> Outcome {
     expected.insert(b".".to_vec(), (dir.clone(), w.attr(&dir)));
     expected.insert(b"..".to_vec(), (w.root(), w.attr(&w.root())));
     let mut each = |entry: DirEntry<'_>| {
-        let (handle, attr) = entry.object.expect("an entry comes with its object");
-        let (expected_handle, expected_attr) = expected.remove(entry.name).expect("each name once");
+        let (handle, attr) = entry.object.expect("an entry must include its object");
+        let (expected_handle, expected_attr) = expected.remove(entry.name).expect("a name must be listed once");
         assert_eq!(entry.fileid, attr.fileid);
         assert_eq!((attr.kind, attr.size, attr.mode), (expected_attr.kind, expected_attr.size, expected_attr.mode));
         assert_eq!(handle, expected_handle);
@@ -86,11 +86,11 @@ pub fn a_listing_brings_objects(w: &World) -> Outcome {
         ControlFlow::Continue(())
     };
     w.fs.readdir(&w.me(), &w.root(), 0, [0; 8], true, &mut each).unwrap();
-    assert!(seen, "the root's parent is the root in listings too");
+    assert!(seen, "a listing must also show the root as its own parent");
     Ok(())
 }
 
-pub fn entries_that_stay_are_seen_exactly_once_while_others_come_and_go(w: &World) -> Outcome {
+pub fn unchanged_entries_are_listed_once_during_changes(w: &World) -> Outcome {
     let dir = w.dir(&w.root(), "d");
     for i in 0..300 {
         w.file(&dir, &format!("stay-{i}"));
@@ -100,7 +100,7 @@ pub fn entries_that_stay_are_seen_exactly_once_while_others_come_and_go(w: &Worl
     while let Some(next) = w.list_some(&dir, at, 9, &mut all) {
         at = next;
         for i in (step * 4)..(step * 4 + 4).min(300) {
-            // From both ends, so that removals fall before and after where the listing is.
+            // Remove from both ends, so that removals happen before and after the position of the listing.
             let gone = if i % 2 == 0 { i } else { 299 - i };
             let _ = w.fs.remove(&w.me(), &dir, name(&format!("go-{gone}")));
             w.file(&dir, &format!("come-{i}"));
@@ -109,7 +109,7 @@ pub fn entries_that_stay_are_seen_exactly_once_while_others_come_and_go(w: &Worl
             let _ = w.rename(&dir, &format!("come-{}", step * 4), &dir, &format!("moved-{step}"));
         }
         step += 1;
-        assert!(step < 3000, "the listing does not end");
+        assert!(step < 3000, "the listing must end");
     }
     let mut stayed: Vec<_> = all.iter().filter(|at| at.starts_with(b"stay-")).collect();
     assert_eq!(stayed.len(), 300);
@@ -119,8 +119,8 @@ pub fn entries_that_stay_are_seen_exactly_once_while_others_come_and_go(w: &Worl
     Ok(())
 }
 
-/// What `rm -r` does over NFS.
-pub fn removing_what_was_listed_skips_nothing(w: &World) -> Outcome {
+/// Removes entries while they are listed, like `rm -r` over NFS.
+pub fn removing_listed_entries_skips_none(w: &World) -> Outcome {
     let dir = w.dir(&w.root(), "d");
     for i in 0..1000 {
         w.file(&dir, &format!("f{i}"));

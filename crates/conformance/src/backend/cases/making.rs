@@ -1,4 +1,4 @@
-//! Making objects, and giving them names.
+//! Creating objects and names.
 
 use vfs::{CreateMode, Device, Kind, Name, NodeKind, SetAttr, VfsError};
 
@@ -70,7 +70,7 @@ pub fn unchecked_create_opens_and_truncates(w: &World) -> Outcome {
             w.fs.symlink(&w.me(), &root, name(at), b"elsewhere", &SetAttr::default()).unwrap();
         }
         let open = w.fs.create(&w.me(), &root, name(at), &CreateMode::Unchecked(size(0)));
-        assert_eq!(open.unwrap_err(), VfsError::Exists, "{at} is no file");
+        assert_eq!(open.unwrap_err(), VfsError::Exists, "{at} is not a file");
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ pub fn exclusive_create_can_be_replayed(w: &World) -> Outcome {
         for bit in 0..64 {
             let mut other = verifier;
             other[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(create(other).unwrap_err(), VfsError::Exists, "bit {bit} does not matter");
+            assert_eq!(create(other).unwrap_err(), VfsError::Exists, "bit {bit} must matter");
         }
     }
     w.file(&root, "plain");
@@ -135,7 +135,7 @@ pub fn bad_symlink_targets_are_refused(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn special_files_are_made(w: &World) -> Outcome {
+pub fn special_files_are_created(w: &World) -> Outcome {
     let make = |at: &str, node| w.fs.mknod(&w.me(), &w.root(), name(at), node, &mode(0o620)).map(|made| made.attr);
     let fifo = make("fifo", NodeKind::Fifo).unwrap();
     assert_eq!((fifo.kind, fifo.mode, fifo.nlink), (Kind::Fifo, 0o620, 1));
@@ -154,7 +154,7 @@ pub fn special_files_are_made(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn dots_cannot_be_made(w: &World) -> Outcome {
+pub fn dots_cannot_be_created(w: &World) -> Outcome {
     let (root, file) = (w.root(), w.file(&w.root(), "f"));
     for dots in [".", ".."] {
         let at = name(dots);
@@ -192,7 +192,7 @@ pub fn names_are_bytes(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn names_have_a_longest_length(w: &World) -> Outcome {
+pub fn names_have_a_maximum_length(w: &World) -> Outcome {
     let longest = "n".repeat(w.fs.caps().name_max as usize);
     let file = w.file(&w.root(), &longest);
     assert_eq!(w.lookup(&w.root(), &longest).unwrap(), file);
@@ -201,7 +201,7 @@ pub fn names_have_a_longest_length(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn nothing_is_made_in_what_is_no_directory(w: &World) -> Outcome {
+pub fn objects_are_created_only_in_directories(w: &World) -> Outcome {
     let (root, at) = (w.root(), name("x"));
     let file = w.file(&root, "f");
     let link = w.fs.symlink(&w.me(), &root, name("l"), b".", &SetAttr::default()).unwrap().handle;
@@ -251,12 +251,12 @@ pub fn changes_show_before_and_after(w: &World) -> Outcome {
     let dir = w.dir(&w.root(), "d");
     let mut last = w.attr(&dir);
     let mut follows = |change: vfs::Change| {
-        assert_eq!(change.before.ctime, last.ctime, "before is what was there");
-        assert!(change.after.ctime > last.ctime && change.after.mtime > last.mtime, "a change moves the times");
+        assert_eq!(change.before.ctime, last.ctime, "the attributes before must be the previous ones");
+        assert!(change.after.ctime > last.ctime && change.after.mtime > last.mtime, "a change must increase the times");
         last = change.after;
     };
     let me = caller(&w.cred);
-    // Time must be seen to pass even where its resolution is coarse.
+    // Time must advance noticeably even if its resolution is coarse.
     let pause = clock_moves;
     pause();
     let file = w.create(&w.cred, &dir, "f", &mode(0o644)).unwrap();

@@ -1,4 +1,5 @@
-//! Who may do what. As an ordinary user the posix backend serves as that user, and these are skipped.
+//! Permissions. If the tests run as an ordinary user, the posix back end serves all callers as that user, and these
+//! cases are skipped.
 
 use std::ops::ControlFlow;
 
@@ -21,7 +22,7 @@ fn other() -> Cred {
     cred(1003, 2003, &[2004, 2005])
 }
 
-/// A file of [`OWNER`] and [`GROUP`].
+/// Creates a file that belongs to [`OWNER`] and [`GROUP`].
 fn owned(w: &World, at: &str, bits: u32) -> vfs::Handle {
     w.create(&owner(), &w.root(), at, &mode(bits)).unwrap().handle
 }
@@ -36,7 +37,11 @@ pub fn search_needs_execute(w: &World) -> Outcome {
     w.create(&owner(), &dir, "f", &mode(0o644)).unwrap();
     let lookup = |cred: &Cred, at: &str| {
         let found = w.fs.lookup(&caller(cred), &dir, name(at)).map(drop);
-        assert_eq!(w.fs.find(&caller(cred), &dir, name(at)).map(drop), found, "with attributes or without");
+        assert_eq!(
+            w.fs.find(&caller(cred), &dir, name(at)).map(drop),
+            found,
+            "the result must be the same with and without attributes"
+        );
         found
     };
     for at in ["f", ".", ".."] {
@@ -61,12 +66,12 @@ pub fn reading_and_writing_need_permission(w: &World) -> Outcome {
     assert_eq!(w.write_as(&member(), &file, 0, b"x").unwrap_err(), VfsError::Access);
     assert_eq!(w.write_as(&other(), &file, 0, b"x").unwrap_err(), VfsError::Access);
     assert_eq!(w.set_as(&member(), &file, &size(0)).unwrap_err(), VfsError::Access);
-    // An answer to one caller must not be another's.
+    // The result for one caller must not apply to another.
     assert_eq!(&w.read_as(&owner(), &file, 0, 9).unwrap()[..], b"data");
     assert_eq!(w.read_as(&other(), &file, 0, 9).unwrap_err(), VfsError::Access);
     w.set_as(&owner(), &file, &mode(0o666)).unwrap();
     w.write_as(&other(), &file, 0, b"open").unwrap();
-    // As a client truncates that opens a file: time and size at once.
+    // A client that opens a file with truncation sets time and size at once.
     w.set_as(&other(), &file, &SetAttr { mtime: Some(SetTime::Now), ..size(0) }).unwrap();
     w.set_as(&owner(), &file, &mode(0o600)).unwrap();
     assert_eq!(w.write_as(&other(), &file, 0, b"shut").unwrap_err(), VfsError::Access);
@@ -75,7 +80,7 @@ pub fn reading_and_writing_need_permission(w: &World) -> Outcome {
 }
 
 pub fn owners_read_and_write_whatever_the_mode(w: &World) -> Outcome {
-    // RFC 1813 §4.4: a client checks at open and then counts on going on.
+    // RFC 1813 §4.4: a client checks permissions when it opens a file, and expects to keep access.
     let me = if w.identities { owner() } else { w.cred.clone() };
     let made = w.create(&me, &w.root(), "f", &mode(0o444)).unwrap();
     w.write_as(&me, &made.handle, 0, b"read-only").unwrap();
@@ -97,14 +102,14 @@ pub fn executable_files_can_be_read(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn groups_count(w: &World) -> Outcome {
+pub fn supplementary_groups_grant_access(w: &World) -> Outcome {
     w.need_identities()?;
     let file = owned(w, "f", 0o460);
     w.write_as(&member(), &file, 0, b"x").unwrap();
     let many: Vec<u32> = (3000..3015).chain([GROUP]).collect();
     w.write_as(&cred(7, 8, &many), &file, 0, b"x").unwrap();
     assert_eq!(w.write_as(&cred(7, 8, &many[..15]), &file, 0, b"x").unwrap_err(), VfsError::Access);
-    // The first class that matches decides: a member is not an other.
+    // The first class that matches decides: the bits for others do not apply to a member of the group.
     let file = owned(w, "g", 0o604);
     assert_eq!(w.read_as(&member(), &file, 0, 1).unwrap_err(), VfsError::Access);
     w.read_as(&other(), &file, 0, 1).unwrap();
@@ -125,11 +130,15 @@ pub fn the_superuser_may_do_everything(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn access_tells_what_is_allowed(w: &World) -> Outcome {
+pub fn access_returns_granted_rights(w: &World) -> Outcome {
     w.need_identities()?;
     let rights = |cred: &Cred, object: &vfs::Handle, wanted| {
         let (rights, _) = w.fs.access(&caller(cred), object, wanted).unwrap();
-        assert_eq!(w.fs.permits(&caller(cred), object, wanted), Ok(rights), "with attributes or without");
+        assert_eq!(
+            w.fs.permits(&caller(cred), object, wanted),
+            Ok(rights),
+            "the result must be the same with and without attributes"
+        );
         rights
     };
     let (none, all) = (Rights::default(), Rights::ALL);
@@ -147,7 +156,7 @@ pub fn access_tells_what_is_allowed(w: &World) -> Outcome {
     assert_eq!(rights(&member(), &dir, all), names);
     assert_eq!(rights(&other(), &dir, all), Rights { lookup: true, ..none });
     let useless = owned_dir(w, "e", 0o720);
-    assert_eq!(rights(&member(), &useless, all), none, "without search, writing is of no use");
+    assert_eq!(rights(&member(), &useless, all), none, "write permission without search permission is useless");
     Ok(())
 }
 
@@ -171,7 +180,7 @@ pub fn directories_need_write_for_names(w: &World) -> Outcome {
     let rename = |from, a, to, b| w.fs.rename(&him, from, name(a), to, name(b)).map(drop);
     assert_eq!(rename(&dir, "f", &free, "f"), Err(VfsError::Access));
     assert_eq!(rename(&free, "g", &dir, "g"), Err(VfsError::Access));
-    // A directory's `..` is written when it moves.
+    // Moving a directory changes its `..` entry, which requires write permission.
     let moving = w.fs.mkdir(&caller(&owner()), &free, name("m"), &mode(0o755)).unwrap().handle;
     w.fs.mkdir(&him, &free, name("to"), &mode(0o777)).unwrap();
     let to = w.lookup(&free, "to").unwrap();
@@ -201,13 +210,13 @@ pub fn sticky_directories_protect_names(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn set_group_id_directories_pass_their_group_on(w: &World) -> Outcome {
+pub fn set_group_id_directories_determine_the_group(w: &World) -> Outcome {
     w.need_identities()?;
     let dir = owned_dir(w, "d", 0o777);
     w.set_as(&owner(), &dir, &mode(0o2777)).unwrap();
     let file = w.create(&other(), &dir, "f", &mode(0o2755)).unwrap().attr;
     assert_eq!((file.uid, file.gid), (1003, GROUP));
-    assert_eq!(file.mode, 0o755, "no set-group-id for a group that is not the caller's");
+    assert_eq!(file.mode, 0o755, "set-group-id must be cleared if the caller is not in the group");
     let sub = w.fs.mkdir(&caller(&other()), &dir, name("s"), &mode(0o750)).unwrap().attr;
     assert_eq!((sub.gid, sub.mode), (GROUP, 0o2750));
     let link = w.fs.symlink(&caller(&other()), &dir, name("l"), b"t", &SetAttr::default()).unwrap().attr;
@@ -217,7 +226,7 @@ pub fn set_group_id_directories_pass_their_group_on(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn writing_and_giving_away_drop_privileges(w: &World) -> Outcome {
+pub fn write_and_chown_clear_set_id_bits(w: &World) -> Outcome {
     w.need_identities()?;
     let file = owned(w, "f", 0o6777);
     assert_eq!(w.attr(&file).mode, 0o6777);
@@ -225,19 +234,23 @@ pub fn writing_and_giving_away_drop_privileges(w: &World) -> Outcome {
     w.set_as(&owner(), &file, &mode(0o6777)).unwrap();
     assert_eq!(w.set_as(&other(), &file, &size(0)).unwrap().after.mode, 0o777);
     w.set_as(&owner(), &file, &mode(0o6777)).unwrap();
-    assert_eq!(w.write_as(&Cred::root(), &file, 0, b"x").unwrap().mode, 0o6777, "the superuser is trusted");
+    assert_eq!(
+        w.write_as(&Cred::root(), &file, 0, b"x").unwrap().mode,
+        0o6777,
+        "a write by the superuser must not clear the bits"
+    );
     let give = SetAttr { uid: Some(7), ..Default::default() };
     assert_eq!(w.set_as(&Cred::root(), &file, &give).unwrap().after.mode, 0o777);
-    // Without group execution, set-group-id means something else and stays.
+    // Without execute permission for the group, set-group-id has another meaning and is kept.
     let file = owned(w, "g", 0o2666);
     assert_eq!(w.write_as(&member(), &file, 0, b"x").unwrap().mode, 0o2666);
     assert_eq!(w.write_as(&other(), &file, 0, b"x").unwrap().mode, 0o666);
-    // Asked for in one call, the mode comes last.
+    // If owner and mode are set in one call, the mode is set last.
     let both = SetAttr { gid: Some(8), ..mode(0o6755) };
     assert_eq!(w.set_as(&Cred::root(), &file, &both).unwrap().after.mode, 0o6755);
     let file = owned(w, "h", 0o644);
     w.set_as(&Cred::root(), &file, &SetAttr { gid: Some(9), ..Default::default() }).unwrap();
-    assert_eq!(w.set_as(&owner(), &file, &mode(0o2755)).unwrap().after.mode, 0o755, "not the caller's group");
+    assert_eq!(w.set_as(&owner(), &file, &mode(0o2755)).unwrap().after.mode, 0o755, "the caller is not in the group");
     Ok(())
 }
 
@@ -257,7 +270,7 @@ pub fn only_owners_change_modes_and_times(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn ownership_is_given_away_by_the_superuser_only(w: &World) -> Outcome {
+pub fn only_the_superuser_changes_ownership(w: &World) -> Outcome {
     w.need_identities()?;
     assert!(w.fs.caps().chown_restricted);
     let file = owned(w, "f", 0o666);
@@ -271,13 +284,17 @@ pub fn ownership_is_given_away_by_the_superuser_only(w: &World) -> Outcome {
     w.set_as(&cred(OWNER, GROUP, &[2002]), &file, &gid(2002)).unwrap();
     assert_eq!(w.attr(&file).gid, 2002);
     assert_eq!(w.create(&owner(), &w.root(), "g", &uid(7)).unwrap_err(), VfsError::Perm);
-    assert_eq!(w.lookup(&w.root(), "g").unwrap_err(), VfsError::NotFound, "nothing is left behind");
+    assert_eq!(
+        w.lookup(&w.root(), "g").unwrap_err(),
+        VfsError::NotFound,
+        "a failed creation must leave nothing behind"
+    );
     let attr = w.create(&Cred::root(), &w.root(), "g", &SetAttr { gid: Some(8), ..uid(7) }).unwrap().attr;
     assert_eq!((attr.uid, attr.gid), (7, 8));
     Ok(())
 }
 
-pub fn devices_are_for_the_superuser(w: &World) -> Outcome {
+pub fn only_the_superuser_creates_devices(w: &World) -> Outcome {
     w.need_identities()?;
     let other = other();
     for node in [NodeKind::Char(Device { major: 1, minor: 3 }), NodeKind::Block(Device { major: 8, minor: 0 })] {

@@ -4,7 +4,7 @@ use vfs::{SeekFor, VfsError};
 
 use crate::backend::{Outcome, Skipped, World, cred, mode, size};
 
-/// A length that every file system takes for a whole number of its blocks.
+/// A length that is a multiple of every file system's block size.
 const BLOCK: u64 = 1 << 17;
 
 pub fn holes_and_data_are_found(w: &World) -> Outcome {
@@ -36,7 +36,7 @@ pub fn ranges_are_deallocated(w: &World) -> Outcome {
     let before = w.attr(&file);
     let change = match w.fs.deallocate(&w.me(), &file, 100, 2 * BLOCK) {
         Err(VfsError::NotSupported) => {
-            return Err(Skipped("the file system makes no holes"));
+            return Err(Skipped("the file system cannot make holes"));
         }
         change => change.unwrap(),
     };
@@ -45,7 +45,7 @@ pub fn ranges_are_deallocated(w: &World) -> Outcome {
     let mut expected = vec![7; 3 * BLOCK as usize];
     expected[100..100 + 2 * BLOCK as usize].fill(0);
     assert!(w.read(&file, 0, expected.len()).unwrap() == expected);
-    // Beyond the end there is nothing to do, and the size stays.
+    // A range beyond the end has no effect, and the size does not change.
     w.fs.deallocate(&w.me(), &file, 3 * BLOCK - 10, u64::MAX / 2).unwrap();
     assert_eq!(w.attr(&file).size, 3 * BLOCK);
     assert_eq!(&w.read(&file, 3 * BLOCK - 11, 99).unwrap()[..], [&[7][..], &[0; 10]].concat());
@@ -57,7 +57,7 @@ pub fn ranges_are_allocated(w: &World) -> Outcome {
     w.write(&file, 0, b"x").unwrap();
     match w.fs.allocate(&w.me(), &file, 10, 2 * BLOCK) {
         Err(VfsError::NotSupported) => {
-            return Err(Skipped("the file system allocates nothing"));
+            return Err(Skipped("the file system does not support allocation"));
         }
         change => assert_eq!(change.unwrap().after.size, 2 * BLOCK + 10),
     }
@@ -76,17 +76,17 @@ pub fn files_are_copied(w: &World) -> Outcome {
     w.write(&from, 0, &data).unwrap();
     w.write(&to, 0, b"0123456789").unwrap();
     match w.fs.copy(&w.me(), (&from, 5), (&to, 3), BLOCK) {
-        Err(VfsError::NotSupported) => return Err(Skipped("the file system copies nothing itself")),
+        Err(VfsError::NotSupported) => return Err(Skipped("the file system does not support copies")),
         copied => assert_eq!(copied, Ok(BLOCK)),
     }
     let expected = [b"012", &data[5..5 + BLOCK as usize]].concat();
     assert!(w.read(&to, 0, 4 * BLOCK as usize).unwrap() == expected);
-    // What the source has not is not copied.
+    // The copy ends at the end of the source.
     assert_eq!(w.fs.copy(&w.me(), (&from, 3 * BLOCK - 2), (&to, 0), 100), Ok(2));
     assert_eq!(w.fs.copy(&w.me(), (&from, 0), (&from, 10), 100), Err(VfsError::Invalid));
     assert_eq!(w.fs.copy(&w.me(), (&from, 0), (&from, 100), 100), Ok(100));
     assert_eq!(w.read(&from, 100, 100).unwrap(), data[..100]);
-    // A later change of one is none of the other.
+    // A later change of the source does not change the copy.
     w.write(&from, 0, &vec![9; 3 * BLOCK as usize]).unwrap();
     assert!(w.read(&to, 3, BLOCK as usize).unwrap()[2..] == expected[5..]);
     if w.identities {
@@ -105,7 +105,7 @@ pub fn files_are_cloned(w: &World) -> Outcome {
     if block == 0 {
         let refused = w.fs.clone_range(&w.me(), (&from, 0), (&to, 0), 0);
         assert_eq!(refused.unwrap_err(), VfsError::NotSupported);
-        return Err(Skipped("the file system shares no data between files"));
+        return Err(Skipped("the file system does not support clones"));
     }
     let data: Vec<u8> = (0..3 * block + 7).map(|at| (at % 251) as u8).collect();
     w.write(&from, 0, &data).unwrap();

@@ -1,4 +1,4 @@
-//! Removing names, and with the last one the object.
+//! Removing names, and the object with its last name.
 
 use vfs::{CreateMode, SetAttr, VfsError};
 
@@ -26,7 +26,7 @@ pub fn a_removed_object_is_stale(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn an_object_lives_until_its_last_name_goes(w: &World) -> Outcome {
+pub fn object_exists_until_its_last_name_is_removed(w: &World) -> Outcome {
     let root = w.root();
     let (file, dir) = (w.file(&root, "a"), w.dir(&root, "d"));
     w.write(&file, 0, b"data").unwrap();
@@ -34,14 +34,14 @@ pub fn an_object_lives_until_its_last_name_goes(w: &World) -> Outcome {
     w.fs.remove(&w.me(), &root, name("a")).unwrap();
     let found = w.lookup(&dir, "b").unwrap();
     assert_eq!(w.attr(&found).nlink, 1);
-    assert_eq!(w.attr(&file).nlink, 1, "the first handle is still good");
+    assert_eq!(w.attr(&file).nlink, 1, "the first handle must stay valid");
     assert_eq!(&w.read(&file, 0, 9).unwrap()[..], b"data");
     w.fs.remove(&w.me(), &dir, name("b")).unwrap();
     assert_eq!(w.fs.getattr(&w.me(), &found).unwrap_err(), VfsError::Stale);
     Ok(())
 }
 
-pub fn remove_and_rmdir_tell_files_from_directories(w: &World) -> Outcome {
+pub fn remove_and_rmdir_distinguish_files_from_directories(w: &World) -> Outcome {
     let root = w.root();
     w.file(&root, "f");
     w.dir(&root, "d");
@@ -56,7 +56,7 @@ pub fn remove_and_rmdir_tell_files_from_directories(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn full_directories_stay(w: &World) -> Outcome {
+pub fn nonempty_directories_cannot_be_removed(w: &World) -> Outcome {
     let root = w.root();
     let dir = w.dir(&root, "d");
     w.file(&dir, "f");
@@ -75,7 +75,7 @@ pub fn dots_cannot_be_removed(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn a_removed_directory_takes_nothing_new(w: &World) -> Outcome {
+pub fn removed_directory_accepts_no_entries(w: &World) -> Outcome {
     let (root, file) = (w.root(), w.file(&w.root(), "f"));
     let dir = w.dir(&root, "d");
     w.list(&dir, 10);
@@ -90,11 +90,11 @@ pub fn a_removed_directory_takes_nothing_new(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn a_handle_never_means_another_object(w: &World) -> Outcome {
+pub fn handle_never_refers_to_another_object(w: &World) -> Outcome {
     let root = w.root();
     let mut old = Vec::new();
     for i in 0..50 {
-        // Inode numbers are often given again at once.
+        // File systems often reuse an inode number at once.
         let file = w.file(&root, "f");
         w.write(&file, 0, &[i]).unwrap();
         w.fs.remove(&w.me(), &root, name("f")).unwrap();

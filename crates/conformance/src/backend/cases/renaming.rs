@@ -1,4 +1,4 @@
-//! Renaming, and what names resolve to.
+//! Renaming and name resolution.
 
 use vfs::{Kind, SetAttr, VfsError};
 
@@ -29,7 +29,7 @@ pub fn names_are_found_without_attributes(w: &World) -> Outcome {
     for _ in 0..2 {
         assert_eq!(find(&root, "f"), Ok((file.clone(), Kind::File)));
         assert_eq!(find(&root, "d"), Ok((dir.clone(), Kind::Dir)));
-        assert_eq!(find(&root, "l").map(|found| found.1), Ok(Kind::Symlink), "it is not followed");
+        assert_eq!(find(&root, "l").map(|found| found.1), Ok(Kind::Symlink), "the link must not be followed");
         assert_eq!(find(&dir, "."), Ok((dir.clone(), Kind::Dir)));
         assert_eq!(find(&dir, ".."), Ok((root.clone(), Kind::Dir)));
         assert_eq!(find(&root, "x"), Err(VfsError::NotFound));
@@ -49,7 +49,7 @@ pub fn rename_replaces_files(w: &World) -> Outcome {
     w.fs.link(&w.me(), &b, &root, name("other")).unwrap();
     w.rename(&root, "a", &root, "b").unwrap();
     assert_eq!(w.lookup(&root, "b").unwrap(), a);
-    assert_eq!(w.attr(&b).nlink, 1, "one name less");
+    assert_eq!(w.attr(&b).nlink, 1, "the replaced object must have lost a name");
     w.rename(&root, "b", &root, "other").unwrap();
     assert_eq!(w.fs.getattr(&w.me(), &b).unwrap_err(), VfsError::Stale);
     assert_eq!(w.list(&root, 10), [b"other"]);
@@ -115,7 +115,7 @@ pub fn rename_between_links_of_one_object_does_nothing(w: &World) -> Outcome {
     names.sort();
     assert_eq!(names, [b"a", b"b", b"d"]);
     let (source, _) = w.rename(&root, "a", &root, "x").unwrap();
-    assert_ne!(source.before.change, source.after.change, "any other rename changes it");
+    assert_ne!(source.before.change, source.after.change, "any other rename must change the directory");
     Ok(())
 }
 
@@ -172,7 +172,7 @@ pub fn symlinks_are_never_followed(w: &World) -> Outcome {
 }
 
 pub fn deep_trees_keep_their_handles(w: &World) -> Outcome {
-    // Deeper than the longest path that a system call takes.
+    // The tree is deeper than the longest path of a system call.
     let long = "x".repeat(200);
     let mut handles = vec![w.root()];
     for _ in 0..40 {
@@ -186,7 +186,7 @@ pub fn deep_trees_keep_their_handles(w: &World) -> Outcome {
     assert_eq!(&w.read(&file, 0, 10).unwrap()[..], b"deep");
     assert_eq!(w.lookup(last, "..").unwrap(), handles[39]);
     assert_eq!(w.lookup(last, "f").unwrap(), file);
-    // Removed again here, as not every remover of temporary directories goes so deep.
+    // Remove it here, because not every function that removes temporary directories can go so deep.
     w.fs.remove(&w.me(), last, name("f")).unwrap();
     for (depth, dir) in handles[..40].iter().enumerate().rev() {
         w.fs.rmdir(&w.me(), dir, name(if depth == 0 { "renamed" } else { &long })).unwrap();
@@ -194,7 +194,7 @@ pub fn deep_trees_keep_their_handles(w: &World) -> Outcome {
     Ok(())
 }
 
-pub fn renames_from_many_threads_lose_nothing(w: &World) -> Outcome {
+pub fn concurrent_renames_lose_no_object(w: &World) -> Outcome {
     let root = w.root();
     let dirs: Vec<_> = (0..3).map(|i| w.dir(&root, &format!("d{i}"))).collect();
     for i in 0..4 {
@@ -207,7 +207,8 @@ pub fn renames_from_many_threads_lose_nothing(w: &World) -> Outcome {
                 for i in 0..300usize {
                     let (from, to) = (&dirs[(i + thread) % 3], &dirs[(i * 7 + thread) % 3]);
                     let (a, b) = (format!("s{}", i % 4), format!("s{}", (i + 1) % 4));
-                    // Often not there, full, or one inside the other: what matters is that nothing is lost.
+                    // Often the rename fails because a name does not exist, a directory is not empty, or one is inside
+                    // the other. Only lost objects matter.
                     let _ = w.rename(from, &a, to, &a);
                     if let (Ok(into), Ok(_)) = (w.lookup(from, &b), w.lookup(to, &a)) {
                         let _ = w.rename(to, &a, &into, &a);
@@ -233,7 +234,7 @@ pub fn renames_from_many_threads_lose_nothing(w: &World) -> Outcome {
         assert_eq!(w.attr(&dir).nlink as usize, 2 + names.len());
         subdirs += names.len();
     }
-    // Some may have been replaced, being empty; none may be there twice or be counted wrongly.
+    // Empty directories may have been replaced. No directory may exist twice or be counted wrongly.
     assert!((1..=4).contains(&found) && subdirs == found + 3, "{found} of 4 left");
     Ok(())
 }

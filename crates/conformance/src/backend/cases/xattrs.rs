@@ -5,7 +5,7 @@ use vfs::{CreateMode, SetAttr, VfsError, XATTR_MAX, XattrMode};
 use crate::backend::{Outcome, Skipped, World, caller, cred, mode, name};
 
 fn need_xattrs(w: &World) -> Outcome {
-    let why = "the file system of the temporary directory keeps no extended attributes of users";
+    let why = "the file system of the temporary directory does not support extended attributes of class user";
     if w.fs.caps().xattrs { Ok(()) } else { Err(Skipped(why)) }
 }
 

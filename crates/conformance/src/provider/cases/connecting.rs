@@ -1,4 +1,4 @@
-//! Setting up a connection, or refusing to.
+//! Setting up and refusing connections.
 
 use std::io;
 
@@ -40,12 +40,12 @@ pub async fn a_dropped_request_rejects_the_peer(fabric: Fabric) {
         })
         .await;
     assert_eq!(connected.err().unwrap().kind(), io::ErrorKind::ConnectionRefused);
-    // A request dropped before its private data is read: the peer does not always learn the reason.
+    // If a request is dropped before its private data is read, the peer does not always learn the reason.
     let (connected, ()) = fabric.attempt(b"", |request| async move { drop(request) }).await;
     assert!(connected.is_err());
 }
 
-pub async fn nobody_listens(fabric: Fabric) {
+pub async fn connection_without_a_listener_is_refused(fabric: Fabric) {
     let at = fabric.provider.listen(fabric.listen).unwrap().local_addr();
     let error = fabric.provider.connect(at, &QpOptions::default(), b"", Vec::new()).await.err().unwrap();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);

@@ -29,7 +29,7 @@ pub async fn a_disconnect_returns_every_buffer(fabric: Fabric) {
             }
             CompletionKind::Read(buffer) => {
                 assert_eq!(buffer.len(), 10_000);
-                assert_eq!(done.id, reads.remove(0), "in the order posted");
+                assert_eq!(done.id, reads.remove(0), "reads must complete in the order posted");
             }
             CompletionKind::Invalidate(Some(Memory::Read(bytes))) => {
                 assert_eq!((done.id, bytes.len()), (invalidate, 88));
@@ -40,10 +40,10 @@ pub async fn a_disconnect_returns_every_buffer(fabric: Fabric) {
     assert_eq!(recvs, [1000, 1001, 1002]);
     assert!(reads.is_empty());
     assert!(matches!(pair.client.qp.reclaim(exposed.stag), Some(Memory::Write(buffer)) if buffer.len() == 77));
-    assert!(pair.client.qp.reclaim(also.stag).is_none(), "it returned with its completion");
+    assert!(pair.client.qp.reclaim(also.stag).is_none(), "the memory must have returned with its completion");
 }
 
-pub async fn a_dropped_end_is_noticed(fabric: Fabric) {
+pub async fn dropping_one_end_ends_the_other(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let recv = pair.client.recv(10);
     let Pair { mut client, server, .. } = pair;
@@ -55,7 +55,7 @@ pub async fn a_dropped_end_is_noticed(fabric: Fabric) {
     assert!(client.has(&[recv]));
 }
 
-pub async fn what_was_posted_before_a_disconnect_arrives(fabric: Fabric) {
+pub async fn data_posted_before_a_disconnect_arrives(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let data = pattern(9, 3 << 20);
     let target = pair.client.expose_for_write(data.len());
@@ -72,7 +72,7 @@ pub async fn what_was_posted_before_a_disconnect_arrives(fabric: Fabric) {
     assert!(written.as_host().unwrap()[..] == data[..]);
 }
 
-pub async fn an_abort_is_seen_as_a_cut(fabric: Fabric) {
+pub async fn abort_resets_the_connection(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let recv = pair.client.recv(10);
     let send = pair.server.send(Bytes::from_static(b"lost"));
@@ -80,7 +80,7 @@ pub async fn an_abort_is_seen_as_a_cut(fabric: Fabric) {
     let (client, server) = pair.until_ended().await;
     let reset = QpError::Io(io::ErrorKind::ConnectionReset);
     assert_eq!(server, reset);
-    // A connection manager closes the connection of an end that does not.
+    // A connection manager closes a connection that its end has not closed.
     assert!(client == reset || pair.adapter, "{client:?}");
     assert_eq!(pair.client.find(recv).unwrap().status, Status::Flushed);
     assert_eq!(pair.server.find(send).unwrap().status, Status::Flushed);

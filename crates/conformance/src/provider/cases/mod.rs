@@ -17,7 +17,7 @@ use rdma::{CompletionKind, QpError, WorkId};
 
 use super::{Fabric, Pair, Side};
 
-/// Connects; then the client sends first, so that the server may send (RFC 5044 §7.1.2).
+/// Connects two ends. Then the client sends first, so that the server may send (RFC 5044 §7.1.2).
 async fn greeted(fabric: &Fabric) -> Pair {
     let mut pair = fabric.pair().await;
     let recv = pair.server.recv(16);
@@ -30,7 +30,8 @@ fn solicited(pair: &Pair, recv: WorkId) -> bool {
     matches!(pair.client.ok(recv), CompletionKind::Receive { solicited: true, .. })
 }
 
-/// Waits until the end at `side` reports that its peer broke the protocol, and the peer reports that it was told.
+/// Waits until the end at `side` reports that its peer has violated the protocol, and the peer reports that it was
+/// notified.
 async fn expect_fault(pair: &mut Pair, side: Side) {
     let (client, server) = pair.until_ended().await;
     let (finder, culprit) = match side {
@@ -38,7 +39,7 @@ async fn expect_fault(pair: &mut Pair, side: Side) {
         Side::Server => (server, client),
     };
     if pair.adapter {
-        // The fabric decides what each end learns; Linux's siw reports nothing.
+        // The fabric decides which error each end gets. Linux's siw reports none.
         return;
     }
     assert!(matches!(finder, QpError::Protocol(_)), "{finder:?}");

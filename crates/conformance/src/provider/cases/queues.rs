@@ -27,7 +27,7 @@ pub async fn a_send_must_fit_the_receive(fabric: Fabric) {
     }
 }
 
-pub async fn more_reads_than_may_be_outstanding(fabric: Fabric) {
+pub async fn reads_beyond_the_limit_are_queued(fabric: Fabric) {
     let server = QpOptions { outbound_reads: 3, ..QpOptions::default() };
     let client = QpOptions { inbound_reads: 2, ..QpOptions::default() };
     let mut pair = fabric.pair_with(&client, &server, 1).await;
@@ -44,10 +44,10 @@ pub async fn more_reads_than_may_be_outstanding(fabric: Fabric) {
     }
     let order: Vec<_> = pair.server.done.iter().map(|done| done.id).filter(|id| *id != WorkId(1000)).collect();
     let expected: Vec<_> = reads.iter().map(|(_, id)| *id).chain([send]).collect();
-    assert_eq!(order, expected, "completions come in the order posted");
+    assert_eq!(order, expected, "completions must be in the order posted");
 }
 
-pub async fn reads_that_were_not_agreed_on_fail_alone(fabric: Fabric) {
+pub async fn reads_that_were_not_negotiated_fail_alone(fabric: Fabric) {
     let client = QpOptions { outbound_reads: 0, ..QpOptions::default() };
     let mut pair = fabric.pair_with(&client, &QpOptions::default(), 1).await;
     assert_eq!(pair.client.qp.caps().outbound_reads, 0);
@@ -59,13 +59,13 @@ pub async fn reads_that_were_not_agreed_on_fail_alone(fabric: Fabric) {
     assert_eq!(pair.server.received(WorkId(1000)), b"still here");
 }
 
-pub async fn the_send_queue_has_an_end(fabric: Fabric) {
+pub async fn send_queue_is_bounded(fabric: Fabric) {
     let options = QpOptions { send_queue: 4, ..QpOptions::default() };
     let mut pair = fabric.pair_with(&options, &options, 5).await;
     let ids: Vec<_> = (0..4).map(|_| pair.client.send(Bytes::from_static(b"x"))).collect();
     let id = WorkId(99);
     let request = WorkRequest::Send { id, data: Rope::new(), invalidate: None, solicited: false };
-    let Err(PostError::QueueFull(request)) = pair.client.qp.post(request) else { panic!("not full") };
+    let Err(PostError::QueueFull(request)) = pair.client.qp.post(request) else { panic!("the queue must be full") };
     assert_eq!(request.id(), id);
     pair.until(|pair| pair.client.has(&ids)).await;
     pair.client.qp.post(request).unwrap();

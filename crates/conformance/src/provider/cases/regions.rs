@@ -1,4 +1,4 @@
-//! Registered memory: its bounds, its rights, and its invalidation.
+//! Registered memory: its bounds, access rights and invalidation.
 
 use std::{
     io,
@@ -12,28 +12,30 @@ use rdma::{Access, CompletionKind, Memory, Stag, Status, WorkRequest};
 use super::{expect_fault, greeted, solicited};
 use crate::provider::{Fabric, Side, pattern};
 
-pub async fn invalidation_gives_the_memory_back(fabric: Fabric) {
+pub async fn invalidation_returns_the_memory(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let region = pair.client.expose_for_write(10);
     let other = pair.client.expose_for_read(b"read me");
     assert_ne!(region.stag, other.stag);
-    assert!(pair.client.qp.reclaim(region.stag).is_none(), "the peer can still reach it");
+    assert!(pair.client.qp.reclaim(region.stag).is_none(), "the peer can still access the memory");
     let ids = [region.stag, other.stag, region.stag, Stag(0)].map(|stag| pair.client.invalidate(stag));
     pair.until(|pair| pair.client.has(&ids)).await;
     let [first, second, third, fourth] = ids.map(|id| pair.client.find(id).unwrap());
     assert!(matches!(&first.kind, CompletionKind::Invalidate(Some(Memory::Write(buffer))) if buffer.len() == 10));
-    let CompletionKind::Invalidate(Some(memory @ Memory::Read(_))) = &second.kind else { panic!("no memory to read") };
+    let CompletionKind::Invalidate(Some(memory @ Memory::Read(_))) = &second.kind else {
+        panic!("the memory must be readable by the peer")
+    };
     assert_eq!(memory.as_host(), Some(&b"read me"[..]));
     for gone in [third, fourth] {
         assert_eq!(gone.status, Status::LocalAccess);
         assert!(matches!(gone.kind, CompletionKind::Invalidate(None)));
     }
-    // The connection goes on until the peer uses a stale tag.
+    // The connection stays open until the peer uses a stale tag.
     pair.server.write(Bytes::from_static(b"late"), region.stag, region.offset);
     expect_fault(&mut pair, Side::Client).await;
 }
 
-pub async fn a_send_invalidates_on_its_way(fabric: Fabric) {
+pub async fn send_with_invalidate_returns_the_memory(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let data = pattern(8, 64);
     let read = pair.client.expose_for_read(&data);
@@ -79,7 +81,9 @@ pub async fn writes_outside_a_region_are_refused(fabric: Fabric) {
         };
         pair.server.write(pattern(1, len), stag, offset);
         expect_fault(&mut pair, Side::Client).await;
-        let Some(Memory::Write(buffer)) = pair.client.qp.reclaim(target.stag) else { panic!("not reclaimed") };
+        let Some(Memory::Write(buffer)) = pair.client.qp.reclaim(target.stag) else {
+            panic!("the memory must be returned")
+        };
         assert!(buffer.as_host().unwrap().iter().all(|&byte| byte == 0), "case {case}: nothing may be placed");
         assert!(pair.client.qp.reclaim(target.stag).is_none());
     }
@@ -108,7 +112,7 @@ pub async fn reads_outside_a_region_are_refused(fabric: Fabric) {
         assert!(
             matches!(&done.kind, CompletionKind::Read(buffer) if buffer.len() == len && buffer.iter().all(|&b| b == 0))
         );
-        // The one before it is answered first, or lost with the connection.
+        // The previous read completes first, or is lost with the connection.
         let done = pair.server.find(good).unwrap();
         assert_ne!(done.status, Status::RemoteAccess, "case {case}");
     }
@@ -129,7 +133,7 @@ impl DeviceMemory for Device {
     }
 }
 
-pub async fn device_memory_is_reached_or_comes_back(fabric: Fabric) {
+pub async fn device_memory_is_used_or_returned(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let (before, data) = (pattern(1, 1000), pattern(2, 800));
     let device = Arc::new(Device(Mutex::new(before.to_vec())));

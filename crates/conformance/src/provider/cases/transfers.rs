@@ -39,13 +39,13 @@ pub async fn a_send_fills_the_receives_in_order(fabric: Fabric) {
     }
 }
 
-pub async fn writes_are_there_when_the_send_after_them_arrives(fabric: Fabric) {
+pub async fn writes_are_visible_before_a_later_send(fabric: Fabric) {
     let mut pair = fabric.pair().await;
     let region = pair.client.expose_for_write(100_000);
     pair.settle(Side::Client).await;
     let recv = pair.client.recv(16);
     let data = pattern(3, 100_000);
-    // In pieces, last first.
+    // Write in pieces, the last one first.
     let mut writes = Vec::new();
     for start in (0..100_000).step_by(7_777).rev() {
         let piece = data.slice(start..(start + 7_777).min(100_000));
@@ -60,11 +60,13 @@ pub async fn writes_are_there_when_the_send_after_them_arrives(fabric: Fabric) {
     writes.iter().for_each(|&id| assert!(matches!(pair.server.ok(id), CompletionKind::Write)));
     let id = pair.client.invalidate(region.stag);
     pair.until(|pair| pair.client.has(&[id])).await;
-    let CompletionKind::Invalidate(Some(Memory::Write(buffer))) = pair.client.ok(id) else { panic!("no memory") };
+    let CompletionKind::Invalidate(Some(Memory::Write(buffer))) = pair.client.ok(id) else {
+        panic!("the memory must be returned")
+    };
     assert!(buffer.as_host().unwrap()[..] == data[..]);
 }
 
-pub async fn a_read_brings_the_bytes(fabric: Fabric) {
+pub async fn read_fetches_remote_data(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let data = pattern(4, 150_000);
     for side in [Side::Client, Side::Server] {
@@ -104,7 +106,9 @@ pub async fn ropes_of_many_pieces_arrive_whole(fabric: Fabric) {
     pair.server.send_invalidate(rope, region.stag, false);
     pair.until(|pair| pair.client.has(&[recv])).await;
     assert!(pair.client.received(recv) == expected);
-    let Memory::Write(written) = pair.invalidated(Side::Client, recv, region.stag).await else { panic!("read-only") };
+    let Memory::Write(written) = pair.invalidated(Side::Client, recv, region.stag).await else {
+        panic!("the memory must be writable")
+    };
     assert!(written.as_host().unwrap()[..] == expected[..]);
 }
 
@@ -118,7 +122,7 @@ pub async fn file_pieces_arrive_whole(fabric: Fabric) {
     let mut rope = Rope::new();
     rope.push(Piece::File(FileRange { file: file.clone(), offset: 1000, len: 200_000 }));
     rope.push(Piece::Memory(Bytes::from_static(b"between")));
-    // A range beyond the end of the file is zeros.
+    // A range beyond the end of the file reads as zeros.
     rope.push(Piece::File(FileRange { file, offset: 299_000, len: 1500 }));
     let expected = [&content[1000..201_000], b"between", &content[299_000..], &[0; 500]].concat();
     let region = pair.client.expose_for_write(rope.len());
@@ -129,7 +133,9 @@ pub async fn file_pieces_arrive_whole(fabric: Fabric) {
     pair.until(|pair| pair.client.has(&[recv])).await;
     assert!(pair.client.received(recv) == expected);
     assert_eq!(solicited(&pair, recv), !pair.adapter);
-    let Memory::Write(written) = pair.invalidated(Side::Client, recv, region.stag).await else { panic!("read-only") };
+    let Memory::Write(written) = pair.invalidated(Side::Client, recv, region.stag).await else {
+        panic!("the memory must be writable")
+    };
     assert!(written.as_host().unwrap()[..] == expected[..]);
 }
 
@@ -148,13 +154,13 @@ pub async fn transfers_of_megabytes(fabric: Fabric) {
         assert!(pair.server.read_result(read) == data);
         assert!(pair.client.received(recv) == data);
         let Memory::Write(written) = pair.invalidated(Side::Client, recv, target.stag).await else {
-            panic!("read-only")
+            panic!("the memory must be writable")
         };
         assert!(written.as_host().unwrap()[..] == data[..]);
     }
 }
 
-pub async fn nothing_is_a_valid_length(fabric: Fabric) {
+pub async fn zero_length_transfers_succeed(fabric: Fabric) {
     let mut pair = greeted(&fabric).await;
     let write = pair.server.write(Bytes::new(), Stag(0), 0);
     let read = pair.server.read(0, Stag(0), 0);
@@ -168,7 +174,7 @@ pub async fn nothing_is_a_valid_length(fabric: Fabric) {
     assert!(matches!(pair.server.ok(write), CompletionKind::Write));
 }
 
-/// Both ends send, write and read at once, and everything is compared.
+/// Both ends send, write and read at the same time, and all data is compared.
 pub async fn traffic_both_ways_of_all_kinds(fabric: Fabric) {
     const ROUNDS: u64 = 60;
     let mut pair = greeted(&fabric).await;
@@ -202,12 +208,14 @@ pub async fn traffic_both_ways_of_all_kinds(fabric: Fabric) {
         assert!(pair.end(side).read_result(read) == data);
         pair.end(side).ok(send);
         assert!(pair.end(other).received(recv) == data);
-        let Memory::Write(written) = pair.invalidated(other, recv, target.stag).await else { panic!("read-only") };
+        let Memory::Write(written) = pair.invalidated(other, recv, target.stag).await else {
+            panic!("the memory must be writable")
+        };
         assert!(written.as_host().unwrap()[..] == data[..]);
     }
 }
 
-pub async fn what_was_started_completes_once_and_in_order(fabric: Fabric) {
+pub async fn requests_complete_once_and_in_order(fabric: Fabric) {
     let mut pair = fabric.pair().await;
     let data: Vec<_> = (0..4).map(|at| pattern(at, 1000 * at as usize + 1)).collect();
     let recvs: Vec<_> = data.iter().map(|_| pair.server.recv(4096)).collect();

@@ -1,4 +1,4 @@
-//! Data: READ, WRITE, COMMIT, and what RFC 7862 adds: sparse files, copies, advice.
+//! Data: READ, WRITE, COMMIT, and the operations of RFC 7862 for sparse files, copies and hints.
 
 use xdr::{Decode, Encode, Opaque, Payload};
 
@@ -7,9 +7,9 @@ use crate::v4::{bitmap::Bitmap4, location::*, status::*, types::*};
 /// COMMIT arguments (RFC 8881 §18.3).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CommitArgs {
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes; 0 means to the end.
+    /// The number of bytes; 0 means to the end of the file.
     pub count: u32,
 }
 
@@ -19,20 +19,20 @@ pub type CommitRes = Res4<Verifier4>;
 /// READ arguments (RFC 8881 §18.22), and READ_PLUS arguments (RFC 7862 §15.10).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ReadArgs {
-    /// On behalf of what.
+    /// The stateid of an open, lock or delegation.
     pub stateid: Stateid4,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub count: u32,
 }
 
 /// A successful READ.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ReadOk {
-    /// Whether the bytes reach the end.
+    /// `true` if the data reaches the end of the file.
     pub eof: bool,
-    /// The bytes; may be placed directly (RFC 8267 §5.1).
+    /// The data; it may be placed directly (RFC 8267 §5.1).
     pub data: Payload<DATA_BOUND>,
 }
 
@@ -42,24 +42,24 @@ pub type ReadRes = Res4<ReadOk>;
 /// WRITE arguments (RFC 8881 §18.32).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WriteArgs {
-    /// On behalf of what.
+    /// The stateid of an open, lock or delegation.
     pub stateid: Stateid4,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// How durable before the reply.
+    /// The durability that is required before the reply.
     pub stable: StableHow4,
-    /// The bytes; may be placed directly (RFC 8267 §5.1).
+    /// The data; it may be placed directly (RFC 8267 §5.1).
     pub data: Payload<DATA_BOUND>,
 }
 
 /// A successful WRITE.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WriteOk {
-    /// Bytes written.
+    /// The number of bytes written.
     pub count: u32,
-    /// How durable they are.
+    /// The durability of the written data.
     pub committed: StableHow4,
-    /// Changes when uncommitted writes may have been lost.
+    /// The write verifier, which changes when uncommitted writes may have been lost.
     pub writeverf: Verifier4,
 }
 
@@ -69,78 +69,78 @@ pub type WriteRes = Res4<WriteOk>;
 /// ALLOCATE and DEALLOCATE arguments (RFC 7862 §15.1, §15.4).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct AllocateArgs {
-    /// On behalf of what.
+    /// The stateid of an open, lock or delegation.
     pub stateid: Stateid4,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
 }
 
 /// CLONE arguments (RFC 7862 §15.13).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CloneArgs {
-    /// On behalf of what it reads the saved file handle.
+    /// The stateid for reading the source, which is the saved file handle.
     pub src_stateid: Stateid4,
-    /// And writes the current one.
+    /// The stateid for writing the destination, which is the current file handle.
     pub dst_stateid: Stateid4,
-    /// From here.
+    /// The offset in the source.
     pub src_offset: u64,
-    /// To here.
+    /// The offset in the destination.
     pub dst_offset: u64,
-    /// Bytes; 0 means to the end.
+    /// The number of bytes; 0 means to the end of the file.
     pub count: u64,
 }
 
 /// COPY arguments (RFC 7862 §15.2).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CopyArgs {
-    /// On behalf of what it reads.
+    /// The stateid for reading the source.
     pub src_stateid: Stateid4,
-    /// And writes.
+    /// The stateid for writing the destination.
     pub dst_stateid: Stateid4,
-    /// From here.
+    /// The offset in the source.
     pub src_offset: u64,
-    /// To here.
+    /// The offset in the destination.
     pub dst_offset: u64,
-    /// Bytes; 0 means to the end.
+    /// The number of bytes; 0 means to the end of the file.
     pub count: u64,
-    /// Whether from the first byte to the last.
+    /// `true` if the bytes must be copied in order.
     pub consecutive: bool,
-    /// Whether it must end before the reply.
+    /// `true` if the copy must end before the reply.
     pub synchronous: bool,
-    /// Where the source is; nowhere means on this server.
+    /// The servers that have the source. An empty list means this server.
     pub source_server: Netlocs4,
 }
 
-/// A write that may go on behind the reply (`write_response4`).
+/// The result of a write that may continue after the reply (`write_response4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WriteResponse4 {
-    /// It goes on, and this is its name.
+    /// The stateid of the operation, if it continues.
     pub callback_id: Option<Stateid4>,
-    /// Bytes written so far.
+    /// The number of bytes written so far.
     pub count: u64,
-    /// How durable they are.
+    /// The durability of the written data.
     pub committed: StableHow4,
-    /// As in WRITE.
+    /// The write verifier, as in WRITE.
     pub writeverf: Verifier4,
 }
 
-/// How a copy is, or would have to be, made.
+/// The way in which a copy is made, or would have to be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CopyRequirements4 {
-    /// From the first byte to the last.
+    /// `true` if the bytes are copied in order.
     pub consecutive: bool,
-    /// Before the reply.
+    /// `true` if the copy ends before the reply.
     pub synchronous: bool,
 }
 
 /// A successful COPY.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CopyOk {
-    /// What was written.
+    /// The result of the write.
     pub response: WriteResponse4,
-    /// How.
+    /// The way in which the copy is made.
     pub requirements: CopyRequirements4,
 }
 
@@ -148,10 +148,10 @@ pub struct CopyOk {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Nfsstat4)]
 pub enum CopyRes {
-    /// It is done, or being done.
+    /// The copy is complete or in progress.
     #[xdr(Nfsstat4::Ok)]
     Ok(CopyOk),
-    /// It can only be done this way.
+    /// The copy can only be made in this way.
     #[xdr(Nfsstat4::OffloadNoReqs)]
     OffloadNoReqs(CopyRequirements4),
     /// Any other status.
@@ -163,20 +163,20 @@ op_result!(CopyRes { Ok => Ok, OffloadNoReqs => OffloadNoReqs });
 /// COPY_NOTIFY arguments (RFC 7862 §15.3).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CopyNotifyArgs {
-    /// On behalf of what.
+    /// The stateid of an open, lock or delegation.
     pub src_stateid: Stateid4,
-    /// Who will read.
+    /// The server that will read the source.
     pub destination_server: Netloc4,
 }
 
 /// A successful COPY_NOTIFY.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CopyNotifyOk {
-    /// For how long this holds.
+    /// The time for which the stateid is valid.
     pub lease_time: Nfstime4,
-    /// With what the destination reads.
+    /// The stateid with which the destination reads.
     pub stateid: Stateid4,
-    /// Where.
+    /// The servers from which the destination can read.
     pub source_server: Netlocs4,
 }
 
@@ -186,93 +186,93 @@ pub type CopyNotifyRes = Res4<CopyNotifyOk>;
 /// OFFLOAD_CANCEL and OFFLOAD_STATUS arguments (RFC 7862 §15.8, §15.9).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OffloadArgs {
-    /// The copy.
+    /// The stateid of the copy.
     pub stateid: Stateid4,
 }
 
 /// A successful OFFLOAD_STATUS.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OffloadStatusOk {
-    /// Bytes copied.
+    /// The number of bytes copied.
     pub count: u64,
-    /// How it ended, if it has.
+    /// The final status, if the copy has ended.
     pub complete: Option<Nfsstat4>,
 }
 
 /// OFFLOAD_STATUS results.
 pub type OffloadStatusRes = Res4<OffloadStatusOk>;
 
-/// What will be read and written (RFC 7862 §15.5); bits of IO_ADVISE's hints.
+/// The expected use of data (RFC 7862 §15.5). The variants are bits of the hints of IO_ADVISE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum IoAdviseType4 {
-    /// Nothing special.
+    /// No special pattern.
     Normal = 0,
-    /// In order.
+    /// Sequential access.
     Sequential = 1,
-    /// In reverse order.
+    /// Sequential access in reverse order.
     SequentialBackwards = 2,
-    /// In any order.
+    /// Random access.
     Random = 3,
-    /// Soon.
+    /// The data will be used soon.
     WillNeed = 4,
-    /// Soon, perhaps.
+    /// The data may be used soon.
     WillNeedOpportunistic = 5,
-    /// Not soon.
+    /// The data will not be used soon.
     DontNeed = 6,
-    /// Once.
+    /// The data will be used once.
     NoReuse = 7,
-    /// Read.
+    /// The data will be read.
     Read = 8,
-    /// Written.
+    /// The data will be written.
     Write = 9,
-    /// Near where it was made.
+    /// The data will be accessed from near the place where it was created.
     InitProximity = 10,
 }
 
 /// IO_ADVISE arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct IoAdviseArgs {
-    /// On behalf of what.
+    /// The stateid of an open, lock or delegation.
     pub stateid: Stateid4,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes; 0 means to the end.
+    /// The number of bytes; 0 means to the end of the file.
     pub count: u64,
-    /// Which of [`IoAdviseType4`].
+    /// The hints: bits of [`IoAdviseType4`].
     pub hints: Bitmap4,
 }
 
-/// IO_ADVISE results: the hints that are taken.
+/// IO_ADVISE results: the hints that the server will use.
 pub type IoAdviseRes = Res4<Bitmap4>;
 
-/// Data or hole (RFC 7862 §11.1.3, `data_content4`).
+/// The kind of content (RFC 7862 §11.1.3, `data_content4`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum DataContent4 {
-    /// Data.
+    /// The content is data.
     Data = 0,
     /// A hole.
     Hole = 1,
 }
 
-/// A piece of a file.
+/// A segment of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum ReadPlusContent {
     /// Data.
     #[xdr(0)]
     Data {
-        /// Where.
+        /// The offset.
         offset: u64,
-        /// The bytes; not to be placed directly (RFC 8267 §5.1).
+        /// The data; it must not be placed directly (RFC 8267 §5.1).
         data: Opaque<DATA_BOUND>,
     },
-    /// Zeros.
+    /// A hole.
     #[xdr(1)]
     Hole {
-        /// Where.
+        /// The offset.
         offset: u64,
-        /// How many bytes.
+        /// The number of bytes.
         length: u64,
     },
 }
@@ -280,9 +280,9 @@ pub enum ReadPlusContent {
 /// A successful READ_PLUS (RFC 7862 §15.10).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ReadPlusOk {
-    /// Whether it reaches the end.
+    /// `true` if the result reaches the end of the file.
     pub eof: bool,
-    /// The pieces, in order.
+    /// The segments, in order.
     pub contents: Vec<ReadPlusContent>,
 }
 
@@ -292,40 +292,40 @@ pub type ReadPlusRes = Res4<ReadPlusOk>;
 /// SEEK arguments (RFC 7862 §15.11).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SeekArgs {
-    /// On behalf of what.
+    /// The stateid of an open, lock or delegation.
     pub stateid: Stateid4,
-    /// From here on.
+    /// The offset from which to search.
     pub offset: u64,
-    /// What to look for.
+    /// The kind of content to search for.
     pub what: DataContent4,
 }
 
 /// A successful SEEK.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SeekOk {
-    /// Whether there is none up to the end.
+    /// `true` if there is none before the end of the file.
     pub eof: bool,
-    /// Where it begins.
+    /// The offset at which it begins.
     pub offset: u64,
 }
 
 /// SEEK results.
 pub type SeekRes = Res4<SeekOk>;
 
-/// A pattern that is written over and over (RFC 7862 §8.1.1, `app_data_block4`).
+/// A pattern that is written repeatedly (RFC 7862 §8.1.1, `app_data_block4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct AppDataBlock4 {
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes of a block.
+    /// The size of a block in bytes.
     pub block_size: u64,
-    /// Blocks.
+    /// The number of blocks.
     pub block_count: u64,
-    /// Where in a block its number is.
+    /// The offset of the block number in a block.
     pub reloff_blocknum: u64,
-    /// The first block's number.
+    /// The number of the first block.
     pub block_num: u32,
-    /// Where in a block the pattern is.
+    /// The offset of the pattern in a block.
     pub reloff_pattern: u64,
     /// The pattern.
     pub pattern: Opaque<BODY_BOUND>,
@@ -334,11 +334,11 @@ pub struct AppDataBlock4 {
 /// WRITE_SAME arguments (RFC 7862 §15.12).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct WriteSameArgs {
-    /// On behalf of what.
+    /// The stateid of an open, lock or delegation.
     pub stateid: Stateid4,
-    /// How durable before the reply.
+    /// The durability that is required before the reply.
     pub stable: StableHow4,
-    /// What.
+    /// The pattern to write.
     pub adb: AppDataBlock4,
 }
 

@@ -1,20 +1,21 @@
-//! Layouts: LAYOUTGET, LAYOUTCOMMIT, LAYOUTRETURN, GETDEVICEINFO and their kin (RFC 8881 §12, RFC 7862 §15.6–15.7).
+//! Layouts: LAYOUTGET, LAYOUTCOMMIT, LAYOUTRETURN, GETDEVICEINFO and related operations (RFC 8881 §12, RFC 7862
+//! §15.6–15.7).
 //!
-//! What is in a layout, a device or a hint is for its layout type; here it is opaque.
+//! The layout type defines the contents of layouts, devices and hints. They are opaque here.
 
 use xdr::{Array, Decode, Encode, Opaque};
 
 use crate::v4::{bitmap::Bitmap4, ops::Opnum4, status::*, types::*};
 
-/// What a layout is for.
+/// The I/O mode of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 #[repr(u32)]
 pub enum Layoutiomode4 {
-    /// Reading.
+    /// A mode for reading.
     Read = 1,
-    /// Reading and writing.
+    /// A mode for reading and writing.
     Rw = 2,
-    /// Either, when it is returned or recalled.
+    /// All modes, in a return or recall.
     Any = 3,
 }
 
@@ -23,20 +24,20 @@ pub enum Layoutiomode4 {
 pub struct LayoutBody4 {
     /// The type.
     pub layout_type: Layouttype4,
-    /// The body, as the type says.
+    /// The body, whose format depends on the type.
     pub body: Opaque<BODY_BOUND>,
 }
 
 /// A layout.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Layout4 {
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
-    /// For what.
+    /// The I/O mode.
     pub iomode: Layoutiomode4,
-    /// Where.
+    /// The type and the contents of the layout.
     pub content: LayoutBody4,
 }
 
@@ -45,20 +46,20 @@ pub struct Layout4 {
 pub struct GetDeviceInfoArgs {
     /// The device.
     pub device_id: Deviceid4,
-    /// Of this layout type.
+    /// The layout type.
     pub layout_type: Layouttype4,
-    /// Most bytes of the result.
+    /// Maximum bytes of the result.
     pub maxcount: u32,
-    /// Which notifications are wanted.
+    /// The requested notifications.
     pub notify_types: Bitmap4,
 }
 
 /// A successful GETDEVICEINFO.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct GetDeviceInfoOk {
-    /// Where the device is.
+    /// The address of the device.
     pub device_addr: LayoutBody4,
-    /// Which notifications there will be.
+    /// The notifications that the server will send.
     pub notification: Bitmap4,
 }
 
@@ -66,10 +67,10 @@ pub struct GetDeviceInfoOk {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Nfsstat4)]
 pub enum GetDeviceInfoRes {
-    /// Here it is.
+    /// The request succeeded.
     #[xdr(Nfsstat4::Ok)]
     Ok(GetDeviceInfoOk),
-    /// It takes so many bytes.
+    /// The result needs this number of bytes.
     #[xdr(Nfsstat4::TooSmall)]
     TooSmall(u32),
     /// Any other status.
@@ -81,26 +82,26 @@ op_result!(GetDeviceInfoRes { Ok => Ok, TooSmall => TooSmall });
 /// GETDEVICELIST arguments (RFC 8881 §18.41; not in 4.2).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct GetDeviceListArgs {
-    /// Of this layout type.
+    /// The layout type.
     pub layout_type: Layouttype4,
-    /// Most devices.
+    /// Maximum number of devices.
     pub maxdevices: u32,
-    /// Continue behind this; 0 from the start.
+    /// Continue after the entry with this cookie; 0 means from the start.
     pub cookie: u64,
-    /// Of the reply that gave the cookie.
+    /// The verifier of the reply that returned the cookie.
     pub cookieverf: Verifier4,
 }
 
 /// A successful GETDEVICELIST.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct GetDeviceListOk {
-    /// Continues behind these.
+    /// The cookie to continue after these entries.
     pub cookie: u64,
-    /// Goes with the cookie.
+    /// The verifier of the cookie.
     pub cookieverf: Verifier4,
     /// The devices.
     pub deviceid_list: Vec<Deviceid4>,
-    /// Whether none follow.
+    /// `true` if no devices follow.
     pub eof: bool,
 }
 
@@ -110,32 +111,32 @@ pub type GetDeviceListRes = Res4<GetDeviceListOk>;
 /// LAYOUTGET arguments (RFC 8881 §18.43).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LayoutGetArgs {
-    /// Whether to tell when there is one.
+    /// `true` if the server should signal when a layout is available.
     pub signal_layout_avail: bool,
-    /// Of this type.
+    /// The layout type.
     pub layout_type: Layouttype4,
-    /// For what.
+    /// The I/O mode.
     pub iomode: Layoutiomode4,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
-    /// Bytes that it must have.
+    /// Minimum number of bytes of the layout.
     pub minlength: u64,
-    /// On behalf of what, or the layouts so far.
+    /// The stateid of an open, lock or delegation, or of earlier layouts of the file.
     pub stateid: Stateid4,
-    /// Most bytes of the result.
+    /// Maximum bytes of the result.
     pub maxcount: u32,
 }
 
 /// A successful LAYOUTGET.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LayoutGetOk {
-    /// Whether they are to be returned before CLOSE.
+    /// `true` if the layouts must be returned before CLOSE.
     pub return_on_close: bool,
-    /// The layouts from now on.
+    /// The new stateid of the layouts.
     pub stateid: Stateid4,
-    /// The new ones.
+    /// The new layouts.
     pub layout: Array<Layout4, 1024>,
 }
 
@@ -143,10 +144,10 @@ pub struct LayoutGetOk {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Nfsstat4)]
 pub enum LayoutGetRes {
-    /// Here they are.
+    /// The request succeeded.
     #[xdr(Nfsstat4::Ok)]
     Ok(LayoutGetOk),
-    /// Later; and whether the server will tell when.
+    /// No layout is available now. The value is `true` if the server will signal when one is.
     #[xdr(Nfsstat4::LayoutTryLater)]
     TryLater(bool),
     /// Any other status.
@@ -158,44 +159,44 @@ op_result!(LayoutGetRes { Ok => Ok, TryLater => LayoutTryLater });
 /// LAYOUTCOMMIT arguments (RFC 8881 §18.42).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LayoutCommitArgs {
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
-    /// Whether it was written before the server restarted.
+    /// `true` if the data was written before the server restarted.
     pub reclaim: bool,
-    /// The layouts.
+    /// The stateid of the layouts.
     pub stateid: Stateid4,
-    /// The last byte written, if any was.
+    /// The offset of the last byte written, if any was.
     pub last_write_offset: Option<u64>,
-    /// When, if the client says.
+    /// The time of the last write, if the client provides it.
     pub time_modify: Option<Nfstime4>,
-    /// For the layout type.
+    /// Data whose format depends on the layout type.
     pub layoutupdate: LayoutBody4,
 }
 
-/// LAYOUTCOMMIT results: the new size, if it is new.
+/// LAYOUTCOMMIT results: the new size of the file, if it has changed.
 pub type LayoutCommitRes = Res4<Option<u64>>;
 
-/// What is returned (`layoutreturn4`).
+/// The layouts that are returned (`layoutreturn4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Layoutreturn4 {
-    /// Layouts of this file.
+    /// Layouts of the current file.
     #[xdr(1)]
     File {
-        /// First byte.
+        /// The offset of the first byte.
         offset: u64,
-        /// Bytes.
+        /// The number of bytes.
         length: u64,
-        /// The layouts.
+        /// The stateid of the layouts.
         stateid: Stateid4,
-        /// For the layout type.
+        /// Data whose format depends on the layout type.
         body: Opaque<BODY_BOUND>,
     },
-    /// All of this file system.
+    /// All layouts of this file system.
     #[xdr(2)]
     Fsid,
-    /// All.
+    /// All layouts.
     #[xdr(3)]
     All,
 }
@@ -203,67 +204,67 @@ pub enum Layoutreturn4 {
 /// LAYOUTRETURN arguments (RFC 8881 §18.44).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LayoutReturnArgs {
-    /// Whether they were given before the server restarted.
+    /// `true` if the layouts were granted before the server restarted.
     pub reclaim: bool,
-    /// Of this type.
+    /// The layout type.
     pub layout_type: Layouttype4,
-    /// For what.
+    /// The I/O mode.
     pub iomode: Layoutiomode4,
-    /// What.
+    /// The layouts to return.
     pub layoutreturn: Layoutreturn4,
 }
 
-/// LAYOUTRETURN results: the layouts from now on, if there are any left.
+/// LAYOUTRETURN results: the new stateid of the layouts, if any are left.
 pub type LayoutReturnRes = Res4<Option<Stateid4>>;
 
-/// What went wrong with a device.
+/// An error of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct DeviceError4 {
     /// The device.
     pub deviceid: Deviceid4,
-    /// What.
+    /// The layouts to return.
     pub status: Nfsstat4,
-    /// At which operation.
+    /// The operation that failed.
     pub opnum: Opnum4,
 }
 
 /// LAYOUTERROR arguments (RFC 7862 §15.6).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LayoutErrorArgs {
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
-    /// The layouts.
+    /// The stateid of the layouts.
     pub stateid: Stateid4,
-    /// What went wrong.
+    /// The errors.
     pub errors: Vec<DeviceError4>,
 }
 
-/// Operations and bytes.
+/// The number of operations and bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct IoInfo4 {
-    /// Operations.
+    /// The number of operations.
     pub count: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
 /// LAYOUTSTATS arguments (RFC 7862 §15.7).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LayoutStatsArgs {
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
-    /// The layouts.
+    /// The stateid of the layouts.
     pub stateid: Stateid4,
-    /// What was read.
+    /// The reads.
     pub read: IoInfo4,
-    /// What was written.
+    /// The writes.
     pub write: IoInfo4,
     /// The device.
     pub deviceid: Deviceid4,
-    /// For the layout type.
+    /// Data whose format depends on the layout type.
     pub layoutupdate: LayoutBody4,
 }

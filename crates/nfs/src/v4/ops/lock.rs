@@ -8,47 +8,47 @@ use crate::v4::{status::*, types::*};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 #[repr(u32)]
 pub enum NfsLockType4 {
-    /// Shared.
+    /// A shared lock.
     Read = 1,
-    /// Exclusive.
+    /// An exclusive lock.
     Write = 2,
-    /// Shared, by one who will ask again until he has it.
+    /// A shared lock for which the client will retry until it is granted.
     ReadW = 3,
-    /// Exclusive, by one who will ask again until he has it.
+    /// An exclusive lock for which the client will retry until it is granted.
     WriteW = 4,
 }
 
 impl NfsLockType4 {
-    /// Whether it is exclusive.
+    /// Returns `true` for an exclusive lock.
     pub fn is_exclusive(self) -> bool {
         matches!(self, NfsLockType4::Write | NfsLockType4::WriteW)
     }
 
-    /// Whether who asks for it wants to wait for it.
+    /// Returns `true` if the client will retry until the lock is granted.
     pub fn waits(self) -> bool {
         matches!(self, NfsLockType4::ReadW | NfsLockType4::WriteW)
     }
 }
 
-/// Who locks (`locker4`).
+/// The lock owner of a LOCK (`locker4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Locker4 {
-    /// An owner that has locked in this file before (`exist_lock_owner4`).
+    /// A lock owner that already has a stateid for this file (`exist_lock_owner4`).
     #[xdr(0)]
     Exist {
-        /// Its locks.
+        /// The stateid of the lock owner's locks.
         lock_stateid: Stateid4,
-        /// Its sequence in 4.0.
+        /// The sequence number of the lock owner, in 4.0.
         lock_seqid: Seqid4,
     },
-    /// A new one (`open_to_lock_owner4`).
+    /// A lock owner without a stateid for this file (`open_to_lock_owner4`).
     #[xdr(1)]
     New {
-        /// The open owner's sequence in 4.0.
+        /// The sequence number of the open-owner, in 4.0.
         open_seqid: Seqid4,
-        /// The open.
+        /// The stateid of the open.
         open_stateid: Stateid4,
-        /// The lock owner's sequence in 4.0.
+        /// The sequence number of the lock owner, in 4.0.
         lock_seqid: Seqid4,
         /// The lock owner.
         lock_owner: StateOwner4,
@@ -58,28 +58,28 @@ pub enum Locker4 {
 /// LOCK arguments (RFC 8881 §18.10).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LockArgs {
-    /// Which kind.
+    /// The kind of lock.
     pub locktype: NfsLockType4,
-    /// Whether it was held before the server restarted.
+    /// `true` if the client held it before the server restarted.
     pub reclaim: bool,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes; all ones mean to the end.
+    /// The number of bytes; all ones mean to the end of the file.
     pub length: u64,
-    /// Who.
+    /// The owner.
     pub locker: Locker4,
 }
 
-/// The lock that is in the way.
+/// A conflicting lock.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LockDenied4 {
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// The number of bytes.
     pub length: u64,
-    /// Which kind.
+    /// The kind of lock.
     pub locktype: NfsLockType4,
-    /// Whose.
+    /// The owner of the lock.
     pub owner: StateOwner4,
 }
 
@@ -87,10 +87,10 @@ pub struct LockDenied4 {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Nfsstat4)]
 pub enum LockRes {
-    /// The locks from now on.
+    /// The stateid of the lock owner's locks.
     #[xdr(Nfsstat4::Ok)]
     Ok(Stateid4),
-    /// Another is in the way.
+    /// A conflicting lock exists.
     #[xdr(Nfsstat4::Denied)]
     Denied(LockDenied4),
     /// Any other status.
@@ -102,13 +102,13 @@ op_result!(LockRes { Ok => Ok, Denied => Denied });
 /// LOCKT arguments (RFC 8881 §18.11).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LockTArgs {
-    /// Which kind.
+    /// The kind of lock.
     pub locktype: NfsLockType4,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes; all ones mean to the end.
+    /// The number of bytes; all ones mean to the end of the file.
     pub length: u64,
-    /// Who.
+    /// The owner.
     pub owner: StateOwner4,
 }
 
@@ -116,10 +116,10 @@ pub struct LockTArgs {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Nfsstat4)]
 pub enum LockTRes {
-    /// Another is in the way.
+    /// A conflicting lock exists.
     #[xdr(Nfsstat4::Denied)]
     Denied(LockDenied4),
-    /// Any other status; OK means that nothing is.
+    /// Any other status. OK means that no lock conflicts.
     #[xdr(default)]
     Fail(Nfsstat4),
 }
@@ -128,38 +128,38 @@ op_result!(LockTRes { Denied => Denied });
 /// LOCKU arguments (RFC 8881 §18.12).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct LockUArgs {
-    /// Which kind; of no meaning.
+    /// The kind of lock. It has no meaning.
     pub locktype: NfsLockType4,
-    /// The owner's sequence in 4.0.
+    /// The sequence number of the owner, in 4.0.
     pub seqid: Seqid4,
-    /// The locks.
+    /// The stateid of the lock owner's locks.
     pub lock_stateid: Stateid4,
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Bytes; all ones mean to the end.
+    /// The number of bytes; all ones mean to the end of the file.
     pub length: u64,
 }
 
 /// RELEASE_LOCKOWNER arguments (RFC 7530 §16.37).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ReleaseLockOwnerArgs {
-    /// Who will lock no more.
+    /// The lock owner to release.
     pub lock_owner: StateOwner4,
 }
 
 /// FREE_STATEID arguments (RFC 8881 §18.38).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct FreeStateidArgs {
-    /// What to forget.
+    /// The stateid to free.
     pub stateid: Stateid4,
 }
 
 /// TEST_STATEID arguments (RFC 8881 §18.48).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TestStateidArgs {
-    /// What to look at.
+    /// The stateids to test.
     pub stateids: Vec<Stateid4>,
 }
 
-/// TEST_STATEID results: the status of each.
+/// TEST_STATEID results: the status of each stateid.
 pub type TestStateidRes = Res4<Vec<Nfsstat4>>;

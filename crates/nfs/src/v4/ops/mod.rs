@@ -1,7 +1,7 @@
 //! The operations of COMPOUND, in one table: number, name, minor versions, arguments and results.
 //!
-//! `XArgs` are arguments, `XOk` the body of a successful result, and `XRes` the result itself; an operation whose
-//! result is nothing but a status has `Res4<()>`.
+//! `XArgs` are arguments, `XOk` is the body of a successful result, and `XRes` is the result itself. An operation whose
+//! result is only a status has the result `Res4<()>`.
 
 mod io;
 mod layout;
@@ -29,13 +29,13 @@ operations! {
 
     /// Check access permission.
     Access = 3, "ACCESS", 0..=2, (AccessArgs) => AccessRes;
-    /// End an open.
+    /// Close a file.
     Close = 4, "CLOSE", 0..=2, (CloseArgs) => StateidRes;
     /// Commit cached data to stable storage.
     Commit = 5, "COMMIT", 0..=2, (CommitArgs) => CommitRes;
     /// Create an object that is not a regular file.
     Create = 6, "CREATE", 0..=2, (CreateArgs) => CreateRes;
-    /// Give up delegations from before a restart.
+    /// Purge delegations from before a restart of the client.
     DelegPurge = 7, "DELEGPURGE", 0..=2, (ClientIdArgs) => Res4<()>;
     /// Return a delegation.
     DelegReturn = 8, "DELEGRETURN", 0..=2, (DelegReturnArgs) => Res4<()>;
@@ -55,7 +55,7 @@ operations! {
     Lookup = 15, "LOOKUP", 0..=2, (LookupArgs) => Res4<()>;
     /// Look up the parent directory.
     LookupP = 16, "LOOKUPP", 0..=2, () => Res4<()>;
-    /// Go on if attributes differ.
+    /// Continue the compound if attributes differ.
     NVerify = 17, "NVERIFY", 0..=2, (VerifyArgs) => Res4<()>;
     /// Open a regular file.
     Open = 18, "OPEN", 0..=2, (OpenArgs) => OpenRes;
@@ -67,9 +67,9 @@ operations! {
     OpenDowngrade = 21, "OPEN_DOWNGRADE", 0..=2, (OpenDowngradeArgs) => StateidRes;
     /// Set the current file handle.
     PutFh = 22, "PUTFH", 0..=2, (PutFhArgs) => Res4<()>;
-    /// Set it to the public one.
+    /// Set the current file handle to the public one.
     PutPubFh = 23, "PUTPUBFH", 0..=2, () => Res4<()>;
-    /// Set it to the root.
+    /// Set the current file handle to the root.
     PutRootFh = 24, "PUTROOTFH", 0..=2, () => Res4<()>;
     /// Read from a file.
     Read = 25, "READ", 0..=2, (ReadArgs) => ReadRes;
@@ -87,83 +87,83 @@ operations! {
     RestoreFh = 31, "RESTOREFH", 0..=2, () => Res4<()>;
     /// Save the current file handle.
     SaveFh = 32, "SAVEFH", 0..=2, () => Res4<()>;
-    /// Ask how to authenticate.
+    /// Get the security flavours of a name.
     Secinfo = 33, "SECINFO", 0..=2, (SecinfoArgs) => SecinfoRes;
     /// Set attributes.
     SetAttr = 34, "SETATTR", 0..=2, (SetAttrArgs) => SetAttrRes;
-    /// Introduce a client.
+    /// Establish a client ID.
     SetClientId = 35, "SETCLIENTID", 0..=0, (SetClientIdArgs) => SetClientIdRes;
-    /// Confirm it.
+    /// Confirm a client ID.
     SetClientIdConfirm = 36, "SETCLIENTID_CONFIRM", 0..=0, (SetClientIdConfirmArgs) => Res4<()>;
-    /// Go on if attributes are the same.
+    /// Continue the compound if attributes are the same.
     Verify = 37, "VERIFY", 0..=2, (VerifyArgs) => Res4<()>;
     /// Write to a file.
     Write = 38, "WRITE", 0..=2, (WriteArgs) => WriteRes;
-    /// Forget a lock owner.
+    /// Release the state of a lock owner.
     ReleaseLockOwner = 39, "RELEASE_LOCKOWNER", 0..=0, (ReleaseLockOwnerArgs) => Res4<()>;
 
-    /// Say how callbacks are authenticated.
+    /// Set the authentication of callbacks.
     BackchannelCtl = 40, "BACKCHANNEL_CTL", 1..=2, (BackchannelCtlArgs) => Res4<()>;
     /// Bind the connection to a session.
     BindConnToSession = 41, "BIND_CONN_TO_SESSION", 1..=2, (BindConnToSessionArgs) => BindConnToSessionRes;
-    /// Introduce client and server.
+    /// Exchange the identities of client and server, and establish a client ID.
     ExchangeId = 42, "EXCHANGE_ID", 1..=2, (ExchangeIdArgs) => ExchangeIdRes;
-    /// Make a session, and confirm the client.
+    /// Create a session, and confirm the client ID.
     CreateSession = 43, "CREATE_SESSION", 1..=2, (CreateSessionArgs) => CreateSessionRes;
-    /// End a session.
+    /// Destroy a session.
     DestroySession = 44, "DESTROY_SESSION", 1..=2, (DestroySessionArgs) => Res4<()>;
-    /// Forget state without locks.
+    /// Free a stateid without locks.
     FreeStateid = 45, "FREE_STATEID", 1..=2, (FreeStateidArgs) => Res4<()>;
     /// Get a delegation of a directory.
     GetDirDelegation = 46, "GET_DIR_DELEGATION", 1..=2, (GetDirDelegationArgs) => GetDirDelegationRes;
-    /// Ask where a device is.
+    /// Get the address of a device.
     GetDeviceInfo = 47, "GETDEVICEINFO", 1..=2, (GetDeviceInfoArgs) => GetDeviceInfoRes;
-    /// Ask which devices there are.
+    /// List the devices.
     GetDeviceList = 48, "GETDEVICELIST", 1..=1, (GetDeviceListArgs) => GetDeviceListRes;
-    /// Commit what was written by way of a layout.
+    /// Commit data that was written with a layout.
     LayoutCommit = 49, "LAYOUTCOMMIT", 1..=2, (LayoutCommitArgs) => LayoutCommitRes;
     /// Get a layout.
     LayoutGet = 50, "LAYOUTGET", 1..=2, (LayoutGetArgs) => LayoutGetRes;
     /// Return layouts.
     LayoutReturn = 51, "LAYOUTRETURN", 1..=2, (LayoutReturnArgs) => LayoutReturnRes;
-    /// Ask how to authenticate, by file handle.
+    /// Get the security flavours of a file handle.
     SecinfoNoName = 52, "SECINFO_NO_NAME", 1..=2, (SecinfoStyle4) => SecinfoRes;
-    /// Begin a request of a session.
+    /// Identify the session, the slot and the sequence number of a request.
     Sequence = 53, "SEQUENCE", 1..=2, (SequenceArgs) => SequenceRes;
-    /// Change the shared secret.
+    /// Change the secret that client and server share.
     SetSsv = 54, "SET_SSV", 1..=2, (SetSsvArgs) => SetSsvRes;
-    /// Look at states.
+    /// Test stateids.
     TestStateid = 55, "TEST_STATEID", 1..=2, (TestStateidArgs) => TestStateidRes;
-    /// Ask for a delegation.
+    /// Request a delegation.
     WantDelegation = 56, "WANT_DELEGATION", 1..=2, (WantDelegationArgs) => WantDelegationRes;
-    /// Forget a client.
+    /// Destroy a client ID.
     DestroyClientId = 57, "DESTROY_CLIENTID", 1..=2, (ClientIdArgs) => Res4<()>;
-    /// All is reclaimed.
+    /// Declare that the client has reclaimed all its state.
     ReclaimComplete = 58, "RECLAIM_COMPLETE", 1..=2, (ReclaimCompleteArgs) => Res4<()>;
 
     /// Reserve space.
     Allocate = 59, "ALLOCATE", 2..=2, (AllocateArgs) => Res4<()>;
     /// Copy data.
     Copy = 60, "COPY", 2..=2, (CopyArgs) => CopyRes;
-    /// Announce a copy by another server.
+    /// Announce a copy to another server.
     CopyNotify = 61, "COPY_NOTIFY", 2..=2, (CopyNotifyArgs) => CopyNotifyRes;
-    /// Make a hole.
+    /// Deallocate space.
     Deallocate = 62, "DEALLOCATE", 2..=2, (AllocateArgs) => Res4<()>;
-    /// Say how data will be used.
+    /// Give hints about the use of data.
     IoAdvise = 63, "IO_ADVISE", 2..=2, (IoAdviseArgs) => IoAdviseRes;
-    /// Tell what went wrong with a layout.
+    /// Report errors of a layout.
     LayoutError = 64, "LAYOUTERROR", 2..=2, (LayoutErrorArgs) => Res4<()>;
-    /// Tell how much a layout is used.
+    /// Report statistics of a layout.
     LayoutStats = 65, "LAYOUTSTATS", 2..=2, (LayoutStatsArgs) => Res4<()>;
-    /// Stop a copy.
+    /// Cancel a copy.
     OffloadCancel = 66, "OFFLOAD_CANCEL", 2..=2, (OffloadArgs) => Res4<()>;
-    /// Ask how far a copy is.
+    /// Get the progress of a copy.
     OffloadStatus = 67, "OFFLOAD_STATUS", 2..=2, (OffloadArgs) => OffloadStatusRes;
     /// Read data and holes.
     ReadPlus = 68, "READ_PLUS", 2..=2, (ReadArgs) => ReadPlusRes;
-    /// Look for data or a hole.
+    /// Find the next data or hole.
     Seek = 69, "SEEK", 2..=2, (SeekArgs) => SeekRes;
-    /// Write a pattern over and over.
+    /// Write a pattern repeatedly.
     WriteSame = 70, "WRITE_SAME", 2..=2, (WriteSameArgs) => WriteSameRes;
     /// Share data with another file.
     Clone = 71, "CLONE", 2..=2, (CloneArgs) => Res4<()>;
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_the_rfcs() {
+    fn numbers_match_the_rfcs() {
         assert_eq!(Opnum4::ALL.len(), 73);
         for (index, operation) in Opnum4::ALL.iter().enumerate() {
             assert_eq!(*operation as usize, index + 3);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn minor_versions_begin_where_the_rfcs_do() {
+    fn minor_versions_match_the_rfcs() {
         let first = |minor| Opnum4::ALL.iter().find(|operation| *operation.minor_versions().start() == minor).copied();
         assert_eq!([0, 1, 2].map(first), [Some(Opnum4::Access), Some(Opnum4::BackchannelCtl), Some(Opnum4::Allocate)]);
         let gone = Opnum4::ALL.iter().filter(|operation| *operation.minor_versions().end() < 2);

@@ -1,5 +1,5 @@
-//! Names and file handles: ACCESS, CREATE, LINK, LOOKUP, READDIR, READLINK, REMOVE, RENAME, SECINFO and the rest
-//! that move about in the namespace (RFC 8881 §18).
+//! Names and file handles: ACCESS, CREATE, LINK, LOOKUP, READDIR, READLINK, REMOVE, RENAME, SECINFO and other
+//! operations on the namespace (RFC 8881 §18).
 
 use xdr::{Decode, DecodeError, Decoder, Encode, List, Opaque, Payload};
 
@@ -8,46 +8,46 @@ use crate::v4::{attr::Fattr4, bitmap::Bitmap4, status::*, types::*};
 /// ACCESS arguments (§18.1).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct AccessArgs {
-    /// Wanted rights: the `ACCESS4_` bits.
+    /// The requested rights: `ACCESS4_` bits.
     pub access: u32,
 }
 
-/// Read data or a directory.
+/// The right to read data or a directory.
 pub const ACCESS4_READ: u32 = 0x0001;
-/// Look up a name.
+/// The right to look up a name.
 pub const ACCESS4_LOOKUP: u32 = 0x0002;
-/// Rewrite data or change entries.
+/// The right to rewrite data or change entries.
 pub const ACCESS4_MODIFY: u32 = 0x0004;
-/// Write new data or add entries.
+/// The right to write new data or add entries.
 pub const ACCESS4_EXTEND: u32 = 0x0008;
-/// Delete an entry.
+/// The right to delete an entry.
 pub const ACCESS4_DELETE: u32 = 0x0010;
-/// Execute a file.
+/// The right to execute a file.
 pub const ACCESS4_EXECUTE: u32 = 0x0020;
-/// Read an extended attribute (RFC 8276 §8.6).
+/// The right to read an extended attribute (RFC 8276 §8.6).
 pub const ACCESS4_XAREAD: u32 = 0x0040;
-/// Change or remove an extended attribute.
+/// The right to change or remove an extended attribute.
 pub const ACCESS4_XAWRITE: u32 = 0x0080;
-/// List extended attributes.
+/// The right to list extended attributes.
 pub const ACCESS4_XALIST: u32 = 0x0100;
 
 /// A successful ACCESS.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct AccessOk {
-    /// Rights about which the server can tell.
+    /// The rights that the server can check.
     pub supported: u32,
-    /// Granted rights.
+    /// The granted rights.
     pub access: u32,
 }
 
 /// ACCESS results.
 pub type AccessRes = Res4<AccessOk>;
 
-/// What CREATE makes (§18.4, `createtype4`).
+/// The object that CREATE creates (§18.4, `createtype4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Ftype4)]
 pub enum Createtype4 {
-    /// A symbolic link with this text, which may be placed directly (RFC 8267 §5.1).
+    /// A symbolic link with this target, which may be placed directly (RFC 8267 §5.1).
     #[xdr(Ftype4::Lnk)]
     Lnk(Payload<NAME_BOUND>),
     /// A block device.
@@ -56,7 +56,7 @@ pub enum Createtype4 {
     /// A character device.
     #[xdr(Ftype4::Chr)]
     Chr(Specdata4),
-    /// A directory, socket or named pipe; or what CREATE does not make, which is answered with BADTYPE.
+    /// A directory, socket or named pipe; or a type that CREATE cannot create, for which the status is BADTYPE.
     #[xdr(default)]
     Other(Ftype4),
 }
@@ -64,20 +64,20 @@ pub enum Createtype4 {
 /// CREATE arguments (§18.4).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CreateArgs {
-    /// What.
+    /// The object to create.
     pub objtype: Createtype4,
-    /// Its name.
+    /// The name.
     pub objname: Component4,
-    /// Its attributes.
+    /// The attributes of the object.
     pub createattrs: Fattr4,
 }
 
 /// A successful CREATE.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CreateOk {
-    /// The directory before and after.
+    /// The change attribute of the directory before and after the operation.
     pub cinfo: ChangeInfo4,
-    /// Attributes that were set.
+    /// The attributes that were set.
     pub attrset: Bitmap4,
 }
 
@@ -87,7 +87,7 @@ pub type CreateRes = Res4<CreateOk>;
 /// GETATTR arguments (§18.7).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct GetAttrArgs {
-    /// Which.
+    /// The requested attributes.
     pub attr_request: Bitmap4,
 }
 
@@ -104,7 +104,7 @@ pub struct LinkArgs {
     pub newname: Component4,
 }
 
-/// LINK results: the directory before and after.
+/// LINK results: change attributes of the directory before and after the operation.
 pub type LinkRes = Res4<ChangeInfo4>;
 
 /// LOOKUP arguments (§18.13).
@@ -117,14 +117,14 @@ pub struct LookupArgs {
 /// VERIFY and NVERIFY arguments (§18.31, §18.15).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct VerifyArgs {
-    /// What to compare with.
+    /// The attributes to compare.
     pub obj_attributes: Fattr4,
 }
 
 /// OPENATTR arguments (§18.17).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OpenAttrArgs {
-    /// Whether to make the directory of named attributes.
+    /// `true` to create the directory of named attributes.
     pub createdir: bool,
 }
 
@@ -138,42 +138,42 @@ pub struct PutFhArgs {
 /// READDIR arguments (§18.23).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ReadDirArgs {
-    /// Continue behind this; 0 from the start.
+    /// Continue after the entry with this cookie; 0 means from the start.
     pub cookie: u64,
-    /// Of the reply that gave the cookie.
+    /// The verifier of the reply that returned the cookie.
     pub cookieverf: Verifier4,
-    /// Most bytes of names and cookies, as a hint.
+    /// Maximum bytes of names and cookies, as a hint.
     pub dircount: u32,
-    /// Most bytes of the result (`READDIR4resok`).
+    /// Maximum bytes of the result (`READDIR4resok`).
     pub maxcount: u32,
-    /// Attributes of each entry.
+    /// The requested attributes of each entry.
     pub attr_request: Bitmap4,
 }
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Entry4 {
-    /// Continues behind this entry.
+    /// The cookie to continue after this entry.
     pub cookie: u64,
-    /// Name.
+    /// The name.
     pub name: Component4,
-    /// Attributes.
+    /// The attributes of the object.
     pub attrs: Fattr4,
 }
 
-/// A list of entries and whether it is the last.
+/// A list of entries, and a mark for the end of the directory.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Dirlist4 {
     /// The entries.
     pub entries: List<Entry4>,
-    /// Whether no entries follow.
+    /// `true` if no entries follow.
     pub eof: bool,
 }
 
 /// A successful READDIR.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ReadDirOk {
-    /// Goes with the cookies.
+    /// The verifier of the cookies.
     pub cookieverf: Verifier4,
     /// The entries.
     pub reply: Dirlist4,
@@ -185,7 +185,7 @@ pub type ReadDirRes = Res4<ReadDirOk>;
 /// A successful READLINK (§18.24).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ReadLinkOk {
-    /// The link's text; may be placed directly (RFC 8267 §5.1).
+    /// The target; it may be placed directly (RFC 8267 §5.1).
     pub link: Payload<NAME_BOUND>,
 }
 
@@ -199,7 +199,7 @@ pub struct RemoveArgs {
     pub target: Component4,
 }
 
-/// REMOVE results: the directory before and after.
+/// REMOVE results: change attributes of the directory before and after the operation.
 pub type RemoveRes = Res4<ChangeInfo4>;
 
 /// RENAME arguments (§18.26).
@@ -207,16 +207,16 @@ pub type RemoveRes = Res4<ChangeInfo4>;
 pub struct RenameArgs {
     /// The name in the directory of the saved file handle.
     pub oldname: Component4,
-    /// The name in that of the current one.
+    /// The name in the directory of the current file handle.
     pub newname: Component4,
 }
 
 /// A successful RENAME.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RenameOk {
-    /// The directory it left, before and after.
+    /// The change attribute of the source directory before and after the operation.
     pub source_cinfo: ChangeInfo4,
-    /// The one it came to.
+    /// The change attribute of the target directory before and after the operation.
     pub target_cinfo: ChangeInfo4,
 }
 
@@ -230,25 +230,25 @@ pub struct SecinfoArgs {
     pub name: Component4,
 }
 
-/// SECINFO_NO_NAME arguments (§18.45): the security of what.
+/// SECINFO_NO_NAME arguments (§18.45): the object whose security flavours are requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum SecinfoStyle4 {
     /// The current file handle.
     CurrentFh = 0,
-    /// Its parent.
+    /// The parent of the current file handle.
     Parent = 1,
 }
 
-/// What RPCSEC_GSS protects (RFC 2203 §5.2.2).
+/// The protection of RPCSEC_GSS (RFC 2203 §5.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum RpcGssSvc {
-    /// The header.
+    /// Only the header is authenticated.
     None = 1,
-    /// All, against changes.
+    /// The whole message is protected against changes.
     Integrity = 2,
-    /// All, and nobody else can read it.
+    /// The whole message is encrypted and protected against changes.
     Privacy = 3,
 }
 
@@ -259,39 +259,39 @@ pub struct RpcsecGssInfo {
     pub oid: SecOid4,
     /// The quality of protection.
     pub qop: u32,
-    /// What it protects.
+    /// The protection.
     pub service: RpcGssSvc,
 }
 
-/// A way to authenticate that the server takes.
+/// A security flavour that the server accepts.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Secinfo4 {
     /// RPCSEC_GSS.
     #[xdr(6)]
     RpcsecGss(RpcsecGssInfo),
-    /// Another flavor, of this number.
+    /// Another flavour with this number.
     #[xdr(default)]
     Flavor(u32),
 }
 
-/// SECINFO and SECINFO_NO_NAME results: what the server takes, the best first.
+/// SECINFO and SECINFO_NO_NAME results: the accepted flavours, in order of preference.
 pub type SecinfoRes = Res4<Vec<Secinfo4>>;
 
 /// SETATTR arguments (§18.30).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SetAttrArgs {
-    /// For setting the size.
+    /// The stateid with which the size is set.
     pub stateid: Stateid4,
-    /// What to set.
+    /// The attributes to set.
     pub obj_attributes: Fattr4,
 }
 
 /// SETATTR results, the only ones that have the same body for every status.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SetAttrRes {
-    /// How it went.
+    /// The status.
     pub status: Nfsstat4,
-    /// What was set.
+    /// The attributes that were set.
     pub attrsset: Bitmap4,
 }
 
@@ -315,7 +315,8 @@ pub struct XattrArgs {
 /// The value of an extended attribute.
 pub type Xattrvalue4 = Opaque<XATTR_BOUND>;
 
-/// The value that GETXATTR has found. Linux's server (6.1) pads it with whatever there was in its memory, where RFC 4506 §4.10 has zeros.
+/// The value from GETXATTR. Its decoder ignores the padding, because Linux's server (6.1) pads the value with
+/// uninitialized memory where RFC 4506 §4.10 requires zeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode)]
 pub struct GetXattrOk(pub Xattrvalue4);
 
@@ -328,56 +329,56 @@ impl Decode for GetXattrOk {
 /// GETXATTR results: the value.
 pub type GetXattrRes = Res4<GetXattrOk>;
 
-/// Whether SETXATTR makes or replaces.
+/// The condition for SETXATTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum SetxattrOption4 {
-    /// Either.
+    /// The attribute may exist.
     Either = 0,
-    /// It must not be there.
+    /// The attribute must not exist.
     Create = 1,
-    /// It must be there.
+    /// The attribute must exist.
     Replace = 2,
 }
 
 /// SETXATTR arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SetXattrArgs {
-    /// Whether it makes or replaces.
+    /// The condition.
     pub option: SetxattrOption4,
     /// The attribute's name.
     pub key: Component4,
-    /// Its value.
+    /// The value.
     pub value: Xattrvalue4,
 }
 
-/// SETXATTR and REMOVEXATTR results: the file before and after.
+/// SETXATTR and REMOVEXATTR results: change attributes of the file before and after the operation.
 pub type ChangeXattrRes = Res4<ChangeInfo4>;
 
 /// LISTXATTRS arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ListXattrsArgs {
-    /// Continue behind this; 0 from the start.
+    /// Continue after the entry with this cookie; 0 means from the start.
     pub cookie: u64,
-    /// Most bytes of the result (`LISTXATTRS4resok`).
+    /// Maximum bytes of the result (`LISTXATTRS4resok`).
     pub maxcount: u32,
 }
 
 /// A successful LISTXATTRS.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ListXattrsOk {
-    /// Continues behind these.
+    /// The cookie to continue after these entries.
     pub cookie: u64,
-    /// Names.
+    /// The names.
     pub names: Vec<Component4>,
-    /// Whether no names follow.
+    /// `true` if no names follow.
     pub eof: bool,
 }
 
 /// LISTXATTRS results.
 pub type ListXattrsRes = Res4<ListXattrsOk>;
 
-/// The bound we put on the value of an extended attribute, in bytes: what Linux allows.
+/// Maximum bytes of the value of an extended attribute, as in Linux.
 pub const XATTR_BOUND: usize = 64 << 10;
 
 #[cfg(test)]
@@ -386,17 +387,17 @@ mod tests {
 
     use super::*;
 
-    /// As Linux's server answers: the padding is what was in its memory.
+    /// The answer of Linux's server, whose padding is uninitialized memory.
     #[test]
-    fn the_padding_of_an_extended_attribute_is_not_looked_at() {
+    fn padding_of_an_extended_attribute_is_ignored() {
         let words = [&0u32.to_be_bytes()[..], &5u32.to_be_bytes(), b"valueXYZ", &7u32.to_be_bytes()].concat();
         let message = Message::from(bytes::Bytes::from(words));
         let mut decoder = Decoder::new(&message);
         assert_eq!(GetXattrRes::decode(&mut decoder), Ok(Res4::Ok(GetXattrOk("value".into()))));
-        assert_eq!(decoder.u32(), Ok(7), "what comes behind it is where it should be");
+        assert_eq!(decoder.u32(), Ok(7), "decoding must continue after the padding");
         let cut = Message::from(message.stream.slice(..14));
         assert!(GetXattrRes::decode(&mut Decoder::new(&cut)).is_err());
         let sloppy = Message::from(message.stream.slice(4..16));
-        assert!(sloppy.decode::<Xattrvalue4>().is_err(), "of clients' values, zeros are expected");
+        assert!(sloppy.decode::<Xattrvalue4>().is_err(), "in values from clients, padding must be zeros");
     }
 }

@@ -1,22 +1,22 @@
-//! Opens and delegations: OPEN, OPEN_CONFIRM, OPEN_DOWNGRADE, CLOSE, DELEGRETURN and their kin (RFC 8881 §18).
+//! Opens and delegations: OPEN, OPEN_CONFIRM, OPEN_DOWNGRADE, CLOSE, DELEGRETURN and related operations (RFC 8881 §18).
 
 use xdr::{Decode, Encode};
 
 use crate::v4::{acl::Nfsace4, attr::Fattr4, bitmap::Bitmap4, status::*, types::*};
 
-/// How to create a file (RFC 8881 §18.16, `createhow4`).
+/// The way to create a file (RFC 8881 §18.16, `createhow4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Createhow4 {
-    /// An existing file is opened.
+    /// Open an existing file.
     #[xdr(0)]
     Unchecked(Fattr4),
-    /// An existing file is an error.
+    /// Fail if the file exists.
     #[xdr(1)]
     Guarded(Fattr4),
-    /// An existing file is an error unless made with the same verifier.
+    /// Fail if the file exists, unless it was created with the same verifier.
     #[xdr(2)]
     Exclusive(Verifier4),
-    /// So too, with attributes; since 4.1.
+    /// Like `Exclusive`, with attributes. Since 4.1.
     #[xdr(3)]
     Exclusive41 {
         /// The verifier.
@@ -26,27 +26,27 @@ pub enum Createhow4 {
     },
 }
 
-/// Whether OPEN creates (`openflag4`).
+/// The creation mode of OPEN (`openflag4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Openflag4 {
-    /// The file must be there.
+    /// The file must exist.
     #[xdr(0)]
     NoCreate,
-    /// It is made.
+    /// The file is created.
     #[xdr(1)]
     Create(Createhow4),
 }
 
-/// By what right a file is opened (`open_claim4`).
+/// The claim with which a file is opened (`open_claim4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum OpenClaim4 {
-    /// A new one, by name.
+    /// A new open, by name.
     #[xdr(0)]
     Null(Component4),
-    /// It was open before the server restarted.
+    /// A reclaim of an open from before the server's restart.
     #[xdr(1)]
     Previous(OpenDelegationType4),
-    /// A delegation, by name.
+    /// An open with a delegation, by name.
     #[xdr(2)]
     DelegateCur {
         /// The delegation.
@@ -54,16 +54,16 @@ pub enum OpenClaim4 {
         /// The name.
         file: Component4,
     },
-    /// A delegation from before the client restarted, by name.
+    /// An open with a delegation from before the client's restart, by name.
     #[xdr(3)]
     DelegatePrev(Component4),
-    /// A new one, of the current file handle; since 4.1.
+    /// A new open of the current file handle. Since 4.1.
     #[xdr(4)]
     Fh,
-    /// A delegation of the current file handle; since 4.1.
+    /// An open with a delegation of the current file handle. Since 4.1.
     #[xdr(5)]
     DelegCurFh(Stateid4),
-    /// A delegation from before the client restarted, of the current file handle; since 4.1.
+    /// An open with a delegation of the current file handle from before the client's restart. Since 4.1.
     #[xdr(6)]
     DelegPrevFh,
 }
@@ -72,122 +72,122 @@ pub enum OpenClaim4 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 #[repr(u32)]
 pub enum OpenDelegationType4 {
-    /// None.
+    /// No delegation.
     None = 0,
-    /// To read.
+    /// A read delegation.
     Read = 1,
-    /// To write.
+    /// A write delegation.
     Write = 2,
-    /// None, and why; since 4.1.
+    /// No delegation, with the reason. Since 4.1.
     NoneExt = 3,
 }
 
 /// OPEN arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OpenArgs {
-    /// The owner's sequence in 4.0.
+    /// The sequence number of the owner, in 4.0.
     pub seqid: Seqid4,
     /// The `OPEN4_SHARE_ACCESS_` bits.
     pub share_access: u32,
     /// The `OPEN4_SHARE_DENY_` bits.
     pub share_deny: u32,
-    /// Who opens.
+    /// The open-owner.
     pub owner: StateOwner4,
-    /// Whether to create.
+    /// The creation mode.
     pub openhow: Openflag4,
-    /// What.
+    /// The claim.
     pub claim: OpenClaim4,
 }
 
-/// Access: read.
+/// Access for reading.
 pub const OPEN4_SHARE_ACCESS_READ: u32 = 0x1;
-/// Access: write.
+/// Access for writing.
 pub const OPEN4_SHARE_ACCESS_WRITE: u32 = 0x2;
-/// Access: both.
+/// Access for reading and writing.
 pub const OPEN4_SHARE_ACCESS_BOTH: u32 = 0x3;
-/// Others may do anything.
+/// Nothing is denied to others.
 pub const OPEN4_SHARE_DENY_NONE: u32 = 0x0;
-/// Others may not read.
+/// Reading is denied to others.
 pub const OPEN4_SHARE_DENY_READ: u32 = 0x1;
-/// Others may not write.
+/// Writing is denied to others.
 pub const OPEN4_SHARE_DENY_WRITE: u32 = 0x2;
-/// Others may not do either.
+/// Reading and writing are denied to others.
 pub const OPEN4_SHARE_DENY_BOTH: u32 = 0x3;
-/// The bits of share_access that say which delegation is wanted; since 4.1.
+/// The bits of share_access for the requested delegation. Since 4.1.
 pub const OPEN4_SHARE_ACCESS_WANT_DELEG_MASK: u32 = 0xff00;
-/// Whichever.
+/// The client has no preference.
 pub const OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE: u32 = 0x0000;
-/// To read.
+/// The client wants a read delegation.
 pub const OPEN4_SHARE_ACCESS_WANT_READ_DELEG: u32 = 0x0100;
-/// To write.
+/// The client wants a write delegation.
 pub const OPEN4_SHARE_ACCESS_WANT_WRITE_DELEG: u32 = 0x0200;
-/// Either.
+/// The client wants a delegation of either kind.
 pub const OPEN4_SHARE_ACCESS_WANT_ANY_DELEG: u32 = 0x0300;
-/// None.
+/// The client wants no delegation.
 pub const OPEN4_SHARE_ACCESS_WANT_NO_DELEG: u32 = 0x0400;
-/// None any more.
+/// The client cancels an earlier request for a delegation.
 pub const OPEN4_SHARE_ACCESS_WANT_CANCEL: u32 = 0x0500;
-/// Tell when there are resources for one.
+/// The client wants a signal when resources for a delegation are available.
 pub const OPEN4_SHARE_ACCESS_WANT_SIGNAL_DELEG_WHEN_RESRC_AVAIL: u32 = 0x1_0000;
-/// Give one when nobody else is in the way.
+/// The client wants a delegation as soon as the file is uncontended.
 pub const OPEN4_SHARE_ACCESS_WANT_PUSH_DELEG_WHEN_UNCONTENDED: u32 = 0x2_0000;
-/// Give one that has the times of the file as well (RFC 9754); since 4.2.
+/// The client wants a delegation that includes the times of the file (RFC 9754). Since 4.2.
 pub const OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS: u32 = 0x10_0000;
 
-/// How much may be written before the server is asked again (`nfs_space_limit4`).
+/// The limit of the data that the client may cache before it must write to the server (`nfs_space_limit4`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum SpaceLimit4 {
-    /// Up to this size of the file.
+    /// A maximum size of the file, in bytes.
     #[xdr(1)]
     Size(u64),
-    /// So many blocks.
+    /// A maximum number of blocks.
     #[xdr(2)]
     Blocks {
-        /// How many.
+        /// The number of blocks.
         num_blocks: u32,
-        /// Of how many bytes.
+        /// The size of a block in bytes.
         bytes_per_block: u32,
     },
 }
 
-/// A delegation to read.
+/// A read delegation.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OpenReadDelegation4 {
-    /// Its name.
+    /// The stateid.
     pub stateid: Stateid4,
-    /// Whether it is recalled at once.
+    /// `true` if the delegation is recalled at once.
     pub recall: bool,
-    /// Who may open without asking the server.
+    /// The users who may open the file without a call to the server.
     pub permissions: Nfsace4,
 }
 
-/// A delegation to write.
+/// A write delegation.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OpenWriteDelegation4 {
-    /// Its name.
+    /// The stateid.
     pub stateid: Stateid4,
-    /// Whether it is recalled at once.
+    /// `true` if the delegation is recalled at once.
     pub recall: bool,
-    /// How much may be written.
+    /// The limit of cached writes.
     pub space_limit: SpaceLimit4,
-    /// Who may open without asking the server.
+    /// The users who may open the file without a call to the server.
     pub permissions: Nfsace4,
 }
 
-/// Why there is no delegation (`open_none_delegation4`).
+/// The reason why there is no delegation (`open_none_delegation4`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = WhyNoDelegation4)]
 pub enum OpenNoneDelegation4 {
     /// Others use the file.
     #[xdr(WhyNoDelegation4::Contention)]
     Contention {
-        /// Whether the server will give one later.
+        /// `true` if the server will push a delegation later.
         server_will_push_deleg: bool,
     },
-    /// Resources are short.
+    /// The server has too few resources.
     #[xdr(WhyNoDelegation4::Resource)]
     Resource {
-        /// Whether the server will tell when they are not.
+        /// `true` if the server will signal when resources are available.
         server_will_signal_avail: bool,
     },
     /// Any other reason.
@@ -199,39 +199,39 @@ pub enum OpenNoneDelegation4 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum WhyNoDelegation4 {
-    /// It was not wanted.
+    /// The client did not want a delegation.
     NotWanted = 0,
     /// Others use the file.
     Contention = 1,
-    /// Resources are short.
+    /// The server has too few resources.
     Resource = 2,
-    /// Not of files of this type.
+    /// Files of this type cannot be delegated.
     NotSuppFtype = 3,
-    /// Not to write files of this type.
+    /// Files of this type have no write delegations.
     WriteDelegNotSuppFtype = 4,
-    /// No upgrade to writing.
+    /// The delegation cannot be upgraded.
     NotSuppUpgrade = 5,
-    /// No downgrade to reading.
+    /// The delegation cannot be downgraded.
     NotSuppDowngrade = 6,
-    /// It was cancelled.
+    /// The request was cancelled.
     Cancelled = 7,
-    /// It is a directory.
+    /// The object is a directory.
     IsDir = 8,
 }
 
-/// A delegation or none (`open_delegation4`).
+/// A delegation or the reason why there is none (`open_delegation4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum OpenDelegation4 {
-    /// None.
+    /// No delegation.
     #[xdr(0)]
     None,
-    /// To read.
+    /// A read delegation.
     #[xdr(1)]
     Read(OpenReadDelegation4),
-    /// To write.
+    /// A write delegation.
     #[xdr(2)]
     Write(OpenWriteDelegation4),
-    /// None, and why; since 4.1.
+    /// No delegation, with the reason. Since 4.1.
     #[xdr(3)]
     NoneExt(OpenNoneDelegation4),
 }
@@ -239,25 +239,25 @@ pub enum OpenDelegation4 {
 /// A successful OPEN.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OpenOk {
-    /// The open.
+    /// The stateid of the open.
     pub stateid: Stateid4,
-    /// The directory before and after.
+    /// The change attribute of the directory before and after the operation.
     pub cinfo: ChangeInfo4,
     /// The `OPEN4_RESULT_` bits.
     pub rflags: u32,
-    /// Attributes that were set.
+    /// The attributes that were set.
     pub attrset: Bitmap4,
     /// The delegation.
     pub delegation: OpenDelegation4,
 }
 
-/// OPEN_CONFIRM must follow; 4.0 only.
+/// The client must send OPEN_CONFIRM. Only in 4.0.
 pub const OPEN4_RESULT_CONFIRM: u32 = 0x02;
-/// Locks are as in POSIX.
+/// Locks have POSIX semantics.
 pub const OPEN4_RESULT_LOCKTYPE_POSIX: u32 = 0x04;
-/// The file stays until it is closed, also when it is removed.
+/// A removed file stays until it is closed.
 pub const OPEN4_RESULT_PRESERVE_UNLINKED: u32 = 0x08;
-/// CB_NOTIFY_LOCK may tell when a lock is to be had.
+/// The server may send CB_NOTIFY_LOCK when a lock becomes available.
 pub const OPEN4_RESULT_MAY_NOTIFY_LOCK: u32 = 0x20;
 
 /// OPEN results.
@@ -266,35 +266,35 @@ pub type OpenRes = Res4<OpenOk>;
 /// OPEN_CONFIRM arguments (RFC 7530 §16.18).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OpenConfirmArgs {
-    /// The open.
+    /// The stateid of the open.
     pub open_stateid: Stateid4,
-    /// The owner's sequence.
+    /// The sequence number of the owner.
     pub seqid: Seqid4,
 }
 
 /// OPEN_DOWNGRADE arguments (RFC 8881 §18.18).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct OpenDowngradeArgs {
-    /// The open.
+    /// The stateid of the open.
     pub open_stateid: Stateid4,
-    /// The owner's sequence in 4.0.
+    /// The sequence number of the owner, in 4.0.
     pub seqid: Seqid4,
-    /// What remains of share_access.
+    /// The remaining share_access.
     pub share_access: u32,
-    /// And of share_deny.
+    /// The remaining share_deny.
     pub share_deny: u32,
 }
 
 /// CLOSE arguments (RFC 8881 §18.2).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CloseArgs {
-    /// The owner's sequence in 4.0.
+    /// The sequence number of the owner, in 4.0.
     pub seqid: Seqid4,
-    /// The open.
+    /// The stateid of the open.
     pub open_stateid: Stateid4,
 }
 
-/// CLOSE, OPEN_CONFIRM, OPEN_DOWNGRADE, LOCKU and LOCK results: the state from now on.
+/// CLOSE, OPEN_CONFIRM, OPEN_DOWNGRADE, LOCKU and LOCK results: the new stateid.
 pub type StateidRes = Res4<Stateid4>;
 
 /// DELEGRETURN arguments (RFC 8881 §18.6).
@@ -304,16 +304,16 @@ pub struct DelegReturnArgs {
     pub deleg_stateid: Stateid4,
 }
 
-/// By what right a delegation is wanted (RFC 8881 §18.49, `deleg_claim4`).
+/// The claim with which a delegation is requested (RFC 8881 §18.49, `deleg_claim4`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum DelegClaim4 {
-    /// There was one before the server restarted.
+    /// A reclaim of a delegation from before the server's restart.
     #[xdr(1)]
     Previous(OpenDelegationType4),
-    /// None.
+    /// A new delegation of the current file handle.
     #[xdr(4)]
     Fh,
-    /// There was one before the client restarted.
+    /// A delegation from before the client's restart.
     #[xdr(6)]
     DelegPrevFh,
 }
@@ -323,7 +323,7 @@ pub enum DelegClaim4 {
 pub struct WantDelegationArgs {
     /// The `OPEN4_SHARE_ACCESS_WANT_` bits.
     pub want: u32,
-    /// By what right.
+    /// The claim.
     pub claim: DelegClaim4,
 }
 
@@ -333,45 +333,45 @@ pub type WantDelegationRes = Res4<OpenDelegation4>;
 /// GET_DIR_DELEGATION arguments (RFC 8881 §18.39).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct GetDirDelegationArgs {
-    /// Whether to tell when there is one.
+    /// `true` if the server should signal when a delegation is available.
     pub signal_deleg_avail: bool,
-    /// Which notifications are wanted.
+    /// The requested notifications.
     pub notification_types: Bitmap4,
-    /// How late changes of entries' attributes may be told.
+    /// Maximum delay of notifications about attributes of entries.
     pub child_attr_delay: Nfstime4,
-    /// How late those of the directory's.
+    /// Maximum delay of notifications about attributes of the directory.
     pub dir_attr_delay: Nfstime4,
-    /// Which attributes of entries.
+    /// The attributes of entries that cause notifications.
     pub child_attributes: Bitmap4,
-    /// Which of the directory.
+    /// The attributes of the directory that cause notifications.
     pub dir_attributes: Bitmap4,
 }
 
-/// A delegation of a directory.
+/// A directory delegation.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct GetDirDelegationOk {
-    /// Goes with cookies.
+    /// The verifier of the cookies.
     pub cookieverf: Verifier4,
-    /// Its name.
+    /// The stateid.
     pub stateid: Stateid4,
-    /// Which notifications there will be.
+    /// The notifications that the server will send.
     pub notification: Bitmap4,
-    /// Of which attributes of entries.
+    /// The attributes of entries that cause notifications.
     pub child_attributes: Bitmap4,
-    /// And of the directory.
+    /// The attributes of the directory that cause notifications.
     pub dir_attributes: Bitmap4,
 }
 
-/// A delegation of a directory or none (`GET_DIR_DELEGATION4res_non_fatal`).
+/// A directory delegation or none (`GET_DIR_DELEGATION4res_non_fatal`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum GetDirDelegationNonFatal {
-    /// Here it is.
+    /// The request succeeded.
     #[xdr(0)]
     Ok(GetDirDelegationOk),
-    /// There is none.
+    /// No delegation is available.
     #[xdr(1)]
     Unavail {
-        /// Whether the server will tell when there is.
+        /// `true` if the server will signal when one is available.
         will_signal_deleg_avail: bool,
     },
 }

@@ -1,46 +1,46 @@
-//! Clients and sessions: EXCHANGE_ID, CREATE_SESSION, SEQUENCE and the rest of RFC 8881 §18.33–18.51 that is not about
-//! files; and SETCLIENTID and RENEW of RFC 7530.
+//! Clients and sessions: EXCHANGE_ID, CREATE_SESSION, SEQUENCE and the other operations of RFC 8881 §18.33–18.51 that
+//! do not operate on files, and SETCLIENTID and RENEW of RFC 7530.
 
 use xdr::{Array, Decode, Encode, Opaque};
 
 use super::namespace::RpcGssSvc;
 use crate::v4::{bitmap::Bitmap4, status::*, types::*};
 
-/// A client, by its own name (RFC 7530 §9.1.1, `nfs_client_id4`).
+/// The identity of a 4.0 client (RFC 7530 §9.1.1, `nfs_client_id4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct NfsClientId4 {
-    /// Its incarnation.
+    /// The verifier of this incarnation of the client.
     pub verifier: Verifier4,
-    /// Its name.
+    /// The name of the client.
     pub id: Opaque<OPAQUE_LIMIT>,
 }
 
-/// Where the callback program of a 4.0 client is.
+/// The callback program of a 4.0 client.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CbClient4 {
-    /// Its number.
+    /// The program number.
     pub cb_program: u32,
-    /// Its address.
+    /// The address.
     pub cb_location: Netaddr4,
 }
 
 /// SETCLIENTID arguments (RFC 7530 §16.33).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SetClientIdArgs {
-    /// Who.
+    /// The client.
     pub client: NfsClientId4,
-    /// Where its callbacks go.
+    /// The client's callback program.
     pub callback: CbClient4,
-    /// And with which number.
+    /// The number that callbacks contain.
     pub callback_ident: u32,
 }
 
 /// A successful SETCLIENTID.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SetClientIdOk {
-    /// Its name here.
+    /// The client ID.
     pub clientid: Clientid4,
-    /// To be confirmed with this.
+    /// The verifier with which the client confirms the client ID.
     pub setclientid_confirm: Verifier4,
 }
 
@@ -48,10 +48,10 @@ pub struct SetClientIdOk {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[xdr(tag = Nfsstat4)]
 pub enum SetClientIdRes {
-    /// To be confirmed.
+    /// The client must confirm the client ID.
     #[xdr(Nfsstat4::Ok)]
     Ok(SetClientIdOk),
-    /// Somebody at this address has the name.
+    /// A client at this address uses the name.
     #[xdr(Nfsstat4::ClidInuse)]
     ClidInuse(Netaddr4),
     /// Any other status.
@@ -65,7 +65,7 @@ op_result!(SetClientIdRes { Ok => Ok, ClidInuse => ClidInuse });
 pub struct SetClientIdConfirmArgs {
     /// The client.
     pub clientid: Clientid4,
-    /// What SETCLIENTID returned.
+    /// The verifier from SETCLIENTID.
     pub setclientid_confirm: Verifier4,
 }
 
@@ -79,32 +79,32 @@ pub struct ClientIdArgs {
 /// The contexts of RPCSEC_GSS for callbacks (`gss_cb_handles4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct GssCbHandles4 {
-    /// What is protected.
+    /// The protection.
     pub service: RpcGssSvc,
     /// The server's handle.
     pub handle_from_server: GssHandle4,
-    /// The client's.
+    /// The client's handle.
     pub handle_from_client: GssHandle4,
 }
 
 /// A handle of an RPCSEC_GSS context (`gsshandle4_t`).
 pub type GssHandle4 = Opaque<OPAQUE_LIMIT>;
 
-/// How callbacks may be authenticated (`callback_sec_parms4`).
+/// A way to authenticate callbacks (`callback_sec_parms4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum CallbackSecParms4 {
-    /// Not at all.
+    /// No authentication.
     #[xdr(0)]
     None,
-    /// As this user.
+    /// AUTH_SYS with this credential.
     #[xdr(1)]
     Sys(AuthsysParms),
-    /// By these contexts.
+    /// RPCSEC_GSS with these contexts.
     #[xdr(6)]
     RpcsecGss(GssCbHandles4),
 }
 
-/// Ways to authenticate callbacks, the best first.
+/// Ways to authenticate callbacks, in order of preference.
 pub type CallbackSec4 = Array<CallbackSecParms4, 16>;
 
 /// BACKCHANNEL_CTL arguments (§18.33).
@@ -112,33 +112,33 @@ pub type CallbackSec4 = Array<CallbackSecParms4, 16>;
 pub struct BackchannelCtlArgs {
     /// The number of the callback program.
     pub cb_program: u32,
-    /// How callbacks may be authenticated.
+    /// The ways to authenticate callbacks.
     pub sec_parms: CallbackSec4,
 }
 
-/// For which channel a connection is to be used (§18.34).
+/// The channels for which the client wants to use a connection (§18.34).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum ChannelDirFromClient4 {
-    /// Calls.
+    /// The fore channel.
     Fore = 1,
-    /// Callbacks.
+    /// The backchannel.
     Back = 2,
-    /// Calls, and callbacks if possible.
+    /// The fore channel, and the backchannel if possible.
     ForeOrBoth = 3,
-    /// Callbacks, and calls if possible.
+    /// The backchannel, and the fore channel if possible.
     BackOrBoth = 7,
 }
 
-/// For which channel a connection is used.
+/// The channels for which a connection is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[repr(u32)]
 pub enum ChannelDirFromServer4 {
-    /// Calls.
+    /// The fore channel.
     Fore = 1,
-    /// Callbacks.
+    /// The backchannel.
     Back = 2,
-    /// Both.
+    /// Both channels.
     Both = 3,
 }
 
@@ -147,9 +147,9 @@ pub enum ChannelDirFromServer4 {
 pub struct BindConnToSessionArgs {
     /// The session.
     pub sessid: Sessionid4,
-    /// For which channel.
+    /// The channels.
     pub dir: ChannelDirFromClient4,
-    /// Whether to step up to RDMA.
+    /// `true` to step up to RDMA.
     pub use_conn_in_rdma_mode: bool,
 }
 
@@ -158,88 +158,88 @@ pub struct BindConnToSessionArgs {
 pub struct BindConnToSessionOk {
     /// The session.
     pub sessid: Sessionid4,
-    /// For which channel.
+    /// The channels.
     pub dir: ChannelDirFromServer4,
-    /// Whether it steps up to RDMA.
+    /// `true` if the connection steps up to RDMA.
     pub use_conn_in_rdma_mode: bool,
 }
 
 /// BIND_CONN_TO_SESSION results.
 pub type BindConnToSessionRes = Res4<BindConnToSessionOk>;
 
-/// A client, by its own name (`client_owner4`).
+/// A client owner (`client_owner4`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct ClientOwner4 {
-    /// Its incarnation.
+    /// The verifier of this incarnation of the client.
     pub verifier: Verifier4,
-    /// Its name.
+    /// The name of the client.
     pub ownerid: Opaque<OPAQUE_LIMIT>,
 }
 
-/// A server, by its own name (`server_owner4`).
+/// A server owner (`server_owner4`).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Encode, Decode)]
 pub struct ServerOwner4 {
-    /// Which part of it; the same means that sessions can be trunked.
+    /// The part of the server. Connections with the same major and minor ID can be trunked in one session.
     pub minor_id: u64,
-    /// Its name; the same means that client IDs can be trunked.
+    /// The name of the server. Connections with the same major ID can share a client ID.
     pub major_id: Opaque<OPAQUE_LIMIT>,
 }
 
-/// EXCHANGE_ID: referrals are understood.
+/// EXCHANGE_ID: the client supports referrals.
 pub const EXCHGID4_FLAG_SUPP_MOVED_REFER: u32 = 0x0000_0001;
-/// Migration is understood.
+/// The client supports migration.
 pub const EXCHGID4_FLAG_SUPP_MOVED_MIGR: u32 = 0x0000_0002;
-/// File systems may be fenced (RFC 7862 §15.14).
+/// The client supports fencing (RFC 7862 §15.14).
 pub const EXCHGID4_FLAG_SUPP_FENCE_OPS: u32 = 0x0000_0004;
-/// State belongs to the principal that made it.
+/// State belongs to the principal that created it.
 pub const EXCHGID4_FLAG_BIND_PRINC_STATEID: u32 = 0x0000_0100;
-/// The server has no layouts.
+/// The server does not support pNFS.
 pub const EXCHGID4_FLAG_USE_NON_PNFS: u32 = 0x0001_0000;
-/// It is a metadata server.
+/// The server is a metadata server.
 pub const EXCHGID4_FLAG_USE_PNFS_MDS: u32 = 0x0002_0000;
-/// It is a data server.
+/// The server is a data server.
 pub const EXCHGID4_FLAG_USE_PNFS_DS: u32 = 0x0004_0000;
-/// The three before.
+/// The mask of the three flags for pNFS.
 pub const EXCHGID4_FLAG_MASK_PNFS: u32 = 0x0007_0000;
-/// The client updates a record that is confirmed; in arguments.
+/// The client updates a confirmed record. Only in arguments.
 pub const EXCHGID4_FLAG_UPD_CONFIRMED_REC_A: u32 = 0x4000_0000;
-/// The record is confirmed; in results.
+/// The record is confirmed. Only in results.
 pub const EXCHGID4_FLAG_CONFIRMED_R: u32 = 0x8000_0000;
 
-/// Operations that need the machine's credential, and those that may have it.
+/// Operations that must or may use the machine credential.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct StateProtectOps4 {
-    /// They need it.
+    /// The operations that must use it.
     pub must_enforce: Bitmap4,
-    /// They may have it.
+    /// The operations that may use it.
     pub must_allow: Bitmap4,
 }
 
-/// What protection by a shared secret is asked for (`ssv_sp_parms4`).
+/// The requested protection by a shared secret (`ssv_sp_parms4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SsvSpParms4 {
-    /// Operations.
+    /// The protected operations.
     pub ops: StateProtectOps4,
-    /// Hash algorithms, the best first.
+    /// Hash algorithms, in order of preference.
     pub hash_algs: Array<SecOid4, 64>,
-    /// Encryption algorithms, the best first.
+    /// Encryption algorithms, in order of preference.
     pub encr_algs: Array<SecOid4, 64>,
-    /// How many secrets to remember.
+    /// The number of secrets to keep.
     pub window: u32,
-    /// How many contexts to make.
+    /// The number of contexts to create.
     pub num_gss_handles: u32,
 }
 
-/// How a client's state is to be protected (`state_protect4_a`).
+/// The requested protection of a client's state (`state_protect4_a`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum StateProtect4A {
-    /// Not at all.
+    /// No protection.
     #[xdr(0)]
     None,
-    /// By the machine's credential.
+    /// Protection by the machine credential.
     #[xdr(1)]
     MachCred(StateProtectOps4),
-    /// By a shared secret.
+    /// Protection by a shared secret.
     #[xdr(2)]
     Ssv(SsvSpParms4),
 }
@@ -247,43 +247,43 @@ pub enum StateProtect4A {
 /// EXCHANGE_ID arguments (§18.35).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ExchangeIdArgs {
-    /// Who.
+    /// The client.
     pub clientowner: ClientOwner4,
     /// The `EXCHGID4_FLAG_` bits.
     pub flags: u32,
-    /// How state is to be protected.
+    /// The requested protection of state.
     pub state_protect: StateProtect4A,
-    /// What software it is.
+    /// The implementation.
     pub client_impl_id: Option<NfsImplId4>,
 }
 
-/// What protection by a shared secret there is (`ssv_prot_info4`).
+/// The granted protection by a shared secret (`ssv_prot_info4`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SsvProtInfo4 {
-    /// Operations.
+    /// The protected operations.
     pub ops: StateProtectOps4,
-    /// Index of the hash algorithm.
+    /// The index of the hash algorithm.
     pub hash_alg: u32,
-    /// Index of the encryption algorithm.
+    /// The index of the encryption algorithm.
     pub encr_alg: u32,
-    /// Length of the secret.
+    /// The length of the secret.
     pub ssv_len: u32,
-    /// How many secrets are remembered.
+    /// The number of secrets that the server keeps.
     pub window: u32,
-    /// Contexts.
+    /// The handles of the contexts.
     pub handles: Array<GssHandle4, 64>,
 }
 
-/// How a client's state is protected (`state_protect4_r`).
+/// The protection of a client's state (`state_protect4_r`).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum StateProtect4R {
-    /// Not at all.
+    /// No protection.
     #[xdr(0)]
     None,
-    /// By the machine's credential.
+    /// Protection by the machine credential.
     #[xdr(1)]
     MachCred(StateProtectOps4),
-    /// By a shared secret.
+    /// Protection by a shared secret.
     #[xdr(2)]
     Ssv(SsvProtInfo4),
 }
@@ -291,19 +291,19 @@ pub enum StateProtect4R {
 /// A successful EXCHANGE_ID.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ExchangeIdOk {
-    /// The client's name here.
+    /// The client ID.
     pub clientid: Clientid4,
-    /// For its next CREATE_SESSION.
+    /// The sequence number of the client's next CREATE_SESSION.
     pub sequenceid: Sequenceid4,
     /// The `EXCHGID4_FLAG_` bits.
     pub flags: u32,
-    /// How state is protected.
+    /// The protection of state.
     pub state_protect: StateProtect4R,
-    /// Who answers.
+    /// The server owner.
     pub server_owner: ServerOwner4,
-    /// Servers of the same scope may have the same client IDs and file handles.
+    /// The server scope. Servers with the same scope may have the same client IDs and file handles.
     pub server_scope: Opaque<OPAQUE_LIMIT>,
-    /// What software it is.
+    /// The implementation.
     pub server_impl_id: Option<NfsImplId4>,
 }
 
@@ -313,23 +313,23 @@ pub type ExchangeIdRes = Res4<ExchangeIdOk>;
 /// The limits of a channel (§18.36). Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ChannelAttrs4 {
-    /// Padding of headers.
+    /// The padding of headers.
     pub headerpadsize: u32,
-    /// Largest request.
+    /// Maximum size of a request.
     pub maxrequestsize: u32,
-    /// Largest reply.
+    /// Maximum size of a reply.
     pub maxresponsesize: u32,
-    /// Largest reply that is cached.
+    /// Maximum size of a cached reply.
     pub maxresponsesize_cached: u32,
-    /// Most operations of a compound.
+    /// Maximum number of operations in a compound.
     pub maxoperations: u32,
-    /// Slots.
+    /// The number of slots.
     pub maxrequests: u32,
-    /// RDMA Reads at a time, over iWARP that steps up.
+    /// Maximum number of concurrent RDMA Reads, for iWARP with step-up.
     pub rdma_ird: Option<u32>,
 }
 
-/// CREATE_SESSION: the reply cache survives restarts.
+/// CREATE_SESSION: the reply cache survives restarts of the server.
 pub const CREATE_SESSION4_FLAG_PERSIST: u32 = 0x1;
 /// Callbacks use this connection.
 pub const CREATE_SESSION4_FLAG_CONN_BACK_CHAN: u32 = 0x2;
@@ -341,17 +341,17 @@ pub const CREATE_SESSION4_FLAG_CONN_RDMA: u32 = 0x4;
 pub struct CreateSessionArgs {
     /// The client.
     pub clientid: Clientid4,
-    /// Its sequence.
+    /// The sequence number.
     pub sequence: Sequenceid4,
     /// The `CREATE_SESSION4_FLAG_` bits.
     pub flags: u32,
-    /// The limits of calls.
+    /// The limits of the fore channel.
     pub fore_chan_attrs: ChannelAttrs4,
-    /// The limits of callbacks.
+    /// The limits of the backchannel.
     pub back_chan_attrs: ChannelAttrs4,
     /// The number of the callback program.
     pub cb_program: u32,
-    /// How callbacks may be authenticated.
+    /// The ways to authenticate callbacks.
     pub sec_parms: CallbackSec4,
 }
 
@@ -360,13 +360,13 @@ pub struct CreateSessionArgs {
 pub struct CreateSessionOk {
     /// The session.
     pub sessionid: Sessionid4,
-    /// The sequence of the request.
+    /// The sequence number of the request.
     pub sequence: Sequenceid4,
     /// The `CREATE_SESSION4_FLAG_` bits.
     pub flags: u32,
-    /// The limits of calls.
+    /// The limits of the fore channel.
     pub fore_chan_attrs: ChannelAttrs4,
-    /// The limits of callbacks.
+    /// The limits of the backchannel.
     pub back_chan_attrs: ChannelAttrs4,
 }
 
@@ -385,13 +385,13 @@ pub struct DestroySessionArgs {
 pub struct SequenceArgs {
     /// The session.
     pub sessionid: Sessionid4,
-    /// The sequence of the slot.
+    /// The sequence number of the slot.
     pub sequenceid: Sequenceid4,
     /// The slot.
     pub slotid: Slotid4,
     /// The highest slot in use.
     pub highest_slotid: Slotid4,
-    /// Whether to cache the reply.
+    /// `true` to cache the reply.
     pub cachethis: bool,
 }
 
@@ -400,13 +400,13 @@ pub struct SequenceArgs {
 pub struct SequenceOk {
     /// The session.
     pub sessionid: Sessionid4,
-    /// The sequence of the slot.
+    /// The sequence number of the slot.
     pub sequenceid: Sequenceid4,
     /// The slot.
     pub slotid: Slotid4,
-    /// The highest slot that the server takes.
+    /// The highest slot that the server accepts.
     pub highest_slotid: Slotid4,
-    /// The highest that it would like to be used.
+    /// The highest slot that should be used.
     pub target_highest_slotid: Slotid4,
     /// The `SEQ4_STATUS_` bits.
     pub status_flags: u32,
@@ -445,18 +445,18 @@ pub const SEQ4_STATUS_DEVID_DELETED: u32 = 0x1000;
 /// SET_SSV arguments (§18.47).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SetSsvArgs {
-    /// What changes the secret.
+    /// The value that is combined with the secret.
     pub ssv: Opaque<OPAQUE_LIMIT>,
-    /// Proves that the client knows the secret.
+    /// The proof that the client knows the secret.
     pub digest: Opaque<OPAQUE_LIMIT>,
 }
 
-/// SET_SSV results: proves that the server knows the secret.
+/// SET_SSV results: the proof that the server knows the secret.
 pub type SetSsvRes = Res4<Opaque<OPAQUE_LIMIT>>;
 
 /// RECLAIM_COMPLETE arguments (§18.51).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ReclaimCompleteArgs {
-    /// Whether only of the current file handle's file system.
+    /// `true` if this applies only to the file system of the current file handle.
     pub one_fs: bool,
 }

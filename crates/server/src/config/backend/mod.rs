@@ -1,4 +1,4 @@
-//! From an export's configuration to the tree that it serves.
+//! Back ends in the configuration: from the settings of an export to the tree that it serves.
 
 pub(crate) mod open;
 mod registry;
@@ -13,28 +13,29 @@ pub use registry::{BackendKind, Backends, Opening, Tree};
 #[derive(Clone, Debug)]
 pub struct BackendConfig {
     kind: Kind,
-    /// Its settings, checked.
+    /// The settings, checked by the kind of back end.
     pub settings: BackendSettings,
 }
 
 /// The settings of an export that its back end reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BackendSettings {
-    /// `path`: the directory that is served.
+    /// `path`: the directory to serve.
     pub path: Option<PathBuf>,
-    /// `size`: most bytes that the tree may hold.
+    /// `size`: maximum bytes of data that the tree can hold.
     pub size: Option<u64>,
-    /// `options`: the back end's own; a table of strings, numbers and booleans.
+    /// `options`: options specific to the back end; a table of strings, numbers and booleans.
     pub options: BTreeMap<String, String>,
 }
 
 impl BackendConfig {
-    /// The directory at `path`, which is canonical.
+    /// Configures the directory at `path`, which must be canonical.
     pub(super) fn directory(path: PathBuf) -> Self {
         Self { kind: Kind::posix(), settings: BackendSettings { path: Some(path), ..Default::default() } }
     }
 
-    /// The back end `kind` (`None`: the default) with these settings, and the name of the export.
+    /// Configures the back end `kind` (`None`: the default) with these settings. Returns it with the name of the
+    /// export.
     pub(super) fn new(
         kind: Option<Kind>,
         name: Option<String>,
@@ -49,7 +50,7 @@ impl BackendConfig {
         Ok((name, Self { kind, settings }))
     }
 
-    /// The name in the configuration: `backend = "NAME"`.
+    /// Returns the name in the configuration: `backend = "NAME"`.
     pub fn name(&self) -> &str {
         &self.kind.name
     }

@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The state directory, open.
+/// The open state directory.
 pub(crate) struct State<'a> {
     pub(crate) dir: &'a StateDir,
     pub(crate) recovery: &'a Recovery,
@@ -22,10 +22,11 @@ pub(crate) struct State<'a> {
 }
 
 impl Exports {
-    /// The exports and referrals of a configuration.
+    /// Opens the exports and referrals of a configuration.
     ///
     /// # Errors
-    /// A tree cannot be opened; two exports are the same; clients could reach the state directory.
+    /// Returns an error if a tree cannot be opened, if two exports are the same, or if clients could reach the state
+    /// directory.
     pub(crate) fn open(config: &Config, state: Option<&State<'_>>, pool: &Pool) -> io::Result<Self> {
         let mut exports = Self::new();
         for config in &config.export {

@@ -1,6 +1,6 @@
-//! The back ends that a configuration can name: [`Backends`], and the interface of one, [`BackendKind`].
+//! The registry of back ends that a configuration can name, [`Backends`], and the interface of one, [`BackendKind`].
 //!
-//! serde hands no context to the types that it makes, so the registry in use stands in a thread-local variable while a
+//! serde passes no context to the types that it deserializes, so a thread-local variable holds the registry while a
 //! configuration is read.
 
 use std::{cell::RefCell, collections::BTreeMap, fmt, io, path::Path, sync::Arc};
@@ -16,26 +16,28 @@ use super::{
 };
 use crate::handle::ExportId;
 
-/// A kind of back end: opens the tree of an export from the export's settings.
+/// A kind of back end. It opens the tree of an export from the export's settings.
 ///
-/// A closure `Fn(&BackendSettings, &Opening<'_>) -> io::Result<Tree>` is a kind whose objects do not outlive the process.
+/// A closure `Fn(&BackendSettings, &Opening<'_>) -> io::Result<Tree>` is a kind whose objects do not outlive the
+/// process.
 pub trait BackendKind: Send + Sync + 'static {
-    /// Checks the settings of one export while a configuration is read, and fills in defaults. Opens nothing.
+    /// Checks the settings of one export while a configuration is read, and fills in defaults. Opens no tree.
     ///
     /// # Errors
-    /// A message for the user: the setting that is missing or wrong, and the possible ones.
+    /// Returns a message for the user that names the missing or wrong setting and the valid ones.
     fn check(&self, settings: &mut BackendSettings) -> Result<(), String> {
         let _ = settings;
         Ok(())
     }
 
-    /// The name of an export whose configuration has none; `None`: it must have one.
+    /// Returns the name of an export whose configuration has no `name`, or `None` if the name is required.
     fn default_name(&self, settings: &BackendSettings) -> Option<String> {
         let _ = settings;
         None
     }
 
-    /// Objects and their handles outlive the process. The server then keeps its key and its clients' state in the state directory.
+    /// Returns `true` if objects and their handles outlive the process. The server then keeps its handle key and the
+    /// state of its clients in the state directory.
     fn is_persistent(&self) -> bool {
         false
     }
@@ -43,7 +45,7 @@ pub trait BackendKind: Send + Sync + 'static {
     /// Opens the tree of an export.
     ///
     /// # Errors
-    /// The tree cannot be used. The message is preceded by the name of the export.
+    /// Returns an error if the tree cannot be used. The server precedes its message with the name of the export.
     fn open(&self, settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Tree>;
 }
 
@@ -63,31 +65,32 @@ pub struct Opening<'a> {
 }
 
 impl Opening<'_> {
-    /// The pool of the transports' buffers. File data in memory of this pool is sent without a copy.
+    /// Returns the pool of the transports' buffers. File data in memory of this pool is sent without a copy.
     pub fn pool(&self) -> &Pool {
         self.pool
     }
 
-    /// The state directory, if the server has one: an exclusively locked directory that no client may reach.
+    /// Returns the state directory, if the server has one. It is exclusively locked, and no client can reach it.
     pub fn state_dir(&self) -> Option<&Path> {
         self.state.map(|state| state.dir.path())
     }
 }
 
-/// An opened tree.
+/// An open tree.
 pub struct Tree {
     pub(super) vfs: Arc<dyn Vfs>,
     identity: Option<Vec<u8>>,
 }
 
 impl Tree {
-    /// A tree whose objects end with the process. File handles of an earlier process are stale.
+    /// Creates a tree whose objects do not outlive the process. File handles of an earlier process are stale.
     pub fn volatile(vfs: Arc<dyn Vfs>) -> Self {
         Self { vfs, identity: None }
     }
 
-    /// A tree whose objects and handles outlive the process. `identity` distinguishes it from all other trees of this kind: a path,
-    /// a volume's identifier. File handles are valid as long as it, the kind and the name of the export are the same.
+    /// Creates a tree whose objects and handles outlive the process. `identity` distinguishes it from all other trees
+    /// of this kind, for example by a path or a volume identifier. File handles are valid as long as the identity, the
+    /// kind and the name of the export stay the same.
     pub fn persistent(vfs: Arc<dyn Vfs>, identity: impl Into<Vec<u8>>) -> Self {
         Self { vfs, identity: Some(identity.into()) }
     }
@@ -124,12 +127,12 @@ pub struct Backends {
 }
 
 impl Backends {
-    /// No back ends.
+    /// Creates a registry without back ends.
     pub fn empty() -> Self {
         Self { kinds: BTreeMap::new() }
     }
 
-    /// `memory` and `posix`.
+    /// Creates a registry with the back ends `memory` and `posix`.
     pub fn standard() -> Self {
         let mut backends = Self::empty();
         backends.register("memory", MemoryKind);
@@ -137,12 +140,12 @@ impl Backends {
         backends
     }
 
-    /// Adds a back end, in the place of one that had this name.
+    /// Adds a back end. It replaces one with the same name.
     pub fn register(&mut self, name: impl Into<String>, kind: impl BackendKind) {
         self.kinds.insert(name.into(), Arc::new(kind));
     }
 
-    /// The names, in alphabetical order.
+    /// Returns the names in alphabetical order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.kinds.keys().map(String::as_str)
     }
@@ -156,9 +159,9 @@ impl Backends {
         Ok(Kind { name: name.to_owned(), kind: Arc::clone(kind) })
     }
 
-    /// Runs `read`, in which [`Kind`]s are found here.
+    /// Runs `read`, during which the names of back ends are looked up in this registry.
     pub(in crate::config) fn in_use<T>(&self, read: impl FnOnce() -> T) -> T {
-        /// Restores the registry of an outer call, also after a panic.
+        /// Restores the registry of an outer call, even after a panic.
         struct Restore(Option<Backends>);
         impl Drop for Restore {
             fn drop(&mut self) {
@@ -186,7 +189,7 @@ thread_local! {
     static IN_USE: RefCell<Option<Backends>> = const { RefCell::new(None) };
 }
 
-/// A back end that a configuration has named.
+/// A back end named in a configuration.
 #[derive(Clone)]
 pub(in crate::config) struct Kind {
     pub(super) name: String,
@@ -198,7 +201,7 @@ impl Kind {
         Self { name: DEFAULT.to_owned(), kind: Arc::new(PosixKind) }
     }
 
-    /// The back end of an export that names none.
+    /// Returns the back end of an export that names none.
     pub(super) fn default_in_use() -> Result<Self, String> {
         Self::in_use(DEFAULT)
     }

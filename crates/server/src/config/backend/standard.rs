@@ -1,4 +1,4 @@
-//! The back ends of `vfs` as kinds that a configuration can name: `memory` and `posix`.
+//! The back ends of `vfs` that a configuration can name: `memory` and `posix`.
 
 use std::{io, os::unix::ffi::OsStrExt, path::Path, sync::Arc};
 
@@ -10,13 +10,13 @@ use vfs::{
 use super::{BackendKind, BackendSettings, Opening, Tree, open::invalid};
 use crate::recovery::state_dir::{ACCEPT, OnLoss, located};
 
-/// An empty tree in memory, of at most `size` bytes.
+/// An empty tree in memory that holds at most `size` bytes.
 pub(super) struct MemoryKind;
 
 impl BackendKind for MemoryKind {
     fn check(&self, settings: &mut BackendSettings) -> Result<(), String> {
         if settings.path.is_some() {
-            return Err("a memory export has no `path`; `name` is what clients mount".to_owned());
+            return Err("a memory export has no `path`; clients mount its `name`".to_owned());
         }
         settings.size.get_or_insert(MEMORY_DEFAULT);
         no_options("memory", settings)
@@ -24,13 +24,13 @@ impl BackendKind for MemoryKind {
 
     fn open(&self, settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Tree> {
         let capacity = settings.size.unwrap_or(MEMORY_DEFAULT);
-        // As /tmp: only clients can make directories in it.
+        // The mode of /tmp, because only clients can create directories in the tree.
         let options = MemoryOptions { capacity, pool: opening.pool().clone(), mode: 0o1777, ..Default::default() };
         Ok(Tree::volatile(Arc::new(Memory::new(options))))
     }
 }
 
-/// The directory `path` of this host.
+/// A directory of this host, at `path`.
 pub(super) struct PosixKind;
 
 impl BackendKind for PosixKind {
@@ -40,7 +40,7 @@ impl BackendKind for PosixKind {
             return Err(format!("`path` must be absolute, and '{}' is not", path.display()));
         }
         if settings.size.is_some() {
-            return Err("`size` is for `backend = \"memory\"` alone".to_owned());
+            return Err("`size` is only for `backend = \"memory\"`".to_owned());
         }
         no_options("posix", settings)
     }
@@ -54,7 +54,7 @@ impl BackendKind for PosixKind {
     }
 
     fn open(&self, settings: &BackendSettings, opening: &Opening<'_>) -> io::Result<Tree> {
-        let path = settings.path.as_ref().ok_or_else(|| invalid("it has no path"))?;
+        let path = settings.path.as_ref().ok_or_else(|| invalid("an export needs `path`"))?;
         let path = path.canonicalize().map_err(|error| located(path, error))?;
         let posix = open_directory(&path, opening)?;
         Ok(Tree::persistent(Arc::new(posix), path.as_os_str().as_bytes()))

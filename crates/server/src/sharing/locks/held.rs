@@ -1,36 +1,37 @@
-//! What a client has, for people to see: page by page, so that nobody waits for all of it.
+//! Lists the locks and shares of a client for administrators, page by page, so that the table is never locked for long.
 
 use std::{hash::Hash, sync::Arc};
 
 use super::{FileId, LockClient, LockKind, LockTable, Owner, OwnerId, Range, Share};
 
-/// What one owner has in one file.
+/// The share, locks and waiting requests of one owner in one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held<F> {
     /// The file.
     pub file: F,
-    /// Whose it is.
+    /// The owner.
     pub owner: Arc<Owner>,
-    /// What the file is open for.
+    /// The access and deny modes with which the owner has opened the file.
     pub share: Option<Share>,
-    /// What is locked.
+    /// The locked ranges.
     pub ranges: Vec<(Range, LockKind)>,
-    /// What is waited for.
+    /// The ranges for which the owner waits.
     pub waiting: Vec<(Range, LockKind)>,
 }
 
-/// Where a page ends.
+/// The position after a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageEnd(OwnerId, FileId);
 
 impl<F: Clone + Eq + Hash> LockTable<F> {
-    /// What a client has behind the page that ended there, in at least `max` shares and ranges if there are as many; and where
-    /// to go on, if there may be more.
+    /// Returns the next page of a client's locks and shares, and the position to continue from if there may be more.
+    /// The page begins after the position `after`. It has at least `max` shares, locks and waiting requests, if there
+    /// are that many.
     pub fn held_by(&self, client: LockClient, after: Option<PageEnd>, max: usize) -> (Vec<Held<F>>, Option<PageEnd>) {
         let (mut page, mut count) = (Vec::new(), 0);
         for owner in self.owners.of_client_from(client, after.map(|PageEnd(owner, _)| owner)) {
             let last = after.filter(|PageEnd(last, _)| *last == owner).map(|PageEnd(_, file)| file);
-            for &file in self.owners.files_behind(owner, last) {
+            for &file in self.owners.files_after(owner, last) {
                 let held = self.held(file, owner);
                 count += 1 + held.ranges.len() + held.waiting.len();
                 page.push(held);

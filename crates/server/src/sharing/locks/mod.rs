@@ -1,21 +1,22 @@
 //! The lock manager: byte-range locks and share reservations of all protocols, in one table.
 //!
-//! Pure: it does no I/O, knows no protocol, and takes the time from its caller. NLM and NFSv4 ask it the same
-//! questions, and so see each other's locks. Read RFC 8881 §9 and fcntl(2) for what locks mean; `docs/locking.md` for how
-//! NLM uses them.
+//! It is a pure data structure: it does no I/O, depends on no protocol, and takes the time from its caller. NLM and
+//! NFSv4 use the same functions, so their locks conflict with each other. Read RFC 8881 §9 and fcntl(2) for the meaning
+//! of locks, and `docs/locking.md` for their use by NLM.
 //!
-//! **Ranges** of one owner never conflict with each other: a new lock replaces what the owner had there, so that locks
-//! are upgraded, downgraded, split and merged.
+//! **Ranges** of one owner never conflict with each other: a new lock replaces the owner's locks in its range. This
+//! upgrades, downgrades, splits and merges locks.
 //!
-//! **Waiting.** A request may wait; requests are granted in the order in which they came, each as soon as no held lock
-//! conflicts. A request that is to wait also lets earlier ones that conflict with it go first, so that readers do not
-//! starve a writer — if its owner holds nothing at all, so that nobody can be waiting for *it*, and no deadlock comes
-//! from politeness. Who would wait for itself, by way of others, is told so at once. What was granted is fetched by
-//! [`LockTable::poll_grant`]. Or else it is denied, and its owner is told when to ask again ([`LockTable::watch`]).
+//! **Waiting.** A request can wait. Waiting requests are granted in the order of their arrival, each as soon as no held
+//! lock conflicts. A new request that can wait also yields to earlier conflicting requests that wait, so that readers
+//! do not starve a writer. It yields only if its owner holds no lock, because then nobody can be waiting for that
+//! owner, and yielding causes no deadlock. A request that would deadlock is refused at once. [`LockTable::poll_grant`]
+//! returns the granted requests. Alternatively a request is denied, and its owner is notified when it can retry
+//! ([`LockTable::watch`]).
 //!
-//! **Grace.** After a restart, only what was held before can be locked, for a time.
+//! **Grace period.** For a time after a restart, clients can only reclaim the locks that they held before.
 //!
-//! **Bounds.** [`Limits`]: of each client, of each file, and of all. On error nothing has changed.
+//! **Bounds.** [`Limits`] bounds each client, each file, and the whole table. An operation that fails changes nothing.
 
 mod held;
 mod owner;
@@ -44,20 +45,21 @@ use watch::Watches;
 
 use crate::hash::Map;
 
-/// Bounds of a [`LockTable`]. A unit is a range or a share; an owner with a long name takes one for each 64 bytes.
+/// Bounds of a [`LockTable`]. A unit is a range or a share. In addition, an owner takes one unit for each full 64 bytes
+/// of its name.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most units of one client.
+    /// Maximum number of units of one client.
     pub client_max: usize,
-    /// Most units of all.
+    /// Maximum number of units in the table.
     pub total_max: usize,
-    /// Most ranges of one owner in one file.
+    /// Maximum number of ranges of one owner in one file.
     pub owner_file_max: usize,
-    /// Most requests of one client that wait.
+    /// Maximum number of waiting or watching requests of one client.
     pub client_waiters_max: usize,
-    /// Most requests that wait for one file.
+    /// Maximum number of waiting or watching requests for one file.
     pub file_waiters_max: usize,
-    /// Most requests of all that wait.
+    /// Maximum number of waiting or watching requests in the table.
     pub total_waiters_max: usize,
 }
 
@@ -74,55 +76,55 @@ impl Default for Limits {
     }
 }
 
-/// What somebody wants to lock.
+/// A request for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Which bytes.
+    /// The range to lock.
     pub range: Range,
-    /// How.
+    /// The kind of lock.
     pub kind: LockKind,
-    /// Whether to wait where it cannot be had at once.
+    /// `true` if the request should wait if it cannot be granted at once.
     pub wait: bool,
-    /// Whether it was held before the server's restart. Who may say so is for the protocol to decide.
+    /// `true` if the client held the lock before the server's restart. The protocol decides who may reclaim.
     pub reclaim: bool,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Locked {
-    /// It is held now.
+    /// The lock is held now.
     Granted,
-    /// It waits.
+    /// The request waits.
     Waiting(WaiterId),
 }
 
-/// Why a request is refused.
+/// The reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LockError {
-    /// Somebody holds what conflicts.
+    /// Another owner holds a conflicting lock or share.
     Denied(Holder),
-    /// It would wait for itself.
+    /// The request would wait for itself.
     Deadlock,
-    /// In grace, and this is no reclaim.
+    /// The server is in its grace period, and the request is not a reclaim.
     Grace,
-    /// A reclaim after grace.
+    /// The request is a reclaim, and the server is not in its grace period.
     NoGrace,
-    /// Some bound is reached.
+    /// A bound of [`Limits`] has been reached.
     Full,
 }
 
-/// A lock that is in the way.
+/// A conflicting lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Whose it is.
+    /// The owner of the lock.
     pub owner: Arc<Owner>,
-    /// Its bytes.
+    /// The locked range.
     pub range: Range,
-    /// How they are locked.
+    /// The kind of lock.
     pub kind: LockKind,
 }
 
-/// All locks and shares of a server; `F` names a file.
+/// The locks and shares of all files of a server. `F` identifies a file.
 ///
 /// ```
 /// use server::sharing::locks::*;
@@ -132,7 +134,7 @@ pub struct Holder {
 /// let (kind, range) = (LockKind::Exclusive, Range::to_end(0));
 /// let request = Request { range, kind, wait: true, reclaim: false };
 /// assert_eq!(table.lock(&"file", &owner(b"a"), &request), Ok(Locked::Granted));
-/// let Ok(Locked::Waiting(id)) = table.lock(&"file", &owner(b"b"), &request) else { panic!("it waits") };
+/// let Ok(Locked::Waiting(id)) = table.lock(&"file", &owner(b"b"), &request) else { panic!("the request must wait") };
 /// table.unlock(&"file", &owner(b"a"), range).unwrap();
 /// assert_eq!(table.poll_grant().unwrap().id, id);
 /// ```
@@ -149,7 +151,7 @@ pub struct LockTable<F> {
     grace_until: Option<Instant>,
 }
 
-/// A file, while it has locks.
+/// The number of a file that has locks, shares or requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct FileId(u64);
 
@@ -157,16 +159,16 @@ struct FileId(u64);
 #[derive(Debug)]
 struct FileLocks<F> {
     key: F,
-    /// In the order of owners' numbers.
+    /// The locked ranges, sorted by owner ID.
     held: SmallVec<[(OwnerId, Ranges); 1]>,
     waiting: VecDeque<Waiter>,
-    /// Those that are to be told.
+    /// Denied requests whose owners are to be notified.
     watching: Vec<Waiter>,
     shares: SmallVec<[(OwnerId, Share); 1]>,
 }
 
 impl<F: Clone + Eq + Hash> LockTable<F> {
-    /// No locks.
+    /// Creates an empty table.
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
@@ -181,30 +183,32 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         }
     }
 
-    /// Lets only reclaims through until it is [ended](Self::end_grace), which is not to be before then.
+    /// Begins the grace period, in which only reclaims are granted, until [`end_grace`](Self::end_grace) is called.
+    /// That should not be before `until`.
     pub fn begin_grace(&mut self, until: Instant) {
         self.grace_until = self.grace_until.max(Some(until));
     }
 
-    /// Ends grace: everybody has what they had.
+    /// Ends the grace period. Clients keep their reclaimed locks.
     pub fn end_grace(&mut self) {
         self.grace_until = None;
     }
 
-    /// Whether only reclaims are let through.
+    /// Returns `true` in the grace period.
     pub fn in_grace(&self) -> bool {
         self.grace_until.is_some()
     }
 
-    /// Whether grace has had its time, and is to be [ended](Self::end_grace).
+    /// Returns `true` if the time of the grace period has passed, and [`end_grace`](Self::end_grace) has not been
+    /// called.
     pub fn is_grace_over(&self, now: Instant) -> bool {
         self.grace_until.is_some_and(|until| now >= until)
     }
 
-    /// Locks a range, or waits for it. A request that waits already is not queued twice.
+    /// Locks a range, or waits for it. A request that already waits is not queued twice.
     ///
     /// # Errors
-    /// See [`LockError`].
+    /// Returns the reason for the refusal.
     pub fn lock(&mut self, file: &F, owner: &Owner, request: &Request) -> Result<Locked, LockError> {
         self.check_grace(request.reclaim)?;
         let (file, owner) = (self.intern(file), self.owners.intern(owner));
@@ -216,7 +220,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     /// Unlocks a range, which need not have been locked.
     ///
     /// # Errors
-    /// `Full` if more ranges would be left than there may be.
+    /// Returns `Full` if the unlocking would split a range and exceed a bound.
     pub fn unlock(&mut self, file: &F, owner: &Owner, range: Range) -> Result<(), LockError> {
         let (Some(&file), Some(owner)) = (self.ids.get(file), self.owners.find(owner)) else { return Ok(()) };
         if self.files[&file].ranges(owner).is_none() {
@@ -229,13 +233,13 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         Ok(())
     }
 
-    /// What keeps `owner` from locking a range, if anything does.
+    /// Returns a lock that conflicts with a lock of `owner` on a range, if there is one.
     pub fn test(&self, file: &F, owner: &Owner, range: Range, kind: LockKind) -> Option<Holder> {
         let file = &self.files[self.ids.get(file)?];
         self.conflict(file, self.owners.find(owner), range, kind)
     }
 
-    /// Takes back a request that waits, if one such does.
+    /// Removes a waiting request, if there is one with this range and kind.
     pub fn cancel(&mut self, file: &F, owner: &Owner, range: Range, kind: LockKind) -> Option<WaiterId> {
         let (file, owner) = (*self.ids.get(file)?, self.owners.find(owner)?);
         let waiting = &self.files[&file].waiting;
@@ -246,10 +250,11 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         Some(id)
     }
 
-    /// Opens a file: sets what `owner` has it open for, whatever that was before.
+    /// Opens a file: sets the access and deny modes of `owner`, and replaces the previous ones.
     ///
     /// # Errors
-    /// `Denied` with the owner in the way (its range and kind say nothing); `Grace`, `NoGrace`, `Full`.
+    /// Returns `Denied` with the conflicting owner (the holder's range and kind have no meaning), `Grace`, `NoGrace` or
+    /// `Full`.
     pub fn share(&mut self, file: &F, owner: &Owner, share: Share, reclaim: bool) -> Result<(), LockError> {
         self.check_grace(reclaim)?;
         let (file, owner) = (self.intern(file), self.owners.intern(owner));
@@ -258,19 +263,19 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         done
     }
 
-    /// What `owner` has a file open for.
+    /// Returns the access and deny modes of `owner` for a file, if `owner` has opened it.
     pub fn share_of(&self, file: &F, owner: &Owner) -> Option<Share> {
         let (file, owner) = (&self.files[self.ids.get(file)?], self.owners.find(owner)?);
         file.shares.iter().find(|(other, _)| *other == owner).map(|(_, share)| *share)
     }
 
-    /// Whether anybody who has a file open denies others what `share` is for, or is denied by it.
+    /// Returns `true` if `share` conflicts with the share of any owner.
     pub fn denies(&self, file: &F, share: Share) -> bool {
         let shares = self.ids.get(file).map(|file| &self.files[file].shares);
         shares.is_some_and(|shares| shares.iter().any(|(_, held)| held.conflicts(share)))
     }
 
-    /// What all but one client do with a file.
+    /// Returns the use of a file by all clients except `but`.
     pub fn usage(&self, file: &F, but: LockClient) -> Usage {
         let mut usage = Usage::default();
         let Some(file) = self.ids.get(file).map(|file| &self.files[file]) else { return usage };
@@ -286,13 +291,13 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         usage
     }
 
-    /// Whether `owner` has locked any of a file.
+    /// Returns `true` if `owner` holds a lock on any range of a file.
     pub fn holds(&self, file: &F, owner: &Owner) -> bool {
         let file = self.ids.get(file).map(|file| &self.files[file]);
         file.zip(self.owners.find(owner)).is_some_and(|(file, owner)| file.ranges(owner).is_some())
     }
 
-    /// Closes a file; false if `owner` had not opened it.
+    /// Closes a file. Returns `false` if `owner` had not opened it.
     pub fn unshare(&mut self, file: &F, owner: &Owner) -> bool {
         let (Some(&file), Some(owner)) = (self.ids.get(file), self.owners.find(owner)) else { return false };
         let shares = &mut self.file_mut(file).shares;
@@ -303,34 +308,35 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         true
     }
 
-    /// Releases what an owner has in all files: locks, shares and requests that wait.
+    /// Releases the locks, shares and waiting requests of an owner in all files.
     pub fn release_owner(&mut self, owner: &Owner) {
         if let Some(owner) = self.owners.find(owner) {
             self.release(&[owner]);
         }
     }
 
-    /// Releases what a client has: it is gone, or has forgotten.
+    /// Releases the locks, shares and waiting requests of a client that is gone or has restarted.
     pub fn release_client(&mut self, client: LockClient) {
         self.release(&self.owners.of_client(client));
     }
 
-    /// Whether a client has anything, or waits for it.
+    /// Returns `true` if a client has locks, shares or waiting requests.
     pub fn has_client(&self, client: LockClient) -> bool {
         self.owners.has_client(client)
     }
 
-    /// Whether there are grants to poll.
+    /// Returns `true` if [`poll_grant`](Self::poll_grant) will return a grant.
     pub fn has_grants(&self) -> bool {
         !self.grants.is_empty()
     }
 
-    /// The next request that has been granted after it waited. Fetch all after whatever may have freed something.
+    /// Returns the next waiting request that has been granted. Call this until it returns `None` after each operation
+    /// that may have released a lock.
     pub fn poll_grant(&mut self) -> Option<Grant<F>> {
         self.grants.pop_front()
     }
 
-    /// Units in all (see [`Limits`]).
+    /// Returns the number of units in the table (see [`Limits`]).
     pub fn units(&self) -> usize {
         self.owners.units()
     }
@@ -350,10 +356,10 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         if let (Some(holder), false) = (&holder, wait) {
             return Err(LockError::Denied(holder.clone()));
         }
-        // It may wait already, and ask again.
+        // The request may already wait.
         let queued = state.waiting.iter().position(|waiter| waiter.is(owner, range, kind));
         let before = queued.unwrap_or(state.waiting.len());
-        if holder.is_none() && !(wait && self.is_polite(state, owner, range, kind, before)) {
+        if holder.is_none() && !(wait && self.must_yield(state, owner, range, kind, before)) {
             self.check_room(file, owner, range, Some(kind))?;
             if let Some(at) = queued {
                 self.remove_waiter(file, at);
@@ -361,7 +367,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
             self.unwatch(file, |watcher| watcher.is(owner, range, kind));
             let first = self.owners.state(owner).held == 0;
             self.set(file, owner, range, Some(kind));
-            // A downgrade may have let others in.
+            // A downgrade may have made room for other requests.
             self.rescan(file);
             if first {
                 self.owners.state(owner).waits.clone().into_iter().for_each(|file| self.rescan(file));
@@ -397,7 +403,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         let places =
             owners.iter().flat_map(|&owner| self.owners.files(owner).into_iter().map(move |file| (file, owner)));
         let places: Vec<(FileId, OwnerId)> = places.collect();
-        // Requests first: none of them is to be granted by what is freed.
+        // Remove the requests first, so that none of them is granted by the release of a lock.
         for &(file, owner) in &places {
             while let Some(at) = self.files[&file].waiting.iter().position(|waiter| waiter.owner == owner) {
                 self.remove_waiter(file, at);
@@ -421,7 +427,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         owners.iter().for_each(|&owner| self.owners.forget_if_idle(owner));
     }
 
-    /// The first lock that keeps `owner` from a range.
+    /// Returns the first lock that conflicts with a lock of `owner` on a range.
     fn conflict(&self, file: &FileLocks<F>, owner: Option<OwnerId>, range: Range, kind: LockKind) -> Option<Holder> {
         let others = file.held.iter().filter(|(other, _)| Some(*other) != owner);
         let found = others.filter_map(|(other, held)| Some((*other, held.conflict(range, kind)?)));
@@ -429,8 +435,10 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         Some(Holder { owner: self.owners.state(other).owner.clone(), range, kind })
     }
 
+    /// Checks that a change of an owner's locks stays within the bounds.
+    ///
     /// # Errors
-    /// `Full` if there may not be as many ranges as there would be.
+    /// Returns `Full` if there would be too many ranges.
     fn check_room(&self, file: FileId, owner: OwnerId, range: Range, to: Option<LockKind>) -> Result<(), LockError> {
         let (held, growth) = match self.files[&file].ranges(owner) {
             Some(ranges) => (ranges.len(), ranges.growth(range, to)),
@@ -441,7 +449,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     }
 
     fn set(&mut self, file: FileId, owner: OwnerId, range: Range, to: Option<LockKind>) {
-        let held = &mut self.files.get_mut(&file).expect("it has been interned").held;
+        let held = &mut self.files.get_mut(&file).expect("file must have been interned").held;
         let at = match (held.binary_search_by_key(&owner, |(owner, _)| *owner), to) {
             (Ok(at), _) => at,
             (Err(_), None) => return,
@@ -471,10 +479,10 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     }
 
     fn file_mut(&mut self, file: FileId) -> &mut FileLocks<F> {
-        self.files.get_mut(&file).expect("it has been interned")
+        self.files.get_mut(&file).expect("file must have been interned")
     }
 
-    /// Notes what an operation has left of an owner and a file, and forgets those that have nothing.
+    /// Updates the records of an owner and a file after an operation, and removes those that are empty.
     fn settle(&mut self, file: FileId, owner: OwnerId) {
         self.settle_file(file, owner);
         self.owners.forget_if_idle(owner);

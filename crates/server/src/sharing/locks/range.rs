@@ -1,24 +1,25 @@
-//! [`Range`]: bytes of a file; [`Ranges`]: what one owner has locked of one file.
+//! [`Range`]: a range of bytes in a file. [`Ranges`]: the ranges of one file that one owner has locked.
 
 use smallvec::SmallVec;
 
-/// Whether others may lock the same bytes, shared.
+/// The kind of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LockKind {
-    /// A read lock: others may have it, too.
+    /// A read lock: others may hold read locks on the same bytes.
     Shared,
-    /// A write lock: nobody else has any.
+    /// A write lock: nobody else may hold a lock on the same bytes.
     Exclusive,
 }
 
 impl LockKind {
-    /// Whether two owners cannot have these on the same byte.
+    /// Returns `true` if two owners cannot hold these locks on the same byte.
     pub fn conflicts(self, other: LockKind) -> bool {
         self == LockKind::Exclusive || other == LockKind::Exclusive
     }
 }
 
-/// Bytes of a file, at least one; those up to the last possible one are "to the end, wherever that will be".
+/// A range of at least one byte in a file. A range that includes byte `u64::MAX` extends to the end of the file,
+/// wherever that is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Range {
     first: u64,
@@ -26,34 +27,36 @@ pub struct Range {
 }
 
 impl Range {
-    /// `length` bytes from `first`. `None` if there are none, or they lie beyond 64 bits.
+    /// Creates a range of `length` bytes from `first`. Returns `None` if `length` is 0, or if the range extends beyond
+    /// 64 bits.
     pub fn new(first: u64, length: u64) -> Option<Self> {
         let last = first.checked_add(length.checked_sub(1)?)?;
         Some(Self { first, last })
     }
 
-    /// All from `first` to the end.
+    /// Creates a range from `first` to the end of the file.
     pub fn to_end(first: u64) -> Self {
         Self { first, last: u64::MAX }
     }
 
-    /// The first byte.
+    /// Returns the offset of the first byte.
     pub fn first(self) -> u64 {
         self.first
     }
 
-    /// The number of bytes; `None` if it goes to the end.
+    /// Returns the number of bytes; `None` if the range extends to the end of the file.
     pub fn length(self) -> Option<u64> {
         (self.last != u64::MAX).then(|| self.last - self.first + 1)
     }
 
-    /// Whether they have a byte in common.
+    /// Returns `true` if the ranges have a byte in common.
     pub fn overlaps(self, other: Range) -> bool {
         self.first <= other.last && other.first <= self.last
     }
 }
 
-/// What one owner has locked of one file: ranges in order that neither overlap nor, being of one kind, touch.
+/// The ranges of one file that one owner has locked, in order. They do not overlap, and ranges of the same kind are not
+/// adjacent.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ranges(SmallVec<[(Range, LockKind); 1]>);
 
@@ -66,20 +69,21 @@ impl Ranges {
         self.0.iter().copied()
     }
 
-    /// The first that keeps another owner from locking `range`.
+    /// Returns the first range that conflicts with another owner's lock on `range`.
     pub(super) fn conflict(&self, range: Range, kind: LockKind) -> Option<(Range, LockKind)> {
         let mut overlapping = self.0[self.at(range.first)..].iter().take_while(|(held, _)| held.first <= range.last);
         overlapping.find(|(_, held)| held.conflicts(kind)).copied()
     }
 
-    /// How many more there would be after [`set`](Self::set), at most.
+    /// Returns an upper bound of the number of ranges that [`set`](Self::set) would add.
     pub(super) fn growth(&self, range: Range, to: Option<LockKind>) -> usize {
         let around = self.0.get(self.at(range.first));
         let splits = around.is_some_and(|(held, _)| held.first < range.first && held.last > range.last);
         usize::from(splits) + usize::from(to.is_some())
     }
 
-    /// Makes `range` locked as `to` says, or not at all: whatever it was before.
+    /// Sets the lock on `range`: `to` is the new kind, or `None` to unlock it. Replaces all previous locks in the
+    /// range.
     pub(super) fn set(&mut self, range: Range, to: Option<LockKind>) {
         let begin = self.at(range.first);
         let end = begin + self.0[begin..].iter().take_while(|(held, _)| held.first <= range.last).count();
@@ -95,7 +99,7 @@ impl Ranges {
         {
             pieces.push((Range { first: range.last + 1, ..held }, kind));
         }
-        // Neighbours that may now touch one of the same kind.
+        // Include the neighbours, which may now be adjacent to a range of the same kind.
         let begin_with = begin.saturating_sub(1);
         let end_with = (end + 1).min(self.0.len());
         let before = self.0[begin_with..begin].iter().copied();
@@ -111,7 +115,7 @@ impl Ranges {
         self.0.insert_many(begin_with, merged);
     }
 
-    /// The place of the first range that ends at `byte` or later.
+    /// Returns the index of the first range that ends at `byte` or later.
     fn at(&self, byte: u64) -> usize {
         self.0.partition_point(|(held, _)| held.last < byte)
     }
@@ -131,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_has_a_byte_and_an_end() {
+    fn range_is_not_empty_and_can_extend_to_the_end() {
         assert_eq!(Range::new(5, 0), None);
         assert_eq!(Range::new(u64::MAX, 2), None);
         assert_eq!(Range::new(0, u64::MAX).unwrap().length(), Some(u64::MAX));
@@ -144,11 +148,11 @@ mod tests {
         let mut ranges = Ranges::default();
         ranges.set(range(10, 10), Some(Shared));
         ranges.set(range(20, 5), Some(Shared));
-        assert_eq!(held(&ranges), [(10, Some(15), Shared)], "what touches is one");
+        assert_eq!(held(&ranges), [(10, Some(15), Shared)], "adjacent ranges must be merged");
         ranges.set(range(12, 2), Some(Exclusive));
         assert_eq!(held(&ranges), [(10, Some(2), Shared), (12, Some(2), Exclusive), (14, Some(11), Shared)]);
         ranges.set(range(12, 2), Some(Shared));
-        assert_eq!(held(&ranges), [(10, Some(15), Shared)], "a downgrade makes it one again");
+        assert_eq!(held(&ranges), [(10, Some(15), Shared)], "a downgrade must merge the ranges again");
         ranges.set(range(15, 3), None);
         assert_eq!(held(&ranges), [(10, Some(5), Shared), (18, Some(7), Shared)]);
         ranges.set(Range::to_end(0), Some(Exclusive));
@@ -161,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_never_less_than_what_happens() {
+    fn growth_is_an_upper_bound() {
         let mut ranges = Ranges::default();
         ranges.set(range(0, 100), Some(Shared));
         for (range, to) in [(range(50, 1), None), (range(10, 5), Some(Exclusive)), (range(0, 3), Some(Shared))] {

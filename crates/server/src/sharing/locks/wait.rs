@@ -1,4 +1,4 @@
-//! Requests that wait: in order, without deadlocks.
+//! Waiting requests: their order, and the detection of deadlocks.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -8,25 +8,25 @@ use std::{
 
 use super::{FileId, FileLocks, LockError, LockKind, LockTable, Owner, OwnerId, Range};
 
-/// Names a request that waits.
+/// The ID of a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WaiterId(
-    /// Unique in its table.
+    /// The number, which is unique in its table.
     pub u64,
 );
 
-/// A request that waited and has been granted: the lock is held now.
+/// A waiting request that has been granted. The lock is held now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant<F> {
-    /// Which request it was.
+    /// The request.
     pub id: WaiterId,
-    /// In which file.
+    /// The file.
     pub file: F,
-    /// Whose.
+    /// The owner of the lock.
     pub owner: Arc<Owner>,
-    /// Which bytes.
+    /// The locked range.
     pub range: Range,
-    /// How they are locked.
+    /// The kind of lock.
     pub kind: LockKind,
 }
 
@@ -70,7 +70,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         Ok(waiter.id)
     }
 
-    /// One that is counted, unless there are too many.
+    /// Creates a waiting request and counts it. Returns `None` if there are too many.
     pub(super) fn new_waiter(&mut self, file: FileId, owner: OwnerId, range: Range, kind: LockKind) -> Option<Waiter> {
         let state = &self.files[&file];
         let has_room = state.waiting.len() + state.watching.len() < self.limits.file_waiters_max;
@@ -83,13 +83,13 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     }
 
     pub(super) fn remove_waiter(&mut self, file: FileId, at: usize) -> Waiter {
-        let waiter = self.file_mut(file).waiting.remove(at).expect("it was found there");
+        let waiter = self.file_mut(file).waiting.remove(at).expect("waiter must be in the queue");
         self.owners.end_wait(waiter.owner, file);
         waiter
     }
 
-    /// Whether a request lets one of the first `before` that wait go first.
-    pub(super) fn is_polite(
+    /// Returns `true` if a request must wait behind one of the first `before` waiting requests.
+    pub(super) fn must_yield(
         &self,
         file: &FileLocks<F>,
         owner: OwnerId,
@@ -101,7 +101,8 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
             && file.waiting.iter().take(before).any(|waiter| waiter.conflicts(owner, range, kind))
     }
 
-    /// Grants what can be granted in a file now, and in those where that lets more be granted, and then tells who else may ask.
+    /// Grants the requests that can be granted in a file now, and in other files if that lets more requests be granted.
+    /// Then notifies the owners of denied requests that can retry.
     pub(super) fn rescan(&mut self, file: FileId) {
         let mut files = VecDeque::from([file]);
         while let Some(file) = files.pop_front() {
@@ -110,7 +111,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
                 let Waiter { id, owner, range, kind } = waiter;
                 let state = &self.files[&file];
                 let blocked = self.conflict(state, Some(owner), range, kind).is_some()
-                    || self.is_polite(state, owner, range, kind, at)
+                    || self.must_yield(state, owner, range, kind, at)
                     || self.check_room(file, owner, range, Some(kind)).is_err();
                 if blocked {
                     at += 1;
@@ -123,18 +124,19 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
                 let (key, owner) = (self.files[&file].key.clone(), holder.owner.clone());
                 self.grants.push_back(Grant { id, file: key, owner, range, kind });
                 if first {
-                    // It need no longer be polite elsewhere; nor here, to those before it.
+                    // The owner now holds a lock, so its requests need not yield any more. Scan the other files in
+                    // which it waits.
                     files.extend(&holder.waits);
                 } else if kind == LockKind::Shared {
-                    // What it held exclusively may have been in the way of those before it.
+                    // The owner may have downgraded a lock that blocked earlier requests.
                     at = 0;
                 }
             }
-            self.tell_watchers(file);
+            self.notify_watchers(file);
         }
     }
 
-    /// Whether somebody whom this request would wait for waits, by way of others perhaps, for its owner.
+    /// Returns `true` if the request would wait, directly or through others, for its own owner.
     fn would_deadlock(&self, file: &FileLocks<F>, owner: OwnerId, range: Range, kind: LockKind) -> bool {
         let mut seen = HashSet::new();
         let mut next: Vec<OwnerId> = blockers(file, owner, range, kind).collect();
@@ -156,7 +158,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
     }
 }
 
-/// Who holds what keeps `owner` from a range.
+/// Returns the owners of locks that conflict with a lock of `owner` on a range.
 fn blockers<F>(
     file: &FileLocks<F>,
     owner: OwnerId,
@@ -167,6 +169,6 @@ fn blockers<F>(
     others.filter(move |(_, held)| held.conflict(range, kind).is_some()).map(|(other, _)| *other)
 }
 
-/// Owners that are followed in search of a deadlock: a longer chain than any program makes. What is not found then waits
-/// until somebody gives up.
+/// Maximum number of owners that the search for a deadlock visits. No real program makes longer chains. A deadlock that
+/// is not found lasts until one of the requests is cancelled.
 const OWNERS_SEEN_MAX: usize = 1024;

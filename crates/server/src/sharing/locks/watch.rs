@@ -1,7 +1,8 @@
-//! Requests that were denied, and whose owners are told when they may ask again: what waiting is in NFSv4 (RFC 8881 §9.6).
+//! Denied requests whose owners are notified when they can retry. NFSv4 has this instead of waiting requests (RFC 8881
+//! §9.6).
 //!
-//! Nothing is kept for them meanwhile: nobody is polite to them, and they wait for nobody, so that one who has lost interest
-//! without a word is in nobody's way. They count as requests that wait.
+//! No lock is reserved for a denied request: other requests do not yield to it, and it is not part of a deadlock. So an
+//! owner that has lost interest blocks nobody. Denied requests count as waiting requests.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -12,19 +13,19 @@ use std::{
 
 use super::{FileId, LockKind, LockTable, Owner, Range, WaiterId, wait::Waiter};
 
-/// Somebody who was denied a lock may ask again.
+/// A notice that the owner of a denied request can retry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice<F> {
-    /// In which file.
+    /// The file.
     pub file: F,
-    /// Who.
+    /// The owner of the request.
     pub owner: Arc<Owner>,
 }
 
-/// All requests that were denied and are remembered.
+/// All denied requests whose owners are to be notified.
 #[derive(Debug)]
 pub(super) struct Watches<F> {
-    /// Since when, in the order in which they came.
+    /// The time and file of each request, in the order of arrival.
     since: BTreeMap<WaiterId, (Instant, FileId)>,
     notices: VecDeque<Notice<F>>,
 }
@@ -36,8 +37,8 @@ impl<F> Default for Watches<F> {
 }
 
 impl<F: Clone + Eq + Hash> LockTable<F> {
-    /// Remembers that `owner` was denied a lock and wants to be told, once, when it may ask again. False if there are too many
-    /// such.
+    /// Adds a denied request of `owner`, who will be notified once when it can retry. Returns `false` if there are too
+    /// many.
     pub fn watch(&mut self, file: &F, owner: &Owner, range: Range, kind: LockKind, now: Instant) -> bool {
         let (file, owner) = (self.intern(file), self.owners.intern(owner));
         self.unwatch(file, |watcher| watcher.is(owner, range, kind));
@@ -50,24 +51,30 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         watcher.is_some()
     }
 
-    /// The next one that may ask again. Fetch all after whatever may have freed something.
+    /// Returns the next owner that can retry. Call this until it returns `None` after each operation that may have
+    /// released a lock.
     pub fn poll_notice(&mut self) -> Option<Notice<F>> {
         self.watches.notices.pop_front()
     }
 
-    /// Forgets requests that were denied before `then`: who still wants a lock has asked again since.
+    /// Removes the requests that were denied before `then`. A client that still wants such a lock has retried since.
     pub fn forget_watches(&mut self, then: Instant) {
         while let Some((&id, &(_, file))) = self.watches.since.first_key_value().filter(|(_, (since, _))| *since < then)
         {
-            let owner = self.files[&file].watching.iter().find(|watcher| watcher.id == id).expect("it is there").owner;
+            let owner = self.files[&file]
+                .watching
+                .iter()
+                .find(|watcher| watcher.id == id)
+                .expect("request must be in `watching`")
+                .owner;
             self.unwatch(file, |watcher| watcher.id == id);
             self.settle(file, owner);
         }
     }
 
-    /// Forgets some of a file's. Whatever becomes of their owners is for the caller to see to.
+    /// Removes the requests of a file that match `which`. The caller must clean up the records of their owners.
     pub(super) fn unwatch(&mut self, file: FileId, which: impl Fn(&Waiter) -> bool) {
-        let state = self.files.get_mut(&file).expect("it has been interned");
+        let state = self.files.get_mut(&file).expect("file must have been interned");
         while let Some(at) = state.watching.iter().position(&which) {
             let watcher = state.watching.remove(at);
             self.owners.end_wait(watcher.owner, file);
@@ -75,8 +82,8 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         }
     }
 
-    /// Tells those whose lock nothing is in the way of any more.
-    pub(super) fn tell_watchers(&mut self, file: FileId) {
+    /// Notifies the owners whose requests no lock blocks any more.
+    pub(super) fn notify_watchers(&mut self, file: FileId) {
         let Some(state) = self.files.get(&file) else { return };
         let is_free =
             |watcher: &&Waiter| self.conflict(state, Some(watcher.owner), watcher.range, watcher.kind).is_none();
@@ -85,7 +92,7 @@ impl<F: Clone + Eq + Hash> LockTable<F> {
         for watcher in free {
             self.unwatch(file, |other| other.id == watcher.id);
             let owner = self.owners.state(watcher.owner).owner.clone();
-            self.watches.notices.push_back(Notice { file: key.clone().expect("there is one"), owner });
+            self.watches.notices.push_back(Notice { file: key.clone().expect("`free` must not be empty"), owner });
             self.settle(file, watcher.owner);
         }
     }

@@ -1,4 +1,4 @@
-//! A server that is called directly: no connection, but everything behind it.
+//! A server that is called directly, without a connection.
 #![allow(dead_code)] // Each test file uses its part.
 
 pub mod back;
@@ -27,7 +27,7 @@ use vfs::{
 };
 use xdr::{Decode, Encode, Message};
 
-/// A caller: where it is, who it is, and the server that it calls.
+/// A caller: its address, its identity, and the server that it calls.
 #[derive(Clone)]
 pub struct Rig {
     pub nfs: Arc<Nfs3>,
@@ -38,7 +38,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// One memory export `/m` that everybody may use; called by root, who is not squashed.
+    /// Creates a server with one memory export `/m` that everybody may use. It is called by root, who is not squashed.
     pub fn new() -> Self {
         Self::with(ExportOptions { squash: server::Squash::None, ..Default::default() })
     }
@@ -61,22 +61,22 @@ impl Rig {
         }
     }
 
-    /// The same server, called by another user.
+    /// Returns a caller of the same server with another user.
     pub fn as_user(&self, uid: u32, gid: u32) -> Self {
         Self { caller: user(uid, gid), ..self.clone() }
     }
 
-    /// The same server, called from elsewhere.
+    /// Returns a caller of the same server from another address.
     pub fn from(&self, peer: &str) -> Self {
         Self { peer: peer.parse().unwrap(), ..self.clone() }
     }
 
-    /// The same server, called over another transport.
+    /// Returns a caller of the same server over another transport.
     pub fn over(&self, name: &'static str, message_max: usize) -> Self {
         Self { paper: Arc::new(Paper::new(name, message_max)), ..self.clone() }
     }
 
-    /// Calls with arguments as they are in `message`; gives the results' message, header included.
+    /// Calls a procedure with encoded arguments. Returns the message of the results with the header.
     pub fn raw(&self, service: &dyn Service, procedure: u32, message: &Message) -> Result<Message, AcceptError> {
         let future = self.paper.call(service, procedure, (self.peer, &self.caller), message);
         tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
@@ -84,21 +84,21 @@ impl Rig {
 
     /// Calls an NFS procedure.
     pub fn call<P: Procedure3>(&self, args: P::Args) -> P::Res {
-        let reply = self.raw(&*self.nfs, P::NUMBER as u32, &Message::encode(&args)).expect("accepted");
+        let reply = self.raw(&*self.nfs, P::NUMBER as u32, &Message::encode(&args)).expect("call must be accepted");
         results(&reply)
     }
 
     /// Calls a MOUNT procedure.
     pub fn mount<R: Decode>(&self, procedure: nfs::mount::MountProc3, args: impl Encode) -> R {
-        results(&self.raw(&*self.mount, procedure as u32, &Message::encode(&args)).expect("accepted"))
+        results(&self.raw(&*self.mount, procedure as u32, &Message::encode(&args)).expect("call must be accepted"))
     }
 
-    /// The root of `/m`.
+    /// Returns the root of `/m`.
     pub fn root(&self) -> NfsFh3 {
         self.root_of("/m")
     }
 
-    /// The root of an export.
+    /// Returns the root of an export.
     pub fn root_of(&self, name: &str) -> NfsFh3 {
         match self.mount(nfs::mount::MountProc3::Mnt, nfs::mount::Dirpath::from(name)) {
             MountRes::Ok(MountOk { fhandle, .. }) => fhandle,
@@ -106,7 +106,7 @@ impl Rig {
         }
     }
 
-    /// Makes a file with this content.
+    /// Creates a file with this content.
     pub fn file(&self, dir: &NfsFh3, name: &str, content: &[u8]) -> NfsFh3 {
         let how = CreateHow3::Unchecked(Sattr3 { mode: Some(0o644), ..Default::default() });
         let made = self.call::<Create>(CreateArgs { what: name_in(dir, name), how }).into_result().unwrap();
@@ -117,7 +117,7 @@ impl Rig {
         file
     }
 
-    /// Makes a directory.
+    /// Creates a directory.
     pub fn dir(&self, dir: &NfsFh3, name: &str) -> NfsFh3 {
         let attributes = Sattr3 { mode: Some(0o755), ..Default::default() };
         let made = self.call::<MkDir>(MkDirArgs { what: name_in(dir, name), attributes });
@@ -135,7 +135,8 @@ impl Rig {
     }
 }
 
-/// A server of a directory, which has what it had below `state`: in a directory that it has created itself, as this process has no umask.
+/// Starts a server of a directory. Its state directory is a new one below `state`, so that it has the right mode: this
+/// process has no umask.
 pub fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
     let options = ExportOptions { squash: Squash::None, ..Default::default() };
     let export = ExportConfig::directory(dir, options).unwrap();
@@ -144,16 +145,17 @@ pub fn serve(dir: &Path, state: &Path, grace: Duration) -> NfsServer {
     NfsServer::open_with(&config, &state.join("state"), &buf::Pool::default(), settings).unwrap()
 }
 
-/// A tree in memory. With `SLIPWAY_DEFERRED` set to a seed, two thirds of its operations complete later: all tests hold then as well.
+/// Creates a tree in memory. If `SLIPWAY_DEFERRED` is set to a seed, two thirds of its operations complete later, and
+/// all tests must pass as well.
 pub fn memory() -> Arc<dyn Vfs> {
     let memory = plain_memory();
     match std::env::var("SLIPWAY_DEFERRED") {
-        Ok(seed) => Deferred::new(memory, Pace::Soon(seed.parse().expect("SLIPWAY_DEFERRED is a number"))),
+        Ok(seed) => Deferred::new(memory, Pace::Soon(seed.parse().expect("SLIPWAY_DEFERRED must be a number"))),
         Err(_) => memory,
     }
 }
 
-/// A tree in memory, none of whose operations completes later.
+/// Creates a tree in memory none of whose operations complete later.
 pub fn plain_memory() -> Arc<dyn Vfs> {
     Arc::new(Memory::new(MemoryOptions { capacity: 64 << 20, ..Default::default() }))
 }

@@ -1,4 +1,4 @@
-//! [`News`]: restarts of other hosts, until the programs of this host that monitor these have been told.
+//! [`Notices`]: a queue of notices that other hosts have restarted, for the programs of this host that monitor them.
 
 use std::collections::VecDeque;
 
@@ -6,23 +6,24 @@ use nfs::{nlm::NLM_PROGRAM, nsm};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// A queue of news, one of each monitor: newer news replace what still waits. Any host can send NOTIFY, and any user of this host
-/// can monitor, so the queue is bounded.
+/// A queue of notices, at most one for each monitor: a newer notice replaces an older one in the queue. Any host can
+/// send NOTIFY and any user of this host can monitor, so the queue is bounded.
 #[derive(Debug, Default)]
-pub(super) struct News {
+pub(super) struct Notices {
     waiting: Mutex<VecDeque<(nsm::MonId, nsm::Status)>>,
     added: Notify,
 }
 
-impl News {
-    /// Adds news for a monitor; false if too many wait. Those for the lock manager of this host come first: locks depend on them.
+impl Notices {
+    /// Adds a notice for a monitor. Returns `false` if the queue is full. Notices for the lock manager of this host go
+    /// to the front, because locks depend on them.
     pub(super) fn push(&self, monitor: nsm::MonId, status: nsm::Status) -> bool {
         let mut waiting = self.waiting.lock();
         if let Some((_, older)) = waiting.iter_mut().find(|(other, _)| *other == monitor) {
             *older = status;
             return true;
         }
-        if waiting.len() >= NEWS_MAX {
+        if waiting.len() >= NOTICES_MAX {
             return false;
         }
         if monitor.my_id.my_prog == NLM_PROGRAM {
@@ -35,7 +36,7 @@ impl News {
         true
     }
 
-    /// Takes the next news, when there are any.
+    /// Waits for the next notice and takes it.
     pub(super) async fn next(&self) -> (nsm::MyId, nsm::Status) {
         loop {
             let next = self.waiting.lock().pop_front();
@@ -47,7 +48,7 @@ impl News {
     }
 }
 
-const NEWS_MAX: usize = 1024;
+const NOTICES_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -60,31 +61,31 @@ mod tests {
         nsm::MonId { mon_name, my_id: nsm::MyId { my_name: Bytes::new().into(), my_prog, my_vers: 1, my_proc: 1 } }
     }
 
-    fn push(news: &News, monitor: nsm::MonId, state: i32) -> bool {
+    fn push(notices: &Notices, monitor: nsm::MonId, state: i32) -> bool {
         let status = nsm::Status { mon_name: monitor.mon_name.clone(), state, private: [0; 16] };
-        news.push(monitor, status)
+        notices.push(monitor, status)
     }
 
     #[tokio::test]
-    async fn newer_news_replace_older_ones_and_the_lock_manager_comes_first() {
-        let news = News::default();
+    async fn newer_notice_replaces_older_and_lock_manager_comes_first() {
+        let notices = Notices::default();
         for (name, program, state) in [(1, 7, 1), (2, 7, 1), (3, NLM_PROGRAM, 1), (1, 7, 2)] {
-            assert!(push(&news, monitor(name, program), state));
+            assert!(push(&notices, monitor(name, program), state));
         }
         let mut taken = Vec::new();
         for _ in 0..3 {
-            let (my_id, status) = news.next().await;
+            let (my_id, status) = notices.next().await;
             taken.push((my_id.my_prog, status.state));
         }
         assert_eq!(taken, [(NLM_PROGRAM, 1), (7, 2), (7, 1)]);
-        assert!(news.waiting.lock().is_empty());
+        assert!(notices.waiting.lock().is_empty());
     }
 
     #[test]
-    fn the_queue_is_bounded() {
-        let news = News::default();
-        let pushed = (0..2 * NEWS_MAX as u32).filter(|&name| push(&news, monitor(name, 7), 1)).count();
-        assert_eq!(pushed, NEWS_MAX);
-        assert!(push(&news, monitor(0, 7), 2), "newer news of one that waits");
+    fn queue_is_bounded() {
+        let notices = Notices::default();
+        let pushed = (0..2 * NOTICES_MAX as u32).filter(|&name| push(&notices, monitor(name, 7), 1)).count();
+        assert_eq!(pushed, NOTICES_MAX);
+        assert!(push(&notices, monitor(0, 7), 2), "a newer notice must replace the waiting one");
     }
 }
