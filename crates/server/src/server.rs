@@ -209,7 +209,7 @@ impl NfsServer {
     /// Lets clients of NFSv4.0 be called, by TCP from an unprivileged port: they listen for that themselves. Without it they get
     /// no delegations.
     pub fn call_back_by(&self, tcp: Arc<dyn TransportKind>) {
-        self.v4.call_by(&tcp);
+        self.v4.set_callback_transport(&tcp);
     }
 
     /// What NFSv3 locks files by: over TCP and UDP alone, at addresses that clients learn from rpcbind. Run

@@ -26,8 +26,8 @@ pub(super) struct Cursor {
     pub(super) room: usize,
     /// What a result that needs more is answered with.
     pub(super) too_big: Nfsstat4,
-    /// Operations behind the one that is being executed.
-    pub(super) behind: u32,
+    /// The number of operations after the one that is being executed.
+    pub(super) operations_left: u32,
     /// The callback for which the operation waits that has ended with `WouldBlock`.
     pub(super) cb_getattr: Option<PendingCbGetattr>,
     /// Its result, when the operation runs again.

@@ -80,7 +80,9 @@ async fn run_periodic(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
 async fn recall(shared: Arc<Shared4>, recall: Held<FileId>) {
     let fh = shared.callback_fh(&recall.file);
     let operation = CbArgop4::Recall(CbRecallArgs { stateid: recall.stateid, truncate: false, fh });
-    shared.call_until_heard(recall.client, &operation, || shared.with_state(|state| state.is_recalling(&recall))).await;
+    shared
+        .call_until_acknowledged(recall.client, &operation, || shared.with_state(|state| state.is_recalling(&recall)))
+        .await;
 }
 
 /// Asks a client for a reduction, once. If it does not answer or does not reduce, it will be asked again.

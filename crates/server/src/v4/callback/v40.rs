@@ -64,7 +64,7 @@ impl Drop for Leave<'_> {
 
 impl Outgoing {
     /// From now on connections are made by this, unless they are by another already.
-    pub(in crate::v4) fn by(&self, kind: &Arc<dyn TransportKind>) {
+    pub(in crate::v4) fn set_transport(&self, kind: &Arc<dyn TransportKind>) {
         let _ = self.kind.set(unprivileged(kind));
     }
 

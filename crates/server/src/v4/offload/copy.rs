@@ -98,7 +98,7 @@ async fn run(shared: Arc<Shared4>, copying: Copying) {
     let fh = shared.callback_fh(&offload.file);
     let operation = CbArgop4::Offload(CbOffloadArgs { fh, stateid: offload.name, offload_info });
     let is_known = || shared.offloads.is_known(&offload.name) && offload.has_lease(&shared);
-    shared.call_until_heard(offload.client, &operation, is_known).await;
+    shared.call_until_acknowledged(offload.client, &operation, is_known).await;
     shared.offloads.by_name.lock().remove(&offload.name);
 }
 

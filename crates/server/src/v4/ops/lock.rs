@@ -26,7 +26,7 @@ pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result
         Locker4::Exist { lock_stateid, .. } => *lock_stateid = at.stateid(*lock_stateid)?,
     }
     let (client, now) = (at.client(), clock::now());
-    match cx.shared.give(|state, locks| state.lock(locks, client, &file, &args, now)) {
+    match cx.shared.grant(|state, locks| state.lock(locks, client, &file, &args, now)) {
         Ok(stateid) => {
             at.set_stateid(stateid);
             Ok(LockRes::Ok(stateid))

@@ -102,7 +102,7 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         claim,
         can_recall: cx.shared.runs_tasks(),
     };
-    cx.shared.may_give()?;
+    cx.shared.may_grant()?;
     let plan = cx.shared.with_locks(|state, locks| state.plan_open(locks, request, clock::now()))?;
     if let Some(owner) = plan.unremembered() {
         remember(cx, at.client(), owner.clone())?;
@@ -161,10 +161,10 @@ fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target)
     let changing = target.truncate.then(|| cx.before_change(file, Some(LockClient::V4(client.0)))).transpose()?;
     let name = (file.export.id(), file.handle.clone());
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
-    cx.shared.may_give()?;
+    cx.shared.may_grant()?;
     let commit = || cx.shared.with_locks(|state, locks| state.commit_open(locks, plan, to, clock::now()));
     let mut opened = file.once("commit", commit)?;
-    if let Err(status) = cx.shared.may_give() {
+    if let Err(status) = cx.shared.may_grant() {
         // Storage has failed in the middle. The client opens again and gets the same open, but it would not know of a delegation.
         if let OpenDelegation4::Read(OpenReadDelegation4 { stateid, .. })
         | OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = opened.delegation

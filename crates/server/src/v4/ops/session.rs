@@ -64,7 +64,7 @@ pub(super) fn backchannel_ctl(cx: &Context<'_>, at: &Cursor, args: &BackchannelC
 
 pub(super) fn destroy_session(cx: &Context<'_>, at: &Cursor, args: &DestroySessionArgs) -> Result<(), Fault4> {
     let own = at.session.as_ref().is_some_and(|session| session.id == args.sessionid);
-    if own && at.behind > 0 {
+    if own && at.operations_left > 0 {
         // §18.37.3: what follows would have no session.
         return Err(Nfsstat4::NotOnlyOp.into());
     }
@@ -82,5 +82,5 @@ pub(super) fn reclaim_complete(cx: &Context<'_>, at: &Cursor, args: &ReclaimComp
     if args.one_fs {
         at.current()?;
     }
-    Ok(cx.shared.give(|state, _| state.reclaim_complete(at.client(), args))?)
+    Ok(cx.shared.grant(|state, _| state.reclaim_complete(at.client(), args))?)
 }
