@@ -39,7 +39,7 @@ use super::{
         shard::Request,
         slot::{Begun, Fingerprint, REPLY_SMALL, Ticket},
     },
-    v40::{self, Entry, InTurn},
+    v40::{self, Entry, SequencedOp},
 };
 use crate::{
     call::{error::WouldBlock, thread::Thread},
@@ -116,7 +116,7 @@ struct Compound {
     status: Nfsstat4,
     slot: Option<Slot>,
     /// In 4.0, the sequenced operation in progress.
-    turn: Option<InTurn>,
+    sequenced_op: Option<SequencedOp>,
 }
 
 /// The outcome of the first operation of a compound.
@@ -155,7 +155,7 @@ impl Compound {
             cb_getattr_result: None,
         };
         let limit = cx.transport.message_max;
-        Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None, turn: None }
+        Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None, sequenced_op: None }
     }
 
     /// Executes the first operation. It must be SEQUENCE, or an operation that needs no session and is the only one
@@ -266,10 +266,10 @@ impl Compound {
             return Ok(());
         }
         let (start, position) = (self.out.stream_len(), self.out.position());
-        if self.cursor.minor == 0 && self.turn.is_none() {
+        if self.cursor.minor == 0 && self.sequenced_op.is_none() {
             match v40::enter(cx.shared, &mut self.cursor, arguments) {
                 Ok(Entry::Free) => {}
-                Ok(Entry::InTurn(turn)) => self.turn = Some(turn),
+                Ok(Entry::Sequenced(op)) => self.sequenced_op = Some(op),
                 Ok(Entry::Replay(kept)) => {
                     self.replay_one(&kept);
                     return Ok(());
@@ -313,8 +313,8 @@ impl Compound {
             self.status = status;
             self.out.patch_u32(start + 4, status as u32);
         }
-        if let Some(turn) = self.turn.take() {
-            turn.end(status, self.out.written(start), &self.cursor);
+        if let Some(op) = self.sequenced_op.take() {
+            op.end(status, self.out.written(start), &self.cursor);
         }
     }
 

@@ -17,6 +17,7 @@
 
 mod acl;
 mod attr;
+mod call_queue;
 pub mod callback;
 mod cb_getattr;
 mod compound;
@@ -31,7 +32,7 @@ pub(crate) mod service;
 pub mod state;
 mod status;
 mod task;
-mod turns;
+
 pub(crate) mod upkeep;
 mod v40;
 

@@ -247,7 +247,7 @@ impl Shared4 {
                 self.offloads.cancel_all(client);
             }
             if let Event::Listens(client) = event {
-                self.run_in_background(BackgroundTask::Try(client));
+                self.run_in_background(BackgroundTask::ProbeListener(client));
             }
             let Event::Gone(client) = event else { continue };
             self.callbacks.outgoing.forget(client);

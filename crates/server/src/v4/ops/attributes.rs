@@ -11,7 +11,7 @@ use nfs::v4::{
 use vfs::{Acl, AclKind, Attr, Handle, Kind, Rights, SetAttr, StatFs, VfsError};
 use xdr::Encoder;
 
-use super::data::may_use;
+use super::data::check_stateid;
 use crate::{
     call::{error::Fault, object::Object, transfer::transfer_max},
     v4::{
@@ -93,7 +93,7 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
     object.writable()?;
     if wanted.set.size.is_some() {
         // §18.30.3: a stateid that is not special must allow writing.
-        may_use(cx, at, &object, at.stateid(args.stateid)?, true)?;
+        check_stateid(cx, at, &object, at.stateid(args.stateid)?, true)?;
     }
     let _changing = cx.before_change(&object, Some(at.lock_client()))?;
     let mut attrsset = args.obj_attributes.attrmask.clone();

@@ -227,8 +227,8 @@ impl World {
     fn open_by(&mut self, request: OpenRequest) -> Result<Opened, Nfsstat4> {
         let client = request.client;
         let plan = self.state.plan_open(&self.locks, request, self.now)?;
-        if let Some(owner) = plan.unremembered() {
-            self.state.remembered(client, owner, false);
+        if let Some(owner) = plan.unstored_owner() {
+            self.state.client_stored(client, owner, false);
         }
         let target = OpenTarget { file: &'f', change: Some(7), truncates: false };
         self.state.commit_open(&mut self.locks, &plan, target, self.now)

@@ -294,9 +294,9 @@ impl Model {
                     Ok(plan) => plan,
                     Err(status) => return Some(status),
                 };
-                if let Some(owner) = plan.unremembered() {
+                if let Some(owner) = plan.unstored_owner() {
                     self.stored.insert(owner.clone());
-                    state.remembered(client, owner, true);
+                    state.client_stored(client, owner, true);
                 }
                 if step == Step::Dropped {
                     return None;
@@ -374,11 +374,11 @@ impl Model {
             Op::Remember { client, written } => {
                 let id = pick(&self.clients, client)?;
                 state.clients().find(id).filter(|client| client.confirmed)?;
-                if let Some(owner) = state.unremembered(id, *now) {
+                if let Some(owner) = state.unstored_owner(id, *now) {
                     if written {
                         self.stored.insert(owner.clone());
                     }
-                    state.remembered(id, &owner, written);
+                    state.client_stored(id, &owner, written);
                 }
             }
             Op::Enter { client } => {
@@ -388,7 +388,7 @@ impl Model {
                 let owner =
                     StateOwner4 { clientid: pick(&self.clients, client)?, owner: NAMES[usize::from(owner)].into() };
                 let subject = Subject::Opener(&owner, Seqid4(u32::from(sequence)));
-                if let Ok(Entered::InTurn(name)) = state.enter(locks, *now, subject) {
+                if let Ok(Entered::Sequenced(name)) = state.enter(locks, *now, subject) {
                     let kept = Kept { status: Nfsstat4::Ok, result: Bytes::new(), file: None };
                     let renew = Argop4::Renew(ClientIdArgs { clientid: name.client });
                     state.leave(&name, &renew, kept);

@@ -97,7 +97,7 @@ fn a_client_of_the_first_minor_version_is_asked_for_each() {
     assert_eq!(world.hold(clientid, "a"), 0, "nobody knows whether it can be called");
     let listener = world.state.listener40(clientid).unwrap();
     assert_eq!(listener.address, "192.0.2.1:2049".parse().unwrap());
-    assert!(!world.state.tried(clientid, &listener, true));
+    assert!(!world.state.listener_probed(clientid, &listener, true));
     assert_eq!(world.hold(clientid, "abcdefg"), 7);
     assert_eq!(world.reductions(), []);
     let recalled = std::iter::from_fn(|| world.state.poll_recall()).count();

@@ -327,7 +327,7 @@ fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
     };
     let opener = StateOwner4 { clientid: old, owner: name().into() };
     let entered = world.state.enter(&mut world.locks, world.now, Subject::Opener(&opener, Seqid4(1)));
-    assert!(matches!(entered, Ok(Entered::InTurn(_))));
+    assert!(matches!(entered, Ok(Entered::Sequenced(_))));
     drop((lock_owner, lock, opener, entered));
     assert!(message.try_into_mut().is_ok(), "nobody else has any of it");
 }

@@ -44,7 +44,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// A client has been tried: whether it has to be again, as it listens elsewhere by now.
-    pub fn tried(&mut self, id: Clientid4, listener: &Listener40, answers: bool) -> bool {
+    pub fn listener_probed(&mut self, id: Clientid4, listener: &Listener40, answers: bool) -> bool {
         let Some(client) = self.clients.find_mut(id) else { return false };
         let Some(legacy) = &mut client.legacy else { return false };
         if legacy.confirm != listener.confirm {

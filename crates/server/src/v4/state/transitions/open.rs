@@ -66,7 +66,7 @@ pub struct OpenRequest {
 #[must_use = "a plan gives the client nothing until it is committed"]
 pub struct OpenPlan {
     request: OpenRequest,
-    unremembered: Option<Bytes>,
+    unstored_owner: Option<Bytes>,
     confirm: bool,
 }
 
@@ -76,9 +76,9 @@ impl OpenPlan {
         &self.request
     }
 
-    /// The client's name, if it must be stored before the client is given anything; [`State::remembered`] takes the outcome.
-    pub fn unremembered(&self) -> Option<&Bytes> {
-        self.unremembered.as_ref()
+    /// The client's name, if it must be stored before the client is given anything; [`State::client_stored`] takes the outcome.
+    pub fn unstored_owner(&self) -> Option<&Bytes> {
+        self.unstored_owner.as_ref()
     }
 
     /// Returns true if a client of 4.0 must confirm the open.
@@ -157,10 +157,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(Nfsstat4::Grace);
         }
         self.check_room(client, None)?;
-        let unremembered = self.unremembered(client, now);
+        let unstored_owner = self.unstored_owner(client, now);
         // §9.1.11 of RFC 7530: an open that is reclaimed is not confirmed. Nobody else can have had its owner's name since the restart.
         let confirm = self.is_legacy(client) && !reclaim && !self.owners.is_confirmed(&open_owner_name(&request));
-        Ok(OpenPlan { request, unremembered, confirm })
+        Ok(OpenPlan { request, unstored_owner, confirm })
     }
 
     /// The second half of OPEN (§18.16), after the file was found or made: gives the client its share of the file, and a delegation where that

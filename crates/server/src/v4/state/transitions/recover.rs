@@ -96,7 +96,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 
     /// The owner of a client that is to get something and is not remembered yet, and is to be now.
-    pub(in crate::v4::state) fn unremembered(&mut self, id: Clientid4, now: Instant) -> Option<Bytes> {
+    pub(in crate::v4::state) fn unstored_owner(&mut self, id: Clientid4, now: Instant) -> Option<Bytes> {
         let client = self.clients.record_mut(id)?;
         client.wanted_at = client.wanted_at.max(now);
         if !matches!(client.record, Record::None | Record::Pending) {
@@ -108,7 +108,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// A client of this owner is remembered now; or is not, if it could not be. If it has lost something meanwhile, it is to be
     /// once more, and what was crossed out then is crossed out again: it may have been before it was written.
-    pub fn remembered(&mut self, id: Clientid4, owner: &Bytes, written: bool) {
+    pub fn client_stored(&mut self, id: Clientid4, owner: &Bytes, written: bool) {
         if let Some(client) = self.clients.record_mut(id).filter(|client| client.record == Record::Pending) {
             client.record = if written { Record::Written } else { Record::None };
         } else if written {

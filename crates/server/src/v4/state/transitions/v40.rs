@@ -69,7 +69,7 @@ pub enum Entered<F> {
     /// For this client; for none in particular if it names neither a client nor any state.
     Free(Option<Clientid4>),
     /// In the sequence of an owner; to be ended by [`State::leave`].
-    InTurn(OwnerName),
+    Sequenced(OwnerName),
     /// Not again: it was executed, with this result.
     Replay(Kept<F>),
 }
@@ -161,7 +161,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             Turn::StartAnew => self.close_all(locks, &owner),
             Turn::Execute => {}
         }
-        Ok(Entered::InTurn(owner))
+        Ok(Entered::Sequenced(owner))
     }
 
     /// Ends an operation that [`enter`](Self::enter) found to be in turn.
