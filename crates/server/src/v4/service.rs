@@ -243,13 +243,13 @@ impl Shared4 {
             self.run_in_background(BackgroundTask::Reduce(client, reduction));
         }
         while let Some(event) = state.poll_event() {
-            if let Event::Gone(client) | Event::Revoked(client) = event {
+            if let Event::Removed(client) | Event::Revoked(client) = event {
                 self.offloads.cancel_all(client);
             }
-            if let Event::Listens(client) = event {
+            if let Event::NewListener(client) = event {
                 self.run_in_background(BackgroundTask::ProbeListener(client));
             }
-            let Event::Gone(client) = event else { continue };
+            let Event::Removed(client) = event else { continue };
             self.callbacks.outgoing.forget(client);
             let client = LockClient::V4(client.0);
             match &mut table {

@@ -180,8 +180,8 @@ impl Shared4 {
         self.with_locks(|state, locks| {
             state.set_storage_works(works);
             state.expire(now);
-            state.forget_records(now);
-            state.relieve(now);
+            state.drop_unused_records(now);
+            state.reduce_load(now);
             now.checked_sub(self.lease).into_iter().for_each(|then| locks.forget_watches(then));
         });
         self.core.locks.end_grace_when_due(now, &[self, others]);

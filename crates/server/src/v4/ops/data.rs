@@ -64,7 +64,7 @@ pub(super) fn check_stateid(
     let name = (file.export.id(), file.handle.clone());
     let shard = at.session.as_ref().and_then(|session| session.shard.as_ref());
     let check = || {
-        if shard.is_some_and(|shard| shard.may_use(&name, &stateid, write)) {
+        if shard.is_some_and(|shard| shard.permits_io(&name, &stateid, write)) {
             return Ok(());
         }
         let (client, now) = (at.client(), clock::now());

@@ -182,7 +182,7 @@ impl World {
     /// READ or WRITE, as the service does.
     fn io_of(&mut self, client: Clientid4, file: char, stateid: &Stateid4, write: bool) -> Result<(), Nfsstat4> {
         let shard = self.state.clients().find(client).map(|client| client.shard.clone());
-        match shard.is_some_and(|shard| shard.may_use(&file, stateid, write)) {
+        match shard.is_some_and(|shard| shard.permits_io(&file, stateid, write)) {
             true => Ok(()),
             false => self.state.check_io(&mut self.locks, client, &file, stateid, write, self.now),
         }

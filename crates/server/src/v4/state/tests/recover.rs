@@ -264,7 +264,7 @@ fn lives(minor: u32) -> Vec<Vec<RecordChange>> {
             world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
         }
         world.state.expire(world.now);
-        world.state.forget_records(world.now);
+        world.state.drop_unused_records(world.now);
         stored.push(world.records());
     }
     stored
@@ -291,7 +291,7 @@ impl World {
     fn look(&mut self, later: Duration) -> Vec<RecordChange> {
         self.now += later;
         self.state.expire(self.now);
-        self.state.forget_records(self.now);
+        self.state.drop_unused_records(self.now);
         let records = self.records();
         self.state.records_stored(&records, true);
         records
@@ -394,12 +394,12 @@ fn records_are_not_given_up_while_nothing_can_be_stored() {
     world.state.set_storage_works(false);
     world.now += LEASE / 2;
     world.state.expire(world.now);
-    world.state.forget_records(world.now);
+    world.state.drop_unused_records(world.now);
     assert_eq!(world.records(), [], "it would keep everybody from new opens");
     world.state.set_storage_works(true);
     world.now += LEASE / 4;
     world.state.expire(world.now);
-    world.state.forget_records(world.now);
+    world.state.drop_unused_records(world.now);
     assert_eq!(world.records(), [retire("a")]);
 }
 
@@ -411,7 +411,7 @@ fn a_client_that_is_back_and_cannot_be_stored_again_is_crossed_out() {
     world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_NONE).unwrap();
     world.now += 2 * LEASE;
     world.state.expire(world.now);
-    world.state.forget_records(world.now);
+    world.state.drop_unused_records(world.now);
     assert_eq!(world.records(), [remove("a")], "its lease is over");
     for stored in [false, true] {
         assert_eq!(world.state.check_stored(a), Err(Nfsstat4::Delay));
