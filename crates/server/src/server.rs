@@ -214,7 +214,7 @@ impl NfsServer {
     /// Lets the server call NFSv4.0 clients back by `tcp`, from an unprivileged port; these clients listen for
     /// callbacks. Without this, they get no delegations.
     pub fn call_back_by(&self, tcp: Arc<dyn TransportKind>) {
-        self.v4.call_by(&tcp);
+        self.v4.set_callback_transport(&tcp);
     }
 
     /// Returns the services with which NFSv3 clients lock files. They are for TCP and UDP only, at ports that clients

@@ -1,8 +1,8 @@
-//! ACLs of NFSv4 and of POSIX: each as the other.
+//! Converts between the ACLs of NFSv4 and of POSIX.
 //!
-//! The file system keeps and enforces POSIX ACLs. What a client reads is an NFSv4 ACL that allows and denies the same; what
-//! it sets is kept as the POSIX ACL that allows no more than it does. Read draft-ietf-nfsv4-acl-mapping-05 and RFC 8881
-//! §6.2.1; Linux's server maps in the same way, so the tools that people have for that work here.
+//! The file system stores and enforces POSIX ACLs. A client reads an NFSv4 ACL that allows and denies the same. If it
+//! sets an ACL, the server stores a POSIX ACL that allows no more than that ACL. Read draft-ietf-nfsv4-acl-mapping-05
+//! and RFC 8881 §6.2.1. Linux's server maps in the same way, so the existing tools for it work here.
 
 use nfs::v4::{Nfsstat4, acl::*};
 use vfs::{Acl, AclEntry, AclWho};
@@ -10,7 +10,7 @@ use vfs::{Acl, AclEntry, AclWho};
 use super::status::{Fault4, nfsstat4};
 use crate::identity::names::{Names, Who, number};
 
-/// What an object's ACLs say, for a client.
+/// Converts the ACLs of an object to an NFSv4 ACL.
 pub(super) fn to_nfs4(access: &Acl, default: Option<&Acl>, dir: bool) -> Vec<Nfsace4> {
     let mut aces = Vec::new();
     push_aces(&mut aces, access, dir, 0);
@@ -20,13 +20,13 @@ pub(super) fn to_nfs4(access: &Acl, default: Option<&Acl>, dir: bool) -> Vec<Nfs
     aces
 }
 
-/// What a client wants an object's ACLs to be: that which decides, and that which a directory passes on.
+/// Converts an NFSv4 ACL to the access ACL of an object and the default ACL of a directory.
 ///
 /// # Errors
-/// ATTRNOTSUPP for entries that POSIX has nothing like; BADOWNER; INVAL.
+/// ATTRNOTSUPP for entries without an equivalent in POSIX; BADOWNER; INVAL.
 pub(super) fn to_posix(aces: &[Nfsace4], dir: bool) -> Result<(Acl, Option<Acl>), Nfsstat4> {
     let (mut access, mut default) = (Builder::default(), Builder::default());
-    let mut passes_on = false;
+    let mut has_default = false;
     for ace in aces {
         if ace.flag & !FLAGS_KNOWN != 0 {
             return Err(Nfsstat4::AttrNotSupp);
@@ -36,17 +36,17 @@ pub(super) fn to_posix(aces: &[Nfsace4], dir: bool) -> Result<(Acl, Option<Acl>)
             return Err(Nfsstat4::Inval);
         }
         if inherited {
-            passes_on = true;
+            has_default = true;
             default.add(ace)?;
         }
         if ace.flag & ACE4_INHERIT_ONLY_ACE == 0 {
             access.add(ace)?;
         }
     }
-    Ok((access.build()?, passes_on.then(|| default.build()).transpose()?))
+    Ok((access.build()?, has_default.then(|| default.build()).transpose()?))
 }
 
-/// Appends entries that together say what a POSIX ACL does, whose order of precedence is owner, users, groups, others.
+/// Appends entries that are equivalent to a POSIX ACL, whose order of precedence is owner, users, groups, others.
 fn push_aces(aces: &mut Vec<Nfsace4>, acl: &Acl, dir: bool, flags: u32) {
     let find = |who| acl.entries().iter().find(|entry| entry.who == who).map(|entry| entry.perm);
     let mask = find(AclWho::Mask).unwrap_or(7);
@@ -71,7 +71,7 @@ fn push_aces(aces: &mut Vec<Nfsace4>, acl: &Acl, dir: bool, flags: u32) {
     for (id, perm) in users {
         push(&id.to_string(), 0, perm, of_groups & !perm, ANYONE);
     }
-    // Whoever is in several groups may what any of them may: all allow before one denies.
+    // A member of several groups has the union of their rights, so all groups allow before one denies.
     let groups: Vec<(String, u32, u32)> = std::iter::once((GROUP.to_owned(), 0, group))
         .chain(groups.into_iter().map(|(id, perm)| (id.to_string(), ACE4_IDENTIFIER_GROUP, perm)))
         .collect();
@@ -94,7 +94,7 @@ fn push_aces(aces: &mut Vec<Nfsace4>, acl: &Acl, dir: bool, flags: u32) {
     });
 }
 
-/// What reading, writing and executing are in NFSv4.
+/// Converts the rights to read, write and execute to an access mask of NFSv4.
 fn rights(perm: u32, dir: bool) -> u32 {
     let bit = |bit, rights| if perm & bit != 0 { rights } else { 0 };
     bit(READ, ACE4_READ_DATA) | bit(WRITE, write_rights(dir)) | bit(EXECUTE, ACE4_EXECUTE)
@@ -105,15 +105,15 @@ fn write_rights(dir: bool) -> u32 {
     ACE4_WRITE_DATA | ACE4_APPEND_DATA | child
 }
 
-/// The rights that somebody has so far, and will not have.
+/// The rights that are decided so far.
 #[derive(Clone, Copy, Default)]
-struct Decided {
+struct Decision {
     allowed: u32,
     denied: u32,
 }
 
-impl Decided {
-    /// The first entry that says anything of a right decides (RFC 8881 §6.2.1).
+impl Decision {
+    /// The first entry that mentions a right decides about it (RFC 8881 §6.2.1).
     fn decide(&mut self, allow: bool, rights: u32) {
         if allow {
             self.allowed |= rights & !self.denied;
@@ -122,21 +122,22 @@ impl Decided {
         }
     }
 
-    /// As POSIX has it: a right only if all that makes it up is allowed.
+    /// Returns the permissions of POSIX. A permission is granted only if all access bits that it consists of are
+    /// allowed.
     fn perm(self) -> u32 {
         let all = |wanted, perm| if self.allowed & wanted == wanted { perm } else { 0 };
         all(ACE4_READ_DATA, READ) | all(ACE4_WRITE_DATA | ACE4_APPEND_DATA, WRITE) | all(ACE4_EXECUTE, EXECUTE)
     }
 }
 
-/// A POSIX ACL in the making.
+/// A POSIX ACL under construction.
 #[derive(Default)]
 struct Builder {
-    owner: Decided,
-    group: Decided,
-    others: Decided,
-    /// Users and groups, in the order in which they came.
-    named: Vec<(AclWho, Decided)>,
+    owner: Decision,
+    group: Decision,
+    others: Decision,
+    /// Users and groups, in the order of the entries.
+    named: Vec<(AclWho, Decision)>,
 }
 
 impl Builder {
@@ -151,7 +152,7 @@ impl Builder {
             who if who == OWNER.as_bytes() => self.owner.decide(allow, rights),
             who if who == GROUP.as_bytes() => {
                 self.group.decide(allow, rights);
-                // Anybody may be in the group.
+                // Any user can be a member of the group.
                 self.deny_unless(allow, rights, None);
             }
             who if who == EVERYONE.as_bytes() => {
@@ -164,12 +165,12 @@ impl Builder {
                 let group = ace.flag & ACE4_IDENTIFIER_GROUP != 0;
                 let id = number_of(who)?;
                 let who = if group { AclWho::Group(id) } else { AclWho::User(id) };
-                let at = self.place(who)?;
+                let at = self.index_of(who)?;
                 self.named[at].1.decide(allow, rights);
                 if group {
                     self.deny_unless(allow, rights, Some(at));
                 } else if !allow {
-                    // The user may be the owner.
+                    // The owner can be this user.
                     self.owner.decide(false, rights);
                 }
             }
@@ -177,7 +178,7 @@ impl Builder {
         Ok(())
     }
 
-    /// What is denied to a group is denied to all who may be in it.
+    /// Denies the rights of a deny entry about a group to everybody else who can be a member of it.
     fn deny_unless(&mut self, allow: bool, rights: u32, at: Option<usize>) {
         if allow {
             return;
@@ -189,8 +190,8 @@ impl Builder {
         rest.for_each(|(_, (_, decided))| decided.decide(false, rights));
     }
 
-    /// The place of a user or group. A new one has what everybody has so far.
-    fn place(&mut self, who: AclWho) -> Result<usize, Nfsstat4> {
+    /// Returns the index of a user or group. A new one starts with what EVERYONE@ entries have decided so far.
+    fn index_of(&mut self, who: AclWho) -> Result<usize, Nfsstat4> {
         if let Some(at) = self.named.iter().position(|(other, _)| *other == who) {
             return Ok(at);
         }
@@ -202,7 +203,7 @@ impl Builder {
     }
 
     fn build(self) -> Result<Acl, Nfsstat4> {
-        let entry = |who, decided: Decided| AclEntry { who, perm: decided.perm() };
+        let entry = |who, decided: Decision| AclEntry { who, perm: decided.perm() };
         let mut entries = vec![
             entry(AclWho::Owner, self.owner),
             entry(AclWho::OwningGroup, self.group),
@@ -223,9 +224,9 @@ const EVERYONE: &str = "EVERYONE@";
 const READ: u32 = 4;
 const WRITE: u32 = 2;
 const EXECUTE: u32 = 1;
-/// What everybody may, whatever the mode says.
+/// The rights that everybody has, independent of the mode.
 const ANYONE: u32 = ACE4_READ_ATTRIBUTES | ACE4_READ_ACL | ACE4_SYNCHRONIZE;
-/// What owners may.
+/// The rights that owners have.
 const OWNERS: u32 = ACE4_WRITE_ATTRIBUTES | ACE4_WRITE_ACL;
 const INHERITED_ONLY: u32 = ACE4_FILE_INHERIT_ACE | ACE4_DIRECTORY_INHERIT_ACE | ACE4_INHERIT_ONLY_ACE;
 const FLAGS_KNOWN: u32 = INHERITED_ONLY | ACE4_IDENTIFIER_GROUP;
@@ -233,7 +234,7 @@ const FLAGS_KNOWN: u32 = INHERITED_ONLY | ACE4_IDENTIFIER_GROUP;
 /// Replaces the numbers of an ACL by names.
 ///
 /// # Errors
-/// As [`Names::name`].
+/// Those of [`Names::name`].
 pub(super) fn name_all(names: &Names, aces: &mut [Nfsace4], may_block: bool) -> Result<(), Fault4> {
     if !names.are_told() {
         return Ok(());
@@ -247,10 +248,10 @@ pub(super) fn name_all(names: &Names, aces: &mut [Nfsace4], may_block: bool) -> 
     Ok(())
 }
 
-/// Replaces the names of an ACL by numbers. The protocol's special identifiers stay.
+/// Replaces the names of an ACL by numbers. The special identifiers of the protocol stay.
 ///
 /// # Errors
-/// As [`Names::id`].
+/// Those of [`Names::id`].
 pub(super) fn number_all(names: &Names, aces: &mut [Nfsace4], may_block: bool) -> Result<(), Fault4> {
     for ace in aces {
         // §6.2.1.5: special identifiers end with the at sign.
@@ -265,10 +266,10 @@ fn kind_of(ace: &Nfsace4) -> Who {
     if ace.flag & nfs::v4::acl::ACE4_IDENTIFIER_GROUP != 0 { Who::Group } else { Who::User }
 }
 
-/// A user or group of an ACL that has only numbers.
+/// Parses a user or group of an ACL that has only numbers.
 ///
 /// # Errors
-/// BADOWNER: it is not a number.
+/// BADOWNER if it is not a number.
 fn number_of(who: &[u8]) -> Result<u32, Nfsstat4> {
     std::str::from_utf8(who).ok().and_then(number).ok_or(Nfsstat4::BadOwner)
 }
@@ -286,7 +287,7 @@ mod tests {
         Acl::new(entries.into_iter().map(|(who, perm)| AclEntry { who, perm })).unwrap()
     }
 
-    /// What is left when the mask has been applied to each, as a client sees it.
+    /// Applies the mask to each entry, as a client sees the ACL.
     fn masked(acl: &Acl) -> Vec<AclEntry> {
         let mask = acl.entries().iter().find(|entry| entry.who == AclWho::Mask).map_or(7, |entry| entry.perm);
         let entries = acl.entries().iter().filter(|entry| entry.who != AclWho::Mask).copied();
@@ -298,7 +299,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_posix_acl_survives_the_way_there_and_back(
+        fn round_trip_of_a_posix_acl_never_adds_rights(
             modes in prop::array::uniform3(0u32..8),
             users in prop::collection::btree_map(0u32..5, 0u32..8, 0..3),
             groups in prop::collection::btree_map(0u32..5, 0u32..8, 0..3),
@@ -311,18 +312,19 @@ mod tests {
             let [owner, group, others] = modes;
             let acl = acl(owner, group, others, &named, mask);
             let default = dir.then_some(&acl);
-            let (access, passed_on) = to_posix(&to_nfs4(&acl, default, dir), dir).unwrap();
-            // A denied group denies others: what POSIX lets others do beyond a group they may be in is lost, nothing more.
+            let (access, new_default) = to_posix(&to_nfs4(&acl, default, dir), dir).unwrap();
+            // A deny entry for a group also denies others. The round trip loses the rights that others have beyond a
+            // group, and nothing else.
             for (before, after) in masked(&acl).iter().zip(masked(&access)) {
                 prop_assert_eq!(before.who, after.who);
                 prop_assert_eq!(before.perm & after.perm, after.perm);
             }
-            prop_assert_eq!(passed_on.is_some(), dir);
+            prop_assert_eq!(new_default.is_some(), dir);
         }
     }
 
     #[test]
-    fn a_mode_survives_exactly() {
+    fn round_trip_preserves_a_mode() {
         for mode in 0..0o1000 {
             let (owner, group, others) = (mode >> 6, mode >> 3 & 7, mode & 7);
             if others & !group != 0 || group & !owner != 0 {
@@ -334,14 +336,14 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_says_anything_decides() {
+    fn first_entry_about_a_right_decides() {
         let ace = |acetype, access_mask, who: &str| Nfsace4 { acetype, flag: 0, access_mask, who: who.into() };
         let aces = [
             ace(Acetype4::ACCESS_DENIED, ACE4_WRITE_DATA, "77"),
             ace(Acetype4::ACCESS_ALLOWED, ACE4_READ_DATA | ACE4_WRITE_DATA | ACE4_APPEND_DATA, EVERYONE),
         ];
         let (access, _) = to_posix(&aces, false).unwrap();
-        // The owner may be 77.
+        // The owner can be user 77.
         assert_eq!(access, acl(4, 6, 6, &[(AclWho::User(77), 4)], Some(6)));
         assert_eq!(to_posix(&[ace(Acetype4::SYSTEM_AUDIT, 1, EVERYONE)], false), Err(Nfsstat4::AttrNotSupp));
         assert_eq!(to_posix(&[ace(Acetype4::ACCESS_ALLOWED, 1, "x@y")], false), Err(Nfsstat4::BadOwner));

@@ -1,7 +1,7 @@
-//! Attributes: which there are, from the file system's to RFC 8881 §5's, and back.
+//! Translates attributes between the file system and RFC 8881 §5, and defines which are supported.
 //!
-//! Values are encoded one after the other in the order of their numbers, straight from what the file system says; there is
-//! no list of them in between.
+//! Values are encoded in the order of their numbers, directly from the attributes of the file system, without an
+//! intermediate list.
 
 use std::sync::LazyLock;
 
@@ -26,31 +26,31 @@ use crate::{
     v4::{acl, service::Context, status::Fault4},
 };
 
-/// All that is known of an object.
+/// The sources of all attribute values of an object.
 pub(super) struct Subject<'a> {
     pub(super) attr: &'a Attr,
     pub(super) caps: &'a FsCaps,
     pub(super) fsid: Fsid4,
     pub(super) mounted_on_fileid: u64,
     pub(super) filehandle: &'a [u8],
-    /// There if [`needs_statfs`] says that it is needed.
+    /// Present if [`needs_statfs`] returns `true`.
     pub(super) stat: Option<&'a StatFs>,
-    /// There if [`needs_acl`] says that it is needed.
+    /// Present if [`needs_acl`] returns `true`.
     pub(super) acl: Option<&'a [Nfsace4]>,
-    /// There if [`needs_locations`] says that they are needed.
+    /// Present if [`needs_locations`] returns `true`.
     pub(super) locations: Option<&'a FsLocations4>,
-    /// What its owner and group are called, if [`needs_owners`] says that it is needed.
+    /// The names of its owner and group, if [`needs_owners`] returns `true`.
     pub(super) owners: (Name, Name),
-    /// Whether it is on another server, so that most is not known of it.
+    /// `true` if the object is on another server. Most attributes are unknown then.
     pub(super) absent: bool,
     pub(super) transfer_max: u32,
     pub(super) lease_s: u32,
     pub(super) minor: u32,
-    /// Of this entry, when a directory is read.
+    /// When a directory is read: the error of this entry.
     pub(super) rdattr_error: Nfsstat4,
 }
 
-/// The attributes that objects have, with ACLs or without.
+/// Returns the supported attributes of objects with or without ACLs.
 pub(super) fn supported(minor: u32, acls: bool) -> &'static Bitmap4 {
     static SUPPORTED: LazyLock<[Bitmap4; 6]> = LazyLock::new(|| {
         [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)].map(|(minor, acls)| {
@@ -62,7 +62,7 @@ pub(super) fn supported(minor: u32, acls: bool) -> &'static Bitmap4 {
     &SUPPORTED[minor.min(2) as usize * 2 + usize::from(acls)]
 }
 
-/// Those of the [`supported`] that can be read.
+/// Returns the [`supported`] attributes that can be read.
 fn readable(minor: u32, acls: bool) -> &'static Bitmap4 {
     static READABLE: LazyLock<[Bitmap4; 6]> = LazyLock::new(|| {
         [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true)]
@@ -71,7 +71,7 @@ fn readable(minor: u32, acls: bool) -> &'static Bitmap4 {
     &READABLE[minor.min(2) as usize * 2 + usize::from(acls)]
 }
 
-/// What is to be read can be read (§5.5).
+/// Checks that all attributes of `mask` can be read (§5.5).
 ///
 /// # Errors
 /// INVAL.
@@ -79,7 +79,8 @@ pub(super) fn check_readable(mask: &Bitmap4) -> Result<(), Nfsstat4> {
     if mask.intersects(set_only()) { Err(Nfsstat4::Inval) } else { Ok(()) }
 }
 
-/// Those that can be set when a file is created exclusively: its times hold the verifier (§5.8.1.14).
+/// Returns the attributes that can be set when a file is created exclusively: not its times, which hold the verifier
+/// (§5.8.1.14).
 fn suppattr_exclcreat(minor: u32, acls: bool) -> Bitmap4 {
     let settable = Attr4::defined(minor, |access| access != nfs::v4::attr::Access::Get);
     let mut settable = settable.intersection(supported(minor, acls));
@@ -87,30 +88,30 @@ fn suppattr_exclcreat(minor: u32, acls: bool) -> Bitmap4 {
     settable
 }
 
-/// Whether any of `mask` is about the space of the file system.
+/// Returns `true` if `mask` has an attribute about the space of the file system.
 pub(super) fn needs_statfs(mask: &Bitmap4) -> bool {
     use Attr4::{FilesAvail, FilesFree, FilesTotal, SpaceAvail, SpaceFree, SpaceTotal};
-    static OF_SPACE: LazyLock<Bitmap4> = LazyLock::new(|| {
+    static SPACE_ATTRS: LazyLock<Bitmap4> = LazyLock::new(|| {
         let all = [FilesAvail, FilesFree, FilesTotal, SpaceAvail, SpaceFree, SpaceTotal];
         all.iter().map(|&attr| attr as u32).collect()
     });
-    mask.intersects(&OF_SPACE)
+    mask.intersects(&SPACE_ATTRS)
 }
 
-/// Whether `mask` has the ACL.
+/// Returns `true` if `mask` has the ACL.
 pub(super) fn needs_acl(mask: &Bitmap4) -> bool {
     mask.contains(Attr4::Acl as u32)
 }
 
-/// Whether `mask` asks whose it is.
+/// Returns `true` if `mask` has the owner or the group.
 pub(super) fn needs_owners(mask: &Bitmap4) -> bool {
     mask.contains(Attr4::Owner as u32) || mask.contains(Attr4::OwnerGroup as u32)
 }
 
-/// What the owner and the group of an object are called, if any of `mask` is about that.
+/// Returns the names of the owner and the group of an object, or empty names if `mask` has neither.
 ///
 /// # Errors
-/// The host would have to be asked, and must not.
+/// `WouldBlock` if the host's name service must be asked and this thread must not block.
 pub(super) fn owners(cx: &Context<'_>, attr: &Attr, mask: &Bitmap4) -> Result<(Name, Name), Fault4> {
     if !needs_owners(mask) {
         return Ok(Default::default());
@@ -119,26 +120,26 @@ pub(super) fn owners(cx: &Context<'_>, attr: &Attr, mask: &Bitmap4) -> Result<(N
     Ok((names.name(Who::User, attr.uid, cx.may_block)?, names.name(Who::Group, attr.gid, cx.may_block)?))
 }
 
-/// Whether `mask` asks where else the file system is.
+/// Returns `true` if `mask` has the locations of the file system.
 pub(super) fn needs_locations(mask: &Bitmap4) -> bool {
     mask.contains(Attr4::FsLocations as u32)
 }
 
-/// What is known of the root of a file system that is on another server (RFC 8881 §11.4.1).
-pub(super) fn of_absent() -> &'static Bitmap4 {
-    static OF_ABSENT: LazyLock<Bitmap4> = LazyLock::new(|| {
+/// Returns the attributes that are known about the root of a file system that is on another server (RFC 8881 §11.4.1).
+pub(super) fn absent_attrs() -> &'static Bitmap4 {
+    static ABSENT_ATTRS: LazyLock<Bitmap4> = LazyLock::new(|| {
         let all = [Attr4::Fsid, Attr4::RdattrError, Attr4::FsLocations, Attr4::MountedOnFileid];
         all.iter().map(|&attr| attr as u32).collect()
     });
-    &OF_ABSENT
+    &ABSENT_ATTRS
 }
 
 impl Subject<'_> {
-    /// Appends those of `mask` that there are, as `fattr4`.
+    /// Appends the attributes of `mask` that the object has, as `fattr4`.
     pub(super) fn encode(&self, mask: &Bitmap4, out: &mut Encoder) {
         let mut mask = mask.intersection(readable(self.minor, self.caps.acls));
         if self.absent {
-            mask = mask.intersection(of_absent());
+            mask = mask.intersection(absent_attrs());
         }
         mask.encode(out);
         let length_at = out.stream_len();
@@ -148,7 +149,7 @@ impl Subject<'_> {
         out.patch_u32(length_at, len as u32);
     }
 
-    /// The values of `mask`, all of which must be there.
+    /// Encodes the values of `mask`. The object must have all of them.
     pub(super) fn values(&self, mask: &Bitmap4) -> Bytes {
         let mut out = Encoder::default();
         self.encode_values(mask, &mut out);
@@ -167,7 +168,7 @@ impl Subject<'_> {
         match which {
             Attr4::SupportedAttrs => supported(self.minor, caps.acls).encode(out),
             Attr4::Type => ftype4(attr.kind).encode(out),
-            // Never: FH4_PERSISTENT.
+            // FH4_PERSISTENT: file handles never expire.
             Attr4::FhExpireType => out.u32(0),
             Attr4::Change => out.u64(attr.change),
             Attr4::Size => out.u64(attr.size),
@@ -234,24 +235,25 @@ impl Subject<'_> {
     }
 }
 
-/// What a client wants to be set.
+/// The attributes that a client wants to set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wanted {
     pub(super) set: SetAttr,
     pub(super) acl: Option<Vec<Nfsace4>>,
 }
 
-/// What to set, from what a client sent for an object of `caps`.
+/// Decodes the attributes to set from a request about an object with the capabilities `caps`.
 ///
 /// # Errors
-/// ATTRNOTSUPP, INVAL, BADOWNER, BADXDR, FBIG. The host would have to be asked who somebody is, and must not.
+/// ATTRNOTSUPP, INVAL, BADOWNER, BADXDR, FBIG. `WouldBlock` if the host's name service must be asked and this thread
+/// must not block.
 pub(super) fn set_attr(cx: &Context<'_>, fattr: &Fattr4, minor: u32, caps: &FsCaps) -> Result<Wanted, Fault4> {
     let mut attrs = decode(fattr, minor, caps, Purpose::Set)?;
     let (names, may_block) = (&cx.shared.names, cx.may_block);
     let mode = match (attrs.mode, attrs.mode_umask) {
-        // RFC 8275 §4: one or the other.
+        // RFC 8275 §4: mode and mode_umask exclude each other.
         (Some(_), Some(_)) => return Err(Nfsstat4::Inval.into()),
-        // The umask applies where no default ACL is inherited; and those are inherited by the backend, which takes the
+        // The umask applies where no default ACL is inherited. Back ends inherit default ACLs themselves and take the
         // mode as it is.
         (None, Some(masked)) => Some(masked.mode & !masked.umask),
         (mode, None) => mode,
@@ -274,13 +276,13 @@ pub(super) fn set_attr(cx: &Context<'_>, fattr: &Fattr4, minor: u32, caps: &FsCa
     Ok(Wanted { set, acl: attrs.acl })
 }
 
-/// The values that a client sent.
+/// Decodes the values that a client sent.
 ///
 /// # Errors
-/// ATTRNOTSUPP for an attribute that there is not here; what [`Fattr4::to_attrs`] says.
+/// ATTRNOTSUPP for an attribute that is not supported here, and the errors of [`Fattr4::to_attrs`].
 pub(super) fn decode(fattr: &Fattr4, minor: u32, caps: &FsCaps, purpose: Purpose) -> Result<Attrs, Nfsstat4> {
     if !fattr.attrmask.difference(supported(minor, caps.acls)).is_empty() {
-        // What cannot be set at all is INVAL before it is unsupported.
+        // If an attribute can never be set, INVAL takes precedence over ATTRNOTSUPP.
         fattr.to_attrs(minor, purpose).map_err(|error| error.status())?;
         return Err(Nfsstat4::AttrNotSupp);
     }
@@ -297,7 +299,7 @@ fn set_time(set: Settime4) -> Result<SetTime, Nfsstat4> {
     }
 }
 
-/// A directory before and after.
+/// Returns the change attributes of a directory before and after a change.
 pub(super) fn change_info(change: &vfs::Change) -> nfs::v4::ChangeInfo4 {
     nfs::v4::ChangeInfo4 { atomic: true, before: change.before.change, after: change.after.change }
 }
@@ -324,8 +326,8 @@ fn set_only() -> &'static Bitmap4 {
     &SET_ONLY
 }
 
-/// What `ops::open` takes and heeds. Left out are the wishes to hear later of a delegation, and what is for servers that
-/// keep delegations over a client's restart.
+/// Returns the arguments that `ops::open` supports. Not supported are requests for a later notification about a
+/// delegation, and claims for servers that keep delegations across a client's restart.
 fn open_arguments() -> OpenArguments4 {
     let set = |values: &[u32]| values.iter().copied().collect();
     OpenArguments4 {
@@ -344,7 +346,7 @@ fn open_arguments() -> OpenArguments4 {
 }
 
 const NANOSECONDS: u32 = 1_000_000_000;
-/// RFC 8881 §14.4: names are bytes.
+/// RFC 8881 §14.4: names may contain bytes that are not UTF-8.
 const FSCHARSET_CAP4_CONTAINS_NON_UTF8: u32 = 1;
 const SUPPORTED_ATTRS: &[Attr4] = &[
     Attr4::SupportedAttrs,

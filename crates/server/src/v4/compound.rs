@@ -1,15 +1,17 @@
-//! COMPOUND: its operations, one after the other, exactly once (RFC 8881 §2.10.6, §16.2).
+//! Executes COMPOUND: its operations in order, and each request exactly once (RFC 8881 §2.10.6, §16.2).
 //!
-//! An operation is read when it is about to be executed, and its result written at once. It first runs in place. If it
-//! has to wait for storage, *it* has changed nothing, and the compound moves as a whole to a thread of the export that it needs and
-//! goes on with that operation there: what was done before is not done again. It moves on in the same way when a later
-//! operation needs another export, so that no export's threads wait for another export.
+//! Each operation is decoded just before it is executed, and its result is encoded at once. An operation first runs on
+//! the worker. If it would have to wait for storage, *that operation* has changed nothing. The whole compound then
+//! moves to a thread of the export that the operation needs, and continues there with that operation; earlier
+//! operations are not repeated. It moves again when a later operation needs another export, so that no thread of one
+//! export waits for another export.
 //!
-//! If an operation of the file system is pending, the compound moves nowhere: it awaits the completion and runs the operation
-//! again, which finds in the [`Journal`](crate::call::journal::Journal) what it has done before. Then it goes on with the next one.
+//! If an operation of the file system is pending, the compound stays on its thread. It awaits the completion and runs
+//! the NFS operation again, which finds the results of completed calls in the
+//! [`Journal`](crate::call::journal::Journal). Then it continues with the next operation.
 //!
-//! On error the compound ends with the operation's status. A slot is finished however its request ends, so that no
-//! failure of ours costs the client a slot.
+//! On error the compound ends with the operation's status. The slot is always released, whatever the outcome of its
+//! request: an error in the server never costs the client a slot.
 
 mod waiting;
 
@@ -37,7 +39,7 @@ use super::{
         shard::Request,
         slot::{Begun, Fingerprint, REPLY_SMALL, Ticket},
     },
-    v40::{self, Entry, InTurn},
+    v40::{self, Entry, SequencedOp},
 };
 use crate::{
     call::{error::WouldBlock, thread::Thread},
@@ -45,7 +47,8 @@ use crate::{
     handle::FileId,
 };
 
-/// Whether a compound need not be remembered but by its session: in 4.0, which has none, only if it changes nothing.
+/// Returns `true` if a retransmitted call may be executed again. From version 4.1 on, the session detects
+/// retransmissions. In 4.0, only a compound that changes nothing is idempotent.
 pub(super) fn is_idempotent(mut arguments: Decoder<'_>) -> bool {
     let Ok(head) = CompoundHead::decode(&mut arguments) else { return true };
     let operations = Incoming { decoder: arguments, minor: head.minorversion, left: head.operations.0 };
@@ -64,12 +67,12 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> BoxFuture
     let mut compound = Compound::begin(call.encoder(), &head, &call, &context);
     let mut operations = Incoming { decoder: call.arguments, minor: head.minorversion, left: head.operations.0 };
     match compound.begin_session(shared, &context, &mut operations, (whole, len)) {
-        Opening::Go => {}
-        Opening::End => return Box::pin(std::future::ready(Ok(compound.finish()))),
-        Opening::Replay(kept) => return Box::pin(std::future::ready(Ok(compound.replay(&kept)))),
+        Start::Continue => {}
+        Start::End => return Box::pin(std::future::ready(Ok(compound.finish()))),
+        Start::Replay(kept) => return Box::pin(std::future::ready(Ok(compound.replay(&kept)))),
     }
     while let Some(operation) = operations.next() {
-        compound.cursor.behind = operations.left;
+        compound.cursor.operations_left = operations.left;
         thread.reset();
         let Err(WouldBlock) = compound.step(&context, &operation) else {
             if compound.status == Nfsstat4::Ok { continue } else { break }
@@ -82,7 +85,7 @@ pub(super) fn run<'a>(shared: &'a Arc<Shared4>, mut call: Call<'a>) -> BoxFuture
 
 type Operation = Result<Argop4, BadOperation<Opnum4>>;
 
-/// Operations that are still to be read.
+/// The operations that are not yet decoded.
 struct Incoming<'a> {
     decoder: Decoder<'a>,
     minor: u32,
@@ -96,7 +99,7 @@ impl Iterator for Incoming<'_> {
         self.left = self.left.checked_sub(1)?;
         let operation = Argop4::decode_next(&mut self.decoder, self.minor);
         if operation.is_err() {
-            // Where the next would begin is not known.
+            // After a decoding error, the position of the next operation is unknown.
             self.left = 0;
         }
         Some(operation)
@@ -107,23 +110,23 @@ impl Iterator for Incoming<'_> {
 struct Compound {
     cursor: Cursor,
     out: Encoder,
-    /// Most bytes of the reply, of the kind that `too_big` is about.
+    /// The maximum bytes of the reply. A longer reply fails with the cursor's `too_big`.
     limit: usize,
     results: ResultsWriter,
     status: Nfsstat4,
     slot: Option<Slot>,
-    /// In 4.0, the turn of the operation that is being executed.
-    turn: Option<InTurn>,
+    /// In 4.0, the sequenced operation in progress.
+    sequenced_op: Option<SequencedOp>,
 }
 
-/// How a compound begins.
-enum Opening {
-    Go,
+/// The outcome of the first operation of a compound.
+enum Start {
+    Continue,
     End,
     Replay(Message),
 }
 
-/// The slot of a request that is being executed. It is finished at the latest when this is dropped.
+/// The slot of a request that is being executed. Dropping this value releases the slot if it is still in use.
 struct Slot {
     shared: Arc<Shared4>,
     shard: Option<ClientShard>,
@@ -138,45 +141,46 @@ impl Compound {
         let cursor = Cursor {
             minor: head.minorversion,
             principal: principal(cx.identity),
-            // Calls go both ways by whatever keeps a connection.
+            // A transport that is not lossy keeps a connection, which carries calls in both directions.
             connection: Connection { id: call.connection, duplex: !call.transport.caps().lossy },
             current: None,
             saved: None,
             session: None,
             client: None,
             room: 0,
-            // 4.0 has no other name for it (RFC 7530 §13.1).
+            // 4.0 has no other status for this (RFC 7530 §13.1).
             too_big: if head.minorversion > 0 { Nfsstat4::RepTooBig } else { Nfsstat4::Resource },
-            behind: 0,
+            operations_left: 0,
             cb_getattr: None,
             cb_getattr_result: None,
         };
         let limit = cx.transport.message_max;
-        Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None, turn: None }
+        Self { cursor, out, limit, results, status: Nfsstat4::Ok, slot: None, sequenced_op: None }
     }
 
-    /// Sees to the first operation, which is SEQUENCE, or one of those that need none and are alone (§2.10.6.1.1).
+    /// Executes the first operation. It must be SEQUENCE, or an operation that needs no session and is the only one
+    /// (§2.10.6.1.1).
     fn begin_session(
         &mut self,
         shared: &Arc<Shared4>,
         cx: &Context<'_>,
         operations: &mut Incoming<'_>,
         (whole, len): (Decoder<'_>, usize),
-    ) -> Opening {
+    ) -> Start {
         if !MINOR_VERSIONS.contains(&self.cursor.minor) {
             self.status = Nfsstat4::MinorVersMismatch;
-            return Opening::End;
+            return Start::End;
         }
         let count = operations.left;
         if self.cursor.minor == 0 {
             if count > CHANNEL.operations_max {
                 self.status = Nfsstat4::Resource;
-                return Opening::End;
+                return Start::End;
             }
-            return Opening::Go;
+            return Start::Continue;
         }
-        let Some(first) = operations.next() else { return Opening::End };
-        self.cursor.behind = count - 1;
+        let Some(first) = operations.next() else { return Start::End };
+        self.cursor.operations_left = count - 1;
         match &first {
             Ok(Argop4::Sequence(args)) => {
                 let fingerprint =
@@ -188,13 +192,13 @@ impl Compound {
             Ok(_) if count > 1 => self.fail(&first, Nfsstat4::NotOnlyOp),
             _ => {
                 let stepped = self.step(cx, &first);
-                assert!(stepped.is_ok(), "what needs no session waits for nothing");
+                assert!(stepped.is_ok(), "an operation without a session must not wait");
             }
         }
-        Opening::End
+        Start::End
     }
 
-    fn sequence(&mut self, shared: &Arc<Shared4>, request: Request<'_>, operations: &mut Incoming<'_>) -> Opening {
+    fn sequence(&mut self, shared: &Arc<Shared4>, request: Request<'_>, operations: &mut Incoming<'_>) -> Start {
         let SequenceArgs { sessionid, cachethis, .. } = *request.args;
         let connection = self.cursor.connection.id;
         let shard = shared.shards.of_session(&sessionid);
@@ -202,7 +206,8 @@ impl Compound {
         let begin = |request| shared.with_state(|state| state.sequence(now, request, connection));
         let begun = match shard.as_ref().and_then(|shard| shard.sequence(now, &request, connection)) {
             Some(sequenced) => Ok(sequenced),
-            // What a client that is back had to wait for is stored by the first attempt.
+            // The state of a client that was absent during a restart must be stored before it is used. The first
+            // attempt stores it.
             None => match begin(request.clone()) {
                 Err(Nfsstat4::Delay) => begin(request),
                 begun => begun,
@@ -212,18 +217,18 @@ impl Compound {
             Ok(sequenced) => sequenced,
             Err(status) => {
                 self.put(Res4::Fail(status));
-                return Opening::End;
+                return Start::End;
             }
         };
         match sequenced.begun {
-            Begun::Replay(kept) => return Opening::Replay(kept),
+            Begun::Replay(kept) => return Start::Replay(kept),
             Begun::Uncached => {
                 self.put(Res4::Ok(sequenced.result));
-                // §2.10.6.1.3: the status stands where the next operation's result would be.
+                // §2.10.6.1.3: the status is that of the operation after SEQUENCE.
                 if let Some(next) = operations.next() {
                     self.fail(&next, Nfsstat4::RetryUncachedRep);
                 }
-                return Opening::End;
+                return Start::End;
             }
             Begun::Execute(ticket) => {
                 let keep = cachethis;
@@ -239,10 +244,13 @@ impl Compound {
             self.limit = channel.maxresponsesize_cached as usize;
             self.cursor.too_big = Nfsstat4::RepTooBigToCache;
         }
-        Opening::Go
+        Start::Continue
     }
 
-    /// Executes an operation and adds its result, unless it would have to wait.
+    /// Executes an operation and appends its result.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the operation must wait: nothing is appended then.
     fn step(&mut self, cx: &Context<'_>, operation: &Operation) -> Result<(), WouldBlock> {
         let arguments = match operation {
             Ok(arguments) => arguments,
@@ -252,16 +260,16 @@ impl Compound {
             }
         };
         self.cursor.room = self.limit.saturating_sub(self.out.position());
-        // What changes something must not be found too big afterwards.
+        // An operation that changes something must not fail afterwards because its result does not fit.
         if ops::changes(arguments.opnum()) && self.cursor.room < ops::CHANGE_LEN_MAX {
             self.fail(operation, self.cursor.too_big);
             return Ok(());
         }
         let (start, position) = (self.out.stream_len(), self.out.position());
-        if self.cursor.minor == 0 && self.turn.is_none() {
+        if self.cursor.minor == 0 && self.sequenced_op.is_none() {
             match v40::enter(cx.shared, &mut self.cursor, arguments) {
                 Ok(Entry::Free) => {}
-                Ok(Entry::InTurn(turn)) => self.turn = Some(turn),
+                Ok(Entry::Sequenced(op)) => self.sequenced_op = Some(op),
                 Ok(Entry::Replay(kept)) => {
                     self.replay_one(&kept);
                     return Ok(());
@@ -275,7 +283,7 @@ impl Compound {
         let executed = ops::execute(cx, &mut self.cursor, arguments, &mut self.out);
         if let Some(journal) = cx.thread.journal() {
             if journal.is_pending() {
-                // The run is void, whatever it has returned.
+                // The operation runs again: discard the result of this run.
                 self.out.truncate(start);
                 return Err(WouldBlock);
             }
@@ -293,42 +301,42 @@ impl Compound {
             self.results.push(&mut self.out, &());
         }
         if self.cursor.minor == 0 {
-            self.leave(start, arguments.opnum());
+            self.end_v40(start, arguments.opnum());
         }
         Ok(())
     }
 
-    /// Ends an operation of 4.0, whose result begins at `start`.
-    fn leave(&mut self, start: usize, opnum: Opnum4) {
+    /// Finishes an operation of 4.0, whose result begins at `start`.
+    fn end_v40(&mut self, start: usize, opnum: Opnum4) {
         let status = v40::status(self.status, opnum);
         if status != self.status {
             self.status = status;
             self.out.patch_u32(start + 4, status as u32);
         }
-        if let Some(turn) = self.turn.take() {
-            turn.end(status, self.out.written(start), &self.cursor);
+        if let Some(op) = self.sequenced_op.take() {
+            op.end(status, self.out.written(start), &self.cursor);
         }
     }
 
-    /// Adds the result that an operation of 4.0 got when it was executed.
+    /// Appends the cached result of an operation of 4.0.
     fn replay_one(&mut self, kept: &Kept<FileId>) {
         self.out.raw(&kept.result);
         self.results.push(&mut self.out, &());
         self.status = kept.status;
     }
 
-    /// Ends an operation that has begun to be executed, and has changed nothing.
-    fn give_up(&mut self, operation: &Operation, status: Nfsstat4) {
+    /// Finishes an operation that ran and changed nothing, with `status` as its result.
+    fn fail_unexecuted(&mut self, operation: &Operation, status: Nfsstat4) {
         let start = self.out.stream_len();
         self.fail(operation, status);
         if self.cursor.minor == 0
             && let Ok(arguments) = operation
         {
-            self.leave(start, arguments.opnum());
+            self.end_v40(start, arguments.opnum());
         }
     }
 
-    /// Adds a result that says only this.
+    /// Appends a result that consists of a status alone.
     fn fail(&mut self, operation: &Operation, status: Nfsstat4) {
         let opnum = operation.as_ref().map_or_else(|bad| bad.opnum, Argop4::opnum);
         self.status = status;
@@ -340,7 +348,7 @@ impl Compound {
         self.results.push(&mut self.out, &Resop4::Sequence(result));
     }
 
-    /// The reply that was kept, bit for bit, behind the header of this one.
+    /// Returns the cached reply, bit for bit, after the header of this reply.
     fn replay(mut self, kept: &Message) -> Message {
         self.out.truncate(REPLY_HEADER_LEN);
         self.out.raw(&kept.stream[REPLY_HEADER_LEN..]);
@@ -348,11 +356,11 @@ impl Compound {
     }
 
     fn finish(&mut self) -> Message {
-        // A reply that is of SEQUENCE alone, or of an error before anything was done, costs nothing to keep.
+        // A reply of SEQUENCE alone, or an error before anything was executed, is cheap to cache.
         let cheap = self.results.count() <= 1 || self.results.count() == 2 && self.status != Nfsstat4::Ok;
         self.results.finish(&mut self.out, self.status);
         let message = std::mem::take(&mut self.out).finish();
-        // A tag can make any reply long.
+        // A long tag can make any reply long.
         let cheap = cheap && message.stream.len() <= REPLY_SMALL;
         if let Some(slot) = self.slot.take() {
             slot.finish(&message, cheap);
@@ -392,13 +400,13 @@ impl Drop for Slot {
     }
 }
 
-/// A reply as it is now, whatever becomes of the files that it was read from.
+/// Copies a reply, so that it no longer depends on the files from which its payloads were read.
 fn in_memory(reply: &Message) -> Message {
     let copy = |payload: &PlacedPayload| {
         let data = payload.data.to_bytes().unwrap_or_default();
         PlacedPayload { position: payload.position, data: Rope::from(Bytes::copy_from_slice(&data)) }
     };
-    // What it was written in may be twice as large.
+    // The encoder's buffer can be twice as large as the stream, so the stream is copied too.
     Message { stream: Bytes::copy_from_slice(&reply.stream), payloads: reply.payloads.iter().map(copy).collect() }
 }
 
@@ -415,10 +423,10 @@ fn principal(caller: &Identity) -> Principal {
     }
 }
 
-/// What tells the arguments from others: their beginning, as it is where requests differ.
+/// Returns a checksum of the beginning of the arguments and of their length. Different requests differ in these.
 fn checksum(mut arguments: Decoder<'_>, len: usize) -> u64 {
     let stream = arguments.take_rest();
-    // Who finds two that are alike has nobody but himself to mislead.
+    // A client that constructs a collision affects only its own requests.
     CHECKSUM.hash_one((&stream[..stream.len().min(CHECKSUM_LEN)], len))
 }
 

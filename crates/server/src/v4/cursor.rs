@@ -1,4 +1,5 @@
-//! [`Cursor`]: what the operations of a compound share: its file handles, its session or client, and the room for results.
+//! [`Cursor`]: the state that the operations of a compound share: file handles, session or client, and the space for
+//! results.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::{handle::FileId, sharing::locks::LockClient};
 
-/// What the operations of a compound share.
+/// The state that the operations of a compound share.
 pub(super) struct Cursor {
     pub(super) minor: u32,
     pub(super) principal: Principal,
@@ -20,17 +21,17 @@ pub(super) struct Cursor {
     pub(super) current: Option<Filehandle>,
     pub(super) saved: Option<Filehandle>,
     pub(super) session: Option<InSession>,
-    /// In 4.0, whose the operation is, if it names a client or state.
+    /// In 4.0: the client of the operation in progress, if the operation names a client or state.
     pub(super) client: Option<Clientid4>,
-    /// Bytes left for results.
+    /// The bytes that are left for results.
     pub(super) room: usize,
-    /// What a result that needs more is answered with.
+    /// The status of an operation whose result does not fit.
     pub(super) too_big: Nfsstat4,
-    /// Operations behind the one that is being executed.
-    pub(super) behind: u32,
-    /// The callback for which the operation waits that has ended with `WouldBlock`.
+    /// The number of operations after the one that is being executed.
+    pub(super) operations_left: u32,
+    /// The callback for which the operation waits that has returned `WouldBlock`.
     pub(super) cb_getattr: Option<PendingCbGetattr>,
-    /// Its result, when the operation runs again.
+    /// The result of that callback, when the operation runs again.
     pub(super) cb_getattr_result: Option<CbGetattrResult>,
 }
 
@@ -42,42 +43,43 @@ pub(super) struct InSession {
     pub(super) shard: Option<ClientShard>,
 }
 
-/// What the requests of a client share.
+/// The state that the requests of a client share.
 pub(super) type ClientShard = Arc<Shard<Message, FileId>>;
 
 impl Cursor {
-    /// The current file handle.
+    /// Returns the current file handle.
     pub(super) fn current(&self) -> Result<&Place, Nfsstat4> {
         self.current.as_ref().map(|current| &current.place).ok_or(Nfsstat4::NoFileHandle)
     }
 
-    /// The saved file handle. That there is none has the same status as for the current one (RFC 8881 §18.26.3).
+    /// Returns the saved file handle. A missing one has the same status as a missing current one (RFC 8881 §18.26.3).
     pub(super) fn saved(&self) -> Result<&Place, Nfsstat4> {
         self.saved.as_ref().map(|saved| &saved.place).ok_or(Nfsstat4::NoFileHandle)
     }
 
-    /// The client of the session; in 4.0 that of the operation, or one that there is not.
+    /// Returns the client of the session; in 4.0, the client of the operation. Returns 0, which is no valid ID, if
+    /// there is none.
     pub(super) fn client(&self) -> Clientid4 {
         let client = self.session.as_ref().map(|session| session.client).or(self.client);
         client.unwrap_or(Clientid4(0))
     }
 
-    /// The client, as the lock table names it.
+    /// Returns the client as the lock table names it.
     pub(super) fn lock_client(&self) -> LockClient {
         LockClient::V4(self.client().0)
     }
 
-    /// What a client means by a stateid: the current one's place is taken by it (RFC 8881 §16.2.3.1.2).
+    /// Resolves a stateid of a request: replaces the special current stateid by its value (RFC 8881 §16.2.3.1.2).
     pub(super) fn stateid(&self, stateid: Stateid4) -> Result<Stateid4, Nfsstat4> {
         resolve(stateid, self.current.as_ref())
     }
 
-    /// As [`stateid`](Self::stateid), of the saved file handle.
+    /// Like [`stateid`](Self::stateid), for the saved file handle.
     pub(super) fn saved_stateid(&self, stateid: Stateid4) -> Result<Stateid4, Nfsstat4> {
         resolve(stateid, self.saved.as_ref())
     }
 
-    /// Makes a stateid the current one.
+    /// Sets the current stateid.
     pub(super) fn set_stateid(&mut self, stateid: Stateid4) {
         if let Some(current) = &mut self.current {
             current.stateid = stateid;
@@ -90,6 +92,6 @@ fn resolve(stateid: Stateid4, at: Option<&Filehandle>) -> Result<Stateid4, Nfsst
         return Ok(stateid);
     }
     let current = at.map_or(Stateid4::ANONYMOUS, |at| at.stateid);
-    // There is none unless an operation of this compound has left one.
+    // There is a current stateid only if an operation of this compound has set one.
     if current == Stateid4::ANONYMOUS { Err(Nfsstat4::BadStateid) } else { Ok(current) }
 }

@@ -1,4 +1,4 @@
-//! [`Recall`] for NFSv4: other protocols ask here whether a delegation conflicts with the use of a file.
+//! Implements [`Recall`] for NFSv4: all protocols ask it whether a delegation conflicts with the use of a file.
 
 use nfs::v4::Clientid4;
 

@@ -1,8 +1,9 @@
-//! The holder of a delegation to write a file knows the size of the file better than the server, and whether the file has been
-//! changed. CB_GETATTR asks for that.
+//! Gets the size and the change attribute of a file from the holder of a write delegation, by CB_GETATTR. The holder
+//! can have newer values than the server.
 //!
-//! Read RFC 8881 §10.4.3 and §20.1. GETATTR by another client has the compound wait for the holder's answer. If the answer does not
-//! come in time or is a refusal, or if the holder cannot be called, the delegation is recalled, and the other client gets DELAY.
+//! Read RFC 8881 §10.4.3 and §20.1. A GETATTR of another client makes its compound wait for the holder's answer. If the
+//! answer does not arrive in time, if the holder refuses, or if it cannot be called, the delegation is recalled, and
+//! the other client gets DELAY.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,18 +28,18 @@ use crate::{
     handle::FileId,
 };
 
-/// Makes a CB_GETATTR call.
+/// Sends a CB_GETATTR and passes on the result.
 pub(super) async fn cb_getattr(shared: Arc<Shared4>, request: CbGetattrRequest) {
     let attrs = shared.attrs_at(&request.holder).await;
     shared.cb_getattrs.end(&request, attrs);
 }
 
 impl Context<'_> {
-    /// The size of a file of which somebody else has a delegation to write, as far as the server does not know it itself. If the
-    /// holder has changed the file, the server's own attributes say so from now on.
+    /// Returns the size of a file according to the holder of a write delegation, or `None` if no other client holds
+    /// one. If the holder has changed the file, this updates the server's own attributes.
     ///
     /// # Errors
-    /// `WouldBlock` while the holder is called: the cursor has the pending call. DELAY while the delegation is recalled.
+    /// `WouldBlock` while the call is pending; the cursor then holds it. DELAY while the delegation is recalled.
     pub(super) fn size_at_holder(&self, at: &mut Cursor, object: &Object<'_>) -> Result<Option<u64>, Fault4> {
         let (result, now) = (at.cb_getattr_result.clone(), clock::now());
         if !self.core.conflicts.may_be_delegated(&(&object.export.id(), &object.handle)) {
@@ -51,7 +52,7 @@ impl Context<'_> {
             Some(CbGetattrResult { attrs: Some(attrs), .. }) => attrs,
             Some(CbGetattrResult { attrs: None, .. }) => {
                 self.before_read(object, Some(at.lock_client()))?;
-                // It has been given back in the meantime.
+                // The delegation was returned in the meantime.
                 return Ok(None);
             }
             None => {
@@ -64,7 +65,7 @@ impl Context<'_> {
         let is_modified =
             || Ok::<_, Fault4>(self.shared.with_state(|state| state.is_modified(&holder, attrs.change, differs)));
         if object.once("is modified", is_modified)? {
-            // §10.4.3: so that the change attribute does not go back if the holder never writes what it has.
+            // §10.4.3: the change attribute must not go back if the holder never writes its changes.
             let set = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
             object.vfs().setattr(&object.caller_as(&Cred::root()), &object.handle, &set, None)?;
         }
@@ -73,7 +74,7 @@ impl Context<'_> {
 }
 
 impl Shared4 {
-    /// Asks a holder for the attributes of its file, unless that is being done.
+    /// Queues a CB_GETATTR to a holder, or joins the one in progress.
     fn begin_cb_getattr(&self, holder: Held<FileId>) -> PendingCbGetattr {
         let timeout = (self.lease / LEASE_PARTS).max(TIMEOUT_MIN);
         let (pending, new) = self.cb_getattrs.join(holder, timeout);
@@ -91,11 +92,11 @@ impl Shared4 {
         let fattr = match called {
             Ok(CbResop4::GetAttr(Res4::Ok(fattr))) => fattr,
             Ok(result) => {
-                tracing::debug!(client = holder.client.0, ?result, "a holder does not tell of a file");
+                tracing::debug!(client = holder.client.0, ?result, "a delegation holder rejected CB_GETATTR");
                 return None;
             }
             Err(error) => {
-                tracing::debug!(client = holder.client.0, %error, "a holder cannot be asked");
+                tracing::debug!(client = holder.client.0, %error, "CB_GETATTR to a delegation holder failed");
                 return None;
             }
         };
@@ -104,6 +105,7 @@ impl Shared4 {
     }
 }
 
-/// How long an operation waits for CB_GETATTR before the delegation is recalled: this part of a lease, and a second at least.
+/// The time that an operation waits for CB_GETATTR before the delegation is recalled: the lease time divided by this,
+/// at least `TIMEOUT_MIN`.
 const LEASE_PARTS: u32 = 90;
 const TIMEOUT_MIN: Duration = Duration::from_secs(1);

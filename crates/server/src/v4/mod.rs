@@ -1,21 +1,23 @@
 //! NFS versions 4.0, 4.1 and 4.2: RFC 7530, RFC 8881, RFC 7862 and RFC 8276.
 //!
-//! From the bottom up; a file uses only those before it:
+//! The parts, from the bottom up. A file uses only those listed before it:
 //!
-//! - [`state`] is who has what: clients, sessions, opens and locks, as a pure machine: one shard for each client with what all its
-//!   requests use, and the rest behind one mutex. Locks are taken in this order: that mutex, the lock table, a shard. [`callback`]
-//!   calls clients. `pseudo` is the tree that leads from the root to the exports, `place` what a file handle names.
-//! - `service` is what all calls share: the state, and what surrounds it. `task` is what operations leave to be done in the
-//!   background, `cb_getattr` a callback for which they wait, `offload` the copies that go on behind their replies.
-//! - `cursor` is what the operations of a compound share. `ops` has one function for each operation; `attr` and `acl` translate
-//!   attributes, `holder` asks the holder of a delegation for them.
-//! - `compound` executes requests: it reads one operation after the other, and has `ops` execute each on a cursor. `v40` is what
-//!   it does for version 4.0, which has no sessions.
-//! - `upkeep` runs the background tasks, and does what nobody has asked for. `guard` is what all versions ask before a file is used that
-//!   somebody may have a delegation of.
+//! - [`state`] holds the state of all clients: clients, sessions, opens and locks. It is a state machine without I/O.
+//!   Each client has a shard with the state that all its requests use; the rest is behind one mutex. Locks are taken in
+//!   this order: that mutex, the lock table, a shard. [`callback`] sends callbacks to clients. `pseudo` is the tree
+//!   that leads from the root to the exports, and `place` decodes file handles.
+//! - `service` is the state that all calls share. `task` lists the background tasks that operations queue, `cb_getattr`
+//!   tracks the CB_GETATTR callbacks for which operations wait, and `offload` tracks the asynchronous copies.
+//! - `cursor` is the state that the operations of a compound share. `ops` has one function for each operation. `attr`
+//!   and `acl` translate attributes. `holder` asks the holder of a delegation for them.
+//! - `compound` executes requests: it decodes one operation after the other, and `ops` executes each on a cursor. `v40`
+//!   adds what version 4.0 needs because it has no sessions.
+//! - `upkeep` runs the background tasks and the periodic work. All protocols call `guard` before they use a file that
+//!   can be delegated.
 
 mod acl;
 mod attr;
+mod call_queue;
 pub mod callback;
 mod cb_getattr;
 mod compound;
@@ -30,7 +32,7 @@ pub(crate) mod service;
 pub mod state;
 mod status;
 mod task;
-mod turns;
+
 pub(crate) mod upkeep;
 mod v40;
 
@@ -42,7 +44,7 @@ use xdr::{Decoder, Message};
 
 use service::Shared4;
 
-/// The NFS program, version 4: its minor versions 1 and 2.
+/// The service of the NFS program, version 4, with its minor versions 0, 1 and 2.
 pub struct Nfs4 {
     shared: Arc<Shared4>,
 }
@@ -63,7 +65,7 @@ impl Service for Nfs4 {
     }
 
     fn procedure(&self, _version: u32, procedure: u32) -> Option<Procedure> {
-        // What was executed is remembered by sessions; of 4.0, see below.
+        // Sessions cache the replies of 4.1 and later. For 4.0, see `is_idempotent`.
         let name = match procedure {
             v4::PROC_NULL => "NULL",
             v4::PROC_COMPOUND => "COMPOUND",

@@ -1,8 +1,9 @@
-//! Copies that go on behind their reply: what COPY begins, OFFLOAD_STATUS and OFFLOAD_CANCEL ask about, and CB_OFFLOAD ends.
+//! Asynchronous copies: COPY starts them, OFFLOAD_STATUS and OFFLOAD_CANCEL refer to them, and CB_OFFLOAD reports their
+//! end.
 //!
-//! Read RFC 7862 §4.8 (names of copies), §15.2, §15.8, §15.9 and §16.1. A copy is its client's, not that of a connection or
-//! session: it goes on while the client has a lease. Its name is good until the client has confirmed that it knows the end, cancels
-//! it, or is gone. Here the copies are listed; `copy` makes them.
+//! Read RFC 7862 §4.8 (copy stateids), §15.2, §15.8, §15.9 and §16.1. A copy belongs to its client, not to a connection
+//! or session. It continues as long as the client has a lease. Its stateid is valid until the client acknowledges
+//! CB_OFFLOAD, cancels the copy, or is removed. This file has the table of copies; `copy` executes them.
 
 pub(super) mod copy;
 
@@ -20,29 +21,29 @@ use tokio::sync::Semaphore;
 
 use crate::handle::{ExportId, FileId};
 
-/// The copies whose clients do not know yet how they ended.
+/// The asynchronous copies whose end the client has not yet acknowledged.
 #[derive(Default)]
 pub(crate) struct Offloads {
     by_name: Mutex<HashMap<Stateid4, Arc<Offload>>>,
-    /// For copying a piece, by export.
+    /// Limits the pieces that are copied at a time, for each export.
     pieces: Mutex<HashMap<ExportId, Arc<Semaphore>>>,
 }
 
-/// A copy, as far as its client can ask about it.
+/// An asynchronous copy, with the state that its client can query.
 struct Offload {
     client: Clientid4,
     name: Stateid4,
-    /// What is written.
+    /// The destination.
     file: FileId,
     copied: AtomicU64,
     ended: OnceLock<Nfsstat4>,
     cancelled: AtomicBool,
-    /// Held while a piece is copied.
+    /// Locked while a piece is copied.
     copying: Mutex<()>,
 }
 
 impl Offloads {
-    /// A copy of a client's that has been begun and goes on, or has ended.
+    /// Returns a copy of a client, in progress or ended.
     fn find(&self, client: Clientid4, file: &FileId, name: &Stateid4) -> Result<Arc<Offload>, Nfsstat4> {
         let found = self.by_name.lock().get(name).cloned();
         found.filter(|offload| offload.client == client && offload.file == *file).ok_or(Nfsstat4::BadStateid)
@@ -59,15 +60,16 @@ impl Offloads {
         name: &Stateid4,
     ) -> Result<OffloadStatusOk, Nfsstat4> {
         let offload = self.find(client, file, name)?;
-        // In this order: what has ended has copied all that it will.
+        // Load `ended` before `copied`: after the end, `copied` does not change.
         let complete = offload.ended.get().copied();
         Ok(OffloadStatusOk { count: offload.copied.load(SeqCst), complete })
     }
 
-    /// OFFLOAD_CANCEL (§15.8). What has been copied stays.
+    /// OFFLOAD_CANCEL (§15.8). Data that was copied stays.
     ///
     /// # Errors
-    /// BAD_STATEID; DELAY while a piece is still being copied: the client may write there as soon as this succeeds.
+    /// BAD_STATEID. DELAY while a piece is being copied, because the client may write to the range as soon as this
+    /// succeeds.
     pub(super) fn cancel(&self, client: Clientid4, file: &FileId, name: &Stateid4) -> Result<(), Nfsstat4> {
         let offload = self.find(client, file, name)?;
         offload.cancelled.store(true, SeqCst);
@@ -78,7 +80,7 @@ impl Offloads {
         Ok(())
     }
 
-    /// A client is gone, or has lost what it had.
+    /// Cancels all copies of a client that was removed or whose state was revoked.
     pub(super) fn cancel_all(&self, client: Clientid4) {
         self.by_name.lock().retain(|_, offload| {
             let stays = offload.client != client;
@@ -87,7 +89,7 @@ impl Offloads {
         });
     }
 
-    /// Adds one, unless there are too many.
+    /// Adds a copy. Returns `None` if there are too many.
     fn add(&self, client: Clientid4, file: FileId) -> Option<Arc<Offload>> {
         let mut by_name = self.by_name.lock();
         let own = by_name.values().filter(|offload| offload.client == client).count();
@@ -110,7 +112,7 @@ impl Offloads {
     }
 }
 
-/// Threads of an export that copy.
+/// The maximum number of pieces of one export that are copied at a time, each on a thread.
 const PIECES_MAX: usize = 4;
 const OFFLOADS_MAX: usize = 256;
 const CLIENT_OFFLOADS_MAX: usize = 16;

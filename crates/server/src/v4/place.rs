@@ -1,4 +1,4 @@
-//! [`Place`]: what a file handle of version 4 names, and how it is found.
+//! [`Place`]: the object that a file handle of version 4 names, and how it is found.
 
 use nfs::v4::{FHSIZE4, Nfsstat4, Stateid4};
 use smallvec::SmallVec;
@@ -15,23 +15,23 @@ use crate::{
     },
 };
 
-/// What a file handle names.
+/// The object that a file handle names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// A directory on the way to exports.
+    /// A directory of the pseudo file system.
     Pseudo(NodeId),
     /// An object of an export.
     Object(ExportId, Handle),
 }
 
-/// A current or saved file handle, with the stateid that goes along (RFC 8881 §16.2.3.1.2).
+/// A current or saved file handle, with its current stateid (RFC 8881 §16.2.3.1.2).
 #[derive(Clone, Debug)]
 pub(super) struct Filehandle {
     pub(super) place: Place,
     pub(super) stateid: Stateid4,
 }
 
-/// A file handle's bytes.
+/// The bytes of a file handle.
 pub(super) type FhBytes = SmallVec<[u8; FHSIZE4]>;
 
 impl From<Place> for Filehandle {
@@ -41,7 +41,7 @@ impl From<Place> for Filehandle {
 }
 
 impl<'a> Context<'a> {
-    /// What a file handle that a client sent names, if it may use it at all.
+    /// Authenticates a file handle of a request and returns its object, if the caller may use its export.
     pub(super) fn place(&self, bytes: &[u8]) -> Result<Place, Nfsstat4> {
         let (id, handle) = self.core.key.open(bytes).map_err(nfsstat4)?;
         if id == self.shared.pseudo.id() {
@@ -52,7 +52,7 @@ impl<'a> Context<'a> {
         Ok(Place::Object(id, handle))
     }
 
-    /// The file handle of a place.
+    /// Returns the file handle of a place.
     pub(super) fn seal(&self, place: &Place) -> FhBytes {
         let sealed = match place {
             Place::Pseudo(node) => {
@@ -64,15 +64,15 @@ impl<'a> Context<'a> {
         SmallVec::from_slice(&sealed)
     }
 
-    /// Whether a place is the root of a file system that is on another server.
+    /// Returns `true` if a place is the root of a file system that is on another server.
     pub(super) fn is_absent(&self, place: &Place) -> bool {
         matches!(place, Place::Pseudo(node) if self.shared.pseudo.referral(*node).is_some())
     }
 
-    /// The object of an export that a place is.
+    /// Returns the object of an export that a place names.
     ///
     /// # Errors
-    /// ROFS for what is on the way there: this is asked for what changes things, or needs a file.
+    /// ROFS for a directory of the pseudo file system: callers need a file or change something.
     pub(super) fn object4(&self, place: &Place) -> Result<Object<'a>, Fault4> {
         match place {
             Place::Pseudo(_) => Err(Nfsstat4::RoFs.into()),
@@ -82,18 +82,18 @@ impl<'a> Context<'a> {
 }
 
 impl Object<'_> {
-    /// The place that it is.
+    /// Returns the place of this object.
     pub(super) fn place(&self) -> Place {
         Place::Object(self.export.id(), self.handle.clone())
     }
 }
 
-/// A component that a client sent, which is to name something that is there or that is made.
+/// Checks a component of a request: the name of an existing object or of one to be created.
 pub(super) fn component(name: &[u8]) -> Result<&vfs::Name, Fault4> {
     let name = vfs::Name::new(name).map_err(|error| match error {
         _ if name.contains(&b'/') || name.contains(&0) => Nfsstat4::BadChar,
         error => nfsstat4(error),
     })?;
-    // `.` and `..` mean nothing in this protocol (RFC 8881 §15.1.5.2).
+    // `.` and `..` have no special meaning in this protocol and are invalid (RFC 8881 §15.1.5.2).
     if name.is_dots() { Err(Nfsstat4::BadName.into()) } else { Ok(name) }
 }

@@ -1,7 +1,8 @@
 //! [`Pseudo`]: the directories that lead from the root to the exports (RFC 8881 §7.3).
 //!
-//! They follow from the exports' names and nothing else: so their file handles, which hold a hash of the path, are good
-//! after a restart. An export below another export hangs in a directory of that one, where the other has such a directory.
+//! They depend only on the names of the exports. Their file handles contain a hash of the path and therefore stay valid
+//! after a restart. An export below another export appears in a directory of the upper export, if the upper export has
+//! that directory.
 
 use bytes::Bytes;
 use nfs::v4::{
@@ -21,18 +22,18 @@ use crate::{
     v4::status::Fault4,
 };
 
-/// The directories from the root to the exports and referrals, and these.
+/// The directories from the root to the exports and referrals, and nodes for the exports and referrals.
 #[derive(Debug)]
 pub(super) struct Pseudo {
     id: ExportId,
-    /// The root is the first.
+    /// The first node is the root.
     nodes: Vec<Node>,
     caps: FsCaps,
-    /// When exports may last have changed.
+    /// The time of the server's start, when exports may have changed.
     started: Time,
 }
 
-/// Names one of them.
+/// The index of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodeId(usize);
 
@@ -45,14 +46,14 @@ struct Node {
     name: Bytes,
     parent: NodeId,
     children: Vec<NodeId>,
-    /// A number that follows from the path.
+    /// A number that is derived from the path.
     fileid: u64,
     export: Option<ExportId>,
     referral: Option<Referral>,
 }
 
 impl Node {
-    /// Whether anything is mounted there.
+    /// Returns `true` if an export or a referral is mounted on this node.
     fn is_mounted(&self) -> bool {
         self.export.is_some() || self.referral.is_some()
     }
@@ -113,7 +114,7 @@ impl Pseudo {
         at
     }
 
-    /// What stands for an export in file handles.
+    /// Returns the export ID that file handles of these directories contain.
     pub(super) fn id(&self) -> ExportId {
         self.id
     }
@@ -138,22 +139,22 @@ impl Pseudo {
         &self.nodes[node.0].name
     }
 
-    /// The node above; none above the root.
+    /// Returns the node above; `None` for the root.
     pub(super) fn parent(&self, node: NodeId) -> Option<NodeId> {
         (node != NodeId::ROOT).then(|| self.nodes[node.0].parent)
     }
 
-    /// The export that is mounted there, so that nobody ever sees the node itself.
+    /// Returns the export that is mounted on a node. Its root hides the node from clients.
     pub(super) fn export(&self, node: NodeId) -> Option<ExportId> {
         self.nodes[node.0].export
     }
 
-    /// The file system of another server that stands there.
+    /// Returns the referral that is mounted on a node.
     pub(super) fn referral(&self, node: NodeId) -> Option<&Referral> {
         self.nodes[node.0].referral.as_ref()
     }
 
-    /// The file system of a node: the tree of these directories, or what is absent (§11.4.1: with an fsid of its own).
+    /// Returns the fsid of a node. A referral has an fsid of its own (§11.4.1).
     pub(super) fn fsid(&self, node: NodeId) -> Fsid4 {
         match self.referral(node) {
             Some(referral) => Fsid4 { major: ExportId::of(&[referral.name(), b"referral"]).number(), minor: 0 },
@@ -161,7 +162,7 @@ impl Pseudo {
         }
     }
 
-    /// The path of a node.
+    /// Returns the path of a node.
     pub(super) fn path(&self, node: NodeId) -> Vec<Component4> {
         let mut path = Vec::new();
         let mut at = node;
@@ -173,7 +174,7 @@ impl Pseudo {
         path
     }
 
-    /// The node where an export is mounted.
+    /// Returns the node on which an export is mounted.
     pub(super) fn node_of(&self, export: ExportId) -> Option<NodeId> {
         self.nodes.iter().position(|node| node.export == Some(export)).map(NodeId)
     }
@@ -182,20 +183,20 @@ impl Pseudo {
         self.nodes[node.0].fileid
     }
 
-    /// The children that a caller may know of: those that lead to an export that admits it.
+    /// Returns the children that a caller can see: those that lead to an export that admits it.
     pub(super) fn visible<'a>(
         &'a self,
         cx: &'a Context<'_, impl ServiceState>,
         node: NodeId,
     ) -> impl Iterator<Item = NodeId> + 'a {
-        self.nodes[node.0].children.iter().copied().filter(|child| self.leads_somewhere(cx, *child))
+        self.nodes[node.0].children.iter().copied().filter(|child| self.is_visible(cx, *child))
     }
 
-    pub(super) fn leads_somewhere(&self, cx: &Context<'_, impl ServiceState>, node: NodeId) -> bool {
+    pub(super) fn is_visible(&self, cx: &Context<'_, impl ServiceState>, node: NodeId) -> bool {
         let node = &self.nodes[node.0];
         node.export.is_some_and(|id| cx.export(id, Purpose::Files).is_ok())
             || node.referral.as_ref().is_some_and(|referral| referral.admits(cx.peer))
-            || node.children.iter().any(|child| self.leads_somewhere(cx, *child))
+            || node.children.iter().any(|child| self.is_visible(cx, *child))
     }
 
     pub(super) fn attr(&self, node: NodeId) -> Attr {
@@ -218,12 +219,12 @@ impl Pseudo {
         }
     }
 
-    /// Whether other exports hang in directories of an export.
+    /// Returns `true` if other exports or referrals are mounted below an export.
     pub(super) fn has_junctions(&self, export: ExportId) -> bool {
         self.node_of(export).is_some_and(|node| !self.nodes[node.0].children.is_empty())
     }
 
-    /// The export that hangs as `name` in a directory of another export.
+    /// Returns the node that is mounted on `name` in a directory of another export.
     pub(super) fn junction(&self, dir: &Object<'_>, name: &[u8]) -> Result<Option<NodeId>, Fault4> {
         let Some(top) = self.node_of(dir.export.id()) else { return Ok(None) };
         let mut below = self.nodes[top.0].children.clone();
@@ -238,8 +239,8 @@ impl Pseudo {
         Ok(None)
     }
 
-    /// The directory of the export at `top`, an object of which is given, in which `node` hangs; none if that export has no
-    /// such directory, or its caller may not go there.
+    /// Returns the directory of the export at `top` in which `node` is mounted. `within` is any object of that export.
+    /// Returns `None` if the export does not have the directory or the caller may not search the path to it.
     pub(super) fn mount_point(&self, within: &Object<'_>, top: NodeId, node: NodeId) -> Result<Option<Handle>, Fault4> {
         let mut path = Vec::new();
         let mut at = self.nodes[node.0].parent;
@@ -259,7 +260,7 @@ impl Pseudo {
         Ok(Some(handle))
     }
 
-    /// The nearest export around a node, and where it is mounted.
+    /// Returns the nearest export above a node, and the node on which it is mounted.
     pub(super) fn enclosing(&self, node: NodeId) -> Option<(NodeId, ExportId)> {
         let mut at = node;
         while let Some(parent) = self.parent(at) {
@@ -272,7 +273,7 @@ impl Pseudo {
     }
 }
 
-/// The attribute fs_locations of a referral (RFC 8881 §11.16).
+/// Returns the attribute fs_locations of a referral (RFC 8881 §11.16).
 pub(super) fn fs_locations(referral: &Referral) -> FsLocations4 {
     let location = |location: &Location| FsLocation4 {
         server: vec![location.server().into()],
@@ -291,11 +292,11 @@ mod tests {
     use crate::export::Client;
 
     #[test]
-    fn fs_locations_has_the_path_here_and_the_paths_there() {
+    fn fs_locations_has_the_local_path_and_the_remote_paths() {
         let locations = vec!["nas:/srv//data/".parse().unwrap(), "[::1]:/".parse().unwrap()];
         let found = fs_locations(&Referral::new("/far/away", locations, vec![Client::any()]).unwrap());
         assert_eq!(found.fs_root, ["far".into(), "away".into()]);
-        let [nas, other] = &found.locations[..] else { panic!("two") };
+        let [nas, other] = &found.locations[..] else { panic!("there must be two locations") };
         assert_eq!((&nas.server[..], &nas.rootpath[..]), (&["nas".into()][..], &["srv".into(), "data".into()][..]));
         assert_eq!((&other.server[..], other.rootpath.len()), (&["::1".into()][..], 0));
     }

@@ -1,7 +1,8 @@
-//! [`Shared4`]: what all calls of NFSv4 share: the state of all clients, and what is around it.
+//! [`Shared4`]: the state that all calls of NFSv4 share.
 //!
-//! Operations ask or change the state by [`Shared4::with_state`], [`Shared4::with_locks`] and [`Shared4::give`]. These also do what follows
-//! from a change: they store which clients may reclaim, queue callbacks as background tasks, and release the locks of clients that are gone.
+//! Operations read or change the state of clients by [`Shared4::with_state`], [`Shared4::with_locks`] and
+//! [`Shared4::grant`]. These functions also carry out the consequences of a change: they store the list of clients that
+//! can reclaim, queue callbacks as background tasks, and release the locks of clients that were removed.
 
 use std::{
     iter,
@@ -46,7 +47,7 @@ use crate::{
 
 /// The call context of an operation.
 pub(super) type Context<'a> = call::context::Context<'a, Shared4>;
-/// The parts of a call that it needs on another thread.
+/// The parts of a call that move with it to another thread.
 pub(super) type Detached = call::context::Detached<Shared4>;
 
 /// The state of the NFSv4 service.
@@ -55,30 +56,31 @@ pub(crate) struct Shared4 {
     pub(super) state: Mutex<ServerState>,
     pub(super) pseudo: Pseudo,
     pub(super) names: Names,
-    /// Of leases.
+    /// The lease time.
     pub(super) lease: Duration,
     pub(super) callbacks: Callbacks,
     pub(super) cb_getattrs: CbGetattrs,
-    /// The state that each request of a client uses, without `state`.
+    /// The state that each request of a client uses. It has its own locks, so that a request need not lock `state`.
     pub(super) shards: Shards<Message, FileId>,
     pub(super) offloads: Offloads,
-    /// For `upkeep`.
+    /// Sends background tasks to `upkeep`.
     tasks: mpsc::UnboundedSender<BackgroundTask>,
-    /// The other end of `tasks`, until `upkeep` runs.
+    /// The receiver of `tasks`, until `upkeep` takes it.
     new_tasks: Mutex<Option<mpsc::UnboundedReceiver<BackgroundTask>>>,
     runs_tasks: AtomicBool,
 }
 
-/// Replies are kept as messages, files named as the lock table names them.
+/// The state of all clients. Replies are cached as messages, and files have the names that the lock table uses.
 pub(super) type ServerState = State<Message, FileId>;
 
 impl Shared4 {
-    /// The state after a start. What clients held before can be reclaimed, and nothing else is granted, for a time. No other
-    /// start of a server whose clients may still be there had the number `instance`.
+    /// Creates the state at a start of the server. If clients held state before the start, a grace period begins, in
+    /// which they can reclaim that state and no other state is granted. `instance` must differ from the number of each
+    /// earlier start whose clients may still be active.
     pub(crate) fn new(core: Arc<Core>, settings: Settings, instance: u32) -> Arc<Self> {
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let time = vfs::Time { seconds: started.as_secs() as i64, nanoseconds: started.subsec_nanos() };
-        // The same key, the same file handles: the same server.
+        // Starts with the same handle key issue the same file handles, so they have the same server owner.
         let name = Bytes::from(format!("slipway {:032x}", core.key.server_id()));
         let options = StateOptions {
             server_owner: ServerOwner4 { minor_id: 0, major_id: name.clone().into() },
@@ -105,7 +107,7 @@ impl Shared4 {
         let V4Clients { reclaiming, forfeited } = core.recovery.v4_clients();
         if !reclaiming.is_empty() || !forfeited.is_empty() || core.recovery.clients_unknown() {
             let (clients, forfeited_by) = (reclaiming.len(), forfeited.len());
-            tracing::info!(clients, forfeited_by, "clients of version 4 can reclaim what they held");
+            tracing::info!(clients, forfeited_by, "NFSv4 clients can reclaim their state");
             state.begin_grace(V4Clients { reclaiming, forfeited });
             core.locks.begin_grace();
         }
@@ -130,30 +132,30 @@ impl Shared4 {
         shared
     }
 
-    /// The connections of clients.
+    /// Returns the connections of clients.
     pub(crate) fn callbacks(&self) -> &Callbacks {
         &self.callbacks
     }
 
-    /// The background tasks, for the one that runs them. `None` if somebody does already.
+    /// Takes the receiver of background tasks. Returns `None` if it was taken before.
     pub(super) fn take_tasks(&self) -> Option<mpsc::UnboundedReceiver<BackgroundTask>> {
         let new_tasks = self.new_tasks.lock().take();
         self.runs_tasks.store(new_tasks.is_some() || self.runs_tasks(), Relaxed);
         new_tasks
     }
 
-    /// Sets the transport by which clients of 4.0 are called.
-    pub(crate) fn call_by(&self, kind: &Arc<dyn rpc::TransportKind>) {
-        self.callbacks.outgoing.by(kind);
+    /// Sets the transport that connects to NFSv4.0 clients for callbacks.
+    pub(crate) fn set_callback_transport(&self, kind: &Arc<dyn rpc::TransportKind>) {
+        self.callbacks.outgoing.set_transport(kind);
     }
 
-    /// Has a task run in the background.
+    /// Queues a task that runs in the background.
     pub(super) fn run_in_background(&self, task: BackgroundTask) {
-        // It fails only when the server ends.
+        // Sending fails only while the server stops.
         let _ = self.tasks.send(task);
     }
 
-    /// Whether anybody runs background tasks; otherwise nothing can be given that has to be taken back.
+    /// Returns `true` if background tasks run. Without them, no state that must be recalled later can be granted.
     pub(super) fn runs_tasks(&self) -> bool {
         self.runs_tasks.load(Relaxed)
     }
@@ -172,32 +174,33 @@ impl Reclaim for Shared4 {
 
     fn end_claims(&self) {
         let clients = self.with_state(|state| state.end_grace());
-        tracing::info!(clients, "the claims of these clients have ended");
+        tracing::info!(clients, "the grace period has ended: these clients can no longer reclaim");
     }
 }
 
 impl Shared4 {
-    /// Asks or changes the state.
-    pub(crate) fn with_state<T>(&self, go: impl FnOnce(&mut ServerState) -> T) -> T {
+    /// Reads or changes the state.
+    pub(crate) fn with_state<T>(&self, f: impl FnOnce(&mut ServerState) -> T) -> T {
         let mut state = self.state.lock();
-        let result = go(&mut state);
+        let result = f(&mut state);
         self.settle(&mut state, None);
         result
     }
 
-    /// Asks or changes the state and the locks of all protocols.
-    pub(super) fn with_locks<T>(&self, go: impl FnOnce(&mut ServerState, &mut LockTable<FileId>) -> T) -> T {
+    /// Reads or changes the state and the locks of all protocols.
+    pub(super) fn with_locks<T>(&self, f: impl FnOnce(&mut ServerState, &mut LockTable<FileId>) -> T) -> T {
         let mut state = self.state.lock();
         self.core.locks.with_table(|table| {
-            let result = go(&mut state, table);
+            let result = f(&mut state, table);
             self.settle(&mut state, Some(table));
             result
         })
     }
 
-    /// Refuses for now whatever gives a client something, as long as what another has lost is not stored: the other could reclaim
-    /// that after a restart.
-    pub(super) fn may_give(&self) -> Result<(), Nfsstat4> {
+    /// Returns DELAY as long as the storage of recovery records is behind. During that time no state may be granted:
+    /// after a restart, a client whose state was revoked could reclaim it although another client has been granted
+    /// conflicting state.
+    pub(super) fn may_grant(&self) -> Result<(), Nfsstat4> {
         if !self.core.recovery.is_behind() {
             return Ok(());
         }
@@ -205,20 +208,20 @@ impl Shared4 {
         Err(Nfsstat4::Delay)
     }
 
-    /// As [`with_locks`](Self::with_locks), for what gives a client something. If storage fails in the middle, what the client
-    /// was to get is its own, and it is told so when it asks again.
-    pub(super) fn give<T, E: From<Nfsstat4>>(
+    /// Like [`with_locks`](Self::with_locks), for an operation that grants state. If storage fails while `f` runs, this
+    /// returns DELAY although the client has the state. The client gets the state when it retries.
+    pub(super) fn grant<T, E: From<Nfsstat4>>(
         &self,
-        go: impl FnOnce(&mut ServerState, &mut LockTable<FileId>) -> Result<T, E>,
+        f: impl FnOnce(&mut ServerState, &mut LockTable<FileId>) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.may_give()?;
-        let given = self.with_locks(go)?;
-        self.may_give()?;
+        self.may_grant()?;
+        let given = self.with_locks(f)?;
+        self.may_grant()?;
         Ok(given)
     }
 
-    /// Does what follows from a change. Waits for storage where a client has lost what it held: that is rare, and nobody else
-    /// may get it before.
+    /// Carries out the consequences of a change. Waits for storage if a client has lost state, because nobody else may
+    /// be granted that state before the loss is stored. This is rare.
     fn settle(&self, state: &mut ServerState, mut table: Option<&mut LockTable<FileId>>) {
         if state.is_settled() {
             return;
@@ -230,7 +233,7 @@ impl Shared4 {
         } else {
             let stored = recovery.note_v4_clients(changes.iter().cloned());
             state.records_stored(&changes, stored);
-            // Clients that were to be stored again, and are not.
+            // These clients would have been stored, but storing failed.
             recovery.note_v4_clients(iter::from_fn(|| state.poll_record()));
         }
         while let Some(recall) = state.poll_recall() {
@@ -240,13 +243,13 @@ impl Shared4 {
             self.run_in_background(BackgroundTask::Reduce(client, reduction));
         }
         while let Some(event) = state.poll_event() {
-            if let Event::Gone(client) | Event::Revoked(client) = event {
+            if let Event::Removed(client) | Event::Revoked(client) = event {
                 self.offloads.cancel_all(client);
             }
-            if let Event::Listens(client) = event {
-                self.run_in_background(BackgroundTask::Try(client));
+            if let Event::NewListener(client) = event {
+                self.run_in_background(BackgroundTask::ProbeListener(client));
             }
-            let Event::Gone(client) = event else { continue };
+            let Event::Removed(client) = event else { continue };
             self.callbacks.outgoing.forget(client);
             let client = LockClient::V4(client.0);
             match &mut table {
@@ -258,22 +261,28 @@ impl Shared4 {
 }
 
 impl Shared4 {
-    /// A file as callbacks name it.
+    /// Returns the file handle of a file for use in callbacks.
     pub(super) fn callback_fh(&self, (export, handle): &FileId) -> NfsFh4 {
         bytes::Bytes::copy_from_slice(&self.core.key.seal(*export, handle)).into()
     }
 
-    /// Calls a client until it has heard, as long as there is something to be heard.
-    pub(super) async fn call_until_heard(&self, client: Clientid4, operation: &CbArgop4, is_of_use: impl Fn() -> bool) {
+    /// Sends a callback until the client returns OK or `is_of_use` returns `false`. The pause between attempts doubles
+    /// each time.
+    pub(super) async fn call_until_acknowledged(
+        &self,
+        client: Clientid4,
+        operation: &CbArgop4,
+        is_needed: impl Fn() -> bool,
+    ) {
         let mut pause = PAUSE_MIN;
-        while is_of_use() {
+        while is_needed() {
             match self.callbacks.call(&self.state, client, operation).await {
                 Ok(result) if result.status() == Nfsstat4::Ok => return,
-                // The reply with what it is about may still be on its way.
-                Ok(result) => tracing::debug!(client = client.0, ?result, "a client does not take what it is told"),
+                // The client may not have processed the reply that the callback refers to.
+                Ok(result) => tracing::debug!(client = client.0, ?result, "a client rejected a callback"),
                 Err(error) => {
                     let operation = operation.opnum();
-                    tracing::debug!(client = client.0, ?operation, %error, "a client does not hear what it is told");
+                    tracing::debug!(client = client.0, ?operation, %error, "a callback failed");
                 }
             }
             sleep(pause).await;
@@ -282,7 +291,7 @@ impl Shared4 {
     }
 }
 
-/// What fits a READ or WRITE of 1 MiB and all that can be around it.
+/// The maximum bytes of a message: a READ or WRITE of 1 MiB, and everything around it.
 const MESSAGE_MAX: u32 = (1 << 20) + (16 << 10);
 pub(super) const CHANNEL: ChannelLimits = ChannelLimits {
     request_max: MESSAGE_MAX,
@@ -293,17 +302,17 @@ pub(super) const CHANNEL: ChannelLimits = ChannelLimits {
 };
 const CLIENTS_MAX: usize = 1 << 14;
 const CLIENT_SESSIONS_MAX: usize = 64;
-/// Two of each client are certain.
+/// At least two sessions are guaranteed for each client.
 const SESSIONS_MAX: usize = 1 << 16;
-/// Bytes. Of these 2 KiB are certain for each session that there can be.
+/// Bytes. 2 KiB of these are guaranteed for each possible session.
 const REPLIES_MAX: usize = 256 << 20;
 const CLIENT_STATEIDS_MAX: usize = 1 << 18;
-/// 128 of each client are certain.
+/// 128 are guaranteed for each client.
 const STATEIDS_MAX: usize = 1 << 22;
-/// 32 of each client are certain.
+/// 32 are guaranteed for each client.
 const OWNERS_MAX: usize = 1 << 20;
 const DELEGATIONS_MAX: usize = 1 << 18;
-/// Each keeps a reply of up to 4 KiB, as `CHANNEL` says.
+/// Each slot can cache a reply of up to 4 KiB, as `CHANNEL` says.
 const SLOTS_MAX: usize = 1 << 16;
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);

@@ -1,4 +1,4 @@
-//! From the file system's errors to the status codes of NFSv4.
+//! Converts errors of the file system to the status codes of NFSv4.
 
 use nfs::v4::Nfsstat4;
 use vfs::VfsError;
@@ -8,10 +8,10 @@ use crate::{call::error::Fault, identity::names::NameError, sharing::conflict::C
 /// The failure of an operation.
 pub(crate) type Fault4 = Fault<Nfsstat4>;
 
-/// The status of RFC 8881 §15.1 for an error of the file system.
+/// Returns the status of RFC 8881 §15.1 for an error of the file system.
 pub(crate) fn nfsstat4(error: VfsError) -> Nfsstat4 {
     match error {
-        // There is no guard in version 4, so NotSync is of nobody who came first either.
+        // Version 4 has no guarded SETATTR, so NOT_SYNC does not exist. A concurrent change makes the client retry.
         VfsError::WouldBlock | VfsError::Pending | VfsError::Delay | VfsError::NotSync => Nfsstat4::Delay,
         VfsError::Perm => Nfsstat4::Perm,
         VfsError::NotFound => Nfsstat4::NoEnt,

@@ -1,4 +1,4 @@
-//! [`BackgroundTask`]: what operations leave to be done after their replies. `upkeep` runs the tasks.
+//! [`BackgroundTask`]: work that operations leave for later. `upkeep` runs it.
 
 use nfs::v4::Clientid4;
 use rpc::BoxFuture;
@@ -9,16 +9,16 @@ use super::{
 };
 use crate::handle::FileId;
 
-/// What is to be done in the background.
+/// A task that runs in the background.
 pub(super) enum BackgroundTask {
-    /// A delegation is to be recalled.
+    /// Recall a delegation.
     Recall(Held<FileId>),
-    /// The holder of a delegation is to be asked for the attributes of its file.
+    /// Ask the holder of a delegation for the attributes of its file.
     GetAttr(CbGetattrRequest),
-    /// A client is to be asked for a reduction.
+    /// Ask a client to reduce its slots or delegations.
     Reduce(Clientid4, Reduction),
-    /// A copy is to be made.
+    /// Run an asynchronous copy.
     Copy(BoxFuture<'static, ()>),
-    /// A client of 4.0 says where it can be called.
-    Try(Clientid4),
+    /// Check whether a client of 4.0 answers at its callback address.
+    ProbeListener(Clientid4),
 }

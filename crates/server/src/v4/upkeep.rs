@@ -1,10 +1,11 @@
-//! What a server does unasked: version 4's callbacks and revocations, and the end of grace of all protocols.
+//! The background work of NFSv4, and the end of the grace period of all protocols.
 //!
-//! It recalls delegations, tells who wants a lock that it may be had, makes copies behind their replies, revokes what was not
-//! given back in time, and forgets clients that have gone.
+//! It recalls delegations, notifies clients that a lock has become available, runs asynchronous copies, revokes
+//! delegations that were not returned in time, and removes expired clients.
 //!
-//! Grace ends when its time has passed, or when all have reclaimed who had anything: the clients of version 4 say so, by
-//! RECLAIM_COMPLETE; hosts that lock by NLM cannot, so where there are any the time must pass. It ends here and nowhere else.
+//! The grace period ends when its time is over, or when all clients that held state have reclaimed it. Clients of
+//! version 4 say so by RECLAIM_COMPLETE. Hosts that lock by NLM cannot say so: if there are any, the whole time must
+//! pass. Nothing else ends the grace period.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,12 +22,12 @@ use tokio::{
 };
 
 use super::{
+    call_queue::CallQueue,
     cb_getattr::CbGetattrRequest,
     holder,
     service::Shared4,
     state::{load::Reduction, recallable::Held, transitions::open::name_of_lock_owner},
     task::BackgroundTask,
-    turns::Turns,
 };
 use crate::{
     blocking::{Outcome, Source},
@@ -35,12 +36,12 @@ use crate::{
     sharing::{grace::Reclaim, locks::Notice},
 };
 
-/// Does it until the server ends. Once for a server.
+/// Runs the background work until the server stops. A second call for the same server returns at once.
 pub(crate) async fn run(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
     let Some(mut new_tasks) = shared.take_tasks() else { return };
     let Some(mut notices) = shared.core.locks.take_notices() else { return };
     let mut tasks = JoinSet::new();
-    let mut calls = Calls { shared: shared.clone(), tasks: JoinSet::new(), turns: Turns::default() };
+    let mut calls = Calls { shared: shared.clone(), tasks: JoinSet::new(), queue: CallQueue::default() };
     let mut tick = interval(TICK);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -49,12 +50,12 @@ pub(crate) async fn run(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
                 Some(BackgroundTask::Recall(held)) => calls.recall(held),
                 Some(BackgroundTask::Reduce(client, reduction)) => drop(tasks.spawn(reduce(shared.clone(), client, reduction))),
                 Some(BackgroundTask::GetAttr(request)) => calls.cb_getattr(request),
-                Some(BackgroundTask::Try(client)) => drop(tasks.spawn(try_listener(shared.clone(), client))),
+                Some(BackgroundTask::ProbeListener(client)) => drop(tasks.spawn(probe_listener(shared.clone(), client))),
                 Some(BackgroundTask::Copy(copying)) => drop(tasks.spawn(copying)),
                 None => return,
             },
             noticed = notices.recv() => match noticed {
-                Some(notice) => calls.tell(notice),
+                Some(notice) => calls.notify_lock(notice),
                 None => return,
             },
             Some(ended) = calls.tasks.join_next(), if !calls.tasks.is_empty() => calls.ended(ended.ok()),
@@ -66,24 +67,26 @@ pub(crate) async fn run(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
     }
 }
 
-/// Runs [`Shared4::run_periodic`] on a thread that may wait.
+/// Runs [`Shared4::run_periodic`] on a thread that may block.
 async fn run_periodic(shared: Arc<Shared4>, others: Arc<dyn Reclaim>) {
     let pool = shared.core.pools.of(None);
     if let Outcome::Panicked =
         pool.run(Source::Server, 0, (shared.clone(), others), |(shared, others)| shared.run_periodic(&**others)).await
     {
-        tracing::error!("what has had its time could not be ended");
+        tracing::error!("the periodic work panicked");
     }
 }
 
-/// Tells a client to give a delegation back, until it has heard.
+/// Sends CB_RECALL until the client acknowledges it or the recall is over.
 async fn recall(shared: Arc<Shared4>, recall: Held<FileId>) {
     let fh = shared.callback_fh(&recall.file);
     let operation = CbArgop4::Recall(CbRecallArgs { stateid: recall.stateid, truncate: false, fh });
-    shared.call_until_heard(recall.client, &operation, || shared.with_state(|state| state.is_recalling(&recall))).await;
+    shared
+        .call_until_acknowledged(recall.client, &operation, || shared.with_state(|state| state.is_recalling(&recall)))
+        .await;
 }
 
-/// Asks a client for a reduction, once. If it does not answer or does not reduce, it will be asked again.
+/// Asks a client once to reduce its slots or delegations. The request is repeated later if the client does not reduce.
 async fn reduce(shared: Arc<Shared4>, client: Clientid4, reduction: Reduction) {
     let (session, operation) = match reduction {
         Reduction::Slots(session, target_highest_slotid) => {
@@ -94,60 +97,60 @@ async fn reduce(shared: Arc<Shared4>, client: Clientid4, reduction: Reduction) {
             (None, CbArgop4::RecallAny(CbRecallAnyArgs { objects_to_keep, type_mask }))
         }
     };
-    let asked = shared.callbacks.call_by(&shared.state, client, session, &operation).await;
-    tracing::debug!(client = client.0, ?reduction, ?asked, "a client was asked for what there is too much of");
+    let result = shared.callbacks.call_by(&shared.state, client, session, &operation).await;
+    tracing::debug!(client = client.0, ?reduction, ?result, "asked a client to return slots or delegations");
 }
 
-/// Finds whether a client of 4.0 answers where it says that it can be called.
-async fn try_listener(shared: Arc<Shared4>, client: Clientid4) {
+/// Checks by CB_NULL whether a client of 4.0 answers at its callback address.
+async fn probe_listener(shared: Arc<Shared4>, client: Clientid4) {
     while let Some(listener) = shared.with_state(|state| state.listener40(client)) {
         let answers = shared.callbacks.outgoing.probe(client, &listener).await;
-        if !shared.with_state(|state| state.tried(client, &listener, answers)) {
+        if !shared.with_state(|state| state.listener_probed(client, &listener, answers)) {
             return;
         }
     }
 }
 
-/// Tells a client, once, that it may ask again for a lock: who does not hear it asks again all the same (§20.11.4).
-async fn tell(shared: Arc<Shared4>, file: FileId, lock_owner: StateOwner4) {
+/// Sends CB_NOTIFY_LOCK once. A client that does not receive it polls for the lock all the same (§20.11.4).
+async fn notify_lock(shared: Arc<Shared4>, file: FileId, lock_owner: StateOwner4) {
     let (client, fh) = (lock_owner.clientid, shared.callback_fh(&file));
     let operation = CbArgop4::NotifyLock(CbNotifyLockArgs { fh, lock_owner });
     if let Err(error) = shared.callbacks.call(&shared.state, client, &operation).await {
-        tracing::debug!(client = client.0, %error, "a client does not hear that it may ask again for a lock");
+        tracing::debug!(client = client.0, %error, "CB_NOTIFY_LOCK failed");
     }
 }
 
-/// The callbacks that are being made.
+/// The callbacks in progress.
 struct Calls {
     shared: Arc<Shared4>,
     tasks: JoinSet<Clientid4>,
-    turns: Turns<Held<FileId>>,
+    queue: CallQueue<Held<FileId>>,
 }
 
 impl Calls {
-    /// Recalls a delegation, now or in its turn.
+    /// Recalls a delegation now, or queues the recall.
     fn recall(&mut self, held: Held<FileId>) {
-        if let Some(held) = self.turns.queue(held.client, held) {
+        if let Some(held) = self.queue.push(held.client, held) {
             self.spawn(held.client, recall(self.shared.clone(), held));
         }
     }
 
-    /// Asks a holder for the attributes of its file. If too many calls are being made to it, this one counts as failed.
+    /// Sends CB_GETATTR to a holder. If too many calls to this client are in progress, the call fails at once.
     fn cb_getattr(&mut self, request: CbGetattrRequest) {
         let client = request.client();
-        if self.turns.begin(client) {
+        if self.queue.begin(client) {
             self.spawn(client, holder::cb_getattr(self.shared.clone(), request));
         } else {
             self.shared.cb_getattrs.end(&request, None);
         }
     }
 
-    /// Tells who waits for a lock that it may ask again, unless it is called too much.
-    fn tell(&mut self, notice: Notice<FileId>) {
+    /// Sends CB_NOTIFY_LOCK to a client that waits for a lock, unless too many calls to this client are in progress.
+    fn notify_lock(&mut self, notice: Notice<FileId>) {
         let Some(lock_owner) = name_of_lock_owner(&notice.owner) else { return };
         let client = lock_owner.clientid;
-        if self.turns.begin(client) {
-            self.spawn(client, tell(self.shared.clone(), notice.file, lock_owner));
+        if self.queue.begin(client) {
+            self.spawn(client, notify_lock(self.shared.clone(), notice.file, lock_owner));
         }
     }
 
@@ -158,10 +161,10 @@ impl Calls {
         });
     }
 
-    /// One has ended, if nothing is wrong with us.
+    /// Begins the next call to a client after one has ended. `client` is `None` if the task of the call panicked.
     fn ended(&mut self, client: Option<Clientid4>) {
         if let Some(client) = client
-            && let Some(held) = self.turns.end(client)
+            && let Some(held) = self.queue.end(client)
         {
             self.spawn(client, recall(self.shared.clone(), held));
         }
@@ -169,16 +172,16 @@ impl Calls {
 }
 
 impl Shared4 {
-    /// Expires clients, revokes their state, and ends grace when it is due. `others` are the other protocols' clients that may
-    /// reclaim. Waits for storage.
+    /// Expires clients, revokes their state, and ends the grace period when it is due. `others` are the clients of
+    /// other protocols that can reclaim. Waits for storage.
     fn run_periodic(&self, others: &dyn Reclaim) {
         let now = clock::now();
         let works = self.core.recovery.maintain();
         self.with_locks(|state, locks| {
             state.set_storage_works(works);
             state.expire(now);
-            state.forget_records(now);
-            state.relieve(now);
+            state.drop_unused_records(now);
+            state.reduce_load(now);
             now.checked_sub(self.lease).into_iter().for_each(|then| locks.forget_watches(then));
         });
         self.core.locks.end_grace_when_due(now, &[self, others]);

@@ -1,5 +1,5 @@
-//! NFSv4.0 in a compound: there is no session, so each operation says for whom it is, and those that change what an owner
-//! has are counted by that owner. RFC 7530 §9.1.
+//! NFSv4.0 in a compound (RFC 7530 §9.1). There is no session: each operation names its client, and operations that
+//! change the state of an open or lock owner carry a sequence ID of that owner.
 
 use std::sync::Arc;
 
@@ -16,30 +16,32 @@ use super::{
 };
 use crate::{clock, handle::FileId, v4::service::Shared4};
 
-/// An operation's turn in the sequence of its owner. It is ended at the latest when this is dropped.
-pub(super) struct InTurn {
+/// An operation in progress that carries its owner's sequence ID. Dropping this value ends the operation if it has not
+/// ended.
+pub(super) struct SequencedOp {
     shared: Arc<Shared4>,
     operation: Argop4,
     owner: Option<OwnerName>,
 }
 
-/// What is to be done with an operation.
+/// The decision about an operation.
 pub(super) enum Entry {
-    /// It is to be executed.
+    /// Execute the operation.
     Free,
-    /// As that, and this is to be ended.
-    InTurn(InTurn),
-    /// It was executed.
+    /// Execute the operation. Then end this value with its result.
+    Sequenced(SequencedOp),
+    /// The operation is a retry, and this is its cached result.
     Replay(Kept<FileId>),
 }
 
-/// Finds for whom an operation is, and whether it is its turn.
+/// Finds the client of an operation and checks its sequence ID.
 pub(super) fn enter(shared: &Arc<Shared4>, at: &mut Cursor, operation: &Argop4) -> Result<Entry, Nfsstat4> {
     at.client = None;
     let Some(subject) = Subject::of(operation) else { return Ok(Entry::Free) };
     let now = clock::now();
     let enter = || shared.with_locks(|state, locks| state.enter(locks, now, subject));
-    // What a client that is back had to wait for has been stored by the first attempt.
+    // The state of a client that was absent during a restart must be stored before it is used. The first attempt stores
+    // it.
     let entered = match enter() {
         Err(Nfsstat4::Delay) => enter(),
         entered => entered,
@@ -49,9 +51,9 @@ pub(super) fn enter(shared: &Arc<Shared4>, at: &mut Cursor, operation: &Argop4) 
             at.client = client;
             Entry::Free
         }
-        Entered::InTurn(owner) => {
+        Entered::Sequenced(owner) => {
             at.client = Some(owner.client);
-            Entry::InTurn(InTurn { shared: shared.clone(), operation: operation.clone(), owner: Some(owner) })
+            Entry::Sequenced(SequencedOp { shared: shared.clone(), operation: operation.clone(), owner: Some(owner) })
         }
         Entered::Replay(kept) => {
             if let Some((export, handle)) = &kept.file {
@@ -62,7 +64,7 @@ pub(super) fn enter(shared: &Arc<Shared4>, at: &mut Cursor, operation: &Argop4) 
     })
 }
 
-/// A status that 4.0 has, for one that it has not (RFC 7530 §13.1; §16.16 has its own for OPEN).
+/// Replaces a status that 4.0 does not have by one of 4.0 (RFC 7530 §13.1; §16.16 for OPEN).
 pub(super) fn status(status: Nfsstat4, opnum: Opnum4) -> Nfsstat4 {
     match (status, opnum) {
         (Nfsstat4::WrongType, Opnum4::Open) => Nfsstat4::Symlink,
@@ -71,8 +73,8 @@ pub(super) fn status(status: Nfsstat4, opnum: Opnum4) -> Nfsstat4 {
     }
 }
 
-impl InTurn {
-    /// Ends it with the result as it is sent, and with what has become the current file handle.
+impl SequencedOp {
+    /// Ends the operation. `result` is cached as it was encoded, together with the current file handle after an OPEN.
     pub(super) fn end(mut self, status: Nfsstat4, result: &[u8], at: &Cursor) {
         let opened = status == Nfsstat4::Ok && matches!(self.operation, Argop4::Open(_));
         let file = match at.current() {
@@ -89,9 +91,9 @@ impl InTurn {
     }
 }
 
-impl Drop for InTurn {
+impl Drop for SequencedOp {
     fn drop(&mut self) {
-        // A status that is not counted: nobody was told anything.
+        // RESOURCE does not advance the sequence ID. No reply was sent.
         self.leave(Kept { status: Nfsstat4::Resource, result: Bytes::new(), file: None });
     }
 }

@@ -1,11 +1,13 @@
-//! [`Callbacks`]: the calls that a server makes to its clients, by the connections that they have bound to the
-//! backchannels of their sessions.
+//! [`Callbacks`]: sends callbacks to clients, over the connections that they have bound to the backchannels of their
+//! sessions.
 //!
-//! Read RFC 8881 §2.10.3.1 (backchannels), §2.10.6 (exactly once, which is the same in this direction) and §20. Which
-//! session, slot and sequence a callback has is for [`state::transitions::back`](super::state::transitions::back) to say; here it is sent, again by
-//! another connection if one is lost, and its outcome is told to the slot. Nothing is held while a client is waited for.
+//! Read RFC 8881 §2.10.3.1 (backchannels), §2.10.6 (exactly-once semantics, which also apply in this direction) and
+//! §20. [`state::transitions::back`](super::state::transitions::back) assigns session, slot and sequence ID of a
+//! callback. This module sends the callback, sends it again over another connection if one is lost, and reports the
+//! outcome to the slot. No lock is held while it waits for a client.
 //!
-//! On error the slot has been given back, and the client is noted as one that cannot be called: SEQUENCE tells it so.
+//! On error the slot is released, and the state records that the client cannot be called: SEQUENCE reports that to the
+//! client.
 
 mod v40;
 
@@ -27,20 +29,20 @@ use super::state::{
     transitions::back::{BackCall, NoPath},
 };
 
-/// The connections that clients can be called by.
+/// The connections for callbacks.
 #[derive(Default)]
 pub struct Callbacks {
     peers: Mutex<HashMap<ConnectionId, Reverse>>,
-    /// Those of 4.0 are called otherwise.
+    /// The connections to clients of 4.0, which have no backchannels.
     pub(in crate::v4) outgoing: Outgoing,
 }
 
-/// Why a client was not called.
+/// The reason for which a callback failed.
 #[derive(Debug)]
 pub enum CallbackError {
-    /// There is no way to it.
+    /// No connection to the client is available.
     NoPath(NoPath),
-    /// It did not answer, or not by what was asked.
+    /// The client did not answer, or the answer was invalid.
     Failed(String),
     /// CB_SEQUENCE failed.
     Sequence(Nfsstat4),
@@ -49,9 +51,9 @@ pub enum CallbackError {
 impl fmt::Display for CallbackError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            CallbackError::NoPath(NoPath::Busy) => f.write_str("all slots of its backchannels are in use"),
-            CallbackError::NoPath(NoPath::Down) => f.write_str("no connection is bound to a backchannel of its"),
-            CallbackError::NoPath(NoPath::Gone) => f.write_str("it is gone"),
+            CallbackError::NoPath(NoPath::Busy) => f.write_str("all backchannel slots of the client are in use"),
+            CallbackError::NoPath(NoPath::Down) => f.write_str("no connection is bound to a backchannel of the client"),
+            CallbackError::NoPath(NoPath::Gone) => f.write_str("the client no longer exists"),
             CallbackError::Failed(why) => f.write_str(why),
             CallbackError::Sequence(status) => write!(f, "CB_SEQUENCE failed: {status:?}"),
         }
@@ -60,35 +62,35 @@ impl fmt::Display for CallbackError {
 
 impl std::error::Error for CallbackError {}
 
-/// What one attempt to send a callback came to.
-enum Sent {
+/// The outcome of one attempt to send a callback.
+enum SendOutcome {
     Answered(CbCompoundRes),
-    /// It was not executed, for certain.
+    /// The callback was certainly not executed.
     Refused(String),
-    /// It may have been executed.
+    /// The callback may have been executed.
     Unanswered(String),
 }
 
 impl Callbacks {
-    /// A connection has begun.
+    /// Registers a new connection.
     pub fn connected(&self, peer: &Reverse) {
         self.peers.lock().insert(peer.connection(), peer.clone());
     }
 
-    /// A connection is over.
+    /// Removes a connection that is closed.
     pub fn disconnected(&self, connection: ConnectionId) {
         self.peers.lock().remove(&connection);
     }
 
-    /// By which transport and from where a connection has come.
+    /// Returns the transport and the peer address of a connection.
     pub fn peer(&self, connection: ConnectionId) -> Option<(&'static str, SocketAddr)> {
         self.peers.lock().get(&connection)?.peer()
     }
 
-    /// Has a client execute one operation, and gives its result.
+    /// Sends one operation to a client and returns its result.
     ///
     /// # Errors
-    /// See [`CallbackError`]. The operation may have been executed where it was sent.
+    /// See [`CallbackError`]. The client may have executed the operation although this fails.
     pub async fn call<R: Clone, F: Clone + Eq + Hash>(
         &self,
         state: &Mutex<State<R, F>>,
@@ -98,10 +100,10 @@ impl Callbacks {
         self.call_by(state, client, None, operation).await
     }
 
-    /// The same, by one session of the client's if it is that which the operation is about.
+    /// Like [`call`](Self::call), over the backchannel of `session` if that is given, for operations about one session.
     ///
     /// # Errors
-    /// The same.
+    /// Those of [`call`](Self::call).
     pub async fn call_by<R: Clone, F: Clone + Eq + Hash>(
         &self,
         state: &Mutex<State<R, F>>,
@@ -122,7 +124,7 @@ impl Callbacks {
                 Err(error) => Err(CallbackError::NoPath(error)),
             };
             match result {
-                // §20.9.3: the client is not ready for it, as while it recovers.
+                // §20.9.3: the client is not ready for callbacks, for example while it recovers.
                 Err(CallbackError::Sequence(Nfsstat4::Delay)) if tries < DELAYS_MAX => {
                     tries += 1;
                     sleep(PAUSE * tries).await;
@@ -141,54 +143,54 @@ impl Callbacks {
         call: BackCall,
         operation: &CbArgop4,
     ) -> Result<CbResop4, CallbackError> {
-        // A slot is given back also if nobody waits for this any more: then nobody knows what became of it.
+        // If this future is dropped, the slot is released too. The outcome is then unknown.
         let mut slot = Slot { state, call, outcome: BackOutcome::Unknown };
         let args = compound(&slot.call, operation);
         let target = ReverseTarget::new(slot.call.program, CALLBACK_VERSION, &credential(&slot.call.security));
         match self.send(state, &slot.call, &target, &args).await {
-            Sent::Answered(results) => {
-                let (outcome, result) = judge(results);
+            SendOutcome::Answered(results) => {
+                let (outcome, result) = outcome_of(results);
                 slot.outcome = outcome;
                 result
             }
-            Sent::Refused(why) => {
+            SendOutcome::Refused(why) => {
                 slot.outcome = BackOutcome::NotBegun;
                 Err(CallbackError::Failed(why))
             }
-            Sent::Unanswered(why) => Err(CallbackError::Failed(why)),
+            SendOutcome::Unanswered(why) => Err(CallbackError::Failed(why)),
         }
     }
 
-    /// Sends a callback by one connection after the other, always as the same request of its slot.
+    /// Sends a callback over one connection after the other until one succeeds, always as the same request of its slot.
     async fn send<R: Clone, F: Clone + Eq + Hash>(
         &self,
         state: &Mutex<State<R, F>>,
         call: &BackCall,
         target: &ReverseTarget,
         args: &CbCompoundArgs,
-    ) -> Sent {
+    ) -> SendOutcome {
         let mut tried = Vec::new();
         let mut connections = call.connections.clone();
-        let mut last = Sent::Refused("its connections are gone".to_owned());
+        let mut last = SendOutcome::Refused("all connections of the backchannel are closed".to_owned());
         while let Some(connection) = connections.into_iter().find(|connection| !tried.contains(connection)) {
             tried.push(connection);
             let peer = self.peers.lock().get(&connection).cloned();
             if let Some(peer) = peer {
                 match (attempt(&peer, target, args).await, &last) {
-                    (Sent::Answered(results), _) => return Sent::Answered(results),
-                    // What was sent once may have been executed, whatever became of it later.
-                    (Sent::Refused(_), Sent::Unanswered(_)) => {}
+                    (SendOutcome::Answered(results), _) => return SendOutcome::Answered(results),
+                    // An attempt without an answer may have been executed, whatever the outcome of later attempts.
+                    (SendOutcome::Refused(_), SendOutcome::Unanswered(_)) => {}
                     (sent, _) => last = sent,
                 }
             }
-            // There may be others by now.
+            // Other connections may have been bound by now.
             connections = state.lock().callback_connections(call.session);
         }
         last
     }
 }
 
-/// Takes a slot, and waits for one for a while; ever longer, as there can be many that wait.
+/// Acquires a slot. Waits if all are in use, with exponential backoff, because many calls may wait.
 async fn begin<R: Clone, F: Clone + Eq + Hash>(
     state: &Mutex<State<R, F>>,
     client: Clientid4,
@@ -204,7 +206,7 @@ async fn begin<R: Clone, F: Clone + Eq + Hash>(
     Err(NoPath::Busy)
 }
 
-/// A slot that is in use.
+/// A slot in use. Dropping it releases the slot with `outcome`.
 struct Slot<'a, R: Clone, F: Clone + Eq + Hash> {
     state: &'a Mutex<State<R, F>>,
     call: BackCall,
@@ -217,19 +219,19 @@ impl<R: Clone, F: Clone + Eq + Hash> Drop for Slot<'_, R, F> {
     }
 }
 
-async fn attempt(peer: &Reverse, target: &ReverseTarget, args: &CbCompoundArgs) -> Sent {
+async fn attempt(peer: &Reverse, target: &ReverseTarget, args: &CbCompoundArgs) -> SendOutcome {
     let plan = ReplyPlan { inline_max: REPLY_MAX, ..ReplyPlan::default() };
-    match peer.call::<CbCompoundRes>(target, nfs::v4::PROC_COMPOUND, args, (plan, PATIENCE)).await {
-        Ok(answer) => Sent::Answered(answer.results),
+    match peer.call::<CbCompoundRes>(target, nfs::v4::PROC_COMPOUND, args, (plan, TIMEOUT)).await {
+        Ok(answer) => SendOutcome::Answered(answer.results),
         Err(failed) => {
             let why = failed.error.to_string();
             match failed.error {
                 ClientError::Denied(_)
                 | ClientError::NotExecuted(_)
                 | ClientError::Transport(TransportError::TooLong { .. } | TransportError::Refused(_)) => {
-                    Sent::Refused(why)
+                    SendOutcome::Refused(why)
                 }
-                _ => Sent::Unanswered(why),
+                _ => SendOutcome::Unanswered(why),
             }
         }
     }
@@ -241,7 +243,7 @@ fn compound(call: &BackCall, operation: &CbArgop4) -> CbCompoundArgs {
         sequenceid: call.ticket.sequence,
         slotid: call.ticket.slot,
         highest_slotid: call.ticket.highest,
-        // Whatever is asked of clients may be asked twice.
+        // All callbacks are idempotent.
         cachethis: false,
         referring_call_lists: Default::default(),
     };
@@ -249,13 +251,14 @@ fn compound(call: &BackCall, operation: &CbArgop4) -> CbCompoundArgs {
     CbCompoundArgs { tag: "".into(), minorversion: call.minorversion, callback_ident: 0, argarray }
 }
 
-/// What the results say of the slot, and of the operation.
-fn judge(results: CbCompoundRes) -> (BackOutcome, Result<CbResop4, CallbackError>) {
+/// Returns the outcome for the slot, and the result of the operation.
+fn outcome_of(results: CbCompoundRes) -> (BackOutcome, Result<CbResop4, CallbackError>) {
     let mut resarray = results.resarray.into_iter();
     let target = match resarray.next() {
         Some(CbResop4::Sequence(Res4::Ok(ok))) => ok.target_highest_slotid,
         Some(CbResop4::Sequence(Res4::Fail(status))) => {
-            // These say that the client counts otherwise than we do; any other, that it has not begun.
+            // With these errors the sequence IDs of client and server differ. With any other error the client did not
+            // begin.
             let lost = matches!(status, Nfsstat4::SeqMisordered | Nfsstat4::SeqFalseRetry | Nfsstat4::BadSlot);
             let outcome = if lost { BackOutcome::Unknown } else { BackOutcome::NotBegun };
             return (outcome, Err(CallbackError::Sequence(status)));
@@ -265,10 +268,10 @@ fn judge(results: CbCompoundRes) -> (BackOutcome, Result<CbResop4, CallbackError
     let done = BackOutcome::Executed(target);
     match resarray.next() {
         Some(result) => {
-            tracing::debug!(?result, "a client was called");
+            tracing::debug!(?result, "a client answered a callback");
             (done, Ok(result))
         }
-        None => (done, Err(CallbackError::Failed("it answered less than it was asked".to_owned()))),
+        None => (done, Err(CallbackError::Failed("the reply has no result for the operation".to_owned()))),
     }
 }
 
@@ -285,11 +288,11 @@ fn credential(security: &CallbackSecParms4) -> Credential {
     }
 }
 
-/// How long a client may take for a callback.
-const PATIENCE: Duration = Duration::from_secs(15);
-/// Between looks for a free slot, and attempts at a client that is not ready.
+/// The time after which a callback fails.
+const TIMEOUT: Duration = Duration::from_secs(15);
+/// The unit of the pauses between polls for a free slot, and between attempts at a client that is not ready.
 const PAUSE: Duration = Duration::from_millis(50);
 const BUSY_MAX: u32 = 7;
 const DELAYS_MAX: u32 = 10;
-/// Most bytes of a reply: CB_GETATTR's, with room.
+/// The maximum bytes of a reply: that of CB_GETATTR, with a margin.
 pub(super) const REPLY_MAX: usize = 512;

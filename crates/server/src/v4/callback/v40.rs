@@ -1,8 +1,10 @@
-//! [`Outgoing`]: calls to clients of NFSv4.0, by connections that the server makes to where they listen (RFC 7530 §3.3.3, §17).
+//! [`Outgoing`]: callbacks to clients of NFSv4.0, over connections from the server to their callback addresses (RFC
+//! 7530 §3.3.3, §17).
 //!
-//! Each client that has been called has one connection, which its next calls go by. Connections are bounded in number and in the
-//! time that they take to make, [`CONNECTING_MAX`] are made at a time, and [`HOST_CONNECTING_MAX`] of these to one host. They
-//! come from an unprivileged port. There are no slots: what is asked may be asked twice.
+//! Each client that has been called has one connection, which later calls use too. The number of connections and the
+//! time to connect are bounded. At most [`CONNECTING_MAX`] connections are being made at a time, and
+//! [`HOST_CONNECTING_MAX`] of these to one host. They use an unprivileged source port. There are no slots: all
+//! callbacks are idempotent.
 
 use std::{
     collections::HashMap,
@@ -31,12 +33,12 @@ use crate::{
 
 /// The connections to clients of 4.0.
 pub(in crate::v4) struct Outgoing {
-    /// What they are made by, if anything.
+    /// The transport that makes the connections, once it is set.
     kind: OnceLock<Arc<dyn TransportKind>>,
     clients: Mutex<HashMap<Clientid4, (Verifier4, Client)>>,
-    /// For making a connection.
+    /// Limits the connections that are being made.
     connecting: Semaphore,
-    /// The same for each host to which one is being made.
+    /// The same limit for each host to which a connection is being made.
     hosts: Mutex<HashMap<IpAddr, Arc<Semaphore>>>,
 }
 
@@ -47,37 +49,37 @@ impl Default for Outgoing {
     }
 }
 
-/// Leave to make a connection to a host. It returns when this is dropped.
-struct Leave<'a> {
+/// The permission to connect to a host. Dropping it releases the permission.
+struct ConnectPermit<'a> {
     outgoing: &'a Outgoing,
     of_host: Option<OwnedSemaphorePermit>,
     _of_all: SemaphorePermit<'a>,
 }
 
-impl Drop for Leave<'_> {
+impl Drop for ConnectPermit<'_> {
     fn drop(&mut self) {
         self.of_host.take();
-        // Only the table has those that nobody uses or waits for.
-        self.outgoing.hosts.lock().retain(|_, turns| Arc::strong_count(turns) > 1);
+        // Remove the semaphores that nobody uses or waits for: only the table refers to them.
+        self.outgoing.hosts.lock().retain(|_, permits| Arc::strong_count(permits) > 1);
     }
 }
 
 impl Outgoing {
-    /// From now on connections are made by this, unless they are by another already.
-    pub(in crate::v4) fn by(&self, kind: &Arc<dyn TransportKind>) {
+    /// Sets the transport for new connections. A second call has no effect.
+    pub(in crate::v4) fn set_transport(&self, kind: &Arc<dyn TransportKind>) {
         let _ = self.kind.set(unprivileged(kind));
     }
 
-    /// CB_NULL: whether a client answers.
+    /// Sends CB_NULL. Returns `true` if the client answers.
     pub(in crate::v4) async fn probe(&self, client: Clientid4, to: &Listener40) -> bool {
         let called = self.call_by::<()>(client, to, PROC_NULL, &()).await;
         if let Err(error) = &called {
-            tracing::debug!(client = client.0, address = %to.address, %error, "a client does not answer where it says");
+            tracing::debug!(client = client.0, address = %to.address, %error, "a client does not answer at its callback address");
         }
         called.is_ok()
     }
 
-    /// CB_COMPOUND of one operation.
+    /// Sends CB_COMPOUND with one operation.
     pub(in crate::v4) async fn call(
         &self,
         client: Clientid4,
@@ -88,10 +90,12 @@ impl Outgoing {
         let args = CbCompoundArgs { tag: "".into(), minorversion: 0, callback_ident: to.ident, argarray };
         let results: CbCompoundRes = self.call_by(client, to, PROC_COMPOUND, &args).await?;
         let result = results.resarray.into_iter().next();
-        result.ok_or_else(|| CallbackError::Failed(format!("it answered nothing but {:?}", results.status)))
+        result.ok_or_else(|| {
+            CallbackError::Failed(format!("the reply has no result, only the status {:?}", results.status))
+        })
     }
 
-    /// A client is gone.
+    /// Closes the connection to a client that was removed.
     pub(in crate::v4) fn forget(&self, client: Clientid4) {
         self.clients.lock().remove(&client);
     }
@@ -113,35 +117,36 @@ impl Outgoing {
         })
     }
 
-    /// First one of the host's turns, then one of all: clients of one host that do not answer hold up that host alone.
-    async fn leave_to_connect(&self, host: IpAddr) -> Option<Leave<'_>> {
-        let turns = {
+    /// Acquires a permit of the host, then one of the whole server. This order makes clients of one host that do not
+    /// answer delay only that host.
+    async fn acquire_connect_permit(&self, host: IpAddr) -> Option<ConnectPermit<'_>> {
+        let permits = {
             let mut hosts = self.hosts.lock();
             hosts.entry(host).or_insert_with(|| Arc::new(Semaphore::new(HOST_CONNECTING_MAX))).clone()
         };
-        let of_host = Some(turns.acquire_owned().await.ok()?);
-        Some(Leave { outgoing: self, of_host, _of_all: self.connecting.acquire().await.ok()? })
+        let of_host = Some(permits.acquire_owned().await.ok()?);
+        Some(ConnectPermit { outgoing: self, of_host, _of_all: self.connecting.acquire().await.ok()? })
     }
 
-    /// The connection that there is, or a new one.
+    /// Returns the existing connection, or makes a new one.
     async fn connection(&self, client: Clientid4, to: &Listener40) -> Result<Client, CallbackError> {
         let down = CallbackError::NoPath(NoPath::Down);
         if let Some((_, known)) = self.clients.lock().get(&client).filter(|(confirm, _)| *confirm == to.confirm) {
             return Ok(known.clone());
         }
         let Some(kind) = self.kind.get() else { return Err(down) };
-        let Some(_leave) = self.leave_to_connect(to.address.ip()).await else { return Err(down) };
-        // Linux denies what comes without AUTH_SYS.
+        let Some(_permit) = self.acquire_connect_permit(to.address.ip()).await else { return Err(down) };
+        // Linux clients reject callbacks without AUTH_SYS.
         let credential = Credential::Sys(AuthSys::of_process());
         let options =
-            ClientOptions { credential, deadline: PATIENCE, ..ClientOptions::new(to.program, CALLBACK_VERSION) };
-        let connected = timeout(PATIENCE, Client::connect(kind.clone(), to.address, options)).await;
+            ClientOptions { credential, deadline: TIMEOUT, ..ClientOptions::new(to.program, CALLBACK_VERSION) };
+        let connected = timeout(TIMEOUT, Client::connect(kind.clone(), to.address, options)).await;
         let connected = connected.map_err(|_| CallbackError::Failed(format!("{} does not answer", to.address)))?;
         let new = connected.map_err(|error| CallbackError::Failed(error.to_string()))?;
         let mut clients = self.clients.lock();
         if clients.len() >= CONNECTIONS_MAX {
-            // Whichever it is, it is made again when it is needed.
-            let victim = clients.keys().next().copied().expect("there are many");
+            // Any connection can be closed: it is made again when it is needed.
+            let victim = clients.keys().next().copied().expect("the table must be full");
             clients.remove(&victim);
         }
         clients.insert(client, (to.confirm, new.clone()));
@@ -149,12 +154,12 @@ impl Outgoing {
     }
 }
 
-/// How long a client may take to be connected to, and for a callback.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The timeout of connecting, and of a callback.
+const TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECTIONS_MAX: usize = 1024;
-/// Connections that are being made at a time.
+/// The maximum number of connections that are being made at a time.
 const CONNECTING_MAX: usize = 64;
-/// The same to one host.
+/// The same for one host.
 const HOST_CONNECTING_MAX: usize = 4;
 
 #[cfg(test)]
@@ -162,21 +167,21 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_host_takes_few_of_the_turns_to_connect() {
+    async fn one_host_cannot_use_all_connect_permits() {
         let outgoing = Outgoing::default();
         let (silent, other) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
         let mut held = Vec::new();
         for _ in 0..HOST_CONNECTING_MAX {
-            held.push(outgoing.leave_to_connect(silent).await.unwrap());
+            held.push(outgoing.acquire_connect_permit(silent).await.unwrap());
         }
-        let mut next = std::pin::pin!(outgoing.leave_to_connect(silent));
-        assert!(timeout(Duration::ZERO, &mut next).await.is_err(), "the host has as many as it may");
-        let of_other = timeout(6 * PATIENCE, outgoing.leave_to_connect(other)).await;
-        drop(of_other.expect("another host need not wait"));
+        let mut next = std::pin::pin!(outgoing.acquire_connect_permit(silent));
+        assert!(timeout(Duration::ZERO, &mut next).await.is_err(), "the host has reached its limit");
+        let of_other = timeout(6 * TIMEOUT, outgoing.acquire_connect_permit(other)).await;
+        drop(of_other.expect("another host must not wait"));
         held.pop();
         held.push(next.await.unwrap());
         assert_eq!(outgoing.hosts.lock().len(), 1);
         held.clear();
-        assert_eq!(outgoing.hosts.lock().len(), 0, "nothing is kept of a host that is not being connected to");
+        assert_eq!(outgoing.hosts.lock().len(), 0, "a host without pending connections leaves no entry");
     }
 }

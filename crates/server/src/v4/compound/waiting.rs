@@ -1,4 +1,4 @@
-//! A compound that could not go on where it ran last: it waits, and runs again from the operation that has to wait.
+//! A compound that cannot continue on its thread: it waits, and runs again from the operation that must wait.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -17,32 +17,32 @@ use crate::{
     v4::service::Detached,
 };
 
-/// A compound that could not go on where it ran last.
+/// A compound that could not continue where it ran last.
 pub(super) struct Waiting {
     detached: Detached,
     compound: Compound,
-    /// The operations that are left; the first is the one that has to wait.
+    /// The remaining operations. The first of them must wait.
     rest: VecDeque<Operation>,
-    /// Where the first of them runs next.
-    place: Runs,
-    /// What it has done so far, if its file system completes operations later.
+    /// The executor on which the first of them runs next.
+    executor: Executor,
+    /// The journal of the call, if its file system has pending operations.
     journal: Option<Arc<Journal>>,
-    /// How often the first of the operations that are left has moved.
+    /// The number of times that the first of the remaining operations has moved to another thread.
     moves: usize,
 }
 
-/// Where a compound runs.
+/// The kind of thread on which a compound runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Runs {
-    /// On the worker that owns the connection.
-    InPlace,
-    /// On a thread that may wait for an export, or for what belongs to none.
-    InPool(Option<ExportId>),
+enum Executor {
+    /// The worker that owns the connection.
+    Worker,
+    /// A thread that may block: one of an export, or of the pool without an export.
+    Pool(Option<ExportId>),
 }
 
-/// Goes on where that is possible: for a callback, and for an operation that is pending, when the answer is
-/// here; for storage on a thread of the export that the next operation needs. An operation for which that export has no room is
-/// answered with DELAY, and ends the compound.
+/// Runs a compound to its end. It waits for a callback or a pending operation and then resumes on the worker. For
+/// storage it resumes on a thread of the export that the next operation needs. If that export has no free thread and no
+/// room in its queue, the operation fails with DELAY, and the compound ends.
 pub(super) async fn wait(mut waiting: Waiting, bytes: usize) -> Result<Message, AcceptError> {
     let (shared, source) = (waiting.detached.shared().clone(), waiting.detached.source());
     while !waiting.rest.is_empty() {
@@ -52,21 +52,21 @@ pub(super) async fn wait(mut waiting: Waiting, bytes: usize) -> Result<Message, 
         if let Some(journal) = &waiting.journal {
             journal.complete().await;
         }
-        let Runs::InPool(export) = waiting.place else {
-            waiting.go_on();
+        let Executor::Pool(export) = waiting.executor else {
+            waiting.resume();
             continue;
         };
-        waiting = match shared.core.pools.of(export).run(source, bytes, waiting, Waiting::go_on).await {
+        waiting = match shared.core.pools.of(export).run(source, bytes, waiting, Waiting::resume).await {
             Outcome::Done(waiting) => waiting,
             Outcome::Refused(mut waiting) => {
                 if let Some(operation) = waiting.rest.pop_front() {
-                    waiting.compound.give_up(&operation, Nfsstat4::Delay);
+                    waiting.compound.fail_unexecuted(&operation, Nfsstat4::Delay);
                 }
                 waiting.rest.clear();
                 waiting
             }
             Outcome::Panicked => {
-                tracing::error!("a compound has panicked");
+                tracing::error!("a compound panicked");
                 return Err(AcceptError::SystemErr);
             }
         };
@@ -75,42 +75,42 @@ pub(super) async fn wait(mut waiting: Waiting, bytes: usize) -> Result<Message, 
 }
 
 impl Waiting {
-    /// What `thread` tells about the run in which the first operation of `rest` could not go on.
+    /// Creates the value from a run in which the first operation of `rest` could not continue. `thread` says why.
     pub(super) fn new(compound: Compound, rest: VecDeque<Operation>, detached: Detached, thread: &Thread) -> Self {
-        let place = match thread.needs() {
-            Needed::Completion => Runs::InPlace,
-            Needed::Thread(export) => Runs::InPool(export),
+        let executor = match thread.needs() {
+            Needed::Completion => Executor::Worker,
+            Needed::Thread(export) => Executor::Pool(export),
         };
-        Self { detached, compound, rest, place, journal: thread.journal().cloned(), moves: 0 }
+        Self { detached, compound, rest, executor, journal: thread.journal().cloned(), moves: 0 }
     }
 
-    /// Executes the operations that are left, up to one that waits for a client, for a completion, or for the storage of another
-    /// export. That one is the first of what is left then.
-    fn go_on(&mut self) {
-        let pool = match self.place {
-            Runs::InPlace => None,
-            Runs::InPool(export) => Some(export),
+    /// Executes the remaining operations, up to one that waits for a callback, for a pending operation, or for the
+    /// storage of another export. That operation is then the first of `rest`.
+    fn resume(&mut self) {
+        let pool = match self.executor {
+            Executor::Worker => None,
+            Executor::Pool(export) => Some(export),
         };
         let thread = Thread::again(pool, self.journal.as_ref());
         let (cx, compound) = (self.detached.context(&thread), &mut self.compound);
         while let Some(operation) = self.rest.pop_front() {
-            compound.cursor.behind = self.rest.len() as u32;
+            compound.cursor.operations_left = self.rest.len() as u32;
             thread.reset();
             if compound.step(&cx, &operation).is_err() {
                 self.journal = thread.journal().cloned();
                 if compound.cursor.cb_getattr.is_some() || thread.is_pending() {
                     return self.rest.push_front(operation);
                 }
-                let next = Runs::InPool(thread.needed());
-                let moves = next != self.place && (pool.is_none() || thread.needed().is_some());
+                let next = Executor::Pool(thread.needed());
+                let moves = next != self.executor && (pool.is_none() || thread.needed().is_some());
                 if moves && self.moves < MOVES_MAX {
-                    self.place = next;
-                    // From the worker to a thread that may wait it moves once.
+                    self.executor = next;
+                    // The first move, from the worker to a blocking thread, does not count.
                     self.moves += usize::from(pool.is_some());
                     return self.rest.push_front(operation);
                 }
-                tracing::error!("the file system would not wait although it may");
-                compound.give_up(&operation, Nfsstat4::ServerFault);
+                tracing::error!("the file system returned WouldBlock on a thread that may block");
+                compound.fail_unexecuted(&operation, Nfsstat4::ServerFault);
             }
             self.moves = 0;
             if compound.status != Nfsstat4::Ok {
@@ -120,5 +120,6 @@ impl Waiting {
     }
 }
 
-/// Threads to which one operation can move, one after the other: it names two exports at most, and waits for one at a time.
+/// The maximum number of moves between threads for one operation: it refers to at most two exports and waits for one at
+/// a time.
 const MOVES_MAX: usize = 2;

@@ -1,5 +1,5 @@
-//! Makes copies behind their replies: a piece at a time on a thread of the export, and never on more threads of an export than
-//! `PIECES_MAX`.
+//! Executes asynchronous copies: one piece at a time, on threads of the export, at most `PIECES_MAX` threads of an
+//! export at a time.
 //!
 //! On error the copy ends, and CB_OFFLOAD tells the client how many bytes were copied.
 
@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// A copy that is to be made.
+/// A copy to be executed.
 struct Copying {
     offload: Arc<Offload>,
     detached: Detached,
@@ -42,7 +42,7 @@ struct Copying {
     _changing: Option<Changing>,
 }
 
-/// What a copy is of: both files are of one export.
+/// The source and destination ranges of a copy. Both files are in one export.
 #[derive(Clone)]
 pub(in crate::v4) struct Ranges {
     pub(in crate::v4) export: ExportId,
@@ -52,11 +52,11 @@ pub(in crate::v4) struct Ranges {
 }
 
 impl Context<'_> {
-    /// Begins a copy that goes on behind its reply, if it is large, and the client can be told of its end. `changing` says that
-    /// the file is being changed.
+    /// Starts an asynchronous copy, if it is large and the client has a callback path. `changing` marks the destination
+    /// as being changed.
     ///
     /// # Errors
-    /// `changing`, if it has to be made before the reply.
+    /// Returns `changing` if the copy must be synchronous.
     pub(in crate::v4) fn begin_copy(
         &self,
         client: Clientid4,
@@ -83,13 +83,13 @@ impl Context<'_> {
     }
 }
 
-/// Makes a copy, and tells its client.
+/// Executes a copy, and sends CB_OFFLOAD.
 async fn run(shared: Arc<Shared4>, copying: Copying) {
     let (offload, verifier) = (copying.offload.clone(), copying.verifier);
     let status = copy(&shared, copying).await;
     let _ = offload.ended.set(status);
     let count = offload.copied.load(Relaxed);
-    tracing::debug!(client = offload.client.0, ?status, count, "a copy has ended");
+    tracing::debug!(client = offload.client.0, ?status, count, "an asynchronous copy has ended");
     let committed = StableHow4::Unstable;
     let offload_info = match status {
         Nfsstat4::Ok => OffloadInfo4::Ok(WriteResponse4 { callback_id: None, count, committed, writeverf: verifier }),
@@ -98,11 +98,11 @@ async fn run(shared: Arc<Shared4>, copying: Copying) {
     let fh = shared.callback_fh(&offload.file);
     let operation = CbArgop4::Offload(CbOffloadArgs { fh, stateid: offload.name, offload_info });
     let is_known = || shared.offloads.is_known(&offload.name) && offload.has_lease(&shared);
-    shared.call_until_heard(offload.client, &operation, is_known).await;
+    shared.call_until_acknowledged(offload.client, &operation, is_known).await;
     shared.offloads.by_name.lock().remove(&offload.name);
 }
 
-/// Makes a copy: how it ended. One that was cancelled ends well, wherever it is.
+/// Executes a copy and returns its final status. A cancelled copy returns OK, at whatever position it stopped.
 async fn copy(shared: &Arc<Shared4>, copying: Copying) -> Nfsstat4 {
     let (offload, export) = (copying.offload.clone(), copying.ranges.export);
     let (pool, pieces) = (shared.core.pools.of(Some(export)), shared.offloads.pieces_of(export));
@@ -112,13 +112,13 @@ async fn copy(shared: &Arc<Shared4>, copying: Copying) -> Nfsstat4 {
         let Ok(_permit) = pieces.acquire().await else { return Nfsstat4::ServerFault };
         state = match pool.run(source, 0, state, |(copying, copied)| *copied = copying.piece()).await {
             Outcome::Done(state) => state,
-            // The client has been told that the copy is being made.
+            // The client was told that the copy is in progress, so wait for a free thread.
             Outcome::Refused(state) => {
                 sleep(REFUSED_PAUSE).await;
                 state
             }
             Outcome::Panicked => {
-                tracing::error!("a copy has panicked");
+                tracing::error!("an asynchronous copy panicked");
                 return Nfsstat4::ServerFault;
             }
         };
@@ -132,7 +132,7 @@ async fn copy(shared: &Arc<Shared4>, copying: Copying) -> Nfsstat4 {
 }
 
 impl Offload {
-    /// Whether its client has not been silent for too long.
+    /// Returns `true` if the lease of its client has not expired.
     fn has_lease(&self, shared: &Shared4) -> bool {
         let now = clock::now();
         shared.with_state(|state| !state.clients().is_expired(self.client, now))
@@ -140,7 +140,7 @@ impl Offload {
 }
 
 impl Copying {
-    /// Copies the next piece: whether there is more.
+    /// Copies the next piece. Returns `true` if there is more.
     fn piece(&self) -> Result<bool, Nfsstat4> {
         let _copying = self.offload.copying.lock();
         if self.offload.cancelled.load(SeqCst) {
@@ -156,14 +156,14 @@ impl Copying {
         let copied = copied.map_err(nfsstat4)?;
         let done = done + copied;
         self.offload.copied.store(done, SeqCst);
-        // The source may have become shorter.
+        // The source may have been truncated.
         Ok(copied > 0 && done < *len)
     }
 }
 
-/// Bytes of the smallest copy that goes on behind its reply.
+/// The minimum bytes of an asynchronous copy.
 const OFFLOAD_MIN: u64 = 16 << 20;
-/// Bytes that are copied at a time.
+/// The bytes of one piece.
 const PIECE: u64 = 8 << 20;
-/// How long a copy waits when its export has no room for its next piece.
+/// The pause after an export had no room for the next piece.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);

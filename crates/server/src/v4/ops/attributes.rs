@@ -11,7 +11,7 @@ use nfs::v4::{
 use vfs::{Acl, AclKind, Attr, Handle, Kind, Rights, SetAttr, StatFs, VfsError};
 use xdr::Encoder;
 
-use super::data::may_use;
+use super::data::check_stateid;
 use crate::{
     call::{error::Fault, object::Object, transfer::transfer_max},
     v4::{
@@ -49,21 +49,22 @@ pub(super) fn getattr(cx: &Context<'_>, at: &mut Cursor, args: &GetAttrArgs, out
     let mut size = None;
     if let place @ Place::Object(..) = at.current()?
         && cx.core.conflicts.any()
-        && tells_of_data(&args.attr_request)
+        && depends_on_data(&args.attr_request)
     {
-        // §10.4.3: who may write it may have written more than the server knows.
+        // §10.4.3: the holder of a write delegation may have written more than the server knows.
         let object = cx.object4(place)?;
         size = cx.size_at_holder(at, &object)?;
     }
     with_subject(cx, at, (at.current()?, size), &args.attr_request, |subject| subject.encode(&args.attr_request, out))
 }
 
-/// Whether attributes are among these that change with a file's data.
-fn tells_of_data(mask: &Bitmap4) -> bool {
+/// Returns `true` if `mask` has an attribute that changes with the data of a file.
+fn depends_on_data(mask: &Bitmap4) -> bool {
     [Attr4::Size, Attr4::Change, Attr4::TimeModify].into_iter().any(|attr| mask.contains(attr as u32))
 }
 
-/// Whether attributes are (`same`), or are not, what the client thinks: the compound goes on only then.
+/// Checks that the attributes are equal (`same`) or are not equal to the client's values. The compound continues only
+/// then.
 pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: bool) -> Result<(), Fault4> {
     let current = at.current()?;
     let fattr = &args.obj_attributes;
@@ -72,7 +73,7 @@ pub(super) fn verify(cx: &Context<'_>, at: &Cursor, args: &VerifyArgs, same: boo
         place => cx.object4(place)?.export.vfs().caps(),
     };
     attr::decode(fattr, at.minor, caps, Purpose::Verify)?;
-    if cx.is_absent(current) && !fattr.attrmask.difference(attr::of_absent()).is_empty() {
+    if cx.is_absent(current) && !fattr.attrmask.difference(attr::absent_attrs()).is_empty() {
         return Err(Nfsstat4::Moved.into());
     }
     let mut equal = false;
@@ -92,7 +93,7 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
     object.writable()?;
     if wanted.set.size.is_some() {
         // §18.30.3: a stateid that is not special must allow writing.
-        may_use(cx, at, &object, at.stateid(args.stateid)?, true)?;
+        check_stateid(cx, at, &object, at.stateid(args.stateid)?, true)?;
     }
     let _changing = cx.before_change(&object, Some(at.lock_client()))?;
     let mut attrsset = args.obj_attributes.attrmask.clone();
@@ -101,7 +102,7 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
     if wanted.set != SetAttr::default() {
         let set = |set: &SetAttr| object.vfs().setattr(&object.caller(), &object.handle, set, None);
         let done = match set(&wanted.set) {
-            // The mode of a symbolic link means nothing, but clients that walk a tree set it.
+            // The mode of a symbolic link has no effect, but clients that change whole trees set it.
             Err(VfsError::NotSupported) if wanted.set.mode.is_some() && object.getattr()?.kind == Kind::Symlink => {
                 attrsset.remove(Attr4::Mode as u32);
                 set(&SetAttr { mode: None, ..wanted.set.clone() })
@@ -110,7 +111,7 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
         };
         done?;
     }
-    // §6.4.1.3: the mode first.
+    // §6.4.1.3: set the mode before the ACL.
     if let Some(aces) = &wanted.acl {
         match set_acl(&object, aces) {
             Ok(()) => attrsset.insert(Attr4::Acl as u32),
@@ -121,7 +122,7 @@ pub(super) fn setattr(cx: &Context<'_>, at: &Cursor, args: &SetAttrArgs) -> Resu
     Ok((status, SetAttrRes { status, attrsset }))
 }
 
-/// Makes an object's ACLs what a client wants them to be.
+/// Sets the ACLs of an object.
 pub(super) fn set_acl(object: &Object<'_>, aces: &[Nfsace4]) -> Result<(), Fault4> {
     let (vfs, caller) = (object.vfs(), object.caller());
     let dir = object.getattr()?.kind == Kind::Dir;
@@ -133,7 +134,7 @@ pub(super) fn set_acl(object: &Object<'_>, aces: &[Nfsace4]) -> Result<(), Fault
     Ok(())
 }
 
-/// An object's ACLs, if any of `mask` is about them.
+/// Returns the ACLs of an object, or nothing if `mask` does not have the attribute.
 pub(super) fn aces(
     cx: &Context<'_>,
     object: &Object<'_>,
@@ -147,7 +148,7 @@ pub(super) fn aces(
     }
     let kept = |kind| match vfs.acl(&caller, handle, kind) {
         Ok((acl, _)) => Ok(acl),
-        // What has none, as a symbolic link, has its mode.
+        // An object without ACL support, such as a symbolic link, gets an ACL that is derived from its mode.
         Err(VfsError::NotSupported) => Ok(None),
         Err(error) => Err(Fault4::from(error)),
     };
@@ -158,17 +159,18 @@ pub(super) fn aces(
     Ok(aces)
 }
 
-/// Does something with all that is known of a place, and its size, if somebody else knows that better.
+/// Calls `f` with the attribute sources of a place. `size` replaces the file system's value if a delegation holder
+/// reported another one.
 fn with_subject<T>(
     cx: &Context<'_>,
     at: &Cursor,
     (place, size): (&Place, Option<u64>),
     mask: &Bitmap4,
-    go: impl FnOnce(&Subject<'_>) -> T,
+    f: impl FnOnce(&Subject<'_>) -> T,
 ) -> Result<T, Fault4> {
     let filehandle = if mask.contains(Attr4::Filehandle as u32) { cx.seal(place) } else { Default::default() };
     match place {
-        Place::Pseudo(node) => with_node(cx, at, *node, mask, &filehandle, go),
+        Place::Pseudo(node) => with_node(cx, at, *node, mask, &filehandle, f),
         Place::Object(..) => {
             let object = cx.object4(place)?;
             let stat = statfs(&object, mask)?;
@@ -178,7 +180,7 @@ fn with_subject<T>(
             };
             attr.size = size.unwrap_or(attr.size);
             let aces = aces(cx, &object, &object.handle, &attr, mask)?;
-            Ok(go(&Subject {
+            Ok(f(&Subject {
                 fsid: fsid(&object, &attr),
                 mounted_on_fileid: mounted_on(cx, &object, &attr),
                 filehandle: &filehandle,
@@ -191,17 +193,18 @@ fn with_subject<T>(
     }
 }
 
-/// The same, of a directory on the way to exports; of one that stands for a file system of another server, what is known of that.
+/// Like [`with_subject`], for a node of the pseudo file system. A referral has only the attributes of an absent file
+/// system.
 ///
 /// # Errors
-/// MOVED: it is elsewhere, and nobody has asked where (RFC 8881 §11.4.1).
+/// MOVED for a referral if `mask` does not ask for its locations (RFC 8881 §11.4.1).
 pub(super) fn with_node<T>(
     cx: &Context<'_>,
     at: &Cursor,
     node: NodeId,
     mask: &Bitmap4,
     filehandle: &[u8],
-    go: impl FnOnce(&Subject<'_>) -> T,
+    f: impl FnOnce(&Subject<'_>) -> T,
 ) -> Result<T, Fault4> {
     let pseudo = &cx.shared.pseudo;
     let (attr, referral, asked) = (pseudo.attr(node), pseudo.referral(node), attr::needs_locations(mask));
@@ -210,10 +213,10 @@ pub(super) fn with_node<T>(
     }
     let locations = asked.then(|| match referral {
         Some(referral) => fs_locations(referral),
-        // This tree begins at the root.
+        // This file system begins at the root.
         None => FsLocations4::default(),
     });
-    Ok(go(&Subject {
+    Ok(f(&Subject {
         fsid: pseudo.fsid(node),
         mounted_on_fileid: attr.fileid,
         filehandle,
@@ -224,14 +227,14 @@ pub(super) fn with_node<T>(
     }))
 }
 
-/// Where the file system of an object is, if any of `mask` is about that: nowhere else but here.
+/// Returns the locations of an object's file system, if `mask` asks for them: its path here, and no other server.
 pub(super) fn locations(cx: &Context<'_>, object: &Object<'_>, mask: &Bitmap4) -> Option<FsLocations4> {
     let pseudo = &cx.shared.pseudo;
     let node = pseudo.node_of(object.export.id()).filter(|_| attr::needs_locations(mask))?;
     Some(FsLocations4 { fs_root: pseudo.path(node), locations: Vec::new() })
 }
 
-/// What does not depend on the object; the rest is to be filled in.
+/// Returns a subject with the values that do not depend on the object. The caller fills in the others.
 pub(super) fn general<'a>(
     cx: &Context<'_>,
     at: &Cursor,
@@ -257,7 +260,7 @@ pub(super) fn general<'a>(
     }
 }
 
-/// The space of the object's file system, if any of `mask` is about that.
+/// Returns the space of the object's file system, if `mask` asks for it.
 pub(super) fn statfs(object: &Object<'_>, mask: &Bitmap4) -> Result<Option<StatFs>, Fault4> {
     if !attr::needs_statfs(mask) {
         return Ok(None);
@@ -265,12 +268,13 @@ pub(super) fn statfs(object: &Object<'_>, mask: &Bitmap4) -> Result<Option<StatF
     Ok(Some(object.vfs().statfs(&object.caller(), &object.handle)?))
 }
 
-/// Each export is a file system of its own: nothing can be linked or renamed between two of them.
+/// Returns the fsid of an object. Each export is a separate file system: links and renames between two exports fail.
 pub(super) fn fsid(object: &Object<'_>, attr: &Attr) -> Fsid4 {
     Fsid4 { major: object.export.id().number(), minor: attr.fsid }
 }
 
-/// §5.8.2.23: of a root, the number of the directory on which it is mounted.
+/// Returns mounted_on_fileid (§5.8.2.23): for the root of an export, the number of the directory on which it is
+/// mounted.
 fn mounted_on(cx: &Context<'_>, object: &Object<'_>, attr: &Attr) -> u64 {
     let pseudo = &cx.shared.pseudo;
     let node = (object.export.root() == &object.handle).then(|| pseudo.node_of(object.export.id())).flatten();
@@ -291,7 +295,8 @@ fn rights(bits: u32) -> Rights {
 
 fn bits(rights: Rights) -> u32 {
     let bit = |right, bit| if right { bit } else { 0 };
-    // RFC 8276 §8.6: who may read an object may read and list its extended attributes, and who may write it may set them.
+    // RFC 8276 §8.6: the right to read an object includes reading and listing its extended attributes, and the right to
+    // write it includes setting them.
     bit(rights.read, ACCESS4_READ | ACCESS4_XAREAD | ACCESS4_XALIST)
         | bit(rights.lookup, ACCESS4_LOOKUP)
         | bit(rights.modify, ACCESS4_MODIFY | ACCESS4_XAWRITE)
@@ -300,8 +305,8 @@ fn bits(rights: Rights) -> u32 {
         | bit(rights.execute, ACCESS4_EXECUTE)
 }
 
-/// The rights that mean something for a directory.
+/// The access bits that apply to a directory.
 const DIR_BITS: u32 = ACCESS4_READ | ACCESS4_LOOKUP | ACCESS4_MODIFY | ACCESS4_EXTEND | ACCESS4_DELETE;
-/// The rights that mean something for anything else.
+/// The access bits that apply to any other object.
 const FILE_BITS: u32 = ACCESS4_READ | ACCESS4_MODIFY | ACCESS4_EXTEND | ACCESS4_EXECUTE;
 const XATTR_BITS: u32 = ACCESS4_XAREAD | ACCESS4_XAWRITE | ACCESS4_XALIST;

@@ -1,7 +1,7 @@
 //! READ, WRITE and COMMIT: RFC 8881 §18.3, §18.22, §18.32.
 //!
-//! Data is not copied here: READ passes on what the file system lends or fills, WRITE hands it the call's payload. A
-//! compound can have several of them; each takes, or leaves, the next chunk of an RDMA call (RFC 8267 §6.4).
+//! These operations do not copy data: READ passes on what the file system lends or fills, and WRITE passes on the
+//! payload of the call. A compound can have several of them. Each uses the next chunk of an RDMA call (RFC 8267 §6.4).
 
 use nfs::v4::{CommitArgs, Nfsstat4, ReadArgs, ReadOk, StableHow4, Stateid4, Verifier4, WriteArgs, WriteOk};
 use vfs::{Kind, Report, Stability, VfsError};
@@ -17,7 +17,7 @@ use crate::{
 
 pub(super) fn read(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Result<ReadOk, Fault4> {
     let file = cx.object4(at.current()?)?;
-    may_use(cx, at, &file, at.stateid(args.stateid)?, false)?;
+    check_stateid(cx, at, &file, at.stateid(args.stateid)?, false)?;
     let (offset, len) = read_range(&cx.transport, args.offset, args.count);
     let read = file.vfs().read(&file.caller(), &file.handle, offset, len, cx.pool, cx.transport.file_ranges);
     let read = read.map_err(|error| wrong_type(&file, error))?;
@@ -29,7 +29,7 @@ pub(super) fn read(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Result<Rea
 
 pub(super) fn write(cx: &Context<'_>, at: &Cursor, args: &WriteArgs) -> Result<WriteOk, Fault4> {
     let file = cx.object4(at.current()?)?;
-    may_use(cx, at, &file, at.stateid(args.stateid)?, true)?;
+    check_stateid(cx, at, &file, at.stateid(args.stateid)?, true)?;
     let data = write_part(&cx.transport, &file, args.offset, &args.data.0).ok_or(Nfsstat4::FBig)?;
     let stability = match args.stable {
         StableHow4::Unstable => Stability::Unstable,
@@ -49,12 +49,12 @@ pub(super) fn commit(cx: &Context<'_>, at: &Cursor, args: &CommitArgs) -> Result
     let (offset, len) = commit_range(args.offset, args.count);
     let committed = file.vfs().commit(&file.caller(), &file.handle, offset, len);
     committed.map_err(|error| wrong_type(&file, error))?;
-    // Asked for behind the commit: if that had lost writes, the verifier has changed.
+    // Read the verifier after the commit: it has changed if writes were lost.
     Ok(file.vfs().write_verifier())
 }
 
-/// Whether a stateid lets the client read, or write, a file.
-pub(super) fn may_use(
+/// Checks that a stateid permits the client to read or write a file.
+pub(super) fn check_stateid(
     cx: &Context<'_>,
     at: &Cursor,
     file: &Object<'_>,
@@ -64,7 +64,7 @@ pub(super) fn may_use(
     let name = (file.export.id(), file.handle.clone());
     let shard = at.session.as_ref().and_then(|session| session.shard.as_ref());
     let check = || {
-        if shard.is_some_and(|shard| shard.may_use(&name, &stateid, write)) {
+        if shard.is_some_and(|shard| shard.permits_io(&name, &stateid, write)) {
             return Ok(());
         }
         let (client, now) = (at.client(), clock::now());
@@ -73,21 +73,23 @@ pub(super) fn may_use(
     Ok(file.once(if write { "may write" } else { "may read" }, check)?)
 }
 
-/// §18.22.3 and its like: what it means that something is not a regular file.
+/// Converts an error of an operation on an object that may not be a regular file (§18.22.3).
 pub(super) fn wrong_type(object: &Object<'_>, error: VfsError) -> Fault4 {
     if error != VfsError::Invalid {
         return error.into();
     }
     match object.getattr().map(|attr| attr.kind) {
         Err(VfsError::WouldBlock) => Fault4::WouldBlock,
-        Ok(kind) => of_kind(kind).err().unwrap_or(Nfsstat4::Inval).into(),
+        Ok(kind) => check_regular_file(kind).err().unwrap_or(Nfsstat4::Inval).into(),
         Err(error) => error.into(),
     }
 }
 
+/// Checks that an object is a regular file.
+///
 /// # Errors
-/// What tells that something is not a regular file.
-pub(super) fn of_kind(kind: Kind) -> Result<(), Nfsstat4> {
+/// ISDIR, SYMLINK or WRONG_TYPE.
+pub(super) fn check_regular_file(kind: Kind) -> Result<(), Nfsstat4> {
     match kind {
         Kind::File => Ok(()),
         Kind::Dir => Err(Nfsstat4::IsDir),
@@ -104,5 +106,5 @@ pub(super) fn stable_how(stability: Stability) -> StableHow4 {
     }
 }
 
-/// Number, status, `eof` and the length of the data.
+/// The operation number, status, `eof` and the length of the data.
 const READ_HEAD: usize = 16;

@@ -1,5 +1,5 @@
-//! Operations that move about: GETFH, PUTFH, PUTROOTFH, SAVEFH, RESTOREFH, LOOKUP, LOOKUPP, SECINFO and
-//! SECINFO_NO_NAME: RFC 8881 §18.8, §18.13, §18.14, §18.19–18.21, §18.27–18.29, §18.45.
+//! Operations that use the current file handle or change it: GETFH, PUTFH, PUTROOTFH, SAVEFH, RESTOREFH, LOOKUP,
+//! LOOKUPP, SECINFO and SECINFO_NO_NAME: RFC 8881 §18.8, §18.13, §18.14, §18.19–18.21, §18.27–18.29, §18.45.
 
 use nfs::v4::{LookupArgs, Nfsstat4, PutFhArgs, Secinfo4, SecinfoArgs, SecinfoStyle4};
 use vfs::{Handle, Kind, Name, VfsError};
@@ -21,7 +21,7 @@ pub(super) fn getfh(cx: &Context<'_>, at: &Cursor) -> Result<Sealed, Fault4> {
     Ok(Sealed(cx.seal(at.current()?)))
 }
 
-/// A file handle, as it goes out.
+/// The bytes of a file handle in a result.
 pub(super) struct Sealed(FhBytes);
 
 impl Encode for Sealed {
@@ -36,7 +36,7 @@ pub(super) fn putfh(cx: &Context<'_>, at: &mut Cursor, args: &PutFhArgs) -> Resu
 }
 
 pub(super) fn putrootfh(cx: &Context<'_>, at: &mut Cursor) -> Result<(), Fault4> {
-    at.current = Some(arrive(cx, NodeId::ROOT)?.into());
+    at.current = Some(place_of_node(cx, NodeId::ROOT)?.into());
     Ok(())
 }
 
@@ -47,7 +47,7 @@ pub(super) fn savefh(at: &mut Cursor) -> Result<(), Fault4> {
 }
 
 pub(super) fn restorefh(at: &mut Cursor) -> Result<(), Fault4> {
-    // §18.27.3: NOFILEHANDLE since 4.1; RFC 7530 §16.29.
+    // §18.27.3: NOFILEHANDLE from 4.1 on. In 4.0 it is RESTOREFH (RFC 7530 §16.29).
     at.saved().map_err(|status| if at.minor == 0 { Nfsstat4::RestoreFh } else { status })?;
     at.current.clone_from(&at.saved);
     Ok(())
@@ -65,7 +65,7 @@ pub(super) fn lookupp(cx: &Context<'_>, at: &mut Cursor) -> Result<(), Fault4> {
 
 pub(super) fn secinfo(cx: &Context<'_>, at: &mut Cursor, args: &SecinfoArgs) -> Result<Vec<Secinfo4>, Fault4> {
     find(cx, at.current()?, &args.name)?;
-    // §18.29.3: the file handle is used up, as in 4.0 it is not.
+    // §18.29.3: SECINFO consumes the current file handle. In 4.0 it does not.
     if at.minor > 0 {
         at.current = None;
     }
@@ -85,34 +85,35 @@ pub(super) fn secinfo_no_name(
     Ok(flavors())
 }
 
-/// What is called `name` in a directory.
+/// Finds the entry `name` of a directory.
 fn find(cx: &Context<'_>, dir: &Place, name: &[u8]) -> Result<Place, Fault4> {
     let name = component(name)?;
     match dir {
         Place::Pseudo(node) => {
             let child = cx.shared.pseudo.child(*node, name.as_bytes()).ok_or(Nfsstat4::NoEnt)?;
-            arrive(cx, child)
+            place_of_node(cx, child)
         }
         Place::Object(..) => {
             let dir = cx.object4(dir)?;
             if let Some(node) = cx.shared.pseudo.junction(&dir, name.as_bytes())? {
-                return arrive(cx, node);
+                return place_of_node(cx, node);
             }
-            let (handle, _) = look(&dir, name)?;
+            let (handle, _) = find_entry(&dir, name)?;
             Ok(Place::Object(dir.export.id(), handle))
         }
     }
 }
 
-/// A name in a directory of an export. What is in the way is told as version 4 does.
-pub(super) fn look(dir: &Object<'_>, name: &Name) -> Result<(Handle, Kind), Fault4> {
+/// Finds an entry of a directory of an export, and returns errors as version 4 defines them.
+pub(super) fn find_entry(dir: &Object<'_>, name: &Name) -> Result<(Handle, Kind), Fault4> {
     dir.vfs().find(&dir.caller(), &dir.handle, name).map_err(|error| match error {
         VfsError::NotDir => not_a_directory(dir),
         error => error.into(),
     })
 }
 
-/// §18.13.3: the current file handle of LOOKUP and the like may be that of a symbolic link, which the client is to follow.
+/// Returns SYMLINK for a symbolic link, which the client should follow, else NOTDIR. LOOKUP and similar operations need
+/// a directory (§18.13.3).
 pub(super) fn not_a_directory(object: &Object<'_>) -> Fault4 {
     match object.getattr() {
         Err(VfsError::WouldBlock) => Fault4::WouldBlock,
@@ -121,7 +122,7 @@ pub(super) fn not_a_directory(object: &Object<'_>) -> Fault4 {
     }
 }
 
-/// The directory that holds a directory.
+/// Returns the parent directory of a directory.
 fn parent(cx: &Context<'_>, of: &Place) -> Result<Place, Fault4> {
     let pseudo = &cx.shared.pseudo;
     let node = match of {
@@ -129,8 +130,8 @@ fn parent(cx: &Context<'_>, of: &Place) -> Result<Place, Fault4> {
         Place::Object(id, handle) => {
             let object = cx.object4(of)?;
             if object.export.root() != handle {
-                let parent = Name::new(b"..").expect("a component");
-                let (handle, _) = look(&object, parent)?;
+                let parent = Name::new(b"..").expect("`..` must be a valid name");
+                let (handle, _) = find_entry(&object, parent)?;
                 return Ok(Place::Object(*id, handle));
             }
             pseudo.node_of(*id).ok_or(Nfsstat4::Stale)?
@@ -143,16 +144,16 @@ fn parent(cx: &Context<'_>, of: &Place) -> Result<Place, Fault4> {
         let handle = pseudo.mount_point(&object, top, node)?.ok_or(Nfsstat4::NoEnt)?;
         return Ok(Place::Object(export.id(), handle));
     }
-    arrive(cx, above)
+    place_of_node(cx, above)
 }
 
-/// What is at a node: an export, or the node itself.
+/// Returns the place of a node: the root of the export that is mounted there, or the node itself.
 ///
 /// # Errors
-/// NOENT for what the caller is not to know of; the root alone is there for everybody.
-fn arrive(cx: &Context<'_>, node: NodeId) -> Result<Place, Fault4> {
+/// NOENT if the caller must not see the node. Every caller sees the root.
+fn place_of_node(cx: &Context<'_>, node: NodeId) -> Result<Place, Fault4> {
     let pseudo = &cx.shared.pseudo;
-    if node != NodeId::ROOT && !pseudo.leads_somewhere(cx, node) {
+    if node != NodeId::ROOT && !pseudo.is_visible(cx, node) {
         return Err(Nfsstat4::NoEnt.into());
     }
     match pseudo.export(node).map(|id| cx.export(id, Purpose::Files)) {

@@ -1,11 +1,11 @@
-//! What NFSv4.0 alone has: SETCLIENTID, SETCLIENTID_CONFIRM, RENEW, OPEN_CONFIRM and RELEASE_LOCKOWNER: RFC 7530 §16.18,
-//! §16.28, §16.33, §16.34, §16.37.
+//! The operations that only NFSv4.0 has: SETCLIENTID, SETCLIENTID_CONFIRM, RENEW, OPEN_CONFIRM and RELEASE_LOCKOWNER:
+//! RFC 7530 §16.18, §16.28, §16.33, §16.34, §16.37.
 
 use nfs::v4::{
     Nfsstat4, OpenConfirmArgs, ReleaseLockOwnerArgs, SetClientIdArgs, SetClientIdConfirmArgs, SetClientIdRes, Stateid4,
 };
 
-use super::{data::of_kind, session::origin};
+use super::{data::check_regular_file, session::origin};
 use crate::{
     clock,
     v4::{cursor::Cursor, service::Context, status::Fault4},
@@ -28,14 +28,14 @@ pub(super) fn set_clientid_confirm(cx: &Context<'_>, at: &Cursor, args: &SetClie
     Ok(cx.shared.with_state(|state| state.set_clientid_confirm(now, args, &at.principal))?)
 }
 
-/// RENEW (§16.28). The lease was renewed when the client was found.
+/// RENEW (§16.28). The search for the client has already renewed the lease.
 pub(super) fn renew(cx: &Context<'_>, at: &Cursor) -> Result<(), Fault4> {
     Ok(cx.shared.with_state(|state| state.check_path40(at.client()))?)
 }
 
 pub(super) fn open_confirm(cx: &Context<'_>, at: &mut Cursor, args: &OpenConfirmArgs) -> Result<Stateid4, Fault4> {
     let file = cx.object4(at.current()?)?;
-    of_kind(file.getattr()?.kind)?;
+    check_regular_file(file.getattr()?.kind)?;
     let (name, client) = ((file.export.id(), file.handle), at.client());
     Ok(cx.shared.with_state(|state| state.open_confirm(client, &name, &args.open_stateid))?)
 }

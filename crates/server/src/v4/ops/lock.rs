@@ -1,13 +1,13 @@
 //! LOCK, LOCKT, LOCKU, FREE_STATEID and TEST_STATEID: RFC 8881 §18.10–18.12, §18.38, §18.48.
 //!
-//! The state machine and the lock manager decide. A client that wants to wait for a lock (READW_LT, WRITEW_LT) asks again
-//! until it has it; from 4.1 on it is told when to, by CB_NOTIFY_LOCK (§9.6, §20.11).
+//! The state machine and the lock table decide. A client that waits for a lock (READW_LT, WRITEW_LT) polls until it
+//! gets the lock. From 4.1 on, CB_NOTIFY_LOCK tells it when to retry (§9.6, §20.11).
 
 use nfs::v4::{
     FreeStateidArgs, LockArgs, LockRes, LockTArgs, LockTRes, LockUArgs, Locker4, Nfsstat4, Stateid4, TestStateidArgs,
 };
 
-use super::data::of_kind;
+use super::data::check_regular_file;
 use crate::{
     clock,
     handle::FileId,
@@ -18,7 +18,7 @@ pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result
     let file = file(cx, at)?;
     let mut args = args.clone();
     match &mut args.locker {
-        // Since 4.1 the session says whose it is.
+        // From 4.1 on, the session identifies the client.
         Locker4::New { lock_owner, .. } if at.minor == 0 && lock_owner.clientid != at.client() => {
             return Err(Nfsstat4::BadStateid.into());
         }
@@ -26,7 +26,7 @@ pub(super) fn lock(cx: &Context<'_>, at: &mut Cursor, args: &LockArgs) -> Result
         Locker4::Exist { lock_stateid, .. } => *lock_stateid = at.stateid(*lock_stateid)?,
     }
     let (client, now) = (at.client(), clock::now());
-    match cx.shared.give(|state, locks| state.lock(locks, client, &file, &args, now)) {
+    match cx.shared.grant(|state, locks| state.lock(locks, client, &file, &args, now)) {
         Ok(stateid) => {
             at.set_stateid(stateid);
             Ok(LockRes::Ok(stateid))
@@ -66,13 +66,13 @@ pub(super) fn test_stateid(cx: &Context<'_>, at: &Cursor, args: &TestStateidArgs
     Ok(cx.shared.with_state(|state| state.test_stateid(client, args)))
 }
 
-/// The regular file that is to be locked.
+/// Returns the regular file to be locked.
 fn file(cx: &Context<'_>, at: &Cursor) -> Result<FileId, Fault4> {
     let Place::Object(..) = at.current()? else { return Err(Nfsstat4::IsDir.into()) };
     let object = cx.object4(at.current()?)?;
-    of_kind(object.getattr()?.kind)?;
+    check_regular_file(object.getattr()?.kind)?;
     Ok((object.export.id(), object.handle))
 }
 
-/// DENIED with all but the owner's bytes.
+/// The bytes of DENIED without those of the owner.
 const DENIED_LEN: usize = 8 + 8 + 8 + 4 + 8 + 4 + 3;

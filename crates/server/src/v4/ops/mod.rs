@@ -1,8 +1,8 @@
-//! The operations, one file for each family of them.
+//! The operations, with one file for each family.
 //!
-//! An operation is a function of the call's [`Context`], the [`Cursor`] of its compound, and its arguments. If it ends with
-//! [`Fault4::WouldBlock`], it has changed nothing, or an operation of the file system is pending; it then runs again from its start. An
-//! effect on the state that comes before an operation of the file system is therefore had by
+//! An operation is a function of the call's [`Context`], the [`Cursor`] of its compound, and its arguments. If it
+//! returns [`Fault4::WouldBlock`], it has changed nothing or an operation of the file system is pending, and it runs
+//! again from its beginning. Therefore a change of the state that precedes an operation of the file system goes through
 //! [`Object::once`](crate::call::context::Object::once), and the cursor is changed last.
 
 mod attributes;
@@ -26,14 +26,14 @@ use crate::{
     v4::{service::Context, status::Fault4},
 };
 
-/// Most bytes of the result of an operation that changes something.
+/// The maximum bytes of the result of an operation that changes something.
 pub(super) const CHANGE_LEN_MAX: usize = 160;
 
-/// §18.39.3: not now.
+/// §18.39.3: directory delegations are not supported, and the client is not notified later.
 const NO_DIR_DELEGATION: GetDirDelegationNonFatal =
     GetDirDelegationNonFatal::Unavail { will_signal_deleg_avail: false };
 
-/// Whether an operation changes something, so that it cannot fail afterwards.
+/// Returns `true` if an operation changes something. Such an operation must not fail after it was executed.
 pub(super) fn changes(opnum: Opnum4) -> bool {
     use Opnum4::*;
     !matches!(
@@ -67,9 +67,9 @@ pub(super) fn changes(opnum: Opnum4) -> bool {
     )
 }
 
-/// Whether an operation is executed although the current file handle is of a file system that is on another server: because it
-/// asks where that is, or has nothing to do with it (RFC 8881 §11.3.2, RFC 7530 §8.2).
-fn is_for_absent(opnum: Opnum4) -> bool {
+/// Returns `true` if an operation is executed although the current file handle belongs to a file system on another
+/// server: the operation asks for its location, or does not use the file handle (RFC 8881 §11.3.2, RFC 7530 §8.2).
+fn is_allowed_on_absent(opnum: Opnum4) -> bool {
     use Opnum4::*;
     let asks = matches!(opnum, GetAttr | Verify | NVerify);
     let leaves = matches!(opnum, PutFh | PutPubFh | PutRootFh | RestoreFh);
@@ -103,7 +103,7 @@ pub(super) fn execute(
 ) -> Result<Nfsstat4, WouldBlock> {
     use Argop4::*;
     let mut out = Output { out, opnum: operation.opnum() };
-    if at.current().is_ok_and(|place| cx.is_absent(place)) && !is_for_absent(operation.opnum()) {
+    if at.current().is_ok_and(|place| cx.is_absent(place)) && !is_allowed_on_absent(operation.opnum()) {
         return out.fail(Nfsstat4::Moved);
     }
     match operation {
@@ -158,7 +158,7 @@ pub(super) fn execute(
         RemoveXattr(args) => out.put(xattr::removexattr(cx, at, args)),
 
         BackchannelCtl(args) => out.put(session::backchannel_ctl(cx, at, args)),
-        // §18.47.3: the state of no client is protected by a secret.
+        // §18.47.3: no client uses state protection by a secret (SSV).
         SetSsv(_) => out.fail(Nfsstat4::Inval),
         BindConnToSession(args) => out.put(session::bind_conn_to_session(cx, at, args)),
         CreateSession(args) => out.put(session::create_session(cx, at, args)),
@@ -170,13 +170,13 @@ pub(super) fn execute(
 
         GetDirDelegation(_) => out.put(at.current().map_err(Fault::from).map(|_| NO_DIR_DELEGATION)),
         DelegReturn(args) => out.put(open::delegreturn(cx, at, args)),
-        // Reports of what clients do with layouts; there are none, and nothing to do about it.
+        // Reports about layouts. This server has no layouts, so they are ignored.
         LayoutError(_) | LayoutStats(_) => out.put(at.current().map_err(Fault::from).map(|_| ())),
-        // What this server has not: named attributes, layouts, copies between servers, patterns, and delegations that outlive
-        // their client.
+        // Not supported: named attributes, layouts, copies between servers, WRITE_SAME, and delegations that survive a
+        // restart of the client.
         CopyNotify(_) | DelegPurge(_) | GetDeviceInfo(_) | GetDeviceList(_) | LayoutCommit(_) | LayoutGet(_)
         | LayoutReturn(_) | OpenAttr(_) | WantDelegation(_) | WriteSame(_) => out.fail(Nfsstat4::NotSupp),
-        // Of 4.0 alone: in later versions such an operation is refused when it is read.
+        // In 4.0 only: in later versions the decoder rejects these operations.
         OpenConfirm(args) => out.put(legacy::open_confirm(cx, at, args)),
         ReleaseLockOwner(args) => out.put(legacy::release_lockowner(cx, at, args)),
         Renew(_) => out.put(legacy::renew(cx, at)),
@@ -188,14 +188,14 @@ pub(super) fn execute(
     }
 }
 
-/// Where the result of one operation goes.
+/// The destination of the result of one operation.
 struct Output<'o> {
     out: &'o mut Encoder,
     opnum: Opnum4,
 }
 
 impl Output<'_> {
-    /// Appends a result whose body comes with OK alone.
+    /// Appends a result that has a body only with status OK.
     fn put<T: Encode>(&mut self, result: Result<T, Fault4>) -> Result<Nfsstat4, WouldBlock> {
         match result {
             Ok(body) => {
@@ -209,7 +209,7 @@ impl Output<'_> {
         }
     }
 
-    /// Appends a result whose body is written here, which comes with OK alone.
+    /// Appends a result that has a body only with status OK. The closure writes the body.
     fn write(&mut self, body: impl FnOnce(&mut Encoder) -> Result<(), Fault4>) -> Result<Nfsstat4, WouldBlock> {
         let start = self.out.stream_len();
         self.opnum.encode(self.out);
@@ -222,7 +222,7 @@ impl Output<'_> {
         self.put::<()>(Err(fault))
     }
 
-    /// Appends a result that has other bodies, too.
+    /// Appends a result that has a body with other statuses too.
     fn put_as<T>(
         &mut self,
         result: Result<(Nfsstat4, T), Fault4>,

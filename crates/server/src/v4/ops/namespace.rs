@@ -1,4 +1,4 @@
-//! What changes names: CREATE, LINK, REMOVE, RENAME; and READLINK: RFC 8881 §18.4, §18.9, §18.24–18.26.
+//! Operations that change names, and READLINK: CREATE, LINK, REMOVE, RENAME: RFC 8881 §18.4, §18.9, §18.24–18.26.
 
 use nfs::v4::{
     Bitmap4, ChangeInfo4, CreateArgs, CreateOk, Createtype4, Ftype4, LinkArgs, Nfsstat4, ReadLinkOk, RemoveArgs,
@@ -8,7 +8,7 @@ use vfs::{Change, Created, Device, Handle, Kind, Name, NodeKind, PreAttr, VfsErr
 
 use super::{
     attributes::set_acl,
-    filehandle::{look, not_a_directory},
+    filehandle::{find_entry, not_a_directory},
 };
 use crate::{
     call::object::Object,
@@ -40,18 +40,19 @@ pub(super) fn create(cx: &Context<'_>, at: &mut Cursor, args: &CreateArgs) -> Re
         Createtype4::Other(Ftype4::Fifo) => node(NodeKind::Fifo),
         Createtype4::Other(_) => return Err(Nfsstat4::BadType.into()),
     };
-    let Created { handle, dir: change, .. } = created.map_err(|error| in_dir(&dir, error))?;
+    let Created { handle, dir: change, .. } = created.map_err(|error| directory_fault(&dir, error))?;
     let mut attrset = args.createattrs.attrmask.clone();
-    finish(cx, &dir, &handle, acl.as_deref(), &mut attrset)?;
+    set_initial_acl(cx, &dir, &handle, acl.as_deref(), &mut attrset)?;
     at.current = Some(Place::Object(dir.export.id(), handle).into());
     Ok(CreateOk { cinfo: change_info(&change), attrset })
 }
 
-/// Gives a new object the ACL that was asked for. If that fails, the object stays, and `attrset` tells the client.
+/// Sets the ACL that the client asked for on a new object. If that fails, the object stays, and `attrset` does not have
+/// the ACL.
 ///
 /// # Errors
 /// `WouldBlock` while an operation is pending.
-pub(super) fn finish(
+pub(super) fn set_initial_acl(
     cx: &Context<'_>,
     dir: &Object<'_>,
     handle: &Handle,
@@ -63,7 +64,7 @@ pub(super) fn finish(
         if cx.thread.is_pending() {
             return Err(fault);
         }
-        tracing::debug!(?fault, "a new object does not have the ACL that it was to have");
+        tracing::debug!(?fault, "the ACL of a new object could not be set");
         attrset.remove(Attr4::Acl as u32);
     }
     Ok(())
@@ -75,7 +76,7 @@ pub(super) fn link(cx: &Context<'_>, at: &Cursor, args: &LinkArgs) -> Result<Cha
     let vfs = dir.writable()?.vfs();
     let _changing = cx.before_change(&object, Some(at.lock_client()))?;
     let linked = vfs.link(&dir.caller(), &object.handle, &dir.handle, name);
-    let (change, _) = linked.map_err(|error| in_dir(&dir, error))?;
+    let (change, _) = linked.map_err(|error| directory_fault(&dir, error))?;
     Ok(change_info(&change))
 }
 
@@ -97,9 +98,9 @@ pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result
     let dir = cx.object4(at.current()?)?;
     let name = component(&args.target)?;
     let vfs = dir.writable()?.vfs();
-    not_mounted_on(cx, &dir, name)?;
-    // One operation removes whatever there is; the file system has one for each kind.
-    let (_, kind) = look(&dir, name)?;
+    check_not_mount_point(cx, &dir, name)?;
+    // REMOVE removes any kind of object; the file system has one operation for directories and one for other kinds.
+    let (_, kind) = find_entry(&dir, name)?;
     cx.before_change_of(&dir, name, Some(at.lock_client()))?;
     let caller = dir.caller();
     let remove = |kind| match kind {
@@ -107,46 +108,47 @@ pub(super) fn remove(cx: &Context<'_>, at: &Cursor, args: &RemoveArgs) -> Result
         _ => vfs.remove(&caller, &dir.handle, name),
     };
     let change = match remove(kind) {
-        // It became the other kind in between.
+        // The object was replaced by one of the other kind in the meantime.
         Err(VfsError::IsDir) => remove(Kind::Dir),
         Err(VfsError::NotDir) if kind == Kind::Dir => remove(Kind::File),
         removed => removed,
     };
-    Ok(change_info(&change.map_err(|error| in_dir(&dir, error))?))
+    Ok(change_info(&change.map_err(|error| directory_fault(&dir, error))?))
 }
 
 pub(super) fn rename(cx: &Context<'_>, at: &Cursor, args: &RenameArgs) -> Result<RenameOk, Fault4> {
     let (from_dir, to_dir) = same_export(cx, at)?;
     let (from, to) = (component(&args.oldname)?, component(&args.newname)?);
     let vfs = to_dir.writable()?.vfs();
-    not_mounted_on(cx, &from_dir, from)?;
-    not_mounted_on(cx, &to_dir, to)?;
+    check_not_mount_point(cx, &from_dir, from)?;
+    check_not_mount_point(cx, &to_dir, to)?;
     cx.before_change_of(&from_dir, from, Some(at.lock_client()))?;
     cx.before_change_of(&to_dir, to, Some(at.lock_client()))?;
     let renamed = vfs.rename(&to_dir.caller(), &from_dir.handle, from, &to_dir.handle, to);
     let (source, target) = match renamed {
         Ok(changes) => changes,
         Err(error @ (VfsError::NotDir | VfsError::IsDir)) => {
-            return Err(in_the_way(&from_dir, &to_dir, from, to, error));
+            return Err(rename_fault(&from_dir, &to_dir, from, to, error));
         }
         Err(error) => return Err(error.into()),
     };
     Ok(RenameOk { source_cinfo: change_info(&source), target_cinfo: change_info(&target) })
 }
 
-/// What another export, or a referral, hides would be lost unseen. As with what is mounted on a Linux server, the name is busy.
-fn not_mounted_on(cx: &Context<'_>, dir: &Object<'_>, name: &Name) -> Result<(), Fault4> {
+/// Returns FILE_OPEN if an export or a referral is mounted on the name: the object below it would be removed unseen.
+/// Linux servers treat mount points as busy too.
+fn check_not_mount_point(cx: &Context<'_>, dir: &Object<'_>, name: &Name) -> Result<(), Fault4> {
     match cx.shared.pseudo.junction(dir, name.as_bytes())? {
         Some(_) => Err(Nfsstat4::FileOpen.into()),
         None => Ok(()),
     }
 }
 
-/// §18.26.3: a directory and something else cannot replace each other: EXIST. That one of the two is in no directory is
-/// NOTDIR.
-fn in_the_way(from_dir: &Object<'_>, to_dir: &Object<'_>, from: &Name, to: &Name, error: VfsError) -> Fault4 {
+/// Returns the status of a failed RENAME. A directory and another object cannot replace each other: EXIST (§18.26.3).
+/// If one of the parents is not a directory: NOTDIR.
+fn rename_fault(from_dir: &Object<'_>, to_dir: &Object<'_>, from: &Name, to: &Name, error: VfsError) -> Fault4 {
     for (dir, name) in [(from_dir, from), (to_dir, to)] {
-        if let Err(fault) = look(dir, name) {
+        if let Err(fault) = find_entry(dir, name) {
             return fault;
         }
     }
@@ -156,25 +158,25 @@ fn in_the_way(from_dir: &Object<'_>, to_dir: &Object<'_>, from: &Name, to: &Name
     }
 }
 
-/// The saved and the current object, which are of one export.
+/// Returns the saved and the current object. Both must be in one export.
 fn same_export<'a>(cx: &Context<'a>, at: &Cursor) -> Result<(Object<'a>, Object<'a>), Fault4> {
     let (saved, current) = (at.saved()?, at.current()?);
     let (saved, current) = (cx.object4(saved)?, cx.object4(current)?);
     if saved.export.id() == current.export.id() { Ok((saved, current)) } else { Err(Nfsstat4::XDev.into()) }
 }
 
-/// What an error means of a directory that may be none.
-fn in_dir(dir: &Object<'_>, error: VfsError) -> Fault4 {
+/// Converts an error of an operation in `dir`, which may not be a directory.
+fn directory_fault(dir: &Object<'_>, error: VfsError) -> Fault4 {
     match error {
         VfsError::NotDir => not_a_directory(dir),
         error => error.into(),
     }
 }
 
-/// A directory that stayed as it is.
+/// Returns the change attributes of a directory that was not changed.
 pub(super) fn unchanged(attr: vfs::Attr) -> ChangeInfo4 {
     change_info(&Change { before: PreAttr::from(&attr), after: attr })
 }
 
-/// Number, status and the length of the text.
+/// The operation number, the status and the length of the text.
 const READLINK_HEAD: usize = 12;

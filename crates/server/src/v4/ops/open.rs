@@ -1,11 +1,12 @@
 //! OPEN, OPEN_DOWNGRADE, CLOSE and DELEGRETURN: RFC 8881 §18.2, §18.6, §18.16, §18.18.
 //!
-//! OPEN has three steps, and an OPEN that fails leaves nothing behind:
+//! OPEN has three steps. An OPEN that fails leaves no state behind:
 //!
-//! 1. [`plan`]: the state refuses what can be refused without the file. A plan reserves nothing.
-//! 2. [`find`]: the file system finds or makes the file. A file that is made is nobody else's yet, so nothing is in the way of its share.
-//! 3. [`commit`]: the state gives the share and the delegation in one entry. A file that exists is shared before it is truncated, and a
-//!    delegation of it comes after that, with the new change attribute.
+//! 1. [`plan`]: the state rejects what can be rejected without the file. A plan reserves nothing.
+//! 2. [`find`]: the file system finds or creates the file. Nobody else uses a file that was just created, so its share
+//!    reservation cannot conflict.
+//! 3. [`commit`]: the state grants the share reservation and the delegation in one step. An existing file gets its
+//!    share reservation before it is truncated, and its delegation afterwards, with the new change attribute.
 
 use bytes::Bytes;
 use nfs::v4::{
@@ -20,9 +21,9 @@ use nfs::v4::{
 use vfs::{CreateMode, Created, Handle, Kind, Name, Rights, SetAttr, VfsError};
 
 use super::{
-    data::of_kind,
-    filehandle::{look, not_a_directory},
-    namespace::{finish, unchanged},
+    data::check_regular_file,
+    filehandle::{find_entry, not_a_directory},
+    namespace::{set_initial_acl, unchanged},
 };
 use crate::{
     call::{error::Fault, object::Object},
@@ -38,17 +39,17 @@ use crate::{
     },
 };
 
-/// A file that is to be opened.
+/// A file to be opened.
 struct Target {
     handle: Handle,
     cinfo: ChangeInfo4,
     attrset: Bitmap4,
-    /// True if it is to be truncated once it is shared.
+    /// `true` if the file must be truncated after its share reservation was granted.
     truncate: bool,
-    /// The client that makes a file may use it as it asks, whatever its mode.
-    made: bool,
+    /// `true` if this OPEN created the file. The client may then open it with any access, whatever its mode.
+    created: bool,
     kind: Kind,
-    /// Its change attribute, if that is known.
+    /// The change attribute, if it is known.
     change: Option<u64>,
 }
 
@@ -57,9 +58,9 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     let mut target = find(cx, at, args)?;
     let Place::Object(id, _) = at.current()? else { return Err(Nfsstat4::Inval.into()) };
     let file = cx.object4(&Place::Object(*id, target.handle.clone()))?;
-    of_kind(target.kind)?;
-    if !target.made {
-        permitted(&file, plan.request())?;
+    check_regular_file(target.kind)?;
+    if !target.created {
+        check_permission(&file, plan.request())?;
     }
     if target.change.is_none() && !target.truncate && plan.is_delegable() {
         target.change = Some(file.getattr()?.change);
@@ -78,12 +79,13 @@ pub(super) fn open(cx: &Context<'_>, at: &mut Cursor, args: &OpenArgs) -> Result
     Ok(OpenOk { stateid, cinfo, rflags, attrset, delegation })
 }
 
-/// Has the state accept an OPEN before the file is known. If the client must be stored first (§8.4.2.1), it is when this returns.
+/// Has the state accept an OPEN before the file is known. If the client must be stored first (§8.4.2.1), this stores
+/// it.
 fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Fault4> {
     let want_bits = match at.minor {
         0 => 0,
         1 => WANT_BITS,
-        // RFC 9754: a wish as well; a delegation comes without the times.
+        // RFC 9754: this bit is accepted, but a delegation comes without timestamps.
         _ => WANT_BITS | OPEN4_SHARE_ACCESS_WANT_DELEG_TIMESTAMPS,
     };
     let claim = match &args.claim {
@@ -102,19 +104,19 @@ fn plan(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<OpenPlan, Faul
         claim,
         can_recall: cx.shared.runs_tasks(),
     };
-    cx.shared.may_give()?;
+    cx.shared.may_grant()?;
     let plan = cx.shared.with_locks(|state, locks| state.plan_open(locks, request, clock::now()))?;
-    if let Some(owner) = plan.unremembered() {
-        remember(cx, at.client(), owner.clone())?;
+    if let Some(owner) = plan.unstored_owner() {
+        store_client(cx, at.client(), owner.clone())?;
     }
     Ok(plan)
 }
 
-/// Finds or makes the file.
+/// Finds or creates the file.
 fn find(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<Target, Fault4> {
     match &args.claim {
         OpenClaim4::Null(name) => {
-            // The mandatory check of names comes before that of the directory.
+            // The check of the name takes precedence over that of the directory.
             let name = component(name)?;
             let Place::Object(..) = at.current()? else { return Err(pseudo(cx, at, name, args)) };
             let dir = cx.object4(at.current()?)?;
@@ -137,35 +139,36 @@ fn find(cx: &Context<'_>, at: &Cursor, args: &OpenArgs) -> Result<Target, Fault4
             let attr = file.getattr()?;
             Ok(Target {
                 handle: file.handle,
-                // Nothing is known of a directory.
+                // The directory of the file is unknown.
                 cinfo: ChangeInfo4::default(),
                 attrset: Bitmap4::new(),
                 truncate: false,
-                made: false,
+                created: false,
                 kind: attr.kind,
                 change: Some(attr.change),
             })
         }
-        // §18.16.3: for servers that keep delegations over a client's restart, which have DELEGPURGE.
+        // §18.16.3: for servers that keep delegations across a client's restart. Those support DELEGPURGE.
         OpenClaim4::DelegatePrev(_) | OpenClaim4::DelegPrevFh => Err(Nfsstat4::NotSupp.into()),
     }
 }
 
-/// Gives the client the file, and truncates it if the client asks for that.
+/// Grants the open, and truncates the file if the client asks for that.
 fn commit(cx: &Context<'_>, plan: &OpenPlan, file: &Object<'_>, target: &Target) -> Result<Opened, Fault4> {
     if target.truncate && !cx.may_block && file.journal().is_none() {
-        // It is shared first, and after that the operation must not be executed again without a journal.
+        // The share reservation is granted first. After that the operation must not run again without a journal.
         return Err(Fault::WouldBlock);
     }
     let client = plan.request().client;
     let changing = target.truncate.then(|| cx.before_change(file, Some(LockClient::V4(client.0)))).transpose()?;
     let name = (file.export.id(), file.handle.clone());
     let to = OpenTarget { file: &name, change: target.change, truncates: target.truncate };
-    cx.shared.may_give()?;
+    cx.shared.may_grant()?;
     let commit = || cx.shared.with_locks(|state, locks| state.commit_open(locks, plan, to, clock::now()));
     let mut opened = file.once("commit", commit)?;
-    if let Err(status) = cx.shared.may_give() {
-        // Storage has failed in the middle. The client opens again and gets the same open, but it would not know of a delegation.
+    if let Err(status) = cx.shared.may_grant() {
+        // Storage failed in the meantime. The client repeats the OPEN and gets the same open, but would not learn of
+        // the delegation.
         if let OpenDelegation4::Read(OpenReadDelegation4 { stateid, .. })
         | OpenDelegation4::Write(OpenWriteDelegation4 { stateid, .. }) = opened.delegation
         {
@@ -211,7 +214,7 @@ pub(super) fn close(cx: &Context<'_>, at: &mut Cursor, args: &CloseArgs) -> Resu
     Ok(closed)
 }
 
-/// In a directory on the way to exports there are only directories, and nothing can be made.
+/// Returns the error of an OPEN in the pseudo file system, which has only directories and is read-only.
 fn pseudo(cx: &Context<'_>, at: &Cursor, name: &Name, args: &OpenArgs) -> Fault4 {
     let Ok(Place::Pseudo(node)) = at.current() else { return Nfsstat4::NoFileHandle.into() };
     let there = cx.shared.pseudo.child(*node, name.as_bytes()).is_some();
@@ -222,22 +225,22 @@ fn pseudo(cx: &Context<'_>, at: &Cursor, name: &Name, args: &OpenArgs) -> Fault4
     }
 }
 
-/// A file that is there, or NOENT.
+/// Finds an existing file, or returns NOENT.
 fn existing(dir: &Object<'_>, name: &Name, how: Option<&SetAttr>) -> Result<Target, Fault4> {
-    let (handle, kind) = look(dir, name)?;
+    let (handle, kind) = find_entry(dir, name)?;
     let cinfo = unchanged(dir.getattr()?);
-    // §18.16.3: of the attributes for creating it, an existing file gets only a size, and only zero.
+    // §18.16.3: an existing file gets only a size from the attributes for its creation, and only if that is zero.
     let truncate = how.is_some_and(|set| set.size == Some(0));
     let attrset = if truncate { [Attr4::Size as u32].into_iter().collect() } else { Bitmap4::new() };
-    Ok(Target { handle, cinfo, attrset, truncate, made: false, kind, change: None })
+    Ok(Target { handle, cinfo, attrset, truncate, created: false, kind, change: None })
 }
 
 fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Createhow4) -> Result<Target, Fault4> {
     let none = Fattr4::default();
     let (Createhow4::Unchecked(attrs) | Createhow4::Guarded(attrs) | Createhow4::Exclusive41 { attrs, .. }) = how
     else {
-        let Createhow4::Exclusive(verf) = how else { unreachable!("all others have attributes") };
-        return exclusively(dir, name, *verf, SetAttr::default(), none.attrmask);
+        let Createhow4::Exclusive(verf) = how else { unreachable!("all other modes have attributes") };
+        return create_exclusive(dir, name, *verf, SetAttr::default(), none.attrmask);
     };
     let Wanted { set, acl } = set_attr(cx, attrs, at.minor, dir.vfs().caps())?;
     let mut target = match how {
@@ -246,38 +249,45 @@ fn create(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, name: &Name, how: &Cr
                 Err(Fault::Status(Nfsstat4::NoEnt)) => {}
                 found => return found,
             }
-            // Somebody may make it in between: then it is there.
-            match make(dir, name, &CreateMode::Guarded(set.clone()), attrs.attrmask.clone()) {
+            // Another client may create the file in the meantime. Then it exists.
+            match create_file(dir, name, &CreateMode::Guarded(set.clone()), attrs.attrmask.clone()) {
                 Err(Fault::Status(Nfsstat4::Exist)) => return existing(dir, name, Some(&set)),
-                made => made?,
+                created => created?,
             }
         }
         Createhow4::Exclusive41 { verf, .. } => {
-            // Those that suppattr_exclcreat leaves out.
+            // The attributes that suppattr_exclcreat omits.
             if set.size.is_some() || set.atime.is_some() || set.mtime.is_some() {
                 return Err(Nfsstat4::Inval.into());
             }
-            exclusively(dir, name, *verf, set, attrs.attrmask.clone())?
+            create_exclusive(dir, name, *verf, set, attrs.attrmask.clone())?
         }
-        _ => make(dir, name, &CreateMode::Guarded(set), attrs.attrmask.clone())?,
+        _ => create_file(dir, name, &CreateMode::Guarded(set), attrs.attrmask.clone())?,
     };
-    finish(cx, dir, &target.handle, acl.as_deref(), &mut target.attrset)?;
+    set_initial_acl(cx, dir, &target.handle, acl.as_deref(), &mut target.attrset)?;
     Ok(target)
 }
 
-fn exclusively(dir: &Object<'_>, name: &Name, verf: [u8; 8], set: SetAttr, mask: Bitmap4) -> Result<Target, Fault4> {
-    let mut target = make(dir, name, &CreateMode::Exclusive(verf), mask)?;
+fn create_exclusive(
+    dir: &Object<'_>,
+    name: &Name,
+    verf: [u8; 8],
+    set: SetAttr,
+    mask: Bitmap4,
+) -> Result<Target, Fault4> {
+    let mut target = create_file(dir, name, &CreateMode::Exclusive(verf), mask)?;
     if set != SetAttr::default() {
-        // The file is the client's, by the verifier: should this fail, it asks again and comes back here.
+        // The verifier identifies the file as the client's. If this fails, the client repeats the OPEN and gets here
+        // again.
         dir.vfs().setattr(&dir.caller(), &target.handle, &set, None)?;
     }
-    // The times are the verifier: the client is to set them (§18.16.3).
+    // The times hold the verifier, so the client must set them (§18.16.3).
     target.attrset.insert(Attr4::TimeAccess as u32);
     target.attrset.insert(Attr4::TimeModify as u32);
     Ok(target)
 }
 
-fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> Result<Target, Fault4> {
+fn create_file(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> Result<Target, Fault4> {
     let created = dir.writable()?.vfs().create(&dir.caller(), &dir.handle, name, mode);
     let Created { handle, attr, dir: parent } = created.map_err(|error| match error {
         VfsError::NotDir => not_a_directory(dir),
@@ -288,14 +298,14 @@ fn make(dir: &Object<'_>, name: &Name, mode: &CreateMode, attrset: Bitmap4) -> R
         cinfo: change_info(&parent),
         attrset,
         truncate: false,
-        made: true,
+        created: true,
         kind: attr.kind,
         change: Some(attr.change),
     })
 }
 
-/// Checks that the caller may open a file that exists.
-fn permitted(file: &Object<'_>, request: &OpenRequest) -> Result<(), Fault4> {
+/// Checks that the caller may open an existing file.
+fn check_permission(file: &Object<'_>, request: &OpenRequest) -> Result<(), Fault4> {
     let access = request.access;
     let (read, write) = (access & OPEN4_SHARE_ACCESS_READ != 0, access & OPEN4_SHARE_ACCESS_WRITE != 0);
     if write {
@@ -303,13 +313,13 @@ fn permitted(file: &Object<'_>, request: &OpenRequest) -> Result<(), Fault4> {
     }
     let has = |wanted| file.vfs().permits(&file.caller(), &file.handle, wanted).map(|granted| granted == wanted);
     let may_write = !write || has(Rights { modify: true, ..Rights::default() })?;
-    // A program is read to be executed.
+    // A client must be able to read a program to execute it.
     let may_read = !read
         || has(Rights { read: true, ..Rights::default() })?
         || has(Rights { execute: true, ..Rights::default() })?;
-    // The owner of the file had the right when the client opened it, or got the delegation.
-    let had = request.claim != Claim::New;
-    let may = may_read && may_write || had && file.getattr()?.uid == file.caller().cred.uid;
+    // The file's owner had the right when the client opened the file or got the delegation.
+    let had_right = request.claim != Claim::New;
+    let may = may_read && may_write || had_right && file.getattr()?.uid == file.caller().cred.uid;
     if may { Ok(()) } else { Err(Nfsstat4::Access.into()) }
 }
 
@@ -322,15 +332,15 @@ pub(super) fn delegreturn(cx: &Context<'_>, at: &Cursor, args: &DelegReturnArgs)
 }
 
 /// Stores a client, so that it can reclaim after a restart what it gets now (§8.4.2.1).
-fn remember(cx: &Context<'_>, client: Clientid4, owner: Bytes) -> Result<(), Fault4> {
+fn store_client(cx: &Context<'_>, client: Clientid4, owner: Bytes) -> Result<(), Fault4> {
     let recovery = &cx.core.recovery;
     if !cx.may_block && recovery.is_persistent() {
         return Err(Fault::WouldBlock);
     }
     let written = recovery.add_v4_client(owner.clone());
-    cx.shared.with_state(|state| state.remembered(client, &owner, written.is_ok()));
+    cx.shared.with_state(|state| state.client_stored(client, &owner, written.is_ok()));
     written.map_err(|error| {
-        tracing::debug!(%error, "a client gets nothing because it could not be remembered");
+        tracing::debug!(%error, "an OPEN was refused because the client could not be stored");
         Nfsstat4::Delay.into()
     })
 }

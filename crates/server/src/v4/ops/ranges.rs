@@ -1,9 +1,9 @@
-//! What version 4.2 does with ranges of files: ALLOCATE, DEALLOCATE, SEEK, READ_PLUS, COPY, CLONE and IO_ADVISE: RFC 7862
-//! §15.1, §15.2, §15.4, §15.5, §15.10, §15.11, §15.13.
+//! The operations of version 4.2 on ranges of files: ALLOCATE, DEALLOCATE, SEEK, READ_PLUS, COPY, CLONE and IO_ADVISE:
+//! RFC 7862 §15.1, §15.2, §15.4, §15.5, §15.10, §15.11, §15.13.
 //!
-//! A copy is made within this server. One of many bytes goes on behind its reply where the client allows that (`offload`
-//! has it), with OFFLOAD_STATUS and OFFLOAD_CANCEL (§15.8, §15.9); else it is cut short, as §15.2.3 allows, so that no thread is busy with
-//! it for long, and the client goes on with the rest.
+//! Copies stay within this server. A large copy is asynchronous if the client permits that (see `offload`), with
+//! OFFLOAD_STATUS and OFFLOAD_CANCEL (§15.8, §15.9). Otherwise a large copy is short, as §15.2.3 permits, so that it
+//! does not occupy a thread for long, and the client copies the rest.
 
 use nfs::v4::{
     AllocateArgs, Bitmap4, CloneArgs, CopyArgs, CopyOk, CopyRequirements4, DataContent4, IoAdviseArgs, Nfsstat4,
@@ -12,7 +12,7 @@ use nfs::v4::{
 };
 use vfs::{SeekFor, VfsError};
 
-use super::data::{may_use, of_kind, wrong_type};
+use super::data::{check_regular_file, check_stateid, wrong_type};
 use crate::{
     call::{
         object::Object,
@@ -46,7 +46,7 @@ pub(super) fn seek(cx: &Context<'_>, at: &Cursor, args: &SeekArgs) -> Result<See
     let found = file.vfs().seek(&file.caller(), &file.handle, args.offset, what);
     match found.map_err(|error| wrong_type(&file, error))? {
         Some(offset) => Ok(SeekOk { eof: false, offset }),
-        // §15.11.3: there is none; behind the last byte, all is a hole.
+        // §15.11.3: not found. Everything after the last byte is a hole.
         None => Ok(SeekOk { eof: true, offset: file.getattr()?.size }),
     }
 }
@@ -54,7 +54,7 @@ pub(super) fn seek(cx: &Context<'_>, at: &Cursor, args: &SeekArgs) -> Result<See
 pub(super) fn read_plus(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Result<ReadPlusOk, Fault4> {
     let file = readable(cx, at, args.stateid)?;
     let size = file.getattr()?.size;
-    // Holes take no room in the reply, so both the range and what is told of it have a bound.
+    // Holes take no space in the reply, so both the range and the number of segments are bounded.
     let end = args.offset.saturating_add(args.count.into()).min(size);
     let mut room = (transfer_max(&cx.transport) as usize).min(at.room.saturating_sub(READ_PLUS_HEAD)) as u64;
     let (mut offset, mut contents) = (args.offset, Vec::new());
@@ -71,7 +71,7 @@ pub(super) fn read_plus(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Resul
             }
         };
         if next == offset {
-            // It has become shorter meanwhile.
+            // The file was truncated in the meantime.
             break;
         }
         offset = next;
@@ -80,7 +80,7 @@ pub(super) fn read_plus(cx: &Context<'_>, at: &Cursor, args: &ReadArgs) -> Resul
     Ok(ReadPlusOk { eof: offset >= size, contents })
 }
 
-/// The data, at most `data_max` bytes, or the hole, at a place in a file.
+/// Returns the segment that begins at `offset`: data of at most `data_max` bytes, or a hole.
 fn segment(
     cx: &Context<'_>,
     file: &Object<'_>,
@@ -89,7 +89,7 @@ fn segment(
 ) -> Result<ReadPlusContent, Fault4> {
     let (vfs, caller) = (file.vfs(), file.caller());
     let data_end = match vfs.seek(&caller, &file.handle, offset, SeekFor::Data) {
-        // Where holes are not known, all is data; it may also have become shorter.
+        // If the file system does not report holes, everything is data. The file may also have been truncated.
         Err(VfsError::NotSupported | VfsError::NoDevice) => end,
         Ok(Some(data)) if data <= offset => {
             let hole = vfs.seek(&caller, &file.handle, offset, SeekFor::Hole);
@@ -109,20 +109,20 @@ fn segment(
 
 pub(super) fn copy(cx: &Context<'_>, at: &Cursor, args: &CopyArgs) -> Result<CopyOk, Fault4> {
     if !args.source_server.is_empty() {
-        // From another server, of which we know none.
+        // A copy from another server.
         return Err(Nfsstat4::NotSupp.into());
     }
-    let (source, target) = both(cx, at, args.src_stateid, args.dst_stateid)?;
+    let (source, target) = source_and_target(cx, at, args.src_stateid, args.dst_stateid)?;
     let size = source.getattr()?.size;
-    // §15.2.3: the source must have all that is asked for; zero means to its end.
+    // §15.2.3: the source must have the whole range. A count of zero means up to its end.
     let len = if args.count == 0 { size.checked_sub(args.src_offset) } else { Some(args.count) };
     let len = len.filter(|&len| args.src_offset.checked_add(len).is_some_and(|end| end <= size));
     let len = len.ok_or(Nfsstat4::Inval)?;
     let vfs = target.vfs();
     let writeverf = vfs.write_verifier();
     let changing = cx.before_change(&target, Some(at.lock_client()))?;
-    let apart = args.src_offset.abs_diff(args.dst_offset) >= len;
-    let _changing = if args.synchronous || !(apart || source.handle != target.handle) {
+    let disjoint = args.src_offset.abs_diff(args.dst_offset) >= len;
+    let _changing = if args.synchronous || !(disjoint || source.handle != target.handle) {
         changing
     } else {
         let (from, to) = ((source.handle.clone(), args.src_offset), (target.handle.clone(), args.dst_offset));
@@ -148,27 +148,27 @@ pub(super) fn offload_cancel(cx: &Context<'_>, at: &Cursor, args: &OffloadArgs) 
 }
 
 pub(super) fn clone(cx: &Context<'_>, at: &Cursor, args: &CloneArgs) -> Result<(), Fault4> {
-    let (source, target) = both(cx, at, args.src_stateid, args.dst_stateid)?;
+    let (source, target) = source_and_target(cx, at, args.src_stateid, args.dst_stateid)?;
     let (from, to) = ((&source.handle, args.src_offset), (&target.handle, args.dst_offset));
     let _changing = cx.before_change(&target, Some(at.lock_client()))?;
     let vfs = target.vfs();
     let cloned = vfs.clone_range(&target.caller(), from, to, args.count);
     cloned.map_err(|error| wrong_type(&target, error))?;
-    // There is no verifier in the result by which a client could tell that it is lost.
+    // Make the clone durable: the result has no verifier by which a client could detect its loss.
     vfs.commit(&target.caller(), &target.handle, 0, 0)?;
     Ok(())
 }
 
-/// No hint changes what a file system below does anyhow: none is taken (§15.5.3).
+/// Accepts no hints, because none changes what the file system does (§15.5.3).
 pub(super) fn io_advise(cx: &Context<'_>, at: &Cursor, args: &IoAdviseArgs) -> Result<Bitmap4, Fault4> {
     readable(cx, at, args.stateid)?;
     Ok(Bitmap4::new())
 }
 
-/// The file of which a range is to be changed.
+/// Returns the file whose range is to be changed.
 fn range_of<'a>(cx: &Context<'a>, at: &Cursor, args: &AllocateArgs) -> Result<Object<'a>, Fault4> {
     let file = cx.object4(at.current()?)?;
-    may_use(cx, at, &file, at.stateid(args.stateid)?, true)?;
+    check_stateid(cx, at, &file, at.stateid(args.stateid)?, true)?;
     file.writable()?;
     if args.length == 0 {
         return Err(Nfsstat4::Inval.into());
@@ -181,34 +181,34 @@ fn range_of<'a>(cx: &Context<'a>, at: &Cursor, args: &AllocateArgs) -> Result<Ob
 
 fn readable<'a>(cx: &Context<'a>, at: &Cursor, stateid: Stateid4) -> Result<Object<'a>, Fault4> {
     let file = cx.object4(at.current()?)?;
-    may_use(cx, at, &file, at.stateid(stateid)?, false)?;
-    of_kind(file.getattr()?.kind)?;
+    check_stateid(cx, at, &file, at.stateid(stateid)?, false)?;
+    check_regular_file(file.getattr()?.kind)?;
     Ok(file)
 }
 
-/// The saved file, which is read, and the current one, which is written; both of one export.
-fn both<'a>(
+/// Returns the saved file, which is read, and the current file, which is written. Both must be in one export.
+fn source_and_target<'a>(
     cx: &Context<'a>,
     at: &Cursor,
     source: Stateid4,
     target: Stateid4,
 ) -> Result<(Object<'a>, Object<'a>), Fault4> {
     let (from, to) = (cx.object4(at.saved()?)?, cx.object4(at.current()?)?);
-    // First: a thread can wait for one export alone.
+    // Check this first: a thread waits for one export only.
     if from.export.id() != to.export.id() {
         return Err(Nfsstat4::XDev.into());
     }
-    may_use(cx, at, &from, at.saved_stateid(source)?, false)?;
-    may_use(cx, at, &to, at.stateid(target)?, true)?;
+    check_stateid(cx, at, &from, at.saved_stateid(source)?, false)?;
+    check_stateid(cx, at, &to, at.stateid(target)?, true)?;
     to.writable()?;
     for object in [&from, &to] {
-        of_kind(object.getattr()?.kind)?;
+        check_regular_file(object.getattr()?.kind)?;
     }
     Ok((from, to))
 }
 
-/// Number, status, `eof` and the count of segments, and what rounding may add.
+/// The operation number, status, `eof`, the number of segments, and the maximum padding.
 const READ_PLUS_HEAD: usize = 20;
-/// Type, offset and length of a segment, and padding.
+/// The type, offset and length of a segment, and padding.
 const SEGMENT_HEAD: u64 = 4 + 8 + 8 + 4;
 const SEGMENTS_MAX: usize = 256;

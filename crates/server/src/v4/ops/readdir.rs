@@ -1,8 +1,8 @@
 //! READDIR: RFC 8881 §18.23.
 //!
-//! Entries are encoded while the file system visits them, up to the bytes that the client has room for. `maxcount` bounds
-//! the whole result, `dircount` names and cookies. Where not even one entry fits, the answer is TOOSMALL. `.` and `..` are
-//! not entries in this protocol, and cookies 1 and 2, which file systems give to them, never go out.
+//! Entries are encoded while the file system visits them, until the client's limits are reached. `maxcount` limits the
+//! whole result, `dircount` the names and cookies. If not even one entry fits, the result is TOOSMALL. `.` and `..` are
+//! not entries in this protocol. Their cookies 1 and 2 are never sent.
 
 use std::ops::ControlFlow;
 
@@ -30,14 +30,14 @@ use crate::{
 
 pub(super) fn readdir(cx: &Context<'_>, at: &Cursor, args: &ReadDirArgs) -> Result<Raw, Fault4> {
     attr::check_readable(&args.attr_request)?;
-    let names_somebody = needs_owners(&args.attr_request) || needs_acl(&args.attr_request);
-    if names_somebody && cx.shared.names.are_told() && !cx.may_block {
-        // Not one entry after the other.
+    let has_names = needs_owners(&args.attr_request) || needs_acl(&args.attr_request);
+    if has_names && cx.shared.names.are_told() && !cx.may_block {
+        // Name lookups can block for each entry, so run all of it on a thread that may block.
         return Err(Fault4::WouldBlock);
     }
     let max = args.maxcount.min(directory_max(&cx.transport)) as usize;
     let room = max.min(at.room.saturating_sub(RESULT_HEAD)).checked_sub(VERIFIER + END).ok_or(Nfsstat4::TooSmall)?;
-    // §18.23.3: zero is no hint.
+    // §18.23.3: zero means that there is no hint.
     let dir_room = if args.dircount == 0 { usize::MAX } else { args.dircount as usize };
     let list = List { out: Encoder::with_capacity(room.min(CAPACITY_MAX)), room, dir_room, entries: 0, full: false };
     match at.current()? {
@@ -52,7 +52,7 @@ fn object(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, args: &ReadDirArgs, m
     }
     let mask = &args.attr_request;
     let stat = statfs(dir, mask)?;
-    // The verifier is known when the entries are.
+    // A placeholder: the verifier is known after the entries.
     [0u8; VERIFIER].encode(&mut list.out);
     let mut failed = None;
     let each = &mut |entry: DirEntry<'_>| {
@@ -77,10 +77,10 @@ fn object(cx: &Context<'_>, at: &Cursor, dir: &Object<'_>, args: &ReadDirArgs, m
     list.finish(read.verifier, eof)
 }
 
-/// An entry of an export's directory.
+/// Adds an entry of an export's directory.
 ///
 /// # Errors
-/// Its attributes are not to be had, and the client has no use for an entry without.
+/// The attributes of the entry are unavailable, and the client did not ask for rdattr_error.
 fn entry_of(
     cx: &Context<'_>,
     at: &Cursor,
@@ -103,22 +103,23 @@ fn entry_of(
     let Ok(aces) = aces(cx, dir, handle, attr, mask) else { return without_attributes(mask, entry, list) };
     let (fsid, acl) = (fsid(dir, attr), Some(&aces[..]));
     let locations = locations(cx, dir, mask);
-    let (locations, owners) = (locations.as_ref(), owners(cx, attr, mask).expect("it may wait"));
+    let (locations, owners) = (locations.as_ref(), owners(cx, attr, mask).expect("this thread may block"));
     let subject =
         Subject { fsid, filehandle: &filehandle, acl, locations, owners, ..general(cx, at, attr, caps, stat) };
     Ok(list.entry(entry.name, entry.cookie, |out| subject.encode(mask, out)))
 }
 
-/// §5.8.1.12: rdattr_error says for one entry why it has no attributes; where it is not asked for, all of READDIR fails.
+/// Adds an entry without attributes. rdattr_error says why they are missing (§5.8.1.12). Omits the entry if the client
+/// did not ask for rdattr_error.
 fn without_attributes(mask: &Bitmap4, entry: &DirEntry<'_>, list: &mut List) -> Result<ControlFlow<()>, Nfsstat4> {
     if !mask.contains(Attr4::RdattrError as u32) {
-        // It is no longer there, or what is there is not ours to serve; either way the client loses nothing.
+        // The object was removed or cannot be served. In both cases the client does not need the entry.
         return Ok(ControlFlow::Continue(()));
     }
     Ok(list.entry(entry.name, entry.cookie, |out| only_error(Nfsstat4::Access, out)))
 }
 
-/// No attributes but why there are none.
+/// Encodes rdattr_error as the only attribute.
 fn only_error(why: Nfsstat4, out: &mut Encoder) {
     let only: Bitmap4 = [Attr4::RdattrError as u32].into_iter().collect();
     only.encode(out);
@@ -144,10 +145,11 @@ fn pseudo(cx: &Context<'_>, at: &Cursor, dir: NodeId, args: &ReadDirArgs, mut li
     list.finish(VERIFIER_PSEUDO, true)
 }
 
-/// A directory on the way to exports, or the export that is there: with the attributes of its root, if they are to be had.
+/// Adds a node of the pseudo file system. If an export is mounted there, the entry has the attributes of its root, if
+/// those are available.
 ///
 /// # Errors
-/// MOVED: it is on another server, and the client asks neither where nor what is wrong with an entry (RFC 8881 §11.4.2).
+/// MOVED for a referral if the client asks neither for locations nor for rdattr_error (RFC 8881 §11.4.2).
 fn node_entry(
     cx: &Context<'_>,
     at: &Cursor,
@@ -165,7 +167,7 @@ fn node_entry(
     let known = root.map(|root| root.getattr().map(|attr| (root, attr)));
     let has_error = mask.contains(Attr4::RdattrError as u32);
     if has_error && let Some(Err(VfsError::WouldBlock)) = known {
-        // Of one export after the other: this READDIR does not wait for any of them, as one may hang. LOOKUP does.
+        // Do not wait for one export after the other: an export may hang. LOOKUP waits.
         return Ok(list.entry(&name, cookie, |out| only_error(Nfsstat4::Delay, out)));
     }
     let known: Option<(Object<'_>, Attr)> = known.and_then(Result::ok);
@@ -178,7 +180,7 @@ fn node_entry(
         let listed = with_node(cx, at, node, mask, &filehandle, |subject| {
             list.entry(&name, cookie, |out| subject.encode(mask, out))
         });
-        return Ok(listed.expect("a referral without locations has been handled"));
+        return Ok(listed.expect("a referral without locations was handled above"));
     };
     let filehandle = cx.seal(&root.place());
     let aces = aces(cx, root, &root.handle, attr, mask).unwrap_or_default();
@@ -189,21 +191,21 @@ fn node_entry(
         mounted_on_fileid: pseudo.fileid(node),
         filehandle: &filehandle,
         locations: locations.as_ref(),
-        owners: owners(cx, attr, mask).expect("it may wait"),
+        owners: owners(cx, attr, mask).expect("this thread may block"),
         ..general(cx, at, attr, root.vfs().caps(), None)
     };
     Ok(list.entry(&name, cookie, |out| subject.encode(mask, out)))
 }
 
-/// A result being encoded, and what room is left.
+/// A result that is being encoded, with its remaining space.
 struct List {
     out: Encoder,
-    /// Bytes left for entries.
+    /// The bytes left for entries.
     room: usize,
-    /// Bytes left for names and cookies.
+    /// The bytes left for names and cookies.
     dir_room: usize,
     entries: usize,
-    /// An entry had no room.
+    /// `true` if an entry did not fit.
     full: bool,
 }
 
@@ -216,7 +218,7 @@ impl List {
         let names = self.out.stream_len() - start - 4;
         attributes(&mut self.out);
         let room = self.room.checked_sub(self.out.stream_len() - start);
-        // The hint stops what comes after the first.
+        // `dircount` is a hint: at least one entry is returned.
         let dir_room = self.dir_room.checked_sub(names).or((self.entries == 0).then_some(0));
         let Some((room, dir_room)) = room.zip(dir_room) else {
             self.out.truncate(start);
@@ -241,7 +243,7 @@ impl List {
     }
 }
 
-/// A body that is XDR already.
+/// A body that is already encoded.
 pub(super) struct Raw(bytes::Bytes);
 
 impl Encode for Raw {
@@ -250,12 +252,12 @@ impl Encode for Raw {
     }
 }
 
-/// The number and status of the result.
+/// The operation number and the status of the result.
 const RESULT_HEAD: usize = 8;
 const VERIFIER: usize = 8;
 /// The end of the list, and `eof`.
 const END: usize = 4 + 4;
 const CAPACITY_MAX: usize = 32 << 10;
 const COOKIE_FIRST: u64 = 3;
-/// The exports do not change while a server runs.
+/// The exports do not change while a server runs, so the verifier is constant.
 const VERIFIER_PSEUDO: [u8; 8] = *b"exports\0";

@@ -1,6 +1,6 @@
 //! Clients and sessions: EXCHANGE_ID, CREATE_SESSION, BIND_CONN_TO_SESSION, BACKCHANNEL_CTL, DESTROY_SESSION,
-//! DESTROY_CLIENTID and RECLAIM_COMPLETE: RFC 8881 §18.33–18.37, §18.50, §18.51. The state machine decides; what is left is what a compound
-//! has to do with it.
+//! DESTROY_CLIENTID and RECLAIM_COMPLETE: RFC 8881 §18.33–18.37, §18.50, §18.51. The state machine decides. This file
+//! adds what depends on the compound.
 
 use nfs::v4::{
     BackchannelCtlArgs, BindConnToSessionArgs, BindConnToSessionOk, ClientIdArgs, CreateSessionArgs, CreateSessionOk,
@@ -20,7 +20,7 @@ pub(super) fn exchange_id(cx: &Context<'_>, at: &Cursor, args: &ExchangeIdArgs) 
     })
 }
 
-/// Who introduces a client, and from where.
+/// Returns the principal and the address of the caller that introduces a client.
 pub(super) fn origin<'a>(cx: &Context<'_>, at: &'a Cursor) -> Origin<'a> {
     let peer = cx.peer.ip();
     Origin { principal: &at.principal, peer, admitted: cx.core.exports.admit(peer) }
@@ -32,13 +32,13 @@ pub(super) fn create_session(
     args: &CreateSessionArgs,
 ) -> Result<CreateSessionOk, Fault4> {
     let mut args = args.clone();
-    // Neither can a message be longer than the transport carries.
+    // A message cannot be longer than the transport carries.
     let most = u32::try_from(cx.transport.message_max).unwrap_or(u32::MAX);
     let fore = &mut args.fore_chan_attrs;
     (fore.maxrequestsize, fore.maxresponsesize) = (fore.maxrequestsize.min(most), fore.maxresponsesize.min(most));
     let now = clock::now();
     cx.shared.with_state(|state| {
-        // A record that was not confirmed within a lease is no more.
+        // Remove client records that were not confirmed within a lease time.
         state.expire(now);
         Ok(state.create_session(now, &args, &at.principal, at.connection)?)
     })
@@ -56,16 +56,16 @@ pub(super) fn bind_conn_to_session(
     Ok(cx.shared.with_state(|state| state.bind_conn_to_session(args, &at.principal, at.connection))?)
 }
 
-/// BACKCHANNEL_CTL (§18.33): how callbacks of this session go from now on.
+/// BACKCHANNEL_CTL (§18.33): sets program and credentials of the session's callbacks.
 pub(super) fn backchannel_ctl(cx: &Context<'_>, at: &Cursor, args: &BackchannelCtlArgs) -> Result<(), Fault4> {
-    let id = at.session.as_ref().expect("it comes after SEQUENCE").id;
+    let id = at.session.as_ref().expect("the operation must come after SEQUENCE").id;
     Ok(cx.shared.with_state(|state| state.backchannel_ctl(id, args))?)
 }
 
 pub(super) fn destroy_session(cx: &Context<'_>, at: &Cursor, args: &DestroySessionArgs) -> Result<(), Fault4> {
     let own = at.session.as_ref().is_some_and(|session| session.id == args.sessionid);
-    if own && at.behind > 0 {
-        // §18.37.3: what follows would have no session.
+    if own && at.operations_left > 0 {
+        // §18.37.3: the operations that follow would have no session.
         return Err(Nfsstat4::NotOnlyOp.into());
     }
     let connection = at.connection.id;
@@ -82,5 +82,5 @@ pub(super) fn reclaim_complete(cx: &Context<'_>, at: &Cursor, args: &ReclaimComp
     if args.one_fs {
         at.current()?;
     }
-    Ok(cx.shared.give(|state, _| state.reclaim_complete(at.client(), args))?)
+    Ok(cx.shared.grant(|state, _| state.reclaim_complete(at.client(), args))?)
 }

@@ -1,11 +1,11 @@
-//! [`Clients`]: the records that EXCHANGE_ID makes and CREATE_SESSION confirms.
+//! [`Clients`]: the client records that EXCHANGE_ID creates and CREATE_SESSION confirms.
 //!
-//! Read RFC 8881 §2.4 (client identifiers), §8.3 (leases), §18.35.4 (the nine cases of EXCHANGE_ID, which are numbered in
-//! the code) and §18.36.4 (confirmation). A client owner has at most two records: the confirmed one, and an unconfirmed
-//! one that will replace it or be forgotten.
+//! Read RFC 8881 §2.4 (client identifiers), §8.3 (leases), §18.35.4 (the nine cases of EXCHANGE_ID, which are numbered
+//! in the code) and §18.36.4 (confirmation). A client owner has at most two records: a confirmed one, and an
+//! unconfirmed one that will replace it or will be removed.
 //!
-//! What an introduction comes to is planned first, which changes nothing and can fail; a [`Plan`] is then carried out by
-//! [`State`](super::State), which cannot. A client owns its sessions.
+//! An EXCHANGE_ID is planned first. Planning changes nothing and can fail. [`State`](super::State) then executes the
+//! [`Plan`], which cannot fail. A client owns its sessions.
 
 mod v40;
 
@@ -31,46 +31,46 @@ use super::{
 };
 use crate::hash::Map;
 
-/// A client, and its sessions, which are nobody else's and end with it.
+/// A client with its sessions, which end with it.
 #[derive(Debug)]
 pub struct Client<R, F> {
-    /// Its own name, and its incarnation.
+    /// The client owner and the verifier of this incarnation.
     pub owner: ClientOwner4,
-    /// Who introduced it.
+    /// The principal that introduced the client.
     pub principal: Principal,
-    /// Whose places and memory it uses.
+    /// The group whose share of clients and memory it uses.
     pub(super) group: Group,
-    /// Its age, as a number: the higher, the younger.
+    /// A serial number: younger clients have higher numbers.
     serial: u64,
-    /// Whether it has made a session.
+    /// `true` after the client has created a session or confirmed its ID.
     pub confirmed: bool,
-    /// Whether it has ever called by it.
+    /// `true` after the client has sent a request by its ID.
     used: bool,
-    /// How its state is protected.
+    /// The state protection.
     pub protect: StateProtect4R,
-    /// What software it is, for people to read.
+    /// The name and version of the client software, for listings.
     pub implementation: Option<NfsImplId4>,
-    /// Its sessions, in the order in which they were made.
+    /// The sessions, in the order of their creation.
     pub(super) sessions: Vec<Session>,
-    /// Whether it has said that all is reclaimed.
+    /// `true` after RECLAIM_COMPLETE.
     pub reclaim_complete: bool,
-    /// The minor version that it spoke when it introduced itself, and is called in.
+    /// The minor version of its EXCHANGE_ID, which callbacks use too.
     pub minorversion: u32,
-    /// Whether it is remembered over a restart.
+    /// The state of its recovery record.
     pub(super) record: Record,
-    /// How far that is stored.
+    /// The state of that record in storage.
     pub(super) stored: Stored,
-    /// When it was last about to get something.
-    pub(super) wanted_at: Instant,
-    /// Whether it is being evicted: nothing of its is begun any more.
+    /// The time of the last OPEN.
+    pub(super) last_open_at: Instant,
+    /// `true` while the client is being evicted: no new request begins.
     pub(super) evicted: bool,
-    /// Whether the last attempt to call it has failed.
+    /// `true` if the last callback failed.
     pub(super) callbacks_fail: bool,
-    /// What only a client of 4.0 has.
+    /// The state that only clients of 4.0 have.
     pub legacy: Option<Legacy>,
-    /// The same as it will be, once that is confirmed.
+    /// The same state after an update that is not yet confirmed.
     update: Option<Legacy>,
-    /// The last CREATE_SESSION: a reply cache of one slot.
+    /// The last CREATE_SESSION: a reply cache of one slot (§18.36.4).
     pub(super) created: Created,
     /// Its slots and its lease.
     pub(super) shard: Arc<Shard<R, F>>,
@@ -95,68 +95,68 @@ pub struct Clients<R, F> {
     sessions: usize,
     lease: Duration,
     clients_max: usize,
-    /// The age of the next one.
+    /// The serial number of the next client.
     next_serial: u64,
 }
 
-/// The records of an owner.
+/// The records of a client owner.
 #[derive(Clone, Copy, Debug, Default)]
 struct Records {
     confirmed: Option<Clientid4>,
     unconfirmed: Option<Clientid4>,
 }
 
-/// What software a client is, without the message that said it.
-fn kept(implementation: &NfsImplId4) -> NfsImplId4 {
+/// Copies the client software's description, so that it does not keep the message that it was decoded from.
+fn detached(implementation: &NfsImplId4) -> NfsImplId4 {
     let NfsImplId4 { domain, name, date } = implementation;
     NfsImplId4 { domain: domain.detached(), name: name.detached(), date: *date }
 }
 
-/// What an introduction comes to, decided before anything is changed.
+/// The planned effect of an introduction. Nothing has changed yet.
 #[derive(Debug)]
 pub(super) struct Plan<R, F> {
-    /// Clients that end.
+    /// The clients to be removed.
     pub(super) ended: SmallVec<[Clientid4; 3]>,
-    /// What becomes of the one that introduces itself.
-    pub(super) then: Then<R, F>,
+    /// The change of the client that introduces itself.
+    pub(super) action: PlanAction<R, F>,
 }
 
-/// What becomes of a client that introduces itself.
+/// The change of a client that introduces itself.
 #[derive(Debug)]
-pub(super) enum Then<R, F> {
-    /// An unconfirmed record is added.
+pub(super) enum PlanAction<R, F> {
+    /// Add an unconfirmed record.
     Add(Box<Client<R, F>>),
-    /// A record stays as it is.
+    /// Keep a record unchanged.
     Keep(Clientid4),
-    /// One is of this software.
+    /// Update the software description of a record.
     Implementation(Clientid4, Option<NfsImplId4>),
-    /// One will be called elsewhere, once that is confirmed.
+    /// Change the callback address of a record after confirmation.
     Callback(Clientid4, Box<Legacy>),
 }
 
-/// Who introduces a client, and from where.
+/// The caller that introduces a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Origin<'a> {
-    /// Who.
+    /// The principal.
     pub principal: &'a Principal,
-    /// From where.
+    /// The network address.
     pub peer: IpAddr,
-    /// Whether any export admits that host.
+    /// `true` if an export or a referral admits this host.
     pub admitted: bool,
 }
 
-/// What decides who makes room, beside the clients themselves.
+/// The inputs of the choice of a client to evict, besides the clients themselves.
 #[derive(Clone, Copy)]
-pub(super) struct Outlook<'a> {
+pub(super) struct EvictionContext<'a> {
     pub(super) now: Instant,
-    /// Whether a client has opens, locks or delegations.
+    /// Returns `true` if a client has opens, locks or delegations.
     pub(super) holds: &'a dyn Fn(Clientid4) -> bool,
-    /// Where to begin to look among very many.
+    /// Selects the first candidate if there are very many.
     pub(super) random: u64,
 }
 
 impl<R, F> Client<R, F> {
-    /// One that is not confirmed.
+    /// Creates an unconfirmed client.
     fn new(minorversion: u32, owner: &ClientOwner4, origin: Origin<'_>, now: Instant) -> Self {
         Self {
             owner: ClientOwner4 { verifier: owner.verifier, ownerid: owner.ownerid.detached() },
@@ -171,13 +171,13 @@ impl<R, F> Client<R, F> {
             reclaim_complete: false,
             minorversion,
             record: Record::None,
-            stored: Stored::AsIs,
-            wanted_at: now,
+            stored: Stored::Current,
+            last_open_at: now,
             evicted: false,
             callbacks_fail: false,
             legacy: None,
             update: None,
-            // RFC 8881 §18.36.4: the slot begins one before what is told, with a contrived result.
+            // RFC 8881 §18.36.4: the slot begins one below the returned sequence ID, with an artificial result.
             created: Created {
                 sequence: Sequenceid4(0),
                 by: origin.principal.clone(),
@@ -199,46 +199,48 @@ impl<R, F> Client<R, F> {
         (self.rank(), self.serial, id)
     }
 
-    /// Its sessions.
+    /// Returns its sessions.
     pub fn sessions(&self) -> impl ExactSizeIterator<Item = &Session> {
         self.sessions.iter()
     }
 
-    /// One of its sessions.
+    /// Returns one of its sessions.
     pub(super) fn session(&self, id: &Sessionid4) -> Option<&Session> {
         self.sessions.iter().find(|session| session.id == *id)
     }
 
-    /// For its next CREATE_SESSION.
+    /// Returns the sequence ID of its next CREATE_SESSION.
     pub fn next_sequence(&self) -> Sequenceid4 {
         Sequenceid4(self.created.sequence.0.wrapping_add(1))
     }
 
-    /// Whether it is remembered over a restart.
+    /// Returns `true` if the client is stored in the recovery database.
     pub fn is_remembered(&self) -> bool {
-        self.record == Record::Written && self.stored == Stored::AsIs
+        self.record == Record::Written && self.stored == Stored::Current
     }
 
-    /// How long ago it has renewed its lease. It cannot renew it before the state lets it.
+    /// Returns the time since the last renewal of the lease. Closes the shard, so the client cannot renew it before the
+    /// state opens the shard again.
     pub fn silent(&self, now: Instant) -> Duration {
         self.shard.close().silent(now)
     }
 
-    /// How long nothing was heard of it at all.
+    /// Returns the time since the last request, whether or not it renewed the lease.
     pub(super) fn unheard(&self, now: Instant) -> Duration {
         self.shard.close().unheard(now)
     }
 }
 
 impl<R: Clone, F> Client<R, F> {
-    /// Whether a request of its sessions is being executed. If not, none begins before the state lets it.
+    /// Returns `true` if a request of its sessions is in progress. Closes the shard, so no request begins before the
+    /// state opens it.
     pub(super) fn is_busy(&self) -> bool {
         self.shard.close().is_busy()
     }
 }
 
 impl<R: Clone, F> Clients<R, F> {
-    /// No clients, whose leases will last for `lease`.
+    /// Creates an empty table of clients with the lease time `lease`.
     pub fn new(lease: Duration, clients_max: usize) -> Self {
         Self {
             by_id: Map::default(),
@@ -252,54 +254,54 @@ impl<R: Clone, F> Clients<R, F> {
         }
     }
 
-    /// A client, confirmed or not.
+    /// Returns a client, confirmed or not.
     pub fn find(&self, id: Clientid4) -> Option<&Client<R, F>> {
         self.by_id.get(&id)
     }
 
-    /// A client, confirmed or not, to be changed: it uses nothing without the state before the state lets it.
+    /// Returns a client for changes, confirmed or not. Closes its shard, so that its requests use the state.
     pub(super) fn find_mut(&mut self, id: Clientid4) -> Option<&mut Client<R, F>> {
         let client = self.by_id.get_mut(&id)?;
         drop(client.shard.close());
         Some(client)
     }
 
-    /// A client, to change its record: nothing that its shard depends on.
+    /// Returns a client for changes of its recovery record, on which its shard does not depend.
     pub(super) fn record_mut(&mut self, id: Clientid4) -> Option<&mut Client<R, F>> {
         self.by_id.get_mut(&id)
     }
 
-    /// The shards, to be used without the state.
+    /// Returns the shards.
     pub(super) fn shards(&self) -> &Shards<R, F> {
         &self.shards
     }
 
-    /// How many there are, unconfirmed ones included.
+    /// Returns the number of clients, unconfirmed ones included.
     pub fn len(&self) -> usize {
         self.by_id.len()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are no clients.
     pub fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }
 
-    /// Whether a client has not renewed its lease in time.
+    /// Returns `true` if the lease of a client has expired, or the client does not exist.
     pub fn is_expired(&self, id: Clientid4, now: Instant) -> bool {
         self.find(id).is_none_or(|client| client.silent(now) > self.lease)
     }
 
-    /// The confirmed client of an owner.
+    /// Returns the confirmed client of an owner.
     pub fn confirmed(&self, owner: &Bytes) -> Option<Clientid4> {
         self.by_owner.get(owner)?.confirmed
     }
 
-    /// All clients.
+    /// Returns all clients.
     pub fn iter(&self) -> impl Iterator<Item = (Clientid4, &Client<R, F>)> {
         self.by_id.iter().map(|(id, client)| (*id, client))
     }
 
-    /// All clients, as [`find_mut`](Self::find_mut).
+    /// Returns all clients for changes, like [`find_mut`](Self::find_mut).
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (Clientid4, &mut Client<R, F>)> {
         self.by_id.iter_mut().map(|(id, client)| {
             drop(client.shard.close());
@@ -307,64 +309,64 @@ impl<R: Clone, F> Clients<R, F> {
         })
     }
 
-    /// Those that have not renewed their lease in time.
+    /// Returns the clients whose leases have expired.
     pub fn expired(&self, now: Instant) -> impl Iterator<Item = (Clientid4, &Client<R, F>)> {
         self.iter().filter(move |(_, client)| client.silent(now) > self.lease)
     }
 
-    /// How many sessions all have.
+    /// Returns the number of sessions of all clients.
     pub(super) fn sessions_count(&self) -> usize {
         self.sessions
     }
 
-    /// What the groups have.
+    /// Returns the resources in use by each group.
     pub(super) fn hosts(&self) -> &Hosts {
         &self.hosts
     }
 
-    /// What EXCHANGE_ID comes to; `protect` is how the state of a new record would be protected.
+    /// Plans an EXCHANGE_ID. `protect` is the state protection of a new record.
     ///
     /// # Errors
-    /// What the cases of §18.35.4 say, or DELAY if there are too many clients.
+    /// Those of the cases of §18.35.4; DELAY if there are too many clients.
     pub(super) fn plan_exchange(
         &self,
         minorversion: u32,
         args: &ExchangeIdArgs,
         protect: StateProtect4R,
         origin: Origin<'_>,
-        outlook: &Outlook<'_>,
+        context: &EvictionContext<'_>,
     ) -> Result<Plan<R, F>, Nfsstat4> {
         let records = self.by_owner.get(&args.clientowner.ownerid.0).copied().unwrap_or_default();
         if args.flags & EXCHGID4_FLAG_UPD_CONFIRMED_REC_A != 0 {
             return self.plan_update(args, origin.principal, records);
         }
         let new = || {
-            let implementation = args.client_impl_id.as_ref().map(kept);
-            let new = Client::new(minorversion, &args.clientowner, origin, outlook.now);
+            let implementation = args.client_impl_id.as_ref().map(detached);
+            let new = Client::new(minorversion, &args.clientowner, origin, context.now);
             Client { protect, implementation, ..new }
         };
         let Some((id, client)) = records.confirmed.and_then(|id| Some((id, self.find(id)?))) else {
             // Cases 1 and 4: a new owner, or an unconfirmed record that is replaced.
-            return self.plan_new(new(), None, outlook);
+            return self.plan_new(new(), None, context);
         };
         if client.principal != *origin.principal {
             // Case 3: a collision.
-            let has_state = (outlook.holds)(id) || !client.sessions.is_empty();
-            if has_state && !self.is_expired(id, outlook.now) || client.is_busy() {
+            let has_state = (context.holds)(id) || !client.sessions.is_empty();
+            if has_state && !self.is_expired(id, context.now) || client.is_busy() {
                 return Err(Nfsstat4::ClidInuse);
             }
-            return self.plan_new(new(), Some(id), outlook);
+            return self.plan_new(new(), Some(id), context);
         }
         if client.legacy.is_none() && client.owner.verifier == args.clientowner.verifier {
-            // Case 2: a retry, or an attempt at trunking. Of the two ways that case 5 leaves open for an unconfirmed
-            // record that is there too, it is forgotten.
-            return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), then: Then::Keep(id) });
+            // Case 2: a retry, or an attempt at trunking. An unconfirmed record may also exist; case 5 permits to
+            // remove it.
+            return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), action: PlanAction::Keep(id) });
         }
-        // Case 5: it has restarted. Its old record stays until the new one is confirmed.
-        self.plan_new(new(), None, outlook)
+        // Case 5: the client has restarted. The old record stays until the new one is confirmed.
+        self.plan_new(new(), None, context)
     }
 
-    /// Cases 6 to 9: an update of a confirmed record.
+    /// Plans cases 6 to 9: an update of a confirmed record.
     fn plan_update(
         &self,
         args: &ExchangeIdArgs,
@@ -379,84 +381,86 @@ impl<R: Clone, F> Clients<R, F> {
         if client.principal != *principal {
             return Err(Nfsstat4::Perm);
         }
-        let then = Then::Implementation(id, args.client_impl_id.as_ref().map(kept));
-        Ok(Plan { ended: SmallVec::new(), then })
+        let action = PlanAction::Implementation(id, args.client_impl_id.as_ref().map(detached));
+        Ok(Plan { ended: SmallVec::new(), action })
     }
 
-    /// An unconfirmed record instead of the owner's unconfirmed one, and of `replaced`.
+    /// Plans an unconfirmed record that replaces the owner's unconfirmed one and `replaced`.
     ///
     /// # Errors
-    /// DELAY if there is no room, and nobody who can make some.
+    /// DELAY if the table is full and no client can be evicted.
     fn plan_new(
         &self,
         client: Client<R, F>,
         replaced: Option<Clientid4>,
-        outlook: &Outlook<'_>,
+        context: &EvictionContext<'_>,
     ) -> Result<Plan<R, F>, Nfsstat4> {
         let records = self.by_owner.get(&client.owner.ownerid.0).copied().unwrap_or_default();
         let mut ended: SmallVec<[Clientid4; 3]> = records.unconfirmed.into_iter().chain(replaced).collect();
-        let room = self.room(client.group, &ended, records.confirmed, outlook)?;
+        let room = self.find_victim(client.group, &ended, records.confirmed, context)?;
         ended.extend(room);
-        Ok(Plan { ended, then: Then::Add(Box::new(client)) })
+        Ok(Plan { ended, action: PlanAction::Add(Box::new(client)) })
     }
 
-    /// The client that ends so that one of `group` has a place, where all are taken. `freed` end anyway, and `kept` must not.
+    /// Returns the client to evict so that the table has room for one of `group`, or `None` if it has room. The clients
+    /// `freed` end anyway. The client `kept` must not be evicted.
     ///
-    /// A host has no more than a half of all places, and then makes room by itself alone. Where all places are taken, the host that
-    /// has the most makes room, so that one with fewer always gets in; and only to such a one it gives a place whose client holds
-    /// something.
+    /// A host has at most half of all clients. At that limit, only its own clients are evicted. If the table is full, a
+    /// client of the host with the most clients is evicted, so a host with fewer clients always gets in. A client that
+    /// holds state is evicted only if its host has at least two clients more.
     ///
     /// # Errors
-    /// DELAY if nobody can make room.
-    fn room(
+    /// DELAY if no client can be evicted.
+    fn find_victim(
         &self,
         group: Group,
         freed: &[Clientid4],
         kept: Option<Clientid4>,
-        outlook: &Outlook<'_>,
+        context: &EvictionContext<'_>,
     ) -> Result<Option<Clientid4>, Nfsstat4> {
-        // One that restarts is counted once: what is kept ends when this is confirmed.
+        // A client that restarts counts once: `kept` ends when the new record is confirmed.
         let leaving =
             freed.iter().copied().chain(kept).filter(|id| self.find(*id).is_some_and(|client| client.group == group));
         let own = self.hosts.count(group) - leaving.collect::<BTreeSet<_>>().len();
         let max = match group {
             Group::Host(_) => self.clients_max / 2,
-            Group::Strangers => (self.clients_max / STRANGERS).max(1),
+            Group::NotAdmitted => (self.clients_max / NOT_ADMITTED_PART).max(1),
         };
         let spared = |id: Clientid4| freed.contains(&id) || kept == Some(id);
-        let victim = |group, may_hold| self.victim(group, &spared, may_hold, outlook);
+        let victim = |group, may_hold| self.victim_of(group, &spared, may_hold, context);
         if own >= max {
             return victim(group, false).map(Some).ok_or(Nfsstat4::Delay);
         }
         if self.len() - freed.len() < self.clients_max {
             return Ok(None);
         }
-        let heavier = self.hosts.heaviest(group).filter(|(count, _)| *count > own);
+        let heavier = self.hosts.largest_except(group).filter(|(count, _)| *count > own);
         let of_heavier = heavier.and_then(|(count, heavy)| victim(heavy, count > own + 1));
         of_heavier.or_else(|| victim(group, false)).map(Some).ok_or(Nfsstat4::Delay)
     }
 
-    /// The client of a group that is missed least: the oldest unconfirmed one, else the oldest that has done nothing but make
-    /// sessions, else of some of the others the one that was silent for the longest time of those that hold nothing; or, if it
-    /// may be one that holds something, of all.
-    fn victim(
+    /// Returns the client of a group that is evicted first: the oldest unconfirmed client, else the oldest that has
+    /// only created sessions, else the one with the oldest lease renewal among some clients that hold no state. If
+    /// `may_hold`, clients that hold state are considered last.
+    fn victim_of(
         &self,
         group: Group,
         spared: &dyn Fn(Clientid4) -> bool,
         may_hold: bool,
-        outlook: &Outlook<'_>,
+        context: &EvictionContext<'_>,
     ) -> Option<Clientid4> {
         let found = |id: Clientid4| self.find(id).map(|client| (id, client)).filter(|(id, _)| !spared(*id));
         let is_free = |(id, client): &(Clientid4, &Client<R, F>)| {
-            !client.record.is_kept() && !(outlook.holds)(*id) && !client.is_busy()
+            !client.record.is_kept() && !(context.holds)(*id) && !client.is_busy()
         };
         let unconfirmed = self.hosts.ranked(group, Rank::Unconfirmed).find(|id| !spared(*id));
-        let idle =
-            || self.hosts.ranked(group, Rank::Idle).filter_map(found).take(LOOKS).find(is_free).map(|(id, _)| id);
+        let idle = || {
+            self.hosts.ranked(group, Rank::Idle).filter_map(found).take(CANDIDATES_MAX).find(is_free).map(|(id, _)| id)
+        };
         let in_use = || {
-            let some: SmallVec<[_; LOOKS]> =
-                self.hosts.in_use(group, outlook.random).filter_map(found).take(LOOKS).collect();
-            let silent = |(_, client): &&(Clientid4, &Client<R, F>)| client.silent(outlook.now);
+            let some: SmallVec<[_; CANDIDATES_MAX]> =
+                self.hosts.in_use(group, context.random).filter_map(found).take(CANDIDATES_MAX).collect();
+            let silent = |(_, client): &&(Clientid4, &Client<R, F>)| client.silent(context.now);
             let free = some.iter().filter(|client| is_free(client)).max_by_key(silent);
             let any = || some.iter().filter(|(_, client)| may_hold && !client.is_busy()).max_by_key(silent);
             free.or_else(any).map(|(id, _)| *id)
@@ -464,7 +468,7 @@ impl<R: Clone, F> Clients<R, F> {
         unconfirmed.or_else(idle).or_else(in_use)
     }
 
-    /// Adds an unconfirmed record. Its owner's unconfirmed one has ended.
+    /// Adds an unconfirmed record. The owner's previous unconfirmed record must have ended.
     pub(super) fn add(&mut self, id: Clientid4, client: Client<R, F>) {
         let serial = self.next_serial;
         self.next_serial += 1;
@@ -475,7 +479,7 @@ impl<R: Clone, F> Clients<R, F> {
         self.by_id.insert(id, client);
     }
 
-    /// Confirms a record, if there is such a one that is not confirmed, and says which one of the same owner it replaces.
+    /// Confirms an unconfirmed record. Returns the client of the same owner that it replaces.
     pub(super) fn confirm(&mut self, id: Clientid4) -> Option<Clientid4> {
         self.rank(id, |client| client.confirmed = true);
         let owner = &self.by_id.get(&id)?.owner.ownerid.0;
@@ -484,14 +488,14 @@ impl<R: Clone, F> Clients<R, F> {
         records.confirmed.replace(id).filter(|replaced| *replaced != id)
     }
 
-    /// A client has called.
+    /// Notes that a client has sent a request.
     pub(super) fn note_use(&mut self, id: Clientid4) {
         if self.find(id).is_some_and(|client| !client.used) {
             self.rank(id, |client| client.used = true);
         }
     }
 
-    /// Changes what the rank of a client depends on.
+    /// Changes a client in a way that affects its rank.
     fn rank(&mut self, id: Clientid4, change: impl FnOnce(&mut Client<R, F>)) {
         let Some(client) = self.by_id.get_mut(&id) else { return };
         self.hosts.remove(client.group, client.position(id));
@@ -508,7 +512,7 @@ impl<R: Clone, F> Clients<R, F> {
         client.sessions.push(session);
     }
 
-    /// Takes a session from its client.
+    /// Removes a session from its client and returns it.
     pub(super) fn take_session(&mut self, id: &Sessionid4) -> Option<Session> {
         let client = self.by_id.get_mut(&client_of(id))?;
         let at = client.sessions.iter().position(|session| session.id == *id)?;
@@ -519,11 +523,11 @@ impl<R: Clone, F> Clients<R, F> {
         Some(session)
     }
 
-    /// Takes a client out, with its sessions. For [`State::end_client`](super::State::end_client) alone, which sees to all else that it
-    /// has.
+    /// Removes a client with its sessions. Only [`State::end_client`](super::State::end_client) may call this: it
+    /// removes everything else that the client has.
     pub(super) fn take(&mut self, id: Clientid4) -> Option<Client<R, F>> {
         let client = self.by_id.remove(&id)?;
-        // A request that has found the shard before finds it closed for ever.
+        // A request that found the shard before must find it closed for ever.
         drop(client.shard.close());
         self.shards.remove(id);
         self.sessions -= client.sessions.len();
@@ -553,12 +557,12 @@ impl<R: Clone, F> Clients<R, F> {
             assert!(records.confirmed.is_some() || records.unconfirmed.is_some());
             for (record, confirmed) in [(records.confirmed, true), (records.unconfirmed, false)] {
                 let Some(id) = record else { continue };
-                let client = self.find(id).expect("an owner's record is there");
+                let client = self.find(id).expect("the record of an owner must exist");
                 assert_eq!((&client.owner.ownerid.0, client.confirmed), (owner, confirmed));
                 named += 1;
             }
         }
-        assert_eq!(named, self.len(), "each record is its owner's");
+        assert_eq!(named, self.len(), "each record must be listed under its owner");
         for (id, client) in self.iter() {
             assert!(client.sessions.iter().all(|session| client_of(&session.id) == id));
             assert!(client.confirmed || client.sessions.is_empty());
@@ -566,7 +570,7 @@ impl<R: Clone, F> Clients<R, F> {
     }
 }
 
-/// Hosts that no export admits have this part of all places together.
-const STRANGERS: usize = 64;
-/// So many clients are looked at for one that makes room.
-const LOOKS: usize = 64;
+/// The part of all clients that hosts may have together that no export admits.
+const NOT_ADMITTED_PART: usize = 64;
+/// The maximum number of candidates for an eviction.
+const CANDIDATES_MAX: usize = 64;

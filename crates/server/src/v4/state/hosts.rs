@@ -1,7 +1,8 @@
-//! [`Hosts`]: how much of the client table and of the reply cache each host has.
+//! [`Hosts`]: the share of the client table and of the reply cache that each host uses.
 //!
-//! A host has clients, ranked by how little is lost with each, and bytes of the reply cache beyond what every session is granted.
-//! Hosts that no export admits are one group, with a small share: addresses cost them nothing.
+//! A host has clients, ranked by how little is lost if one is evicted, and bytes of the reply cache beyond those that
+//! every session gets. All hosts that no export admits are one group with a small share, because a hostile peer can use
+//! many addresses.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,27 +12,27 @@ use std::{
 use nfs::v4::Clientid4;
 use rpc::Host;
 
-/// The clients among which what there is for clients is shared out.
+/// The clients that have a common share of the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Group {
-    /// All hosts that no export admits.
-    Strangers,
-    /// A host that may use an export.
+    /// All hosts that no export or referral admits.
+    NotAdmitted,
+    /// An admitted host.
     Host(Host),
 }
 
-/// How little a client has done, and so how little is lost with it.
+/// The use that a client has made of its ID. Clients of a low rank are evicted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rank {
-    /// It has not confirmed itself.
+    /// The client is not confirmed.
     Unconfirmed,
-    /// It has never called by what it has made.
+    /// The client is confirmed and has not sent a request by its session.
     Idle,
-    /// Anything else.
+    /// All other clients.
     InUse,
 }
 
-/// A client in the order of its group: by rank, and then by age.
+/// The position of a client in its group: by rank, then by age.
 pub(super) type Position = (Rank, u64, Clientid4);
 
 /// All groups that have clients.
@@ -39,7 +40,7 @@ pub(super) type Position = (Rank, u64, Clientid4);
 pub(super) struct Hosts {
     groups: BTreeMap<Group, Members>,
     by_count: BTreeSet<(usize, Group)>,
-    /// Bytes of the reply cache that all were granted.
+    /// The bytes of the reply cache that were granted to all groups.
     granted: usize,
 }
 
@@ -51,7 +52,7 @@ struct Members {
 
 impl Group {
     pub(super) fn of(peer: IpAddr, admitted: bool) -> Self {
-        if admitted { Self::Host(Host::of(peer)) } else { Self::Strangers }
+        if admitted { Self::Host(Host::of(peer)) } else { Self::NotAdmitted }
     }
 }
 
@@ -64,39 +65,39 @@ impl Hosts {
         self.change(group, |members| _ = members.clients.remove(&client));
     }
 
-    /// Grants a client of a group so many bytes of the reply cache.
+    /// Grants `bytes` of the reply cache to a group.
     pub(super) fn grant(&mut self, group: Group, bytes: usize) {
         self.granted += bytes;
         self.change(group, |members| members.granted += bytes);
     }
 
-    /// Takes them back.
+    /// Takes back `bytes` of the reply cache from a group.
     pub(super) fn revoke(&mut self, group: Group, bytes: usize) {
         self.granted -= bytes;
         self.change(group, |members| members.granted -= bytes);
     }
 
-    /// Bytes of the reply cache that all were granted, and that one group was.
+    /// Returns the bytes of the reply cache that were granted to all groups, and to one group.
     pub(super) fn granted(&self, group: Group) -> (usize, usize) {
         (self.granted, self.groups.get(&group).map_or(0, |members| members.granted))
     }
 
-    /// How many clients a group has.
+    /// Returns the number of clients of a group.
     pub(super) fn count(&self, group: Group) -> usize {
         self.groups.get(&group).map_or(0, |members| members.clients.len())
     }
 
-    /// The group with the most clients but for one, and how many.
-    pub(super) fn heaviest(&self, but: Group) -> Option<(usize, Group)> {
-        self.by_count.iter().rev().find(|(_, group)| *group != but).copied()
+    /// Returns the group with the most clients, with their number. Ignores `except`.
+    pub(super) fn largest_except(&self, except: Group) -> Option<(usize, Group)> {
+        self.by_count.iter().rev().find(|(_, group)| *group != except).copied()
     }
 
-    /// The clients of a group that have a rank, the oldest first.
+    /// Returns the clients of a group with the given rank, the oldest first.
     pub(super) fn ranked(&self, group: Group, rank: Rank) -> impl Iterator<Item = Clientid4> {
         self.range(group, (rank, 0), (rank, u64::MAX))
     }
 
-    /// Those in use: from a place on that `random` decides, and then those before it.
+    /// Returns the clients in use, beginning at a position that `random` selects, then those before it.
     pub(super) fn in_use(&self, group: Group, random: u64) -> impl Iterator<Item = Clientid4> {
         let members = self.groups.get(&group).map(|members| &members.clients);
         let ends = members.and_then(|clients| Some((clients.first()?.1, clients.last()?.1)));
@@ -130,13 +131,13 @@ impl Hosts {
         }
     }
 
-    /// Checks that it agrees with the clients, which are those, with what each has been granted.
+    /// Checks the tables against the list of all clients, with the bytes that were granted to each.
     #[cfg(test)]
     pub(super) fn check(&self, clients: impl Iterator<Item = (Group, Position, usize)>) {
         let mut recount = BTreeMap::<Group, Members>::new();
         for (group, position, granted) in clients {
             let members = recount.entry(group).or_default();
-            assert!(members.clients.insert(position), "two of one position");
+            assert!(members.clients.insert(position), "two clients must not have the same position");
             members.granted += granted;
         }
         let all = |groups: &BTreeMap<Group, Members>| format!("{groups:?}");

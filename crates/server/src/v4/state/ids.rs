@@ -1,18 +1,18 @@
-//! The names by which the files of the state refer to each other's data.
+//! The identifiers by which the parts of the state refer to each other.
 
 use bytes::Bytes;
 use nfs::v4::{Clientid4, Sessionid4};
 
-/// Who sends a request, as far as the owner of state is concerned.
+/// The identity that sends a request, as far as the ownership of state is concerned.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Principal {
-    /// Nobody in particular.
+    /// AUTH_NONE.
     None,
     /// AUTH_SYS.
     Sys {
-        /// User.
+        /// The user ID.
         uid: u32,
-        /// Group.
+        /// The group ID.
         gid: u32,
     },
     /// RPCSEC_GSS with integrity or privacy.
@@ -22,7 +22,7 @@ pub enum Principal {
 /// The part of a stateid that never changes.
 pub type Other = [u8; 12];
 
-/// Whose session it is: its ID begins with the client's.
+/// Returns the client of a session. A session ID begins with the client ID.
 pub(super) fn client_of(Sessionid4(id): &Sessionid4) -> Clientid4 {
     let [a, b, c, d, e, f, g, h, ..] = *id;
     Clientid4(u64::from_be_bytes([a, b, c, d, e, f, g, h]))

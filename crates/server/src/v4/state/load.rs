@@ -1,30 +1,30 @@
-//! [`Reduction`]: what a client is asked for when there is too much of something.
+//! [`Reduction`]: a request to a client to return slots or delegations.
 
 use std::{collections::VecDeque, time::Instant};
 
 use nfs::v4::{Clientid4, Sessionid4, Slotid4};
 
-/// A reduction that a client is asked for.
+/// A request to a client to return slots or delegations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// To use no slot of a session above this.
+    /// Use no slot of the session above this one.
     Slots(Sessionid4, Slotid4),
-    /// To keep no more than so many delegations.
+    /// Keep at most this number of delegations.
     Delegations(u32),
 }
 
-/// The reductions that are to be asked for, and those that were.
+/// The reductions to be sent, and what was sent before.
 #[derive(Debug, Default)]
 pub(super) struct Load {
     pub(super) reductions: VecDeque<(Clientid4, Reduction)>,
-    /// Whether sessions have been asked to make do with fewer slots than they were made with.
+    /// `true` if sessions were asked to use fewer slots than they were created with.
     pub(super) slots_asked: bool,
-    /// When delegations were asked for.
+    /// The time of the last request to return delegations.
     pub(super) delegations_asked: Option<Instant>,
 }
 
 impl Load {
-    /// Whether nobody is to be asked.
+    /// Returns `true` if no reduction is queued.
     pub(super) fn is_settled(&self) -> bool {
         self.reductions.is_empty()
     }

@@ -1,23 +1,24 @@
-//! The state of NFSv4.1 and 4.2: clients, sessions, slots and leases.
+//! The state of NFSv4 clients: client records, sessions, slots, leases, opens, locks and delegations.
 //!
-//! Pure: it does no I/O and takes the time, the caller's identity and the connection from whoever calls it. Operations
-//! take their arguments and give their results; what has to be done elsewhere as a consequence comes out of
-//! [`State::poll_event`]. Read RFC 8881 §2.10 (sessions), §8.3–8.4 (leases and recovery) and §18.33–18.37, §18.46, §18.50,
-//! §18.51 (the operations).
+//! This is a state machine without I/O. Callers pass in the time, the caller's identity and the connection. An
+//! operation takes its arguments and returns its results; consequences outside of this state come from
+//! [`State::poll_event`] and the other `poll_` functions. Read RFC 8881 §2.10 (sessions), §8.3–8.4 (leases and
+//! recovery) and §18.33–18.37, §18.46, §18.50, §18.51 (the operations).
 //!
-//! `R` is what a reply is kept as: the body of a COMPOUND result, so that a retry gets the same bytes again. `F` names a
-//! file. What conflicts with what is for [`LockTable`](crate::sharing::locks::LockTable) to say.
+//! `R` is the form in which a reply is cached: the body of a COMPOUND result, so that a retry gets the same bytes
+//! again. `F` names a file. [`LockTable`](crate::sharing::locks::LockTable) decides which locks conflict.
 //!
-//! Three layers, from the bottom up; a file uses only those before it:
+//! There are three layers, from the bottom up. A file uses only those listed before it:
 //!
-//! - The other files of this folder are the data. [`State`] owns [`Clients`], [`Stateids`], [`Owners`] and the recalls in progress. `Clients` owns
-//!   each [`Client`], which owns its [`Session`]s, and a [`shard`] with its slots and its lease. What each request of a client uses is in
-//!   that shard, which is asked first, without this state. `Stateids` owns the opens, locks and delegations. [`ids`] has the names
-//!   by which they refer to each other.
-//! - This file is [`State`], with SEQUENCE, leases, and how sessions and clients end.
+//! - The other files of this folder are the data. [`State`] owns [`Clients`], [`Stateids`], [`Owners`] and the recalls
+//!   in progress. `Clients` owns each [`Client`], which owns its [`Session`]s and a [`shard`] with its slots and its
+//!   lease. The shard has the data that each request of a client uses. Requests try the shard first, without this
+//!   state. `Stateids` owns the opens, locks and delegations. [`ids`] has the identifiers by which they refer to each
+//!   other.
+//! - This file has [`State`], SEQUENCE, leases, and the removal of sessions and clients.
 //! - [`transitions`] has all other changes of the state, one file for each family of operations.
 //!
-//! On error nothing has changed, except where §18.36.4 says that a failed CREATE_SESSION is remembered too.
+//! An error leaves the state unchanged, with one exception: a failed CREATE_SESSION is cached too (§18.36.4).
 
 pub mod back_slots;
 pub mod client;
@@ -57,89 +58,92 @@ use owner::{Kept, OwnerLimits, Owners};
 use recallable::Recalls;
 use record::Stored;
 use session::{BoundChange, ChannelLimits, Connection, ConnectionId, Session};
-use shard::{Opening, Request, Sequenced, Shards};
+use shard::{Request, Sequenced, SessionSnapshot, Shards};
 use slot::Ticket;
 use stateid::Stateids;
 
-/// What a server tells of itself, and its bounds.
+/// The identity of a server, and its limits.
 #[derive(Clone, Debug)]
 pub struct StateOptions {
-    /// Its name; one for all its addresses.
+    /// The server owner, which is the same for all addresses of the server.
     pub server_owner: ServerOwner4,
-    /// Those who share client IDs and file handles with it have the same.
+    /// The server scope, which servers share if they share client IDs and file handles.
     pub server_scope: Bytes,
-    /// What software it is.
+    /// The name and version of the server software.
     pub implementation: Option<NfsImplId4>,
-    /// The `EXCHGID4_FLAG_` bits that it always sets: what it is, and what it will do.
+    /// The `EXCHGID4_FLAG_` bits of every EXCHANGE_ID result.
     pub flags: u32,
-    /// How long a lease is.
+    /// The lease time.
     pub lease: Duration,
-    /// The limits of calls.
+    /// The limits of the fore channel.
     pub channel: ChannelLimits,
-    /// Most clients, unconfirmed ones included.
+    /// The maximum number of clients, unconfirmed ones included.
     pub clients_max: usize,
-    /// Most sessions of one client.
+    /// The maximum number of sessions of one client.
     pub client_sessions_max: usize,
-    /// Most sessions of all clients. From a half on, the rest is shared out among as many clients as there can be.
+    /// The maximum number of sessions of all clients. The first half is granted on demand. The second half is reserved
+    /// in equal shares for `clients_max` clients.
     pub sessions_max: usize,
-    /// Most bytes of replies that are kept for retries.
+    /// The maximum bytes of cached replies.
     pub replies_max: usize,
-    /// Most stateids of one client, those included that it has lost and not freed.
+    /// The maximum number of stateids of one client, including revoked ones that the client has not freed.
     pub client_stateids_max: usize,
-    /// Most stateids of all clients. From a half on, the rest is shared out among as many clients as there can be.
+    /// The maximum number of stateids of all clients. The second half is reserved in equal shares.
     pub stateids_max: usize,
-    /// Most owners of opens and locks of all clients of 4.0. From a half on, the rest is shared out as well.
+    /// The maximum number of open-owners and lock-owners of all clients of 4.0. The second half is reserved in equal
+    /// shares.
     pub owners_max: usize,
-    /// Most delegations of all clients.
+    /// The maximum number of delegations of all clients.
     pub delegations_max: usize,
-    /// So many slots of all sessions may be in use before some are asked back.
+    /// The number of slots of all sessions. Slots are recalled when three quarters of them are in use.
     pub slots_max: usize,
 }
 
-/// What is to be done as a consequence of an operation.
+/// A consequence of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A client is confirmed: its name is to be remembered over a restart before the reply goes out (§8.4.2.1).
+    /// A client was confirmed.
     Confirmed(Clientid4),
-    /// A client is gone: its locks are to be released in the lock table, and it cannot reclaim.
-    Gone(Clientid4),
-    /// A client has lost all that it held: it cannot reclaim any of it after a restart.
+    /// A client was removed. Its locks must be released in the lock table, and it cannot reclaim.
+    Removed(Clientid4),
+    /// All state of a client was revoked. It cannot reclaim any of that state after a restart.
     Revoked(Clientid4),
-    /// A client has reclaimed all that it will.
+    /// A client sent RECLAIM_COMPLETE.
     ReclaimComplete(Clientid4),
-    /// A client of 4.0 says where it can be called, which is to be tried.
-    Listens(Clientid4),
+    /// A client of 4.0 confirmed a callback address, which must be probed.
+    NewListener(Clientid4),
 }
 
-/// Clients, sessions, leases, opens and locks.
+/// The clients, sessions, leases, opens, locks and delegations.
 #[derive(Debug)]
 pub struct State<R, F> {
     options: StateOptions,
     clients: Clients<R, F>,
-    /// The sessions of each connection that carries a channel of any.
+    /// The sessions of each connection that is bound to a channel.
     by_connection: Map<ConnectionId, Vec<Sessionid4>>,
     stateids: Stateids<F>,
     recalls: Recalls<F>,
     load: Load,
-    /// Of 4.0.
+    /// The owners of NFSv4.0.
     owners: Owners<Kept<F>>,
     events: VecDeque<Event>,
-    /// During grace: who had state before the restart, by the owner's name, and has not said that all is reclaimed.
-    before: Option<V4Clients>,
-    /// What is to be stored of who may reclaim.
+    /// During the grace period: the owners of clients that held state before the restart and have not completed their
+    /// reclaims.
+    grace: Option<V4Clients>,
+    /// The queued changes of the recovery database.
     records: VecDeque<RecordChange>,
-    /// Whether they can be stored.
+    /// `true` if the recovery database can be written.
     storage_works: bool,
-    /// When all clients are looked at next, for those that have expired.
-    next_look: Option<Instant>,
-    /// The same for those that need not be remembered.
-    next_forget: Option<Instant>,
+    /// The time of the next check for expired clients.
+    next_expiry_check: Option<Instant>,
+    /// The time of the next check for recovery records that are no longer needed.
+    next_record_check: Option<Instant>,
     rng: StdRng,
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// No state. `instance` differs from restart to restart; the names of clients, sessions and state come from `seed`, which nobody
-    /// else may know.
+    /// Creates an empty state. `instance` must differ after each restart. Client IDs, session IDs and stateids are
+    /// generated from `seed`, which must be secret.
     pub fn new(options: StateOptions, instance: u32, seed: [u8; 32]) -> Self {
         let clients = Clients::new(options.lease, options.clients_max);
         let mut rng = StdRng::from_seed(seed);
@@ -158,55 +162,55 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             load: Load::default(),
             owners,
             events: VecDeque::new(),
-            before: None,
+            grace: None,
             storage_works: true,
             records: VecDeque::new(),
-            next_look: None,
-            next_forget: None,
+            next_expiry_check: None,
+            next_record_check: None,
             rng,
         }
     }
 
-    /// The clients.
+    /// Returns the clients.
     pub fn clients(&self) -> &Clients<R, F> {
         &self.clients
     }
 
-    /// The files that may be delegated, for asking without this state.
+    /// Returns the files that may be delegated. They can be read without a lock on this state.
     pub fn marks(&self) -> &Marks {
         self.stateids.marks()
     }
 
-    /// The shards of all clients, to be used without this state.
+    /// Returns the shards of all clients. They can be used without a lock on this state.
     pub fn shards(&self) -> &Shards<R, F> {
         self.clients.shards()
     }
 
-    /// A session.
+    /// Returns a session.
     pub fn session(&self, id: Sessionid4) -> Option<&Session> {
         self.clients.find(client_of(&id))?.session(&id)
     }
 
-    /// A session, to be changed.
+    /// Returns a session for changes.
     fn session_mut(&mut self, id: Sessionid4) -> Option<&mut Session> {
         let client = self.clients.find_mut(client_of(&id))?;
         client.sessions.iter_mut().find(|session| session.id == id)
     }
 
-    /// Whether nothing has to be done as a consequence: no event, recall, or record is to be had, and nobody is to be asked.
+    /// Returns `true` if no event, recovery record, recall or reduction is queued.
     pub fn is_settled(&self) -> bool {
         self.events.is_empty() && self.records.is_empty() && self.recalls.is_settled() && self.load.is_settled()
     }
 
-    /// The next consequence.
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// BIND_CONN_TO_SESSION (§18.34). Connections do not step up to RDMA.
+    /// BIND_CONN_TO_SESSION (§18.34). Connections do not change to RDMA mode.
     ///
     /// # Errors
-    /// BADSESSION, INVAL; WRONG_CRED for another principal than the client's.
+    /// BADSESSION, INVAL; WRONG_CRED if the principal is not the client's.
     pub fn bind_conn_to_session(
         &mut self,
         args: &BindConnToSessionArgs,
@@ -226,12 +230,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(BindConnToSessionOk { sessid: args.sessid, dir: bound.dir, use_conn_in_rdma_mode: false })
     }
 
-    /// SEQUENCE (§18.46), the first operation of a compound. What is to be executed is to be finished by
+    /// SEQUENCE (§18.46), the first operation of a compound. If the request must be executed, it must also be ended by
     /// [`finish`](Self::finish).
     ///
     /// # Errors
-    /// BADSESSION, CONN_NOT_BOUND_TO_SESSION, REQ_TOO_BIG, TOO_MANY_OPS, REP_TOO_BIG_TO_CACHE, what [`slot::SlotTable::begin`] says;
-    /// DELAY while it is being stored again what the client may reclaim.
+    /// BADSESSION, CONN_NOT_BOUND_TO_SESSION, REQ_TOO_BIG, TOO_MANY_OPS, REP_TOO_BIG_TO_CACHE, those of
+    /// [`slot::SlotTable::begin`]; DELAY while the client's recovery record is being restored.
     pub fn sequence(
         &mut self,
         now: Instant,
@@ -247,35 +251,36 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             return Err(Nfsstat4::ConnNotBoundToSession);
         }
         shard::check_request(&request, &session.fore)?;
-        if client.stored != Stored::AsIs {
+        if client.stored != Stored::Current {
             self.check_stored(clientid)?;
             return Err(Nfsstat4::Delay);
         }
         let shard = client.shard.clone();
         let begun =
-            shard.close().slots(args.sessionid).expect("each session has slots").begin(args, request.fingerprint)?;
-        let change = session.imply(connection);
+            shard.close().slots(args.sessionid).expect("a session must have slots").begin(args, request.fingerprint)?;
+        let change = session.bind_implicitly(connection);
         let channel = session.fore;
         self.note_bound(connection, args.sessionid, change);
         self.clients.note_use(clientid);
         let status_flags = self.status_flags(clientid, args.sessionid);
         let result =
-            shard::result(args, shard.close().slots(args.sessionid).expect("each session has slots"), status_flags);
+            shard::result(args, shard.close().slots(args.sessionid).expect("a session must have slots"), status_flags);
         self.renew(now, clientid);
         self.open_shard(clientid);
         Ok(Sequenced { clientid, result, begun, channel })
     }
 
-    /// Lets a client that has just executed SEQUENCE go on without the state, if nothing has to be said or stored first.
+    /// Opens the shard of a client that has just executed SEQUENCE, if the next SEQUENCE needs neither this state nor
+    /// storage.
     fn open_shard(&self, id: Clientid4) {
         let Some(client) = self.clients.find(id) else { return };
         let is_quiet = !client.evicted
-            && client.stored == Stored::AsIs
+            && client.stored == Stored::Current
             && client.protect == StateProtect4R::None
             && !self.stateids.has_revoked(id)
             && !self.may_reclaim(id);
         if is_quiet {
-            client.shard.open(client.sessions().map(|session| Opening {
+            client.shard.open(client.sessions().map(|session| SessionSnapshot {
                 session: session.id,
                 connections: session.connections(),
                 status_flags: self.status_flags(id, session.id),
@@ -283,7 +288,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// Ends a request that [`sequence`](Self::sequence) has begun; as [`slot::SlotTable::finish`]. Its session may be gone.
+    /// Ends a request that [`sequence`](Self::sequence) has begun, like [`slot::SlotTable::finish`]. The session may
+    /// have been destroyed in the meantime.
     pub fn finish(&mut self, now: Instant, session: Sessionid4, ticket: Ticket, reply: R, cheap: bool) {
         let id = client_of(&session);
         let Some(client) = self.clients.find(id) else { return };
@@ -296,32 +302,32 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// Renews a lease, unless the client has lost everything and not acknowledged it (§18.46.3).
+    /// Renews a lease, unless all state of the client was revoked and the client has not acknowledged that (§18.46.3).
     fn renew(&mut self, now: Instant, id: Clientid4) {
         let Some(client) = self.clients.find(id) else { return };
         match self.has_lost_all(id) {
-            true => client.shard.close().hear(now),
+            true => client.shard.close().note_heard(now),
             false => client.shard.close().renew(now),
         }
     }
 
-    /// Whether its lease has expired and all that it held was taken.
+    /// Returns `true` if the lease of a client has expired and all its state was revoked.
     fn has_lost_all(&self, id: Clientid4) -> bool {
         let lost = self.stateids.revoked(id, Nfsstat4::Expired);
         lost > 0 && lost == self.stateids.count(id)
     }
 
-    /// Whether a request of a client is being executed, as far as that is known: of 4.0, which has no slots, only if it is one
-    /// that counts.
+    /// Returns `true` if a request of a client is known to be in progress. Of 4.0, which has no slots, only operations
+    /// with a sequence ID are known.
     fn is_busy(&self, id: Clientid4) -> bool {
         self.clients.find(id).is_some_and(Client::is_busy) || self.owners.is_busy(id)
     }
 
-    /// DESTROY_SESSION (§18.37). `own` says that the compound's SEQUENCE is of the same session.
+    /// DESTROY_SESSION (§18.37). `own` is `true` if the compound's SEQUENCE used the same session.
     ///
     /// # Errors
-    /// BADSESSION; CONN_NOT_BOUND_TO_SESSION; WRONG_CRED for another principal than the client's; DELAY while other requests of it
-    /// are being executed, whose replies would be lost.
+    /// BADSESSION; CONN_NOT_BOUND_TO_SESSION; WRONG_CRED if the principal is not the client's; DELAY while other
+    /// requests of the session are in progress, whose replies would be lost.
     pub fn destroy_session(
         &mut self,
         id: Sessionid4,
@@ -347,8 +353,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// DESTROY_CLIENTID (§18.50). `own` is the client of the compound's SEQUENCE, if it has one.
     ///
     /// # Errors
-    /// STALE_CLIENTID; WRONG_CRED for another principal than the client's; CLIENTID_BUSY while it has state and its lease, or if it
-    /// is `own`.
+    /// STALE_CLIENTID; WRONG_CRED if the principal is not the client's; CLIENTID_BUSY while the client has state and a
+    /// valid lease, or if it is `own`.
     pub fn destroy_clientid(
         &mut self,
         now: Instant,
@@ -369,10 +375,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(())
     }
 
-    /// RECLAIM_COMPLETE (§18.51). No file system comes from another server, so that of one is always complete.
+    /// RECLAIM_COMPLETE (§18.51). For a single file system this has no effect, because no file system is migrated to
+    /// this server.
     ///
     /// # Errors
-    /// COMPLETE_ALREADY.
+    /// STALE_CLIENTID, COMPLETE_ALREADY.
     pub fn reclaim_complete(&mut self, id: Clientid4, args: &ReclaimCompleteArgs) -> Result<(), Nfsstat4> {
         let client = self.clients.find_mut(id).ok_or(Nfsstat4::StaleClientid)?;
         if args.one_fs {
@@ -381,12 +388,12 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if std::mem::replace(&mut client.reclaim_complete, true) {
             return Err(Nfsstat4::CompleteAlready);
         }
-        self.has_reclaimed(id);
+        self.note_reclaimed(id);
         self.events.push_back(Event::ReclaimComplete(id));
         Ok(())
     }
 
-    /// A connection is no more.
+    /// Removes a connection that was closed.
     pub fn disconnect(&mut self, connection: ConnectionId) {
         for id in self.by_connection.remove(&connection).unwrap_or_default() {
             if let Some(session) = self.session_mut(id) {
@@ -395,7 +402,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// A session has other connections by now.
+    /// Updates the index of connections after a session was bound to a connection.
     fn note_bound(&mut self, connection: ConnectionId, session: Sessionid4, change: BoundChange) {
         if change.is_new {
             self.by_connection.entry(connection).or_default().push(session);
@@ -405,7 +412,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// A session is no more.
+    /// Removes a session from the index of connections.
     fn unlink(&mut self, session: &Session) {
         session.connections().for_each(|connection| self.unlink_from(connection, session.id));
     }
@@ -418,23 +425,25 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// Forgets who has not renewed its lease in time: those that were never confirmed (§18.35.4), and those that have
-    /// nothing but sessions. Who holds something keeps it until somebody else wants it (§8.4.3), and nobody expires while a
-    /// request of his is being executed (§8.3). Delegations that were to be given back in time are revoked. To be called
-    /// now and then, at least once in a lease; however often it is, the clients are looked at `LOOKS` times in one.
+    /// Removes expired clients: those that were never confirmed (§18.35.4), and those that hold no state. A client that
+    /// holds state keeps it after expiry until another client wants it (§8.4.3). A client does not expire while one of
+    /// its requests is being executed (§8.3). Revokes delegations that were recalled and not returned in time. Must be
+    /// called at least once in a lease time. More frequent calls are cheap: the clients are checked `EXPIRY_CHECKS`
+    /// times in a lease time.
     pub fn expire(&mut self, now: Instant) {
         self.revoke_overdue(now);
-        if self.next_look.is_some_and(|next| now < next) {
+        if self.next_expiry_check.is_some_and(|next| now < next) {
             return;
         }
-        self.next_look = Some(now + self.options.lease / LOOKS);
+        self.next_expiry_check = Some(now + self.options.lease / EXPIRY_CHECKS);
         let expired = self.clients.expired(now);
         let lapsed = expired.filter(|(id, _)| self.stateids.count(*id) == 0 && !self.is_busy(*id));
         let lapsed: Vec<_> = lapsed.map(|(id, _)| id).collect();
         lapsed.into_iter().for_each(|id| self.end_client(id));
     }
 
-    /// Ends a client with all that it has; the only way in which one ends. Its locks are for whoever gets the event.
+    /// Removes a client with all its state. This is the only way to remove a client. Whoever gets the event must
+    /// release its locks.
     fn end_client(&mut self, id: Clientid4) {
         let Some(client) = self.clients.take(id) else { return };
         for session in client.sessions() {
@@ -447,18 +456,20 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         self.owners.remove_client(id);
         if client.confirmed {
             self.drop_record(&client, held);
-            self.events.push_back(Event::Gone(id));
+            self.events.push_back(Event::Removed(id));
         }
     }
 
-    /// The `SEQ4_STATUS_` bits. Clients that never wanted callbacks are not told that there is no way for them.
+    /// Returns the `SEQ4_STATUS_` bits. A client that never asked for callbacks does not get the bits about missing
+    /// callback paths.
     fn status_flags(&self, clientid: Clientid4, id: Sessionid4) -> u32 {
         let Some(client) = self.clients.find(clientid) else { return 0 };
         let Some(session) = client.session(&id) else { return 0 };
         let mut flags = 0;
         if self.stateids.revoked(clientid, Nfsstat4::Expired) > 0 {
-            // Even if it is all: the client ID goes on, and the client finds out with TEST_STATEID what it has lost (§18.46.3). If Linux's
-            // hears that it is all, it takes another client ID, opens by that without RECLAIM_COMPLETE, and waits for a grace period.
+            // Do not set EXPIRED_ALL_STATE_REVOKED even if all state was revoked: the client ID stays valid, and the
+            // client finds out with TEST_STATEID what it has lost (§18.46.3). After that bit, Linux's client takes
+            // another client ID, opens files without RECLAIM_COMPLETE, and waits for a grace period.
             flags |= SEQ4_STATUS_EXPIRED_SOME_STATE_REVOKED;
         }
         if self.stateids.revoked(clientid, Nfsstat4::AdminRevoked) > 0 {
@@ -473,7 +484,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if client.callbacks_fail {
             flags |= SEQ4_STATUS_CB_PATH_DOWN;
         }
-        if session.lacks_back() {
+        if session.lacks_backchannel() {
             flags |= SEQ4_STATUS_CB_PATH_DOWN_SESSION;
             if client.sessions().all(|session| session.backchannel().next().is_none()) {
                 flags |= SEQ4_STATUS_CB_PATH_DOWN;
@@ -486,5 +497,5 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 }
 
-/// How often in a lease's time all clients are looked at for those that have expired.
-const LOOKS: u32 = 64;
+/// The number of checks for expired clients in a lease time.
+const EXPIRY_CHECKS: u32 = 64;

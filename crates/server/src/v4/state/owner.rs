@@ -1,10 +1,10 @@
-//! [`Owners`]: the sequences of NFSv4.0's open-owners and lock-owners.
+//! [`Owners`]: the sequence IDs of NFSv4.0's open-owners and lock-owners.
 //!
-//! Read RFC 7530 §9.1.7–9.1.11. Version 4.0 has no sessions: what an operation changes, it changes on behalf of an owner,
-//! and each owner's operations are counted. The last one's result is kept, so that it is told again if it is asked
-//! again, and nothing happens twice.
+//! Read RFC 7530 §9.1.7–9.1.11. Version 4.0 has no sessions: an operation that changes state names an owner and carries
+//! that owner's sequence ID. The result of an owner's last operation is cached, so that a retry gets the same result
+//! and executes nothing.
 //!
-//! `K` is what a result is kept as.
+//! `K` is the form in which a result is cached.
 
 use std::collections::HashMap;
 
@@ -14,45 +14,45 @@ use nfs::v4::{Clientid4, Nfsstat4, Seqid4};
 use super::ids::Other;
 use crate::hash::Map;
 
-/// Names an owner.
+/// The identity of an owner.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OwnerName {
-    /// Whose.
+    /// The client.
     pub client: Clientid4,
-    /// Open-owners and lock-owners are apart, also when they are called the same.
+    /// The kind. Open-owners and lock-owners are different owners, even if their names are equal.
     pub kind: OwnerKind,
-    /// Its name.
+    /// The name that the client chose.
     pub name: Bytes,
 }
 
 /// The kinds of owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OwnerKind {
-    /// Of opens.
+    /// An open-owner.
     Open,
-    /// Of locks.
+    /// A lock-owner.
     Lock,
 }
 
-/// The result of an operation that an owner's sequence has counted.
+/// The cached result of an operation with a sequence ID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept<F> {
-    /// How it went.
+    /// The status.
     pub status: Nfsstat4,
-    /// As it was sent.
+    /// The encoded result.
     pub result: Bytes,
-    /// What has become the current file handle by it.
+    /// The current file handle after the operation.
     pub file: Option<F>,
 }
 
-/// How many owners there can be.
+/// The limits of the number of owners.
 #[derive(Clone, Copy, Debug)]
 pub struct OwnerLimits {
-    /// Of one client.
+    /// The maximum for one client.
     pub client_max: usize,
-    /// Of all. From a half on the rest is shared out among as many clients as there can be.
+    /// The maximum for all clients. The second half is reserved in equal shares for `clients_max` clients.
     pub max: usize,
-    /// Most clients.
+    /// The maximum number of clients.
     pub clients_max: usize,
 }
 
@@ -61,12 +61,12 @@ pub struct OwnerLimits {
 pub struct Owners<K> {
     clients: Map<Clientid4, OfClient<K>>,
     count: usize,
-    /// Whose last operation has closed what.
+    /// The owners whose last operation closed a stateid.
     closed: Map<Other, OwnerName>,
     limits: OwnerLimits,
 }
 
-/// Those of one client, which has at least one.
+/// The owners of a client that has at least one.
 type OfClient<K> = HashMap<(OwnerKind, Bytes), Owner<K>>;
 
 #[derive(Debug)]
@@ -84,19 +84,19 @@ impl OwnerName {
     }
 }
 
-/// What is to be done with an operation.
+/// The decision about an operation with a sequence ID.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Turn<K> {
-    /// It is to be executed, and then ended by [`Owners::end`].
+pub enum SeqidCheck<K> {
+    /// Execute the operation, then call [`Owners::end`].
     Execute,
-    /// As that, after what the owner has open, which it has never confirmed, is closed (§9.1.11).
-    StartAnew,
-    /// It was executed, with this result.
+    /// Close the opens of the owner, which were never confirmed (§9.1.11), then do as for `Execute`.
+    CloseUnconfirmed,
+    /// The operation is a retry, with this cached result.
     Replay(K),
 }
 
 impl<K: Clone> Owners<K> {
-    /// None.
+    /// Creates an empty table.
     pub fn new(limits: OwnerLimits) -> Self {
         Self { clients: Map::default(), count: 0, closed: Map::default(), limits }
     }
@@ -109,30 +109,30 @@ impl<K: Clone> Owners<K> {
         self.clients.get_mut(&name.client)?.get_mut(&name.key())
     }
 
-    /// Whether an owner has been confirmed. One that nothing is known of has nothing to be confirmed.
+    /// Returns `true` if an owner is confirmed. An unknown owner has nothing to confirm.
     pub fn is_confirmed(&self, owner: &OwnerName) -> bool {
         self.find(owner).is_none_or(|owner| owner.confirmed)
     }
 
-    /// Says that an owner is confirmed.
+    /// Marks an owner as confirmed.
     pub fn confirm(&mut self, owner: &OwnerName) {
         if let Some(owner) = self.find_mut(owner) {
             owner.confirmed = true;
         }
     }
 
-    /// Whether an operation of a client is being executed.
+    /// Returns `true` if an operation of a client is in progress.
     pub fn is_busy(&self, client: Clientid4) -> bool {
         self.clients.get(&client).is_some_and(|owners| owners.values().any(|owner| owner.busy))
     }
 
-    /// An operation of an owner begins. `opens` says that it is OPEN, by which an owner is introduced; a lock-owner is
-    /// introduced by LOCK, and needs no confirmation.
+    /// Begins an operation of an owner. `opens` is `true` for OPEN, which creates an open-owner. LOCK creates a
+    /// lock-owner, which needs no confirmation.
     ///
     /// # Errors
-    /// BAD_SEQID if it is not this operation's turn; DELAY while another is being executed; RESOURCE if the client has
-    /// too many owners.
-    pub fn begin(&mut self, name: &OwnerName, Seqid4(seqid): Seqid4, opens: bool) -> Result<Turn<K>, Nfsstat4> {
+    /// BAD_SEQID if the sequence ID is not the next one; DELAY while another operation is in progress; RESOURCE if the
+    /// client has too many owners.
+    pub fn begin(&mut self, name: &OwnerName, Seqid4(seqid): Seqid4, opens: bool) -> Result<SeqidCheck<K>, Nfsstat4> {
         let Some(owner) = self.find_mut(name) else {
             if !self.has_room(name.client) {
                 return Err(Nfsstat4::Resource);
@@ -142,18 +142,18 @@ impl<K: Clone> Owners<K> {
             let owner = Owner { seqid, confirmed, busy: true, kept: None, closed: None };
             self.clients.entry(name.client).or_default().insert(name.key(), owner);
             self.count += 1;
-            return Ok(Turn::Execute);
+            return Ok(SeqidCheck::Execute);
         };
         if owner.busy {
             return Err(Nfsstat4::Delay);
         }
         if let Some(kept) = owner.kept.as_ref().filter(|_| seqid == owner.seqid) {
-            return Ok(Turn::Replay(kept.clone()));
+            return Ok(SeqidCheck::Replay(kept.clone()));
         }
         let turn = match opens && !owner.confirmed {
-            true => Turn::StartAnew,
+            true => SeqidCheck::CloseUnconfirmed,
             false if seqid != owner.seqid.wrapping_add(1) => return Err(Nfsstat4::BadSeqid),
-            false => Turn::Execute,
+            false => SeqidCheck::Execute,
         };
         (owner.seqid, owner.busy) = (seqid.wrapping_sub(1), true);
         if let Some(other) = owner.closed.take() {
@@ -170,41 +170,41 @@ impl<K: Clone> Owners<K> {
             owner.seqid = owner.seqid.wrapping_add(1);
             owner.kept = Some(kept);
         } else if owner.kept.is_none() {
-            // It was introduced by this, in vain.
+            // This operation created the owner and failed.
             self.remove(name);
         }
     }
 
-    /// The last operation of an owner has closed this, which names the owner until its next.
-    pub fn has_closed(&mut self, name: &OwnerName, other: Other) {
+    /// Notes that the last operation of an owner closed a stateid. A retry of CLOSE finds the owner by that stateid.
+    pub fn note_closed(&mut self, name: &OwnerName, other: Other) {
         if let Some(owner) = self.find_mut(name) {
             owner.closed = Some(other);
             self.closed.insert(other, name.clone());
         }
     }
 
-    /// Whose last operation has closed this.
-    pub fn who_closed(&self, other: &Other) -> Option<&OwnerName> {
+    /// Returns the owner whose last operation closed a stateid.
+    pub fn closer_of(&self, other: &Other) -> Option<&OwnerName> {
         self.closed.get(other)
     }
 
-    /// Forgets an owner.
+    /// Removes an owner.
     pub fn remove(&mut self, name: &OwnerName) {
         let Some(owners) = self.clients.get_mut(&name.client) else { return };
         let Some(owner) = owners.remove(&name.key()) else { return };
         if owners.is_empty() {
             self.clients.remove(&name.client);
         }
-        self.forgotten([owner]);
+        self.note_removed([owner]);
     }
 
-    /// Forgets those of a client.
+    /// Removes the owners of a client.
     pub fn remove_client(&mut self, client: Clientid4) {
         let owners = self.clients.remove(&client).unwrap_or_default();
-        self.forgotten(owners.into_values());
+        self.note_removed(owners.into_values());
     }
 
-    /// Forgets those of a client for which `keep` says no, to have room for others. Those that are at work stay.
+    /// Removes the owners of a client for which `keep` returns `false`, except those with an operation in progress.
     pub fn retain(&mut self, client: Clientid4, keep: impl Fn(&OwnerName) -> bool) {
         let Some(owners) = self.clients.get_mut(&client) else { return };
         let stays = |(kind, name): &(OwnerKind, Bytes)| keep(&OwnerName { client, kind: *kind, name: name.clone() });
@@ -212,24 +212,24 @@ impl<K: Clone> Owners<K> {
         if owners.is_empty() {
             self.clients.remove(&client);
         }
-        self.forgotten(idle);
+        self.note_removed(idle);
     }
 
-    fn forgotten(&mut self, owners: impl IntoIterator<Item = Owner<K>>) {
+    fn note_removed(&mut self, owners: impl IntoIterator<Item = Owner<K>>) {
         for owner in owners {
             self.count -= 1;
             owner.closed.into_iter().for_each(|other| drop(self.closed.remove(&other)));
         }
     }
 
-    /// Whether a client may have one more.
+    /// Returns `true` if a client may have one more owner.
     pub fn has_room(&self, client: Clientid4) -> bool {
         let OwnerLimits { client_max, max, clients_max } = self.limits;
         let most = if self.count < max / 2 { client_max } else { max / 2 / clients_max };
         self.clients.get(&client).map_or(0, HashMap::len) < most
     }
 
-    /// Checks that all tables agree, and that all owners are of such clients.
+    /// Checks that all tables agree, and that all clients exist according to `is_client`.
     #[cfg(test)]
     pub(super) fn check(&self, is_client: impl Fn(Clientid4) -> bool) {
         assert!(self.clients.iter().all(|(client, owners)| is_client(*client) && !owners.is_empty()));
@@ -240,7 +240,7 @@ impl<K: Clone> Owners<K> {
     }
 }
 
-/// Whether an operation that ended so was one of the sequence (§9.1.7).
+/// Returns `true` if an operation with this status advances the sequence ID (§9.1.7).
 fn counts(status: Nfsstat4) -> bool {
     use Nfsstat4::*;
     !matches!(status, StaleClientid | StaleStateid | BadStateid | BadSeqid | BadXdr | Resource | NoFileHandle | Moved)
@@ -261,49 +261,61 @@ mod tests {
     #[test]
     fn operations_of_an_owner_are_executed_once_and_in_order() {
         let (mut owners, name) = (Owners::new(limits(2)), owner(OwnerKind::Open));
-        assert_eq!(owners.begin(&name, Seqid4(7), true), Ok(Turn::Execute), "the first may have any number");
-        assert_eq!(owners.begin(&name, Seqid4(7), true), Err(Nfsstat4::Delay), "and is being executed");
+        assert_eq!(owners.begin(&name, Seqid4(7), true), Ok(SeqidCheck::Execute), "the first sequence ID is arbitrary");
+        assert_eq!(owners.begin(&name, Seqid4(7), true), Err(Nfsstat4::Delay), "the operation is in progress");
         owners.end(&name, Nfsstat4::Ok, "open");
-        assert_eq!(owners.begin(&name, Seqid4(7), true), Ok(Turn::Replay("open")));
+        assert_eq!(owners.begin(&name, Seqid4(7), true), Ok(SeqidCheck::Replay("open")));
         assert!(!owners.is_confirmed(&name));
-        assert_eq!(owners.begin(&name, Seqid4(8), false), Ok(Turn::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(8), false), Ok(SeqidCheck::Execute));
         owners.confirm(&name);
         owners.end(&name, Nfsstat4::Ok, "confirm");
         for wrong in [6, 7, 10] {
             assert_eq!(owners.begin(&name, Seqid4(wrong), true), Err(Nfsstat4::BadSeqid));
         }
-        assert_eq!(owners.begin(&name, Seqid4(9), true), Ok(Turn::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(9), true), Ok(SeqidCheck::Execute));
         owners.end(&name, Nfsstat4::Access, "refused");
-        assert_eq!(owners.begin(&name, Seqid4(9), true), Ok(Turn::Replay("refused")), "an error counts as well");
-        assert_eq!(owners.begin(&name, Seqid4(10), false), Ok(Turn::Execute));
+        assert_eq!(
+            owners.begin(&name, Seqid4(9), true),
+            Ok(SeqidCheck::Replay("refused")),
+            "an error advances the sequence ID"
+        );
+        assert_eq!(owners.begin(&name, Seqid4(10), false), Ok(SeqidCheck::Execute));
         owners.end(&name, Nfsstat4::BadStateid, "nonsense");
-        assert_eq!(owners.begin(&name, Seqid4(10), false), Ok(Turn::Execute), "unless it is of this kind");
+        assert_eq!(
+            owners.begin(&name, Seqid4(10), false),
+            Ok(SeqidCheck::Execute),
+            "these errors do not advance the sequence ID"
+        );
     }
 
     #[test]
-    fn an_owner_that_was_never_confirmed_may_start_anew() {
+    fn unconfirmed_owner_may_open_with_any_sequence_id() {
         let (mut owners, name) = (Owners::new(limits(2)), owner(OwnerKind::Open));
-        assert_eq!(owners.begin(&name, Seqid4(1), true), Ok(Turn::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(1), true), Ok(SeqidCheck::Execute));
         owners.end(&name, Nfsstat4::Ok, "open");
-        assert_eq!(owners.begin(&name, Seqid4(5), false), Err(Nfsstat4::BadSeqid), "only by OPEN");
-        assert_eq!(owners.begin(&name, Seqid4(5), true), Ok(Turn::StartAnew));
+        assert_eq!(
+            owners.begin(&name, Seqid4(5), false),
+            Err(Nfsstat4::BadSeqid),
+            "only OPEN may restart the sequence"
+        );
+        assert_eq!(owners.begin(&name, Seqid4(5), true), Ok(SeqidCheck::CloseUnconfirmed));
         owners.end(&name, Nfsstat4::Ok, "open again");
-        assert_eq!(owners.begin(&name, Seqid4(5), true), Ok(Turn::Replay("open again")));
+        assert_eq!(owners.begin(&name, Seqid4(5), true), Ok(SeqidCheck::Replay("open again")));
     }
 
     #[test]
-    fn sequences_wrap_around_and_owners_are_bounded() {
+    fn sequence_ids_wrap_around_and_owners_are_bounded() {
         let (mut owners, name) = (Owners::new(limits(1)), owner(OwnerKind::Lock));
-        assert_eq!(owners.begin(&name, Seqid4(u32::MAX), false), Ok(Turn::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(u32::MAX), false), Ok(SeqidCheck::Execute));
         owners.end(&name, Nfsstat4::Ok, ());
-        assert_eq!(owners.begin(&name, Seqid4(0), false), Ok(Turn::Execute));
+        assert_eq!(owners.begin(&name, Seqid4(0), false), Ok(SeqidCheck::Execute));
         owners.end(&name, Nfsstat4::Ok, ());
         assert!(owners.is_confirmed(&name) && !owners.has_room(Clientid4(1)));
         assert_eq!(owners.begin(&owner(OwnerKind::Open), Seqid4(1), true), Err(Nfsstat4::Resource));
         owners.retain(Clientid4(1), |_| false);
         assert!(owners.has_room(Clientid4(1)) && owners.count == 0);
-        assert_eq!(owners.begin(&owner(OwnerKind::Open), Seqid4(1), true), Ok(Turn::Execute));
+        assert_eq!(owners.begin(&owner(OwnerKind::Open), Seqid4(1), true), Ok(SeqidCheck::Execute));
         owners.end(&owner(OwnerKind::Open), Nfsstat4::NoFileHandle, ());
-        assert!(owners.clients.is_empty(), "introduced in vain");
+        assert!(owners.clients.is_empty(), "a failed operation must not leave an owner");
     }
 }

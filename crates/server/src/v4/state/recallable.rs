@@ -1,8 +1,9 @@
-//! Recallable state: what a client holds of a file until the server wants it back (RFC 8881 §10.2, §12.5.5).
+//! Recallable state: state about a file that a client holds until the server recalls it (RFC 8881 §10.2, §12.5.5).
 //!
-//! State is granted on a file to a client, one of a kind for each client and file. A kind adds a variant to [`Grant`] and
-//! [`RecallableKind`], the operations that grant and return it, and the callback that recalls it. The compiler then shows each place
-//! where the kinds differ. [`Delegation`] is the only one so far. [`recall`](super::transitions::recall) is what all kinds have in common.
+//! State is granted to a client on a file, at most one of a kind for each client and file. A new kind adds a variant to
+//! [`Grant`] and [`RecallableKind`], the operations that grant and return it, and the callback that recalls it. The
+//! compiler then shows each place where the kinds differ. [`Delegation`] is the only kind so far.
+//! [`recall`](super::transitions::recall) is common to all kinds.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,13 +18,13 @@ use crate::sharing::conflict::Access;
 /// Recallable state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recallable {
-    /// True while it is being recalled.
+    /// `true` while the state is being recalled.
     pub recalled: bool,
-    /// The delegation, or other state.
+    /// The granted state.
     pub grant: Grant,
 }
 
-/// State of one of the kinds.
+/// The state of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Grant {
     /// A delegation.
@@ -33,11 +34,11 @@ pub enum Grant {
 /// A delegation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delegation {
-    /// True if it is to write.
+    /// `true` for a write delegation.
     pub write: bool,
-    /// The change attribute when it was given, for one to write.
+    /// The change attribute of the file when a write delegation was granted.
     pub change: u64,
-    /// True if the holder has said that it has changed the file.
+    /// `true` if the holder has reported that it changed the file.
     pub modified: bool,
 }
 
@@ -55,7 +56,7 @@ pub struct Held<F> {
     pub client: Clientid4,
     /// The file.
     pub file: F,
-    /// Its name.
+    /// Its stateid.
     pub stateid: Stateid4,
 }
 
@@ -63,9 +64,9 @@ pub struct Held<F> {
 #[derive(Debug)]
 pub(super) struct Recalls<F> {
     pub(super) queue: VecDeque<Held<F>>,
-    /// When each is revoked that is being recalled, in order.
+    /// The time at which each recalled state is revoked, in order.
     pub(super) deadlines: VecDeque<(Instant, Other)>,
-    /// Files of which nothing is granted before then.
+    /// The files on which nothing is granted before the given time.
     pub(super) contended: HashMap<F, Instant>,
 }
 
@@ -76,21 +77,21 @@ impl Grant {
         }
     }
 
-    /// Returns true if it lets its holder write.
+    /// Returns `true` if the holder may write.
     pub(super) fn may_write(&self) -> bool {
         match self {
             Self::Delegation(delegation) => delegation.write,
         }
     }
 
-    /// Returns true if an access by another client, or another protocol, breaks the promise to the holder.
+    /// Returns `true` if an access by another client, or by another protocol, conflicts with this grant.
     pub(super) fn conflicts(&self, access: Access) -> bool {
         match self {
             Self::Delegation(delegation) => delegation.write || access == Access::Write,
         }
     }
 
-    /// The status by which a client learns that it has lost this.
+    /// Returns the status by which a client learns that this was revoked.
     pub(super) fn revoked(&self) -> Nfsstat4 {
         match self {
             Self::Delegation(_) => Nfsstat4::DelegRevoked,
@@ -105,7 +106,7 @@ impl<F> Default for Recalls<F> {
 }
 
 impl<F> Recalls<F> {
-    /// Returns true if no recall is queued.
+    /// Returns `true` if no recall is queued.
     pub(super) fn is_settled(&self) -> bool {
         self.queue.is_empty()
     }

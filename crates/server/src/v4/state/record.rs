@@ -1,32 +1,32 @@
-//! How far a client is remembered over a restart. [`recover`](super::transitions::recover) says why and when.
+//! The recovery record of a client. [`recover`](super::transitions::recover) says when it is written and why.
 
-/// Whether a client is remembered over a restart.
+/// The recovery record of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Record {
     None,
-    /// It is being written.
+    /// The record is being written.
     Pending,
     Written,
-    /// It has lost something and not taken note, and is not to be remembered before it has.
+    /// State of the client was revoked and the client has not acknowledged that. It must not be stored before that.
     Forfeited,
-    /// It had not said that it had reclaimed all when grace ended.
+    /// The grace period ended before the client completed its reclaims.
     Late,
 }
 
 impl Record {
-    /// Whether it is remembered, or soon will be.
+    /// Returns `true` if the client is stored or is being stored.
     pub(super) fn is_kept(self) -> bool {
         matches!(self, Self::Pending | Self::Written)
     }
 }
 
-/// How far the record of a client is stored.
+/// The state of a recovery record in storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stored {
-    /// As it is; or it will be before anybody hears of what it follows from.
-    AsIs,
-    /// Not at all: the client was silent for a lease.
+    /// The stored record is current, or will be before any reply depends on it.
+    Current,
+    /// The record was removed because the client sent no request for a lease time.
     Lapsed,
-    /// It is being stored, as the client is back.
-    Returning,
+    /// The record is being stored again, because the client is back.
+    Restoring,
 }

@@ -1,89 +1,91 @@
-//! [`Session`]: its channels and the connections that carry them (RFC 8881 §2.10.3, §2.10.4, §18.34, §18.36).
+//! [`Session`]: its channels and the connections that are bound to them (RFC 8881 §2.10.3, §2.10.4, §18.34, §18.36).
 
 use nfs::v4::*;
 pub use rpc::ConnectionId;
 
 use super::back_slots::BackSlots;
 
-/// What a connection can do.
+/// The capabilities of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// Its name.
+    /// Its ID.
     pub id: ConnectionId,
-    /// Whether calls can go both ways.
+    /// `true` if calls can go in both directions.
     pub duplex: bool,
 }
 
-/// The limits of channels that a server sets. Sizes are in bytes.
+/// The server's limits of channels. Sizes are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelLimits {
-    /// Largest request.
+    /// The maximum size of a request.
     pub request_max: u32,
-    /// Largest reply.
+    /// The maximum size of a reply.
     pub response_max: u32,
-    /// Largest reply that is cached.
+    /// The maximum size of a cached reply.
     pub response_cached_max: u32,
-    /// Most operations of a compound.
+    /// The maximum number of operations of a compound.
     pub operations_max: u32,
-    /// Most slots.
+    /// The maximum number of slots.
     pub slots_max: u32,
 }
 
 /// A session. Its slots are in its client's [`Shard`](super::shard::Shard).
 #[derive(Debug)]
 pub struct Session {
-    /// Its name, which begins with its client's.
+    /// Its ID, which begins with the client ID.
     pub id: Sessionid4,
-    /// Bytes of the reply cache that it was granted, but for those that every session is.
+    /// The bytes of the reply cache that were granted to it, beyond those that every session gets.
     pub(super) granted: usize,
-    /// Another principal than the client's has created it.
+    /// `true` if another principal than the client's created it.
     pub(super) is_foreign: bool,
-    /// The limits of calls.
+    /// The limits of the fore channel.
     pub fore: ChannelAttrs4,
-    /// The limits of callbacks.
+    /// The limits of the backchannel.
     pub back: ChannelAttrs4,
     /// The number of the callback program.
     pub cb_program: u32,
-    /// How callbacks are authenticated.
+    /// The credentials of callbacks.
     pub cb_sec: CallbackSecParms4,
-    /// The slots of callbacks.
+    /// The slots of the backchannel.
     pub back_slots: BackSlots,
     bound: Vec<Bound>,
-    /// Whether the client has ever asked for callbacks by this session.
-    wants_back: bool,
+    /// `true` if the client has asked for callbacks over this session.
+    wants_backchannel: bool,
 }
 
-/// What became of the connections of a session.
+/// A change of the connections of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BoundChange {
-    /// Whether the connection was not one of them.
+    /// `true` if the connection was not bound before.
     pub is_new: bool,
-    /// The one that it is not bound to any more.
+    /// The connection that was unbound to make room.
     pub displaced: Option<ConnectionId>,
 }
 
-/// What BIND_CONN_TO_SESSION has bound.
+/// The result of BIND_CONN_TO_SESSION.
 #[derive(Clone, Copy, Debug)]
 pub struct Binding {
-    /// For which channels.
+    /// The channels to which the connection is bound.
     pub dir: ChannelDirFromServer4,
-    /// And what has changed by that.
+    /// The change of the session's connections.
     pub change: BoundChange,
 }
 
-/// A connection that carries a channel of a session, or both.
+/// A connection that is bound to one or both channels of a session.
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     id: ConnectionId,
     fore: bool,
     back: bool,
-    /// By SEQUENCE alone, which asks for nothing but the fore channel and so is no answer to what the client wants.
+    /// `true` if only SEQUENCE bound the connection, and only to the fore channel. A later BIND_CONN_TO_SESSION may
+    /// change that.
     implied: bool,
 }
 
 impl Session {
-    /// A session as CREATE_SESSION asks for it. The connection carries its calls. It also carries its callbacks if the client wants that,
-    /// the connection can, and the client's own principal creates the session: callbacks must not go to somebody else.
+    /// Creates a session for CREATE_SESSION. The connection is bound to the fore channel. It is also bound to the
+    /// backchannel if the client wants that, the connection supports it, and the client's own principal creates the
+    /// session: callbacks must not go to another principal.
     ///
     /// # Errors
     /// - INVAL: no slots or operations.
@@ -95,9 +97,9 @@ impl Session {
         (connection, is_owner): (Connection, bool),
     ) -> Result<Self, Nfsstat4> {
         let fore = negotiate(&args.fore_chan_attrs, limits)?;
-        let wants_back = is_owner && wants_back(args);
-        // A connection may be bound to the backchannel later, unless the client has left it out altogether.
-        if wants_back || args.back_chan_attrs != NO_CHANNEL {
+        let wants_backchannel = is_owner && wants_backchannel(args);
+        // A connection may be bound to the backchannel later, unless the client omitted the backchannel altogether.
+        if wants_backchannel || args.back_chan_attrs != NO_CHANNEL {
             check_back(&args.back_chan_attrs)?;
         }
         let mut session = Self {
@@ -110,15 +112,16 @@ impl Session {
             cb_sec: authentication(&args.sec_parms),
             back_slots: BackSlots::new(args.back_chan_attrs.maxrequests),
             bound: Vec::new(),
-            wants_back,
+            wants_backchannel,
         };
-        let back = wants_back && connection.duplex;
+        let back = wants_backchannel && connection.duplex;
         session.bound.push(Bound { id: connection.id, fore: true, back, implied: false });
         Ok(session)
     }
 
-    /// Binds a connection that SEQUENCE came by, as it may where state is not protected (§18.34.3).
-    pub fn imply(&mut self, connection: ConnectionId) -> BoundChange {
+    /// Binds a connection on which SEQUENCE arrived. This is permitted if the client's state is not protected
+    /// (§18.34.3).
+    pub fn bind_implicitly(&mut self, connection: ConnectionId) -> BoundChange {
         if self.is_bound(connection) {
             return BoundChange::default();
         }
@@ -126,16 +129,16 @@ impl Session {
     }
 
     fn add(&mut self, bound: Bound) -> BoundChange {
-        // The oldest has most probably been lost without notice.
+        // The oldest connection was most probably lost without notice.
         let displaced = (self.bound.len() >= CONNECTIONS_MAX).then(|| self.bound.remove(0).id);
         self.bound.push(bound);
         BoundChange { is_new: true, displaced }
     }
 
-    /// Binds a connection as BIND_CONN_TO_SESSION asks.
+    /// Binds a connection for BIND_CONN_TO_SESSION.
     ///
     /// # Errors
-    /// INVAL: it is bound otherwise already, or callbacks cannot go by it.
+    /// INVAL if it is already bound to other channels, or cannot carry callbacks.
     pub fn bind(&mut self, connection: Connection, wanted: ChannelDirFromClient4) -> Result<Binding, Nfsstat4> {
         use ChannelDirFromClient4::{Back, BackOrBoth, Fore, ForeOrBoth};
         let (fore, back) = match wanted {
@@ -146,7 +149,7 @@ impl Session {
             ForeOrBoth => (true, connection.duplex),
         };
         if let Some(bound) = self.bound.iter().find(|bound| bound.id == connection.id && !bound.implied) {
-            // What is bound may stay if the client has not demanded anything else (§18.34.3).
+            // An existing binding that satisfies the request stays (§18.34.3).
             let satisfied = match wanted {
                 Fore | Back => (bound.fore, bound.back) == (fore, back),
                 ForeOrBoth => bound.fore,
@@ -158,48 +161,48 @@ impl Session {
         let was_bound = self.is_bound(connection.id);
         self.unbind(connection.id);
         let change = self.add(Bound { id: connection.id, fore, back, implied: false });
-        self.wants_back |= back;
+        self.wants_backchannel |= back;
         Ok(Binding { dir: direction(fore, back), change: BoundChange { is_new: !was_bound, ..change } })
     }
 
-    /// Forgets a connection.
+    /// Unbinds a connection.
     pub fn unbind(&mut self, connection: ConnectionId) {
         self.bound.retain(|bound| bound.id != connection);
     }
 
-    /// The connections that carry any channel of it.
+    /// Returns the connections that are bound to any channel.
     pub fn connections(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         self.bound.iter().map(|bound| bound.id)
     }
 
-    /// Whether a connection carries any channel of it.
+    /// Returns `true` if a connection is bound to any channel.
     pub fn is_bound(&self, connection: ConnectionId) -> bool {
         self.bound.iter().any(|bound| bound.id == connection)
     }
 
-    /// The connections that callbacks can go by.
+    /// Returns the connections that are bound to the backchannel.
     pub fn backchannel(&self) -> impl Iterator<Item = ConnectionId> + '_ {
         self.bound.iter().filter(|bound| bound.back).map(|bound| bound.id)
     }
 
-    /// Whether callbacks should go by it, and cannot.
-    pub fn lacks_back(&self) -> bool {
-        self.wants_back && self.backchannel().next().is_none()
+    /// Returns `true` if the client wants callbacks and no connection is bound to the backchannel.
+    pub fn lacks_backchannel(&self) -> bool {
+        self.wants_backchannel && self.backchannel().next().is_none()
     }
 
-    /// The `CREATE_SESSION4_FLAG_` bits of its result.
+    /// Returns the `CREATE_SESSION4_FLAG_` bits of its result.
     pub fn flags(&self) -> u32 {
         if self.backchannel().next().is_some() { CREATE_SESSION4_FLAG_CONN_BACK_CHAN } else { 0 }
     }
 
-    /// Whether callbacks go by it.
-    pub(super) fn has_path(&self) -> bool {
+    /// Returns `true` if callbacks can be sent over this session.
+    pub(super) fn has_callback_path(&self) -> bool {
         self.backchannel().next().is_some() && !self.back_slots.is_lost()
     }
 }
 
-/// The first way to authenticate callbacks, of those that the client offers, which is one of ours; without the
-/// message that said it.
+/// Returns the first supported credentials for callbacks that the client offers. The result does not keep the message
+/// that it was decoded from.
 pub(super) fn authentication(offered: &CallbackSec4) -> CallbackSecParms4 {
     let known = offered.iter().find_map(|way| match way {
         CallbackSecParms4::None => Some(CallbackSecParms4::None),
@@ -212,7 +215,8 @@ pub(super) fn authentication(offered: &CallbackSec4) -> CallbackSecParms4 {
     known.unwrap_or(CallbackSecParms4::None)
 }
 
-/// What the server makes of the client's wishes for the fore channel: it lowers, and never raises (§18.36.3).
+/// Negotiates the attributes of the fore channel: the server lowers the client's values and never raises them
+/// (§18.36.3).
 fn negotiate(wanted: &ChannelAttrs4, limits: &ChannelLimits) -> Result<ChannelAttrs4, Nfsstat4> {
     if wanted.maxrequests == 0 || wanted.maxoperations == 0 {
         return Err(Nfsstat4::Inval);
@@ -222,7 +226,7 @@ fn negotiate(wanted: &ChannelAttrs4, limits: &ChannelLimits) -> Result<ChannelAt
     }
     let maxresponsesize = wanted.maxresponsesize.min(limits.response_max);
     Ok(ChannelAttrs4 {
-        // No payload is aligned by padding: RDMA places it, and TCP does not need it.
+        // Padding is not used to align payloads: RDMA places them, and TCP does not need it.
         headerpadsize: 0,
         maxrequestsize: wanted.maxrequestsize.min(limits.request_max),
         maxresponsesize,
@@ -233,7 +237,8 @@ fn negotiate(wanted: &ChannelAttrs4, limits: &ChannelLimits) -> Result<ChannelAt
     })
 }
 
-/// The limits of callbacks are the client's, and stay (§18.36.3); but CB_SEQUENCE and one operation must fit.
+/// Checks the attributes of the backchannel. They are the client's and are not changed (§18.36.3), but CB_SEQUENCE and
+/// one operation must fit.
 fn check_back(wanted: &ChannelAttrs4) -> Result<(), Nfsstat4> {
     if wanted.maxrequests == 0 {
         return Err(Nfsstat4::Inval);
@@ -244,7 +249,7 @@ fn check_back(wanted: &ChannelAttrs4) -> Result<(), Nfsstat4> {
     if fits { Ok(()) } else { Err(Nfsstat4::TooSmall) }
 }
 
-fn wants_back(args: &CreateSessionArgs) -> bool {
+fn wants_backchannel(args: &CreateSessionArgs) -> bool {
     args.flags & CREATE_SESSION4_FLAG_CONN_BACK_CHAN != 0
 }
 
@@ -265,7 +270,7 @@ const NO_CHANNEL: ChannelAttrs4 = ChannelAttrs4 {
     maxrequests: 0,
     rdma_ird: None,
 };
-/// Most connections of a session: a bound on what a client can make us remember.
+/// The maximum number of connections of a session. It bounds the memory that a client can use.
 const CONNECTIONS_MAX: usize = 256;
 /// A call without credentials (40 bytes), COMPOUND with an empty tag (12), and SEQUENCE (4 + 32).
 const REQUEST_LEN_MIN: u32 = 40 + 12 + 36;

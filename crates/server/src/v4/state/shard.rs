@@ -1,17 +1,19 @@
-//! [`Shard`]: the part of a client that each of its requests uses: slots, lease, and the stateids that it reads and writes by.
+//! [`Shard`]: the part of a client's state that each of its requests uses: slots, lease, and the stateids in use by
+//! READ and WRITE.
 //!
-//! A request of NFSv4.1 begins with SEQUENCE and ends with the end of its slot. If nothing but that happens, as with GETATTR or with READ by
-//! an open, it locks its client's shard and nothing that other clients use.
+//! A request of NFSv4.1 begins with SEQUENCE and ends with the release of its slot. If it needs nothing else, as
+//! GETATTR or a READ with an open stateid, it locks its client's shard and no lock that other clients use.
 //!
-//! **A shard is open or closed.** While it is open, SEQUENCE is answered from the shard alone. [`State`](super::State) closes it whenever it
-//! looks at the client's slots or lease, or changes the client, so that what it decides by that look stays true: no request begins, and the
-//! lease is not renewed, before the state itself has executed a SEQUENCE of the client. That opens the shard again, with the status flags
-//! and the connections of that time, if nothing has to be said or stored.
+//! **A shard is open or closed.** While it is open, the shard alone answers SEQUENCE. [`State`](super::State) closes it
+//! whenever it reads the client's slots or lease, or changes the client. Until the shard is opened again, no request
+//! begins and the lease is not renewed, so decisions that are based on the read values stay valid. The shard is opened
+//! when the state itself has executed a SEQUENCE of the client, if nothing must be reported or stored first. It then
+//! gets the current status flags and connections.
 //!
-//! **Lock order**: the state, the lock table, a shard. Nothing else is locked under a shard. [`Shards`] finds a shard without the state; its
-//! locks are held for the lookup alone.
+//! **Lock order**: the state, the lock table, a shard. No other lock is taken while a shard is locked. [`Shards`] finds
+//! a shard without the state. Its locks are held only for the lookup.
 //!
-//! On error nothing has changed: what a shard cannot answer, the state does.
+//! If a shard cannot answer, it changes nothing, and the state answers instead.
 
 use std::{
     fmt,
@@ -30,33 +32,33 @@ use super::{
 };
 use crate::hash::Map;
 
-/// What a request with SEQUENCE is to do.
+/// The outcome of a request with SEQUENCE.
 #[derive(Debug)]
 pub struct Sequenced<R> {
     /// The client.
     pub clientid: Clientid4,
     /// The result of SEQUENCE.
     pub result: SequenceOk,
-    /// What to do with the rest.
+    /// The decision about the rest of the request.
     pub begun: Begun<R>,
     /// The limits of the reply.
     pub channel: ChannelAttrs4,
 }
 
-/// A request with SEQUENCE, as it came.
+/// A request with SEQUENCE, as it was received.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     /// The arguments of SEQUENCE.
     pub args: &'a SequenceArgs,
-    /// What tells it from others.
+    /// Distinguishes the request from others.
     pub fingerprint: Fingerprint,
-    /// Bytes of the RPC message.
+    /// The length of the RPC message in bytes.
     pub len: usize,
-    /// Operations, SEQUENCE included.
+    /// The number of operations, SEQUENCE included.
     pub operations: u32,
 }
 
-/// The data of a client that each of its requests uses. `R` is the form in which a reply is kept, `F` names a file.
+/// The data of a client that each of its requests uses. `R` is the form in which a reply is cached, `F` names a file.
 pub struct Shard<R, F> {
     inner: Mutex<Inner<R>>,
     uses: Arc<Uses<F>>,
@@ -65,7 +67,7 @@ pub struct Shard<R, F> {
 /// The slots and the lease of a client.
 pub(super) struct Inner<R> {
     renewed_at: Instant,
-    /// The last time that the client was heard, which renews no lease that is lost.
+    /// The time of the last request, including those that did not renew the lease.
     heard_at: Instant,
     channels: SmallVec<[Channel<R>; 1]>,
     is_open: bool,
@@ -76,16 +78,16 @@ struct Channel<R> {
     session: Sessionid4,
     slots: SlotTable<R>,
     fore: ChannelAttrs4,
-    /// As they were when the shard was opened.
+    /// The connections when the shard was opened.
     connections: SmallVec<[ConnectionId; 2]>,
     status_flags: u32,
 }
 
-/// The stateids by which a client has read or written, until anything about them changes.
+/// The stateids by which a client has read or written. An entry is removed when anything about its stateid changes.
 #[derive(Debug)]
 pub struct Uses<F>(Mutex<Map<Other, Use<F>>>);
 
-/// The facts about a stateid that READ and WRITE check.
+/// The properties of a stateid that READ and WRITE check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Use<F> {
     pub(super) file: F,
@@ -93,20 +95,20 @@ pub(super) struct Use<F> {
     pub(super) may_write: bool,
 }
 
-/// A session as it is when a shard is opened.
-pub(super) struct Opening<C> {
+/// A session at the time when a shard is opened.
+pub(super) struct SessionSnapshot<C> {
     pub(super) session: Sessionid4,
     pub(super) connections: C,
     pub(super) status_flags: u32,
 }
 
-/// The shards of all clients, by client ID. Clones share them.
+/// The shards of all clients, by client ID. Clones share the same table.
 pub struct Shards<R, F>(Arc<[Part<R, F>; PARTS]>);
 
 type Part<R, F> = RwLock<Map<Clientid4, Arc<Shard<R, F>>>>;
 
 impl<R: Clone, F: Eq> Shard<R, F> {
-    /// SEQUENCE (§18.46), if the shard is open and can answer it.
+    /// Executes SEQUENCE (§18.46). Returns `None` if the state must execute it.
     pub fn sequence(&self, now: Instant, request: &Request<'_>, connection: ConnectionId) -> Option<Sequenced<R>> {
         let args = request.args;
         let inner = &mut *self.inner.lock();
@@ -128,10 +130,10 @@ impl<R: Clone, F: Eq> Shard<R, F> {
         Some(sequenced)
     }
 
-    /// Ends a request, as [`SlotTable::finish`], if the shard is open.
+    /// Ends a request, like [`SlotTable::finish`].
     ///
     /// # Errors
-    /// Gives back what the state must end the request with.
+    /// Returns the arguments if the shard is closed. The state must end the request then.
     pub fn finish(
         &self,
         now: Instant,
@@ -147,8 +149,9 @@ impl<R: Clone, F: Eq> Shard<R, F> {
         Ok(())
     }
 
-    /// Returns true if a stateid lets the client read, or write, a file. If false, ask the state, which also has the error.
-    pub fn may_use(&self, file: &F, stateid: &Stateid4, write: bool) -> bool {
+    /// Returns `true` if a stateid permits the client to read or write a file. If `false`, ask the state, which also
+    /// returns the error.
+    pub fn permits_io(&self, file: &F, stateid: &Stateid4, write: bool) -> bool {
         let uses = self.uses.0.lock();
         uses.get(&stateid.other).is_some_and(|found| {
             (stateid.seqid == 0 || stateid.seqid == found.seqid) && (found.may_write || !write) && found.file == *file
@@ -163,17 +166,17 @@ impl<R, F> Shard<R, F> {
         Self { inner: Mutex::new(inner), uses: Arc::new(Uses(Mutex::default())) }
     }
 
-    /// Closes the shard, for the state to look at or change.
+    /// Closes the shard, so that the state can read or change it.
     pub(super) fn close(&self) -> MutexGuard<'_, Inner<R>> {
         let mut inner = self.inner.lock();
         inner.is_open = false;
         inner
     }
 
-    /// Opens the shard, which has exactly these sessions.
-    pub(super) fn open<C: Iterator<Item = ConnectionId>>(&self, sessions: impl Iterator<Item = Opening<C>>) {
+    /// Opens the shard with its current sessions.
+    pub(super) fn open<C: Iterator<Item = ConnectionId>>(&self, sessions: impl Iterator<Item = SessionSnapshot<C>>) {
         let mut inner = self.inner.lock();
-        for Opening { session, connections, status_flags } in sessions {
+        for SessionSnapshot { session, connections, status_flags } in sessions {
             let Some(channel) = inner.channels.iter_mut().find(|channel| channel.session == session) else { return };
             channel.connections.clear();
             channel.connections.extend(connections);
@@ -182,7 +185,8 @@ impl<R, F> Shard<R, F> {
         inner.is_open = true;
     }
 
-    /// The sessions, connections and status flags by which SEQUENCE is answered without the state, if it is.
+    /// Returns the sessions, connections and status flags with which the shard answers SEQUENCE, or `None` if it is
+    /// closed.
     #[cfg(test)]
     pub(super) fn opened(&self) -> Option<Vec<(Sessionid4, Vec<ConnectionId>, u32)>> {
         let inner = self.inner.lock();
@@ -190,7 +194,7 @@ impl<R, F> Shard<R, F> {
         inner.is_open.then(|| inner.channels.iter().map(channel).collect())
     }
 
-    /// The stateids that are used without the state.
+    /// Returns the stateids in use.
     pub(super) fn uses(&self) -> &Arc<Uses<F>> {
         &self.uses
     }
@@ -208,44 +212,44 @@ impl<R> Inner<R> {
     /// Renews the lease.
     pub(super) fn renew(&mut self, now: Instant) {
         self.renewed_at = self.renewed_at.max(now);
-        self.hear(now);
+        self.note_heard(now);
     }
 
-    /// Notes that the client was heard.
-    pub(super) fn hear(&mut self, now: Instant) {
+    /// Notes a request of the client, which does not renew the lease.
+    pub(super) fn note_heard(&mut self, now: Instant) {
         self.heard_at = self.heard_at.max(now);
     }
 }
 
 impl<R: Clone> Inner<R> {
-    /// Returns true while requests of the client are being executed.
+    /// Returns `true` while requests of the client are being executed.
     pub(super) fn is_busy(&self) -> bool {
         self.channels.iter().any(|channel| channel.slots.is_busy())
     }
 
-    /// The slots of a session.
+    /// Returns the slots of a session.
     pub(super) fn slots(&mut self, session: Sessionid4) -> Option<&mut SlotTable<R>> {
         self.channels.iter_mut().find(|channel| channel.session == session).map(|channel| &mut channel.slots)
     }
 
-    /// The slots of all sessions.
+    /// Returns the slots of all sessions.
     pub(super) fn all_slots(&mut self) -> impl Iterator<Item = (Sessionid4, &mut SlotTable<R>)> {
         self.channels.iter_mut().map(|channel| (channel.session, &mut channel.slots))
     }
 
-    /// Adds a session, which has not been used.
+    /// Adds a new session.
     pub(super) fn add_session(&mut self, session: Sessionid4, fore: ChannelAttrs4) {
         let slots = SlotTable::new(fore.maxrequests);
         self.channels.push(Channel { session, slots, fore, connections: SmallVec::new(), status_flags: 0 });
     }
 
-    /// Forgets a session.
+    /// Removes a session.
     pub(super) fn remove_session(&mut self, session: Sessionid4) {
         self.channels.retain(|channel| channel.session != session);
     }
 }
 
-// What an observer can tell: not whether the shard is open, nor what only holds then.
+// Shows only the state that clients can observe, and not whether the shard is open.
 impl<R: fmt::Debug, F> fmt::Debug for Shard<R, F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = self.inner.lock();
@@ -259,8 +263,8 @@ impl<R: fmt::Debug, F> fmt::Debug for Shard<R, F> {
 }
 
 impl<F> Uses<F> {
-    /// Notes a stateid that the state has found to be good.
-    pub(super) fn note(&self, other: Other, found: Use<F>) {
+    /// Adds a stateid that the state has found to be valid.
+    pub(super) fn insert(&self, other: Other, found: Use<F>) {
         let mut uses = self.0.lock();
         if uses.len() >= USES_MAX {
             uses.clear();
@@ -268,8 +272,8 @@ impl<F> Uses<F> {
         uses.insert(other, found);
     }
 
-    /// Forgets a stateid, because something about it changes.
-    pub(super) fn forget(&self, other: &Other) {
+    /// Removes a stateid, because something about it changes.
+    pub(super) fn remove(&self, other: &Other) {
         self.0.lock().remove(other);
     }
 
@@ -283,12 +287,12 @@ impl<F> Uses<F> {
 }
 
 impl<R, F> Shards<R, F> {
-    /// The shard of the client that a session is of.
+    /// Returns the shard of the client to which a session belongs.
     pub fn of_session(&self, session: &Sessionid4) -> Option<Arc<Shard<R, F>>> {
         self.of_client(client_of(session))
     }
 
-    /// The shard of a client.
+    /// Returns the shard of a client.
     pub fn of_client(&self, client: Clientid4) -> Option<Arc<Shard<R, F>>> {
         self.part(client).read().get(&client).cloned()
     }
@@ -301,7 +305,7 @@ impl<R, F> Shards<R, F> {
         self.part(client).write().remove(&client);
     }
 
-    /// Client IDs are random.
+    /// Returns the part of the table for a client. Client IDs are random, so they spread evenly.
     fn part(&self, Clientid4(client): Clientid4) -> &Part<R, F> {
         &self.0[client as usize % PARTS]
     }
@@ -325,6 +329,8 @@ impl<R, F> fmt::Debug for Shards<R, F> {
     }
 }
 
+/// Checks a request against the limits of its session.
+///
 /// # Errors
 /// REQ_TOO_BIG, TOO_MANY_OPS, REP_TOO_BIG_TO_CACHE.
 pub(super) fn check_request(request: &Request<'_>, fore: &ChannelAttrs4) -> Result<(), Nfsstat4> {
@@ -340,7 +346,7 @@ pub(super) fn check_request(request: &Request<'_>, fore: &ChannelAttrs4) -> Resu
     Ok(())
 }
 
-/// The result of SEQUENCE, after the request has begun.
+/// Returns the result of SEQUENCE after the request has begun.
 pub(super) fn result<R: Clone>(args: &SequenceArgs, slots: &SlotTable<R>, status_flags: u32) -> SequenceOk {
     SequenceOk {
         sessionid: args.sessionid,
@@ -352,7 +358,7 @@ pub(super) fn result<R: Clone>(args: &SequenceArgs, slots: &SlotTable<R>, status
     }
 }
 
-/// So many that two clients seldom share the lock by which their shards are found.
+/// The number of locks of the table. Two clients rarely share one.
 const PARTS: usize = 64;
-/// Most stateids of a client that are noted. When there are more, all are forgotten and noted again as they are used.
+/// The maximum number of stateids in use. A further one clears the table, which fills again as stateids are used.
 const USES_MAX: usize = 1024;

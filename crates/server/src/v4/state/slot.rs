@@ -1,64 +1,64 @@
-//! [`SlotTable`]: each request of a session's channel is executed exactly once.
+//! [`SlotTable`]: executes each request of a session's channel exactly once.
 //!
-//! Read RFC 8881 §2.10.6.1 (slots and the reply cache), §2.10.6.2 (retries) and §18.46 (SEQUENCE). What a reply is does
-//! not matter here: whoever executes requests gives it back by [`SlotTable::finish`], and the table owns it until the
-//! slot's next request shows that the client has seen it. An error leaves the slot as it was.
+//! Read RFC 8881 §2.10.6.1 (slots and the reply cache), §2.10.6.2 (retries) and §18.46 (SEQUENCE). The table does not
+//! look into replies. The caller that executes a request hands its reply to [`SlotTable::finish`]. The table owns the
+//! reply until the next request of the slot shows that the client has received it. An error leaves the slot unchanged.
 
 use nfs::v4::{Nfsstat4, SequenceArgs, Sequenceid4, Slotid4};
 
 use super::ids::Principal;
 
-/// What tells one request from another where the client says that they are the same.
+/// Distinguishes a retry from a different request with the same slot and sequence ID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
-    /// Who sent it, after squashing.
+    /// The principal that sent the request, after squashing.
     pub principal: Principal,
-    /// A checksum of all that follows the RPC header.
+    /// A checksum of everything after the RPC header.
     pub checksum: u64,
 }
 
-/// The right to execute a request, and the duty to finish it.
+/// The permission to execute a request. Each ticket must be passed to [`SlotTable::finish`].
 #[derive(Debug, PartialEq, Eq)]
-#[must_use = "a slot whose request is never finished is lost"]
+#[must_use = "a slot leaks if its request is not finished"]
 pub struct Ticket {
     slot: Slotid4,
     sequence: Sequenceid4,
     cache: bool,
 }
 
-/// What to do with a request.
+/// The decision about a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Begun<R> {
-    /// It is new: execute it.
+    /// The request is new and must be executed.
     Execute(Ticket),
-    /// It was executed, and this was the reply.
+    /// The request was executed, with this reply.
     Replay(R),
-    /// It was executed, and the reply was not kept: SEQUENCE succeeds again, and the next operation fails with
-    /// RETRY_UNCACHED_REP (RFC 8881 §2.10.6.1.3).
+    /// The request was executed, and its reply was not cached: SEQUENCE succeeds again, and the next operation fails
+    /// with RETRY_UNCACHED_REP (RFC 8881 §2.10.6.1.3).
     Uncached,
 }
 
-/// The slots of a channel, seen from the side that executes requests.
+/// The slots of a channel, on the side that executes requests.
 #[derive(Debug)]
 pub struct SlotTable<R> {
-    /// Slots from 0 to the highest that has been used.
+    /// The slots from 0 to the highest that was used.
     slots: Vec<Slot<R>>,
-    /// Above this no new request is accepted.
+    /// The highest slot in which a new request is accepted.
     enforced: u32,
-    /// Above this the client shall use none.
+    /// The highest slot that the client is asked to use.
     target: u32,
-    /// The highest that there can be.
+    /// The highest slot that the session can have.
     limit: u32,
 }
 
 #[derive(Debug)]
 struct Slot<R> {
-    /// Of the last request.
+    /// The sequence ID of the last request.
     sequence: Sequenceid4,
     last: Last<R>,
     /// The target in the last reply.
     sent_target: u32,
-    /// It was taken back and given again: the client may go on with its sequence or begin anew.
+    /// The slot was retired and granted again: the client can continue with its sequence or begin again at 1.
     renewed: bool,
 }
 
@@ -70,55 +70,56 @@ enum Last<R> {
 }
 
 impl<R: Clone> SlotTable<R> {
-    /// A table of `slots` slots.
+    /// Creates a table of `slots` slots.
     ///
     /// # Panics
-    /// If that is none.
+    /// Panics if `slots` is 0.
     pub fn new(slots: u32) -> Self {
-        let limit = slots.checked_sub(1).expect("a session has a slot");
+        let limit = slots.checked_sub(1).expect("a session must have at least one slot");
         Self { slots: Vec::new(), enforced: limit, target: limit, limit }
     }
 
-    /// The highest slot in which a new request is accepted.
+    /// Returns the highest slot in which a new request is accepted.
     pub fn enforced_highest(&self) -> Slotid4 {
         Slotid4(self.enforced)
     }
 
-    /// The highest slot that the client shall use.
+    /// Returns the highest slot that the client is asked to use.
     pub fn target_highest(&self) -> Slotid4 {
         Slotid4(self.target)
     }
 
-    /// Gives the client slots up to `highest`, or as many as the session was made with, or asks it to use no more. Slots
-    /// that it shall not use any more are taken back once it shows that it knows.
+    /// Sets the highest slot that the client should use, at most the number with which the session was created. A
+    /// higher target takes effect at once. A lower target asks the client to use fewer slots; the others are retired
+    /// when a request shows that the client has seen the new target.
     pub fn set_target(&mut self, highest: Slotid4) {
         self.target = highest.0.min(self.limit);
         self.enforced = self.enforced.max(self.target);
     }
 
-    /// How many slots have been used and not been taken back.
+    /// Returns the number of slots that were used and are not retired.
     pub fn in_use(&self) -> usize {
         self.slots.len().min(self.enforced as usize + 1)
     }
 
-    /// Whether requests are being executed.
+    /// Returns `true` if requests are being executed.
     pub fn is_busy(&self) -> bool {
         self.slots.iter().any(|slot| matches!(slot.last, Last::Executing(_)))
     }
 
-    /// Decides what to do with a request.
+    /// Decides whether to execute or replay a request.
     ///
     /// # Errors
-    /// - BADSLOT, BAD_HIGH_SLOT: a slot that the client does not have.
-    /// - SEQ_MISORDERED: neither the slot's last request nor its next.
-    /// - SEQ_FALSE_RETRY: the slot's last sequence with another request or of another user.
+    /// - BADSLOT, BAD_HIGH_SLOT: the client does not have the slot.
+    /// - SEQ_MISORDERED: the sequence ID is neither that of the slot's last request nor that of the next.
+    /// - SEQ_FALSE_RETRY: the slot's last sequence ID, with a different request or from a different principal.
     /// - DELAY: the slot's last request is still being executed.
     pub fn begin(&mut self, args: &SequenceArgs, fingerprint: Fingerprint) -> Result<Begun<R>, Nfsstat4> {
         let Slotid4(id) = args.slotid;
         if id > self.limit {
             return Err(Nfsstat4::BadSlot);
         }
-        // A client that understates what it uses is believed no further than its own request.
+        // A client can report too low a number. The slot of its own request is a lower bound.
         let highest = args.highest_slotid.0.max(id);
         if let Some(slot) = self.slots.get(id as usize)
             && slot.sequence == args.sequenceid
@@ -129,14 +130,14 @@ impl<R: Clone> SlotTable<R> {
         if !self.is_next(id, args.sequenceid) {
             return Err(Nfsstat4::SeqMisordered);
         }
-        // A retry of a slot that is being taken back is answered, but nothing new is begun there (§2.10.6.1).
+        // A retry in a slot that is being retired is answered, but no new request begins there (§2.10.6.1).
         if id > self.enforced {
             return Err(Nfsstat4::BadSlot);
         }
         if highest > self.enforced {
             return Err(Nfsstat4::BadHighSlot);
         }
-        self.take_back(id, highest);
+        self.retire(id, highest);
         while self.slots.len() <= id as usize {
             self.slots.push(Slot {
                 sequence: Sequenceid4(0),
@@ -154,34 +155,34 @@ impl<R: Clone> SlotTable<R> {
         Ok(Begun::Execute(Ticket { slot: args.slotid, sequence: args.sequenceid, cache: args.cachethis }))
     }
 
-    /// Ends a request. The reply is kept if the client has asked for it, or if it is `cheap`: of nothing but SEQUENCE, or
-    /// an error that came before anything was executed.
+    /// Ends a request. The reply is cached if the client asked for that or if it is `cheap`: SEQUENCE alone, or an
+    /// error before anything was executed.
     ///
     /// # Panics
-    /// If the ticket is of another table.
+    /// Panics if the ticket belongs to another table.
     pub fn finish(&mut self, ticket: Ticket, reply: R, cheap: bool) {
         let slot = &mut self.slots[ticket.slot.0 as usize];
-        assert_eq!(slot.sequence, ticket.sequence, "a slot has one request at a time");
+        assert_eq!(slot.sequence, ticket.sequence, "a slot must have at most one request");
         let Last::Executing(fingerprint) = std::mem::replace(&mut slot.last, Last::Never) else {
-            panic!("a ticket is used once");
+            panic!("a ticket must be used only once");
         };
         slot.last = Last::Done(fingerprint, (ticket.cache || cheap).then_some(reply));
     }
 
-    /// Whether `sequence` is that of the next request in slot `id`.
+    /// Returns `true` if `sequence` is the sequence ID of the next request in slot `id`.
     fn is_next(&self, id: u32, sequence: Sequenceid4) -> bool {
         let Some(slot) = self.slots.get(id as usize) else { return sequence == Sequenceid4(1) };
         let next = Sequenceid4(slot.sequence.0.wrapping_add(1));
-        // A slot that was taken back and given again begins at 1, as all do (§2.10.6.1), and Linux's clients do that;
-        // others go on, as they may if they never noticed.
+        // A slot that was retired and granted again begins at 1, like any new slot (§2.10.6.1). Linux clients do that.
+        // Others continue with the old sequence, which is correct if they never noticed.
         !matches!(slot.last, Last::Executing(_)) && (sequence == next || slot.renewed && sequence == Sequenceid4(1))
     }
 
-    /// Takes back the slots above the target, if the client knows the target: its new request in slot `id` shows that it
-    /// has seen the slot's last reply, and uses none above it (§2.10.6.1).
-    fn take_back(&mut self, id: u32, highest: u32) {
-        let knows = self.slots.get(id as usize).is_some_and(|slot| slot.sent_target <= self.target);
-        if self.target == self.enforced || !knows || highest > self.target {
+    /// Retires the slots above the target if the client has seen the target. Its new request in slot `id` shows that it
+    /// has received the slot's last reply, and `highest` shows that it uses no slot above the target (§2.10.6.1).
+    fn retire(&mut self, id: u32, highest: u32) {
+        let target_seen = self.slots.get(id as usize).is_some_and(|slot| slot.sent_target <= self.target);
+        if self.target == self.enforced || !target_seen || highest > self.target {
             return;
         }
         let kept = self.target as usize + 1;
@@ -208,7 +209,7 @@ impl<R: Clone> Slot<R> {
     }
 }
 
-/// Bytes of a reply that is kept though its client has not asked for it.
+/// The maximum bytes of a reply that is cached although the client did not ask for it.
 pub const REPLY_SMALL: usize = 512;
 
 #[cfg(test)]
@@ -223,7 +224,7 @@ mod tests {
         executed: u32,
     }
 
-    /// A request in slot `slot`; the highest slot in use is the third number.
+    /// A request : slot, sequence ID, and the highest slot in use.
     type Request = (u32, u32, u32);
 
     impl Channel {
@@ -243,7 +244,7 @@ mod tests {
             self.table.begin(&args, Fingerprint { principal, checksum })
         }
 
-        /// Executes it, if that is what to do, and gives the reply: how many were executed before it.
+        /// Executes the request if it is new. Returns the reply, which is the number of requests executed so far.
         fn call(&mut self, request: Request, checksum: u64) -> Result<Option<u32>, Nfsstat4> {
             Ok(match self.begin(request, checksum)? {
                 Begun::Execute(ticket) => {
@@ -258,21 +259,21 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_executed_once_and_its_reply_kept() {
+    fn retry_returns_the_cached_reply_without_executing_again() {
         let mut channel = Channel::new(2);
         assert_eq!(channel.call((0, 1, 0), 11), Ok(Some(1)));
         assert_eq!(channel.call((0, 1, 0), 11), Ok(Some(1)));
         assert_eq!(channel.call((1, 1, 1), 13), Ok(Some(2)));
-        assert_eq!(channel.call((0, 1, 1), 11), Ok(Some(1)), "slots do not know of each other");
+        assert_eq!(channel.call((0, 1, 1), 11), Ok(Some(1)), "slots are independent");
         assert_eq!(channel.call((0, 2, 1), 15), Ok(Some(3)));
         assert_eq!(channel.call((0, 1, 1), 11), Err(Nfsstat4::SeqMisordered));
         assert_eq!(channel.executed, 3);
     }
 
     #[test]
-    fn a_sequence_is_the_last_or_the_next() {
+    fn sequence_id_must_be_the_last_or_the_next() {
         let mut channel = Channel::new(1);
-        // §18.36.3: the first is 1; 0 is not a retry of anything.
+        // §18.36.3: the first sequence ID is 1, and 0 is not a retry.
         for sequence in [0, 2, 3, u32::MAX] {
             assert_eq!(channel.call((0, sequence, 0), 1), Err(Nfsstat4::SeqMisordered), "{sequence}");
         }
@@ -280,11 +281,11 @@ mod tests {
         for sequence in [0, 3, u32::MAX] {
             assert_eq!(channel.call((0, sequence, 0), 1), Err(Nfsstat4::SeqMisordered), "{sequence}");
         }
-        assert_eq!(channel.call((0, 2, 0), 3), Ok(Some(2)), "errors have changed nothing");
+        assert_eq!(channel.call((0, 2, 0), 3), Ok(Some(2)), "errors must not change the slot");
     }
 
     #[test]
-    fn sequences_wrap_around() {
+    fn sequence_ids_wrap_around() {
         let mut channel = Channel::new(1);
         channel.call((0, 1, 0), 1).unwrap();
         channel.table.slots[0].sequence = Sequenceid4(u32::MAX);
@@ -295,63 +296,67 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_was_not_to_be_kept_is_not() {
+    fn uncached_reply_is_not_kept() {
         let mut channel = Channel::new(1);
         assert_eq!(channel.call((0, 1, 0), 2), Ok(Some(1)));
         assert_eq!(channel.call((0, 1, 0), 2), Ok(None));
-        let Ok(Begun::Execute(ticket)) = channel.begin((0, 2, 0), 4) else { panic!("new") };
+        let Ok(Begun::Execute(ticket)) = channel.begin((0, 2, 0), 4) else { panic!("the request is new") };
         channel.table.finish(ticket, 77, true);
-        assert_eq!(channel.call((0, 2, 0), 4), Ok(Some(77)), "but a cheap one is");
+        assert_eq!(channel.call((0, 2, 0), 4), Ok(Some(77)), "a cheap reply is cached");
         assert_eq!(channel.executed, 1);
     }
 
     #[test]
-    fn another_request_is_no_retry() {
+    fn different_request_with_the_same_sequence_id_is_a_false_retry() {
         let mut channel = Channel::new(1);
         channel.call((0, 1, 0), 11).unwrap();
         assert_eq!(channel.call((0, 1, 0), 13), Err(Nfsstat4::SeqFalseRetry));
-        assert_eq!(channel.call((0, 1, 0), 11 | 1 << 32), Err(Nfsstat4::SeqFalseRetry), "nor one of another user");
+        assert_eq!(channel.call((0, 1, 0), 11 | 1 << 32), Err(Nfsstat4::SeqFalseRetry), "a different principal");
         channel.call((0, 2, 0), 12).unwrap();
-        assert_eq!(channel.call((0, 2, 0), 14), Err(Nfsstat4::SeqFalseRetry), "also when the reply was not kept");
+        assert_eq!(channel.call((0, 2, 0), 14), Err(Nfsstat4::SeqFalseRetry), "also if the reply was not cached");
         assert_eq!(channel.call((0, 2, 0), 12), Ok(None));
     }
 
     #[test]
-    fn a_retry_waits_for_the_original() {
+    fn retry_of_an_executing_request_gets_delay() {
         let mut channel = Channel::new(1);
-        let Ok(Begun::Execute(ticket)) = channel.begin((0, 1, 0), 11) else { panic!("new") };
+        let Ok(Begun::Execute(ticket)) = channel.begin((0, 1, 0), 11) else { panic!("the request is new") };
         assert!(channel.table.is_busy());
         assert_eq!(channel.call((0, 1, 0), 11), Err(Nfsstat4::Delay));
         assert_eq!(channel.call((0, 1, 0), 13), Err(Nfsstat4::SeqFalseRetry));
-        assert_eq!(channel.call((0, 2, 0), 13), Err(Nfsstat4::SeqMisordered), "the slot is not free");
+        assert_eq!(channel.call((0, 2, 0), 13), Err(Nfsstat4::SeqMisordered), "the slot is in use");
         channel.table.finish(ticket, 5, false);
         assert_eq!(channel.call((0, 1, 0), 11), Ok(Some(5)));
         assert!(!channel.table.is_busy());
     }
 
     #[test]
-    fn there_are_no_slots_but_those_granted() {
+    fn slots_beyond_the_granted_ones_are_rejected() {
         let mut channel = Channel::new(2);
         assert_eq!(channel.call((2, 1, 2), 1), Err(Nfsstat4::BadSlot));
         assert_eq!(channel.call((u32::MAX, 1, u32::MAX), 1), Err(Nfsstat4::BadSlot));
         assert_eq!(channel.call((1, 1, 2), 1), Err(Nfsstat4::BadHighSlot));
-        assert!(channel.table.slots.is_empty(), "nothing was made for them");
-        assert_eq!(channel.call((1, 1, 0), 1), Ok(Some(1)), "the highest is at least that of the request");
+        assert!(channel.table.slots.is_empty(), "rejected requests must not create slots");
+        assert_eq!(
+            channel.call((1, 1, 0), 1),
+            Ok(Some(1)),
+            "the slot of the request is a lower bound of the highest slot"
+        );
     }
 
     #[test]
-    fn slots_are_taken_back_once_the_client_knows() {
+    fn slots_are_retired_after_the_client_has_seen_the_target() {
         let mut channel = Channel::new(8);
         for slot in 0..8 {
             channel.call((slot, 1, 7), 1).unwrap();
         }
         channel.table.set_target(Slotid4(3));
         assert_eq!((channel.table.target_highest(), channel.table.enforced_highest()), (Slotid4(3), Slotid4(7)));
-        assert_eq!(channel.call((7, 2, 7), 3), Ok(Some(9)), "it may not have heard");
-        assert_eq!(channel.call((0, 2, 3), 3), Ok(Some(10)), "this one has not");
+        assert_eq!(channel.call((7, 2, 7), 3), Ok(Some(9)), "the client may not have seen the target");
+        assert_eq!(channel.call((0, 2, 3), 3), Ok(Some(10)), "the last reply in this slot had the old target");
         assert_eq!(channel.table.enforced_highest(), Slotid4(7));
-        assert_eq!(channel.call((7, 2, 7), 3), Ok(Some(9)), "and may still send again");
-        assert_eq!(channel.call((0, 3, 3), 5), Ok(Some(11)), "this one has");
+        assert_eq!(channel.call((7, 2, 7), 3), Ok(Some(9)), "a retry in a slot above the target is answered");
+        assert_eq!(channel.call((0, 3, 3), 5), Ok(Some(11)), "the last reply in this slot had the new target");
         assert_eq!(channel.table.enforced_highest(), Slotid4(3));
         assert_eq!(channel.call((7, 3, 7), 5), Err(Nfsstat4::BadSlot));
         assert_eq!(channel.call((1, 2, 4), 5), Err(Nfsstat4::BadHighSlot));
@@ -359,10 +364,10 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_not_taken_back_under_a_request() {
+    fn slots_with_executing_requests_are_not_retired() {
         let mut channel = Channel::new(4);
         channel.call((0, 1, 0), 1).unwrap();
-        let Ok(Begun::Execute(ticket)) = channel.begin((3, 1, 3), 1) else { panic!("new") };
+        let Ok(Begun::Execute(ticket)) = channel.begin((3, 1, 3), 1) else { panic!("the request is new") };
         channel.table.set_target(Slotid4(0));
         channel.call((0, 2, 0), 3).unwrap();
         channel.call((0, 3, 0), 5).unwrap();
@@ -373,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_comes_back_goes_on_or_begins_anew() {
+    fn regranted_slot_accepts_the_next_sequence_id_or_1() {
         for first in [1, 3] {
             let mut channel = Channel::new(2);
             channel.call((1, 1, 1), 1).unwrap();
@@ -384,19 +389,23 @@ mod tests {
             channel.call((0, 3, 0), 5).unwrap();
             channel.table.set_target(Slotid4(1));
             assert_eq!(channel.table.enforced_highest(), Slotid4(1));
-            assert_eq!(channel.call((1, 2, 1), 3), Err(Nfsstat4::SeqMisordered), "its reply is gone");
+            assert_eq!(channel.call((1, 2, 1), 3), Err(Nfsstat4::SeqMisordered), "its cached reply was dropped");
             assert!(channel.call((1, first, 1), 7).is_ok(), "{first}");
-            assert_eq!(channel.call((1, 1 + first % 3, 1), 9).is_ok(), first == 1, "and not both");
+            assert_eq!(
+                channel.call((1, 1 + first % 3, 1), 9).is_ok(),
+                first == 1,
+                "only one of both sequences is accepted"
+            );
         }
     }
 
     #[test]
-    fn nothing_is_begun_in_a_slot_that_the_client_has_not_however_they_grow_and_shrink() {
+    fn no_request_executes_in_a_slot_that_the_client_does_not_have() {
         let mut refused = 0;
         for seed in 0..100 {
             let mut rng = StdRng::seed_from_u64(seed);
             let mut channel = Channel::new(6);
-            // The highest slot that the client has been given, and not shown to be without.
+            // The highest slot that the client was granted and that is not retired.
             let (mut given, mut target, mut sequences) = (5, 5, [0; 8]);
             for step in 0..2000 {
                 if rng.random_range(0..8) == 0 {
@@ -427,7 +436,7 @@ mod tests {
         assert!(refused > 1000, "{refused}");
     }
 
-    /// A client whose requests are lost, delayed and sent again: each is executed once, and has its own reply.
+    /// A client whose requests are lost, delayed and retransmitted. Each must be executed once and get its own reply.
     struct Client {
         slots: Vec<(u32, Option<u64>)>,
         highest: u32,
@@ -446,7 +455,7 @@ mod tests {
                 0..=3 => client.send(rng.random_range(0..6), &mut network),
                 4..=6 if !network.is_empty() => {
                     let at = rng.random_range(0..network.len());
-                    // Some arrive more than once.
+                    // Some requests arrive more than once.
                     let (args, id) = if rng.random() { network[at] } else { network.swap_remove(at) };
                     let fingerprint = Fingerprint { principal: Principal::None, checksum: id };
                     match table.begin(&args, fingerprint) {
@@ -455,7 +464,7 @@ mod tests {
                             running.push((ticket, id));
                         }
                         Ok(Begun::Replay(reply)) => client.receive(&args, id, reply, &table, seed),
-                        Ok(Begun::Uncached) => panic!("seed {seed}: all are to be cached"),
+                        Ok(Begun::Uncached) => panic!("seed {seed}: all replies must be cached"),
                         Err(_) => {}
                     }
                     if moving {
@@ -464,7 +473,7 @@ mod tests {
                 }
                 7 | 8 if !running.is_empty() => {
                     let (ticket, id) = running.swap_remove(rng.random_range(0..running.len()));
-                    // The reply itself is lost: the client learns it by sending again.
+                    // The reply itself is lost. The client gets it by a retry.
                     table.finish(ticket, id, false);
                 }
                 9 if moving => table.set_target(Slotid4(rng.random_range(0..6))),
@@ -475,7 +484,7 @@ mod tests {
     }
 
     impl Client {
-        /// Sends the slot's request, or a new one.
+        /// Sends the slot's outstanding request again, or a new one.
         fn send(&mut self, slot: u32, network: &mut Vec<(SequenceArgs, u64)>) {
             if slot > self.highest && self.slots[slot as usize].1.is_none() {
                 return;
@@ -501,7 +510,7 @@ mod tests {
         }
 
         fn receive(&mut self, args: &SequenceArgs, id: u64, reply: u64, table: &SlotTable<u64>, seed: u64) {
-            assert_eq!(reply, id, "seed {seed}: the reply of another request");
+            assert_eq!(reply, id, "seed {seed}: got the reply of another request");
             let slot = &mut self.slots[args.slotid.0 as usize];
             if slot.1 == Some(id) {
                 slot.1 = None;
@@ -511,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_network_does_requests_are_executed_once() {
+    fn requests_are_executed_once_on_an_unreliable_network() {
         for seed in 0..200 {
             simulate(seed, false);
             simulate(seed, true);

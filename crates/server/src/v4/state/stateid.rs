@@ -1,7 +1,7 @@
-//! [`Stateids`]: the names of opens, locks and delegations, and what is wrong with those that clients send.
+//! [`Stateids`]: the stateids of opens, locks and delegations, and the validation of stateids in requests.
 //!
-//! Read RFC 8881 §8.2 (stateids) and §18.48 (TEST_STATEID). A stateid is its `other`, which never changes, and a `seqid`,
-//! which counts the changes of what it stands for. What is found is of the client that asks, always.
+//! Read RFC 8881 §8.2 (stateids) and §18.48 (TEST_STATEID). A stateid consists of its `other`, which never changes, and
+//! a `seqid`, which counts the changes of the state. A lookup only finds the stateids of the client that asks.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -26,45 +26,45 @@ use crate::{
     sharing::marks::Marks,
 };
 
-/// All stateids; `F` names a file.
+/// The stateids of all clients. `F` names a file.
 #[derive(Debug)]
 pub struct Stateids<F> {
     entries: Map<Other, Entry<F>>,
     by_client: Map<Clientid4, OfClient>,
-    /// How many the clients of each group have.
+    /// The number of stateids of each group.
     by_group: BTreeMap<Group, usize>,
     by_owner: Map<Key<F>, Other>,
-    /// Under how many opens a lock-owner has locks in a file.
+    /// The number of opens under which a lock-owner has locks in a file.
     lock_owners: HashMap<(Clientid4, Bytes, F), u32>,
-    /// The recallable state of a file, but what was revoked.
+    /// The recallable state of each file, without revoked state.
     recallables: Map<F, SmallVec<[Other; 1]>>,
     recallable_counts: Map<RecallableKind, usize>,
     marks: Marks,
-    /// How many clients have lost and not freed.
+    /// The number of revoked stateids that each client has not freed, by their status.
     revoked: Map<(Clientid4, Nfsstat4), usize>,
-    /// The server's incarnation, so that stateids of an earlier one are not taken for others.
+    /// The number of this server start, so that stateids of earlier starts are not valid.
     instance: u32,
-    /// Nobody can guess the names that it makes.
+    /// Generates stateids that cannot be guessed.
     rng: StdRng,
 }
 
-/// The stateids of a client, which has at least one.
+/// The stateids of a client that has at least one.
 #[derive(Debug)]
 struct OfClient {
     group: Group,
     others: BTreeSet<Other>,
 }
 
-/// What there is one stateid of.
+/// The key under which there is at most one stateid that is not revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Key<F> {
     Open(Clientid4, Bytes, F),
-    /// Under an open.
+    /// The locks of an owner under an open.
     Lock(Other, Bytes),
     Recallable(RecallableKind, Clientid4, F),
 }
 
-// By what a client chooses only through its digest.
+// Bytes that a client chooses are hashed with a keyed digest.
 impl<F: Hash> Hash for Key<F> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         match self {
@@ -75,20 +75,20 @@ impl<F: Hash> Hash for Key<F> {
     }
 }
 
-/// What a stateid stands for.
+/// The state of a stateid.
 #[derive(Debug)]
 pub struct Entry<F> {
-    /// Whose it is.
+    /// The client that holds it.
     pub client: Clientid4,
-    /// Of which file.
+    /// The file.
     pub file: F,
-    /// What.
+    /// The kind of state.
     pub kind: Kind,
-    /// EXPIRED, ADMIN_REVOKED or DELEG_REVOKED, if the client has lost it.
+    /// EXPIRED, ADMIN_REVOKED or DELEG_REVOKED, if the state was revoked.
     pub revoked: Option<Nfsstat4>,
     seqid: u32,
-    /// Where it is noted as good.
-    noted: Option<Arc<Uses<F>>>,
+    /// The shard that has this stateid among the stateids in use.
+    cached_in: Option<Arc<Uses<F>>>,
 }
 
 /// The kinds of state.
@@ -103,11 +103,11 @@ pub enum Kind {
         /// The open.
         open: Other,
     },
-    /// What the server can recall.
+    /// Recallable state.
     Recallable(Recallable),
 }
 
-/// An open of one owner, which may have opened the file more than once.
+/// An open of one owner, who may have opened the file more than once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Open {
     /// The owner.
@@ -116,16 +116,16 @@ pub struct Open {
     pub access: u32,
     /// The `OPEN4_SHARE_DENY_` bits in effect.
     pub deny: u32,
-    /// The accesses with which it was opened: bit `n` for access `n`.
+    /// The set of access values with which the file was opened: bit `n` for value `n`.
     pub(super) accesses: u8,
-    /// The denials, as well.
+    /// The set of deny values, in the same form.
     pub(super) denials: u8,
-    /// Locks under it.
+    /// The lock stateids under this open.
     pub(super) locks: Vec<Other>,
 }
 
 impl<F: Clone + Eq + Hash> Stateids<F> {
-    /// None. Their names come from `seed`, which nobody else may know.
+    /// Creates an empty table. Stateids are generated from `seed`, which must be secret.
     pub fn new(instance: u32, seed: [u8; 32]) -> Self {
         Self {
             entries: Map::default(),
@@ -142,36 +142,36 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         }
     }
 
-    /// How many there are, those included that clients have lost.
+    /// Returns the number of stateids, revoked ones included.
     pub fn total(&self) -> usize {
         self.entries.len()
     }
 
-    /// How many a client has, those included that it has lost.
+    /// Returns the number of stateids of a client, revoked ones included.
     pub fn count(&self, client: Clientid4) -> usize {
         self.by_client.get(&client).map_or(0, |of_client| of_client.others.len())
     }
 
-    /// How many the clients of a group have.
+    /// Returns the number of stateids of a group.
     pub(super) fn of_group(&self, group: Group) -> usize {
         self.by_group.get(&group).copied().unwrap_or(0)
     }
 
-    /// How many a client has lost for `status`, and not freed.
+    /// Returns the number of stateids of a client that were revoked with `status` and are not freed.
     pub fn revoked(&self, client: Clientid4, status: Nfsstat4) -> usize {
         self.revoked.get(&(client, status)).copied().unwrap_or(0)
     }
 
-    /// Whether a client has lost any, and not freed it.
+    /// Returns `true` if a client has revoked stateids that it has not freed.
     pub fn has_revoked(&self, client: Clientid4) -> bool {
         let statuses = [Nfsstat4::Expired, Nfsstat4::AdminRevoked, Nfsstat4::DelegRevoked];
         statuses.into_iter().any(|status| self.revoked(client, status) > 0)
     }
 
-    /// A new one of a client, which is of this group.
+    /// Adds state of a client and returns its stateid.
     ///
     /// # Panics
-    /// If it is of locks under what is no open.
+    /// Panics if `kind` is a lock under a stateid that is not an open.
     pub(super) fn insert(&mut self, (client, group): (Clientid4, Group), file: F, kind: Kind) -> Stateid4 {
         let other = self.new_other();
         match &kind {
@@ -187,7 +187,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             }
         }
         self.by_owner.insert(key(client, &file, &kind), other);
-        self.entries.insert(other, Entry { client, file, kind, revoked: None, seqid: 1, noted: None });
+        self.entries.insert(other, Entry { client, file, kind, revoked: None, seqid: 1, cached_in: None });
         let of_client = self.by_client.entry(client).or_insert_with(|| OfClient { group, others: BTreeSet::new() });
         of_client.others.insert(other);
         *self.by_group.entry(of_client.group).or_default() += 1;
@@ -199,7 +199,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         other[..4].copy_from_slice(&self.instance.to_be_bytes());
         loop {
             self.rng.fill_bytes(&mut other[4..]);
-            // No special one is of this kind (§8.2.3).
+            // The special stateids have these values (§8.2.3).
             let is_special = other.iter().all(|byte| *byte == 0) || other.iter().all(|byte| *byte == u8::MAX);
             if !is_special && !self.entries.contains_key(&other) {
                 return other;
@@ -207,96 +207,96 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         }
     }
 
-    /// Whether there is such a one.
+    /// Returns `true` if a stateid exists.
     pub fn contains(&self, other: &Other) -> bool {
         self.entries.contains_key(other)
     }
 
-    /// Whose it is.
+    /// Returns the client that holds a stateid.
     pub fn client_of(&self, other: &Other) -> Option<Clientid4> {
         self.entries.get(other).map(|entry| entry.client)
     }
 
-    /// What 4.0 says of one that there is not (RFC 7530 §9.1.4): it may be from before the server's restart.
-    pub fn unknown(&self, other: &Other) -> Nfsstat4 {
+    /// Returns the status of 4.0 for an unknown stateid (RFC 7530 §9.1.4). It may be from before the server's restart.
+    pub fn status_of_unknown(&self, other: &Other) -> Nfsstat4 {
         let special = other.iter().all(|byte| *byte == 0) || other.iter().all(|byte| *byte == u8::MAX);
         if special || other[..4] == self.instance.to_be_bytes() { Nfsstat4::BadStateid } else { Nfsstat4::StaleStateid }
     }
 
-    /// What a stateid stands for.
+    /// Returns the state of a stateid.
     ///
     /// # Panics
-    /// If there is no such one.
+    /// Panics if the stateid does not exist.
     pub fn entry(&self, other: &Other) -> &Entry<F> {
         &self.entries[other]
     }
 
-    /// The open that a stateid stands for, to be changed.
+    /// Returns an open for changes.
     ///
     /// # Panics
-    /// If there is no such one.
+    /// Panics if the stateid is not an open.
     pub fn open_mut(&mut self, other: &Other) -> &mut Open {
-        self.forget_noted(other);
+        self.uncache_use(other);
         if let Some(Kind::Open(open)) = self.entries.get(other).map(|entry| &entry.kind) {
-            // They are good for what the open is good for.
+            // Its lock stateids permit the same accesses as the open.
             let locks: SmallVec<[Other; 4]> = open.locks.iter().copied().collect();
-            locks.iter().for_each(|lock| self.forget_noted(lock));
+            locks.iter().for_each(|lock| self.uncache_use(lock));
         }
         match self.entries.get_mut(other).map(|entry| &mut entry.kind) {
             Some(Kind::Open(open)) => open,
-            _ => panic!("an open that was found"),
+            _ => panic!("the stateid must be an open"),
         }
     }
 
-    /// The open that a stateid stands for.
+    /// Returns an open.
     ///
     /// # Panics
-    /// If there is no such one.
+    /// Panics if the stateid is not an open.
     pub fn open(&self, other: &Other) -> &Open {
         match &self.entries[other].kind {
             Kind::Open(open) => open,
-            _ => panic!("an open that was found"),
+            _ => panic!("the stateid must be an open"),
         }
     }
 
-    /// The open of a file by an owner.
+    /// Returns the open of a file by an owner.
     pub fn find_open(&self, client: Clientid4, owner: &Bytes, file: &F) -> Option<Other> {
         self.by_owner.get(&Key::Open(client, owner.clone(), file.clone())).copied()
     }
 
-    /// The locks of an owner under an open.
+    /// Returns the locks of an owner under an open.
     pub fn find_lock(&self, open: &Other, owner: &Bytes) -> Option<Other> {
         self.by_owner.get(&Key::Lock(*open, owner.clone())).copied()
     }
 
-    /// The recallable state of a file.
+    /// Returns the recallable state of a file.
     pub fn recallables(&self, file: &F) -> SmallVec<[Other; 1]> {
         self.recallables.get(file).cloned().unwrap_or_default()
     }
 
-    /// How much there is of a kind.
+    /// Returns the number of grants of a kind.
     pub fn recallable_count(&self, kind: RecallableKind) -> usize {
         self.recallable_counts.get(&kind).copied().unwrap_or(0)
     }
 
-    /// The recallable state of a kind that clients have, and whose it is.
+    /// Returns all grants of a kind, with their clients.
     pub fn all_recallables(&self, kind: RecallableKind) -> impl Iterator<Item = (Clientid4, Other)> {
         let is_of_kind = move |other: &&Other| self.recallable(other).is_some_and(|held| held.grant.kind() == kind);
         let all = self.recallables.values().flatten().filter(is_of_kind);
         all.map(|other| (self.entries[other].client, *other))
     }
 
-    /// The files that may have delegations, for asking without this table.
+    /// Returns the files that may be delegated. They can be read without a lock on this table.
     pub fn marks(&self) -> &Marks {
         &self.marks
     }
 
-    /// What a client has of a file, of a kind.
+    /// Returns the grant of a kind that a client holds on a file.
     pub fn find_recallable(&self, client: Clientid4, kind: RecallableKind, file: &F) -> Option<Other> {
         self.by_owner.get(&Key::Recallable(kind, client, file.clone())).copied()
     }
 
-    /// The recallable state that one stands for, if its client has it still.
+    /// Returns the recallable state of a stateid, unless it was revoked.
     pub fn recallable(&self, other: &Other) -> Option<&Recallable> {
         match self.entries.get(other).filter(|entry| entry.revoked.is_none()).map(|entry| &entry.kind) {
             Some(Kind::Recallable(held)) => Some(held),
@@ -304,7 +304,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         }
     }
 
-    /// The recallable state that one stands for, if its client has it still, to be changed.
+    /// Returns the recallable state of a stateid for changes, unless it was revoked.
     pub fn recallable_mut(&mut self, other: &Other) -> Option<&mut Recallable> {
         match self.entries.get_mut(other).filter(|entry| entry.revoked.is_none()).map(|entry| &mut entry.kind) {
             Some(Kind::Recallable(held)) => Some(held),
@@ -312,78 +312,78 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         }
     }
 
-    /// The delegation that one stands for, if its client has it still.
+    /// Returns the delegation of a stateid, unless it was revoked.
     pub fn delegation(&self, other: &Other) -> Option<&Delegation> {
         self.recallable(other).map(|Recallable { grant: Grant::Delegation(delegation), .. }| delegation)
     }
 
-    /// The delegation that one stands for, if its client has it still, to be changed.
+    /// Returns the delegation of a stateid for changes, unless it was revoked.
     pub fn delegation_mut(&mut self, other: &Other) -> Option<&mut Delegation> {
         self.recallable_mut(other).map(|Recallable { grant: Grant::Delegation(delegation), .. }| delegation)
     }
 
-    /// A stateid as it is now.
+    /// Returns a stateid with its current `seqid`.
     ///
     /// # Panics
-    /// If there is no such one.
+    /// Panics if the stateid does not exist.
     pub fn current(&self, other: &Other) -> Stateid4 {
         Stateid4 { seqid: self.entries[other].seqid, other: *other }
     }
 
-    /// Whether a lock-owner has locks in a file, under any open.
+    /// Returns `true` if a lock-owner has locks in a file, under any open.
     pub fn has_locks(&self, client: Clientid4, owner: &Bytes, file: &F) -> bool {
         self.lock_owners.contains_key(&(client, owner.clone(), file.clone()))
     }
 
-    /// Counts a change, and gives the stateid as it is from now on.
+    /// Increments the `seqid` of a stateid and returns the new stateid.
     ///
     /// # Panics
-    /// If there is no such one.
+    /// Panics if the stateid does not exist.
     pub fn change(&mut self, other: &Other) -> Stateid4 {
-        self.forget_noted(other);
-        let entry = self.entries.get_mut(other).expect("a stateid that was found");
-        // §8.2.2: zero means the most recent, so it is passed over.
+        self.uncache_use(other);
+        let entry = self.entries.get_mut(other).expect("the stateid must exist");
+        // §8.2.2: a seqid of zero means the most recent one, so it is skipped.
         entry.seqid = entry.seqid.checked_add(1).unwrap_or(1);
         Stateid4 { seqid: entry.seqid, other: *other }
     }
 
-    /// Notes that one is good to read by, or to write, until anything about it changes.
+    /// Adds a stateid to the stateids in use of its client's shard, until anything about it changes.
     ///
     /// # Panics
-    /// If there is no such one.
-    pub(super) fn note_use(&mut self, other: &Other, may_write: bool, uses: &Arc<Uses<F>>) {
-        let entry = self.entries.get_mut(other).expect("a stateid that was found");
+    /// Panics if the stateid does not exist.
+    pub(super) fn cache_use(&mut self, other: &Other, may_write: bool, uses: &Arc<Uses<F>>) {
+        let entry = self.entries.get_mut(other).expect("the stateid must exist");
         let found = Use { file: entry.file.clone(), seqid: entry.seqid, may_write };
-        entry.noted = Some(uses.clone());
-        uses.note(*other, found);
+        entry.cached_in = Some(uses.clone());
+        uses.insert(*other, found);
     }
 
-    fn forget_noted(&mut self, other: &Other) {
-        if let Some(uses) = self.entries.get_mut(other).and_then(|entry| entry.noted.take()) {
-            uses.forget(other);
+    fn uncache_use(&mut self, other: &Other) {
+        if let Some(uses) = self.entries.get_mut(other).and_then(|entry| entry.cached_in.take()) {
+            uses.remove(other);
         }
     }
 
-    /// Takes what one stands for; the client is told so with `status`, until it frees the stateid.
+    /// Revokes the state of a stateid. Uses of the stateid fail with `status` until the client frees it.
     pub fn revoke(&mut self, other: &Other, status: Nfsstat4) {
         if self.entries.get(other).is_some_and(|entry| entry.revoked.is_none()) {
-            self.forget_noted(other);
-            self.disown(other);
-            let entry = self.entries.get_mut(other).expect("it is there");
+            self.uncache_use(other);
+            self.unlink(other);
+            let entry = self.entries.get_mut(other).expect("the stateid must exist");
             entry.revoked = Some(status);
             *self.revoked.entry((entry.client, status)).or_default() += 1;
         }
     }
 
-    /// Forgets one.
+    /// Removes a stateid with its state.
     pub fn remove(&mut self, other: &Other) -> Option<Entry<F>> {
-        self.forget_noted(other);
+        self.uncache_use(other);
         let Entry { client, revoked, .. } = self.entries.get(other)?;
         match revoked {
-            None => self.disown(other),
+            None => self.unlink(other),
             Some(status) => {
                 let lost = (*client, *status);
-                let count = self.revoked.get_mut(&lost).expect("it was counted");
+                let count = self.revoked.get_mut(&lost).expect("revoked stateids must be counted");
                 *count -= 1;
                 if *count == 0 {
                     self.revoked.remove(&lost);
@@ -391,9 +391,9 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             }
         }
         let entry = self.entries.remove(other)?;
-        let of_client = self.by_client.get_mut(&entry.client).expect("each is some client's");
+        let of_client = self.by_client.get_mut(&entry.client).expect("a stateid must be listed under its client");
         of_client.others.remove(other);
-        let count = self.by_group.get_mut(&of_client.group).expect("it was counted");
+        let count = self.by_group.get_mut(&of_client.group).expect("the stateids of a group must be counted");
         *count -= 1;
         if *count == 0 {
             self.by_group.remove(&of_client.group);
@@ -404,7 +404,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         Some(entry)
     }
 
-    /// Checks that all tables agree, and that all are of such clients.
+    /// Checks that all tables agree, and that all clients exist according to `is_client`.
     #[cfg(test)]
     pub(super) fn check(&self, is_client: impl Fn(Clientid4) -> bool) {
         assert_eq!(self.entries.len(), self.by_client.values().map(|of_client| of_client.others.len()).sum::<usize>());
@@ -415,7 +415,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         assert_eq!(self.by_group, by_group);
         let (mut revoked, mut lock_owners, mut recallables, mut owned) = (HashMap::new(), HashMap::new(), 0, 0);
         for (other, entry) in &self.entries {
-            assert!(is_client(entry.client), "a client for each stateid");
+            assert!(is_client(entry.client), "the client of a stateid must exist");
             assert!(self.by_client[&entry.client].others.contains(other));
             if let Some(status) = entry.revoked {
                 *revoked.entry((entry.client, status)).or_insert(0) += 1;
@@ -426,7 +426,7 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
             match &entry.kind {
                 Kind::Open(open) => assert!(open.locks.iter().all(|lock| self.entries.contains_key(lock))),
                 Kind::Lock { owner, open } => {
-                    assert!(self.open(open).locks.contains(other), "locks are under an open");
+                    assert!(self.open(open).locks.contains(other), "a lock must be listed under its open");
                     *lock_owners.entry((entry.client, owner.clone(), entry.file.clone())).or_insert(0) += 1;
                 }
                 Kind::Recallable(_) => {
@@ -438,29 +438,29 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         assert_eq!((self.by_owner.len(), self.recallable_counts.values().sum()), (owned, recallables));
         assert_eq!(self.recallables.values().map(SmallVec::len).sum::<usize>(), recallables);
         assert_eq!(self.marks.any(), recallables > 0);
-        assert!(self.lock_owners == lock_owners, "owners of locks are counted");
+        assert!(self.lock_owners == lock_owners, "lock owners must be counted");
         assert_eq!(self.revoked.iter().map(|(of, count)| (*of, *count)).collect::<HashMap<_, _>>(), revoked);
     }
 
-    /// Lets its owner have another in its place.
-    fn disown(&mut self, other: &Other) {
+    /// Removes a stateid from the indexes, so that its owner can get another one.
+    fn unlink(&mut self, other: &Other) {
         let Entry { client, file, kind, .. } = &self.entries[other];
         self.by_owner.remove(&key(*client, file, kind));
         let (owner, open) = match kind {
             Kind::Open(_) => return,
             Kind::Lock { owner, open } => (owner, open),
             Kind::Recallable(held) => {
-                let of_file = self.recallables.get_mut(file).expect("it is listed");
+                let of_file = self.recallables.get_mut(file).expect("recallable state must be listed under its file");
                 of_file.retain(|delegation| delegation != other);
                 if of_file.is_empty() {
                     self.recallables.remove(file);
                 }
-                *self.recallable_counts.get_mut(&held.grant.kind()).expect("it was counted") -= 1;
+                *self.recallable_counts.get_mut(&held.grant.kind()).expect("recallable state must be counted") -= 1;
                 return self.marks.remove(file);
             }
         };
         let owner = (*client, owner.clone(), file.clone());
-        let count = self.lock_owners.get_mut(&owner).expect("it was counted");
+        let count = self.lock_owners.get_mut(&owner).expect("lock owners must be counted");
         *count -= 1;
         if *count == 0 {
             self.lock_owners.remove(&owner);
@@ -471,13 +471,13 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         }
     }
 
-    /// Those of a client.
+    /// Returns the stateids of a client.
     pub fn of_client(&self, client: Clientid4) -> Vec<Other> {
         self.by_client.get(&client).map_or_else(Vec::new, |of_client| of_client.others.iter().copied().collect())
     }
 
-    /// The recallable state of a client that is among its next `max` stateids behind `after`, and where to go on, if there may be
-    /// more.
+    /// Returns the recallable state among the next `max` stateids of a client after `after`, and the position to
+    /// continue from if there may be more.
     pub fn recallables_of(
         &self,
         client: Clientid4,
@@ -495,11 +495,11 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         (found.collect(), page.last().copied().filter(|_| page.len() == max))
     }
 
-    /// Finds what a client means by a stateid that is none of the special ones, by the procedure of §8.2.4. `file` is the
-    /// current file handle, where there is one.
+    /// Validates a stateid that is not special, by the procedure of §8.2.4. `file` is the current file handle, if there
+    /// is one.
     ///
     /// # Errors
-    /// BAD_STATEID, OLD_STATEID, or what it was revoked with.
+    /// BAD_STATEID, OLD_STATEID, or the status with which it was revoked.
     pub fn resolve(&self, client: Clientid4, file: Option<&F>, stateid: &Stateid4) -> Result<Other, Nfsstat4> {
         let entry = self.entries.get(&stateid.other).ok_or(Nfsstat4::BadStateid)?;
         if file.is_some_and(|file| entry.file != *file) || entry.client != client {
@@ -511,7 +511,8 @@ impl<F: Clone + Eq + Hash> Stateids<F> {
         if stateid.seqid == 0 || stateid.seqid == entry.seqid {
             return Ok(stateid.other);
         }
-        // Counts wrap around, so that one is older than another if it is less than half of all behind it.
+        // Sequence numbers wrap around: a number is older if the distance to the current one is less than half of the
+        // range.
         let behind = entry.seqid.wrapping_sub(stateid.seqid);
         Err(if behind < 1 << 31 { Nfsstat4::OldStateid } else { Nfsstat4::BadStateid })
     }
@@ -536,18 +537,18 @@ mod tests {
     }
 
     #[test]
-    fn a_stateid_is_good_for_its_client_and_file_and_time() {
+    fn stateid_is_valid_for_its_client_file_and_seqid() {
         let mut table = Stateids::new(3, [1; 32]);
-        let first = table.insert((CLIENT, Group::Strangers), 'f', open());
+        let first = table.insert((CLIENT, Group::NotAdmitted), 'f', open());
         let resolve = |table: &Stateids<char>, client, file, seqid| {
             table.resolve(client, file, &Stateid4 { seqid, ..first }).map(drop)
         };
         assert_eq!(resolve(&table, CLIENT, Some(&'f'), 1), Ok(()));
-        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 0), Ok(()), "the most recent");
+        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 0), Ok(()), "zero means the most recent");
         assert_eq!(resolve(&table, CLIENT, None, 1), Ok(()));
         assert_eq!(resolve(&table, CLIENT, Some(&'g'), 1), Err(Nfsstat4::BadStateid));
         assert_eq!(resolve(&table, Clientid4(2), Some(&'f'), 1), Err(Nfsstat4::BadStateid));
-        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 2), Err(Nfsstat4::BadStateid), "of the future");
+        assert_eq!(resolve(&table, CLIENT, Some(&'f'), 2), Err(Nfsstat4::BadStateid), "a seqid of the future");
         let second = table.change(&first.other);
         assert_eq!(second, Stateid4 { seqid: 2, ..first });
         assert_eq!(resolve(&table, CLIENT, Some(&'f'), 1), Err(Nfsstat4::OldStateid));
@@ -560,9 +561,9 @@ mod tests {
     }
 
     #[test]
-    fn counts_wrap_around_and_pass_over_zero() {
+    fn seqids_wrap_around_and_skip_zero() {
         let mut table = Stateids::new(3, [1; 32]);
-        let first = table.insert((CLIENT, Group::Strangers), 'f', open());
+        let first = table.insert((CLIENT, Group::NotAdmitted), 'f', open());
         table.entries.get_mut(&first.other).unwrap().seqid = u32::MAX;
         assert_eq!(table.change(&first.other).seqid, 1);
         let old = Stateid4 { seqid: u32::MAX, ..first };
@@ -570,12 +571,12 @@ mod tests {
     }
 
     #[test]
-    fn no_two_are_alike_nor_those_of_another_incarnation() {
+    fn stateids_are_unique_and_belong_to_one_server_instance() {
         let (mut one, mut two) = (Stateids::new(1, [1; 32]), Stateids::new(2, [2; 32]));
         let names: BTreeSet<Other> =
-            (0..100).map(|_| one.insert((CLIENT, Group::Strangers), 'f', open()).other).collect();
+            (0..100).map(|_| one.insert((CLIENT, Group::NotAdmitted), 'f', open()).other).collect();
         assert_eq!(names.len(), 100);
-        let foreign = two.insert((CLIENT, Group::Strangers), 'f', open());
+        let foreign = two.insert((CLIENT, Group::NotAdmitted), 'f', open());
         assert_eq!(one.resolve(CLIENT, None, &foreign), Err(Nfsstat4::BadStateid));
         for special in [Stateid4::ANONYMOUS, Stateid4::READ_BYPASS, Stateid4::CURRENT, Stateid4::INVALID] {
             assert_eq!(one.resolve(CLIENT, None, &special), Err(Nfsstat4::BadStateid));

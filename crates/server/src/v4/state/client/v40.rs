@@ -1,7 +1,7 @@
-//! The records of NFSv4.0: SETCLIENTID makes them, and SETCLIENTID_CONFIRM confirms them.
+//! The client records of NFSv4.0: SETCLIENTID creates them, and SETCLIENTID_CONFIRM confirms them.
 //!
-//! Read RFC 7530 §9.1.1 and §16.33–16.35. They are in the same table as those of later versions, by the same names: a
-//! client that comes back with a later version, or an earlier one, has restarted (RFC 8881 §2.4.1).
+//! Read RFC 7530 §9.1.1 and §16.33–16.35. They are in the same table as those of later versions, under the same owners.
+//! A client that returns with a later or an earlier version has restarted (RFC 8881 §2.4.1).
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,38 +9,39 @@ use bytes::Bytes;
 use nfs::v4::*;
 use rpc::rpcbind::from_universal;
 
-use super::{Client, Clients, Origin, Outlook, Plan, Then};
+use super::{Client, Clients, EvictionContext, Origin, Plan, PlanAction};
 use crate::v4::state::ids::Principal;
 
-/// What only a client of 4.0 has.
+/// The state that only clients of 4.0 have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Legacy {
-    /// What confirms this.
+    /// The verifier that confirms this state.
     pub confirm: Verifier4,
-    /// Where its callbacks go.
+    /// The client's callback program and address.
     pub callback: CbClient4,
-    /// And with which number.
+    /// The number that the client assigned to its callbacks.
     pub callback_ident: u32,
-    /// The same as an address, if it is one that it can be called at.
+    /// The callback address, if the server may connect to it.
     pub address: Option<SocketAddr>,
-    /// How far it is known that it can.
+    /// The result of the last probe of the callback address.
     pub(in crate::v4::state) reach: Reach,
 }
 
-/// Whether a client of 4.0 answers where it wants to be called.
+/// The result of probing the callback address of a client of 4.0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::v4::state) enum Reach {
-    /// Nobody has tried.
+    /// The address was not probed.
     Unknown,
-    /// It is being tried.
-    Trying,
-    /// It has answered CB_NULL.
+    /// A probe is in progress.
+    Probing,
+    /// The client answered CB_NULL.
     Reached,
 }
 
-/// Where a client that calls from `peer` can be called. A server that called others on a client's word could be made to knock at
-/// any door; so it is the client's own host, or none. TCP is what all clients have.
-pub(in crate::v4::state) fn listens_at(location: &Netaddr4, peer: IpAddr) -> Option<SocketAddr> {
+/// Returns the callback address of a client that calls from `peer`. Only an address of the client's own host is
+/// accepted, because otherwise a client could make the server connect to any address. All clients support TCP, so only
+/// TCP is used.
+pub(in crate::v4::state) fn callback_address_of(location: &Netaddr4, peer: IpAddr) -> Option<SocketAddr> {
     let known = [&b"tcp"[..], b"tcp6"].contains(&&location.netid.0[..]);
     let address = from_universal(std::str::from_utf8(&location.addr.0).ok()?)?;
     let same = address.ip().to_canonical() == peer.to_canonical();
@@ -48,18 +49,19 @@ pub(in crate::v4::state) fn listens_at(location: &Netaddr4, peer: IpAddr) -> Opt
 }
 
 impl<R: Clone, F> Clients<R, F> {
-    /// What SETCLIENTID comes to. `confirm` has not been used before.
+    /// Plans a SETCLIENTID. `confirm` must not have been used before.
     ///
     /// # Errors
-    /// CLID_INUSE if the name is another's, who has state and a lease; DELAY if there are too many clients.
+    /// CLID_INUSE if the owner belongs to another principal that has state and a valid lease; DELAY if there are too
+    /// many clients.
     pub(in crate::v4::state) fn plan_set_clientid(
         &self,
         args: &SetClientIdArgs,
         confirm: Verifier4,
         origin: Origin<'_>,
-        outlook: &Outlook<'_>,
+        context: &EvictionContext<'_>,
     ) -> Result<Plan<R, F>, Nfsstat4> {
-        let address = listens_at(&args.callback.cb_location, origin.peer);
+        let address = callback_address_of(&args.callback.cb_location, origin.peer);
         let Netaddr4 { netid, addr } = &args.callback.cb_location;
         let cb_location = Netaddr4 { netid: netid.detached(), addr: addr.detached() };
         let (callback, callback_ident) = (CbClient4 { cb_location, ..args.callback }, args.callback_ident);
@@ -67,32 +69,34 @@ impl<R: Clone, F> Clients<R, F> {
         let records = self.by_owner.get(&args.client.id.0).copied().unwrap_or_default();
         if let Some((id, client)) = records.confirmed.and_then(|id| Some((id, self.find(id)?))) {
             if client.principal != *origin.principal {
-                if (outlook.holds)(id) && !self.is_expired(id, outlook.now) {
+                if (context.holds)(id) && !self.is_expired(id, context.now) {
                     return Err(Nfsstat4::ClidInuse);
                 }
             } else if client.legacy.is_some() && client.owner.verifier == args.client.verifier {
-                // The same incarnation: it may have moved its callbacks, which count once they are confirmed.
-                let then = Then::Callback(id, Box::new(legacy));
-                return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), then });
+                // The same incarnation: its callback address may have changed. The change takes effect after
+                // confirmation.
+                let action = PlanAction::Callback(id, Box::new(legacy));
+                return Ok(Plan { ended: records.unconfirmed.into_iter().collect(), action });
             }
         }
         let owner = ClientOwner4 { verifier: args.client.verifier, ownerid: args.client.id.clone() };
-        // What was confirmed before stays until this is, and takes its state along.
-        let new = Client::new(0, &owner, origin, outlook.now);
-        self.plan_new(Client { legacy: Some(legacy), ..new }, None, outlook)
+        // The confirmed record stays until the new one is confirmed. Its state ends with it.
+        let new = Client::new(0, &owner, origin, context.now);
+        self.plan_new(Client { legacy: Some(legacy), ..new }, None, context)
     }
 
-    /// Where the callbacks of the client of a name go, which is all that is known of where it is; empty if it has none.
+    /// Returns the callback address of the client of an owner, or an empty one. Nothing else is known about where that
+    /// client is.
     pub fn callback_address(&self, name: &Bytes) -> Netaddr4 {
         let confirmed = self.by_owner.get(name).and_then(|records| records.confirmed);
         let legacy = confirmed.and_then(|id| self.find(id)).and_then(|client| client.legacy.as_ref());
         legacy.map_or_else(Netaddr4::default, |legacy| legacy.callback.cb_location.clone())
     }
 
-    /// SETCLIENTID_CONFIRM, but for what follows from it: says whether the client is still to be confirmed.
+    /// Executes SETCLIENTID_CONFIRM without its consequences. Returns `true` if the client itself is not confirmed yet.
     ///
     /// # Errors
-    /// STALE_CLIENTID if nothing is to be confirmed by this, or was; CLID_INUSE if it is another's.
+    /// STALE_CLIENTID if the verifier does not match; CLID_INUSE if the client belongs to another principal.
     pub(in crate::v4::state) fn confirm_callback(
         &mut self,
         args: &SetClientIdConfirmArgs,
@@ -109,8 +113,8 @@ impl<R: Clone, F> Clients<R, F> {
             return Err(Nfsstat4::ClidInuse);
         }
         if let Some(update) = client.update.take_if(|_| is_update) {
-            // Who is trying the former address will find that it is another.
-            let reach = if legacy.reach == Reach::Trying { Reach::Trying } else { Reach::Unknown };
+            // The probe of the old address, if it is in progress, will detect the change.
+            let reach = if legacy.reach == Reach::Probing { Reach::Probing } else { Reach::Unknown };
             *legacy = Legacy { reach, ..update };
         }
         Ok(!client.confirmed)
@@ -118,7 +122,7 @@ impl<R: Clone, F> Clients<R, F> {
 }
 
 impl<R, F> Client<R, F> {
-    /// It says where it can be called from the next SETCLIENTID_CONFIRM on.
+    /// Sets the callback state that takes effect with the next SETCLIENTID_CONFIRM.
     pub(in crate::v4::state) fn set_update(&mut self, update: Legacy) {
         self.update = Some(update);
     }

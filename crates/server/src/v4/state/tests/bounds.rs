@@ -18,7 +18,7 @@ fn sessions_of_a_client_and_clients_are_bounded() {
     let made = ["c", "d", "e"].map(|name| world.client(name, 1));
     world.events();
     world.exchange(&exchange("f", 1, 0), &OWNER).unwrap();
-    assert_eq!(world.events(), [Event::Gone(id)], "the oldest that has never called had to");
+    assert_eq!(world.events(), [Event::Removed(id)], "the oldest that has never called had to");
     assert_eq!(world.state.clients().len(), 4);
     world.client("f", 1);
     // Those that do call stay, however many introduce themselves and make sessions.

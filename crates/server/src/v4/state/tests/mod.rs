@@ -182,7 +182,7 @@ impl World {
     /// READ or WRITE, as the service does.
     fn io_of(&mut self, client: Clientid4, file: char, stateid: &Stateid4, write: bool) -> Result<(), Nfsstat4> {
         let shard = self.state.clients().find(client).map(|client| client.shard.clone());
-        match shard.is_some_and(|shard| shard.may_use(&file, stateid, write)) {
+        match shard.is_some_and(|shard| shard.permits_io(&file, stateid, write)) {
             true => Ok(()),
             false => self.state.check_io(&mut self.locks, client, &file, stateid, write, self.now),
         }
@@ -227,8 +227,8 @@ impl World {
     fn open_by(&mut self, request: OpenRequest) -> Result<Opened, Nfsstat4> {
         let client = request.client;
         let plan = self.state.plan_open(&self.locks, request, self.now)?;
-        if let Some(owner) = plan.unremembered() {
-            self.state.remembered(client, owner, false);
+        if let Some(owner) = plan.unstored_owner() {
+            self.state.client_stored(client, owner, false);
         }
         let target = OpenTarget { file: &'f', change: Some(7), truncates: false };
         self.state.commit_open(&mut self.locks, &plan, target, self.now)

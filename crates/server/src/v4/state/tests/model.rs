@@ -42,7 +42,7 @@ enum Op {
     Recall { file: u8, write: bool },
     Return { stateid: u8 },
     Enter { client: u8 },
-    Opener { client: u8, owner: u8, sequence: u8 },
+    OpenOwner { client: u8, owner: u8, sequence: u8 },
     Evict { client: u8 },
     RevokeAll { client: u8 },
     Expire,
@@ -105,7 +105,7 @@ fn ops() -> impl Strategy<Value = Op> {
         2 => (0..3u8, any::<bool>()).prop_map(|(file, write)| Op::Recall { file, write }),
         1 => n().prop_map(|stateid| Op::Return { stateid }),
         2 => n().prop_map(|client| Op::Enter { client }),
-        2 => (n(), 0..3u8, 0..3u8).prop_map(|(client, owner, sequence)| Op::Opener { client, owner, sequence }),
+        2 => (n(), 0..3u8, 0..3u8).prop_map(|(client, owner, sequence)| Op::OpenOwner { client, owner, sequence }),
         1 => n().prop_map(|client| Op::Evict { client }),
         1 => n().prop_map(|client| Op::RevokeAll { client }),
         3 => Just(Op::Expire),
@@ -294,9 +294,9 @@ impl Model {
                     Ok(plan) => plan,
                     Err(status) => return Some(status),
                 };
-                if let Some(owner) = plan.unremembered() {
+                if let Some(owner) = plan.unstored_owner() {
                     self.stored.insert(owner.clone());
-                    state.remembered(client, owner, true);
+                    state.client_stored(client, owner, true);
                 }
                 if step == Step::Dropped {
                     return None;
@@ -374,21 +374,21 @@ impl Model {
             Op::Remember { client, written } => {
                 let id = pick(&self.clients, client)?;
                 state.clients().find(id).filter(|client| client.confirmed)?;
-                if let Some(owner) = state.unremembered(id, *now) {
+                if let Some(owner) = state.unstored_owner(id, *now) {
                     if written {
                         self.stored.insert(owner.clone());
                     }
-                    state.remembered(id, &owner, written);
+                    state.client_stored(id, &owner, written);
                 }
             }
             Op::Enter { client } => {
                 let _ = state.enter(locks, *now, Subject::Client(pick(&self.clients, client)?));
             }
-            Op::Opener { client, owner, sequence } => {
+            Op::OpenOwner { client, owner, sequence } => {
                 let owner =
                     StateOwner4 { clientid: pick(&self.clients, client)?, owner: NAMES[usize::from(owner)].into() };
-                let subject = Subject::Opener(&owner, Seqid4(u32::from(sequence)));
-                if let Ok(Entered::InTurn(name)) = state.enter(locks, *now, subject) {
+                let subject = Subject::OpenOwner(&owner, Seqid4(u32::from(sequence)));
+                if let Ok(Entered::Sequenced(name)) = state.enter(locks, *now, subject) {
                     let kept = Kept { status: Nfsstat4::Ok, result: Bytes::new(), file: None };
                     let renew = Argop4::Renew(ClientIdArgs { clientid: name.client });
                     state.leave(&name, &renew, kept);
@@ -400,8 +400,8 @@ impl Model {
             }
             Op::Expire => {
                 state.expire(*now);
-                state.forget_records(*now);
-                state.relieve(*now);
+                state.drop_unused_records(*now);
+                state.reduce_load(*now);
             }
             Op::EndGrace if state.in_grace() => drop(self.world.end_grace()),
             Op::EndGrace => {}
@@ -424,7 +424,7 @@ impl Model {
         state.records_stored(&changes, true);
         while state.poll_reduction().is_some() {}
         while let Some(event) = state.poll_event() {
-            if let Event::Gone(client) = event {
+            if let Event::Removed(client) = event {
                 locks.release_client(crate::sharing::locks::LockClient::V4(client.0));
             }
         }
@@ -435,7 +435,7 @@ impl Model {
         let World { state, now, .. } = &self.world;
         state.check();
         for (_, client) in state.clients.iter().filter(|(_, client)| client.confirmed) {
-            let (stored, owner) = (client.stored == Stored::AsIs, &client.owner.ownerid.0);
+            let (stored, owner) = (client.stored == Stored::Current, &client.owner.ownerid.0);
             if !state.in_grace() && !matches!(client.record, Record::Pending) {
                 let is_stored = stored && client.record != Record::None;
                 assert_eq!(self.stored.contains(owner), is_stored, "{:?} {:?}", client.record, client.stored);
@@ -463,7 +463,7 @@ impl State<&'static str, char> {
                 assert_eq!(used.may_write, may_write);
             }
             let Some(opened) = client.shard.opened() else { continue };
-            assert!(client.confirmed && !client.evicted && client.stored == Stored::AsIs);
+            assert!(client.confirmed && !client.evicted && client.stored == Stored::Current);
             assert!(!self.stateids.has_revoked(id), "its lease is renewed whatever it has lost");
             let sessions = client
                 .sessions()
@@ -475,7 +475,7 @@ impl State<&'static str, char> {
     /// What clients, and others, can tell of it, as text.
     fn observable(&self) -> String {
         let Self { clients, by_connection, stateids, load, .. } = self;
-        let owners = (&self.owners, self.before.as_ref(), &self.records, &self.events);
+        let owners = (&self.owners, self.grace.as_ref(), &self.records, &self.events);
         format!("{clients:?} {by_connection:?} {} {load:?} {owners:?}", stateids.total())
     }
 
@@ -496,7 +496,7 @@ impl State<&'static str, char> {
         assert_eq!(listed.len(), bound.len(), "each is listed once");
         assert_eq!(listed.into_iter().collect::<BTreeSet<_>>(), bound);
         let floors = self.options.replies_max / 2;
-        let granted = self.clients.hosts().granted(hosts::Group::Strangers).0;
+        let granted = self.clients.hosts().granted(hosts::Group::NotAdmitted).0;
         assert!(floors + granted <= self.options.replies_max, "replies are bounded");
     }
 }

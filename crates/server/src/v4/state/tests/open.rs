@@ -390,7 +390,7 @@ fn a_client_that_is_gone_holds_nothing() {
     assert_eq!(world.test(old, &[open, lock]), [Nfsstat4::Ok; 2]);
     world.create(&create(new, 1)).unwrap();
     assert_eq!(world.test(old, &[open, lock]), [Nfsstat4::BadStateid; 2]);
-    assert!(world.events().contains(&Event::Gone(old)));
+    assert!(world.events().contains(&Event::Removed(old)));
 }
 
 #[test]

@@ -37,8 +37,8 @@ impl World {
     }
 
     fn remember(&mut self, client: Clientid4) -> Option<Bytes> {
-        let owner = self.state.unremembered(client, self.now)?;
-        self.state.remembered(client, &owner, true);
+        let owner = self.state.unstored_owner(client, self.now)?;
+        self.state.client_stored(client, &owner, true);
         Some(owner)
     }
 
@@ -107,12 +107,12 @@ fn what_a_client_loses_it_cannot_reclaim_before_it_takes_note() {
     let (a, lost) = world.deprived();
     world.state.free_stateid(&world.locks, a, &lost).unwrap();
     assert_eq!(world.records(), [remove("a")], "it has nothing that it could reclaim");
-    let name = world.state.unremembered(a, world.now).unwrap();
+    let name = world.state.unstored_owner(a, world.now).unwrap();
     assert_eq!(name, "a");
     // It loses all once more while it is being written.
     world.state.revoke_all(&mut world.locks, a, Nfsstat4::AdminRevoked);
     assert_eq!(world.records(), [forfeit("a")]);
-    world.state.remembered(a, &name, true);
+    world.state.client_stored(a, &name, true);
     assert_eq!(world.records(), [forfeit("a")], "it may have been written only after it was crossed out");
 }
 
@@ -120,9 +120,9 @@ fn what_a_client_loses_it_cannot_reclaim_before_it_takes_note() {
 fn who_could_not_be_remembered_is_to_be_with_its_next_open() {
     let mut world = World::new();
     let (a, _) = world.ready("a");
-    let name = world.state.unremembered(a, world.now).unwrap();
-    world.state.remembered(a, &name, false);
-    assert!(world.state.unremembered(a, world.now).is_some());
+    let name = world.state.unstored_owner(a, world.now).unwrap();
+    world.state.client_stored(a, &name, false);
+    assert!(world.state.unstored_owner(a, world.now).is_some());
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn lives(minor: u32) -> Vec<Vec<RecordChange>> {
             world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, 0).unwrap();
         }
         world.state.expire(world.now);
-        world.state.forget_records(world.now);
+        world.state.drop_unused_records(world.now);
         stored.push(world.records());
     }
     stored
@@ -291,7 +291,7 @@ impl World {
     fn look(&mut self, later: Duration) -> Vec<RecordChange> {
         self.now += later;
         self.state.expire(self.now);
-        self.state.forget_records(self.now);
+        self.state.drop_unused_records(self.now);
         let records = self.records();
         self.state.records_stored(&records, true);
         records
@@ -394,12 +394,12 @@ fn records_are_not_given_up_while_nothing_can_be_stored() {
     world.state.set_storage_works(false);
     world.now += LEASE / 2;
     world.state.expire(world.now);
-    world.state.forget_records(world.now);
+    world.state.drop_unused_records(world.now);
     assert_eq!(world.records(), [], "it would keep everybody from new opens");
     world.state.set_storage_works(true);
     world.now += LEASE / 4;
     world.state.expire(world.now);
-    world.state.forget_records(world.now);
+    world.state.drop_unused_records(world.now);
     assert_eq!(world.records(), [retire("a")]);
 }
 
@@ -411,7 +411,7 @@ fn a_client_that_is_back_and_cannot_be_stored_again_is_crossed_out() {
     world.open(a, "o", OPEN4_SHARE_ACCESS_WRITE, OPEN4_SHARE_DENY_NONE).unwrap();
     world.now += 2 * LEASE;
     world.state.expire(world.now);
-    world.state.forget_records(world.now);
+    world.state.drop_unused_records(world.now);
     assert_eq!(world.records(), [remove("a")], "its lease is over");
     for stored in [false, true] {
         assert_eq!(world.state.check_stored(a), Err(Nfsstat4::Delay));

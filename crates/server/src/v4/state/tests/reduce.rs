@@ -22,7 +22,7 @@ impl World {
     }
 
     fn reductions(&mut self) -> Vec<(Clientid4, Reduction)> {
-        self.state.relieve(self.now);
+        self.state.reduce_load(self.now);
         let mut asks: Vec<_> = std::iter::from_fn(|| self.state.poll_reduction()).collect();
         asks.sort_by_key(|(client, _)| *client);
         asks
@@ -93,11 +93,11 @@ fn a_client_of_the_first_minor_version_is_asked_for_each() {
     let SetClientIdOk { clientid, setclientid_confirm } = made;
     let confirm = SetClientIdConfirmArgs { clientid, setclientid_confirm };
     world.state.set_clientid_confirm(world.now, &confirm, &OWNER).unwrap();
-    assert_eq!(world.events(), [Event::Confirmed(clientid), Event::Listens(clientid)]);
+    assert_eq!(world.events(), [Event::Confirmed(clientid), Event::NewListener(clientid)]);
     assert_eq!(world.hold(clientid, "a"), 0, "nobody knows whether it can be called");
     let listener = world.state.listener40(clientid).unwrap();
     assert_eq!(listener.address, "192.0.2.1:2049".parse().unwrap());
-    assert!(!world.state.tried(clientid, &listener, true));
+    assert!(!world.state.listener_probed(clientid, &listener, true));
     assert_eq!(world.hold(clientid, "abcdefg"), 7);
     assert_eq!(world.reductions(), []);
     let recalled = std::iter::from_fn(|| world.state.poll_recall()).count();

@@ -49,7 +49,7 @@ fn case_3_a_collision_is_refused_while_the_other_has_state_and_a_lease() {
     let new = world.exchange(&exchange("a", 1, 0), &OTHER).unwrap();
     assert_ne!(new.clientid, id);
     assert!(world.state.session(session).is_none() && world.state.clients().find(id).is_none());
-    assert_eq!(world.events(), [Event::Gone(id)]);
+    assert_eq!(world.events(), [Event::Removed(id)]);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn case_5_a_restarted_client_loses_its_state_when_it_is_confirmed() {
     world.events();
     world.create(&create(new.clientid, 1)).unwrap();
     assert!(world.state.session(session).is_none() && world.state.clients().find(old).is_none());
-    assert_eq!(world.events(), [Event::Gone(old), Event::Confirmed(new.clientid)]);
+    assert_eq!(world.events(), [Event::Removed(old), Event::Confirmed(new.clientid)]);
     let again = world.exchange(&exchange("a", 2, 0), &OWNER).unwrap();
     assert_eq!(again.clientid, new.clientid);
 }
@@ -326,8 +326,8 @@ fn what_is_kept_does_not_keep_the_message_that_it_came_in() {
         clientid
     };
     let opener = StateOwner4 { clientid: old, owner: name().into() };
-    let entered = world.state.enter(&mut world.locks, world.now, Subject::Opener(&opener, Seqid4(1)));
-    assert!(matches!(entered, Ok(Entered::InTurn(_))));
+    let entered = world.state.enter(&mut world.locks, world.now, Subject::OpenOwner(&opener, Seqid4(1)));
+    assert!(matches!(entered, Ok(Entered::Sequenced(_))));
     drop((lock_owner, lock, opener, entered));
     assert!(message.try_into_mut().is_ok(), "nobody else has any of it");
 }
@@ -488,7 +488,7 @@ fn a_client_is_destroyed_when_it_has_nothing() {
     assert_eq!(destroy(&mut world, id, Some(id)), Err(Nfsstat4::ClientidBusy));
     world.events();
     assert_eq!(destroy(&mut world, id, Some(other)), Ok(()));
-    assert_eq!(world.events(), [Event::Gone(id)]);
+    assert_eq!(world.events(), [Event::Removed(id)]);
     let unconfirmed = world.exchange(&exchange("c", 1, 0), &OWNER).unwrap().clientid;
     assert_eq!(destroy(&mut world, unconfirmed, None), Ok(()));
     assert_eq!(world.events(), [], "it never was anybody");
@@ -532,7 +532,7 @@ fn who_is_silent_for_a_lease_is_forgotten_unless_it_holds_something() {
     assert_eq!(world.state.clients().len(), 3);
     world.now += LEASE / 32;
     world.state.expire(world.now);
-    assert_eq!(world.events(), [Event::Gone(idle)]);
+    assert_eq!(world.events(), [Event::Removed(idle)]);
     assert!(world.state.session(session).is_none() && world.state.session(kept).is_some());
     assert_eq!(world.state.clients().len(), 1);
     world.call(kept, 1, 1);
@@ -553,6 +553,6 @@ fn who_is_evicted_ends_what_he_has_begun() {
     assert_eq!(world.events(), []);
     world.state.finish(world.now, session, ticket, "reply", false);
     assert_eq!(world.state.evict(a), Evicted::Gone);
-    assert_eq!(world.events(), [Event::Gone(a)]);
+    assert_eq!(world.events(), [Event::Removed(a)]);
     assert_eq!(world.state.evict(a), Evicted::Unknown);
 }

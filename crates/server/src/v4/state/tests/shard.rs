@@ -105,14 +105,14 @@ fn a_stateid_is_used_without_the_state_until_it_changes() {
     world.call(session, 1, 1);
     let shard = world.shard(a);
     let first = world.open(a, "o", WRITE, 0).unwrap();
-    assert!(!shard.may_use(&'f', &first, true), "nobody has used it");
+    assert!(!shard.permits_io(&'f', &first, true), "nobody has used it");
     assert_eq!(world.io_of(a, 'f', &first, true), Ok(()));
     let any = Stateid4 { seqid: 0, ..first };
     let other = Stateid4 { seqid: 2, ..first };
-    assert!([first, any].iter().all(|stateid| shard.may_use(&'f', stateid, true)));
-    assert!(!shard.may_use(&'g', &first, false) && !shard.may_use(&'f', &other, false));
+    assert!([first, any].iter().all(|stateid| shard.permits_io(&'f', stateid, true)));
+    assert!(!shard.permits_io(&'g', &first, false) && !shard.permits_io(&'f', &other, false));
     let second = world.open(a, "o", OPEN4_SHARE_ACCESS_READ, 0).unwrap();
-    assert!(!shard.may_use(&'f', &first, true) && !shard.may_use(&'f', &any, true));
+    assert!(!shard.permits_io(&'f', &first, true) && !shard.permits_io(&'f', &any, true));
     assert_eq!(world.io_of(a, 'f', &first, true), Err(Nfsstat4::OldStateid));
     assert_eq!(world.io_of(a, 'f', &second, true), Ok(()));
     let args = OpenDowngradeArgs {
@@ -124,7 +124,7 @@ fn a_stateid_is_used_without_the_state_until_it_changes() {
     let third = world.state.open_downgrade(&mut world.locks, a, &'f', &args).unwrap();
     assert_eq!(world.io_of(a, 'f', &third, true), Err(Nfsstat4::OpenMode));
     assert_eq!(world.io_of(a, 'f', &third, false), Ok(()));
-    assert!(shard.may_use(&'f', &third, false) && !shard.may_use(&'f', &third, true));
+    assert!(shard.permits_io(&'f', &third, false) && !shard.permits_io(&'f', &third, true));
     world.state.close(&mut world.locks, a, &'f', &third).unwrap();
-    assert!(!shard.may_use(&'f', &third, false) && shard.uses().all().is_empty());
+    assert!(!shard.permits_io(&'f', &third, false) && shard.uses().all().is_empty());
 }

@@ -1,9 +1,10 @@
-//! The backchannel, seen from the side that calls: which session, connection and slot a callback goes by, and what its
-//! outcome means for them (RFC 8881 §2.10.6.3, §20.9).
+//! The backchannel, on the side that calls: selects session, connections and slot of a callback, and handles its
+//! outcome (RFC 8881 §2.10.6.3, §20.9).
 //!
-//! A slot has one request at a time. One whose fate is unknown is sent again as it was, by any connection of the session;
-//! if that cannot be done, the slot is lost with its sequence, and a session that has lost all its slots says so to the
-//! client (`SEQ4_STATUS_BACKCHANNEL_FAULT`), which makes another.
+//! A slot has at most one request. If the outcome of a request is unknown, the same request is sent again over any
+//! connection of the session. If that is impossible, the slot is lost, because its sequence ID is unknown. If all slots
+//! of a session are lost, SEQUENCE reports that to the client (`SEQ4_STATUS_BACKCHANNEL_FAULT`), which creates another
+//! session.
 
 use std::hash::Hash;
 
@@ -16,47 +17,47 @@ use crate::v4::state::{
     session::{ConnectionId, Session, authentication},
 };
 
-/// How a callback goes.
+/// A callback to be sent.
 #[derive(Debug)]
 pub struct BackCall {
     /// The session.
     pub session: Sessionid4,
     /// Its slot.
     pub ticket: BackTicket,
-    /// The connections that it can go by.
+    /// The connections over which it can be sent.
     pub connections: Vec<ConnectionId>,
     /// The client's program.
     pub program: u32,
-    /// How it is authenticated.
+    /// The credentials.
     pub security: CallbackSecParms4,
     /// The minor version.
     pub minorversion: u32,
-    /// Most bytes of the call.
+    /// The maximum bytes of the call.
     pub request_max: u32,
 }
 
-/// Why a client cannot be called now.
+/// The reason for which a client cannot be called now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPath {
     /// All slots are in use.
     Busy,
     /// No session has a connection for callbacks, or a slot that is not lost.
     Down,
-    /// The client is gone.
+    /// The client was removed.
     Gone,
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// Whether there is a way to call a client, and the last attempt has not failed.
+    /// Returns `true` if there is a callback path to a client and the last callback did not fail.
     pub fn can_be_called(&self, client: Clientid4) -> bool {
         let client = self.clients.find(client).filter(|client| !client.callbacks_fail);
         client.is_some_and(|client| match &client.legacy {
             Some(legacy) => legacy.reach == Reach::Reached,
-            None => client.sessions().any(Session::has_path),
+            None => client.sessions().any(Session::has_callback_path),
         })
     }
 
-    /// Takes a slot for a callback to a client, by this session if that is not all the same.
+    /// Acquires a slot for a callback to a client, in the session `by` if that is given.
     ///
     /// # Errors
     /// See [`NoPath`].
@@ -64,10 +65,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let found = self.clients.find_mut(client).ok_or(NoPath::Gone)?;
         let mut error = NoPath::Down;
         for session in found.sessions.iter_mut().filter(|session| by.is_none_or(|by| session.id == by)) {
-            if !session.has_path() {
+            if !session.has_callback_path() {
                 continue;
             }
-            let Some(ticket) = session.back_slots.take() else {
+            let Some(ticket) = session.back_slots.acquire() else {
                 error = NoPath::Busy;
                 continue;
             };
@@ -84,29 +85,29 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Err(error)
     }
 
-    /// The connections by which a session's callback can be sent again.
+    /// Returns the connections over which a session's callback can be sent again.
     pub fn callback_connections(&self, session: Sessionid4) -> Vec<ConnectionId> {
         self.session(session).map(|session| session.backchannel().collect()).unwrap_or_default()
     }
 
-    /// Gives a slot back. Its session may be gone.
+    /// Releases a slot. Its session may have been destroyed.
     pub fn end_callback(&mut self, session: Sessionid4, ticket: &BackTicket, outcome: BackOutcome) {
         if let Some(session) = self.session_mut(session) {
-            session.back_slots.give_back(ticket, outcome);
+            session.back_slots.release(ticket, outcome);
         }
     }
 
-    /// Notes whether a client could be called. The flags of SEQUENCE tell it.
+    /// Notes the outcome of the last callback to a client. The flags of SEQUENCE report a failure.
     pub fn note_callback(&mut self, client: Clientid4, fails: bool) {
         if let Some(client) = self.clients.find_mut(client) {
             client.callbacks_fail = fails;
         }
     }
 
-    /// BACKCHANNEL_CTL (§18.33), of the compound's session.
+    /// BACKCHANNEL_CTL (§18.33), for the compound's session.
     ///
     /// # Errors
-    /// BADSESSION; INVAL where there is no way to authenticate.
+    /// BADSESSION; INVAL if no credentials are offered.
     pub fn backchannel_ctl(&mut self, session: Sessionid4, args: &BackchannelCtlArgs) -> Result<(), Nfsstat4> {
         let session = self.session_mut(session).ok_or(Nfsstat4::BadSession)?;
         if args.sec_parms.is_empty() {

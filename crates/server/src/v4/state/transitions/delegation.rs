@@ -1,14 +1,15 @@
-//! Delegations: who may use a file without asking, and how it is taken back (RFC 8881 §10.4, §18.16, §18.6, §20.2).
+//! Delegations: a client uses a file without asking the server, until a conflicting use (RFC 8881 §10.4, §18.16, §18.6,
+//! §20.2).
 //!
-//! A delegation to read promises that nobody else writes, one to write that nobody else does anything. Whoever is about
-//! to break the promise asks [`State::recall`] first, whatever protocol it comes by. How a delegation is recalled and revoked is in
-//! [`recall`](super::recall), because it is the same for all state that can be recalled.
+//! A read delegation promises that nobody else writes. A write delegation promises that nobody else uses the file. All
+//! protocols call [`State::recall`] before they break the promise. [`recall`](super::recall) has the recall and
+//! revocation, because they are the same for all recallable state.
 //!
-//! **Policy.** A delegation is given with an OPEN if the client can be called, nobody else has the file open in a way
-//! that is in conflict, nobody is changing it at the moment, and none of it was recalled lately: files that are shared are
-//! not worth it.
+//! **Policy.** An OPEN grants a delegation if the client can be called, nobody else has the file open in a conflicting
+//! way, the file is not being changed, and no delegation of it was recalled recently: delegations of files in shared
+//! use are not worthwhile.
 //!
-//! On error nothing has changed, but that a recall may have begun.
+//! An error leaves the state unchanged, except that a recall may have begun.
 
 use std::{hash::Hash, time::Instant};
 
@@ -27,26 +28,27 @@ use crate::{
     },
 };
 
-/// A delegation that an open asks for.
+/// A request for a delegation with an open.
 #[derive(Clone, Debug)]
 pub(in crate::v4::state) struct DelegationRequest<'a, F> {
-    /// The session's client.
+    /// The client.
     pub client: Clientid4,
-    /// The file, which is a regular one and has just been opened.
+    /// The file, which is a regular file and has just been opened.
     pub file: &'a F,
-    /// The `OPEN4_SHARE_ACCESS_` bits, with what is said of delegations.
+    /// The `OPEN4_SHARE_ACCESS_` bits, including those about delegations.
     pub share_access: u32,
     /// The file's change attribute.
     pub change: u64,
-    /// The delegation that the client claims to have had before the restart (CLAIM_PREVIOUS).
+    /// The delegation that the client claims to have own before the restart (CLAIM_PREVIOUS).
     pub reclaim: Option<OpenDelegationType4>,
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// Finds the holder of a delegation to write a file. Ask it about the file before another client is told its size or change attribute.
+    /// Finds the holder of a write delegation. The holder must be asked for size and change attribute before another
+    /// client gets them.
     ///
     /// # Errors
-    /// DELAY: it is being recalled, also because its holder cannot be asked.
+    /// DELAY while the delegation is recalled, also because its holder cannot be called.
     pub fn holder(
         &mut self,
         locks: &mut LockTable<F>,
@@ -68,8 +70,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(Some(Held { client, file: file.clone(), stateid: self.stateids.current(&other) }))
     }
 
-    /// A holder has told what it knows of its file: its change attribute, and whether the size is another than here. Whether it has
-    /// changed the file since it got the delegation; once it has, it may go on to do so unseen (§10.4.3).
+    /// Evaluates the attributes that a holder reported: the change attribute, and whether its size differs from the
+    /// server's. Returns `true` if the holder has changed the file since the delegation was granted. Once that is so,
+    /// it may continue to change the file without further notice (§10.4.3).
     pub fn is_modified(&mut self, held: &Held<F>, change: Option<u64>, size_differs: bool) -> bool {
         let Ok(other) = self.resolve_delegation(held.client, &held.file, &held.stateid) else { return false };
         let Some(delegation) = self.stateids.delegation_mut(&other) else { return false };
@@ -77,13 +80,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         delegation.modified
     }
 
-    /// Asks before a client opens a file other than by its delegation. Who has one to write does not ask; so the client does
-    /// not know that it is the same file, as when it has mounted it twice, and would lock and write by itself what it should
-    /// share with itself.
+    /// Recalls the client's own write delegation before it opens the file in another way. A holder of a write
+    /// delegation opens the file without asking, so this client does not know that it is the same file, for example
+    /// because it mounted it twice. It would lock and write locally although both uses must see each other.
     ///
     /// # Errors
-    /// DELAY: it has one to write, which has been recalled.
-    pub(in crate::v4::state) fn recall_own(
+    /// DELAY while its delegation is recalled.
+    pub(in crate::v4::state) fn recall_own_delegation(
         &mut self,
         client: Clientid4,
         file: &F,
@@ -98,7 +101,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// The delegation that comes with an open, or why none does. `change` is the file's change attribute.
+    /// Grants a delegation with an open, or returns the reason for which none is granted. `change` is the file's change
+    /// attribute.
     pub fn delegate_open(
         &mut self,
         locks: &LockTable<F>,
@@ -121,7 +125,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// Gives a delegation, or says why not.
+    /// Grants a delegation, or returns the reason for which it is not granted.
     pub(in crate::v4::state) fn delegate(
         &mut self,
         locks: &LockTable<F>,
@@ -133,20 +137,20 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             Ok((stateid, true)) => OpenDelegation4::Write(OpenWriteDelegation4 {
                 stateid,
                 recall: false,
-                // Nothing is reserved: a full file system is as full as without the delegation.
+                // No space is reserved: a full file system is full with a delegation too.
                 space_limit: SpaceLimit4::Size(u64::MAX),
-                permissions: nobody(),
+                permissions: no_permissions(),
             }),
             Ok((stateid, false)) => {
-                OpenDelegation4::Read(OpenReadDelegation4 { stateid, recall: false, permissions: nobody() })
+                OpenDelegation4::Read(OpenReadDelegation4 { stateid, recall: false, permissions: no_permissions() })
             }
-            // §18.16.3: the reason is for those who have said what they want.
+            // §18.16.3: only a client that stated a preference gets the reason.
             Err(_) if wanted == OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE => OpenDelegation4::None,
             Err(why) => OpenDelegation4::NoneExt(why),
         }
     }
 
-    /// A new delegation, and whether it is to write.
+    /// Grants a delegation. The second value is `true` for a write delegation.
     fn try_delegate(
         &mut self,
         locks: &LockTable<F>,
@@ -159,13 +163,14 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if reclaim.is_none() && self.in_grace() {
             return Err(RESOURCE);
         }
-        if let Some(had) = self.find_delegation(client, file) {
-            let upgrade = write && self.stateids.delegation(&had).is_some_and(|delegation| !delegation.write);
+        if let Some(own) = self.find_delegation(client, file) {
+            let upgrade = write && self.stateids.delegation(&own).is_some_and(|delegation| !delegation.write);
             let why = if upgrade { WhyNoDelegation4::NotSuppUpgrade } else { WhyNoDelegation4::NotSuppDowngrade };
             return Err(OpenNoneDelegation4::Other(why));
         }
-        let full = self.has_enough(client) || self.is_full_of(RecallableKind::Delegation);
-        // GETATTR of 4.0 does not say whose it is, so that a writer would be asked about its own file, or have to give it back.
+        let full = self.is_at_stateid_limit(client) || self.is_full_of(RecallableKind::Delegation);
+        // GETATTR of 4.0 does not name its client. A holder of a write delegation would be asked about its own file, or
+        // would have to return the delegation.
         if full || !self.can_be_called(client) || write && self.is_legacy(client) {
             return Err(RESOURCE);
         }
@@ -182,17 +187,17 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// DELEGRETURN (§18.6).
     ///
     /// # Errors
-    /// What is wrong with the stateid.
+    /// Those of the stateid.
     pub fn delegreturn(&mut self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<(), Nfsstat4> {
         let other = self.resolve_delegation(client, file, stateid)?;
         self.stateids.remove(&other);
         Ok(())
     }
 
-    /// The delegation that a client means by a stateid, also while it is recalled (CLAIM_DELEGATE_CUR, §18.16.3).
+    /// Finds the delegation of a stateid, also while it is recalled (CLAIM_DELEGATE_CUR, §18.16.3).
     ///
     /// # Errors
-    /// What is wrong with the stateid.
+    /// Those of the stateid.
     pub(in crate::v4::state) fn resolve_delegation(
         &self,
         client: Clientid4,
@@ -208,10 +213,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 }
 
-/// Returns true if a delegation to write is wanted, and false if one to read is.
+/// Returns `true` if the client wants a write delegation, `false` if it wants a read delegation.
 ///
 /// # Errors
-/// None is.
+/// The reason for which no delegation is granted.
 fn wanted_kind(
     wanted: u32,
     share_access: u32,
@@ -237,7 +242,7 @@ fn wanted_kind(
     }
 }
 
-/// §18.16.3: a client that has said which delegation it wants is told why there is none.
+/// §18.16.3: a client that stated a preference gets the reason for which there is no delegation.
 fn no_delegation(want: u32) -> OpenDelegation4 {
     match want & OPEN4_SHARE_ACCESS_WANT_DELEG_MASK {
         OPEN4_SHARE_ACCESS_WANT_NO_PREFERENCE => OpenDelegation4::None,
@@ -248,8 +253,8 @@ fn no_delegation(want: u32) -> OpenDelegation4 {
     }
 }
 
-/// Lets nobody open the file without ACCESS having been asked: the server's rules are more than an entry can say.
-fn nobody() -> acl::Nfsace4 {
+/// Returns an entry that permits no access without ACCESS: an entry cannot express the server's rules.
+fn no_permissions() -> acl::Nfsace4 {
     acl::Nfsace4 { acetype: acl::Acetype4::ACCESS_ALLOWED, flag: 0, access_mask: 0, who: "".into() }
 }
 

@@ -1,4 +1,4 @@
-//! What an administrator sees and does: the state of one client after the other, and the end of one of them.
+//! The administrator's operations: listing the state of clients, and evicting a client.
 
 use std::hash::Hash;
 
@@ -6,21 +6,22 @@ use nfs::v4::Clientid4;
 
 use crate::v4::state::{State, client::Client, ids::Other, recallable::Recallable, session::Session};
 
-/// What became of an eviction.
+/// The outcome of an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evicted {
-    /// There is no such client any more.
+    /// The client was removed.
     Gone,
-    /// Requests of its are still being executed. Nothing of its is begun any more: ask again.
+    /// Requests of the client are still being executed, and no new one begins: retry.
     Busy,
-    /// There was none.
+    /// There was no such client.
     Unknown,
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// Ends a client, whatever its lease: as if it had expired, but that it is not waited until somebody wants what it has. It
-    /// hears BADSESSION or STALE_CLIENTID, makes itself known anew, and finds that it has lost all and can reclaim nothing. What is being
-    /// executed on its behalf ends first, so that nobody gets what is still in use; of 4.0, which has no slots, that is not known.
+    /// Evicts a client, whatever its lease: all its state is revoked at once. The client gets BADSESSION or
+    /// STALE_CLIENTID, introduces itself again, finds that it has lost all state, and cannot reclaim. Requests in
+    /// progress end first, so that nobody gets state that is still in use. Of 4.0, which has no slots, requests in
+    /// progress are not known.
     pub fn evict(&mut self, id: Clientid4) -> Evicted {
         let Some(client) = self.clients.find_mut(id) else { return Evicted::Unknown };
         client.evicted = true;
@@ -31,12 +32,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Evicted::Gone
     }
 
-    /// The sessions of a client.
+    /// Returns the sessions of a client.
     pub fn sessions_of(&self, id: Clientid4) -> impl Iterator<Item = &Session> {
         self.clients.find(id).into_iter().flat_map(Client::sessions)
     }
 
-    /// The recallable state of a client, in pages: those among its next `max` stateids behind `after`, and where to go on.
+    /// Returns the recallable state among the next `max` stateids of a client after `after`, and the position to
+    /// continue from.
     pub fn recallables_of(
         &self,
         id: Clientid4,

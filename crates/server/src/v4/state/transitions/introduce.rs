@@ -1,6 +1,8 @@
-//! How a client comes to be: EXCHANGE_ID and CREATE_SESSION (RFC 8881 §18.35, §18.36), and what they share with NFSv4.0.
+//! The introduction of clients: EXCHANGE_ID and CREATE_SESSION (RFC 8881 §18.35, §18.36), and what they share with
+//! NFSv4.0.
 //!
-//! An introduction is planned by [`Clients`](crate::v4::state::client::Clients), which changes nothing, and then carried out here, which cannot fail.
+//! [`Clients`](crate::v4::state::client::Clients) plans an introduction without changing anything. This file executes
+//! the plan, which cannot fail.
 
 use std::{hash::Hash, time::Instant};
 
@@ -9,7 +11,7 @@ use rand::RngCore;
 
 use crate::v4::state::{
     Event, State,
-    client::{Created, Origin, Outlook, Plan, Then},
+    client::{Created, EvictionContext, Origin, Plan, PlanAction},
     ids::Principal,
     session::{Connection, Session},
 };
@@ -18,8 +20,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// EXCHANGE_ID (§18.35).
     ///
     /// # Errors
-    /// INVAL for flags of no meaning, or protection without RPCSEC_GSS; ENCR_ALG_UNSUPP for SP4_SSV; and what the cases of
-    /// §18.35.4 say, or DELAY if there are too many clients.
+    /// INVAL for undefined flags, or state protection without RPCSEC_GSS; ENCR_ALG_UNSUPP for SP4_SSV; those of the
+    /// cases of §18.35.4; DELAY if there are too many clients.
     pub fn exchange_id(
         &mut self,
         now: Instant,
@@ -34,9 +36,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let protect = self.protect(&args.state_protect, origin.principal)?;
         let random = self.rng.next_u64();
         let holds = |id| self.stateids.count(id) > 0;
-        let outlook = Outlook { now, holds: &holds, random };
-        let plan = self.clients.plan_exchange(minorversion, args, protect, origin, &outlook)?;
-        let clientid = self.carry_out(plan);
+        let context = EvictionContext { now, holds: &holds, random };
+        let plan = self.clients.plan_exchange(minorversion, args, protect, origin, &context)?;
+        let clientid = self.execute_plan(plan);
         let client = self.clients.find_mut(clientid).ok_or(Nfsstat4::ServerFault)?;
         client.minorversion = minorversion;
         let confirmed = if client.confirmed { EXCHGID4_FLAG_CONFIRMED_R } else { 0 };
@@ -51,23 +53,23 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         })
     }
 
-    /// Does what was planned, and says for which client.
-    pub(in crate::v4::state) fn carry_out(&mut self, plan: Plan<R, F>) -> Clientid4 {
+    /// Executes a plan and returns its client.
+    pub(in crate::v4::state) fn execute_plan(&mut self, plan: Plan<R, F>) -> Clientid4 {
         for ended in plan.ended {
             self.end_client(ended);
         }
-        match plan.then {
-            Then::Add(client) => {
+        match plan.action {
+            PlanAction::Add(client) => {
                 let id = self.new_clientid();
                 self.clients.add(id, *client);
                 id
             }
-            Then::Keep(id) => id,
-            Then::Implementation(id, implementation) => {
+            PlanAction::Keep(id) => id,
+            PlanAction::Implementation(id, implementation) => {
                 self.clients.find_mut(id).into_iter().for_each(|client| client.implementation = implementation.clone());
                 id
             }
-            Then::Callback(id, legacy) => {
+            PlanAction::Callback(id, legacy) => {
                 self.clients.find_mut(id).into_iter().for_each(|client| client.set_update((*legacy).clone()));
                 id
             }
@@ -76,14 +78,15 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     /// CREATE_SESSION (§18.36).
     ///
-    /// The principal is compared while the client ID is not confirmed (§18.36.4, phase 3). Later any principal that knows the client ID can
-    /// create a session, as it can use any session whose ID it knows (SP4_NONE, §2.10.8.3), and a retry by any principal gets the cached
-    /// result: whoever has seen the client ID on the network has seen the session ID, too. A session of another principal has no
-    /// backchannel, its result is repeated to that principal only, and other principals get at most half of the client's sessions.
+    /// The principal is compared while the client ID is not confirmed (§18.36.4, phase 3). Afterwards any principal
+    /// that knows the client ID can create a session, as it can use any session whose ID it knows (SP4_NONE,
+    /// §2.10.8.3), and a retry by any principal gets the cached result: whoever has seen the client ID on the network
+    /// has also seen the session ID. A session of another principal has no backchannel. Its result is repeated to that
+    /// principal only. Other principals get at most half of the client's sessions.
     ///
     /// # Errors
-    /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, WRONG_CRED, INVAL, TOOSMALL, NOSPC; or the result of the last CREATE_SESSION, if this is a
-    /// retry of it.
+    /// STALE_CLIENTID, SEQ_MISORDERED, CLID_INUSE, WRONG_CRED, INVAL, TOOSMALL, NOSPC; or the cached result, if this is
+    /// a retry of the last CREATE_SESSION.
     pub fn create_session(
         &mut self,
         now: Instant,
@@ -97,17 +100,18 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let client = client.ok_or(Nfsstat4::StaleClientid)?;
         let is_owner = client.principal == *principal;
         if !is_owner && !client.confirmed {
-            // Before phase 2, which would use up the sequence.
+            // Check this before phase 2, which would advance the sequence ID.
             return Err(Nfsstat4::ClidInuse);
         }
         if !is_owner && client.protect != StateProtect4R::None {
             return Err(Nfsstat4::WrongCred);
         }
-        // §18.36.4, phase 2. An error of the arguments alone is computed again and not repeated from the cache: a retry cannot
-        // tell the difference, and a client that does not count a refused request can send better arguments with the same sequence.
+        // §18.36.4, phase 2. An error that follows from the arguments alone is computed again and not taken from the
+        // cache. A retry cannot tell the difference, and a client that does not count a rejected request can send
+        // corrected arguments with the same sequence ID.
         let last = &client.created;
         match (args.sequence == last.sequence, &last.result) {
-            // Nobody takes the session of a principal that is not the client's for its own.
+            // No principal must get the session that a foreign principal created.
             (true, _) if last.by != client.principal && last.by != *principal => return Err(Nfsstat4::SeqMisordered),
             (true, Err(Nfsstat4::Inval | Nfsstat4::TooSmall)) => {}
             (true, result) => return result.clone(),
@@ -125,7 +129,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         };
         let made = made.and_then(|session| if full { Err(Nfsstat4::NoSpc) } else { Ok(session) });
         let result = made.map(|session| self.add_session(now, args, session));
-        // Phase 2 again: the sequence is used up, also by a failure.
+        // Phase 2: a failure advances the sequence ID too.
         if let Some(client) = self.clients.find_mut(args.clientid) {
             let (sequence, by) = (args.sequence, principal.clone());
             client.created = Created { sequence, by, result: result.clone() };
@@ -155,7 +159,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         result
     }
 
-    /// Confirms a client, if it is not yet, which ends the one that it replaces.
+    /// Confirms a client, unless it is confirmed. Removes the client that it replaces.
     pub(in crate::v4::state) fn confirm(&mut self, id: Clientid4) {
         if self.clients.find(id).is_none_or(|client| client.confirmed) {
             return;
@@ -164,13 +168,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             self.end_client(replaced);
         }
         self.events.push_back(Event::Confirmed(id));
-        self.recall_record(id);
+        self.adopt_record(id);
     }
 
     fn protect(&self, wanted: &StateProtect4A, principal: &Principal) -> Result<StateProtect4R, Nfsstat4> {
         match wanted {
             StateProtect4A::None => Ok(StateProtect4R::None),
-            // §18.35.3: it must come by RPCSEC_GSS with integrity or privacy.
+            // §18.35.3: this requires RPCSEC_GSS with integrity or privacy.
             StateProtect4A::MachCred(_) | StateProtect4A::Ssv(_) if !matches!(principal, Principal::Gss(_)) => {
                 Err(Nfsstat4::Inval)
             }
@@ -178,12 +182,13 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 must_enforce: ops.must_enforce.intersection(&operations(MACH_CRED_ENFORCED)),
                 must_allow: ops.must_allow.intersection(&operations(MACH_CRED_ALLOWED)),
             })),
-            // No algorithm that the client can offer is one of ours.
+            // SSV is not supported, so no offered algorithm is acceptable.
             StateProtect4A::Ssv(_) => Err(Nfsstat4::EncrAlgUnsupp),
         }
     }
 
-    /// A client ID that nobody can guess, and nobody has. One of an earlier incarnation of the server is none of these.
+    /// Generates a client ID that cannot be guessed and is not in use. An ID of an earlier server start is very
+    /// unlikely to match.
     fn new_clientid(&mut self) -> Clientid4 {
         loop {
             let id = Clientid4(self.rng.next_u64());
@@ -193,7 +198,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// A session ID that nobody can guess, and begins with the client's.
+    /// Generates a session ID that cannot be guessed. It begins with the client ID.
     fn new_sessionid(&mut self, Clientid4(client): Clientid4) -> Sessionid4 {
         loop {
             let mut id = [0; 16];
@@ -218,7 +223,7 @@ const FLAGS_A: u32 = EXCHGID4_FLAG_SUPP_MOVED_REFER
     | EXCHGID4_FLAG_UPD_CONFIRMED_REC_A;
 const SESSION_FLAGS: u32 =
     CREATE_SESSION4_FLAG_PERSIST | CREATE_SESSION4_FLAG_CONN_BACK_CHAN | CREATE_SESSION4_FLAG_CONN_RDMA;
-/// What the machine's credential can be demanded for: what makes and unmakes clients and sessions.
+/// The operations for which the machine credential can be required: those that create and destroy clients and sessions.
 const MACH_CRED_ENFORCED: &[Opnum4] = &[
     Opnum4::BindConnToSession,
     Opnum4::ExchangeId,
@@ -226,7 +231,8 @@ const MACH_CRED_ENFORCED: &[Opnum4] = &[
     Opnum4::DestroySession,
     Opnum4::DestroyClientId,
 ];
-/// What it can be used for in the place of a user's: what gives up state, when the user's has expired.
+/// The operations for which the machine credential can replace a user's credential: those that release state, when the
+/// user's credential has expired.
 const MACH_CRED_ALLOWED: &[Opnum4] = &[
     Opnum4::Close,
     Opnum4::OpenDowngrade,

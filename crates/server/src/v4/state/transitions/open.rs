@@ -1,10 +1,10 @@
-//! Opens and byte-range locks of NFSv4.1: OPEN, OPEN_DOWNGRADE, CLOSE, LOCK, LOCKT, LOCKU, FREE_STATEID, TEST_STATEID, and
-//! what READ and WRITE ask about a stateid.
+//! Opens and byte-range locks: OPEN, OPEN_DOWNGRADE, CLOSE, LOCK, LOCKT, LOCKU, FREE_STATEID, TEST_STATEID, and the
+//! check of stateids for READ and WRITE.
 //!
-//! Read RFC 8881 §9 (opens, share reservations, locks) and §18.2, §18.10–18.12, §18.16, §18.18, §18.38, §18.48. What
-//! conflicts is for the [`LockTable`] to say, which other protocols share; here is who owns what by which name.
+//! Read RFC 8881 §9 (opens, share reservations, locks) and §18.2, §18.10–18.12, §18.16, §18.18, §18.38, §18.48. The
+//! [`LockTable`], which all protocols share, decides what conflicts. This file assigns stateids to owners.
 //!
-//! On error nothing has changed.
+//! An error leaves the state unchanged.
 
 use std::{hash::Hash, time::Instant};
 
@@ -39,54 +39,55 @@ pub enum Claim {
     Delegated(Stateid4),
 }
 
-/// The part of OPEN that is known before the file is.
+/// The part of OPEN that is known before the file.
 #[derive(Clone, Debug)]
 pub struct OpenRequest {
-    /// The session's client.
+    /// The client.
     pub client: Clientid4,
     /// The open-owner.
     pub owner: Bytes,
-    /// The `OPEN4_SHARE_ACCESS_` bits, without those of delegations.
+    /// The `OPEN4_SHARE_ACCESS_` bits, without those about delegations.
     pub access: u32,
     /// The `OPEN4_SHARE_DENY_` bits.
     pub deny: u32,
     /// The `OPEN4_SHARE_ACCESS_WANT_` bits.
     pub want: u32,
-    /// The client's right.
+    /// The claim.
     pub claim: Claim,
-    /// True if this server can recall a delegation.
+    /// `true` if this server can send recalls.
     pub can_recall: bool,
 }
 
 /// An OPEN that [`State::plan_open`] has accepted and [`State::commit_open`] completes.
 ///
-/// A plan reserves nothing: if the file cannot be found or made, the plan is dropped, and the client holds what it held before. So the
-/// commit checks again what can have changed in between.
+/// A plan reserves nothing. If the file cannot be found or created, the plan is dropped, and the client's state is
+/// unchanged. Therefore the commit repeats the checks whose outcome can have changed.
 #[derive(Debug)]
-#[must_use = "a plan gives the client nothing until it is committed"]
+#[must_use = "a plan grants nothing until it is committed"]
 pub struct OpenPlan {
     request: OpenRequest,
-    unremembered: Option<Bytes>,
+    unstored_owner: Option<Bytes>,
     confirm: bool,
 }
 
 impl OpenPlan {
-    /// The request.
+    /// Returns the request.
     pub fn request(&self) -> &OpenRequest {
         &self.request
     }
 
-    /// The client's name, if it must be stored before the client is given anything; [`State::remembered`] takes the outcome.
-    pub fn unremembered(&self) -> Option<&Bytes> {
-        self.unremembered.as_ref()
+    /// Returns the client's owner name, if it must be stored before the client gets state. [`State::client_stored`]
+    /// takes the outcome.
+    pub fn unstored_owner(&self) -> Option<&Bytes> {
+        self.unstored_owner.as_ref()
     }
 
-    /// Returns true if a client of 4.0 must confirm the open.
+    /// Returns `true` if a client of 4.0 must confirm the open.
     pub(in crate::v4::state) fn confirms(&self) -> bool {
         self.confirm
     }
 
-    /// Returns true if a delegation may come with the open, for which the file's change attribute must be known.
+    /// Returns `true` if a delegation may come with the open. The file's change attribute must be known for that.
     pub fn is_delegable(&self) -> bool {
         let OpenRequest { want, claim, can_recall, .. } = self.request;
         let is_wanted = match claim {
@@ -94,20 +95,20 @@ impl OpenPlan {
             Claim::Reclaim(_) => true,
             Claim::Delegated(_) => false,
         };
-        // RFC 7530 §16.16.5: the server may have to undo an open that is not confirmed, so it comes without a delegation.
+        // RFC 7530 §16.16.5: the server may have to undo an unconfirmed open, so it grants no delegation with it.
         can_recall && is_wanted && !self.confirm
     }
 }
 
-/// A file that was found or made for an OPEN.
+/// A file that was found or created for an OPEN.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenTarget<'a, F> {
     /// The file.
     pub file: &'a F,
-    /// Its change attribute, if a delegation may come with the open.
+    /// The change attribute, if a delegation may come with the open.
     pub change: Option<u64>,
-    /// The file is truncated after the commit. The delegation then comes by [`State::delegate_open`], with the change attribute of
-    /// that time.
+    /// `true` if the file is truncated after the commit. [`State::delegate_open`] then grants the delegation, with the
+    /// change attribute after the truncation.
     pub truncates: bool,
 }
 
@@ -116,18 +117,18 @@ pub struct OpenTarget<'a, F> {
 pub struct Opened {
     /// The open.
     pub stateid: Stateid4,
-    /// True if a client of 4.0 must confirm it.
+    /// `true` if a client of 4.0 must confirm it.
     pub confirm: bool,
-    /// The delegation that comes with it, or why none does.
+    /// The delegation that comes with it, or the reason for which none does.
     pub delegation: OpenDelegation4,
 }
 
-/// Why LOCK or LOCKT fails.
+/// The reason for which LOCK or LOCKT fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LockFailure {
-    /// Another lock is in the way.
+    /// Another lock conflicts.
     Denied(LockDenied4),
-    /// Anything else.
+    /// Any other error.
     Status(Nfsstat4),
 }
 
@@ -138,11 +139,12 @@ impl From<Nfsstat4> for LockFailure {
 }
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// The first half of OPEN (§18.16): refuses what can be refused before the file is known, and so before one is made. Changes nothing but
-    /// that the client counts as about to be stored, if it is not; the next plan then says so again.
+    /// The first half of OPEN (§18.16): rejects what can be rejected before the file is known, and therefore before it
+    /// is created. If the client is not stored yet, this marks its record as pending. Until the record is written, each
+    /// plan asks for it again.
     ///
     /// # Errors
-    /// INVAL, GRACE, NO_GRACE, RECLAIM_BAD; DELAY if the client has as many opens as it may.
+    /// INVAL, GRACE, NO_GRACE, RECLAIM_BAD; DELAY if the client has reached its limit of stateids.
     pub fn plan_open(
         &mut self,
         locks: &LockTable<F>,
@@ -156,19 +158,21 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if locks.in_grace() && !reclaim {
             return Err(Nfsstat4::Grace);
         }
-        self.check_room(client, None)?;
-        let unremembered = self.unremembered(client, now);
-        // §9.1.11 of RFC 7530: an open that is reclaimed is not confirmed. Nobody else can have had its owner's name since the restart.
+        self.check_stateid_limit(client, None)?;
+        let unstored_owner = self.unstored_owner(client, now);
+        // RFC 7530 §9.1.11: a reclaimed open needs no confirmation. Nobody else can have used the owner's name since
+        // the restart.
         let confirm = self.is_legacy(client) && !reclaim && !self.owners.is_confirmed(&open_owner_name(&request));
-        Ok(OpenPlan { request, unremembered, confirm })
+        Ok(OpenPlan { request, unstored_owner, confirm })
     }
 
-    /// The second half of OPEN (§18.16), after the file was found or made: gives the client its share of the file, and a delegation where that
-    /// is possible. An owner that has the file open gets the same stateid, with the union of both opens.
+    /// The second half of OPEN (§18.16), after the file was found or created: grants the share reservation, and a
+    /// delegation if possible. If the owner already has the file open, it gets the same stateid with the union of both
+    /// opens.
     ///
     /// # Errors
-    /// What is wrong with the stateid of the delegation; SHARE_DENIED, GRACE, NO_GRACE; DELAY if there are too many opens, or delegations in
-    /// the way, which have been recalled.
+    /// Those of the delegation's stateid; SHARE_DENIED, GRACE, NO_GRACE; DELAY if there are too many opens, or if
+    /// conflicting delegations are being recalled.
     pub fn commit_open(
         &mut self,
         locks: &mut LockTable<F>,
@@ -191,7 +195,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(Opened { stateid, confirm: plan.confirm, delegation })
     }
 
-    /// Gives the client its share of a file.
+    /// Grants the client its share reservation on a file.
     fn share_file(
         &mut self,
         locks: &mut LockTable<F>,
@@ -207,15 +211,15 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             let access = if harmless { Access::Read } else { Access::Write };
             self.recall(locks, file, (Some(*client), access), now)?;
             if *claim == Claim::New {
-                self.recall_own(*client, file, now)?;
+                self.recall_own_delegation(*client, file, now)?;
             }
         }
         let had = self.stateids.find_open(*client, owner, file);
-        self.check_room(*client, had)?;
+        self.check_stateid_limit(*client, had)?;
         let mut open = match had {
             Some(other) => {
                 let open = self.stateids.open(&other).clone();
-                // §9.7: what an owner denies is denied to itself.
+                // §9.7: a deny value also applies to the same owner.
                 if !reclaim && (open.deny & access != 0 || open.access & deny != 0) {
                     return Err(Nfsstat4::ShareDenied);
                 }
@@ -233,7 +237,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let (owner, share) = (open_owner(*client, owner), share(open.access, open.deny));
         while let Err(error) = locks.share(file, &owner, share, reclaim) {
             let LockError::Denied(holder) = error else { return Err(status(&error)) };
-            if !self.displace(locks, &holder, *client, now) {
+            if !self.revoke_if_expired(locks, &holder, *client, now) {
                 return Err(Nfsstat4::ShareDenied);
             }
         }
@@ -249,7 +253,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// OPEN_DOWNGRADE (§18.18).
     ///
     /// # Errors
-    /// What is wrong with the stateid; INVAL if no opens of the owner make up what is left.
+    /// Those of the stateid; INVAL if no combination of the owner's opens has the requested access and deny.
     pub fn open_downgrade(
         &mut self,
         locks: &mut LockTable<F>,
@@ -268,7 +272,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         (open.access, open.deny) = (access, args.share_deny);
         open.accesses &= subsets(access);
         open.denials &= subsets(args.share_deny);
-        // It takes away, so nothing can be in its way but grace, for which it is as good as a reclaim.
+        // A downgrade only removes rights, so it can only conflict with the grace period, in which it counts as a
+        // reclaim.
         let (owner, reclaim) = (open_owner(client, &open.owner), locks.in_grace());
         locks.share(file, &owner, share(open.access, open.deny), reclaim).map_err(|error| status(&error))?;
         *self.stateids.open_mut(&other) = open;
@@ -278,7 +283,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// CLOSE (§18.2). Locks under the open are released.
     ///
     /// # Errors
-    /// What is wrong with the stateid.
+    /// Those of the stateid.
     pub fn close(
         &mut self,
         locks: &mut LockTable<F>,
@@ -288,27 +293,28 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     ) -> Result<Stateid4, Nfsstat4> {
         let closed = self.resolve_open(client, file, stateid)?;
         self.close_open(locks, client, &closed);
-        // §18.2.4: what comes back is never valid.
+        // §18.2.4: the returned stateid is never valid.
         Ok(Stateid4::INVALID)
     }
 
-    /// Ends an open, and the locks under it.
+    /// Closes an open and releases the locks under it.
     ///
     /// # Panics
-    /// If there is no such open.
+    /// Panics if there is no such open.
     pub(in crate::v4::state) fn close_open(&mut self, locks: &mut LockTable<F>, client: Clientid4, closed: &Other) {
         let Open { owner, locks: under, .. } = self.stateids.open(closed).clone();
         for lock in under {
             self.release_locks(locks, &lock);
         }
-        let entry = self.stateids.remove(closed).expect("it was found");
+        let entry = self.stateids.remove(closed).expect("the open must exist");
         locks.unshare(&entry.file, &open_owner(client, &owner));
     }
 
-    /// LOCK (§18.10). Who is denied it, and wants to wait, is told when to ask again, if there is a way.
+    /// LOCK (§18.10). A client that is denied a lock and wants to wait is notified when the lock is available, if it
+    /// has a callback path.
     ///
     /// # Errors
-    /// DENIED; what is wrong with the stateid; OPENMODE, INVAL, GRACE, NO_GRACE; DELAY if there are too many locks.
+    /// DENIED; those of the stateid; OPENMODE, INVAL, GRACE, NO_GRACE; DELAY if there are too many locks.
     pub fn lock(
         &mut self,
         locks: &mut LockTable<F>,
@@ -334,7 +340,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             }
         };
         self.check_reclaim(client, args.reclaim)?;
-        self.check_room(client, had)?;
+        self.check_stateid_limit(client, had)?;
         let needed = if args.locktype.is_exclusive() { OPEN4_SHARE_ACCESS_WRITE } else { OPEN4_SHARE_ACCESS_READ };
         if self.stateids.open(&open).access & needed == 0 {
             return Err(Nfsstat4::OpenMode.into());
@@ -343,11 +349,11 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         loop {
             match locks.lock(file, &lock_owner(client, &owner), &request) {
                 Ok(Locked::Granted) => break,
-                Ok(Locked::Waiting(_)) => unreachable!("it does not wait"),
-                Err(LockError::Denied(holder)) if self.displace(locks, &holder, client, now) => {}
+                Ok(Locked::Waiting(_)) => unreachable!("a request without `wait` must not wait"),
+                Err(LockError::Denied(holder)) if self.revoke_if_expired(locks, &holder, client, now) => {}
                 Err(LockError::Denied(holder)) => {
                     if args.locktype.waits() && !self.is_legacy(client) && self.can_be_called(client) {
-                        // §9.6: it need not be, and if there are too many it is left to the client to ask again.
+                        // §9.6: notification is optional. If too many clients wait, the client must poll.
                         locks.watch(file, &lock_owner(client, &owner), range, request.kind, now);
                     }
                     return Err(LockFailure::Denied(denied(client, &holder)));
@@ -364,7 +370,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         })
     }
 
-    /// LOCKT (§18.11). The owner's client is the session's.
+    /// LOCKT (§18.11). The owner belongs to the client of the session.
     ///
     /// # Errors
     /// DENIED, INVAL, GRACE.
@@ -388,7 +394,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     /// LOCKU (§18.12).
     ///
     /// # Errors
-    /// What is wrong with the stateid; INVAL; DELAY if it would leave too many ranges.
+    /// Those of the stateid; INVAL; DELAY if the owner would have too many ranges.
     pub fn locku(
         &mut self,
         locks: &mut LockTable<F>,
@@ -403,10 +409,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(self.stateids.change(&other))
     }
 
-    /// FREE_STATEID (§18.38). Loss of what was revoked is thereby acknowledged.
+    /// FREE_STATEID (§18.38). Freeing a revoked stateid acknowledges the loss of its state.
     ///
     /// # Errors
-    /// BAD_STATEID, OLD_STATEID; LOCKS_HELD while it stands for something.
+    /// BAD_STATEID, OLD_STATEID; LOCKS_HELD while the stateid has state.
     pub fn free_stateid(
         &mut self,
         locks: &LockTable<F>,
@@ -431,18 +437,18 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(())
     }
 
-    /// TEST_STATEID (§18.48): the status of each.
+    /// TEST_STATEID (§18.48). Returns the status of each stateid.
     pub fn test_stateid(&self, client: Clientid4, args: &TestStateidArgs) -> Vec<Nfsstat4> {
         let test = |stateid| self.stateids.resolve(client, None, stateid).err().unwrap_or(Nfsstat4::Ok);
         args.stateids.iter().map(test).collect()
     }
 
-    /// Whether READ, or WRITE and the like, may be done on behalf of a stateid (§9.1.2, §9.1.4). The current stateid has
-    /// been put in its place.
+    /// Checks that a stateid permits READ or WRITE and similar operations (§9.1.2, §9.1.4). The caller has already
+    /// replaced the special current stateid.
     ///
     /// # Errors
-    /// What is wrong with the stateid; OPENMODE; LOCKED if somebody denies it; GRACE; DELAY while a delegation in the way
-    /// is recalled.
+    /// Those of the stateid; OPENMODE; LOCKED if a share reservation denies the access; GRACE; DELAY while a
+    /// conflicting delegation is recalled.
     pub fn check_io(
         &mut self,
         locks: &mut LockTable<F>,
@@ -469,29 +475,31 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             Kind::Lock { open, .. } => self.stateids.open(open).access & OPEN4_SHARE_ACCESS_WRITE != 0,
             Kind::Recallable(held) => held.grant.may_write(),
         };
-        // §18.22.3: a client that has opened it to write may read, since it may have to for writing part of a page.
+        // §18.22.3: a client that opened the file only to write may read, because it may need that to write part of a
+        // page.
         if write && !may_write {
             return Err(Nfsstat4::OpenMode);
         }
         if let Some(client) = self.clients.find(client).filter(|client| client.legacy.is_none()) {
-            self.stateids.note_use(&other, may_write, client.shard.uses());
+            self.stateids.cache_use(&other, may_write, client.shard.uses());
         }
         Ok(())
     }
 
-    /// Takes all that a client holds, for `status`: EXPIRED or ADMIN_REVOKED. The client learns it when it uses any.
+    /// Revokes all state of a client with `status`: EXPIRED or ADMIN_REVOKED. The client learns that when it uses any
+    /// of it.
     pub fn revoke_all(&mut self, locks: &mut LockTable<F>, client: Clientid4, status: Nfsstat4) {
         for other in self.stateids.of_client(client) {
             self.stateids.revoke(&other, status);
         }
         locks.release_client(LockClient::V4(client.0));
-        self.lose_record(client);
+        self.forfeit_record(client);
         self.events.push_back(Event::Revoked(client));
     }
 
-    /// Takes what is in the way of `by`, if its client has let its lease expire (§8.4.3); false if it has not. One's own is not
-    /// taken: whoever asks is about to use it.
-    fn displace(&mut self, locks: &mut LockTable<F>, holder: &Holder, by: Clientid4, now: Instant) -> bool {
+    /// Revokes all state of the holder of a conflicting lock if its lease has expired (§8.4.3). Returns `false` if the
+    /// lease is valid. A client's own state is never revoked: the client is active.
+    fn revoke_if_expired(&mut self, locks: &mut LockTable<F>, holder: &Holder, by: Clientid4, now: Instant) -> bool {
         let LockClient::V4(id) = holder.owner.client else { return false };
         let client = Clientid4(id);
         let expired = client != by && self.clients.is_expired(client, now) && !self.is_busy(client);
@@ -501,10 +509,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         expired
     }
 
-    /// A reclaim is for who had something before the restart, and until it has said that all is reclaimed; anything else
-    /// is for who has said so (§18.51.3).
+    /// Checks that a client may reclaim, or may get new state. It may reclaim if it held state before the restart and
+    /// has not sent RECLAIM_COMPLETE. It gets new state only after RECLAIM_COMPLETE (§18.51.3).
     fn check_reclaim(&self, client: Clientid4, reclaim: bool) -> Result<(), Nfsstat4> {
-        // 4.0 has no way to say so; the grace period keeps it waiting.
+        // 4.0 has no RECLAIM_COMPLETE: its clients get no new state in the grace period.
         let found = self.clients.find(client).filter(|client| client.confirmed);
         let client_is = |what: fn(&Client<R, F>) -> bool| found.is_some_and(what);
         let complete = client_is(|client| client.reclaim_complete || client.legacy.is_some());
@@ -520,27 +528,29 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
+    /// Checks that a client may have one more stateid, unless it already has this one (`had`).
+    ///
     /// # Errors
-    /// DELAY if there would be one stateid too many.
-    fn check_room(&self, client: Clientid4, had: Option<Other>) -> Result<(), Nfsstat4> {
-        if had.is_none() && self.has_enough(client) { Err(Nfsstat4::Delay) } else { Ok(()) }
+    /// DELAY if the limit is reached.
+    fn check_stateid_limit(&self, client: Clientid4, had: Option<Other>) -> Result<(), Nfsstat4> {
+        if had.is_none() && self.is_at_stateid_limit(client) { Err(Nfsstat4::Delay) } else { Ok(()) }
     }
 
-    /// Whether a client has as many stateids as it may. From a half of all on that is a share of the other half, which nobody else
-    /// can take from it.
-    pub(in crate::v4::state) fn has_enough(&self, client: Clientid4) -> bool {
+    /// Returns `true` if a client has reached its limit of stateids. If half of all stateids are in use, each client
+    /// still has an equal share of the other half, which no other client can use.
+    pub(in crate::v4::state) fn is_at_stateid_limit(&self, client: Clientid4) -> bool {
         let &StateOptions { client_stateids_max, stateids_max, clients_max, .. } = &self.options;
         let (half, total) = (stateids_max / 2, self.stateids.total());
-        // A host has no more than a part of what the others leave of the first half, for all of its clients.
+        // In the first half, all clients of a host together get only a part of what the other hosts leave.
         let own = self.stateids.of_group(self.group_of(client));
         let is_fair = own < half.saturating_sub(total - own) / HOST_PART;
         let max = if total < half && is_fair { client_stateids_max } else { half / clients_max };
         self.stateids.count(client) >= max
     }
 
-    /// Of which group a client is.
+    /// Returns the group of a client.
     pub(in crate::v4::state) fn group_of(&self, client: Clientid4) -> Group {
-        self.clients.find(client).map_or(Group::Strangers, |client| client.group)
+        self.clients.find(client).map_or(Group::NotAdmitted, |client| client.group)
     }
 
     pub(in crate::v4::state) fn resolve_open(
@@ -556,17 +566,21 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// Forgets the locks of a stateid, and releases them if the owner has none under another open of the file.
+    /// Removes a lock stateid. Releases the locks if the owner has no locks under another open of the file.
     fn release_locks(&mut self, locks: &mut LockTable<F>, other: &Other) {
-        let entry = self.stateids.remove(other).expect("it was found");
-        let Kind::Lock { owner, .. } = entry.kind else { panic!("a lock") };
+        let entry = self.stateids.remove(other).expect("the lock stateid must exist");
+        let Kind::Lock { owner, .. } = entry.kind else { panic!("the stateid must be a lock") };
         if !self.stateids.has_locks(entry.client, &owner, &entry.file) {
             let all = Range::to_end(0);
-            locks.unlock(&entry.file, &lock_owner(entry.client, &owner), all).expect("none are left");
+            locks
+                .unlock(&entry.file, &lock_owner(entry.client, &owner), all)
+                .expect("removing all locks of an owner must not fail");
         }
     }
 }
 
+/// Checks the access and deny values of a request.
+///
 /// # Errors
 /// INVAL (§18.16.3, §18.18.3).
 fn check_share(access: u32, deny: u32) -> Result<(), Nfsstat4> {
@@ -574,18 +588,18 @@ fn check_share(access: u32, deny: u32) -> Result<(), Nfsstat4> {
     if valid { Ok(()) } else { Err(Nfsstat4::Inval) }
 }
 
-/// Whether `wanted` is the union of some of the values of which `seen` is the set.
+/// Returns `true` if `wanted` is the union of some values of the set `seen`.
 fn is_union(seen: u8, wanted: u32) -> bool {
     let parts = (0..4).filter(|value| seen & subsets(wanted) & 1 << value != 0);
     wanted == 0 || parts.fold(0, |union, value| union | value) == wanted
 }
 
-/// The set of values that have no bits but those of `value`.
+/// Returns the set of values that only have bits of `value`.
 fn subsets(value: u32) -> u8 {
     (0..4).filter(|part| part & !value == 0).fold(0, |set, part| set | 1 << part)
 }
 
-/// The open-owner, by whose sequence the operations of 4.0 are counted.
+/// Returns the identity of the open-owner, which has the sequence ID in 4.0.
 fn open_owner_name(request: &OpenRequest) -> OwnerName {
     OwnerName { client: request.client, kind: OwnerKind::Open, name: request.owner.clone() }
 }
@@ -599,8 +613,10 @@ fn share(access: u32, deny: u32) -> Share {
     }
 }
 
+/// Converts the range of a request.
+///
 /// # Errors
-/// INVAL (§18.10.3): no bytes, or an end beyond 64 bits.
+/// INVAL (§18.10.3) for no bytes, or an end beyond 64 bits.
 fn range(offset: u64, length: u64) -> Result<Range, Nfsstat4> {
     match length {
         LENGTH_TO_EOF => Ok(Range::to_end(offset)),
@@ -613,7 +629,7 @@ fn kind(locktype: NfsLockType4) -> LockKind {
     if locktype.is_exclusive() { LockKind::Exclusive } else { LockKind::Shared }
 }
 
-/// Open-owners and lock-owners are apart, also when they are called the same.
+/// Returns the lock table's name of an open-owner. Open-owners and lock-owners differ even if their names are equal.
 fn open_owner(client: Clientid4, name: &[u8]) -> Owner {
     owner(client, OPEN_OWNER, name)
 }
@@ -622,7 +638,7 @@ pub(in crate::v4::state) fn lock_owner(client: Clientid4, name: &[u8]) -> Owner 
     owner(client, LOCK_OWNER, name)
 }
 
-/// The client, and the name by which it knows one of its lock-owners.
+/// Returns the client of a lock-owner, and the name that the client chose; `None` for other owners.
 pub(in crate::v4) fn name_of_lock_owner(owner: &Owner) -> Option<StateOwner4> {
     let LockClient::V4(client) = owner.client else { return None };
     let name = Bytes::copy_from_slice(owner.opaque.strip_prefix(&[LOCK_OWNER])?);
@@ -635,7 +651,7 @@ fn owner(Clientid4(client): Clientid4, kind: u8, name: &[u8]) -> Owner {
     Owner { client: LockClient::V4(client), opaque }
 }
 
-/// What the client `to` is told of a lock in its way. The client ID of another is not for it to know.
+/// Describes a conflicting lock to the client `to`. The result does not disclose the client ID of another client.
 fn denied(to: Clientid4, holder: &Holder) -> LockDenied4 {
     let (clientid, name) = match holder.owner.client {
         LockClient::V4(id) if id == to.0 => (to, &holder.owner.opaque[1..]),
@@ -660,7 +676,7 @@ fn status(error: &LockError) -> Nfsstat4 {
         LockError::Deadlock => Nfsstat4::Deadlock,
         LockError::Grace => Nfsstat4::Grace,
         LockError::NoGrace => Nfsstat4::NoGrace,
-        // RESOURCE is of 4.0 alone; the client may have room when it comes again.
+        // RESOURCE exists only in 4.0. The request may succeed later.
         LockError::Full => Nfsstat4::Delay,
     }
 }

@@ -1,18 +1,20 @@
-//! What of clients is remembered over a restart, and what they may reclaim after one (RFC 8881 §8.4.2, §8.4.2.1, §18.51).
+//! The recovery records of clients, and reclaims after a restart (RFC 8881 §8.4.2, §8.4.2.1, §18.51).
 //!
-//! A client is remembered from its first OPEN on, before that is answered, or from RECLAIM_COMPLETE on, if it has something then;
-//! until it is gone or has lost anything. What it has lost somebody else may have got, so it is forgotten before that is
-//! answered, and remembered again when it has taken note: one that has not, and in another life reclaims all that it believes to
-//! have, would get what it has lost (§8.4.2.1). That it may hold more, and believes to, is not forgotten: after a restart nobody
-//! else may get anything before its lease is over. Where and how is for the caller of [`State::plan_open`] and
-//! [`State::poll_record`].
+//! A client is stored in the recovery database before its first OPEN is answered, or at RECLAIM_COMPLETE if it holds
+//! state then. It stays stored until it is removed or loses any state. Another client may have been granted what it
+//! lost. Therefore its record is removed before that grant is answered, and stored again when the client has
+//! acknowledged the loss. Otherwise the client could reclaim after a restart what it has lost (§8.4.2.1). A client may
+//! hold more state than when it was stored. That is safe, because after a restart nobody else gets new state before the
+//! grace period is over. The callers of [`State::plan_open`] and [`State::poll_record`] write the records.
 //!
-//! Grace lasts for those that are remembered, so two kinds of clients are not, outside of grace:
+//! The grace period waits for all stored clients. Therefore two kinds of clients are not stored, outside of a grace
+//! period:
 //!
-//! - One that has held nothing for a quarter of a lease. Its next OPEN stores it again, before it is answered. A client that opens
-//!   single files costs no more than two writes in that time.
-//! - One that was silent for a lease. It knows that others may have what it held, so after a restart they may. As long as nobody
-//!   wants it, it is still the client's: when the client speaks again it is stored again, and answered only then.
+//! - A client that has held no state for a quarter of a lease time. Its next OPEN stores it again before it is
+//!   answered. A client that opens single files causes at most two writes in that time.
+//! - A client that has been silent for a lease time. It must assume that others got its state, so they may get it after
+//!   a restart. As long as nobody else wants the state, the client keeps it: its next request stores the record again
+//!   and is answered only then.
 
 use std::{hash::Hash, time::Instant};
 
@@ -29,17 +31,17 @@ use crate::{
 };
 
 impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
-    /// Begins the time in which what was held before a restart can be reclaimed, by those of these clients that may.
+    /// Begins the grace period, in which these clients may reclaim the state that they held before the restart.
     pub fn begin_grace(&mut self, clients: V4Clients) {
-        self.before = Some(clients);
+        self.grace = Some(clients);
     }
 
-    /// Ends it, and says how many are crossed out: those that have not said that all is reclaimed can reclaim nothing in another
-    /// life, as others may get now what they have not reclaimed (RFC 8881 §8.4.2.1). Version 4.0 has no way to say so: of its
-    /// clients those are remembered that have come.
+    /// Ends the grace period. Returns the number of clients whose records were removed or forfeited: a client that has
+    /// not completed its reclaims cannot reclaim after the next restart, because others may now get that state (RFC
+    /// 8881 §8.4.2.1). Version 4.0 has no RECLAIM_COMPLETE: its clients stay stored if they have returned.
     pub fn end_grace(&mut self) -> usize {
-        let V4Clients { reclaiming, forfeited } = self.before.take().unwrap_or_default();
-        let mut crossed_out = 0;
+        let V4Clients { reclaiming, forfeited } = self.grace.take().unwrap_or_default();
+        let mut dropped = 0;
         for owner in reclaiming.into_iter().chain(forfeited) {
             let id = self.clients.confirmed(&owner);
             let holds = id.is_some_and(|id| self.stateids.count(id) > 0);
@@ -57,36 +59,38 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
                 None => RecordChange::Remove(owner),
             };
             self.records.push_back(change);
-            crossed_out += 1;
+            dropped += 1;
         }
-        crossed_out
+        dropped
     }
 
-    /// Whether it is that time.
+    /// Returns `true` during the grace period.
     pub fn in_grace(&self) -> bool {
-        self.before.is_some()
+        self.grace.is_some()
     }
 
-    /// Whether nobody has anything to reclaim any more, nor believes to have what he cannot reclaim, so that it may end.
+    /// Returns `true` if the grace period can end early: no client can reclaim any more, and no client wrongly assumes
+    /// that it can.
     pub fn may_end_grace(&self) -> bool {
-        self.before.as_ref().is_some_and(|before| before.reclaiming.is_empty() && before.forfeited.is_empty())
+        self.grace.as_ref().is_some_and(|before| before.reclaiming.is_empty() && before.forfeited.is_empty())
     }
 
-    /// Whether a client may reclaim.
+    /// Returns `true` if a client may reclaim.
     pub fn may_reclaim(&self, id: Clientid4) -> bool {
         let client = self.clients.find(id).filter(|client| client.confirmed && !client.reclaim_complete);
         client.is_some_and(|client| self.could_reclaim(&client.owner.ownerid.0))
     }
 
     fn could_reclaim(&self, owner: &Bytes) -> bool {
-        self.before.as_ref().is_some_and(|before| before.reclaiming.contains(owner))
+        self.grace.as_ref().is_some_and(|before| before.reclaiming.contains(owner))
     }
 
-    /// A client has said that it has reclaimed all: it knows what it has. If grace had ended before, it is remembered from now on.
-    pub(in crate::v4::state) fn has_reclaimed(&mut self, id: Clientid4) {
+    /// Notes RECLAIM_COMPLETE: the client knows what it holds. If the grace period ended before that, the client is
+    /// stored from now on.
+    pub(in crate::v4::state) fn note_reclaimed(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find(id) else { return };
         let (owner, record) = (client.owner.ownerid.0.clone(), client.record);
-        let forfeited = self.before.as_mut().is_some_and(|before| {
+        let forfeited = self.grace.as_mut().is_some_and(|before| {
             before.reclaiming.remove(&owner);
             before.forfeited.remove(&owner)
         });
@@ -95,10 +99,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// The owner of a client that is to get something and is not remembered yet, and is to be now.
-    pub(in crate::v4::state) fn unremembered(&mut self, id: Clientid4, now: Instant) -> Option<Bytes> {
+    /// Returns the owner of a client that is about to get state and must be stored first.
+    pub(in crate::v4::state) fn unstored_owner(&mut self, id: Clientid4, now: Instant) -> Option<Bytes> {
         let client = self.clients.record_mut(id)?;
-        client.wanted_at = client.wanted_at.max(now);
+        client.last_open_at = client.last_open_at.max(now);
         if !matches!(client.record, Record::None | Record::Pending) {
             return None;
         }
@@ -106,9 +110,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Some(client.owner.ownerid.0.clone())
     }
 
-    /// A client of this owner is remembered now; or is not, if it could not be. If it has lost something meanwhile, it is to be
-    /// once more, and what was crossed out then is crossed out again: it may have been before it was written.
-    pub fn remembered(&mut self, id: Clientid4, owner: &Bytes, written: bool) {
+    /// Notes that the record of a client was written, or could not be. If the client has lost state in the meantime,
+    /// the record is removed or forfeited again, because the first change may have preceded the write.
+    pub fn client_stored(&mut self, id: Clientid4, owner: &Bytes, written: bool) {
         if let Some(client) = self.clients.record_mut(id).filter(|client| client.record == Record::Pending) {
             client.record = if written { Record::Written } else { Record::None };
         } else if written {
@@ -125,13 +129,15 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         client.map_or(Record::None, |client| client.record)
     }
 
-    /// The next thing that is to be stored, in this order and before anybody hears of what it follows from.
+    /// Returns the next change of the recovery database. Changes must be stored in this order, before any reply that
+    /// depends on them.
     pub fn poll_record(&mut self) -> Option<RecordChange> {
         self.records.pop_front()
     }
 
-    /// A client is confirmed, which may be remembered from before a restart, or from before its own.
-    pub(in crate::v4::state) fn recall_record(&mut self, id: Clientid4) {
+    /// Takes over the stored record of a client that is being confirmed, from before the server's or the client's
+    /// restart.
+    pub(in crate::v4::state) fn adopt_record(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find(id) else { return };
         let is_remembered = self.could_reclaim(&client.owner.ownerid.0);
         if let Some(client) = self.clients.find_mut(id).filter(|_| is_remembered) {
@@ -139,8 +145,8 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// A client has lost something that it held, and may hold more.
-    pub(in crate::v4::state) fn lose_record(&mut self, id: Clientid4) {
+    /// Notes that a client has lost some of its state.
+    pub(in crate::v4::state) fn forfeit_record(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find_mut(id).filter(|client| client.confirmed) else { return };
         let record = std::mem::replace(&mut client.record, Record::Forfeited);
         if !matches!(record, Record::Forfeited | Record::Late) && client.stored != Stored::Lapsed {
@@ -148,19 +154,19 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// A client has taken note of all that it has lost. What it has kept it can reclaim again.
+    /// Notes that a client has acknowledged all losses. It can reclaim its remaining state again.
     pub(in crate::v4::state) fn regain_record(&mut self, id: Clientid4) {
         let Some(client) = self.clients.find_mut(id).filter(|client| client.record == Record::Forfeited) else {
             return;
         };
-        let knows = client.legacy.is_some() || client.reclaim_complete || self.before.is_some();
+        let knows = client.legacy.is_some() || client.reclaim_complete || self.grace.is_some();
         match knows {
             true => self.rewrite_record(id),
             false => client.record = Record::Late,
         }
     }
 
-    /// A client knows what it holds: if it is anything it is to be remembered, and else to be forgotten.
+    /// Stores the record of a client that holds state, and removes the record of one that holds none.
     fn rewrite_record(&mut self, id: Clientid4) {
         let holds = self.stateids.count(id) > 0;
         let Some(client) = self.clients.find_mut(id) else { return };
@@ -169,23 +175,23 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             true => (Record::Written, RecordChange::Add(owner)),
             false => (Record::None, RecordChange::Remove(owner)),
         };
-        (client.record, client.stored) = (record, Stored::AsIs);
+        (client.record, client.stored) = (record, Stored::Current);
         self.records.push_back(change);
     }
 
-    /// A client is gone; `held` says whether it had anything until then.
+    /// Updates the records after a client was removed. `held` is `true` if it held state.
     pub(in crate::v4::state) fn drop_record(&mut self, client: &Client<R, F>, held: bool) {
         let owner = &client.owner.ownerid.0;
         match self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id)) {
             _ if client.record == Record::None || client.stored == Stored::Lapsed => {}
-            // Its next incarnation has the same name.
-            Some(next) if client.record.is_kept() && client.stored == Stored::AsIs => next.record = client.record,
-            // Nor does it believe to have what it could reclaim.
-            _ if client.record == Record::Written && !held && self.before.is_none() => {
+            // The next incarnation has the same owner.
+            Some(next) if client.record.is_kept() && client.stored == Stored::Current => next.record = client.record,
+            // This client does not assume that it can reclaim.
+            _ if client.record == Record::Written && !held && self.grace.is_none() => {
                 self.records.push_back(RecordChange::Retire(owner.clone()));
             }
             _ => {
-                if let Some(before) = &mut self.before {
+                if let Some(before) = &mut self.grace {
                     before.reclaiming.remove(owner);
                     before.forfeited.remove(owner);
                 }
@@ -194,21 +200,21 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// Forgets clients for which grace need not last. What follows waits for storage, once for all of them. To be called now and
-    /// then; however often it is, it does so `FORGETS` times in a lease. Does nothing while nothing can be stored, because until
-    /// the change was stored nobody could get anything.
-    pub fn forget_records(&mut self, now: Instant) {
+    /// Removes records for which the grace period need not wait. All changes are written to storage at once. Must be
+    /// called periodically. More frequent calls are cheap: the records are checked `RECORD_CHECKS` times in a lease
+    /// time. Does nothing while storage fails, because nobody could be granted state before the change is stored.
+    pub fn drop_unused_records(&mut self, now: Instant) {
         let lease = self.options.lease;
-        if self.in_grace() || !self.storage_works || self.next_forget.is_some_and(|next| now < next) {
+        if self.in_grace() || !self.storage_works || self.next_record_check.is_some_and(|next| now < next) {
             return;
         }
-        self.next_forget = Some(now + lease / FORGETS);
+        self.next_record_check = Some(now + lease / RECORD_CHECKS);
         for (id, client) in self.clients.iter_mut() {
-            if client.stored != Stored::AsIs || client.is_busy() || self.owners.is_busy(id) {
+            if client.stored != Stored::Current || client.is_busy() || self.owners.is_busy(id) {
                 continue;
             }
             let knows = client.reclaim_complete || client.legacy.is_some();
-            let unused = now.saturating_duration_since(client.wanted_at) > lease / UNUSED_PART;
+            let unused = now.saturating_duration_since(client.last_open_at) > lease / UNUSED_PART;
             let owner = client.owner.ownerid.0.clone();
             if client.record == Record::Written && knows && unused && self.stateids.count(id) == 0 {
                 client.record = Record::None;
@@ -220,36 +226,37 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
     }
 
-    /// Whether a client that speaks again after its lease can be answered; if not, it is being stored as it was.
+    /// Checks that the record of a client is stored. If it was removed because the client was silent, this queues its
+    /// storage.
     ///
     /// # Errors
-    /// DELAY until it is.
+    /// DELAY until it is stored.
     pub(in crate::v4::state) fn check_stored(&mut self, id: Clientid4) -> Result<(), Nfsstat4> {
-        let Some(client) = self.clients.find_mut(id).filter(|client| client.stored != Stored::AsIs) else {
+        let Some(client) = self.clients.find_mut(id).filter(|client| client.stored != Stored::Current) else {
             return Ok(());
         };
         if client.stored == Stored::Lapsed {
             let owner = client.owner.ownerid.0.clone();
             let change = if client.record.is_kept() { RecordChange::Add(owner) } else { RecordChange::Forfeit(owner) };
-            client.stored = Stored::Returning;
+            client.stored = Stored::Restoring;
             self.records.push_back(change);
         }
         Err(Nfsstat4::Delay)
     }
 
-    /// Whether records can be stored now.
+    /// Sets whether the recovery database can be written.
     pub fn set_storage_works(&mut self, works: bool) {
         self.storage_works = works;
     }
 
-    /// What [`poll_record`](Self::poll_record) gave has been stored, or could not be. A client that was to be stored again is not
-    /// then, and is not to be: as long as it is not, others may get what it holds.
+    /// Notes that changes from [`poll_record`](Self::poll_record) were stored, or could not be. A client whose record
+    /// could not be stored again stays without a record: others may get its state.
     pub fn records_stored(&mut self, changes: &[RecordChange], stored: bool) {
         for change in changes {
             let owner = change.owner();
             let client = self.clients.confirmed(owner).and_then(|id| self.clients.find_mut(id));
-            let Some(client) = client.filter(|client| client.stored == Stored::Returning) else { continue };
-            client.stored = if stored { Stored::AsIs } else { Stored::Lapsed };
+            let Some(client) = client.filter(|client| client.stored == Stored::Restoring) else { continue };
+            client.stored = if stored { Stored::Current } else { Stored::Lapsed };
             if !stored {
                 self.records.push_back(RecordChange::Remove(owner.clone()));
             }
@@ -257,7 +264,7 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     }
 }
 
-/// A client that has held nothing for this part of a lease is not remembered.
+/// The record of a client without state is removed after this part of a lease time.
 const UNUSED_PART: u32 = 4;
-/// How often in a lease's time clients are looked at for those that need not be remembered.
-const FORGETS: u32 = 16;
+/// The number of checks for unneeded records in a lease time.
+const RECORD_CHECKS: u32 = 16;

@@ -1,9 +1,9 @@
-//! What NFSv4.0 does without sessions: SETCLIENTID, SETCLIENTID_CONFIRM, RENEW, OPEN_CONFIRM, RELEASE_LOCKOWNER; and on
-//! whose behalf an operation is executed, whether it is its turn, or was executed already.
+//! The operations that NFSv4.0 has instead of sessions: SETCLIENTID, SETCLIENTID_CONFIRM, RENEW, OPEN_CONFIRM,
+//! RELEASE_LOCKOWNER. Also finds the client of each operation and checks its sequence ID.
 //!
 //! Read RFC 7530 §9.1, §16.18, §16.28, §16.33–16.34, §16.37. Opens, locks and leases are those of the later versions.
 //!
-//! On error nothing has changed, but that a lease may have been renewed.
+//! An error leaves the state unchanged, except that a lease may have been renewed.
 
 use std::{collections::HashSet, hash::Hash, time::Instant};
 
@@ -16,31 +16,31 @@ use crate::{
     sharing::locks::LockTable,
     v4::state::{
         State,
-        client::{Origin, Outlook},
+        client::{EvictionContext, Origin},
         ids::{Other, Principal},
-        owner::{Kept, OwnerKind, OwnerName, Turn},
+        owner::{Kept, OwnerKind, OwnerName, SeqidCheck},
         stateid::Kind,
     },
 };
 
-/// Whom an operation of 4.0 concerns.
+/// The client or owner that an operation of 4.0 names.
 #[derive(Clone, Copy, Debug)]
 pub enum Subject<'a> {
     /// A client.
     Client(Clientid4),
-    /// Whoever has this, and uses it.
+    /// The client that holds this stateid.
     State(&'a Stateid4),
-    /// An open-owner that opens, in its sequence.
-    Opener(&'a StateOwner4, Seqid4),
-    /// The owner of this, who changes it, in his sequence.
+    /// An open-owner, with the sequence ID of its OPEN.
+    OpenOwner(&'a StateOwner4, Seqid4),
+    /// The owner of this stateid, with the sequence ID of its operation.
     Owner(&'a Stateid4, Seqid4),
 }
 
 impl<'a> Subject<'a> {
-    /// What an operation says of it, if anything.
+    /// Returns the subject of an operation, if it names one.
     pub fn of(operation: &'a Argop4) -> Option<Self> {
         Some(match operation {
-            Argop4::Open(args) => Self::Opener(&args.owner, args.seqid),
+            Argop4::Open(args) => Self::OpenOwner(&args.owner, args.seqid),
             Argop4::OpenConfirm(args) => Self::Owner(&args.open_stateid, args.seqid),
             Argop4::Close(args) => Self::Owner(&args.open_stateid, args.seqid),
             Argop4::OpenDowngrade(args) => Self::Owner(&args.open_stateid, args.seqid),
@@ -63,14 +63,14 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// How an operation of 4.0 is to be executed.
+/// The decision about an operation of 4.0.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Entered<F> {
-    /// For this client; for none in particular if it names neither a client nor any state.
+    /// Execute it for this client; `None` if it names neither a client nor state.
     Free(Option<Clientid4>),
-    /// In the sequence of an owner; to be ended by [`State::leave`].
-    InTurn(OwnerName),
-    /// Not again: it was executed, with this result.
+    /// Execute it with the sequence ID of an owner, then call [`State::leave`].
+    Sequenced(OwnerName),
+    /// The operation is a retry, with this cached result.
     Replay(Kept<F>),
 }
 
@@ -88,9 +88,9 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         let mut confirm = [0; 8];
         self.rng.fill_bytes(&mut confirm);
         let holds = |id| self.stateids.count(id) > 0;
-        let outlook = Outlook { now, holds: &holds, random: u64::from_be_bytes(confirm) };
-        let plan = self.clients.plan_set_clientid(args, confirm, origin, &outlook)?;
-        Ok(SetClientIdOk { clientid: self.carry_out(plan), setclientid_confirm: confirm })
+        let context = EvictionContext { now, holds: &holds, random: u64::from_be_bytes(confirm) };
+        let plan = self.clients.plan_set_clientid(args, confirm, origin, &context)?;
+        Ok(SetClientIdOk { clientid: self.execute_plan(plan), setclientid_confirm: confirm })
     }
 
     /// SETCLIENTID_CONFIRM (§16.34).
@@ -109,22 +109,22 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         }
         let new = self.clients.confirm_callback(args, principal)?;
         if !new && self.has_lost_all(args.clientid) {
-            // By this it takes note.
+            // The confirmation acknowledges the loss.
             self.stateids.of_client(args.clientid).iter().for_each(|other| drop(self.stateids.remove(other)));
             self.owners.remove_client(args.clientid);
             self.regain_record(args.clientid);
         }
         self.confirm(args.clientid);
         self.renew(now, args.clientid);
-        self.try_listener(args.clientid);
+        self.probe_listener(args.clientid);
         Ok(())
     }
 
-    /// That a client which is confirmed now does not end one of another principal, who may have renewed its lease since this one
-    /// introduced itself (§16.34.5).
+    /// Checks that the confirmation of a client does not end a client of another principal with state and a valid
+    /// lease, which may have been renewed since this client introduced itself (§16.34.5).
     ///
     /// # Errors
-    /// CLID_INUSE if it would.
+    /// CLID_INUSE.
     fn check_replaced(&self, id: Clientid4, now: Instant) -> Result<(), Nfsstat4> {
         let Some(client) = self.clients.find(id) else { return Ok(()) };
         let replaced = self.clients.confirmed(&client.owner.ownerid.0).filter(|replaced| *replaced != id);
@@ -133,11 +133,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if in_use { Err(Nfsstat4::ClidInuse) } else { Ok(()) }
     }
 
-    /// An operation is to be executed that concerns this: for whom, and whether it is its turn. The client's lease is renewed
-    /// (§9.5).
+    /// Begins an operation: finds its client, checks the sequence ID, and renews the client's lease (§9.5).
     ///
     /// # Errors
-    /// STALE_CLIENTID, EXPIRED; what is wrong with the stateid; BAD_SEQID; DELAY, RESOURCE.
+    /// STALE_CLIENTID, EXPIRED; those of the stateid; BAD_SEQID; DELAY, RESOURCE.
     pub fn enter(
         &mut self,
         locks: &mut LockTable<F>,
@@ -145,10 +144,10 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         subject: Subject<'_>,
     ) -> Result<Entered<F>, Nfsstat4> {
         let (owner, seqid, opens) = match subject {
-            Subject::Client(id) => return Ok(Entered::Free(Some(self.live(id, now)?))),
+            Subject::Client(id) => return Ok(Entered::Free(Some(self.check_lease(id, now)?))),
             Subject::State(stateid) => return self.by_stateid(stateid, now),
-            Subject::Opener(owner, seqid) => {
-                let client = self.live(owner.clientid, now)?;
+            Subject::OpenOwner(owner, seqid) => {
+                let client = self.check_lease(owner.clientid, now)?;
                 (OwnerName { client, kind: OwnerKind::Open, name: owner.owner.detached().0 }, seqid, true)
             }
             Subject::Owner(stateid, seqid) => (self.owner_of(stateid, now)?, seqid, false),
@@ -157,22 +156,22 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
             self.forget_idle_owners(owner.client);
         }
         match self.owners.begin(&owner, seqid, opens)? {
-            Turn::Replay(kept) => return Ok(Entered::Replay(kept)),
-            Turn::StartAnew => self.close_all(locks, &owner),
-            Turn::Execute => {}
+            SeqidCheck::Replay(kept) => return Ok(Entered::Replay(kept)),
+            SeqidCheck::CloseUnconfirmed => self.close_all(locks, &owner),
+            SeqidCheck::Execute => {}
         }
-        Ok(Entered::InTurn(owner))
+        Ok(Entered::Sequenced(owner))
     }
 
-    /// Ends an operation that [`enter`](Self::enter) found to be in turn.
+    /// Ends an operation for which [`enter`](Self::enter) returned [`Entered::Sequenced`].
     pub fn leave(&mut self, owner: &OwnerName, operation: &Argop4, kept: Kept<F>) {
         if let Argop4::Lock(LockArgs { locker: Locker4::New { lock_owner, lock_seqid, .. }, .. }) = operation
             && kept.status == Nfsstat4::Ok
         {
-            // §16.10.4: the lock-owner's sequence begins, or goes on, with this.
+            // §16.10.4: the lock-owner's sequence begins or continues with this operation.
             let name = OwnerName { kind: OwnerKind::Lock, name: lock_owner.owner.detached().0, ..owner.clone() };
             self.owners.remove(&name);
-            // The client may have ended meanwhile.
+            // The client may have been removed in the meantime.
             let exists = self.clients.find(owner.client).is_some();
             if exists && self.owners.begin(&name, *lock_seqid, false).is_ok() {
                 self.owners.end(&name, kept.status, kept.clone());
@@ -183,17 +182,17 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         if let Argop4::Close(args) = operation
             && closed
         {
-            self.owners.has_closed(owner, args.open_stateid.other);
+            self.owners.note_closed(owner, args.open_stateid.other);
         }
     }
 
     /// OPEN_CONFIRM (§16.18).
     ///
     /// # Errors
-    /// What is wrong with the stateid; BAD_STATEID if there is nothing to be confirmed.
+    /// Those of the stateid; BAD_STATEID if the owner is already confirmed.
     pub fn open_confirm(&mut self, client: Clientid4, file: &F, stateid: &Stateid4) -> Result<Stateid4, Nfsstat4> {
         let other = self.resolve_open(client, file, stateid)?;
-        let owner = self.name_of(&other).ok_or(Nfsstat4::BadStateid)?;
+        let owner = self.owner_name(&other).ok_or(Nfsstat4::BadStateid)?;
         if self.owners.is_confirmed(&owner) {
             return Err(Nfsstat4::BadStateid);
         }
@@ -208,21 +207,21 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
     pub fn release_lockowner(&mut self, locks: &LockTable<F>, client: Clientid4, name: &Bytes) -> Result<(), Nfsstat4> {
         let of_owner =
             |other: &Other| matches!(&self.stateids.entry(other).kind, Kind::Lock { owner, .. } if owner == name);
-        let mine: Vec<_> = self.stateids.of_client(client).into_iter().filter(of_owner).collect();
+        let lock_stateids: Vec<_> = self.stateids.of_client(client).into_iter().filter(of_owner).collect();
         let holder = open::lock_owner(client, name);
-        if mine.iter().any(|other| locks.holds(&self.stateids.entry(other).file, &holder)) {
+        if lock_stateids.iter().any(|other| locks.holds(&self.stateids.entry(other).file, &holder)) {
             return Err(Nfsstat4::LocksHeld);
         }
-        mine.iter().for_each(|other| drop(self.stateids.remove(other)));
+        lock_stateids.iter().for_each(|other| drop(self.stateids.remove(other)));
         self.owners.remove(&OwnerName { client, kind: OwnerKind::Lock, name: name.clone() });
         Ok(())
     }
 
-    /// A client of 4.0 that has a lease.
+    /// Checks that a client of 4.0 exists and has not lost all its state. Renews its lease.
     ///
     /// # Errors
-    /// STALE_CLIENTID, EXPIRED; DELAY while it is being stored again what it may reclaim.
-    fn live(&mut self, id: Clientid4, now: Instant) -> Result<Clientid4, Nfsstat4> {
+    /// STALE_CLIENTID, EXPIRED; DELAY while the client's recovery record is being restored.
+    fn check_lease(&mut self, id: Clientid4, now: Instant) -> Result<Clientid4, Nfsstat4> {
         let client = self.clients.find(id).filter(|client| client.confirmed && client.legacy.is_some());
         client.filter(|client| !client.evicted).ok_or(Nfsstat4::StaleClientid)?;
         if self.has_lost_all(id) {
@@ -234,41 +233,42 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
         Ok(id)
     }
 
-    /// Whose a stateid is, if it is not one of the special ones. An open that is not confirmed is good for nothing.
+    /// Finds the client of a stateid. An unconfirmed open cannot be used.
     fn by_stateid(&mut self, stateid: &Stateid4, now: Instant) -> Result<Entered<F>, Nfsstat4> {
         if *stateid == Stateid4::ANONYMOUS || *stateid == Stateid4::READ_BYPASS {
             return Ok(Entered::Free(None));
         }
-        let client = self.found(stateid, now)?;
-        if self.name_of(&stateid.other).is_some_and(|owner| !self.owners.is_confirmed(&owner)) {
+        let client = self.client_of_stateid(stateid, now)?;
+        if self.owner_name(&stateid.other).is_some_and(|owner| !self.owners.is_confirmed(&owner)) {
             return Err(Nfsstat4::BadStateid);
         }
         Ok(Entered::Free(Some(client)))
     }
 
-    /// The owner of an open or of locks.
+    /// Returns the owner of an open or lock stateid.
     fn owner_of(&mut self, stateid: &Stateid4, now: Instant) -> Result<OwnerName, Nfsstat4> {
-        // CLOSE may be asked again, as any other, when there is nothing left but what it was answered.
-        if let Some(owner) = self.owners.who_closed(&stateid.other).cloned() {
-            self.live(owner.client, now)?;
+        // A retry of CLOSE must be answered although its stateid no longer exists.
+        if let Some(owner) = self.owners.closer_of(&stateid.other).cloned() {
+            self.check_lease(owner.client, now)?;
             return Ok(owner);
         }
-        self.found(stateid, now)?;
-        self.name_of(&stateid.other).ok_or(Nfsstat4::BadStateid)
+        self.client_of_stateid(stateid, now)?;
+        self.owner_name(&stateid.other).ok_or(Nfsstat4::BadStateid)
     }
 
-    /// Whose a stateid is.
-    fn found(&mut self, stateid: &Stateid4, now: Instant) -> Result<Clientid4, Nfsstat4> {
-        let client = self.stateids.client_of(&stateid.other).ok_or_else(|| self.stateids.unknown(&stateid.other))?;
-        match self.live(client, now) {
-            // One of a later version.
+    /// Returns the client of a stateid, and renews its lease.
+    fn client_of_stateid(&mut self, stateid: &Stateid4, now: Instant) -> Result<Clientid4, Nfsstat4> {
+        let client =
+            self.stateids.client_of(&stateid.other).ok_or_else(|| self.stateids.status_of_unknown(&stateid.other))?;
+        match self.check_lease(client, now) {
+            // The stateid belongs to a client of a later version.
             Err(Nfsstat4::StaleClientid) => Err(Nfsstat4::BadStateid),
             other => other,
         }
     }
 
-    /// Which owner has what a stateid stands for; no owner has a delegation.
-    fn name_of(&self, other: &Other) -> Option<OwnerName> {
+    /// Returns the owner of a stateid. Delegations have no owner.
+    fn owner_name(&self, other: &Other) -> Option<OwnerName> {
         let entry = self.stateids.entry(other);
         let (kind, name) = match &entry.kind {
             Kind::Open(open) => (OwnerKind::Open, open.owner.clone()),
@@ -280,15 +280,16 @@ impl<R: Clone, F: Clone + Eq + Hash> State<R, F> {
 
     fn close_all(&mut self, locks: &mut LockTable<F>, owner: &OwnerName) {
         for other in self.stateids.of_client(owner.client) {
-            if self.stateids.contains(&other) && self.name_of(&other).as_ref() == Some(owner) {
+            if self.stateids.contains(&other) && self.owner_name(&other).as_ref() == Some(owner) {
                 self.close_open(locks, owner.client, &other);
             }
         }
     }
 
-    /// Forgets the owners that have nothing.
+    /// Removes the owners of a client that hold no state.
     fn forget_idle_owners(&mut self, client: Clientid4) {
-        let busy: HashSet<_> = self.stateids.of_client(client).iter().filter_map(|other| self.name_of(other)).collect();
+        let busy: HashSet<_> =
+            self.stateids.of_client(client).iter().filter_map(|other| self.owner_name(other)).collect();
         self.owners.retain(client, |name| busy.contains(name));
     }
 }
