@@ -251,7 +251,7 @@ impl Site {
         let (kind, address) = end.clone();
         let link = Link::connect(kind, address, self.options(), Some(callbacks.server.clone())).await?;
         let (server, deadline) = (self.server.clone(), self.options().deadline);
-        Program::new(link, NFS_PROGRAM, nfs::v4::VERSION, server, deadline).greeted().await
+        Program::new(link, NFS_PROGRAM, nfs::v4::VERSION, server, deadline).pinged().await
     }
 
     async fn mount3_at(&self, ip: IpAddr) -> Result<Mount> {
@@ -259,7 +259,7 @@ impl Site {
         let link = self.nfs_link(ip, &ports).await?;
         let program =
             Program::new(link.clone(), NFS_PROGRAM, nfs::v3::VERSION, self.server.clone(), self.options().deadline);
-        let program = program.greeted().await?;
+        let program = program.pinged().await?;
         let export: Probe<_> = |site, client| Box::pin(site.longest_export(client));
         let (mountd, (mounted, ok)) = self.find_mountd(ip, &ports, Some(&link), export).await?;
         let path = clean(&self.url.path);

@@ -132,10 +132,10 @@ impl Dir {
         self.verifier = page.verifier;
         self.eof = page.eof;
         if page.entries.is_empty() && !page.eof {
-            return Err(nonsense("a page of a directory without entries".to_owned()));
+            return Err(protocol_error("a page of a directory without entries".to_owned()));
         }
         if page.entries.last().is_some_and(|last| last.cookie == self.cookie) {
-            return Err(nonsense("a directory that goes in circles".to_owned()));
+            return Err(protocol_error("a directory that goes in circles".to_owned()));
         }
         for entry in page.entries {
             self.cookie = entry.cookie;
@@ -144,7 +144,7 @@ impl Dir {
                 continue;
             }
             if name.is_empty() || name.contains(&b'/') || name.contains(&0) {
-                return Err(nonsense(format!("a file name '{}'", name.escape_ascii())));
+                return Err(protocol_error(format!("a file name '{}'", name.escape_ascii())));
             }
             if self.mount.v4().is_some() {
                 let hash = self.hasher.hash_one(&name);
@@ -160,7 +160,7 @@ impl Dir {
     }
 }
 
-fn nonsense(problem: String) -> Error {
+fn protocol_error(problem: String) -> Error {
     Error::new(ErrorKind::Protocol(problem), "READDIR")
 }
 

@@ -107,7 +107,7 @@ impl File {
                 Ok(None) => return (Ok(done), region),
                 Ok(Some(bytes)) => {
                     if let Err(error) = region.copy_in(done, &bytes) {
-                        return (Err(self.annotate(payload::inaccessible(&error))), region);
+                        return (Err(self.annotate(payload::device_error(&error))), region);
                     }
                     done += bytes.len();
                 }

@@ -114,7 +114,7 @@ impl Mountd {
             Mountd::Shared(client) => Ok(client.clone()),
             Mountd::At(at) => {
                 let link = Link::connect(at.kind.clone(), at.address, &at.options, None).await?;
-                Ok(MountClient::new(program(link, at.server.clone(), &at.options).greeted().await?))
+                Ok(MountClient::new(program(link, at.server.clone(), &at.options).pinged().await?))
             }
         }
     }

@@ -134,12 +134,12 @@ impl V3 {
             match result {
                 Ok(ok) => {
                     let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof };
-                    let (settled, region) = payload::settle(ok.data.0, sink, wanted);
+                    let (settled, region) = payload::place_in_sink(ok.data.0, sink, wanted);
                     return (settled.map(|()| info), region);
                 }
                 Err(error) => {
-                    region = payload::reclaim(sink, wanted);
-                    if !backoff.later(&self.program, &error, deadline).await {
+                    region = payload::into_region(sink, wanted);
+                    if !backoff.pause_if_delayed(&self.program, &error, deadline).await {
                         return (Err(error), region);
                     }
                 }
@@ -306,7 +306,7 @@ impl V3 {
             let (result, _) =
                 self.program.call::<_, P::Res>(P::NUMBER as u32, P::NUMBER.name(), args, plan, deadline).await;
             match result.and_then(|res| self.status::<P, _, _>(res)) {
-                Err(error) if backoff.later(&self.program, &error, deadline).await => {}
+                Err(error) if backoff.pause_if_delayed(&self.program, &error, deadline).await => {}
                 result => return result,
             }
         }

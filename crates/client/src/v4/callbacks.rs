@@ -95,7 +95,7 @@ impl Callbacks {
         let server = self.server();
         if let Some(server) = server {
             if let Some(session) = server.client.session() {
-                session.use_no_more_than(args.target_highest_slotid);
+                session.set_target_slot(args.target_highest_slotid);
             }
             server.client.link.runtime.clone().spawn(async move {
                 let deadline = &Deadline::strict(server.client.link.lease());

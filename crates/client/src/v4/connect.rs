@@ -86,7 +86,7 @@ impl V4 {
                 let problem = "version 4.0 cannot tell whether two addresses are of one server: give one";
                 return Err(Error::new(ErrorKind::Invalid(problem), "SETCLIENTID").on(program.server()));
             }
-            identity::greet(&program, deadline).await?;
+            identity::probe(&program, deadline).await?;
             self.server.client.link.trunk.add(program);
             return Ok(());
         };

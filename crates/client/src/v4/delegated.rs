@@ -90,7 +90,7 @@ impl V4 {
         let (target, mut results) = self.request("GETATTR", handle).run(make).await?;
         results.skip(&[Opnum4::PutFh])?;
         let attrs = attr::values(&value!(results, GetAttr)?)?;
-        let attr = attr::from_values(&attrs).ok_or_else(|| results.nonsense("an object without type or size"))?;
+        let attr = attr::from_values(&attrs).ok_or_else(|| results.protocol_error("an object without type or size"))?;
         target.opens().seen(target.handle(), &attr, asked);
         Ok(DataVersion { change: attrs.change, ..DataVersion::default() }.of(&target.place))
     }

@@ -195,7 +195,7 @@ impl V4 {
         let (target, mut results) = copied?;
         results.skip(&[Opnum4::PutFh, Opnum4::SaveFh, Opnum4::PutFh])?;
         let Resop4::Copy(CopyRes::Ok(ok)) = results.next()? else {
-            return Err(results.nonsense("a copy without an end"));
+            return Err(results.protocol_error("a copy without an end"));
         };
         let response = ok.response;
         let copied = match response.callback_id {
@@ -319,7 +319,7 @@ impl V4 {
                 return Ok(names);
             }
             if circles {
-                return Err(results.nonsense("a list of names that repeats"));
+                return Err(results.protocol_error("a list of names that repeats"));
             }
             cookie = ok.cookie;
         }
@@ -376,7 +376,7 @@ impl V4 {
 fn data_read(mut results: Results, count: u32) -> Result<ReadData> {
     let ok = value!(results, Read)?;
     if ok.data.0.len() > count as usize {
-        return Err(results.nonsense("more data than was asked for"));
+        return Err(results.protocol_error("more data than was asked for"));
     }
     Ok(ReadData { data: ok.data.0, eof: ok.eof, size: None })
 }

@@ -65,7 +65,7 @@ impl V4 {
             // So that the server knows which client has been told (RFC 7931).
             compound = compound.op(Argop4::Renew(ClientIdArgs { clientid: Clientid4(0) }), 0);
         }
-        let res = self.server.client.ask(&compound, deadline).await?;
+        let res = self.server.client.run_once(&compound, deadline).await?;
         let told = res.resarray.iter().find_map(|result| match result {
             Resop4::GetAttr(Res4::Ok(attrs)) => Some(attrs),
             _ => None,

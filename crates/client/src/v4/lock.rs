@@ -78,7 +78,7 @@ impl V4 {
                 Ok(Some(_)) => {}
                 Err(error) if error.is_later() => {
                     tokio::select! {
-                        _ = backoff.later(self.program(), &error, deadline) => continue,
+                        _ = backoff.pause_if_delayed(self.program(), &error, deadline) => continue,
                         () = &mut given_up => return Err(Error::refused(Status::LockDenied, "LOCK")),
                     }
                 }
@@ -125,7 +125,7 @@ impl V4 {
             }
             Some(Resop4::Lock(LockRes::Denied(denied))) => Ok(Some(range_of(denied))),
             _ => match target.server().client.results(&compound, res) {
-                Ok(results) => Err(results.nonsense("a lock without a state")),
+                Ok(results) => Err(results.protocol_error("a lock without a state")),
                 Err(error) => Err(error),
             },
         }

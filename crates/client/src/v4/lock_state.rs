@@ -62,11 +62,11 @@ async fn reclaim_lock(
     deadline: &Deadline,
 ) -> Result<Stateid4> {
     let compound = lock_request(handle, (range, How::Reclaiming), locker);
-    let mut results = opens.client.plain(&compound, deadline).await?;
+    let mut results = opens.client.run_in_recovery(&compound, deadline).await?;
     results.skip(&[Opnum4::PutFh])?;
     match results.next()? {
         Resop4::Lock(LockRes::Ok(stateid)) => Ok(stateid),
-        _ => Err(results.nonsense("a lock without a state")),
+        _ => Err(results.protocol_error("a lock without a state")),
     }
 }
 
@@ -92,7 +92,7 @@ pub(crate) async fn reclaim(
             let range = LockRange { offset, length, exclusive };
             match reclaim_lock(opens, &file.handle, range, locker, deadline).await {
                 Ok(locked) => {
-                    deadline.heard();
+                    deadline.restart();
                     stateid = Some(locked);
                 }
                 Err(error) => {

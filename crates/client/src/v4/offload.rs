@@ -77,7 +77,7 @@ impl V4 {
                     return Err(failure(status, "COPY"));
                 }
                 None if status.count > seen => (seen, deadline) = (status.count, self.deadline()),
-                None if Instant::now() >= deadline.at() => return Err(self.program().late("COPY")),
+                None if Instant::now() >= deadline.at() => return Err(self.program().timeout_error("COPY")),
                 None => {}
             }
         }

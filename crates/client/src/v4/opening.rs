@@ -51,7 +51,7 @@ impl OpenFile {
                 results.skip(&[Opnum4::PutFh])?;
                 let ok = value!(results, Open)?;
                 self.take_in(opens, ok, access, seen(&mut results, asked)?);
-                self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"))
+                self.ready(opens, access).ok_or_else(|| results.protocol_error("an open that is none"))
             }
         }
     }
@@ -72,7 +72,7 @@ impl OpenFile {
                 let seen = seen(&mut results, asked)?;
                 if handle == self.handle {
                     self.take_in(opens, ok, access, seen);
-                    return self.ready(opens, access).ok_or_else(|| results.nonsense("an open that is none"));
+                    return self.ready(opens, access).ok_or_else(|| results.protocol_error("an open that is none"));
                 }
                 // The file that has taken its name is closed when it was idle for a moment.
                 opens.opened(&handle, ok, access, seen);

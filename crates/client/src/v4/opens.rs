@@ -297,7 +297,7 @@ impl Opens {
             let Some((_, access)) = open else { continue };
             match file.reclaim(self, access, delegation, deadline).await {
                 // However many there are: only a server that is silent has no time for all of them.
-                Ok(()) => deadline.heard(),
+                Ok(()) => deadline.restart(),
                 Err(error) => unreclaimed.file(error),
             }
             lock_state::reclaim(self, &file, deadline, &mut unreclaimed).await;
@@ -418,7 +418,7 @@ impl OpenFile {
             .get_attr(&wanted())
             .once();
         let asked = opens.delegations.now();
-        let mut results = opens.client.plain(&compound, deadline).await?;
+        let mut results = opens.client.run_in_recovery(&compound, deadline).await?;
         results.skip(&[Opnum4::PutFh])?;
         let ok = value!(results, Open)?;
         self.take_in(opens, ok, access, seen(&mut results, asked)?);

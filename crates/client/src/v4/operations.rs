@@ -119,10 +119,10 @@ impl Operations for V4 {
         // At a deadline the transport may still hold the region, and releases it later.
         let sink = sink.unwrap_or_else(|| Region::from(self.program().pool().take(wanted)).into());
         match result {
-            Err(error) => (Err(error), payload::reclaim(sink, wanted)),
+            Err(error) => (Err(error), payload::into_region(sink, wanted)),
             Ok(ok) => {
                 let info = ReadInfo { len: ok.data.0.len(), eof: ok.eof };
-                let (settled, region) = payload::settle(ok.data.0, sink, wanted);
+                let (settled, region) = payload::place_in_sink(ok.data.0, sink, wanted);
                 (settled.map(|()| info), region)
             }
         }
@@ -368,7 +368,7 @@ impl V4 {
             let ok = value!(results, Read)?;
             match ok.data.0.len() <= asked as usize {
                 true => Ok(ok),
-                false => Err(results.nonsense("more data than was asked for")),
+                false => Err(results.protocol_error("more data than was asked for")),
             }
         });
         (ok, sink)

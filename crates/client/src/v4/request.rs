@@ -287,7 +287,7 @@ impl<M: FnMut(&mut Target) -> Result<Compound> + Send + Sync> Operation for Rout
         &self.attempt.as_ref().expect("it was prepared").1
     }
 
-    fn waits(&self) -> bool {
+    fn retries_delay(&self) -> bool {
         !self.request.delays_are_final
     }
 

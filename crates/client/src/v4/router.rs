@@ -37,7 +37,7 @@ impl<'a> MigrationRouter<'a> {
         };
         if place.is_elsewhere() {
             // Finding it may have taken long.
-            deadline.heard();
+            deadline.restart();
         }
         match there {
             Some(there) if !Arc::ptr_eq(&place.v4.server, &there.v4.server) => {
@@ -70,7 +70,7 @@ impl<'a> MigrationRouter<'a> {
                 None => false,
             };
         if gone {
-            deadline.heard();
+            deadline.restart();
         }
         Ok(gone)
     }

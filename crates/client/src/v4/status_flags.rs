@@ -63,7 +63,7 @@ impl Server {
         if flags & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
             let _one = self.client.recovering.lock().await;
             // Asked again: another request may have recovered and reclaimed meanwhile.
-            let now = self.client.plain(&Compound::new("SEQUENCE"), deadline).await;
+            let now = self.client.run_in_recovery(&Compound::new("SEQUENCE"), deadline).await;
             if now.is_ok() && link.status_flags() & SEQ4_STATUS_RESTART_RECLAIM_NEEDED != 0 {
                 self.reclaim(deadline).await;
             }

@@ -200,8 +200,9 @@ impl V4 {
     /// It has, and cannot be found.
     pub(super) async fn moved(&self, object: &Handle, deadline: &Deadline) -> Result<bool> {
         let Some(gone) = self.gone(object, deadline).await? else { return Ok(false) };
-        let moved =
-            timeout_at(deadline.at(), self.attempt(gone)).await.map_err(|_| self.program().late("fs_locations"))??;
+        let moved = timeout_at(deadline.at(), self.attempt(gone))
+            .await
+            .map_err(|_| self.program().timeout_error("fs_locations"))??;
         self.bring_one(&moved, object).await?;
         Ok(true)
     }
@@ -388,7 +389,7 @@ impl Server {
                 }
                 // RFC 8881 §18.46.3: the server stops when it has said MOVED, and then where, of all of them.
                 let probe = Compound::on("GETATTR", &object).get_attr(attr::WANTED);
-                if let Err(error) = v4.server.client.ask(&probe, &v4.deadline()).await {
+                if let Err(error) = v4.server.client.run_once(&probe, &v4.deadline()).await {
                     tracing::debug!(%error, "whether a file system is there is not known");
                 }
                 if let Err(error) = v4.moved(&object, &v4.deadline()).await {
